@@ -1,0 +1,95 @@
+"""Active federated learning: sampling by the last reported loss."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from fedcohort.policies.base import Policy, pick, register
+from fedcohort.rounds import Round, Selection
+from fedcohort.signals.catalogue import Needs
+from fedcohort.signals.table import Signals
+
+
+@register("active-fl", when="losses arrive with the updates and no extra query is allowed")
+class ActiveFL(Policy):
+    """Algorithm 1 of Goetz et al. [1]_.
+
+    A client's value is sqrt(n) times the loss it reported when it last trained; one that never
+    trained has the value plus infinity here, so that everybody is tried (the paper starts from one
+    round in which all report). Of the available, the alpha1 share with the lowest values gets
+    probability zero, the rest exp(alpha2 * value); (1 - alpha3) of the cohort is drawn from that,
+    the remainder uniformly from those left.
+
+    Parameters
+    ----------
+    alpha1 : float, default=0.75
+        Share of the clients whose probability is set to zero.
+    alpha2 : float, default=0.01
+        Softness of the softmax.
+    alpha3 : float, default=0.1
+        Share of the cohort that is drawn uniformly.
+
+    Notes
+    -----
+    The defaults are the paper's. The share of zeroed clients is capped so that enough remain to
+    fill the softmax part of the cohort.
+
+    References
+    ----------
+    .. [1] Goetz, Malik, Bui, Moon, Liu, Kumar (2019), Active Federated Learning.
+
+    Examples
+    --------
+    >>> signals = Signals()
+    >>> _ = signals.record("loss", {"a": 0.1, "b": 9.0}, stamp=0)
+    >>> _ = signals.record("num_examples", {"a": 100, "b": 100}, stamp=0)
+    >>> round = Round(number=1, available=("a", "b"), cohort_size=1)
+    >>> ActiveFL(alpha1=0.5, alpha3=0).select(round, signals, np.random.default_rng(0)).clients
+    ('b',)
+    """
+
+    needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"loss"}))
+
+    def __init__(self, alpha1: float = 0.75, alpha2: float = 0.01, alpha3: float = 0.1) -> None:
+        for name, value in (("alpha1", alpha1), ("alpha3", alpha3)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"ActiveFL: {name}={value} must lie in [0, 1]")
+        if not (alpha2 > 0 and np.isfinite(alpha2)):
+            raise ValueError(f"ActiveFL: alpha2={alpha2} must be positive")
+        self.alpha1, self.alpha2, self.alpha3 = alpha1, alpha2, alpha3
+
+    def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
+        """Draw the softmax part, then the uniform part."""
+        values = self._values(round, signals)
+        by_value = round.size - int(np.floor(self.alpha3 * round.size))
+        first = pick(round.available, by_value, rng, self._logits(values, by_value))
+        taken = set(first)
+        rest = [client for client in round.available if client not in taken]
+        chosen = first + pick(rest, round.size - len(first), rng)
+        known = dict(zip(round.available, values.tolist(), strict=True))
+        return Selection(chosen, scores={c: known[c] for c in chosen if np.isfinite(known[c])})
+
+    def _values(self, round: Round, signals: Signals) -> NDArray[np.float64]:
+        sizes = np.ones(len(round.available))
+        positions, readings = signals.read("num_examples", round.available)
+        sizes[positions] = np.maximum(readings, 0)
+        values = np.full(len(round.available), np.inf)
+        positions, losses = signals.read("loss", round.available)
+        values[positions] = np.sqrt(sizes[positions]) * losses
+        return values
+
+    def _logits(self, values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+        """Zero out the lowest values; clients without a value come before all others."""
+        zeroed = min(int(np.floor(self.alpha1 * len(values))), len(values) - size)
+        logits = self.alpha2 * np.minimum(values, np.finfo(float).max)
+        known = np.isfinite(values)
+        # Infinite logits would all tie; a step of 1e3 above the rest says "first" just as well.
+        top = logits[known].max() if known.any() else 0.0
+        logits[~known] = top + 1e3
+        logits[np.argsort(values, kind="stable")[:zeroed]] = -np.inf
+        return logits
+
+    def __repr__(self) -> str:
+        return f"ActiveFL(alpha1={self.alpha1}, alpha2={self.alpha2}, alpha3={self.alpha3})"

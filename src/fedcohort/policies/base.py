@@ -1,0 +1,120 @@
+"""The interface of a selection policy, and the registry of all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from fedcohort.rounds import ClientId, Outcome, Round, Selection
+from fedcohort.signals.catalogue import Needs
+from fedcohort.signals.table import Signals
+
+Option = int | float | str | bool
+
+
+class Policy(ABC):
+    """Picks each round's cohort from the signals it declared it needs.
+
+    A policy does no I/O and owns no generator. All it remembers is in `state`, one dataclass of
+    numbers, strings, arrays and dicts or lists of those, so that a session can save and restore it.
+
+    Attributes
+    ----------
+    needs : Needs
+        The signals, by when they are collected.
+    signal_options : mapping
+        What a collector must know to produce a signal, by signal name: sizes, seeds, kinds.
+    state : dataclass instance or None
+        All that the policy remembers between rounds.
+    """
+
+    name: ClassVar[str] = ""
+    when: ClassVar[str] = ""
+    needs: Needs = Needs()
+    signal_options: Mapping[str, Mapping[str, Option]] = {}
+    state: Any = None
+
+    def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
+        """Return whom to ask for the query signals this round; nobody by default."""
+        return ()
+
+    @abstractmethod
+    def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
+        """Pick up to ``round.size`` clients of ``round.available``.
+
+        A cohort that falls short is topped up uniformly by the session.
+        """
+
+    def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:  # noqa: B027
+        """Learn from what came back; nothing by default."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as a dict of plain values and arrays."""
+        if self.state is None:
+            return {}
+        return {f.name: getattr(self.state, f.name) for f in dataclasses.fields(self.state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if self.state is not None:
+            self.state = type(self.state)(**state)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+POLICIES: dict[str, type[Policy]] = {}
+P = TypeVar("P", bound=type[Policy])
+
+
+def register(name: str, when: str) -> Callable[[P], P]:
+    """Class decorator: enter a policy into `POLICIES`.
+
+    Parameters
+    ----------
+    name : str
+        Kebab-case name, as configs and the command line spell it.
+    when : str
+        One line on when to use it.
+    """
+
+    def enter(policy: P) -> P:
+        policy.name, policy.when = name, when
+        POLICIES[name] = policy
+        return policy
+
+    return enter
+
+
+def pick(
+    clients: Sequence[ClientId],
+    size: int,
+    rng: Generator,
+    logits: NDArray[np.float64] | None = None,
+) -> tuple[ClientId, ...]:
+    """Draw `size` different clients, uniformly or one after the other in proportion to exp(logits).
+
+    Successive sampling without replacement as one vectorised pass: the top `size` of logits plus
+    Gumbel noise have exactly that law, and weights of any range neither overflow nor vanish.
+    Clients with a logit of minus infinity are never drawn, even if the cohort falls short.
+
+    Examples
+    --------
+    >>> pick(["a", "b", "c"], 3, np.random.default_rng(0), np.array([0.0, -np.inf, 50.0]))
+    ('c', 'a')
+    """
+    if logits is None:
+        chosen = rng.choice(len(clients), size=min(size, len(clients)), replace=False)
+        return tuple(clients[i] for i in chosen)
+    keys = logits + rng.gumbel(size=len(logits))
+    size = min(size, int(np.count_nonzero(keys > -np.inf)))
+    if size == 0:
+        return ()
+    top = np.argpartition(-keys, size - 1)[:size]
+    return tuple(clients[i] for i in top[np.argsort(-keys[top])])

@@ -1,0 +1,80 @@
+"""Power-of-choice: the highest losses among d candidates drawn by size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.random import Generator
+
+from fedcohort.policies.base import Policy, pick, register
+from fedcohort.rounds import ClientId, Round, Selection
+from fedcohort.signals.catalogue import Needs
+from fedcohort.signals.table import Signals
+
+
+@register(
+    "power-of-choice",
+    when="losses are cheap to ask for and hard clients deserve more rounds",
+)
+class PowerOfChoice(Policy):
+    """The variant pow-d of Cho, Wang and Joshi [1]_.
+
+    Each round d candidates are drawn without replacement, one after the other in proportion to
+    their number of examples; they report the loss of the current model over all their data, and
+    the cohort is the candidates with the highest losses. A candidate that does not answer is not
+    picked; ties go to the candidate drawn first.
+
+    Parameters
+    ----------
+    d : int, default=10
+        Candidates a round. Must be at least the cohort size; where fewer clients are available,
+        all of them are candidates.
+
+    Examples
+    --------
+    >>> signals = Signals()
+    >>> _ = signals.record("loss", {"a": 0.1, "b": 2.0, "c": 0.7}, stamp=0)
+    >>> round = Round(number=0, available=("a", "b", "c"), cohort_size=2)
+    >>> PowerOfChoice(d=3).select(round, signals, np.random.default_rng(0)).clients
+    ('b', 'c')
+
+    References
+    ----------
+    .. [1] Cho, Wang, Joshi (2020), Client Selection in Federated Learning: Convergence Analysis
+       and Power-of-Choice Selection Strategies.
+    """
+
+    needs = Needs(profile=frozenset({"num_examples"}), query=frozenset({"loss"}))
+
+    def __init__(self, d: int = 10) -> None:
+        if d < 1:
+            raise ValueError(f"PowerOfChoice: d={d} must be at least 1")
+        self.d = d
+
+    def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
+        """Draw d clients in proportion to their sizes (step 1 of pow-d)."""
+        if self.d < round.cohort_size:
+            raise ValueError(
+                f"PowerOfChoice: d={self.d} is below cohort_size={round.cohort_size}; "
+                "ask at least as many clients as you train"
+            )
+        positions, sizes = signals.read("num_examples", round.available)
+        logits = np.full(len(round.available), -np.inf)
+        with np.errstate(divide="ignore"):
+            logits[positions] = np.log(np.maximum(sizes, 0))
+        return pick(round.available, self.d, rng, logits)
+
+    def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
+        """Pick the highest losses reported this round (steps 2 and 3)."""
+        fresh = signals.rounds("loss", round.available) == round.number
+        asked = tuple(round.available[i] for i in np.flatnonzero(fresh))
+        if not asked:
+            return Selection(())
+        losses = signals.values("loss", asked)
+        order = np.argsort(-losses, kind="stable")[: round.size]
+        chosen = tuple(asked[i] for i in order)
+        return Selection(chosen, scores={asked[i]: float(losses[i]) for i in order})
+
+    def __repr__(self) -> str:
+        return f"PowerOfChoice(d={self.d})"

@@ -1,0 +1,90 @@
+"""What travels between a session, its policy and its engine in one round.
+
+Everything here is frozen: a policy cannot change the round it is asked about.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+ClientId: TypeAlias = str
+
+
+@dataclass(frozen=True)
+class Round:
+    """One communication round, as a policy sees it.
+
+    Parameters
+    ----------
+    number : int
+        0 for the first round.
+    available : tuple of str
+        The clients that can take part, sorted, each once.
+    cohort_size : int
+        How many the engine wants.
+    """
+
+    number: int
+    available: tuple[ClientId, ...]
+    cohort_size: int
+
+    @property
+    def size(self) -> int:
+        """How many can be picked: the cohort size, or all if fewer are available."""
+        return min(self.cohort_size, len(self.available))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Whom to train with.
+
+    Parameters
+    ----------
+    clients : tuple of str
+        The cohort, in the order of choice.
+    weights : tuple of float, optional
+        Aggregation weights in the same order; None leaves them to the engine.
+    scores : mapping, optional
+        Whatever number explains the choice, by client, for logs and plots.
+    """
+
+    clients: tuple[ClientId, ...]
+    weights: tuple[float, ...] | None = None
+    scores: Mapping[ClientId, float] | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Who was asked to train and who came back with an update."""
+
+    selected: tuple[ClientId, ...]
+    finished: tuple[ClientId, ...]
+
+    @property
+    def dropped(self) -> tuple[ClientId, ...]:
+        """The selected that did not finish."""
+        done = set(self.finished)
+        return tuple(client for client in self.selected if client not in done)
+
+
+def stream(seed: int, *path: int | str) -> np.random.Generator:
+    """Return the random generator that belongs to a place in the run.
+
+    A counter-based generator (Philox) keyed by a hash of the seed and the path: no state has to be
+    saved, two paths never share numbers, and every machine draws the same.
+
+    Examples
+    --------
+    >>> int(stream(0, "select", 3).integers(1000)) == int(stream(0, "select", 3).integers(1000))
+    True
+    >>> float(stream(0, "a").random()) == float(stream(0, "b").random())
+    False
+    """
+    text = "\x1f".join([str(int(seed)), *(f"{type(p).__name__[0]}{p}" for p in path)])
+    key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
+    return np.random.Generator(np.random.Philox(key=key))

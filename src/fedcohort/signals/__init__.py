@@ -1,0 +1,1 @@
+"""What clients tell the server: sketches, losses, profiles, and the table that keeps them."""

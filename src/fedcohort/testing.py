@@ -1,0 +1,211 @@
+"""The contract of a policy, as checks that anybody's policy can be put through.
+
+>>> from fedcohort.policies import Uniform
+>>> check_policy(Uniform)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedcohort import checkpoint
+from fedcohort.exceptions import NoClients
+from fedcohort.policies.base import Policy
+from fedcohort.rounds import ClientId, Selection, stream
+from fedcohort.session import Collect, Readings, Session
+
+Factory = Callable[[], Policy]
+STRANGE_IDS = ("", " ", "7", "07", "a/b", "naïve ☃", "__array__", "x" * 300, "line\nbreak", "-1")
+
+
+def check_policy(factory: Factory) -> None:
+    """Put a policy through every check; an AssertionError says which promise it breaks.
+
+    Parameters
+    ----------
+    factory : callable
+        Returns a fresh policy, fit for cohorts of up to 5 clients; a class will do.
+    """
+    for check in CHECKS:
+        check(factory)
+
+
+def reading(name: str, client: ClientId, round_number: int) -> Any:
+    """Make up a plausible reading of any signal: a function of its arguments."""
+    rng = stream(0, "reading", name, client)
+    if name == "num_examples":
+        return int(rng.integers(1, 100))
+    if name == "race_sketch":
+        form = np.dtype([("n", "f8"), ("noise", "f8"), ("counts", "i2", (4, 8))])
+        sketch = np.zeros((), form)
+        sketch["n"] = n = rng.integers(5, 50)
+        sketch["counts"] = rng.multinomial(n, rng.dirichlet(np.ones(8)), size=4)
+        return sketch
+    if name in ("loss", "loss_rms", "duration", "update_distance"):
+        return float(rng.gamma(2.0) * (1 + 0.1 * stream(0, client, round_number).random()))
+    return rng.normal(size=6).astype(np.float32)
+
+
+def drive(
+    session: Session,
+    available: Sequence[ClientId],
+    *,
+    collect: Collect | None = None,
+    drop: Callable[[ClientId], bool] = lambda client: False,
+    spoil: Callable[[ClientId, Any], Any] = lambda client, value: value,
+) -> Selection:
+    """Move a session through one round with made-up readings."""
+    number = session.round_number
+
+    def answer(name: str, clients: Sequence[ClientId]) -> Readings:
+        return {c: spoil(c, reading(name, c, number)) for c in clients}
+
+    selection = session.begin(available, collect or answer)
+    finished = [c for c in selection.clients if not drop(c)]
+    replies: Mapping[str, Readings] = {
+        name: answer(name, finished) for name in session.policy.needs.reply
+    }
+    session.finish(replies, finished)
+    _assert_sound(session.policy, selection, available, session.cohort_size)
+    return selection
+
+
+def _assert_sound(
+    policy: Policy, selection: Selection, available: Sequence[ClientId], cohort_size: int
+) -> None:
+    name, clients = repr(policy), selection.clients
+    assert len(set(clients)) == len(clients), f"{name} picked a client twice: {clients}"
+    assert set(clients) <= set(available), f"{name} picked somebody who is not available"
+    wanted = min(cohort_size, len(set(available)))
+    assert len(clients) == wanted, f"{name} picked {len(clients)} clients, not {wanted}"
+    assert all(type(c) is str for c in clients), f"{name} returned ids that are not str"
+    if selection.weights is not None:
+        weights = np.array(selection.weights)
+        assert np.isfinite(weights).all(), f"{name} returned a weight that is not finite"
+        assert (weights >= 0).all(), f"{name} returned a negative weight"
+        assert weights.sum() > 0, f"{name} returned weights that are all zero"
+    for client, score in (selection.scores or {}).items():
+        assert np.isfinite(score), f"{name} gave {client!r} the score {score}"
+
+
+def _names(count: int, first: int = 0) -> list[ClientId]:
+    return [f"client-{i:03d}" for i in range(first, first + count)]
+
+
+def _session(factory: Factory, cohort_size: int = 5, seed: int = 0) -> Session:
+    return Session(factory(), cohort_size=cohort_size, seed=seed, model_bytes=1000)
+
+
+def _run(session: Session, available: Sequence[ClientId], rounds: int, **how: Any) -> list[Any]:
+    return [drive(session, available, **how).clients for _ in range(rounds)]
+
+
+def check_cohort_size(factory: Factory) -> None:
+    """The cohort has the wanted size, or holds all who are available."""
+    for count in (20, 5, 4, 1):
+        _run(_session(factory), _names(count), rounds=4)
+
+
+def check_deterministic(factory: Factory) -> None:
+    """The same seed gives the same cohorts, whatever the order in which clients are listed."""
+    forward = _run(_session(factory), _names(20), rounds=6)
+    backward = _run(_session(factory), _names(20)[::-1], rounds=6)
+    assert forward == backward, f"{factory()!r} is not a function of its seed"
+
+
+def check_join_and_leave(factory: Factory) -> None:
+    """Clients come and go without harm."""
+    session = _session(factory)
+    for present in (_names(12), _names(12, 6), _names(3), _names(30), _names(6, 24)):
+        _run(session, present, rounds=2)
+
+
+def check_silent_clients(factory: Factory) -> None:
+    """Some or all clients never answer a query; the cohort is full all the same."""
+    _run(_session(factory), _names(15), rounds=4, collect=lambda name, clients: {})
+    session = _session(factory)
+
+    def half(name: str, clients: Sequence[ClientId]) -> Readings:
+        return {c: reading(name, c, session.round_number) for c in clients[::2]}
+
+    _run(session, _names(15), rounds=4, collect=half)
+
+
+def check_dropouts(factory: Factory) -> None:
+    """Selected clients fail to finish, some or all of them."""
+    _run(_session(factory), _names(15), rounds=5, drop=lambda c: int(c[-1]) % 2 == 0)
+    _run(_session(factory), _names(15), rounds=5, drop=lambda c: True)
+
+
+def check_bad_readings(factory: Factory) -> None:
+    """Readings that are NaN, infinite, misshapen or no numbers are dropped, never fatal."""
+
+    def spoil(client: ClientId, value: Any) -> Any:
+        bad = [float("nan"), float("inf"), np.ones((2, 3, 4)), "text", [[1.0], [1.0, 2.0]], None]
+        number = int(client[-3:])
+        return value if number % 3 else bad[number // 3 % len(bad)]
+
+    session = _session(factory)
+    _run(session, _names(24), rounds=5, spoil=spoil)
+    needs = session.policy.needs
+    if needs.profile | needs.query:
+        assert session.signals.dropped, f"{session.policy!r}: bad readings were not counted"
+
+
+def check_save_and_restore(factory: Factory) -> None:
+    """A session restored from a file continues bit for bit."""
+    import tempfile
+
+    whole = _session(factory)
+    expected = _run(whole, _names(20), rounds=8)
+    first = _session(factory)
+    start = _run(first, _names(20), rounds=4)
+    second = _session(factory)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint.save(f"{folder}/session", first.state_dict())
+        second.load_state_dict(checkpoint.load(f"{folder}/session"))
+    resumed = start + _run(second, _names(20), rounds=4)
+    assert resumed == expected, f"{whole.policy!r} does not continue where it was saved"
+    for way in ("up", "down"):
+        assert second.ledger.total(way) == whole.ledger.total(way), "the ledger was not restored"
+
+
+def check_one_client(factory: Factory) -> None:
+    """A federation of one."""
+    _run(_session(factory, cohort_size=1), _names(1), rounds=4)
+
+
+def check_no_client(factory: Factory) -> None:
+    """No client is a clear error, and the session can go on afterwards."""
+    session = _session(factory)
+    try:
+        session.begin([], lambda name, clients: {})
+    except NoClients:
+        _run(session, _names(6), rounds=1)
+        return
+    raise AssertionError(f"{session.policy!r}: a round without clients raised nothing")
+
+
+def check_strange_ids(factory: Factory) -> None:
+    """Client ids are any strings."""
+    session = _session(factory, cohort_size=4)
+    _run(session, STRANGE_IDS, rounds=4)
+    checkpoint_state = session.state_dict()
+    assert checkpoint_state["round_number"] == 4
+
+
+CHECKS: tuple[Callable[[Factory], None], ...] = (
+    check_cohort_size,
+    check_deterministic,
+    check_join_and_leave,
+    check_silent_clients,
+    check_dropouts,
+    check_bad_readings,
+    check_save_and_restore,
+    check_one_client,
+    check_no_client,
+    check_strange_ids,
+)
