@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedcohort.exceptions import UnknownClient
+from fedcohort.metrics import (
+    gemd,
+    participation,
+    participation_entropy,
+    rounds_to_target,
+    terminal_accuracy,
+    time_to_target,
+)
+
+NAN = float("nan")
+COUNTS = hnp.arrays(
+    np.int64, st.tuples(st.integers(1, 8), st.integers(1, 6)), elements=st.integers(1, 50)
+)
+
+
+def gemd_by_definition(counts, selected):
+    """Eq. 15 term by term, with n_c and P_c(y=j) written out."""
+    n = [sum(row) for row in counts]
+    total = 0.0
+    for j in range(len(counts[0])):
+        pooled = sum(n[c] * (counts[c][j] / n[c]) for c in selected) / sum(n[c] for c in selected)
+        total += abs(pooled - sum(row[j] for row in counts) / sum(n))
+    return total
+
+
+def test_gemd_is_eq_15_by_hand():
+    counts = [[30, 0, 0], [0, 10, 0], [10, 10, 40]]
+    # cohort {0, 1}: (0.75, 0.25, 0); everyone: (0.4, 0.2, 0.4)
+    assert gemd(counts, [0, 1]) == pytest.approx(0.35 + 0.05 + 0.4)
+
+
+@given(COUNTS, st.data())
+def test_gemd_equals_the_definition(counts, data):
+    selected = data.draw(st.sets(st.integers(0, len(counts) - 1), min_size=1).map(sorted))
+    expected = gemd_by_definition(counts.tolist(), selected)
+    assert gemd(counts, selected) == pytest.approx(expected, abs=1e-12)
+    assert 0.0 <= gemd(counts, selected) < 2.0
+
+
+@given(COUNTS)
+def test_gemd_of_everyone_is_zero_and_absent_classes_add_nothing(counts):
+    everyone = np.arange(len(counts))
+    assert gemd(counts, everyone) == 0.0
+    padded = np.pad(counts, ((0, 0), (0, 3)))
+    assert gemd(padded, [0]) == pytest.approx(gemd(counts, [0]), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("counts", "selected", "message"),
+    [
+        ([[1, 2]], [], "empty"),
+        ([[1, 2]], [1], "from 0 to 0"),
+        ([[1, 2]], [-1], "from 0 to 0"),
+        ([[1, 2]], [0.0], "row numbers"),
+        ([[1, 2], [0, 0]], [1], "no sample"),
+        ([1, 2], [0], "clients x classes"),
+        ([[1, -2]], [0], "non-negative"),
+        ([[1, NAN]], [0], "non-negative"),
+    ],
+)
+def test_gemd_refuses(counts, selected, message):
+    with pytest.raises(ValueError, match=message):
+        gemd(counts, selected)
+
+
+def test_rounds_to_target_counts_from_one_and_takes_the_first():
+    assert rounds_to_target([0.9, 0.1, 0.9], 0.9) == 1
+    assert rounds_to_target([0.1, 0.5, 0.4], 0.5) == 2
+    assert rounds_to_target([0.1, NAN, 0.5], 0.4) == 3
+    assert rounds_to_target([0.1, NAN], 0.4) is None
+    assert rounds_to_target([], 0.4) is None
+    with pytest.raises(ValueError, match="one row"):
+        rounds_to_target([[0.1]], 0.4)
+
+
+def test_time_to_target_includes_the_round_that_reaches_it():
+    assert time_to_target([0.1, 0.5, 0.9], [1.0, 2.0, 4.0], 0.5) == 3.0
+    assert time_to_target([0.1, 0.5, 0.9], [1.0, 2.0, 4.0], 0.95) is None
+    with pytest.raises(ValueError, match="3 accuracies but 2 durations"):
+        time_to_target([0.1, 0.5, 0.9], [1.0, 2.0], 0.5)
+
+
+def test_terminal_accuracy():
+    assert terminal_accuracy(np.arange(100)) == np.arange(50, 100).mean()
+    assert terminal_accuracy([0.2, 0.4]) == pytest.approx(0.3)
+    assert terminal_accuracy([0.9, NAN, 0.3], last=2) == 0.3
+    with pytest.raises(ValueError, match="no accuracy"):
+        terminal_accuracy([0.5, NAN], last=1)
+    with pytest.raises(ValueError, match="last=0"):
+        terminal_accuracy([0.5], last=0)
+
+
+def test_participation_counts_in_the_order_of_clients():
+    counts = participation([["b", "a"], ["b"], []], ["c", "b", "a"])
+    assert counts.tolist() == [0, 2, 1]
+    with pytest.raises(UnknownClient, match="'x'"):
+        participation([["x"]], ["a"])
+
+
+def test_participation_entropy_exact():
+    assert participation_entropy([1, 1, 2], normalised=False) == pytest.approx(1.5)
+    assert participation_entropy([1, 1, 2]) == pytest.approx(1.5 / math.log2(3))
+    assert participation_entropy([7]) == 1.0
+    assert participation_entropy([7], normalised=False) == 0.0
+    for bad in ([], [0, 0], [1, -1], [1, NAN]):
+        with pytest.raises(ValueError, match="counts must be"):
+            participation_entropy(bad)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1).filter(any))
+def test_participation_entropy_is_between_zero_and_one(counts):
+    assert 0.0 <= participation_entropy(counts) <= 1.0

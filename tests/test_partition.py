@@ -1,0 +1,480 @@
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.partition import (
+    PARTITIONS,
+    dirichlet_environment,
+    dirichlet_per_class,
+    dirichlet_per_client,
+    dirichlet_prior,
+    iid,
+    natural,
+    one_label,
+    shards,
+    skewness,
+    uniform_plus_dirichlet,
+)
+from fedcohort.partition.assign import apportion, deal, dirichlet, even_sizes
+from fedcohort.partition.environment import skewness_levels
+
+MNIST_CLASSES = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+
+# Options of the partitions that use every sample exactly once.
+LOSSLESS = [
+    ("iid", {}),
+    ("shards", {"per_client": 1}),
+    ("shards", {"per_client": 3}),
+    ("dirichlet-per-client", {"alpha": 0.05}),
+    ("dirichlet-per-client", {"alpha": 10.0}),
+    ("dirichlet-per-class", {"alpha": 0.05}),
+    ("dirichlet-per-class", {"alpha": 1.0, "cap": False}),
+    ("dirichlet-prior", {"alpha": 0.2}),
+    ("skewness", {"xi": 1.0}),
+    ("skewness", {"xi": 0.8}),
+    ("skewness", {"xi": 0.3}),
+    ("skewness", {"xi": "H"}),
+    ("one-label", {}),
+    ("uniform-plus-dirichlet", {"alpha": 0.3}),
+]
+BALANCED = ("iid", "shards", "dirichlet-per-client", "dirichlet-prior")
+# These promise a minimum whenever there are enough samples; the others may have to refuse.
+ALWAYS_POSSIBLE = (*BALANCED[:1], *BALANCED[2:], "dirichlet-per-class", "uniform-plus-dirichlet")
+
+label_rows = st.lists(st.integers(0, 6), min_size=1, max_size=120).map(np.array)
+
+
+def mnist_like(scale=10):
+    labels = np.repeat(np.arange(10), [n // scale for n in MNIST_CLASSES])
+    return np.random.default_rng(7).permutation(labels)
+
+
+def attempt(name, *args, **options):
+    """Return the parts, or the refusal, which must name its partition."""
+    try:
+        return PARTITIONS[name](*args, **options), ""
+    except ConfigError as error:
+        return None, str(error)
+
+
+def table(labels, parts):
+    classes = int(labels.max()) + 1
+    return np.array([np.bincount(labels[part], minlength=classes) for part in parts])
+
+
+def top_shares(labels, parts):
+    counts = table(labels, parts)
+    return counts.max(axis=1) / counts.sum(axis=1)
+
+
+@pytest.mark.parametrize(("name", "options"), LOSSLESS)
+@settings(max_examples=60, deadline=None)
+@given(label_rows, st.integers(1, 20), st.integers(0, 6), st.integers(0, 2**32))
+def test_no_sample_is_lost_or_duplicated_and_the_minimum_holds(
+    name, options, labels, clients, min_size, seed
+):
+    rng = np.random.default_rng(seed)
+    parts, refusal = attempt(name, labels, clients, rng, min_size=min_size, **options)
+    if parts is None:
+        assert name in refusal
+        assert clients * min_size > labels.size or name not in ALWAYS_POSSIBLE
+        return
+    assert len(parts) == clients
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(labels.size))
+    assert all(part.size >= min_size and (np.diff(part) > 0).all() for part in parts)
+    if name in BALANCED:
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [*LOSSLESS, ("dirichlet-environment", {"samples": 9})]
+)
+def test_the_generator_decides_everything(name, options):
+    labels = mnist_like(100)
+    first, again, other = (
+        PARTITIONS[name](labels, 20, np.random.default_rng(seed), **options) for seed in (1, 1, 2)
+    )
+    assert all(map(np.array_equal, first, again))
+    assert not all(map(np.array_equal, first, other))
+
+
+def test_labels_may_be_anything_that_sorts():
+    parts = one_label(["cat", "dog", "cat", "dog"], 2, np.random.default_rng(0))
+    assert sorted(part.tolist() for part in parts) == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize("name", list(PARTITIONS))
+def test_impossible_requests_say_what_is_impossible(name):
+    options = {"skewness": {"xi": 0.5}}.get(name, {})
+    if name.startswith("dirichlet-p"):
+        options = {"alpha": 1.0}
+    call, rng = PARTITIONS[name], np.random.default_rng(0)
+    with pytest.raises(ConfigError, match="clients=0"):
+        call([0, 1], 0, rng, **options)
+    with pytest.raises(ConfigError, match="non-empty"):
+        call([], 1, rng, **options)
+    with pytest.raises(ConfigError, match="non-empty"):
+        call([[0], [1]], 1, rng, **options)
+    if name != "dirichlet-environment":
+        with pytest.raises(ConfigError, match="3 clients of at least min_size=2 need 6 samples"):
+            call([0, 1, 0, 1, 0], 3, rng, min_size=2, **options)
+        with pytest.raises(ConfigError, match="min_size=-1"):
+            call([0, 1], 1, rng, min_size=-1, **options)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
+def test_alpha_must_be_positive(alpha):
+    for call in (
+        dirichlet_per_client,
+        dirichlet_per_class,
+        dirichlet_prior,
+        uniform_plus_dirichlet,
+    ):
+        with pytest.raises(ConfigError, match=f"alpha={alpha}"):
+            call([0, 1, 0, 1], 2, np.random.default_rng(0), alpha=alpha)
+
+
+# ---- what each definition promises ---------------------------------------------------------
+
+
+def test_iid_clients_mirror_the_whole():
+    # 60 per class and client: a share has standard deviation 0.0133; 0.06 is 4.5 of them.
+    labels = np.repeat(np.arange(10), 600)
+    shares = table(labels, iid(labels, 10, np.random.default_rng(0))) / 600
+    assert np.abs(shares - 0.1).max() < 0.06
+
+
+def test_shards_of_equal_classes_hold_at_most_that_many_labels():
+    labels = np.repeat(np.arange(10), 60)
+    for per_client in (1, 2, 5):
+        counts = table(labels, shards(labels, 20, np.random.default_rng(0), per_client=per_client))
+        assert (counts.sum(axis=1) == 30).all()
+        assert (counts > 0).sum(axis=1).max() <= per_client
+    assert set(counts[counts > 0] % 6) == {0}  # five shards of six
+
+
+def test_shards_refuses_more_shards_than_samples():
+    with pytest.raises(ConfigError, match="per_client=3 x 2 clients"):
+        shards([0, 1, 0, 1, 0], 2, np.random.default_rng(0), per_client=3)
+
+
+def test_dirichlet_draws_have_the_right_moments_even_where_gammas_underflow():
+    # Mean 1/k; second moment (a+1)/(k(ka+1)). 20,000 rows: standard errors below 0.003.
+    rng = np.random.default_rng(0)
+    for a, k in [(0.001, 4), (0.2, 4), (5.0, 3)]:
+        draw = dirichlet(np.full((20_000, k), a), rng)
+        assert np.isfinite(draw).all()
+        assert draw.sum(axis=1) == pytest.approx(1.0)
+        assert draw.mean(axis=0) == pytest.approx(1 / k, abs=0.012)
+        assert (draw**2).mean() == pytest.approx((a + 1) / (k * (k * a + 1)), abs=0.006)
+
+
+def test_the_three_conventions_differ_as_measured():
+    # Mean top-class share of the draws themselves: Dir(0.2) over ten classes 0.54, FedCor's
+    # Dir(0.2 * prior) 0.89. Dealing without replacement takes a little off. Five splits of 100
+    # clients; a mean over 500 clients has a standard error of about 0.01.
+    labels = mnist_like()
+
+    def mean_top(call):
+        return np.mean(
+            [
+                top_shares(labels, call(labels, 100, np.random.default_rng(s), alpha=0.2)).mean()
+                for s in range(5)
+            ]
+        )
+
+    assert mean_top(dirichlet_per_client) == pytest.approx(0.53, abs=0.04)
+    assert mean_top(dirichlet_prior) == pytest.approx(0.88, abs=0.04)
+    by_class = [
+        len(p) for p in dirichlet_per_class(labels, 100, np.random.default_rng(0), alpha=0.2)
+    ]
+    assert max(by_class) > 2 * min(by_class)  # the only one with unequal sizes
+
+
+def test_dirichlet_prior_follows_the_prior():
+    # A class of 70 % must be the main class of about 70 % of the clients: 0.7 +- 4 * 0.032.
+    labels = np.repeat([0, 1, 2], [7000, 2000, 1000])
+    counts = table(labels, dirichlet_prior(labels, 200, np.random.default_rng(3), alpha=0.05))
+    assert np.mean(counts.argmax(axis=1) == 0) == pytest.approx(0.7, abs=0.13)
+
+
+def test_dirichlet_per_class_splits_a_class_by_the_dirichlet_law():
+    # One class without cap: the share of a client is Beta(a, (n-1)a), variance
+    # (n-1)/(n^2 (na+1)) = 0.0833 at a = 0.5, n = 4. 2,000 splits: standard error 0.002.
+    labels = np.zeros(1000, dtype=int)
+    rng = np.random.default_rng(0)
+    first = [
+        len(dirichlet_per_class(labels, 4, rng, alpha=0.5, cap=False, min_size=0)[0]) / 1000
+        for _ in range(2000)
+    ]
+    assert np.mean(first) == pytest.approx(0.25, abs=0.02)
+    assert np.var(first) == pytest.approx(3 / (16 * 3), abs=0.008)
+
+
+def test_the_cap_stops_clients_at_the_average_size():
+    # A capped client can pass the average only with the class that takes it there.
+    labels = np.repeat(np.arange(10), 100)
+    for seed in range(20):
+        parts = dirichlet_per_class(labels, 10, np.random.default_rng(seed), alpha=0.1, min_size=0)
+        for row in table(labels, parts):
+            last = np.flatnonzero(row)[-1] if row.any() else 0
+            assert row[:last].sum() < 100 or row[last] == 0
+
+
+def test_a_minimum_size_is_met_from_those_who_have_more():
+    labels = np.repeat(np.arange(3), 20)
+    for seed in range(20):
+        parts = dirichlet_per_class(labels, 30, np.random.default_rng(seed), alpha=0.01, min_size=2)
+        assert {part.size for part in parts} == {2}
+
+
+def test_uniform_plus_dirichlet_has_a_skewed_and_a_uniform_half():
+    labels = mnist_like(2)
+    top = top_shares(
+        labels, uniform_plus_dirichlet(labels, 31, np.random.default_rng(0), alpha=0.5)
+    )
+    assert top[:15].mean() > 0.3
+    assert top[15:].max() < 0.17  # 968 samples: 0.112 + 5 standard deviations
+
+
+@settings(max_examples=80, deadline=None)
+@given(label_rows, st.integers(1, 30), st.integers(0, 2**32))
+def test_one_label_means_one_label(labels, clients, seed):
+    classes = np.unique(labels).size
+    assume(labels.size >= clients)
+    parts, refusal = attempt("one-label", labels, clients, np.random.default_rng(seed))
+    if parts is None:
+        assert "use fewer clients" in refusal
+        return
+    allowed = -(-classes // clients)
+    assert all(np.unique(labels[part]).size <= allowed for part in parts)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.integers(3, 60), min_size=2, max_size=6),
+    st.integers(1, 25),
+    st.floats(0.2, 1.0),
+    st.integers(0, 2**32),
+)
+def test_skewness_gives_each_client_its_share_of_a_main_class(sizes, clients, xi, seed):
+    assume(max(sizes) <= sum(sizes) / 2)
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    try:
+        parts = skewness(labels, clients, np.random.default_rng(seed), xi=xi, min_size=2)
+    except ConfigError:
+        return
+    for row in table(labels, parts):
+        n = row.sum()
+        # rounding, and one sample taken back where rounding overdrew a class
+        assert (row >= np.floor(xi * n + 0.5) - 1).any()
+        if xi > 0.999:
+            assert row.max() == n
+
+
+def test_skewness_is_exact_where_classes_are_equal():
+    labels = np.repeat(np.arange(10), 60)
+    for xi, main in [(1.0, 20), (0.8, 16), (0.5, 10)]:
+        counts = table(labels, skewness(labels, 30, np.random.default_rng(0), xi=xi))
+        assert (counts.sum(axis=1) == 20).all()
+        assert (counts.max(axis=1) == main).all()
+        assert np.bincount(counts.argmax(axis=1)).tolist() == [3] * 10
+    counts = table(labels, skewness(labels, 30, np.random.default_rng(0), xi="H"))
+    assert (np.sort(counts, axis=1)[:, -2:] == 10).all()
+
+
+def test_the_rest_never_holds_the_main_class_where_that_can_be():
+    # With two equal classes the last to be dealt are often left with their own class only: the
+    # swap must mend it.
+    labels = np.repeat([0, 1], 60)
+    for seed in range(50):
+        counts = table(labels, skewness(labels, 6, np.random.default_rng(seed), xi=0.7))
+        assert np.sort(counts, axis=1).tolist() == [[6, 14]] * 6
+
+
+def test_a_dominant_class_fills_the_rest_of_its_own_clients():
+    labels = np.repeat([0, 1], [90, 10])
+    counts = table(labels, skewness(labels, 10, np.random.default_rng(0), xi=0.8))
+    assert counts.sum(axis=1).tolist() == [10] * 10
+    assert counts.sum() == 100
+    assert (counts.max(axis=1) >= 8).all()
+
+
+def test_skewness_on_unequal_classes_keeps_sizes_equal_when_it_can():
+    labels = mnist_like()
+    counts = table(labels, skewness(labels, 100, np.random.default_rng(0), xi=0.8))
+    sizes = counts.sum(axis=1)
+    assert sizes.max() - sizes.min() <= 1
+    assert counts.max(axis=1) / sizes == pytest.approx(0.8, abs=0.02)
+    pure = table(labels, skewness(labels, 100, np.random.default_rng(0), xi=1))
+    assert ((pure > 0).sum(axis=1) == 1).all()
+    assert pure.sum(axis=1).max() < 1.2 * pure.sum(axis=1).min()
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.integers(5, 40), min_size=2, max_size=6), st.integers(1, 20), st.integers(0, 2**32)
+)
+def test_two_halves_are_two_different_classes(sizes, clients, seed):
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    try:
+        parts = skewness(labels, clients, np.random.default_rng(seed), xi="H")
+    except ConfigError:
+        return
+    assert ((table(labels, parts) > 0).sum(axis=1) == 2).all()
+
+
+def test_pairs_of_classes_are_random():
+    labels = np.repeat(np.arange(4), 300)
+    counts = table(labels, skewness(labels, 120, np.random.default_rng(0), xi="H"))
+    pairs = {tuple(np.flatnonzero(row).tolist()) for row in counts}
+    assert len(pairs) == 6
+
+
+@pytest.mark.parametrize(
+    ("labels", "clients", "xi", "message"),
+    [
+        ([0, 1], 2, 0.0, "xi=0.0"),
+        ([0, 1], 2, 1.5, "xi=1.5"),
+        ([0, 1], 2, "h", "xi='h'"),
+        ([0, 1], 2, float("nan"), "xi=nan"),
+        ([0, 0, 0], 1, "H", "cannot cover 1 classes"),
+        ([0, 1, 2, 3, 4], 2, "H", "cannot cover 5 classes"),
+        ([0, 1, 1], 2, "H", "too small"),
+        ([0, 1, 2, 2], 2, 1.0, "xi of at most 0.750"),
+    ],
+)
+def test_skewness_refuses(labels, clients, xi, message):
+    with pytest.raises(ConfigError, match=message):
+        skewness(labels, clients, np.random.default_rng(0), xi=xi)
+
+
+@settings(max_examples=60, deadline=None)
+@given(label_rows, st.integers(1, 20), st.data(), st.integers(0, 2**32))
+def test_environment_clients_have_their_size_without_repeats(labels, clients, data, seed):
+    samples = data.draw(st.integers(1, labels.size))
+    parts = dirichlet_environment(labels, clients, np.random.default_rng(seed), samples=samples)
+    assert len(parts) == clients
+    for part in parts:
+        assert part.size == samples
+        assert (np.diff(part) > 0).all()
+        assert part[0] >= 0
+        assert part[-1] < labels.size
+
+
+def test_environment_as_in_fedacs():
+    labels = np.repeat(np.arange(10), 5000)
+    parts = dirichlet_environment(labels, 200, np.random.default_rng(0), x_med=0.1, x_max=5.0)
+    holders = np.bincount(np.concatenate(parts), minlength=labels.size)
+    assert holders.mean() == 8.0  # 200 x 2,000 / 50,000
+    top = top_shares(labels, parts)
+    assert top[:100].mean() > 0.7  # Dir(0.05) on average
+    assert top[100:].mean() < 0.4  # Dir(2.5) on average
+
+
+def test_skewness_levels_are_uniform_in_two_layers():
+    beta = skewness_levels(20_001, 0.2, 3.0, np.random.default_rng(0))
+    low, high = beta[:10_001], beta[10_001:]
+    assert 0 < low.min() < low.max() <= 0.2 < high.min() < high.max() <= 3.0
+    # standard errors 0.0006 and 0.008
+    assert low.mean() == pytest.approx(0.1, abs=0.003)
+    assert high.mean() == pytest.approx(1.6, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": 5}, "samples=5"),
+        ({"samples": 0}, "samples=0"),
+        ({"samples": 2, "min_size": 3}, "min_size=3"),
+        ({"samples": 2, "x_med": 3.0, "x_max": 3.0}, "x_max=3.0 must be above"),
+        ({"samples": 2, "x_med": 0.0}, "x_med=0.0"),
+    ],
+)
+def test_environment_refuses(options, message):
+    with pytest.raises(ConfigError, match=message):
+        dirichlet_environment([0, 1, 0, 1], 2, np.random.default_rng(0), **options)
+
+
+@given(st.lists(st.one_of(st.integers(0, 20), st.text(max_size=3)), min_size=1, max_size=50))
+def test_natural_groups_by_the_text_of_the_id(ids):
+    array = np.array(ids, dtype=object)
+    parts = natural(array)
+    assert list(parts) == sorted({str(name) for name in ids})
+    for name, part in parts.items():
+        assert part.tolist() == [i for i, other in enumerate(ids) if str(other) == name]
+
+
+def test_natural_leaves_small_clients_out_and_takes_any_id():
+    assert list(natural([3, 1, 3], min_size=2)) == ["3"]
+    assert type(next(iter(natural(np.array(["a"]))))) is str
+    with pytest.raises(ConfigError, match="min_size=3"):
+        natural([3, 1, 3], min_size=3)
+    with pytest.raises(ConfigError, match="non-empty"):
+        natural([])
+
+
+# ---- the shared tools ---------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.integers(0, 2**32))
+def test_deal_meets_sizes_within_supply(data, seed):
+    sizes = np.array(data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=12)))
+    classes = data.draw(st.integers(1, 5))
+    supply = even_sizes(int(sizes.sum()), classes)
+    rng = np.random.default_rng(seed)
+    mix = rng.random((sizes.size, classes)) * (rng.random((sizes.size, classes)) < 0.5)
+    counts = deal(mix, sizes, supply, rng)
+    assert (counts.sum(axis=1) == sizes).all()
+    assert (counts.sum(axis=0) == supply).all()
+    assert (counts >= 0).all()
+
+
+def test_deal_gives_the_mix_while_supply_lasts():
+    mix = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    counts = deal(mix, np.array([5, 5, 5]), np.array([10, 100]), np.random.default_rng(0))
+    assert counts.tolist() == [[5, 0], [0, 5], [5, 0]]
+    short = deal(mix, np.array([5, 5, 5]), np.array([7, 100]), np.random.default_rng(0))
+    assert short.sum(axis=0).tolist() == [7, 8]
+
+
+def test_apportion_makes_the_smallest_share_as_large_as_can_be():
+    # Against all ways to give seven clients to three classes.
+    counts = np.array([50, 31, 9])
+    best = max(min(counts / (a, b, 7 - a - b)) for a in range(1, 6) for b in range(1, 7 - a))
+    seats = apportion(counts, 7, 7)
+    assert seats.sum() == 7
+    assert (counts / seats).min() == best
+    assert apportion(counts, 7, 3).max() == 3
+    assert apportion(counts, 2, 2).tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("iid", {}),
+        ("shards", {}),
+        ("dirichlet-per-client", {"alpha": 0.3}),
+        ("dirichlet-per-class", {"alpha": 0.3}),
+        ("dirichlet-prior", {"alpha": 0.2}),
+        ("skewness", {"xi": 0.8}),
+        ("skewness", {"xi": "H"}),
+        ("one-label", {}),
+        ("uniform-plus-dirichlet", {}),
+        ("dirichlet-environment", {"samples": 6}),
+    ],
+)
+def test_ten_thousand_clients_take_less_than_a_second(name, options):
+    # 0.01 to 0.3 s of processor time as measured: a loop over samples or n^2 memory would fail.
+    labels = mnist_like(1)
+    start = time.process_time()
+    parts = PARTITIONS[name](labels, 10_000, np.random.default_rng(0), **options)
+    assert time.process_time() - start < 1.0
+    assert len(parts) == 10_000
