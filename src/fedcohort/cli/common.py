@@ -1,0 +1,99 @@
+"""What several commands share: the output format, tables, progress, options in a word."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedcohort.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+    from rich.table import Table
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    table = "table"
+    json = "json"
+
+
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="Print a table for people or JSON for machines.")
+]
+
+
+def show(table: Table) -> None:
+    """Print a table to standard output."""
+    from rich.console import Console
+
+    Console().print(table)
+
+
+def show_json(value: Any) -> None:
+    """Print a value as JSON; numbers that are not finite become null."""
+    typer.echo(json.dumps(finite(value), indent=2))
+
+
+def finite(value: Any) -> Any:
+    """Replace NaN and infinity by None, all the way down; named tuples become mappings."""
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if hasattr(value, "_asdict"):
+        return finite(value._asdict())
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return value
+
+
+def progress() -> Progress:
+    """Return a progress bar on standard error, so that standard output stays clean."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description:>18}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+
+
+def parse_named(text: str) -> tuple[str, dict[str, Any]]:
+    """Read ``name:key=value;key=value``.
+
+    Examples
+    --------
+    >>> parse_named("power-of-choice:d=20")
+    ('power-of-choice', {'d': 20})
+    """
+    name, _, rest = text.strip().partition(":")
+    options = {}
+    for part in filter(None, rest.split(";")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"{text!r}: write options as name:key=value;key=value")
+        options[key.strip()] = parse_value(value.strip())
+    return name.strip(), options
+
+
+def parse_value(text: str) -> Any:
+    """Read a number, true or false, and anything else as a word."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,44 @@
+"""``fedcohort data``: which data sets are here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedcohort.cli.common import Format, FormatOption, show, show_json
+
+app = typer.Typer(help="Data sets: what is here, and whether it is whole.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Data sets: what is here, and whether it is whole."""
+
+
+@app.command("list")
+def list_(
+    root: Annotated[str | None, typer.Option(help="Folder to look in.")] = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """List the known data sets, check their files and say where they were looked for.
+
+    Example: `fedcohort data list --root ~/data`
+    """
+    from fedcohort.datasets import available
+
+    rows = available(root)
+    if format is Format.json:
+        show_json(rows)
+        return
+    from rich.table import Table
+
+    table = Table(title="Data sets", title_justify="left", header_style="bold")
+    for name in ("name", "status", "examples", "clients", "where", "detail"):
+        table.add_column(name, justify="right" if name in ("examples", "clients") else "left")
+    colours = {"ok": "green", "missing": "yellow", "damaged": "red"}
+    for row in rows:
+        status = f"[{colours[row.status]}]{row.status}[/]"
+        counts = ["" if n is None else f"{n:,}" for n in (row.samples, row.clients)]
+        table.add_row(row.name, status, *counts, row.where, row.detail)
+    show(table)

@@ -1,0 +1,1 @@
+"""Experiments from TOML files: one folder a run, resumable, and comparisons of policies."""

@@ -1,0 +1,62 @@
+"""Training many clients at once, and the rounds around it (needs PyTorch).
+
+Names are loaded when they are first used, so that importing the package stays cheap.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedcohort.simulate.availability import (
+        Always,
+        Bernoulli,
+        Durations,
+        Trace,
+        UniformSubset,
+    )
+    from fedcohort.simulate.history import History, RoundRecord
+    from fedcohort.simulate.local import LocalTraining, Schedule
+    from fedcohort.simulate.models import MODELS, build
+    from fedcohort.simulate.run import simulate
+    from fedcohort.simulate.simulation import Simulation
+
+_HOME = {
+    "Always": "availability",
+    "Bernoulli": "availability",
+    "Durations": "availability",
+    "History": "history",
+    "LocalTraining": "local",
+    "MODELS": "models",
+    "RoundRecord": "history",
+    "Schedule": "local",
+    "Simulation": "simulation",
+    "Trace": "availability",
+    "UniformSubset": "availability",
+    "build": "models",
+    "simulate": "run",
+}
+
+__all__ = [
+    "MODELS",
+    "Always",
+    "Bernoulli",
+    "Durations",
+    "History",
+    "LocalTraining",
+    "RoundRecord",
+    "Schedule",
+    "Simulation",
+    "Trace",
+    "UniformSubset",
+    "build",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

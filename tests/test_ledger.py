@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcohort import checkpoint
+from fedcohort.ledger import Ledger
+
+charges = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.sampled_from(["model", "loss"]),
+        st.sampled_from(["up", "down"]),
+        st.dictionaries(st.sampled_from(["a", "b", "c/1"]), st.integers(0, 999), max_size=3),
+    ),
+    max_size=12,
+)
+
+
+@given(charges)
+def test_all_views_add_up(entries):
+    ledger = Ledger()
+    for entry in entries:
+        ledger.charge_each(*entry)
+    for way in ("up", "down"):
+        total = sum(sum(sizes.values()) for _, _, w, sizes in entries if w == way)
+        assert ledger.total(way) == total
+        assert sum(ledger.by_kind(way).values()) == total
+        assert sum(ledger.by_client(way).values()) == total
+        assert sum(ledger.total(way, r) for r in range(4)) == total
+
+
+def test_it_survives_a_file(tmp_path):
+    ledger = Ledger()
+    ledger.charge(3, "model", "down", ["a", "b"], 10)
+    ledger.charge_each(4, "loss", "up", {"a": 8})
+    checkpoint.save(tmp_path / "x", ledger.state_dict())
+    copy = Ledger()
+    copy.load_state_dict(checkpoint.load(tmp_path / "x"))
+    assert copy.by_kind("down", 3) == {"model": 20}
+    assert copy.by_client("up") == {"a": 8}

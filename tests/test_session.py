@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from fedcohort.exceptions import InvalidCheckpoint, NoClients, PolicyError
+from fedcohort.policies import Policy, PowerOfChoice, Uniform
+from fedcohort.rounds import Selection
+from fedcohort.session import MAX_ASKS, Session
+from fedcohort.signals.catalogue import Needs
+
+
+@dataclass
+class Memory:
+    seen: list[str] = field(default_factory=list)
+
+
+class Nosy(Policy):
+    """Asks for one signal of every kind and takes the first clients."""
+
+    needs = Needs(
+        profile=frozenset({"num_examples"}),
+        query=frozenset({"loss"}),
+        reply=frozenset({"duration", "loss_rms"}),
+    )
+
+    def __init__(self):
+        self.state = Memory()
+
+    def candidates(self, round, signals, rng):
+        return round.available[:3]
+
+    def select(self, round, signals, rng):
+        return Selection(round.available[: round.size])
+
+    def observe(self, round, outcome, signals):
+        self.state.seen += outcome.finished
+
+
+def answers(log, silent=()):
+    def collect(name, clients):
+        log.append((name, clients))
+        return {c: np.float64(1.0) for c in clients if c not in silent}
+
+    return collect
+
+
+def test_only_declared_signals_are_collected_and_only_from_whom_it_takes():
+    session, log = Session(Nosy(), cohort_size=2, seed=0), []
+    session.begin(["d", "b", "a", "c"], answers(log))
+    session.finish({}, ["a"])
+    session.begin(["a", "b", "c", "d", "e"], answers(log))
+    assert log == [
+        ("num_examples", ("a", "b", "c", "d")),
+        ("loss", ("a", "b", "c")),
+        ("num_examples", ("e",)),
+        ("loss", ("a", "b", "c")),
+    ]
+
+
+def test_uniform_asks_for_nothing():
+    session, log = Session(Uniform(), cohort_size=2, seed=0), []
+    session.begin(["a", "b", "c"], answers(log))
+    assert log == []
+
+
+def test_every_byte_is_charged_by_kind_and_direction():
+    session = Session(Nosy(), cohort_size=2, seed=0, model_bytes=1000)
+    session.begin(["a", "b", "c", "d"], answers([]))
+    replies = {"duration": {"a": 1.0}, "loss_rms": {"a": 2.0, "b": 9.0}}
+    session.finish(replies, ["a"])
+    # a, b, c got the model to answer the loss query; a and b, selected, hold it already.
+    assert session.ledger.by_kind("down") == {"model": 3000}
+    # Four sizes and three losses of 8 bytes; b did not finish, so its reply never came; the
+    # duration is taken by the server.
+    assert session.ledger.by_kind("up") == {
+        "num_examples": 32,
+        "loss": 24,
+        "loss_rms": 8,
+        "model": 1000,
+    }
+
+
+def test_a_silent_client_is_asked_a_few_times_and_then_left_alone():
+    session, log = Session(Nosy(), cohort_size=1, seed=0), []
+    for _ in range(MAX_ASKS + 3):
+        session.begin(["a", "b"], answers(log, silent=("b",)))
+        session.finish({}, [])
+    asked = [clients for name, clients in log if name == "num_examples"]
+    assert asked == [("a", "b")] + [("b",)] * (MAX_ASKS - 1)
+
+
+def test_a_short_cohort_is_topped_up():
+    class Shy(Policy):
+        def select(self, round, signals, rng):
+            return Selection(round.available[:1], weights=(3.0,))
+
+    selection = Session(Shy(), cohort_size=3, seed=0).begin("abcdef", answers([]))
+    assert selection.clients[0] == "a"
+    assert len(set(selection.clients)) == 3
+    assert selection.weights == (3.0, 3.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "complaint"),
+    [(("a", "a"), "twice"), (("z",), "'z' is not available"), (tuple("abc"), "3 clients for")],
+)
+def test_a_policy_that_breaks_its_contract_is_named(chosen, complaint):
+    class Rogue(Policy):
+        def select(self, round, signals, rng):
+            return Selection(chosen)
+
+    with pytest.raises(PolicyError, match=rf"Rogue.select: .*{complaint}"):
+        Session(Rogue(), cohort_size=2, seed=0).begin("abcd", answers([]))
+
+
+def test_user_mistakes():
+    with pytest.raises(ValueError, match="cohort_size=0"):
+        Session(Uniform(), cohort_size=0, seed=0)
+    session = Session(Uniform(), cohort_size=1, seed=0)
+    with pytest.raises(NoClients, match="round 0"):
+        session.begin([], answers([]))
+    with pytest.raises(RuntimeError, match=r"before Session\.begin"):
+        session.finish({}, [])
+    session.begin(["a"], answers([]))
+    with pytest.raises(ValueError, match="'b' was not selected"):
+        session.finish({}, ["b"])
+    with pytest.raises(RuntimeError, match="finish the round first"):
+        session.state_dict()
+    with pytest.raises(ValueError, match=r"d=3 is below cohort_size=5"):
+        Session(PowerOfChoice(d=3), cohort_size=5, seed=0).begin("abcdef", answers([]))
+
+
+def test_a_checkpoint_of_another_run_is_refused():
+    state = Session(Uniform(), cohort_size=2, seed=0).state_dict()
+    for other in (
+        Session(Nosy(), cohort_size=2, seed=0),
+        Session(Uniform(), cohort_size=3, seed=0),
+        Session(Uniform(), cohort_size=2, seed=1),
+    ):
+        with pytest.raises(InvalidCheckpoint, match="this is"):
+            other.load_state_dict(state)
