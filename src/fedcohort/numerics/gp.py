@@ -1,0 +1,217 @@
+"""Greedy selection under a Gaussian model of loss changes (FedCor, Algorithm 1), and its fit.
+
+The model says that one round changes the clients' losses by a draw from N(mu, Sigma). Choosing
+client k predicts its own change as mu_k - alpha_k sigma_k, which moves the expected overall loss
+by -alpha_k (p^T Sigma_k) / sigma_k; Algorithm 1 takes the client with the largest decrease,
+conditions the model on the prediction and goes on. The mean cancels, only the covariance counts.
+
+References
+----------
+Tang et al. FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous
+Federated Learning. CVPR 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedcohort.numerics._gp_fit import fit_gradient, fit_low_rank, log_likelihood
+
+__all__ = ["fit_gradient", "fit_low_rank", "greedy", "greedy_low_rank", "log_likelihood"]
+
+Array = NDArray[np.float64]
+
+_SPENT = 1e-10  # share of a variance below which conditioning has explained a client away
+_TIE = 1e-9  # scores this close are equal but for rounding; the first client is taken
+
+
+def greedy(
+    cov: ArrayLike,
+    p: ArrayLike,
+    alpha: ArrayLike,
+    size: int,
+    available: Sequence[int] | None = None,
+    *,
+    demote: bool = False,
+) -> list[int]:
+    """Select clients one after the other by Algorithm 1, with a given covariance.
+
+    Parameters
+    ----------
+    cov
+        Covariance Sigma of the loss changes, shape (N, N).
+    p
+        Weight of each client in the overall loss.
+    alpha
+        Scale factors, 1 for a client not yet annealed.
+    size
+        How many to select.
+    available
+        Positions to choose from; all by default. The others still count in the overall loss.
+    demote
+        Over a subset every score can be negative; multiplying by a smaller alpha then raises a
+        client. The default keeps the paper's rule; True divides negative scores by alpha
+        instead, so that annealing never favours anyone.
+
+    Returns
+    -------
+    list of int
+        Positions in the order of selection, all different. A client whose remaining variance is
+        zero scores 0. When that holds for all that are left (more picks than the rank of the
+        covariance), the selection starts again from the given covariance for the rest.
+
+    Examples
+    --------
+    >>> cov = [[2.0, 1.9, 0.0], [1.9, 2.0, 0.0], [0.0, 0.0, 1.0]]
+    >>> greedy(cov, p=[1, 1, 1], alpha=[1, 1, 1], size=2)   # not the two that say the same
+    [0, 2]
+    """
+    matrix = _finite(cov, "cov")
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"greedy: cov must be square, its shape is {matrix.shape}")
+    return _select(_Dense(matrix), p, alpha, size, available, demote)
+
+
+def greedy_low_rank(
+    embedding: ArrayLike,
+    p: ArrayLike,
+    alpha: ArrayLike,
+    size: int,
+    available: Sequence[int] | None = None,
+    *,
+    demote: bool = False,
+) -> list[int]:
+    """As :func:`greedy` with cov = X^T X for an embedding X of shape (rank, N).
+
+    The covariance is never formed: a pick costs O(N rank).
+
+    Examples
+    --------
+    >>> greedy_low_rank([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]], [1, 1, 1], [1, 1, 1], size=2)
+    [0, 2]
+    """
+    factors = _finite(embedding, "embedding")
+    if factors.ndim != 2:
+        raise ValueError(f"greedy: embedding must be (rank, N), its shape is {factors.shape}")
+    return _select(_LowRank(factors), p, alpha, size, available, demote)
+
+
+class _Dense:
+    """A covariance matrix, conditioned in place."""
+
+    def __init__(self, cov: Array) -> None:
+        self.cov, self.left = cov, cov.copy()
+        self.variance = np.diag(cov).copy()
+
+    def times(self, p: Array) -> Array:
+        return np.asarray(self.cov @ p)
+
+    def condition(self, k: int) -> Array:
+        column: Array = self.left[k] / np.sqrt(self.left[k, k])
+        self.left -= np.outer(column, column)
+        return column
+
+    def restart(self) -> None:
+        self.left = self.cov.copy()
+
+
+class _LowRank:
+    """The covariance X^T X, conditioned by removing directions from the columns of X."""
+
+    def __init__(self, factors: Array) -> None:
+        self.factors = factors
+        self.variance = np.einsum("ij,ij->j", factors, factors)
+        self.basis: list[Array] = []
+
+    def times(self, p: Array) -> Array:
+        return np.asarray((self.factors @ p) @ self.factors)
+
+    def condition(self, k: int) -> Array:
+        direction = self.factors[:, k]
+        for _ in range(2):  # twice restores the orthogonality that rounding lost
+            for known in self.basis:
+                direction = direction - (known @ direction) * known
+        direction = direction / np.linalg.norm(direction)
+        self.basis.append(direction)
+        return np.asarray(direction @ self.factors)
+
+    def restart(self) -> None:
+        self.basis.clear()
+
+
+def _select(
+    model: _Dense | _LowRank,
+    p: ArrayLike,
+    alpha: ArrayLike,
+    size: int,
+    available: Sequence[int] | None,
+    demote: bool,
+) -> list[int]:
+    """Run Algorithm 1 on the variances and on pull = Sigma p, all that it looks at.
+
+    Conditioning on k takes from Sigma the outer product of k's column over its deviation, so the
+    variances lose that column's square and the pull a multiple of it.
+    """
+    clients = model.variance.size
+    weights, factor = _vector(p, "p", clients), _vector(alpha, "alpha", clients)
+    closed = _closed(clients, size, available)
+    pull = model.times(weights)
+    left, drawn, spent = model.variance.copy(), pull.copy(), _SPENT * model.variance
+    chosen: list[int] = []
+    for _ in range(size):
+        alive = (left > spent) & ~closed
+        if not alive.any() and (model.variance[~closed] > 0).any():
+            left, drawn = model.variance.copy(), pull.copy()
+            model.restart()
+            alive = (left > spent) & ~closed
+        scores = np.zeros(clients)
+        scores[alive] = drawn[alive] / np.sqrt(left[alive])
+        pick = _best(_annealed(scores, factor, demote), closed)
+        chosen.append(pick)
+        closed[pick] = True
+        if alive[pick]:
+            column = model.condition(pick)
+            left -= column**2
+            drawn -= (column @ weights) * column
+    return chosen
+
+
+def _annealed(scores: Array, alpha: Array, demote: bool) -> Array:
+    if not demote:
+        return scores * alpha
+    return np.where(scores < 0, scores / np.maximum(alpha, np.finfo(float).tiny), scores * alpha)
+
+
+def _best(scores: Array, closed: NDArray[np.bool_]) -> int:
+    scores[closed] = -np.inf
+    top = scores.max()
+    return int(np.argmax(scores >= top - _TIE * abs(top)))
+
+
+def _closed(clients: int, size: int, available: Sequence[int] | None) -> NDArray[np.bool_]:
+    """Mark the clients that cannot be selected."""
+    closed = np.zeros(clients, bool)
+    if available is not None:
+        closed[:] = True
+        closed[np.asarray(available, np.int64)] = False
+    pool = clients - int(closed.sum())
+    if not 0 <= size <= pool:
+        raise ValueError(f"greedy: cannot select {size} of {pool} clients")
+    return closed
+
+
+def _vector(value: ArrayLike, name: str, clients: int) -> Array:
+    array = _finite(value, name)
+    if array.shape != (clients,):
+        raise ValueError(f"greedy: {name} has shape {array.shape}, not ({clients},)")
+    return array
+
+
+def _finite(value: ArrayLike, name: str) -> Array:
+    array = np.asarray(value, dtype=np.float64)
+    if not np.isfinite(array).all():
+        raise ValueError(f"greedy: {name} has a value that is not finite")
+    return array
