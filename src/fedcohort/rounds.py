@@ -60,15 +60,16 @@ class Selection:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Who was asked to train and who came back with an update."""
+    """Who was asked to train, who came back with an update, and whom a gate held back."""
 
     selected: tuple[ClientId, ...]
     finished: tuple[ClientId, ...]
+    withheld: tuple[ClientId, ...] = ()
 
     @property
     def dropped(self) -> tuple[ClientId, ...]:
-        """The selected that did not finish."""
-        done = set(self.finished)
+        """The selected that should have finished and did not."""
+        done = {*self.finished, *self.withheld}
         return tuple(client for client in self.selected if client not in done)
 
 

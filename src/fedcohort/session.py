@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import InvalidCheckpoint, NoClients, PolicyError
+from fedcohort.gates.base import Gate
 from fedcohort.ledger import Ledger
 from fedcohort.policies.base import Policy, pick
 from fedcohort.rounds import ClientId, Outcome, Round, Selection, stream
@@ -38,6 +39,8 @@ class Session:
         Clients wanted in each round.
     seed : int
         All randomness of the selection is a function of it and of the round.
+    gate : Gate, optional
+        Decides after local training who uploads; see `announce` and `admit`.
     model_bytes : int, default=0
         Size of the model, charged for each download and upload.
 
@@ -51,17 +54,24 @@ class Session:
     >>> session.begin(["a", "b"], collect).clients
     ('b',)
     >>> session.finish({}, ["b"])
-    Outcome(selected=('b',), finished=('b',))
+    Outcome(selected=('b',), finished=('b',), withheld=())
     >>> session.ledger.by_kind("down")
     {'model': 200}
     """
 
     def __init__(
-        self, policy: Policy, *, cohort_size: int, seed: int, model_bytes: int = 0
+        self,
+        policy: Policy,
+        *,
+        cohort_size: int,
+        seed: int,
+        gate: Gate | None = None,
+        model_bytes: int = 0,
     ) -> None:
         if cohort_size < 1:
             raise ValueError(f"Session: cohort_size={cohort_size} must be at least 1")
         self.policy = policy
+        self.gate = gate
         self.cohort_size = cohort_size
         self.seed = seed
         self.model_bytes = model_bytes
@@ -70,8 +80,12 @@ class Session:
         self.round_number = 0
         self._asks: Counter[str] = Counter()
         self._round: Round | None = None
+        self._available: tuple[Iterable[ClientId], tuple[ClientId, ...]] = ((), ())
         self._selection = Selection(())
         self._holding: set[ClientId] = set()
+        self._admitted: tuple[ClientId, ...] | None = None
+        self._withheld: tuple[ClientId, ...] = ()
+        self.skipped = False
 
     def begin(self, available: Iterable[ClientId], collect: Collect) -> Selection:
         """Start a round: collect the signals that the policy needs and pick the cohort.
@@ -87,12 +101,21 @@ class Session:
         Returns
         -------
         Selection
-            As many clients as wanted, or all if fewer are available.
+            As many clients as wanted, or all if fewer are available. After a round that a gate
+            skipped, the same clients go on: nobody is asked and no model is sent.
         """
-        clients = tuple(sorted(set(available)))
+        clients = self._sorted(available)
         if not clients:
             raise NoClients(f"round {self.round_number}: no client is available")
         self._round = round = Round(self.round_number, clients, self.cohort_size)
+        self._admitted, self._withheld = None, ()
+        if self.skipped:
+            present = set(clients)
+            same = tuple(c for c in self._selection.clients if c in present)
+            if same:
+                self._selection = _restricted(self._selection, same)
+                return self._selection
+        self.skipped = False
         self._holding = set()
         for name in sorted(self.policy.needs.profile):
             self._gather(name, self._unprofiled(name, clients), collect, retry=True)
@@ -105,6 +128,35 @@ class Session:
         self._selection = self._completed(selection, round)
         self._send_model(self._selection.clients)
         return self._selection
+
+    def announce(self, model: NDArray[np.floating[Any]]) -> NDArray[Any] | None:
+        """Return what the gate tells the selected clients about the global model."""
+        message = None if self.gate is None else self.gate.announce(model)
+        if message is not None:
+            self.ledger.charge(
+                self.round_number, "gate", "down", self._selection.clients, message.nbytes
+            )
+        return message
+
+    def admit(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
+        """Let the gate decide, from the clients' answers after training, who uploads.
+
+        Answers of clients that failed are missing. Nobody admitted means that the round is
+        skipped: call `finish` without updates, and leave the global model as it is.
+        """
+        if self.gate is None:
+            self._admitted = tuple(answers)
+            return self._admitted
+        number = self.round_number
+        sizes = {c: a.nbytes for c, a in answers.items()}
+        self.ledger.charge_each(number, "gate", "up", sizes)
+        self._admitted = self.gate.decide(answers)
+        asked = set(self._admitted)
+        self._withheld = tuple(c for c in answers if c not in asked)
+        self.skipped = not self._admitted and bool(answers)
+        if any(sizes.values()):
+            self.ledger.charge(number, "gate", "down", answers, 1)  # the decision, one byte
+        return self._admitted
 
     def finish(self, replies: Mapping[str, Readings], finished: Iterable[ClientId]) -> Outcome:
         """End the round: store the reply signals, charge the uploads, let the policy learn.
@@ -119,17 +171,21 @@ class Session:
         if self._round is None:
             raise RuntimeError("Session.finish was called before Session.begin")
         done = set(finished)
-        strangers = done - set(self._selection.clients)
+        asked = self._selection.clients if self._admitted is None else self._admitted
+        strangers = done - set(asked)
         if strangers:
             raise ValueError(f"Session.finish: {min(strangers)!r} was not selected this round")
         outcome = Outcome(
-            self._selection.clients, tuple(c for c in self._selection.clients if c in done)
+            self._selection.clients,
+            tuple(c for c in self._selection.clients if c in done),
+            self._withheld,
         )
         for name in sorted(self.policy.needs.reply):
             sent = replies.get(name, {})
             self._store(name, {c: sent[c] for c in outcome.finished if c in sent})
         self.ledger.charge(self._round.number, "model", "up", outcome.finished, self.model_bytes)
-        self.policy.observe(self._round, outcome, self.signals)
+        if not self.skipped:
+            self.policy.observe(self._round, outcome, self.signals)
         self.round_number += 1
         self._round = None
         return outcome
@@ -147,21 +203,42 @@ class Session:
             "signals": self.signals.state_dict(),
             "ledger": self.ledger.state_dict(),
             "asks": dict(self._asks),
+            "gate": None if self.gate is None else self.gate.name,
+            "gate_state": {} if self.gate is None else self.gate.state_dict(),
+            "skipped": self.skipped,
+            "cohort": list(self._selection.clients) if self.skipped else [],
+            "weights": self._selection.weights if self.skipped else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken: the same policy, seed and cohort size."""
-        expected = (type(self.policy).__name__, self.seed, self.cohort_size)
-        found = tuple(state.get(key) for key in ("policy", "seed", "cohort_size"))
+        gate = None if self.gate is None else self.gate.name
+        expected = (type(self.policy).__name__, self.seed, self.cohort_size, gate)
+        found = tuple(state.get(key) for key in ("policy", "seed", "cohort_size", "gate"))
         if found != expected:
             raise InvalidCheckpoint(
-                f"the checkpoint is of (policy, seed, cohort_size) = {found}, this is {expected}"
+                f"the checkpoint is of (policy, seed, cohort_size, gate) = {found}, "
+                f"this is {expected}"
             )
+        if self.gate is not None:
+            self.gate.load_state_dict(state["gate_state"])
+        self.skipped = bool(state["skipped"])
+        weights = state["weights"]
+        self._selection = Selection(
+            tuple(state["cohort"]), None if weights is None else tuple(weights)
+        )
         self.round_number = int(state["round_number"])
         self.policy.load_state_dict(state["policy_state"])
         self.signals.load_state_dict(state["signals"])
         self.ledger.load_state_dict(state["ledger"])
         self._asks = Counter(state["asks"])
+
+    def _sorted(self, available: Iterable[ClientId]) -> tuple[ClientId, ...]:
+        """Sort the clients, or reuse the last round's result for the very same tuple."""
+        if available is self._available[0] and isinstance(available, tuple):
+            return self._available[1]
+        self._available = (available, tuple(sorted(set(available))))
+        return self._available[1]
 
     def _rng(self, phase: str) -> np.random.Generator:
         return stream(self.seed, "session", self.round_number, phase)
@@ -231,3 +308,12 @@ class Session:
             fill = float(np.mean(weights)) if weights else 1.0
             weights = (*weights, *(fill for _ in extra))
         return Selection(selection.clients + extra, weights, selection.scores)
+
+
+def _restricted(selection: Selection, clients: tuple[ClientId, ...]) -> Selection:
+    """Return the part of a selection that concerns `clients`."""
+    weights = None
+    if selection.weights is not None:
+        known = dict(zip(selection.clients, selection.weights, strict=True))
+        weights = tuple(known[c] for c in clients)
+    return Selection(clients, weights, selection.scores)

@@ -1,0 +1,105 @@
+"""The interface of a gate: what the server announces, what clients answer, who uploads.
+
+A gate stands between local training and upload. In every round the server announces a small
+message with the model's version; each selected client trains, compares, and answers in a few
+bytes; the server then asks some, all or none of them for their models. A gate does no I/O and
+holds no models: engines call it, in one process or over a network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcohort.rounds import ClientId
+
+Floats = NDArray[np.floating[Any]]
+
+
+class Gate(ABC):
+    """Decides who uploads.
+
+    Attributes
+    ----------
+    on_skip : {"keep", "reset"}
+        What a client does that was not asked for its model: keep what it learned, so that drift
+        accumulates over rounds, or start afresh from the global model the next time.
+    state : dataclass instance or None
+        All that the gate remembers between rounds, at the server.
+    """
+
+    name: ClassVar[str] = ""
+    on_skip: Literal["keep", "reset"] = "keep"
+    state: Any = None
+
+    @abstractmethod
+    def announce(self, model: Floats) -> NDArray[Any] | None:
+        """Return what the server sends to each selected client; None for nothing."""
+
+    @abstractmethod
+    def probe(self, announced: NDArray[Any] | None, start: Floats, models: Floats) -> NDArray[Any]:
+        """Return each client's answer, a row a client.
+
+        `start` is the global model, `models` the trained ones, (clients, parameters).
+        """
+
+    @abstractmethod
+    def decide(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
+        """Return who uploads, of those that answered; nobody means that the round is skipped."""
+
+    def aggregated(self, before: Floats, after: Floats) -> None:  # noqa: B027
+        """Learn the global model's step after a round that was not skipped."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as a dict of plain values and arrays."""
+        if self.state is None:
+            return {}
+        return {f.name: getattr(self.state, f.name) for f in dataclasses.fields(self.state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if self.state is not None:
+            self.state = type(self.state)(**state)
+
+
+GATES: dict[str, type[Gate]] = {}
+G = TypeVar("G", bound=type[Gate])
+
+
+def register(name: str) -> Callable[[G], G]:
+    """Class decorator: enter a gate into `GATES` under a kebab-case name."""
+
+    def enter(gate: G) -> G:
+        gate.name = name
+        GATES[name] = gate
+        return gate
+
+    return enter
+
+
+@register("none")
+class NoGate(Gate):
+    """Everybody uploads, nothing is announced.
+
+    Examples
+    --------
+    >>> NoGate().decide({"a": np.zeros(0), "b": np.zeros(0)})
+    ('a', 'b')
+    """
+
+    def announce(self, model: Floats) -> NDArray[Any] | None:
+        """Send nothing."""
+        return None
+
+    def probe(self, announced: NDArray[Any] | None, start: Floats, models: Floats) -> NDArray[Any]:
+        """Answer nothing: zero bytes a client."""
+        return np.empty((len(models), 0), np.uint8)
+
+    def decide(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
+        """Ask everybody."""
+        return tuple(answers)

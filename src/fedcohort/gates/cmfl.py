@@ -1,0 +1,98 @@
+"""CMFL: upload only updates whose signs agree with the last global update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcohort.gates.base import Floats, Gate, register
+from fedcohort.rounds import ClientId
+
+
+def agreement(updates: Floats, reference: Floats) -> NDArray[np.float64]:
+    """Share of parameters in which an update has the sign of the reference.
+
+    Examples
+    --------
+    >>> agreement(np.array([[1.0, -2.0, 3.0, 0.0]]), np.array([5.0, 5.0, 5.0, 0.0])).tolist()
+    [0.75]
+    """
+    return np.asarray((np.sign(updates) == np.sign(reference)).mean(axis=1), np.float64)
+
+
+@dataclass
+class CMFLState:
+    """The last global step, and the rounds so far."""
+
+    step: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    rounds: int = 0
+
+
+@register("cmfl")
+class CMFL(Gate):
+    """Communication-mitigated federated learning of Wang, Wang and Li [1]_; paper 1's benchmark.
+
+    The server announces the signs of its last step, two bits a parameter; a client whose update
+    agrees in at least the threshold's share of signs uploads. In the first round everybody does.
+
+    Parameters
+    ----------
+    threshold : float, default=0.6
+        Least share of agreeing signs.
+    decay : bool, default=False
+        Divide it by the square root of the round number, as the convergence proof wants.
+    on_skip : {"reset", "keep"}
+        The paper's clients start afresh ("reset").
+
+    References
+    ----------
+    .. [1] Wang, Wang, Li (2019), CMFL: Mitigating Communication Overhead for Federated Learning,
+       ICDCS.
+    """
+
+    def __init__(
+        self,
+        threshold: float = 0.6,
+        decay: bool = False,
+        on_skip: Literal["keep", "reset"] = "reset",
+    ) -> None:
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"CMFL: threshold={threshold} must lie in [0, 1]")
+        if on_skip not in ("keep", "reset"):
+            raise ValueError(f"CMFL: on_skip={on_skip!r} must be 'keep' or 'reset'")
+        self.threshold, self.decay, self.on_skip = threshold, decay, on_skip
+        self.state = CMFLState()
+
+    def announce(self, model: Floats) -> NDArray[np.uint8]:
+        """Return the packed signs of the last global step, empty in the first round."""
+        step = self.state.step
+        signs = np.concatenate([np.packbits(step > 0), np.packbits(step < 0)])
+        return signs.astype(np.uint8)
+
+    def probe(self, announced: NDArray[Any] | None, start: Floats, models: Floats) -> NDArray[Any]:
+        """Return each client's share of agreeing signs; all agree before the first step."""
+        assert announced is not None
+        if not len(announced):
+            return np.ones((len(models), 1), np.float32)
+        half, dim = len(announced) // 2, models.shape[1]
+        positive, negative = (
+            np.unpackbits(part, count=dim).astype(np.int8)
+            for part in (announced[:half], announced[half:])
+        )
+        shares = agreement(models - start, positive - negative)
+        shares[~np.isfinite(models).all(axis=1)] = np.nan
+        return shares.astype(np.float32)[:, None]
+
+    def decide(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
+        """Ask those that agree enough."""
+        self.state.rounds += 1
+        limit = self.threshold / (np.sqrt(self.state.rounds) if self.decay else 1.0)
+        return tuple(c for c, a in answers.items() if a.shape == (1,) and limit <= float(a[0]) <= 1)
+
+    def aggregated(self, before: Floats, after: Floats) -> None:
+        """Remember the global step."""
+        self.state.step = np.asarray(after - before, np.float32)
