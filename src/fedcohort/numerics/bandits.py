@@ -1,0 +1,215 @@
+"""The multi-dueling bandit of FedACS: duels by reward, Thompson sampling of a pool, ranks.
+
+Client i has won A_i and lost B_i duels; its standing is theta_i ~ Beta(A_i + 1, B_i + 1).
+
+References
+----------
+Wang et al. FedACS: Federated Skewness Analytics in Heterogeneous Decentralized Data Environments.
+IWQoS 2021.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+
+class RankPosterior(NamedTuple):
+    """What the duels say about each client's rank; 1 is the highest reward, the least skew."""
+
+    mean: Array
+    lower: Array
+    upper: Array
+
+
+def duel(
+    wins: ArrayLike,
+    losses: ArrayLike,
+    participants: ArrayLike,
+    rewards: ArrayLike,
+    rate: float = 1.0,
+) -> tuple[Array, Array]:
+    """Let all participants of a round duel each other (Algorithm 2), in O(k log k).
+
+    Parameters
+    ----------
+    wins, losses
+        A and B of all clients.
+    participants
+        Positions of those that took part, each once.
+    rewards
+        Their rewards. For each pair with unequal rewards the higher wins; ties change nothing.
+    rate
+        What a duel counts, eta.
+
+    Returns
+    -------
+    tuple of ndarray
+        New wins and losses; the given ones are left alone.
+
+    Examples
+    --------
+    >>> wins, losses = duel([0, 0, 0, 0], [0, 0, 0, 0], [0, 2, 3], [-5.0, -1.0, -1.0])
+    >>> wins.tolist(), losses.tolist()
+    ([0.0, 0.0, 1.0, 1.0], [2.0, 0.0, 0.0, 0.0])
+    """
+    won, lost = _counts(wins, losses)
+    who = np.asarray(participants, dtype=np.int64)
+    reward = np.asarray(rewards, dtype=np.float64)
+    if who.ndim != 1 or who.shape != reward.shape:
+        raise ValueError(f"duel: {who.shape} participants but {reward.shape} rewards")
+    if np.isnan(reward).any():
+        raise ValueError("duel: a reward is NaN; leave that participant out")
+    if np.unique(who).size < who.size:
+        raise ValueError("duel: a participant appears twice")
+    order = np.sort(reward)
+    won[who] += rate * np.searchsorted(order, reward, side="left")
+    lost[who] += rate * (reward.size - np.searchsorted(order, reward, side="right"))
+    return won, lost
+
+
+def thompson_pool(
+    wins: ArrayLike, losses: ArrayLike, size: int, rng: np.random.Generator
+) -> list[int]:
+    """Draw the pool of Algorithm 1: `size` times the largest of fresh Beta draws, then remove it.
+
+    The exact law, though hardly any of the draws are made: clients of equal counts are handled
+    together and the largest draw is found by thinning a Poisson process from the top.
+
+    Returns
+    -------
+    list of int
+        Positions in the order in which they were taken.
+
+    Examples
+    --------
+    >>> thompson_pool([9, 0, 500], [0, 9, 0], 2, np.random.default_rng(0))
+    [2, 0]
+    """
+    from fedcohort.numerics._thompson import pool_loop
+
+    won, lost = _counts(wins, losses)
+    _check_size(size, won.size)
+    keys, member_of, counts = np.unique(won + 1j * lost, return_inverse=True, return_counts=True)
+    taken = pool_loop(keys.real + 1.0, keys.imag + 1.0, counts.astype(np.int64), size, rng)
+    return [int(i) for i in _members(taken, member_of, counts, rng)]
+
+
+def thompson_pool_one_draw(
+    wins: ArrayLike, losses: ArrayLike, size: int, rng: np.random.Generator
+) -> list[int]:
+    """Approximate the pool by one Beta draw a client and the `size` largest, in O(N).
+
+    Not Algorithm 1: a client has one chance instead of a fresh one for every pick, which favours
+    uncertain clients less. For a pair the probabilities can differ by 15 percent. For federations
+    of millions whose counts are all different.
+
+    Examples
+    --------
+    >>> sorted(thompson_pool_one_draw([9, 0, 500], [0, 9, 0], 2, np.random.default_rng(0)))
+    [0, 2]
+    """
+    won, lost = _counts(wins, losses)
+    _check_size(size, won.size)
+    draws = rng.beta(won + 1, lost + 1)
+    if size == 0:
+        return []
+    top = np.argpartition(-draws, size - 1)[:size]
+    return [int(i) for i in top[np.argsort(-draws[top])]]
+
+
+def rank_posterior(
+    wins: ArrayLike,
+    losses: ArrayLike,
+    rng: np.random.Generator,
+    *,
+    level: float = 0.95,
+    draws: int = 1000,
+) -> RankPosterior:
+    """Posterior mean and interval of each client's rank: the analytics view, no training needed.
+
+    Parameters
+    ----------
+    wins, losses
+        A and B of all clients.
+    rng
+        For the intervals, which come from `draws` joint draws; the means are exact.
+    level
+        Probability that the interval holds.
+
+    Examples
+    --------
+    >>> ranks = rank_posterior([30, 0, 10], [0, 30, 10], np.random.default_rng(0))
+    >>> ranks.mean.round(2).tolist(), ranks.lower.tolist(), ranks.upper.tolist()
+    ([1.0, 3.0, 2.0], [1.0, 3.0, 2.0], [1.0, 3.0, 2.0])
+    """
+    won, lost = _counts(wins, losses)
+    if not 0 < level < 1 or draws < 1:
+        raise ValueError(f"rank_posterior: level={level} must be in (0, 1), draws={draws} >= 1")
+    ranks = np.empty((draws, won.size), np.int32)
+    for row in ranks:
+        order = np.argsort(-rng.beta(won + 1, lost + 1))
+        row[order] = np.arange(1, won.size + 1)
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    lower, upper = np.quantile(ranks, tails, axis=0, method="inverted_cdf").astype(float)
+    return RankPosterior(_mean_rank(won, lost), lower, upper)
+
+
+def _mean_rank(won: Array, lost: Array) -> Array:
+    """Expected rank 1/2 + the integral of f_i(x) sum_j P(theta_j > x), by Gauss quadrature.
+
+    The sum includes j = i, which adds one half.
+    """
+    from scipy.special import betainc, betaln
+
+    keys, member_of, counts = np.unique(won + 1j * lost, return_inverse=True, return_counts=True)
+    a, b = keys.real + 1, keys.imag + 1
+    narrowest = np.sqrt(a * b / (a + b + 1)) / (a + b)
+    panels = int(np.ceil(1 / (2 * narrowest.min(initial=0.5))))
+    nodes, weights = np.polynomial.legendre.leggauss(16)
+    expected = np.full(a.size, 0.5)
+    for panel in range(panels):
+        x = (panel + (nodes + 1) / 2) / panels
+        above = np.array([counts @ (1 - betainc(a, b, point)) for point in x])
+        logs = np.outer(a - 1, np.log(x)) + np.outer(b - 1, np.log1p(-x)) - betaln(a, b)[:, None]
+        expected += np.exp(logs) @ (weights / 2 / panels * above)
+    return np.asarray(expected[member_of])
+
+
+def _members(
+    taken: NDArray[np.int64],
+    member_of: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    rng: np.random.Generator,
+) -> NDArray[np.int64]:
+    """Turn picks of groups into picks of clients: within a group all are equally likely."""
+    shuffled = rng.permutation(member_of.size)
+    by_group = shuffled[np.argsort(member_of[shuffled], kind="stable")]
+    starts = np.cumsum(counts) - counts
+    order = np.argsort(taken, kind="stable")
+    sorted_taken = taken[order]
+    first = np.searchsorted(sorted_taken, sorted_taken, side="left")
+    result = np.empty(taken.size, np.int64)
+    result[order] = by_group[starts[sorted_taken] + np.arange(taken.size) - first]
+    return result
+
+
+def _counts(wins: ArrayLike, losses: ArrayLike) -> tuple[Array, Array]:
+    won, lost = np.array(wins, dtype=np.float64), np.array(losses, dtype=np.float64)
+    if won.ndim != 1 or won.shape != lost.shape:
+        raise ValueError(f"bandit: wins {won.shape} and losses {lost.shape} must be equal vectors")
+    if (
+        not (np.isfinite(won).all() and np.isfinite(lost).all())
+        or min(won.min(initial=0), lost.min(initial=0)) < 0
+    ):
+        raise ValueError("bandit: wins and losses must be finite and not negative")
+    return won, lost
+
+
+def _check_size(size: int, clients: int) -> None:
+    if not 0 <= size <= clients:
+        raise ValueError(f"thompson_pool: cannot take {size} of {clients} clients")
