@@ -1,0 +1,17 @@
+"""Data sets, and their division among clients."""
+
+from fedcohort.datasets.arrays import from_arrays
+from fedcohort.datasets.base import Dataset
+from fedcohort.datasets.catalogue import DATASETS, Availability, available, load
+from fedcohort.datasets.federation import Federation, federate
+
+__all__ = [
+    "DATASETS",
+    "Availability",
+    "Dataset",
+    "Federation",
+    "available",
+    "federate",
+    "from_arrays",
+    "load",
+]

@@ -1,0 +1,118 @@
+"""The data sets by name: load one, or see which are here."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedcohort.datasets import cifar, digits, femnist, heart, idx, shakespeare
+from fedcohort.datasets.base import Dataset
+from fedcohort.datasets.files import Folder, MissingData, places
+from fedcohort.exceptions import ConfigError, DataError
+
+DATASETS: dict[str, Callable[..., Dataset]] = {
+    "digits": digits.read,
+    "mnist": idx.read,
+    "fashion-mnist": idx.read,
+    "cifar10": cifar.read,
+    "femnist": femnist.read,
+    "shakespeare": shakespeare.read,
+    "heart-disease": heart.read,
+}
+
+
+def load(
+    name: str = "digits", root: str | os.PathLike[str] | None = None, **options: Any
+) -> Dataset:
+    """Load a data set.
+
+    Parameters
+    ----------
+    name : str
+        One of `DATASETS`.
+    root : path, optional
+        The folder that holds a folder `name` with the files. By default $FEDCOHORT_DATA, then
+        $XDG_CACHE_HOME/fedcohort (~/.cache/fedcohort).
+    **options
+        Those of the data set: `dtype` for images (mnist, fashion-mnist, cifar10, femnist);
+        `min_lines`, `max_samples`, `dtype` for shakespeare; `complete`, `scale` for heart-disease.
+
+    Raises
+    ------
+    DataError
+        If a file is missing or damaged; the message names it and says what it must contain.
+    ConfigError
+        If there is no such data set or option.
+
+    Examples
+    --------
+    >>> load("digits")
+    Dataset('digits', 1438 + 359 samples of shape (1, 8, 8), 10 classes)
+    """
+    if name not in DATASETS:
+        raise ConfigError(f"no data set {name!r}; there are {', '.join(DATASETS)}")
+    known = list(inspect.signature(DATASETS[name]).parameters)[1:]
+    for option in options:
+        if option not in known:
+            there = f"it has {', '.join(known)}" if known else "it has none"
+            raise ConfigError(f"data set {name} has no option {option!r}; {there}")
+    return DATASETS[name](Folder(name, places(root)), **options)
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a data set can be loaded.
+
+    Parameters
+    ----------
+    name : str
+    status : "ok", "missing" or "damaged"
+    samples : int, optional
+        Train and test samples that `load` gives, if ok.
+    clients : int, optional
+        Natural clients, if ok and there are any.
+    where : str
+        The folder, or all that were searched.
+    detail : str
+        What is wrong, or what there is.
+    """
+
+    name: str
+    status: Literal["ok", "missing", "damaged"]
+    samples: int | None
+    clients: int | None
+    where: str
+    detail: str
+
+
+def available(root: str | os.PathLike[str] | None = None) -> list[Availability]:
+    """Load every data set to see which are here and whole.
+
+    Examples
+    --------
+    >>> first = available("no/such/folder")[0]
+    >>> first.name, first.status, first.samples
+    ('digits', 'ok', 1797)
+    """
+    return [_examine(name, root) for name in DATASETS]
+
+
+def _examine(name: str, root: str | os.PathLike[str] | None) -> Availability:
+    folders = [place / name for place in places(root)]
+    where = " or ".join(map(str, [f for f in folders if f.is_dir()][:1] or folders))
+    if name == "digits":
+        where = "scikit-learn"
+    has_dtype = "dtype" in inspect.signature(DATASETS[name]).parameters
+    try:
+        data = load(name, root, **({"dtype": "uint8"} if has_dtype else {}))
+    except MissingData as error:
+        return Availability(name, "missing", None, None, where, str(error))
+    except DataError as error:
+        return Availability(name, "damaged", None, None, where, str(error))
+    clients = None if data.client_ids is None else len(set(data.client_ids.tolist()))
+    samples = len(data.y) + len(data.y_test)
+    detail = f"{len(data.y)} train, {len(data.y_test)} test, {data.classes} classes"
+    return Availability(name, "ok", samples, clients, where, detail)

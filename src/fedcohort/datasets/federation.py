@@ -1,0 +1,174 @@
+"""A data set that has been handed out to clients."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedcohort.datasets.base import Dataset
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.partition import PARTITIONS, IndexArray, natural
+from fedcohort.rounds import ClientId, stream
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """A data set and the training samples of each client.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    parts : mapping of str to int array
+        Rows of `dataset.x` by client id; kept sorted by id. Clients may share samples, but none
+        may be empty or hold a sample twice.
+
+    Examples
+    --------
+    >>> from fedcohort.datasets import from_arrays
+    >>> data = from_arrays([[0.0], [1.0], [2.0]], [0, 1, 1], test_fraction=0)
+    >>> federation = Federation(data, {"b": [0], "a": [1, 2]})
+    >>> federation.clients, federation.label_counts().tolist()
+    (('a', 'b'), [[0, 2], [1, 0]])
+    """
+
+    dataset: Dataset
+    parts: Mapping[ClientId, IndexArray]
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise DataError(f"{self.dataset.name}: a federation needs at least one client")
+        checked = {c: self._checked(c, self.parts[c]) for c in sorted(self.parts)}
+        object.__setattr__(self, "parts", checked)
+
+    def _checked(self, client: ClientId, part: ArrayLike) -> IndexArray:
+        rows = np.asarray(part)
+        samples = len(self.dataset.y)
+        if rows.size == 0:
+            raise DataError(f"client {client!r} has no samples")
+        if rows.ndim != 1 or rows.dtype.kind not in "iu":
+            raise DataError(f"client {client!r}: {rows.dtype} of shape {rows.shape} is no index")
+        if rows.min() < 0 or rows.max() >= samples:
+            raise DataError(f"client {client!r} has rows beyond 0 to {samples - 1}")
+        if np.unique(rows).size != rows.size:
+            raise DataError(f"client {client!r} holds a sample twice")
+        return rows.astype(np.int64)
+
+    @property
+    def clients(self) -> tuple[ClientId, ...]:
+        """The client ids, sorted."""
+        return tuple(self.parts)
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Count the samples of each client, in the order of `clients`."""
+        return np.array([part.size for part in self.parts.values()], dtype=np.int64)
+
+    def label_counts(self) -> NDArray[np.int64]:
+        """Count the samples of each class (columns) that each client (rows) holds."""
+        y, classes = self.dataset.y, self.dataset.classes
+        rows = [np.bincount(y[part], minlength=classes) for part in self.parts.values()]
+        return np.stack(rows).astype(np.int64)
+
+    def test_parts(self) -> dict[ClientId, IndexArray]:
+        """Rows of `dataset.x_test` by client, where the data says whose they are."""
+        if self.dataset.test_client_ids is None or not len(self.dataset.test_client_ids):
+            return {}
+        groups = natural(self.dataset.test_client_ids)
+        return {client: groups[client] for client in self.parts if client in groups}
+
+
+def federate(
+    dataset: Dataset,
+    partition: str | Callable[..., Any] | Sequence[ArrayLike] | Mapping[ClientId, ArrayLike],
+    clients: int | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Federation:
+    """Hand a data set out to clients.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    partition : str, callable, sequence or mapping
+        A name in `PARTITIONS`; "natural" for the clients that the data brings along; a function
+        called `partition(labels, clients, rng, **options)`; or the index arrays themselves, in a
+        list or by client id.
+    clients : int, optional
+        How many. With "natural", that many of them are drawn at random (all by default).
+    seed : int
+        The split is a function of it.
+    **options
+        Those of the partition, such as `alpha`.
+
+    Returns
+    -------
+    Federation
+        Clients that have no name of their own are called client-00, client-01 and so on, with as
+        many digits as make the order of names the order of numbers.
+
+    Examples
+    --------
+    >>> from fedcohort.datasets import load
+    >>> federation = federate(load("digits"), "dirichlet-per-client", clients=12, alpha=0.3)
+    >>> federation.clients[:2], federation.sizes().sum()
+    (('client-00', 'client-01'), np.int64(1438))
+    """
+    if isinstance(partition, str) and partition == "natural":
+        return Federation(dataset, _natural(dataset, clients, seed, options))
+    if isinstance(partition, str) or callable(partition):
+        parts = _call(dataset, partition, clients, seed, options)
+    elif options or (clients is not None and clients != len(partition)):
+        raise ConfigError("federate: index arrays take neither options nor another `clients`")
+    else:
+        parts = partition
+    return Federation(dataset, parts if isinstance(parts, Mapping) else _named(parts))
+
+
+def _named(parts: Sequence[ArrayLike]) -> dict[ClientId, Any]:
+    digits = len(str(len(parts) - 1))
+    return {f"client-{i:0{digits}d}": part for i, part in enumerate(parts)}
+
+
+def _call(
+    dataset: Dataset,
+    partition: str | Callable[..., Any],
+    clients: int | None,
+    seed: int,
+    options: dict[str, Any],
+) -> Any:
+    name = partition if isinstance(partition, str) else getattr(partition, "__name__", "partition")
+    if isinstance(partition, str) and partition not in PARTITIONS:
+        raise ConfigError(f"no partition {name!r}; there are natural, {', '.join(PARTITIONS)}")
+    function = PARTITIONS[partition] if isinstance(partition, str) else partition
+    if clients is None:
+        raise ConfigError(f"partition {name}: say how many clients")
+    rng = stream(seed, "partition")
+    try:
+        inspect.signature(function).bind(dataset.y, clients, rng, **options)
+    except TypeError as error:
+        known = list(inspect.signature(function).parameters.values())[3:]
+        raise ConfigError(
+            f"partition {name}: {error}; its options are {', '.join(map(str, known))}"
+        ) from error
+    return function(dataset.y, clients, rng, **options)
+
+
+def _natural(
+    dataset: Dataset, clients: int | None, seed: int, options: dict[str, Any]
+) -> dict[ClientId, IndexArray]:
+    if unknown := set(options) - {"min_size"}:
+        raise ConfigError(f"natural has no option {min(unknown)!r}; it has min_size")
+    if dataset.client_ids is None:
+        raise ConfigError(f"data set {dataset.name} has no natural clients; choose a partition")
+    parts = natural(dataset.client_ids, **options)
+    if clients is None:
+        return parts
+    if not 1 <= clients <= len(parts):
+        raise ConfigError(f"natural: clients={clients} must be from 1 to {len(parts)}")
+    names = list(parts)
+    drawn = stream(seed, "partition").choice(len(names), clients, replace=False)
+    return {names[i]: parts[names[i]] for i in drawn}
