@@ -1,0 +1,137 @@
+"""The compiled loops of the hash families. Numba has no types, so they live alone here.
+
+No `fastmath`: every sum is done in the order written, so that the results equal those of the
+NumPy versions (`rotation.py`, `minhash.py`) bit for bit. Threads are Python's; the loops release
+the interpreter lock.
+"""
+# mypy: disable-error-code="misc, no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+LANES = 16  # samples that move through a rotation together: one cache line of float32
+TILE = 1024  # entries whose butterflies are finished while they are in the cache
+
+
+@njit(nogil=True, cache=True)
+def _butterflies(a, start, stop, h, size):
+    """Stages h, 2h, ... below `size`, two at a time, over a[start:stop]; return the next h."""
+    while 4 * h <= size:
+        for i in range(start, stop, 4 * h):
+            for j in range(i, i + h):
+                for l in range(LANES):
+                    p, q = a[j, l], a[j + h, l]
+                    r, s = a[j + 2 * h, l], a[j + 3 * h, l]
+                    t, u, v, w = p + q, p - q, r + s, r - s
+                    a[j, l], a[j + h, l] = t + v, u + w
+                    a[j + 2 * h, l], a[j + 3 * h, l] = t - v, u - w
+        h *= 4
+    if 2 * h <= size:
+        for i in range(start, stop, 2 * h):
+            for j in range(i, i + h):
+                for l in range(LANES):
+                    p, q = a[j, l], a[j + h, l]
+                    a[j, l], a[j + h, l] = p + q, p - q
+        h *= 2
+    return h
+
+
+@njit(nogil=True, cache=True)
+def _hadamard(a):
+    """Walsh-Hadamard transform along the first axis, in place."""
+    m = a.shape[0]
+    tile = min(m, TILE)
+    for start in range(0, m, tile):
+        _butterflies(a, start, start + tile, 1, tile)
+    if tile < m:
+        _butterflies(a, 0, m, tile, m)
+
+
+@njit(nogil=True, cache=True)
+def _spread(x, first, i0, width, out):
+    """H D1 x of the samples i0 to i0 + width, one a lane; the other lanes are zero."""
+    out[:] = 0
+    for l in range(width):
+        for j in range(x.shape[1]):
+            out[j, l] = x[i0 + l, j] * first[j]
+    _hadamard(out)
+
+
+@njit(nogil=True, cache=True)
+def _rotate(spread, second, third, out):
+    """H D3 H D2 of what `_spread` left."""
+    m = out.shape[0]
+    for j in range(m):
+        for l in range(LANES):
+            out[j, l] = spread[j, l] * second[j]
+    _hadamard(out)
+    for j in range(m):
+        for l in range(LANES):
+            out[j, l] = out[j, l] * third[j]
+    _hadamard(out)
+
+
+@njit(nogil=True, cache=True)
+def srp_codes(x, first, second, third, used, rows, bits, out):
+    """Write the bucket of sample i in row r to out[r, i]; projection b * rows + r is its bit b."""
+    n, m = x.shape[0], first.shape[0]
+    spread = np.empty((m, LANES), x.dtype)
+    turned = np.empty((m, LANES), x.dtype)
+    codes = np.empty((rows, LANES), np.int32)
+    for i0 in range(0, n, LANES):
+        width = min(LANES, n - i0)
+        _spread(x, first, i0, width, spread)
+        codes[:] = 0
+        r = b = 0
+        for k in range(second.shape[0]):
+            _rotate(spread, second[k], third[k], turned)
+            for j in range(min(used, rows * bits - k * used)):
+                for l in range(LANES):
+                    codes[r, l] |= np.int32(turned[j, l] > 0) << b
+                r += 1
+                if r == rows:
+                    r, b = 0, b + 1
+        for r in range(rows):
+            for l in range(width):
+                out[r, i0 + l] = codes[r, l]
+
+
+@njit(nogil=True, cache=True)
+def projections(x, first, second, third, used, rows, out):
+    """Write the projection of sample i on direction r, unscaled, to out[r, i]."""
+    n, m = x.shape[0], first.shape[0]
+    spread = np.empty((m, LANES), x.dtype)
+    turned = np.empty((m, LANES), x.dtype)
+    for i0 in range(0, n, LANES):
+        width = min(LANES, n - i0)
+        _spread(x, first, i0, width, spread)
+        for k in range(second.shape[0]):
+            _rotate(spread, second[k], third[k], turned)
+            for j in range(min(used, rows - k * used)):
+                for l in range(width):
+                    out[k * used + j, i0 + l] = turned[j, l]
+
+
+@njit(nogil=True, cache=True)
+def set_minima(tokens, starts, factors, shifts, out):
+    """Write the least factors[r] * t + shifts[r] (mod 2^64) over set i to out[r, i]."""
+    rows = factors.shape[0]
+    least = np.empty(rows, np.uint64)
+    for i in range(starts.shape[0] - 1):
+        least[:] = np.uint64(0xFFFFFFFFFFFFFFFF)
+        for t in range(starts[i], starts[i + 1]):
+            token = tokens[t]
+            for r in range(rows):
+                least[r] = min(least[r], factors[r] * token + shifts[r])
+        for r in range(rows):
+            out[r, i] = least[r]
+
+
+@njit(nogil=True, cache=True)
+def count_codes(codes, counts):
+    """Add one to counts[r, codes[r, i]] for every row and sample."""
+    for r in range(codes.shape[0]):
+        for i in range(codes.shape[1]):
+            counts[r, codes[r, i]] += 1

@@ -1,0 +1,162 @@
+"""MinHash: hashes of token sets whose collisions tell the Jaccard similarity."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcohort.rounds import stream
+from fedcohort.signals.hashing.base import (
+    Codes,
+    HashFamily,
+    check_size,
+    check_whole,
+    fold,
+    kernels,
+    mix,
+)
+
+WHOLE = np.uint64(0x9E3779B97F4A7C15)  # sets integer tokens apart from hashed strings
+REMEMBERED = 1 << 20  # strings whose hash is kept
+
+
+class Sets(NamedTuple):
+    """Token sets on end: set i is tokens[starts[i]:starts[i + 1]]."""
+
+    tokens: NDArray[np.uint64]
+    starts: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MinHash(HashFamily):
+    """Min-wise hashing of sets (paper 0, definition A.2), folded to `buckets`.
+
+    Two sets of Jaccard similarity J meet in a row with probability J + (1 - J) / buckets. Every
+    token becomes 64 bits that are as good as random (BLAKE2b of a string's UTF-8 or of bytes, a
+    scramble of an integer), row r orders them by a[r] * token + b[r] mod 2^64 with a[r] odd.
+    The empty set is an item of its own: it always meets itself, and others by folding alone.
+
+    Examples
+    --------
+    >>> hashes = MinHash(rows=3, buckets=8, seed=0)
+    >>> same = hashes.codes(as_sets([{"a", "b"}, ["b", "a", "b"]]))
+    >>> bool((same[:, 0] == same[:, 1]).all())
+    True
+    """
+
+    name: ClassVar[str] = "minhash"
+    rows: int = 200
+    buckets: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_size("minhash", self.rows, self.buckets)
+        check_whole("minhash", "seed", self.seed, 0, 2**63 - 1)
+
+    def spec(self) -> dict[str, Any]:
+        """Return what determines the functions."""
+        return {
+            "name": self.name,
+            "rows": self.rows,
+            "buckets": self.buckets,
+            "seed": self.seed,
+        }
+
+    def codes(self, block: Sets) -> Codes:
+        """Return the bucket of every set in every row, (rows, n)."""
+        factors, shifts, keys = _draws(self.seed, self.rows)
+        least = np.empty((self.rows, len(block.starts) - 1), np.uint64)
+        compiled = kernels()
+        if compiled is None:
+            _set_minima(block, factors, shifts, least)
+        else:
+            compiled.set_minima(block.tokens, block.starts, factors, shifts, least)
+        return fold(least, keys, self.buckets)
+
+
+@lru_cache(maxsize=16)
+def _draws(seed: int, rows: int) -> tuple[NDArray[np.uint64], ...]:
+    raw = stream(seed, "minhash").bit_generator.random_raw((rows, 3))
+    return raw[:, 0] | np.uint64(1), raw[:, 1].copy(), raw[:, 2].copy()
+
+
+def _set_minima(
+    sets: Sets, factors: NDArray[np.uint64], shifts: NDArray[np.uint64], out: NDArray[np.uint64]
+) -> None:
+    """Do what `_kernels.set_minima` does, in NumPy."""
+    full = np.flatnonzero(np.diff(sets.starts))
+    out[:] = np.iinfo(np.uint64).max
+    for r in range(len(out)) if len(full) else ():
+        ranks = factors[r] * sets.tokens + shifts[r]
+        out[r, full] = np.minimum.reduceat(ranks, sets.starts[full])
+
+
+def as_sets(sets: Iterable[Any]) -> Sets:
+    """Hash the tokens of sets: iterables of strings, bytes or integers, or integer arrays.
+
+    Examples
+    --------
+    >>> as_sets([[1, 2], [], ["one"]]).starts.tolist()
+    [0, 2, 2, 3]
+    """
+    hashed = [_tokens(item) for item in sets]
+    starts = np.zeros(len(hashed) + 1, np.int64)
+    np.cumsum([len(h) for h in hashed], out=starts[1:])
+    tokens = np.concatenate(hashed) if hashed else np.empty(0, np.uint64)
+    return Sets(tokens, starts)
+
+
+def as_index_sets(indices: NDArray[Any], starts: NDArray[Any]) -> Sets:
+    """Hash the rows of a sparse matrix (CSR), as the sets of their column numbers."""
+    return Sets(_whole(indices), np.asarray(starts, np.int64))
+
+
+def _tokens(item: Any) -> NDArray[np.uint64]:
+    if isinstance(item, (str, bytes)):
+        raise ValueError(
+            f"minhash: {item[:40]!r} is one string, not a set of tokens; "
+            "split it, or give the sketch a Tokenizer"
+        )
+    if isinstance(item, np.ndarray) and item.dtype.kind in "iu":
+        return _whole(item.ravel())
+    words = item if isinstance(item, Sequence) else list(item)
+    try:
+        numbers = np.array(words, np.int64) if _all_whole(words) else None
+    except OverflowError:
+        raise ValueError("minhash: an integer token needs more than 64 bits") from None
+    if numbers is not None:
+        return _whole(numbers)
+    return np.fromiter(map(_token, words), np.uint64, len(words))
+
+
+def _all_whole(words: Sequence[Any]) -> bool:
+    return all(isinstance(w, (int, np.integer)) for w in words)
+
+
+def _whole(numbers: NDArray[Any]) -> NDArray[np.uint64]:
+    return mix(numbers.astype(np.int64).view(np.uint64) ^ WHOLE)
+
+
+def _token(word: Any) -> int:
+    if isinstance(word, str):
+        return _text(word)
+    if isinstance(word, bytes):
+        return _digest(word)
+    if isinstance(word, (int, np.integer)):
+        return int(_whole(np.array([word]))[0])
+    raise ValueError(f"minhash: token {word!r} is neither a string, bytes nor an integer")
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _text(word: str) -> int:
+    return _digest(word.encode("utf-8", "surrogatepass"))
+
+
+def _digest(word: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(word, digest_size=8).digest(), "little")
