@@ -445,6 +445,13 @@ def test_deal_gives_the_mix_while_supply_lasts():
     assert short.sum(axis=0).tolist() == [7, 8]
 
 
+def test_deal_favours_nobody_when_a_class_runs_short():
+    mix = np.array([[1.0, 0.0], [1.0, 0.0]])
+    size, supply = np.array([5, 5]), np.array([5, 5])
+    first = [int(deal(mix, size, supply, np.random.default_rng(seed))[0, 0]) for seed in range(20)]
+    assert set(first) == {0, 5}  # one order only with probability 2e-6
+
+
 def test_apportion_makes_the_smallest_share_as_large_as_can_be():
     # Against all ways to give seven clients to three classes.
     counts = np.array([50, 31, 9])
