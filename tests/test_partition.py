@@ -317,6 +317,14 @@ def test_skewness_on_unequal_classes_keeps_sizes_equal_when_it_can():
     assert pure.sum(axis=1).max() < 1.2 * pure.sum(axis=1).min()
 
 
+def test_skewness_on_mnist_as_in_the_docs():
+    labels = mnist_like(1)
+    even = [p.size for p in skewness(labels, 100, np.random.default_rng(0), xi=0.8)]
+    pure = [p.size for p in skewness(labels, 100, np.random.default_rng(0), xi=1)]
+    assert set(even) == {600}
+    assert (min(pure), max(pure)) == (584, 627)
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.integers(5, 40), min_size=2, max_size=6), st.integers(1, 20), st.integers(0, 2**32)
