@@ -13,6 +13,7 @@ from fedcohort.cli.common import (
     Format,
     FormatOption,
     parse_named,
+    parse_value,
     progress,
     show,
     show_json,
@@ -44,6 +45,12 @@ def command(
     local: Annotated[
         str | None, typer.Option(help="Local training, as key=value;key=value.")
     ] = None,
+    gate: Annotated[
+        str | None, typer.Option(help="Hold models back, as name:key=value [none].")
+    ] = None,
+    threshold: Annotated[
+        str | None, typer.Option(help="The gate's threshold: a number or 'auto'.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="'cpu', 'cuda' or 'auto'.")] = None,
     out: Annotated[Path, typer.Option(help="Result folder.")] = Path("runs/compare"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
@@ -63,6 +70,8 @@ def command(
         "cohort_size": cohort_size,
         "target": target,
         "local": local,
+        "gate": gate,
+        "threshold": threshold,
         "device": device,
     }
     setting = make_setting(config, {k: v for k, v in given.items() if v is not None})
@@ -86,6 +95,11 @@ def make_setting(config: Path | None, given: dict[str, Any]) -> Experiment:
             values["model"]["name"] = value
         elif key == "seeds":
             values["seeds"] = list(range(value))
+        elif key == "gate":
+            name, options = parse_named(value)
+            values["gate"] = {"name": name, "options": options}
+        elif key == "threshold":
+            values["gate"]["options"]["threshold"] = parse_value(value)
         elif key == "local":
             values["local"] |= parse_named(f":{value}")[1]
         else:

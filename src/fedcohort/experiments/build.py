@@ -9,12 +9,14 @@ from typing import Any
 from fedcohort.datasets import Dataset, Federation, federate, load
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments.config import DataConfig, Experiment, LocalConfig, NamedConfig
+from fedcohort.gates import GATES, Gate
 from fedcohort.policies import POLICIES, Policy
 from fedcohort.simulate.aggregation import AGGREGATIONS
 from fedcohort.simulate.availability import AVAILABILITIES, Availability
 from fedcohort.simulate.local import LocalTraining, Schedule
 from fedcohort.simulate.models import build as build_model
-from fedcohort.simulate.simulation import Aggregation, Simulation
+from fedcohort.simulate.seed import Aggregation
+from fedcohort.simulate.simulation import Simulation
 
 
 def dataset_of(data: DataConfig) -> Dataset:
@@ -37,6 +39,12 @@ def policy_of(config: NamedConfig) -> Policy:
     return policy
 
 
+def gate_of(config: NamedConfig) -> Gate | None:
+    """Make the gate; "none" is no gate at all."""
+    gate: Gate = _made("gate", GATES, config)
+    return None if config.name == "none" else gate
+
+
 def simulation_of(experiment: Experiment, dataset: Dataset) -> Simulation:
     """Put the whole experiment together, at round 0."""
     shape = dataset.x.shape[1:]
@@ -52,6 +60,7 @@ def simulation_of(experiment: Experiment, dataset: Dataset) -> Simulation:
         aggregation=aggregation,
         availability=availability,
         dropout=experiment.dropout,
+        gate=gate_of(experiment.gate),
         seeds=experiment.seeds,
         device=experiment.device,
         evaluate_every=experiment.evaluate_every,

@@ -104,6 +104,7 @@ class Experiment:
     model: ModelConfig = ModelConfig()
     local: LocalConfig = LocalConfig()
     policy: NamedConfig = NamedConfig("uniform")
+    gate: NamedConfig = NamedConfig("none")
     aggregation: NamedConfig = NamedConfig("mean")
     availability: NamedConfig = NamedConfig("always")
 

@@ -122,7 +122,7 @@ def _summarized(
 ) -> list[Summary]:
     parts = zip(read_histories(folder), simulation.federations, simulation.sessions, strict=True)
     summaries = [
-        summarize(history, federation, session.ledger, experiment.target)
+        summarize(history, federation, session.ledger, experiment.target, session.model_bytes)
         for history, federation, session in parts
     ]
     content: dict[str, Any] = {

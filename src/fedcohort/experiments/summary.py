@@ -13,6 +13,20 @@ from fedcohort.ledger import Ledger
 from fedcohort.simulate.history import History
 
 
+class Overhead(NamedTuple):
+    """Bytes in percent of plain FedAvg's over the same rounds (paper 2, section 4.1).
+
+    Everything that crosses is counted: models, sketches, flags. The paper does not say who
+    receives FedAvg's broadcast, so there are two downlinks: to the cohort, as the ledger counts,
+    and to all clients, in both methods.
+    """
+
+    skipped: float
+    up: float
+    down: float
+    down_to_all: float
+
+
 class Summary(NamedTuple):
     """One seed of one run.
 
@@ -36,6 +50,8 @@ class Summary(NamedTuple):
         All rounds, all messages.
     bytes_by_kind : dict
         The same by kind of message, both directions.
+    overhead : Overhead
+        Bytes as a share of FedAvg's.
     """
 
     seed: int
@@ -51,10 +67,15 @@ class Summary(NamedTuple):
     bytes_up: int
     bytes_down: int
     bytes_by_kind: dict[str, int]
+    overhead: Overhead
 
 
 def summarize(
-    history: History, federation: Federation, ledger: Ledger, target: float | None
+    history: History,
+    federation: Federation,
+    ledger: Ledger,
+    target: float | None,
+    model_bytes: int,
 ) -> Summary:
     """Condense one seed's history."""
     accuracy = history.accuracy
@@ -83,6 +104,22 @@ def summarize(
         bytes_up=ledger.total("up"),
         bytes_down=ledger.total("down"),
         bytes_by_kind=kinds,
+        overhead=overhead(history, ledger, len(federation.parts), model_bytes),
+    )
+
+
+def overhead(history: History, ledger: Ledger, clients: int, model_bytes: int) -> Overhead:
+    """Compare a run's bytes with those of FedAvg with as many clients a round."""
+    rounds = len(history.rounds)
+    skipped = sum(r.skipped for r in history.rounds)
+    fedavg = sum(len(r.selected) for r in history.rounds) * model_bytes
+    small = ledger.total("down") - ledger.by_kind("down").get("model", 0)
+    broadcast = (rounds - skipped) * clients * model_bytes
+    return Overhead(
+        skipped=100 * skipped / rounds,
+        up=100 * ledger.total("up") / fedavg,
+        down=100 * ledger.total("down") / fedavg,
+        down_to_all=100 * (broadcast + small) / (rounds * clients * model_bytes),
     )
 
 

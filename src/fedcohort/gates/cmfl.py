@@ -13,7 +13,7 @@ from fedcohort.gates.base import Floats, Gate, register
 from fedcohort.rounds import ClientId
 
 
-def agreement(updates: Floats, reference: Floats) -> NDArray[np.float64]:
+def agreement(updates: Floats, reference: NDArray[Any]) -> NDArray[np.float64]:
     """Share of parameters in which an update has the sign of the reference.
 
     Examples

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.gates.base import Floats, Gate, register
 from fedcohort.rounds import ClientId
-
-if TYPE_CHECKING:
-    from fedcohort.signals.projection import Projection
+from fedcohort.signals.projection import Projection
 
 
 def drift(sketches: Floats, reference: Floats) -> NDArray[np.float64]:
@@ -187,8 +185,8 @@ class SketchToSkip(Gate):
             elif answer.dtype.kind in "bu" and value in (0, 1):
                 flags[client] = bool(value)
         if drifts:
-            self._learn(list(drifts.values()))
             limit = self.state.threshold
+            self._learn(list(drifts.values()))
             flags |= {c: limit is not None and d < limit for c, d in drifts.items()}
         return {c: flags[c] for c in answers if c in flags}
 
@@ -211,8 +209,6 @@ class SketchToSkip(Gate):
         return float(np.median(drifts) * (1 / (1 - self.skip_rate) - 0.5))
 
     def _project(self, models: Floats) -> NDArray[np.float64]:
-        from fedcohort.signals.projection import Projection
-
         dim = models.shape[1]
         if self.k > dim:
             raise ValueError(f"SketchToSkip: k={self.k} exceeds the model's {dim} parameters")

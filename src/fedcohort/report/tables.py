@@ -23,6 +23,10 @@ class ComparisonRow(NamedTuple):
     megabytes_up: Spread
     megabytes_down: Spread
     seconds: float
+    overhead_up: Spread
+    overhead_down: Spread
+    overhead_down_to_all: Spread
+    skipped: Spread
 
 
 class Curve(NamedTuple):
@@ -55,6 +59,10 @@ def comparison(results: Sequence[PolicyResult]) -> list[ComparisonRow]:
             megabytes_up=spread([s.bytes_up / 1e6 for s in r.summaries]),
             megabytes_down=spread([s.bytes_down / 1e6 for s in r.summaries]),
             seconds=r.seconds,
+            overhead_up=spread([s.overhead.up for s in r.summaries]),
+            overhead_down=spread([s.overhead.down for s in r.summaries]),
+            overhead_down_to_all=spread([s.overhead.down_to_all for s in r.summaries]),
+            skipped=spread([s.overhead.skipped for s in r.summaries]),
         )
         for r in results
     ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError
@@ -15,6 +17,7 @@ from fedcohort.rounds import ClientId, stream
 from fedcohort.signals.projection import Projection
 from fedcohort.signals.race import RaceSketch
 from fedcohort.signals.transforms import Transform
+from fedcohort.simulate.evaluate import mean_losses
 from fedcohort.simulate.jobs import Data, Job
 from fedcohort.simulate.trainer import Trainer
 
@@ -87,6 +90,24 @@ class Collector:
                 answers[name] = self(name, clients)
         return answers
 
+    def remember(self, clients: Sequence[ClientId], trained: torch.Tensor) -> None:
+        """Keep the models that clients hold now, where the policy sketches those (literally)."""
+        if not self.policy.signal_options.get("model_sketch", {}).get("fresh", True):
+            self.held = dict(zip(clients, trained.clone(), strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what later answers depend on, the data aside."""
+        return {
+            "initial": self.initial.cpu().numpy(),
+            "held": {c: model.cpu().numpy() for c, model in self.held.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        device = self.initial.device
+        self.initial = torch.from_numpy(state["initial"].copy()).to(device)
+        self.held = {c: torch.from_numpy(m.copy()).to(device) for c, m in state["held"].items()}
+
     def _jobs(self, clients: Sequence[ClientId]) -> list[Job]:
         return [Job(0, self.federation.parts[c]) for c in clients]
 
@@ -137,8 +158,11 @@ class Collector:
         return dict(zip(clients, losses, strict=True))
 
     def _loss_rms(self, clients: Sequence[ClientId], options: dict[str, Any]) -> Readings:
-        squares = self.trainer.losses(self.model, self._jobs(clients), self.data, power=2)
-        return dict(zip(clients, np.sqrt(squares), strict=True))
+        loss = self.trainer.worker.loss
+        squared = copy.copy(self.trainer.worker)
+        squared.loss = lambda outputs, y: loss(outputs, y).square()
+        means = mean_losses(squared, self.model[None], self._jobs(clients), self.data)
+        return dict(zip(clients, np.sqrt(means), strict=True))
 
     def _model_sketch(self, clients: Sequence[ClientId], options: dict[str, Any]) -> Readings:
         """Sketch models after fresh local training, or, literally, the models clients hold."""
@@ -166,7 +190,7 @@ class Collector:
         else:
             updates = trained - self.model
         if options.get("last_layer", False):
-            updates = updates[:, self.trainer.last_layer]
+            updates = updates[:, -last_layer_size(self.trainer.worker.model) :]
         sizes = torch.tensor([len(self.federation.parts[c]) for c in clients], dtype=torch.float64)
         weights = sizes if options.get("weighted", False) else torch.ones_like(sizes)
         updates = updates.double()
@@ -191,3 +215,15 @@ class Collector:
             self._projections[key] = Projection(self.trainer.size, **options)
         rows = self._projections[key].apply(vectors.cpu().numpy())
         return dict(zip(clients, np.asarray(rows, np.float32), strict=True))
+
+
+def last_layer_size(model: nn.Module) -> int:
+    """Count the parameters of the last layer, which end the flat vector.
+
+    Examples
+    --------
+    >>> last_layer_size(nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 2)))
+    8
+    """
+    owners = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+    return sum(p.numel() for p in owners[-1].parameters(recurse=False))

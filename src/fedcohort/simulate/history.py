@@ -17,7 +17,7 @@ class RoundRecord:
     """One round of one seed, as it is written to disk.
 
     Bytes are those of this round; seconds is the simulated time at its end; accuracy and loss are
-    None in rounds without evaluation.
+    None in rounds without evaluation; skipped says that a gate let no model move.
     """
 
     seed: int
@@ -29,6 +29,7 @@ class RoundRecord:
     bytes_up: int
     bytes_down: int
     seconds: float
+    skipped: bool = False
 
 
 @dataclass

@@ -11,7 +11,8 @@ from typing import Any
 from fedcohort import checkpoint as checkpoints
 from fedcohort.exceptions import ConfigError
 from fedcohort.simulate.history import History, RoundRecord, record_from
-from fedcohort.simulate.simulation import Federations, Models, Policies, Simulation
+from fedcohort.simulate.seed import Policies
+from fedcohort.simulate.simulation import Federations, Models, Simulation
 
 
 def simulate(

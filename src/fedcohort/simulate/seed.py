@@ -1,0 +1,208 @@
+"""The federation of one seed: its session, its clients' answers, its aggregation, its clock."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from fedcohort.datasets import Federation
+from fedcohort.exceptions import ConfigError
+from fedcohort.gates import GATES, Gate
+from fedcohort.policies.base import POLICIES, Policy
+from fedcohort.rounds import ClientId, Selection, stream
+from fedcohort.session import Session
+from fedcohort.simulate.aggregation import AGGREGATIONS
+from fedcohort.simulate.availability import Availability, Durations, dropouts
+from fedcohort.simulate.collect import Collector, Insight
+from fedcohort.simulate.jobs import Data
+from fedcohort.simulate.trainer import Trainer
+
+Policies = str | Policy | Callable[[], Policy]
+
+
+class Aggregation(Protocol):
+    """What turns trained models into the next global one (see `simulate.aggregation`)."""
+
+    def step(
+        self,
+        current: torch.Tensor,
+        updates: torch.Tensor,
+        sizes: Sequence[int],
+        weights: Sequence[float] | None = None,
+    ) -> torch.Tensor:
+        """Return the next global model."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next step depends on."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+
+
+class Seed:
+    """One seed's federation; `Simulation` trains the cohorts of all seeds as one batch.
+
+    A client that a gate held back keeps the difference between its model and the global one, and
+    starts its next training from the global model plus that difference.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        federation: Federation,
+        trainer: Trainer,
+        data: Data,
+        model: torch.Tensor,
+        *,
+        policy: Policies,
+        cohort_size: int,
+        aggregation: str | Aggregation,
+        durations: Durations | None,
+        gate: str | Gate | None,
+        insight: Insight | None,
+    ) -> None:
+        self.clients = tuple(sorted(federation.parts))
+        if cohort_size > len(self.clients):
+            raise ConfigError(
+                f"simulate: cohort_size={cohort_size} exceeds the {len(self.clients)} clients"
+            )
+        self.seed, self.federation, self.trainer, self.model = seed, federation, trainer, model
+        self.model_bytes = model.numel() * model.element_size()
+        self.session = Session(
+            made(policy, POLICIES, "policy", Policy),
+            cohort_size=cohort_size,
+            seed=seed,
+            gate=None if gate is None else made(gate, GATES, "gate", Gate),
+            model_bytes=self.model_bytes,
+        )
+        self.collector = Collector(
+            trainer, data, federation, self.session.policy, seed, model, insight
+        )
+        self.aggregation: Aggregation = made(aggregation, AGGREGATIONS, "aggregation", object)
+        self.durations = durations or Durations.draw(self.clients, seed, sigma=0.0)
+        self.selection = Selection(())
+        self.training: tuple[ClientId, ...] = ()
+        self.finished: tuple[ClientId, ...] = ()
+        self.differences: dict[ClientId, torch.Tensor] = {}
+        self.clock = 0.0
+
+    def select(self, number: int, availability: Availability, dropout: float) -> None:
+        """Pick the cohort and draw who drops out before the end of training."""
+        rng = stream(self.seed, "availability", number)
+        available = availability.available(number, self.clients, rng)
+        self.collector.model, self.collector.round_number = self.model, number
+        self.selection = self.session.begin(available, self.collector)
+        self.training = self.selection.clients
+        if dropout:
+            done, _ = dropouts(self.training, dropout, stream(self.seed, "dropout", number))
+            self.training = tuple(done)
+
+    def starts(self) -> list[torch.Tensor | None]:
+        """Return the model that each training client starts from, None for the global one."""
+        return [
+            self.model + self.differences[c] if c in self.differences else None
+            for c in self.training
+        ]
+
+    def finish(self, trained: torch.Tensor) -> None:
+        """Take the trained models, a row a training client, through gate and aggregation."""
+        clients, models = self._finite(trained)
+        self.finished = self._admitted(clients, models)
+        position = {c: i for i, c in enumerate(clients)}
+        rows = [position[c] for c in self.finished]
+        updates = models[torch.tensor(rows, device=models.device)] if rows else models[:0]
+        seconds = {c: self._seconds(c) for c in self.selection.clients}
+        replies = {}
+        if rows:
+            needs = self.session.policy.needs.reply
+            replies = self.collector.replies(needs, self.finished, updates, seconds)
+            self.collector.remember(self.finished, updates)
+        self.session.finish(replies, self.finished)
+        self.clock += max(seconds.values())
+        if rows:
+            self._aggregate(updates)
+
+    def _finite(self, trained: torch.Tensor) -> tuple[tuple[ClientId, ...], torch.Tensor]:
+        """Leave out clients whose model is not finite: they count as not having answered."""
+        if not len(trained):
+            return (), trained
+        finite = torch.isfinite(trained.sum(dim=1)).cpu().numpy()
+        if finite.all():
+            return self.training, trained
+        keep = np.flatnonzero(finite)
+        clients = tuple(self.training[i] for i in keep)
+        return clients, trained[torch.from_numpy(keep).to(trained.device)]
+
+    def _admitted(
+        self, clients: tuple[ClientId, ...], models: torch.Tensor
+    ) -> tuple[ClientId, ...]:
+        """Ask the gate who uploads, and let the others keep what they learned."""
+        gate = self.session.gate
+        if gate is None:
+            return clients
+        start = self.model.cpu().numpy()
+        announced = self.session.announce(start)
+        answers = gate.probe(announced, start, models.cpu().numpy())
+        admitted = self.session.admit(dict(zip(clients, answers, strict=True)))
+        for client, model in zip(clients, models, strict=True):
+            if client in admitted or gate.on_skip == "reset":
+                self.differences.pop(client, None)
+            else:
+                self.differences[client] = model - self.model
+        return admitted
+
+    def _aggregate(self, updates: torch.Tensor) -> None:
+        before = self.model
+        sizes = [len(self.federation.parts[c]) for c in self.finished]
+        weights = None
+        if self.selection.weights is not None:
+            known = dict(zip(self.selection.clients, self.selection.weights, strict=True))
+            weights = [known[c] for c in self.finished]
+        self.model = self.aggregation.step(before, updates, sizes, weights)
+        if self.session.gate is not None:
+            self.session.gate.aggregated(before.cpu().numpy(), self.model.cpu().numpy())
+
+    def _seconds(self, client: ClientId) -> float:
+        local = self.trainer.local
+        n = len(self.federation.parts[client])
+        samples = n * local.epochs if local.steps is None else local.steps * local.batch_size
+        return self.durations.seconds(client, samples, 2 * self.model_bytes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next round depends on, the data aside."""
+        return {
+            "seed": self.seed,
+            "clock": self.clock,
+            "model": self.model.cpu().numpy(),
+            "session": self.session.state_dict(),
+            "collector": self.collector.state_dict(),
+            "aggregation": self.aggregation.state_dict(),
+            "differences": {c: d.cpu().numpy() for c, d in self.differences.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken."""
+        device = self.model.device
+        self.clock = float(state["clock"])
+        self.model = torch.from_numpy(state["model"].copy()).to(device)
+        self.session.load_state_dict(state["session"])
+        self.collector.load_state_dict(state["collector"])
+        self.aggregation.load_state_dict(state["aggregation"])
+        self.differences = {
+            c: torch.from_numpy(d.copy()).to(device) for c, d in state["differences"].items()
+        }
+
+
+def made(thing: Any, registry: Any, what: str, kind: type) -> Any:
+    """Return a fresh object from a registry's name, an example of it or a factory."""
+    if isinstance(thing, str):
+        if thing not in registry:
+            known = ", ".join(sorted(registry))
+            raise ConfigError(f"unknown {what} {thing!r}; known: {known}")
+        return registry[thing]()
+    is_factory = isinstance(thing, type) or not isinstance(thing, kind)
+    return thing() if is_factory else copy.deepcopy(thing)

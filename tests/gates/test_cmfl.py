@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedcohort.gates import CMFL, NoGate
+
+
+def test_agreement_by_hand():
+    gate = CMFL(threshold=0.5)
+    start = np.zeros(4)
+    models = np.array([[1, 1, -1, 0], [-1, -1, 1, 0], [1, -1, -1, 5]], float)
+    first = gate.announce(start)
+    assert first.nbytes == 0
+    assert gate.probe(first, start, models).tolist() == [[1.0]] * 3
+    gate.aggregated(start, np.array([0.5, 0.5, -0.5, 0.0]))
+    message = gate.announce(start)
+    assert message.nbytes == 2  # two bits a parameter, in whole bytes
+    shares = gate.probe(message, start, models)
+    assert shares[:, 0].tolist() == [1.0, 0.25, 0.5]
+    assert gate.decide(dict(zip("abc", shares, strict=True))) == ("a", "c")
+
+
+def test_a_model_that_is_not_finite_is_not_asked():
+    gate = CMFL(threshold=0.0)
+    gate.aggregated(np.zeros(2), np.ones(2))
+    models = np.array([[np.nan, 1.0], [1.0, 1.0]])
+    shares = gate.probe(gate.announce(np.zeros(2)), np.zeros(2), models)
+    assert gate.decide(dict(zip("ab", shares, strict=True))) == ("b",)
+
+
+def test_decay_lowers_the_bar():
+    gate = CMFL(threshold=0.8, decay=True)
+    answer = {"a": np.array([0.5], np.float32)}
+    assert [gate.decide(answer) for _ in range(3)] == [(), (), ("a",)]  # 0.8, 0.57, 0.46
+
+
+@pytest.mark.parametrize("bad", [{"threshold": 2}, {"on_skip": "forget"}])
+def test_options_are_checked(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        CMFL(**bad)
+
+
+def test_no_gate_costs_nothing():
+    gate = NoGate()
+    assert gate.announce(np.ones(3)) is None
+    assert gate.probe(None, np.ones(3), np.ones((2, 3))).nbytes == 0

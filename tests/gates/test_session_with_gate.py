@@ -1,0 +1,96 @@
+"""The session's side of gates: who goes on, what is charged, what a policy learns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedcohort import checkpoint
+from fedcohort.gates import SketchToSkip
+from fedcohort.policies import Uniform
+from fedcohort.session import Session
+
+START = np.linspace(1, 2, 40)
+NOTHING = lambda name, clients: {}  # noqa: E731
+
+
+class Watchful(Uniform):
+    def __init__(self):
+        self.seen = []
+
+    def observe(self, round, outcome, signals):
+        self.seen.append((round.number, outcome))
+
+
+def session(**options):
+    gate = SketchToSkip(0.1, k=4, **options)
+    return Session(Watchful(), cohort_size=2, seed=0, gate=gate, model_bytes=1000)
+
+
+def play(run, moved, available="abcdef"):
+    """One round; `moved` says how far each selected client's model goes."""
+    chosen = run.begin(available, NOTHING).clients
+    announced = run.announce(START)
+    models = np.stack([START * (1 + m) for m in moved[: len(chosen)]])
+    flags = run.gate.probe(announced, START, models)
+    asked = run.admit(dict(zip(chosen, flags, strict=True)))
+    outcome = run.finish({}, asked)
+    return chosen, outcome
+
+
+def test_a_skipped_round_moves_no_model_and_keeps_the_cohort():
+    run = session()
+    first, outcome = play(run, [0.01, 0.01])
+    assert run.skipped
+    assert outcome.finished == ()
+    assert outcome.withheld == first
+    assert outcome.dropped == ()
+    second, outcome = play(run, [0.5, 0.01])
+    assert second == first
+    assert not run.skipped
+    assert outcome.finished == first
+    # Two models down in round 0, none in round 1; two up in round 1.
+    assert run.ledger.by_kind("down", 0)["model"] == 2000
+    assert "model" not in run.ledger.by_kind("down", 1)
+    assert "model" not in run.ledger.by_kind("up", 0)
+    assert run.ledger.by_kind("up", 1)["model"] == 2000
+    # The gate: five floats and a decision down, a flag up, for each client.
+    assert run.ledger.by_kind("down", 0)["gate"] == 2 * (20 + 1)
+    assert run.ledger.by_kind("up", 0)["gate"] == 2
+    assert [number for number, _ in run.policy.seen] == [1]
+
+
+def test_clients_that_leave_during_skips():
+    run = session()
+    first, _ = play(run, [0.01, 0.01])
+    second, _ = play(run, [0.01, 0.01], available=[first[0], "z"])
+    assert second == (first[0],)
+    third, _ = play(run, [0.01, 0.01], available=["y", "z"])
+    assert set(third) == {"y", "z"}
+    assert run.ledger.by_kind("down", 2)["model"] == 2000
+
+
+def test_only_those_that_moved():
+    run = session(mode="client")
+    chosen, outcome = play(run, [0.01, 0.5])
+    assert outcome.finished == (chosen[1],)
+    assert outcome.withheld == (chosen[0],)
+    assert run.ledger.by_kind("up")["model"] == 1000
+
+
+def test_an_update_that_was_not_asked_for_is_refused():
+    run = session(mode="client")
+    chosen = run.begin("abc", NOTHING).clients
+    run.admit({chosen[0]: np.array([0], np.uint8), chosen[1]: np.array([1], np.uint8)})
+    with pytest.raises(ValueError, match="was not selected"):
+        run.finish({}, chosen)
+
+
+def test_a_skip_survives_a_checkpoint(tmp_path):
+    run, other = session(), session()
+    first, _ = play(run, [0.01, 0.01])
+    checkpoint.save(tmp_path / "x", run.state_dict())
+    other.load_state_dict(checkpoint.load(tmp_path / "x"))
+    assert other.skipped
+    assert play(other, [0.01, 0.01])[0] == first
+    assert other.gate.state.skips == 2

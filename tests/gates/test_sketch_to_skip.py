@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcohort.gates import GATES, SketchToSkip, model_close
+from fedcohort.gates.sketch_to_skip import drift
+from fedcohort.signals.projection import Projection
+
+
+def answers(gate, start, models):
+    return gate.probe(gate.announce(start), start, models)
+
+
+def named(rows):
+    return {f"c{i}": row for i, row in enumerate(rows)}
+
+
+def test_flags_equal_hand_computed_projections():
+    rng = np.random.default_rng(0)
+    start = rng.normal(size=50)
+    models = start + rng.normal(size=(8, 50)) * np.linspace(0.001, 0.4, 8)[:, None]
+    matrix = Projection(50, 10, kind="uniform", seed=3).matrix()
+    h, rows = matrix @ start, models @ matrix.T
+    ratios = np.linalg.norm(rows - h, axis=1) / np.linalg.norm(h)
+    threshold = float(np.sort(ratios)[3:5].mean())  # four below, four above
+    flags = answers(SketchToSkip(threshold, k=10, seed=3), start, models)
+    assert flags.dtype == np.uint8
+    assert flags[:, 0].tolist() == (ratios < threshold).tolist()
+    assert flags.sum() == 4
+
+
+def test_the_announcement_is_k_numbers_and_the_threshold():
+    gate = SketchToSkip(0.05, k=7)
+    message = gate.announce(np.arange(1.0, 21.0))
+    assert message.nbytes == 4 * 8
+    assert message[-1] == np.float32(0.05)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=6))
+def test_a_round_is_skipped_if_and_only_if_all_are_close(close):
+    gate = SketchToSkip(0.1)
+    asked = gate.decide(named(np.array(close, np.uint8)[:, None]))
+    assert (asked == ()) == all(close)
+    assert asked in ((), tuple(f"c{i}" for i in range(len(close))))
+    only = SketchToSkip(0.1, mode="client")
+    moved = tuple(f"c{i}" for i, near in enumerate(close) if not near)
+    assert only.decide(named(np.array(close, np.uint8)[:, None])) == moved
+
+
+def test_it_cannot_skip_for_ever():
+    gate = SketchToSkip(0.1, max_skips=3)
+    close = named(np.ones((2, 1), np.uint8))
+    decisions = [bool(gate.decide(close)) for _ in range(8)]
+    assert decisions == [False, False, False, True, False, False, False, True]
+
+
+def test_a_model_that_is_not_finite_counts_as_no_answer():
+    start = np.ones(20)
+    models = np.stack([start, np.full(20, np.nan), start * 1.001])
+    gate = SketchToSkip(0.5, k=5)
+    flags = answers(gate, start, models)
+    assert flags[:, 0].tolist() == [1, 2, 1]
+    assert gate.decide(named(flags)) == ()  # the two that answered are close: skipped
+    gate = SketchToSkip(0.5, k=5)
+    assert gate.decide(named(np.array([[0], [2]], np.uint8))) == ("c0",)
+    assert gate.decide(named(np.array([[2]], np.uint8))) == ()
+
+
+@pytest.mark.parametrize(
+    "lie", [np.array([9], np.uint8), np.zeros(3, np.uint8), np.array([-1.0]), np.array([np.nan])]
+)
+def test_answers_out_of_form_are_ignored(lie):
+    gate = SketchToSkip(0.1)
+    honest = np.array([0], np.uint8)
+    assert gate.decide({"liar": lie, "honest": honest}) == ("honest",)
+
+
+def test_zero_models():
+    assert drift(np.zeros((1, 3)), np.zeros(3)).tolist() == [0.0]
+    assert drift(np.ones((1, 3)), np.zeros(3)).tolist() == [np.inf]
+    gate = SketchToSkip(0.1, k=4)
+    flags = answers(gate, np.zeros(10), np.stack([np.zeros(10), np.ones(10)]))
+    assert flags[:, 0].tolist() == [1, 0]
+
+
+def test_the_public_predicate():
+    a, b = np.array([3.0, 4.0]), np.array([3.0, 4.4])
+    assert model_close(b, a, 0.081)  # 0.4 / 5 = 0.08
+    assert not model_close(b, a, 0.079)
+    with pytest.raises(ValueError, match="threshold=0"):
+        model_close(a, b, 0)
+
+
+class TestAutomatic:
+    def feed(self, gate, drifts):
+        return gate.decide({f"c{i}": np.array([d], np.float32) for i, d in enumerate(drifts)})
+
+    def test_clients_send_their_drift_until_a_threshold_is_found(self):
+        gate = SketchToSkip("auto", k=4, window=3, skip_rate=0.8)
+        start, models = np.ones(10), np.ones((2, 10)) * 1.01
+        assert np.isnan(gate.announce(start)[-1])
+        assert answers(gate, start, models).dtype == np.float32
+        for largest in (0.02, 0.01, 0.03):
+            assert self.feed(gate, [0.001, largest]) == ("c0", "c1")
+        # Median of the largest drifts 0.02, five rounds a cycle: (5 - 1/2) * 0.02.
+        assert gate.state.threshold == pytest.approx(0.09)
+        assert gate.announce(start)[-1] == np.float32(0.09)
+        assert answers(gate, start, models).dtype == np.uint8
+
+    def test_linear_drift_meets_the_wanted_rate(self):
+        gate = SketchToSkip("auto", window=5, skip_rate=0.75)
+        since, skipped = 0, []
+        for _ in range(205):
+            since += 1
+            asked = (
+                self.feed(gate, [0.01 * since])
+                if gate.state.threshold is None
+                else (
+                    gate.decide({"c0": np.array([0.01 * since < gate.state.threshold], np.uint8)})
+                )
+            )
+            skipped.append(not asked)
+            if asked:
+                since = 0
+        assert np.mean(skipped[5:]) == 0.75
+
+    def test_reset_takes_a_quantile(self):
+        gate = SketchToSkip("auto", window=5, skip_rate=0.5, on_skip="reset")
+        for d in (1.0, 2.0, 3.0, 4.0, 5.0):
+            self.feed(gate, [d])
+        assert gate.state.threshold == 3.0
+
+    def test_adaptive_follows_the_drift(self):
+        gate = SketchToSkip("auto", window=2, skip_rate=0.5, adaptive=True)
+        for d in (1.0, 1.0):
+            self.feed(gate, [d])
+        assert gate.state.threshold == pytest.approx(1.5)
+        for _ in range(30):
+            self.feed(gate, [0.1])
+        # Skipped rounds teach nothing (their drift is not of one round), fresh ones do.
+        assert gate.state.threshold < 1.5
+        assert np.isnan(gate.announce(np.ones(200))[-1])
+
+    def test_state_survives(self):
+        gate = SketchToSkip("auto", window=2)
+        self.feed(gate, [0.5])
+        other = SketchToSkip("auto", window=2)
+        other.load_state_dict(gate.state_dict())
+        self.feed(gate, [0.7])
+        self.feed(other, [0.7])
+        assert other.state == gate.state
+        assert other.state.threshold is not None
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"threshold": 0},
+        {"threshold": -1},
+        {"threshold": float("nan")},
+        {"k": 0},
+        {"skip_rate": 1},
+        {"mode": "all"},
+        {"on_skip": "forget"},
+        {"window": 0},
+    ],
+)
+def test_options_are_checked(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        SketchToSkip(**bad)
+
+
+def test_k_beyond_the_model_is_refused():
+    with pytest.raises(ValueError, match="k=100 exceeds the model's 10"):
+        SketchToSkip(0.1).announce(np.ones(10))
+
+
+def test_registry():
+    assert set(GATES) == {"none", "sketch-to-skip", "cmfl"}
