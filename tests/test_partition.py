@@ -298,6 +298,12 @@ def test_the_rest_never_holds_the_main_class_where_that_can_be():
         assert np.sort(counts, axis=1).tolist() == [[6, 14]] * 6
 
 
+def test_clients_without_samples_owe_none():
+    labels = np.array([0, 0, 0, 0, 1, 2, 3])
+    parts = skewness(labels, 17, np.random.default_rng(2), xi=0.8, min_size=0)
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(7))
+
+
 def test_a_dominant_class_fills_the_rest_of_its_own_clients():
     labels = np.repeat([0, 1], [90, 10])
     counts = table(labels, skewness(labels, 10, np.random.default_rng(0), xi=0.8))

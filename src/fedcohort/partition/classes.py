@@ -161,7 +161,7 @@ def _trim(own: Counts, main: IndexArray, supply: Counts) -> Counts:
     """Take back what rounding gave the clients of a class beyond its supply, one sample each."""
     over = np.bincount(main, own, supply.size).astype(np.int64) - supply
     for k in np.flatnonzero(over > 0):
-        own[np.flatnonzero(main == k)[: over[k]]] -= 1
+        own[np.flatnonzero((main == k) & (own > 0))[: over[k]]] -= 1
     return own
 
 
