@@ -1,0 +1,163 @@
+"""Set matching against naive recomputation and against the best set by brute force."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcohort.numerics import herding
+
+
+def _problem(seed: int, n: int = 10, d: int = 12):
+    rng = np.random.default_rng(seed)
+    readings = rng.dirichlet(np.full(d, 0.2), size=n)
+    weights = rng.integers(5, 60, size=n).astype(float)
+    share = weights / weights.sum()
+    noise = rng.random(n) * 0.05
+    return readings, weights, share @ readings, {"noise": noise, "share": share}
+
+
+def _naive_greedy(readings, weights, target, size, pool, **private) -> list[int]:
+    chosen: list[int] = []
+    for _ in range(size):
+        rest = [i for i in pool if i not in chosen]
+        values = [
+            herding.objective(readings, weights, target, [*chosen, i], **private) for i in rest
+        ]
+        chosen.append(rest[int(np.argmin(values))])
+    return chosen
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("private", [False, True])
+def test_greedy_steps_equal_naive_recomputation(seed: int, private: bool) -> None:
+    readings, weights, target, extra = _problem(seed)
+    extra = extra if private else {}
+    pool = np.random.default_rng(seed).permutation(10)[:7]
+    expected = _naive_greedy(readings, weights, target, 4, pool, **extra)
+    gram = readings @ readings.T
+    for known in (None, gram):
+        chosen = herding.match(
+            readings, weights, target, 4, pool=pool, sweeps=0, gram=known, **extra
+        )
+        assert chosen == expected
+
+
+def _gap(readings, weights, target, size, **how) -> tuple[float, float, float]:
+    sweeps = how.pop("sweeps")
+    chosen = herding.match(readings, weights, target, size, sweeps=sweeps, **how)
+    best = min(
+        herding.objective(readings, weights, target, subset, **how)
+        for subset in combinations(range(len(readings)), size)
+    )
+    average = np.mean(
+        [
+            herding.objective(readings, weights, target, subset, **how)
+            for subset in combinations(range(len(readings)), size)
+        ]
+    )
+    return herding.objective(readings, weights, target, chosen, **how), best, float(average)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_gap_to_the_best_set(size: int) -> None:
+    """Over 20 random federations of 10: the share of the possible gain over a random set.
+
+    Measured with these seeds for 2, 3 and 5 of 10: 0.956, 0.952, 0.932 with exchanges and 0.889,
+    0.894, 0.837 by greedy alone; dense random sets of few clients are the hardest case.
+    """
+    shares = {0: [], 3: []}
+    for seed in range(20):
+        readings, weights, target, _ = _problem(seed)
+        for sweeps, found in shares.items():
+            reached, best, average = _gap(readings, weights, target, size, sweeps=sweeps)
+            assert best <= reached + 1e-12
+            found.append((average - reached) / (average - best))
+    assert np.mean(shares[3]) > 0.92
+    assert np.mean(shares[3]) > np.mean(shares[0]) + 0.04
+
+
+def test_exchanges_never_hurt_and_end_in_a_local_optimum() -> None:
+    for seed in range(10):
+        readings, weights, target, private = _problem(seed)
+        values = [
+            herding.objective(
+                readings,
+                weights,
+                target,
+                herding.match(readings, weights, target, 4, sweeps=sweeps, **private),
+                **private,
+            )
+            for sweeps in (0, 1, 2, 20)
+        ]
+        assert (np.diff(values) <= 1e-12).all()
+        final = herding.match(readings, weights, target, 4, sweeps=50, **private)
+        for at in range(4):
+            for other in set(range(10)) - set(final):
+                swapped = [*final[:at], other, *final[at + 1 :]]
+                value = herding.objective(readings, weights, target, swapped, **private)
+                assert value >= values[-1] - 1e-12
+
+
+def test_noise_correction_recovers_the_distance_without_noise() -> None:
+    """The mean of 4,000 noisy objectives equals the exact one; 5 standard errors."""
+    readings, weights, target, _ = _problem(1)
+    exact = herding.objective(readings, weights, target, [1, 4, 6])
+    rng = np.random.default_rng(0)
+    share = weights / weights.sum()
+    scale = 0.05
+    values = []
+    for _ in range(4000):
+        noisy = readings + scale * rng.normal(size=readings.shape)
+        energy = np.full(10, 12 * scale**2)
+        value = herding.objective(
+            noisy, weights, share @ noisy, [1, 4, 6], noise=energy, share=share
+        )
+        # the target's own noise is the same for every set and stays in
+        values.append(value - np.sum(share**2 * energy))
+    assert np.mean(values) == pytest.approx(exact, abs=5 * np.std(values) / np.sqrt(4000))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 10**6), n=st.integers(1, 9), sweeps=st.integers(0, 3), same=st.booleans()
+)
+def test_sets_are_complete_and_different(seed: int, n: int, sweeps: int, same: bool) -> None:
+    readings, weights, target, private = _problem(seed, n=n)
+    if same:
+        readings = np.repeat(readings[:1], n, axis=0)
+    for size in range(n + 1):
+        chosen = herding.match(readings, weights, target, size, sweeps=sweeps, **private)
+        assert len(set(chosen)) == size
+
+
+def test_float32_readings_choose_the_same() -> None:
+    readings, weights, target, private = _problem(2)
+    exact = herding.match(readings, weights, target, 4, **private)
+    assert herding.match(readings.astype(np.float32), weights, target, 4, **private) == exact
+
+
+def test_whole_federation_matches_itself() -> None:
+    readings, weights, target, _ = _problem(3)
+    assert herding.objective(readings, weights, target, range(10)) == pytest.approx(0, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"size": 3}, "cannot choose 3 of 2"),
+        ({"weights": [1.0, 0.0]}, "positive"),
+        ({"weights": [1.0]}, "weights must be 2 finite numbers"),
+        ({"noise": [np.nan, 0.0]}, "noise must be"),
+        ({"target": [1.0]}, "do not fit the target"),
+        ({"pool": [1, 1]}, "twice"),
+    ],
+)
+def test_mistakes_are_named(change, match: str) -> None:
+    call = {"readings": np.eye(2), "weights": [1.0, 1.0], "target": [0.5, 0.5], "size": 1} | change
+    with pytest.raises(ValueError, match=match):
+        herding.match(**call)
