@@ -72,7 +72,7 @@ def distance_matrix(
     stack = Stack(readings)
     if _settle(stack, kind, debias):
         energy = stack.energy()
-        out = _finish(stack, _squares(stack) - energy[:, None] - energy, kind)
+        out = _finish(stack, _squares(stack) - (energy[:, None] + energy), kind)
     elif kind == "frobenius":
         out = np.sqrt(_squares(stack))
     else:
@@ -108,15 +108,18 @@ def distances_to_global(
 
 def distances_to(
     readings: Readings,
-    other: NDArray[Any] | RaceSketch,
+    other: NDArray[Any] | np.void | RaceSketch,
     kind: Kind = "frobenius",
     debias: bool | None = None,
 ) -> Floats:
     """Distance of every client to one other sketch of other data, (N,)."""
     stack = Stack(readings)
-    single = Stack(other if isinstance(other, np.ndarray) else [other])
-    if not isinstance(other, np.ndarray) and not isinstance(readings, np.ndarray):
-        other.check_alike(readings[0])
+    if isinstance(other, (np.ndarray, np.void)):
+        single = Stack(np.asarray(other))
+    else:
+        single = Stack([other])
+        if not isinstance(readings, np.ndarray):
+            readings[0].check_alike(other)
     if (stack.rows, stack.buckets) != (single.rows, single.buckets):
         raise UnlikeSketches(
             f"a sketch of {single.rows} x {single.buckets} cannot be compared with one of "

@@ -57,7 +57,7 @@ class Rotations:
 
     @property
     def size(self) -> int:
-        """The padded length, m; a projection is m times that on a direction of length one."""
+        """The padded length, m; a projection is m times one on a Gaussian direction."""
         return len(self.first)
 
 
