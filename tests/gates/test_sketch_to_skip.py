@@ -107,7 +107,7 @@ class TestAutomatic:
             assert self.feed(gate, [0.001, largest]) == ("c0", "c1")
         # Median of the largest drifts 0.02, five rounds a cycle: (5 - 1/2) * 0.02.
         assert gate.state.threshold == pytest.approx(0.09)
-        assert gate.announce(start)[-1] == np.float32(0.09)
+        assert gate.announce(start)[-1] == pytest.approx(0.09)
         assert answers(gate, start, models).dtype == np.uint8
 
     def test_linear_drift_meets_the_wanted_rate(self):

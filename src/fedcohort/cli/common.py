@@ -11,6 +11,7 @@ import typer
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
 
@@ -27,11 +28,16 @@ FormatOption = Annotated[
 ]
 
 
-def show(table: Table) -> None:
-    """Print a table to standard output."""
+def console() -> Console:
+    """Return the console on standard output; where it is no terminal, lines may be long."""
     from rich.console import Console
 
-    Console().print(table)
+    return Console() if Console().is_terminal else Console(width=120)
+
+
+def show(table: Table) -> None:
+    """Print a table to standard output."""
+    console().print(table)
 
 
 def show_json(value: Any) -> None:

@@ -12,6 +12,7 @@ import typer
 from fedcohort.cli.common import (
     Format,
     FormatOption,
+    console,
     parse_named,
     parse_value,
     progress,
@@ -146,5 +147,6 @@ def _compare(
         return
     from fedcohort.report.terminal import comparison_table
 
-    show(comparison_table(rows, lines, setting.target, f"{title}, {len(setting.seeds)} seeds"))
+    title = f"{title}, {len(setting.seeds)} seeds"
+    show(comparison_table(rows, lines, setting.target, title, console().width))
     typer.echo(f"Curves, rounds and summaries are in {out}")

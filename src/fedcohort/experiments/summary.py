@@ -35,7 +35,8 @@ class Summary(NamedTuple):
     accuracy : float
         Of the last evaluated round.
     terminal_accuracy, terminal_spread : float
-        Mean and standard deviation of the accuracy over the last 50 rounds.
+        Mean and standard deviation of the accuracy over the last 50 rounds, or over the last
+        fifth of a run of fewer than 250.
     best_accuracy : float
         The highest of all rounds.
     rounds_to_target : int or None
@@ -80,7 +81,8 @@ def summarize(
     """Condense one seed's history."""
     accuracy = history.accuracy
     measured = accuracy[np.isfinite(accuracy)]
-    last = measured[-50:] if len(measured) else np.array([np.nan])
+    last = measured[-min(50, max(1, len(measured) // 5)) :]
+    last = last if len(last) else np.array([np.nan])
     seconds = [r.seconds for r in history.rounds]
     kinds = {
         f"{kind} {way}": size

@@ -46,7 +46,7 @@ class Curve(NamedTuple):
 def comparison(results: Sequence[PolicyResult]) -> list[ComparisonRow]:
     """One row a policy, in the order of the results.
 
-    The accuracy is the terminal one: the mean over the last 50 rounds.
+    The accuracy is the terminal one of `experiments.summary`.
     """
     return [
         ComparisonRow(

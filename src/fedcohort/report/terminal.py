@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedcohort.experiments.summary import Spread, Summary
@@ -14,17 +15,28 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def comparison_table(
-    rows: Sequence[ComparisonRow], curves: Sequence[Curve], target: float | None, title: str
+    rows: Sequence[ComparisonRow],
+    curves: Sequence[Curve],
+    target: float | None,
+    title: str,
+    width: int = 120,
 ) -> Table:
-    """Lay out a comparison; the best accuracy and the fewest rounds are bold."""
-    table = Table(title=title, title_justify="left", header_style="bold")
+    """Lay out a comparison; the best accuracy and the fewest rounds stand out.
+
+    Curves are left out where the terminal is too narrow for them, and the gate's columns where
+    no gate held anything back.
+    """
+    gated = any(row.skipped.mean or row.overhead_up.mean < 99 for row in rows)
+    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
     table.add_column("policy", no_wrap=True)
     table.add_column("accuracy %", justify="right", no_wrap=True)
     if target is not None:
         table.add_column(f"rounds to {target:.0%}", justify="right", no_wrap=True)
-    for name in ("GEMD", "MB up", "MB down", "seconds"):
+    names = ["skipped %", "up %", "down %"] if gated else ["GEMD", "MB up", "MB down", "s"]
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("accuracy by round", no_wrap=True)
+    if width >= 105:
+        table.add_column("accuracy by round", no_wrap=True)
     top = max(row.accuracy.mean for row in rows)
     reached = [r.rounds_to_target.mean for r in rows if not r.rounds_to_target.missing]
     for row, curve in zip(rows, curves, strict=True):
@@ -32,8 +44,14 @@ def comparison_table(
         if target is not None:
             best = bool(reached) and row.rounds_to_target.mean == min(reached)
             cells.append(_bold(_rounds(row.rounds_to_target, row.seeds), best))
-        cells += [f"{row.gemd.mean:.2f}", f"{row.megabytes_up.mean:.1f}"]
-        cells += [f"{row.megabytes_down.mean:.1f}", f"{row.seconds:.1f}", sparkline(curve.mean)]
+        if gated:
+            shares = (row.skipped, row.overhead_up, row.overhead_down)
+            cells += [f"{share.mean:.1f}" for share in shares]
+        else:
+            cells += [f"{row.gemd.mean:.2f}", f"{row.megabytes_up.mean:.1f}"]
+            cells += [f"{row.megabytes_down.mean:.1f}", f"{row.seconds:.1f}"]
+        if width >= 105:
+            cells.append(sparkline(curve.mean))
         table.add_row(*cells)
     return table
 

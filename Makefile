@@ -1,0 +1,37 @@
+# `make demo` and `make test` set everything up by themselves in .venv; nothing else is needed but
+# Python 3.11 or newer. PYTHON=python3.12 make test picks another interpreter.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint bench docs clean
+
+demo: $(READY)
+	$(BIN)/fedcohort compare --out demo --policies uniform,power-of-choice,active-fl,oort --resume
+
+test: lint
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+lint: $(READY)
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/python benchmarks/simulation.py --quick
+	$(BIN)/python benchmarks/sketching.py --quick
+	$(BIN)/python benchmarks/selection.py --quick
+
+docs: $(READY)
+	$(BIN)/python docs/build.py
+
+$(READY): requirements.lock pyproject.toml
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -e .
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) demo runs

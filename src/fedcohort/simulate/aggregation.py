@@ -1,0 +1,181 @@
+"""From trained models to the next global one: FedAvg and its server optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcohort.exceptions import ConfigError
+
+
+def mean_step(
+    current: Tensor,
+    updates: Tensor,
+    sizes: Sequence[int] | None,
+    weights: Sequence[float] | None = None,
+) -> Tensor:
+    """Return the weighted mean of the clients' steps away from the current model.
+
+    Parameters
+    ----------
+    current : Tensor (parameters,)
+        The global model that training started from.
+    updates : Tensor (clients, parameters)
+        The trained models.
+    sizes : sequence of int or None
+        Weigh by these, normalised to sum one; None weighs all alike.
+    weights : sequence of float, optional
+        Used as they are, in place of sizes: inverse-inclusion weights need not sum to one.
+    """
+    if weights is None:
+        share = np.ones(len(updates)) if sizes is None else np.asarray(sizes, np.float64)
+        share = share / share.sum()
+    else:
+        share = np.asarray(weights, np.float64)
+    factor = torch.as_tensor(share, dtype=torch.float32, device=updates.device)
+    # sum w_i (x_i - c) without a (clients x parameters) temporary.
+    return factor @ updates - float(share.sum()) * current
+
+
+class Mean:
+    """FedAvg with equal weights: the mean of the trained models."""
+
+    weighted = False
+
+    def step(
+        self,
+        current: Tensor,
+        updates: Tensor,
+        sizes: Sequence[int],
+        weights: Sequence[float] | None = None,
+    ) -> Tensor:
+        """Return the next global model."""
+        return current + mean_step(current, updates, sizes if self.weighted else None, weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: there is no state."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore nothing."""
+
+
+class WeightedMean(Mean):
+    """FedAvg of McMahan et al. (2017): the mean weighted by numbers of examples."""
+
+    weighted = True
+
+
+class FedAvgM:
+    """FedAvg with server momentum (Hsu, Qi, Brown 2019).
+
+    Parameters
+    ----------
+    lr : float, default=1.0
+        Of the server.
+    momentum : float, default=0.9
+    weighted : bool, default=True
+        Weigh clients by their numbers of examples.
+    """
+
+    def __init__(self, lr: float = 1.0, momentum: float = 0.9, weighted: bool = True) -> None:
+        if lr <= 0 or not 0 <= momentum < 1:
+            raise ConfigError(f"FedAvgM: lr={lr} must be above 0, momentum={momentum} in [0, 1)")
+        self.lr, self.momentum, self.weighted = lr, momentum, weighted
+        self.velocity: Tensor | None = None
+
+    def step(
+        self,
+        current: Tensor,
+        updates: Tensor,
+        sizes: Sequence[int],
+        weights: Sequence[float] | None = None,
+    ) -> Tensor:
+        """Return the next global model."""
+        step = mean_step(current, updates, sizes if self.weighted else None, weights)
+        old = 0.0 if self.velocity is None else self.momentum * self.velocity.to(step.device)
+        self.velocity = old + step
+        return current + self.lr * self.velocity
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the velocity."""
+        return {"velocity": _saved(self.velocity)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the velocity; `step` moves it to where the model is."""
+        self.velocity = _restored(state["velocity"])
+
+
+class FedAdam:
+    """Adam at the server (Reddi et al. 2021, Algorithm 2, without bias correction as printed).
+
+    Parameters
+    ----------
+    lr : float, default=0.01
+        Of the server.
+    betas : pair of float, default=(0.9, 0.99)
+    tau : float, default=1e-3
+        Degree of adaptivity.
+    weighted : bool, default=True
+        Weigh clients by their numbers of examples.
+    """
+
+    def __init__(
+        self,
+        lr: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.99),
+        tau: float = 1e-3,
+        weighted: bool = True,
+    ) -> None:
+        if lr <= 0 or tau <= 0 or not all(0 <= b < 1 for b in betas):
+            raise ConfigError(
+                f"FedAdam: lr={lr}, tau={tau} must be above 0, betas={betas} in [0, 1)"
+            )
+        self.lr, self.betas, self.tau, self.weighted = lr, tuple(betas), tau, weighted
+        self.first: Tensor | None = None
+        self.second: Tensor | None = None
+
+    def step(
+        self,
+        current: Tensor,
+        updates: Tensor,
+        sizes: Sequence[int],
+        weights: Sequence[float] | None = None,
+    ) -> Tensor:
+        """Return the next global model."""
+        step = mean_step(current, updates, sizes if self.weighted else None, weights)
+        if self.first is None or self.second is None:
+            self.first = torch.zeros_like(step)
+            self.second = torch.full_like(step, self.tau**2)
+        self.first, self.second = self.first.to(step.device), self.second.to(step.device)
+        self.first = self.betas[0] * self.first + (1 - self.betas[0]) * step
+        self.second = self.betas[1] * self.second + (1 - self.betas[1]) * step.square()
+        return current + self.lr * self.first / (self.second.sqrt() + self.tau)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the two moments."""
+        return {"first": _saved(self.first), "second": _saved(self.second)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the two moments."""
+        self.first, self.second = _restored(state["first"]), _restored(state["second"])
+
+
+def _saved(tensor: Tensor | None) -> np.ndarray[Any, Any] | None:
+    return None if tensor is None else tensor.cpu().numpy()
+
+
+def _restored(array: np.ndarray[Any, Any] | None) -> Tensor | None:
+    return None if array is None else torch.from_numpy(array.copy())
+
+
+AGGREGATIONS: dict[str, Callable[..., Any]] = {
+    "mean": Mean,
+    "size-weighted": WeightedMean,
+    "fedavgm": FedAvgM,
+    "fedadam": FedAdam,
+}

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.simulate.aggregation import AGGREGATIONS, FedAdam, FedAvgM, Mean, WeightedMean
+
+CURRENT = torch.tensor([1.0, 2.0, 3.0])
+UPDATES = torch.tensor([[2.0, 2.0, 2.0], [4.0, 0.0, 3.0]])
+
+
+def test_plain_and_weighted_means():
+    assert Mean().step(CURRENT, UPDATES, [1, 3]).tolist() == [3.0, 1.0, 2.5]
+    assert WeightedMean().step(CURRENT, UPDATES, [1, 3]).tolist() == [3.5, 0.5, 2.75]
+
+
+def test_selection_weights_are_used_as_they_are():
+    """current + sum w_i (x_i - current), even if the weights do not sum to one."""
+    expected = CURRENT + 2.0 * (UPDATES[0] - CURRENT) + 0.5 * (UPDATES[1] - CURRENT)
+    for name in ("mean", "size-weighted"):
+        got = AGGREGATIONS[name]().step(CURRENT, UPDATES, [1, 3], [2.0, 0.5])
+        torch.testing.assert_close(got, expected)
+
+
+def test_momentum_by_hand():
+    server = FedAvgM(lr=0.5, momentum=0.9, weighted=False)
+    first = server.step(CURRENT, UPDATES, [1, 3])
+    step = UPDATES.mean(0) - CURRENT
+    torch.testing.assert_close(first, CURRENT + 0.5 * step)
+    second = server.step(first, UPDATES, [1, 3])
+    velocity = 0.9 * step + (UPDATES.mean(0) - first)
+    torch.testing.assert_close(second, first + 0.5 * velocity)
+
+
+def test_adam_by_hand():
+    server = FedAdam(lr=0.1, betas=(0.9, 0.99), tau=1e-3, weighted=False)
+    got = server.step(CURRENT, UPDATES, [1, 3]).double().numpy()
+    step = (UPDATES.mean(0) - CURRENT).double().numpy()
+    m, v = 0.1 * step, 0.99 * 1e-6 + 0.01 * step**2
+    assert got == pytest.approx(CURRENT.numpy() + 0.1 * m / (np.sqrt(v) + 1e-3), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(AGGREGATIONS))
+def test_state_continues_bit_for_bit(name):
+    one, other = AGGREGATIONS[name](), AGGREGATIONS[name]()
+    model = one.step(CURRENT, UPDATES, [1, 3])
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(one.step(model, UPDATES, [1, 3]), other.step(model, UPDATES, [1, 3]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad"), [(FedAvgM, {"lr": 0}), (FedAvgM, {"momentum": 1}), (FedAdam, {"tau": 0})]
+)
+def test_options_are_checked(kind, bad):
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        kind(**bad)

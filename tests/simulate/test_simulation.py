@@ -1,0 +1,200 @@
+"""The simulator against plain FedAvg written out, and its promises about seeds and checkpoints."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedcohort import checkpoint
+from fedcohort.datasets import federate, load
+from fedcohort.exceptions import ConfigError, InvalidCheckpoint, NoClients
+from fedcohort.gates import SketchToSkip
+from fedcohort.policies import POLICIES, Uniform
+from fedcohort.simulate import LocalTraining, Simulation, Trace, build, simulate
+from fedcohort.simulate.local import batch_plan
+
+LOCAL = LocalTraining(epochs=2, batch_size=16, lr=0.05)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits")
+
+
+def clients(digits, seed=0, count=20):
+    return federate(digits, "shards", clients=count, seed=seed, per_client=2)
+
+
+def model(seed=0):
+    return build("mlp-64-30", (1, 8, 8), classes=10, seed=seed)
+
+
+def run(digits, policy="uniform", rounds=4, **options):
+    options = {"cohort_size": 4, "local": LOCAL, "device": "cpu"} | options
+    return simulate(clients(digits), model(), policy, rounds=rounds, **options)
+
+
+def test_it_is_fedavg(digits):
+    """Two rounds by hand: one client after the other, torch's own SGD, the mean."""
+    federation, net = clients(digits), model()
+    simulation = Simulation(
+        federation, net, "uniform", cohort_size=4, local=LOCAL, device="cpu", seeds=(5,)
+    )
+    expected = copy.deepcopy(net)
+    for number in range(2):
+        (record,) = simulation.step()
+        trained = []
+        for client in record.selected:
+            local = copy.deepcopy(expected)
+            optimizer = torch.optim.SGD(local.parameters(), lr=0.05)
+            rows = federation.parts[client]
+            for batch in batch_plan(5, number, client, len(rows), LOCAL).batches():
+                x = torch.from_numpy(digits.x[rows[batch]])
+                y = torch.from_numpy(digits.y[rows[batch]])
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(local(x), y).backward()
+                optimizer.step()
+            trained.append([p.detach() for p in local.parameters()])
+        with torch.no_grad():
+            for i, param in enumerate(expected.parameters()):
+                param.copy_(torch.stack([t[i] for t in trained]).mean(0))
+    for ours, theirs in zip(simulation.model().parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+    hits = expected(torch.from_numpy(digits.x_test)).argmax(1).numpy() == digits.y_test
+    assert record.accuracy == pytest.approx(hits.mean())
+
+
+def test_seeds_together_equal_seeds_alone(digits):
+    together = run(digits, seeds=(0, 1, 2))
+    for history in together:
+        (alone,) = run(digits, seeds=(history.seed,))
+        assert alone.selections == history.selections
+        assert alone.accuracy == pytest.approx(history.accuracy, abs=0.004)  # one digit of 359
+
+
+def test_every_policy_runs(digits):
+    for name in POLICIES:
+        (history,) = run(digits, name, rounds=3)
+        assert np.isfinite(history.accuracy).all(), name
+
+
+def test_resume_equals_an_uninterrupted_run(digits, tmp_path):
+    options = {
+        "seeds": (0, 1),
+        "aggregation": "fedavgm",
+        "dropout": 0.3,
+        "checkpoint_every": 3,
+        "gate": SketchToSkip(0.05, k=20),
+    }
+    whole = run(digits, "oort", rounds=8, **options)
+    place = tmp_path / "state"
+    run(digits, "oort", rounds=6, checkpoint=place, **options)
+    resumed = run(digits, "oort", rounds=8, checkpoint=place, **options)
+    assert [h.rounds for h in resumed] == [h.rounds for h in whole]
+
+
+def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path):
+    run(digits, rounds=1, checkpoint=tmp_path / "state")
+    for other in ({"seeds": (3,)}, {"policy": "oort"}, {"cohort_size": 2}):
+        with pytest.raises(InvalidCheckpoint):
+            run(digits, rounds=2, checkpoint=tmp_path / "state", **other)
+    checkpoint.save(tmp_path / "state", {"simulation": {}})
+    with pytest.raises((InvalidCheckpoint, KeyError)):
+        run(digits, rounds=2, checkpoint=tmp_path / "state")
+
+
+def test_dropouts_and_traces(digits):
+    (history,) = run(digits, rounds=6, dropout=0.5)
+    assert any(len(r.finished) < len(r.selected) for r in history.rounds)
+    names = sorted(clients(digits).parts)
+    trace = Trace({0: names[:4], 2: names[10:12]})
+    (history,) = run(digits, rounds=3, availability=trace)
+    assert [set(s) for s in history.selections] == [set(names[:4])] * 2 + [set(names[10:12])]
+    with pytest.raises(NoClients, match="round 0"):
+        run(digits, availability=Trace({0: ["stranger"]}))
+
+
+def test_everybody_drops_out(digits):
+    """A round without any update leaves the model as it is."""
+
+    class Nobody:
+        def available(self, number, names, rng):
+            return names[:4]
+
+    federation = clients(digits)
+    simulation = Simulation(
+        federation, model(), Uniform(), cohort_size=4, device="cpu", availability=Nobody()
+    )
+    simulation.dropout = 1.0
+    before = simulation.seeds[0].model.clone()
+    (record,) = simulation.step()
+    assert record.finished == ()
+    assert torch.equal(simulation.seeds[0].model, before)
+
+
+def test_a_diverged_client_counts_as_not_finished(digits):
+    def loss(outputs, y):
+        plain = nn.functional.cross_entropy(outputs, y, reduction="none")
+        return torch.where(y == 3, torch.nan, plain)
+
+    (history,) = run(digits, rounds=5, loss=loss)
+    parts = clients(digits).parts
+    broken = {c for c, rows in parts.items() if 3 in digits.y[rows]}
+    assert broken & {c for cohort in history.selections for c in cohort}
+    for record in history.rounds:
+        assert set(record.finished) == set(record.selected) - broken
+
+
+class TestGate:
+    def test_skipping_accumulates_drift(self, digits):
+        """With a threshold that a few rounds of drift reach, some rounds skip and some do not."""
+        local = LocalTraining(steps=1, batch_size=16, lr=0.05)
+        options = {"local": local, "rounds": 30}
+        (kept,) = run(digits, gate=SketchToSkip(0.02, k=50), **options)
+        skipped = [r.skipped for r in kept.rounds]
+        assert any(skipped)
+        assert not all(skipped)
+        for before, after in zip(kept.rounds, kept.rounds[1:], strict=False):
+            if before.skipped:
+                assert after.selected == before.selected
+                assert before.accuracy == (after.accuracy if after.skipped else before.accuracy)
+        # A threshold below any drift is no gate at all, but for the sketches' bytes.
+        (open_gate,) = run(digits, gate=SketchToSkip(1e-9, k=50), **options)
+        (no_gate,) = run(digits, **options)
+        assert open_gate.accuracy.tolist() == no_gate.accuracy.tolist()
+        assert open_gate.rounds[0].bytes_up == no_gate.rounds[0].bytes_up + 4
+
+    def test_literal_reset_skips_until_the_bound(self, digits):
+        gate = SketchToSkip(10.0, k=50, on_skip="reset", max_skips=4)
+        (history,) = run(digits, gate=gate, rounds=10)
+        skipped = [r.skipped for r in history.rounds]
+        assert skipped == [True] * 4 + [False] + [True] * 4 + [False]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"cohort_size": 21}, "cohort_size=21 exceeds the 20 clients"),
+        ({"rounds": 0}, "rounds=0"),
+        ({"seeds": (1, 1)}, "different"),
+        ({"seeds": ()}, "different"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"policy": "bogus"}, "unknown policy 'bogus'"),
+        ({"aggregation": "bogus"}, "unknown aggregation"),
+        ({"gate": "bogus"}, "unknown gate"),
+    ],
+)
+def test_user_mistakes(digits, options, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        run(digits, **options)
+
+
+def test_time_is_that_of_the_slowest(digits):
+    (history,) = run(digits, rounds=2)
+    federation, size = clients(digits), 4 * sum(p.numel() for p in model().parameters())
+    slowest = max(len(federation.parts[c]) for c in history.selections[0]) * 2 / 1000
+    assert history.rounds[0].seconds == pytest.approx(slowest + 2 * size / 1e6)
