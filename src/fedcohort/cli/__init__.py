@@ -59,7 +59,3 @@ def invoke(arguments: list[str]) -> int:
 def _fail(message: str) -> int:
     print("error: " + " ".join(message.split()), file=sys.stderr)
     return 2
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +14,10 @@ from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
     from rich.table import Table
+
+    from fedcohort.simulate.history import RoundRecord
 
 
 class Format(StrEnum):
@@ -51,11 +55,38 @@ def finite(value: Any) -> Any:
         return value if value == value and abs(value) != float("inf") else None
     if hasattr(value, "_asdict"):
         return finite(value._asdict())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return finite(dataclasses.asdict(value))
     if isinstance(value, dict):
         return {k: finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [finite(v) for v in value]
     return value
+
+
+class RoundBars:
+    """A progress bar a policy, shown from its first round on, so that mistakes come first."""
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds, self._bars = rounds, progress()
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> RoundBars:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._tasks:
+            self._bars.stop()
+
+    def __call__(self, name: str, records: Sequence[RoundRecord]) -> None:
+        """Show that a round is over."""
+        if not self._tasks:
+            self._bars.start()
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=self._rounds, note="")
+        known = [r.accuracy for r in records if r.accuracy is not None]
+        note = f"accuracy {sum(known) / len(known):.3f}" if known else ""
+        self._bars.update(self._tasks[name], completed=records[0].round + 1, note=note)
 
 
 def progress() -> Progress:

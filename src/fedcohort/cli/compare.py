@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,10 +11,10 @@ import typer
 from fedcohort.cli.common import (
     Format,
     FormatOption,
+    RoundBars,
     console,
     parse_named,
     parse_value,
-    progress,
     show,
     show_json,
 )
@@ -23,7 +22,6 @@ from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
     from fedcohort.experiments.config import Experiment, NamedConfig
-    from fedcohort.simulate.history import RoundRecord
 
 
 def command(
@@ -129,15 +127,8 @@ def _compare(
     from fedcohort.report.plots import draw_curves
     from fedcohort.report.tables import comparison, curves
 
-    with progress() as bar:
-        tasks = {p.name: bar.add_task(p.name, total=setting.rounds, note="") for p in policies}
-
-        def on_round(policy: str, records: Sequence[RoundRecord]) -> None:
-            known = [r.accuracy for r in records if r.accuracy is not None]
-            note = f"accuracy {sum(known) / len(known):.3f}" if known else ""
-            bar.update(tasks[policy], completed=records[0].round + 1, note=note)
-
-        results = compare(setting, policies, out, resume=resume, on_round=on_round)
+    with RoundBars(setting.rounds) as bars:
+        results = compare(setting, policies, out, resume=resume, on_round=bars)
     rows, lines = comparison(results), curves(results)
     title = f"{setting.data.dataset}, {setting.data.clients} clients, {setting.data.partition}"
     draw_curves(lines, out / "curves.png", target=setting.target, title=title)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, progress, show, show_json
+from fedcohort.cli.common import Format, FormatOption, RoundBars, show, show_json
 
 if TYPE_CHECKING:
     from fedcohort.simulate.history import RoundRecord
@@ -36,14 +36,12 @@ def command(
 
     experiment = read(config)
     folder = out or Path("runs") / config.stem
-    with progress() as bar, tracker(track, folder, dataclasses.asdict(experiment)) as log:
-        task = bar.add_task(experiment.policy.name, total=experiment.rounds, note="")
+    parameters = dataclasses.asdict(experiment)
+    with RoundBars(experiment.rounds) as bars, tracker(track, folder, parameters) as log:
 
         def on_round(records: Sequence[RoundRecord]) -> None:
             log(records)
-            known = [r.accuracy for r in records if r.accuracy is not None]
-            note = f"accuracy {sum(known) / len(known):.3f}" if known else ""
-            bar.update(task, completed=records[0].round + 1, note=note)
+            bars(experiment.policy.name, records)
 
         summaries = run(experiment, folder, resume=resume, on_round=on_round)
     if format is Format.json:

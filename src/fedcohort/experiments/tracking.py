@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,10 +70,10 @@ def _mlflow(folder: Path, parameters: Mapping[str, Any]) -> Iterator[Log]:
         import mlflow
     except ImportError:
         raise ConfigError("track: mlflow is not installed (pip install mlflow-skinny)") from None
-    import os
-
     if "MLFLOW_TRACKING_URI" not in os.environ:
-        mlflow.set_tracking_uri((folder / "mlflow").absolute().as_uri())
+        store = (folder / "mlflow").absolute()
+        store.mkdir(parents=True, exist_ok=True)
+        mlflow.set_tracking_uri(f"sqlite:///{store / 'mlflow.db'}")
     with mlflow.start_run():
         mlflow.log_params({k: str(v) for k, v in parameters.items()})
 

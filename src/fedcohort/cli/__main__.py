@@ -1,0 +1,5 @@
+"""``python -m fedcohort.cli``."""
+
+from fedcohort.cli import main
+
+main()

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.experiments.config import Experiment, dump, parse, read
+
+TOML = """
+rounds = 7
+cohort_size = 3
+seeds = [4, 5]
+target = 0.5
+[data]
+dataset = "digits"
+partition = "dirichlet-per-client"
+clients = 12
+options = {alpha = 0.3}
+[local]
+lr = 1
+halve_at = [2, 4]
+[policy]
+name = "power-of-choice"
+options = {d = 6}
+"""
+
+
+def test_a_file_becomes_an_experiment(tmp_path):
+    path = tmp_path / "exp.toml"
+    path.write_text(TOML)
+    experiment = read(path)
+    assert experiment.seeds == (4, 5)
+    assert experiment.data.options == {"alpha": 0.3}
+    assert experiment.local.lr == 1.0
+    assert experiment.local.halve_at == (2, 4)
+    assert experiment.policy.options == {"d": 6}
+    assert parse(dump(experiment)) == experiment
+
+
+def test_a_name_alone_will_do():
+    assert parse({"policy": "oort"}).policy.name == "oort"
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"round": 3}, "the experiment has no key 'round'; did you mean 'rounds'"),
+        ({"data": {"alpha": 1}}, r"\[data\] has no key 'alpha'; known: dataset"),
+        ({"rounds": "many"}, "rounds = 'many' must be of type int"),
+        ({"rounds": True}, "rounds = True must be of type int"),
+        ({"rounds": 0}, "rounds = 0 must be at least 1"),
+        ({"seeds": 3}, "seeds = 3 must be a list"),
+        ({"seeds": [1, "x"]}, r"seeds\[1\] = 'x' must be of type int"),
+        ({"seeds": [1, 1]}, "different"),
+        ({"local": 3}, "local = 3 must be a table"),
+        ({"data": {"options": 3}}, "data.options = 3 must be a table"),
+        ({"target": 70}, "target = 70.0 is an accuracy"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"cohort_size": 60}, "cohort_size = 60 exceeds data.clients = 50"),
+        ({"policy": {}}, r"\[policy\].*name"),
+    ],
+)
+def test_errors_name_the_key(values, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        parse(values)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(ConfigError, match="no such file"):
+        read(tmp_path / "missing.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("rounds = ")
+    with pytest.raises(ConfigError, match=r"broken\.toml: "):
+        read(broken)
+    broken.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read(broken)
+
+
+def test_experiments_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Experiment().rounds = 3
