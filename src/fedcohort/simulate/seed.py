@@ -112,18 +112,20 @@ class Seed:
         """Take the trained models, a row a training client, through gate and aggregation."""
         clients, models = self._finite(trained)
         self.finished = self._admitted(clients, models)
-        position = {c: i for i, c in enumerate(clients)}
-        rows = [position[c] for c in self.finished]
-        updates = models[torch.tensor(rows, device=models.device)] if rows else models[:0]
+        updates = models
+        if self.finished != clients:  # the usual case copies nothing
+            position = {c: i for i, c in enumerate(clients)}
+            rows = [position[c] for c in self.finished]
+            updates = models[torch.tensor(rows, dtype=torch.int64, device=models.device)]
         seconds = {c: self._seconds(c) for c in self.selection.clients}
         replies = {}
-        if rows:
+        if self.finished:
             needs = self.session.policy.needs.reply
             replies = self.collector.replies(needs, self.finished, updates, seconds)
             self.collector.remember(self.finished, updates)
         self.session.finish(replies, self.finished)
         self.clock += max(seconds.values())
-        if rows:
+        if self.finished:
             self._aggregate(updates)
 
     def _finite(self, trained: torch.Tensor) -> tuple[tuple[ClientId, ...], torch.Tensor]:
