@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -104,6 +104,8 @@ class SketchToSkip(Gate):
     needs the threshold (m - 1/2) D with m = 1 / (1 - s) rounds a cycle. In "reset" mode it is the
     s-quantile of the drifts. D is the largest drift in the cohort ("round") or the median one
     ("client").
+
+    An engine whose models do not live in main memory sets `project` to a function of its own.
     """
 
     def __init__(
@@ -140,6 +142,7 @@ class SketchToSkip(Gate):
         self.skip_rate, self.adaptive, self.window = skip_rate, adaptive, window
         self.automatic = threshold == "auto"
         self.state = SkipState(threshold=None if threshold == "auto" else float(threshold))
+        self.project: Callable[[Projection, Any], NDArray[np.float64]] = Projection.apply
         self._projection: Projection | None = None
 
     def announce(self, model: Floats) -> NDArray[np.float32]:
@@ -214,7 +217,7 @@ class SketchToSkip(Gate):
             raise ValueError(f"SketchToSkip: k={self.k} exceeds the model's {dim} parameters")
         if self._projection is None or self._projection.dim != dim:
             self._projection = Projection(dim, self.k, kind=self.kind, seed=self.seed)
-        return np.asarray(self._projection.apply(models), np.float64)
+        return self.project(self._projection, models)
 
 
 def _check_threshold(threshold: float) -> None:

@@ -101,7 +101,7 @@ class Projection:
                 f"Projection: a matrix of {self.k} x {self.dim} entries is too large to form; "
                 "use apply"
             )
-        return self._columns(0, self.dim)
+        return self.columns(0, self.dim)
 
     @property
     def _key(self) -> np.uint64:
@@ -123,11 +123,11 @@ class Projection:
         total = np.zeros((len(rows), self.k))
         for start in range(0, self.dim, _BLOCK):
             stop = min(start + _BLOCK, self.dim)
-            total += rows[:, start:stop].astype(np.float64) @ self._columns(start, stop).T
+            total += rows[:, start:stop].astype(np.float64) @ self.columns(start, stop).T
         return total
 
-    def _columns(self, start: int, stop: int) -> Array:
-        """Columns start to stop of P."""
+    def columns(self, start: int, stop: int) -> Array:
+        """Return columns start to stop of P, of shape (k, stop - start)."""
         columns = np.arange(start, stop, dtype=np.uint64)
         if self.kind == "sparse":
             words = _hash(self._key, columns)

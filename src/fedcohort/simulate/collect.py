@@ -19,6 +19,7 @@ from fedcohort.signals.race import RaceSketch
 from fedcohort.signals.transforms import Transform
 from fedcohort.simulate.evaluate import mean_losses
 from fedcohort.simulate.jobs import Data, Job
+from fedcohort.simulate.projector import project
 from fedcohort.simulate.trainer import Trainer
 
 Readings = dict[ClientId, Any]
@@ -213,7 +214,7 @@ class Collector:
         key = tuple(sorted(options.items()))
         if key not in self._projections:
             self._projections[key] = Projection(self.trainer.size, **options)
-        rows = self._projections[key].apply(vectors.cpu().numpy())
+        rows = project(self._projections[key], vectors)
         return dict(zip(clients, np.asarray(rows, np.float32), strict=True))
 
 

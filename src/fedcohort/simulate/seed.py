@@ -11,7 +11,7 @@ import torch
 
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError
-from fedcohort.gates import GATES, Gate
+from fedcohort.gates import GATES, Gate, SketchToSkip
 from fedcohort.policies.base import POLICIES, Policy
 from fedcohort.rounds import ClientId, Selection, stream
 from fedcohort.session import Session
@@ -19,6 +19,7 @@ from fedcohort.simulate.aggregation import AGGREGATIONS
 from fedcohort.simulate.availability import Availability, Durations, dropouts
 from fedcohort.simulate.collect import Collector, Insight
 from fedcohort.simulate.jobs import Data
+from fedcohort.simulate.projector import project
 from fedcohort.simulate.trainer import Trainer
 
 Policies = str | Policy | Callable[[], Policy]
@@ -79,6 +80,8 @@ class Seed:
             gate=None if gate is None else made(gate, GATES, "gate", Gate),
             model_bytes=self.model_bytes,
         )
+        if isinstance(self.session.gate, SketchToSkip):
+            self.session.gate.project = project
         self.collector = Collector(
             trainer, data, federation, self.session.policy, seed, model, insight
         )
@@ -146,9 +149,12 @@ class Seed:
         gate = self.session.gate
         if gate is None:
             return clients
-        start = self.model.cpu().numpy()
+        start: Any = self.model
+        trained: Any = models
+        if not isinstance(gate, SketchToSkip):
+            start, trained = start.cpu().numpy(), trained.cpu().numpy()
         announced = self.session.announce(start)
-        answers = gate.probe(announced, start, models.cpu().numpy())
+        answers = gate.probe(announced, start, trained)
         admitted = self.session.admit(dict(zip(clients, answers, strict=True)))
         for client, model in zip(clients, models, strict=True):
             if client in admitted or gate.on_skip == "reset":
@@ -165,8 +171,9 @@ class Seed:
             known = dict(zip(self.selection.clients, self.selection.weights, strict=True))
             weights = [known[c] for c in self.finished]
         self.model = self.aggregation.step(before, updates, sizes, weights)
-        if self.session.gate is not None:
-            self.session.gate.aggregated(before.cpu().numpy(), self.model.cpu().numpy())
+        gate = self.session.gate
+        if gate is not None and not isinstance(gate, SketchToSkip):
+            gate.aggregated(before.cpu().numpy(), self.model.cpu().numpy())
 
     def _seconds(self, client: ClientId) -> float:
         local = self.trainer.local
