@@ -1,0 +1,106 @@
+"""Stacked layers without parameters: activations, dropout and changes of shape."""
+# ruff: noqa: D102 (what the methods do is said once, in `Layer`)
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcohort.simulate.layers import Arena, Layer, Tape, aten
+
+
+class Activation(Layer):
+    """An elementwise function whose gradient follows from its output.
+
+    It overwrites its input, unless the layer below still needs it.
+    """
+
+    def __init__(self, place: int, arena: Arena, name: str, inplace: bool) -> None:
+        super().__init__(place, arena)
+        self.act, self.derive, self.extra = ACTIVATIONS[name]
+        self.inplace = inplace
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        self.y = x if self.inplace else self.memory("out", x.shape)
+        tape.append(partial(self.act, x, *self.extra, out=self.y))
+        return self.y
+
+    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
+        tape.append(partial(self.derive, grad, self.y, *self.extra, grad_input=grad))
+        return grad
+
+
+ACTIVATIONS: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
+    "ReLU": (torch.clamp_min, aten.threshold_backward.grad_input, (0,)),
+    "Tanh": (torch.tanh, aten.tanh_backward.grad_input, ()),
+    "Sigmoid": (torch.sigmoid, aten.sigmoid_backward.grad_input, ()),
+}
+
+
+class Dropout(Layer):
+    """`nn.Dropout`, with masks from the current generator."""
+
+    def __init__(self, place: int, arena: Arena, p: float) -> None:
+        super().__init__(place, arena)
+        self.keep = 1.0 - p
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        self.mask, out = self.memory("mask", x.shape), self.memory("out", x.shape)
+        tape.append(partial(self.mask.bernoulli_, self.keep))
+        tape.append(partial(self.mask.div_, max(self.keep, 1e-30)))  # keep=0 leaves zeros
+        tape.append(partial(torch.mul, x, self.mask, out=out))
+        return out
+
+    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
+        tape.append(partial(grad.mul_, self.mask))
+        return grad
+
+
+class Split(Layer):
+    """`nn.Unflatten` of the input's first axis."""
+
+    def __init__(self, place: int, arena: Arena, shape: Sequence[int]) -> None:
+        super().__init__(place, arena)
+        self.shape = shape
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], *self.shape, *x.shape[3:])
+
+
+class ChannelsFirst(Layer):
+    """From (clients, samples, channels, ...) to (clients, channels, samples, ...)."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        out = self.memory("out", (x.shape[0], x.shape[2], x.shape[1], *x.shape[3:]))
+        tape.append(partial(out.copy_, x.transpose(1, 2)))
+        return out
+
+
+class Flatten(Layer):
+    """`nn.Flatten`, from (clients, samples, ...) or from a convolution's layout."""
+
+    def __init__(self, place: int, arena: Arena, image: bool) -> None:
+        super().__init__(place, arena)
+        self.image = image
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        self.shape = x.shape
+        if not self.image:
+            return x.flatten(2)
+        clients, channels, samples, *rest = x.shape
+        out = self.memory("out", (clients, samples, channels, *rest))
+        tape.append(partial(out.copy_, x.transpose(1, 2)))
+        return out.flatten(2)
+
+    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
+        if not self.image:
+            return grad.view(self.shape)
+        clients, channels, samples, *rest = self.shape
+        below = self.memory("below", self.shape)
+        split = grad.view(clients, samples, channels, *rest).transpose(1, 2)
+        tape.append(partial(below.copy_, split))
+        return below

@@ -1,0 +1,194 @@
+"""What a client does with the model it was sent: epochs, batches, optimizer, learning rate.
+
+The order of a client's batches is a function of (seed, round, client) alone, so every engine, and a
+real client elsewhere, trains on the same batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.rounds import ClientId, stream
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A factor of the learning rate for each round.
+
+    Parameters
+    ----------
+    gamma : float
+        The factor is multiplied by gamma every round, or at every milestone where there are some.
+    milestones : tuple of int
+        Rounds, the first round being 0.
+
+    Examples
+    --------
+    >>> halve = Schedule(0.5, (150, 300))
+    >>> halve(149), halve(150), halve(300)
+    (1.0, 0.5, 0.25)
+    >>> Schedule(0.5)(3)
+    0.125
+    """
+
+    gamma: float = 1.0
+    milestones: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require(0 < self.gamma <= 1, "Schedule", "gamma", self.gamma, "in (0, 1]")
+        rising = list(self.milestones) == sorted(set(self.milestones))
+        _require(rising, "Schedule", "milestones", self.milestones, "strictly rising")
+
+    def __call__(self, round_number: int) -> float:
+        """Return the factor of a round."""
+        if not self.milestones:
+            return self.gamma**round_number
+        return self.gamma ** sum(round_number >= m for m in self.milestones)
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a selected client trains.
+
+    Parameters
+    ----------
+    epochs : int
+        Passes over the client's data.
+    steps : int, optional
+        Optimizer steps in a round, in place of `epochs`: batches walk through the shuffled data,
+        which is shuffled anew whenever it is used up.
+    batch_size : int
+        The last batch of a pass is smaller where the data does not divide, and is kept.
+    optimizer : {"sgd", "adam"}
+        Started afresh every round.
+    lr : float
+        Learning rate.
+    momentum : float
+        Of SGD.
+    weight_decay : float
+        L2 term, added to the gradient.
+    betas, eps : tuple of float, float
+        Of Adam.
+    prox_mu : float
+        FedProx: mu * (w - w_global) is added to the gradient.
+    schedule : callable, optional
+        Round number -> factor of `lr`, for example a `Schedule`.
+    epoch_decay : float
+        `lr` is multiplied by it after every local epoch.
+
+    Examples
+    --------
+    >>> LocalTraining(epochs=3, lr=0.005, schedule=Schedule(0.5, (150, 300))).lr_at(150)
+    0.0025
+    >>> LocalTraining(batch_size=0)
+    Traceback (most recent call last):
+    ...
+    fedcohort.exceptions.ConfigError: LocalTraining: batch_size=0 must be at least 1
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 32
+    optimizer: str = "sgd"
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    prox_mu: float = 0.0
+    schedule: Callable[[int], float] | None = None
+    epoch_decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in ("epochs", "batch_size"):
+            self._check(field, getattr(self, field) >= 1, "at least 1")
+        self._check("steps", self.steps is None or self.steps >= 1, "at least 1, or None")
+        self._check("optimizer", self.optimizer in ("sgd", "adam"), "'sgd' or 'adam'")
+        for field in ("lr", "eps"):
+            value = getattr(self, field)
+            self._check(field, math.isfinite(value) and value > 0, "above 0")
+        for field in ("weight_decay", "prox_mu"):
+            value = getattr(self, field)
+            self._check(field, math.isfinite(value) and value >= 0, "at least 0")
+        self._check("momentum", 0 <= self.momentum < 1, "in [0, 1)")
+        plain = self.optimizer == "sgd" or self.momentum == 0
+        self._check("momentum", plain, "0 with Adam, which has betas")
+        in_range = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        self._check("betas", in_range, "two numbers in [0, 1)")
+        self._check("epoch_decay", 0 < self.epoch_decay <= 1, "in (0, 1]")
+
+    def _check(self, field: str, holds: bool, rule: str) -> None:
+        _require(holds, "LocalTraining", field, getattr(self, field), rule)
+
+    def lr_at(self, round_number: int) -> float:
+        """Return the learning rate of a round's first epoch."""
+        return self.lr * (1.0 if self.schedule is None else self.schedule(round_number))
+
+
+def _require(holds: bool, owner: str, field: str, value: object, rule: str) -> None:
+    if not holds:
+        raise ConfigError(f"{owner}: {field}={value!r} must be {rule}")
+
+
+class Plan(NamedTuple):
+    """A client's batches of one round: batch t holds `order[bounds[t]:bounds[t + 1]]`.
+
+    `order` counts the client's own samples from 0; `epochs` says in which pass each batch lies.
+    """
+
+    order: Ints
+    bounds: Ints
+    epochs: Ints
+
+    def batches(self) -> list[Ints]:
+        """Return the batches one by one."""
+        return [self.order[a:b] for a, b in pairwise(self.bounds.tolist())]
+
+
+@lru_cache(maxsize=65536)
+def _cuts(n: int, batch_size: int, epochs: int, steps: int | None) -> tuple[int, Ints, Ints]:
+    """Return passes, bounds and epochs, which depend on the sizes alone."""
+    per_pass = -(-n // batch_size)
+    total = epochs * per_pass if steps is None else steps
+    step = np.arange(total)
+    passes = -(-total // per_pass)
+    starts = step // per_pass * n + step % per_pass * batch_size
+    last = total // per_pass * n + total % per_pass * batch_size
+    bounds = np.append(starts, last)
+    bounds.flags.writeable = False
+    which = step // per_pass
+    which.flags.writeable = False
+    return passes, bounds, which
+
+
+def batch_plan(
+    seed: int, round_number: int, client: ClientId, n: int, local: LocalTraining
+) -> Plan:
+    """Return the batches of a client with n samples in a round.
+
+    Examples
+    --------
+    >>> plan = batch_plan(0, 3, "ann", 5, LocalTraining(epochs=2, batch_size=2))
+    >>> [len(batch) for batch in plan.batches()], plan.epochs.tolist()
+    ([2, 2, 1, 2, 2, 1], [0, 0, 0, 1, 1, 1])
+    """
+    if n < 1:
+        raise ConfigError(f"client {client!r} has {n} samples: it cannot train")
+    passes, bounds, epochs = _cuts(n, local.batch_size, local.epochs, local.steps)
+    rng = stream(seed, "batches", round_number, client)
+    if passes == 1:
+        order = rng.permutation(n)
+    else:
+        order = np.concatenate([rng.permutation(n) for _ in range(passes)])
+    return Plan(order[: bounds[-1]], bounds, epochs)

@@ -1,0 +1,176 @@
+"""The models of the papers, by name.
+
+========== ================================================== ========== =======================
+name       layers                                             parameters where
+========== ================================================== ========== =======================
+mlp-512    784-512-10                                         407,050    RACE sketches, MNIST
+lenet5     two 5x5 convolutions (6, 16), 120-84-62            66,126     RACE sketches, FEMNIST
+char-lstm  embedding 8, LSTM 256, 80 characters               293,584    RACE sketches, Shakespeare
+cifar-cnn  two 5x5 convolutions (6, 16), 120-84-10            62,006     FedACS (PyTorch's tutorial)
+fcnn-300   784-300-10                                         238,510    sketch to skip and select
+lrn-cnn    two 5x5 convolutions (32, 32) with LRN, 256-10     555,178    sketch to skip and select
+mlp-64-30  784-64-30-10                                       52,500     FedCor, Fashion-MNIST
+fedcor-cnn three 3x3 convolutions (32, 64, 64), 10            66,570     FedCor, CIFAR-10
+cnn        two 5x5 convolutions (32, 64), 512-10              582,026    FL-DP3S
+========== ================================================== ========== =======================
+
+Sizes that a paper leaves open are those of the tutorial it cites or of common code: FedCor's
+channels are the TensorFlow tutorial's, with one dense layer as the paper says; FL-DP3S's network is
+the one of FedAvg without padding. ReLU follows every hidden layer. Pooling comes before ReLU, which
+gives the same numbers as after it and leaves ReLU a quarter of the work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.simulate.randomness import seeded
+
+Shape = Sequence[int]
+
+
+def _dense(sizes: Sequence[int], classes: int) -> list[tuple[str, nn.Module]]:
+    """Dense layers fc1, fc2, ... with ReLU between them."""
+    layers: list[tuple[str, nn.Module]] = []
+    for i, (wide, narrow) in enumerate(zip(sizes, [*sizes[1:], classes], strict=True), start=1):
+        layers += [(f"fc{i}", nn.Linear(wide, narrow)), (f"relu_fc{i}", nn.ReLU())]
+    return layers[:-1]
+
+
+def _mlp(*hidden: int) -> Callable[[Shape, int], nn.Module]:
+    def make(shape: Shape, classes: int) -> nn.Module:
+        layers = _dense([math.prod(shape), *hidden], classes)
+        return nn.Sequential(OrderedDict([("flatten", nn.Flatten()), *layers]))
+
+    return make
+
+
+def _conv_net(
+    channels: Sequence[int],
+    hidden: Sequence[int],
+    *,
+    kernel: int = 5,
+    pads: Sequence[int] = (0, 0, 0),
+    pooled: int = 2,
+) -> Callable[[Shape, int], nn.Module]:
+    """Convolutions, the first `pooled` of them followed by 2x2 maxima, then dense layers."""
+
+    def make(shape: Shape, classes: int) -> nn.Module:
+        layers, (depth, high, wide) = _image(shape)
+        for i, (out, pad) in enumerate(zip(channels, pads, strict=False), start=1):
+            layers.append((f"conv{i}", nn.Conv2d(depth, out, kernel, padding=pad)))
+            depth, high, wide = out, high + 2 * pad - kernel + 1, wide + 2 * pad - kernel + 1
+            if i <= pooled:
+                layers.append((f"pool{i}", nn.MaxPool2d(2)))
+                high, wide = high // 2, wide // 2
+            layers.append((f"relu{i}", nn.ReLU()))
+        features = _features(shape, depth, high, wide)
+        layers += [("flatten", nn.Flatten()), *_dense([features, *hidden], classes)]
+        return nn.Sequential(OrderedDict(layers))
+
+    return make
+
+
+def _image(shape: Shape) -> tuple[list[tuple[str, nn.Module]], tuple[int, int, int]]:
+    """Accept (height, width) as one channel."""
+    if len(shape) == 3:
+        return [], (shape[0], shape[1], shape[2])
+    if len(shape) == 2:
+        return [("channel", nn.Unflatten(1, (1, shape[0])))], (1, shape[0], shape[1])
+    raise ConfigError(
+        f"input_shape={tuple(shape)}: a convolution needs (channels, height, width) or "
+        "(height, width)"
+    )
+
+
+def _features(shape: Shape, depth: int, high: int, wide: int) -> int:
+    if high < 1 or wide < 1:
+        raise ConfigError(f"input_shape={tuple(shape)} is too small for this model's convolutions")
+    return depth * high * wide
+
+
+def _lrn_cnn(shape: Shape, classes: int) -> nn.Module:
+    """As in TensorFlow's old CIFAR tutorial, whose alpha is a ninth of PyTorch's."""
+    layers, (depth, high, wide) = _image(shape)
+    features = _features(shape, 32, high // 4, wide // 4)
+    layers += [
+        ("conv1", nn.Conv2d(depth, 32, 5, padding=2)),
+        ("pool1", nn.MaxPool2d(2)),
+        ("relu1", nn.ReLU()),
+        ("norm1", nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)),
+        ("conv2", nn.Conv2d(32, 32, 5, padding=2)),
+        ("relu2", nn.ReLU()),
+        ("norm2", nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)),
+        ("pool2", nn.MaxPool2d(2)),
+        ("flatten", nn.Flatten()),
+        *_dense([features, 256], classes),
+    ]
+    return nn.Sequential(OrderedDict(layers))
+
+
+class CharLSTM(nn.Module):
+    """Next character from a window of characters: embedding, one LSTM, output layer.
+
+    Parameters
+    ----------
+    vocabulary : int
+    embedding, hidden : int
+    """
+
+    def __init__(self, vocabulary: int = 80, embedding: int = 8, hidden: int = 256) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, batch_first=True)
+        self.output = nn.Linear(hidden, vocabulary)
+
+    def forward(self, characters: Tensor) -> Tensor:
+        """Return logits from (samples, window) character numbers."""
+        outputs, _ = self.lstm(self.embedding(characters))
+        return cast(Tensor, self.output(outputs[:, -1]))
+
+
+MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "mlp-512": _mlp(512),
+    "mlp-64-30": _mlp(64, 30),
+    "fcnn-300": _mlp(300),
+    "lenet5": _conv_net((6, 16), (120, 84), pads=(2, 0)),
+    "cnn": _conv_net((32, 64), (512,)),
+    "fedcor-cnn": _conv_net((32, 64, 64), (), kernel=3),
+    "cifar-cnn": _conv_net((6, 16), (120, 84)),
+    "lrn-cnn": _lrn_cnn,
+    "char-lstm": lambda shape, classes: CharLSTM(classes),
+}
+
+
+def build(name: str, input_shape: Shape, classes: int, seed: int = 0) -> nn.Module:
+    """Return a model with parameters drawn from a seed; no global generator is touched.
+
+    Parameters
+    ----------
+    name : str
+        A key of `MODELS`.
+    input_shape : sequence of int
+        Of one sample: any for the dense models, (channels, height, width) or (height, width) for
+        the convolutions, (window,) for the LSTM.
+    classes : int
+    seed : int
+
+    Examples
+    --------
+    >>> model = build("mlp-64-30", (28, 28), 10)
+    >>> sum(p.numel() for p in model.parameters())
+    52500
+    """
+    if name not in MODELS:
+        raise ConfigError(f"model={name!r} is unknown: choose one of {', '.join(sorted(MODELS))}")
+    if classes < 1 or not input_shape or min(input_shape) < 1:
+        raise ConfigError(f"model {name!r}: input_shape={tuple(input_shape)}, classes={classes}")
+    with seeded([seed], torch.device("cpu")):
+        return MODELS[name](input_shape, classes)

@@ -1,0 +1,298 @@
+"""Every engine gives what one client after the other gives, by PyTorch's own optimizers."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.rounds import stream
+from fedcohort.simulate.jobs import Job
+from fedcohort.simulate.local import LocalTraining
+from fedcohort.simulate.models import CharLSTM
+from fedcohort.simulate.trainer import Trainer, choose
+
+# an even kernel makes padding="same" uneven, which PyTorch warns is slow
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
+
+SIZES = (1, 7, 30, 16, 8)  # one sample; fewer, more, exactly and twice the batch
+BATCH = 8
+
+
+class Branches(nn.Module):
+    """No nn.Sequential: two paths that join."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3, padding=1)
+        self.skip = nn.Linear(64, 5, bias=False)
+        self.fc = nn.Linear(3 * 16, 5)
+
+    def forward(self, x):
+        pooled = nn.functional.max_pool2d(self.conv(x).relu(), 2)
+        return self.fc(pooled.flatten(1)) + self.skip(x.flatten(1))
+
+
+def make(name):
+    with torch.random.fork_rng():
+        torch.random.default_generator.manual_seed(7)
+        if name == "mlp":
+            layers = (nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 5))
+            return nn.Sequential(nn.Flatten(), *layers)
+        if name == "odd":  # activations in a row, no bias, sigmoid
+            layers = (nn.Linear(64, 9, bias=False), nn.Sigmoid(), nn.Tanh(), nn.ReLU())
+            return nn.Sequential(nn.Flatten(), *layers, nn.Identity(), nn.Linear(9, 5))
+        if name == "cnn":
+            first = (nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+            second = (nn.Conv2d(4, 6, (2, 3), stride=(1, 2), bias=False), nn.Tanh())
+            third = (nn.Conv2d(6, 3, 2, padding="same"), nn.ReLU())
+            dense = (nn.Flatten(), nn.Linear(9, 5))
+            return nn.Sequential(nn.Sequential(*first), *second, *third, *dense)
+        if name == "lstm":
+            return CharLSTM(vocabulary=5, embedding=3, hidden=6)
+        return Branches()
+
+
+def data(name, seed=0):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 5, sum(SIZES))
+    if name == "lstm":
+        return rng.integers(0, 5, (len(y), 4)), y
+    return rng.normal(size=(len(y), 1, 8, 8)).astype(np.float32), y
+
+
+def jobs_of(trainer, rows=2):
+    starts = np.cumsum([0, *SIZES])
+    return [
+        trainer.job(3, 1, f"client {i}", np.arange(starts[i], starts[i + 1]), row=i % rows)
+        for i in range(len(SIZES))
+    ]
+
+
+def by_torch_optim(model, local, params, jobs, x, y, lr):
+    """The reference: one client after the other with torch.optim."""
+    results = []
+    for job in jobs:
+        net = copy.deepcopy(model)
+        nn.utils.vector_to_parameters(params[job.row].clone(), net.parameters())
+        start = [p.detach().clone() for p in net.parameters()]
+        if local.optimizer == "adam":
+            options = {"betas": local.betas, "eps": local.eps}
+            opt = torch.optim.Adam(net.parameters(), lr, weight_decay=local.weight_decay, **options)
+        else:
+            options = {"momentum": local.momentum, "weight_decay": local.weight_decay}
+            opt = torch.optim.SGD(net.parameters(), lr, **options)
+        for batch, epoch in zip(job.plan.batches(), job.plan.epochs, strict=True):
+            at = torch.from_numpy(job.positions[batch])
+            loss = nn.functional.cross_entropy(net(x[at]), y[at])
+            for p, p0 in zip(net.parameters(), start, strict=True):
+                loss = loss + local.prox_mu / 2 * (p - p0).pow(2).sum()
+            opt.param_groups[0]["lr"] = lr * local.epoch_decay ** int(epoch)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+        results.append(nn.utils.parameters_to_vector(net.parameters()).detach())
+    return torch.stack(results)
+
+
+OPTIONS = {
+    "sgd": {},
+    "momentum": {"momentum": 0.9, "weight_decay": 0.05},
+    "adam": {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.01},
+    "prox": {"prox_mu": 0.7, "momentum": 0.5},
+    "decay": {"epoch_decay": 0.5},
+    "steps": {"steps": 5},
+}
+ENGINES = [
+    ("mlp", "loop"), ("mlp", "stacked"), ("mlp", "vmap"), ("odd", "stacked"),
+    ("cnn", "loop"), ("cnn", "stacked"), ("cnn", "vmap"),
+    ("lstm", "loop"), ("lstm", "vmap"), ("branches", "loop"), ("branches", "vmap"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("name", "engine"), ENGINES)
+def test_training_equals_torch_optim(name, engine, options):
+    local = LocalTraining(**{"epochs": 3, "batch_size": BATCH, "lr": 0.1} | OPTIONS[options])
+    model = make(name)
+    trainer = Trainer(model, local, engine=engine, device="cpu")
+    held = trainer.data(*data(name))
+    params = torch.stack([trainer.flat(), 0.9 * trainer.flat()])
+    jobs = jobs_of(trainer)
+    trained = trainer.train(params, jobs, held, lr=local.lr / 2)
+    expected = by_torch_optim(model, local, params, jobs, *held, lr=local.lr / 2)
+    assert (trained - params[[job.row for job in jobs]]).abs().amax(1).min() > 1e-3  # all moved
+    # float32 rounding over 12 steps; Adam divides by gradients that may be near zero
+    torch.testing.assert_close(trained, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "engine"), ENGINES)
+def test_gradients_equal_autograd(name, engine):
+    model = make(name)
+    trainer = Trainer(model, engine=engine, device="cpu", memory=1)
+    held = trainer.data(*data(name))
+    params = torch.stack([trainer.flat(), 0.9 * trainer.flat()])
+    jobs = jobs_of(trainer)
+    found = trainer.gradients(params, jobs, held)
+    for job, grad in zip(jobs, found, strict=True):
+        net = trainer.load(params[job.row], copy.deepcopy(model))
+        at = torch.from_numpy(job.positions)
+        nn.functional.cross_entropy(net(held.x[at]), held.y[at]).backward()
+        expected = torch.cat([p.grad.flatten() for p in net.parameters()])
+        torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["stacked", "vmap"])
+def test_groups_of_any_size_and_repeated_rounds_change_nothing(engine):
+    local = LocalTraining(epochs=2, batch_size=BATCH, momentum=0.9)
+    whole = Trainer(make("mlp"), local, engine=engine, device="cpu")
+    single = Trainer(make("mlp"), local, engine=engine, device="cpu", memory=1)
+    held = whole.data(*data("mlp"))
+    jobs = jobs_of(whole, rows=1)
+    first = whole.train(whole.flat(), jobs, held).clone()
+    whole.train(whole.flat(), jobs[:2], held)
+    torch.testing.assert_close(whole.train(whole.flat(), jobs, held), first, rtol=0, atol=0)
+    torch.testing.assert_close(single.train(whole.flat(), jobs, held), first, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "vmap"])
+def test_a_loss_of_ones_own(engine):
+    def squared(outputs, y):
+        return (outputs[:, 0] - y).square()
+
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    local = LocalTraining(batch_size=4, lr=0.05, epochs=2)
+    trainer = Trainer(net, local, loss=squared, engine=engine, device="cpu")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(11, 3)), rng.normal(size=11)
+    held = trainer.data(x, y)
+    job = trainer.job(0, 0, "a", np.arange(11))
+    trained = trainer.train(trainer.flat(), [job], held)
+    reference = copy.deepcopy(net)
+    for batch in job.plan.batches():
+        loss = squared(reference(held.x[batch]), held.y[batch]).mean()
+        grads = torch.autograd.grad(loss, list(reference.parameters()))
+        with torch.no_grad():
+            for p, g in zip(reference.parameters(), grads, strict=True):
+                p -= 0.05 * g
+    torch.testing.assert_close(trained[0], trainer.flat(reference), rtol=1e-5, atol=1e-6)
+    assert np.isnan(trainer.evaluate(trained, held)[0]).all()
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "vmap"])
+def test_dropout_drops_is_seeded_and_leaves_the_global_generator_alone(engine):
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 40), nn.ReLU(), nn.Dropout(0.5), nn.Linear(40, 5)
+    )
+    without = nn.Sequential(*[m for m in net if not isinstance(m, nn.Dropout)])
+    local = LocalTraining(batch_size=BATCH)
+    trainer = Trainer(net, local, engine=engine, device="cpu")
+    held = trainer.data(*data("mlp"))
+    jobs = jobs_of(trainer, rows=1)
+    before = torch.get_rng_state()
+    first = trainer.train(trainer.flat(), jobs, held).clone()
+    again = trainer.train(trainer.flat(), jobs, held).clone()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first, again)
+    other = [Job(job.row, job.positions, job.plan, job.seed + 1) for job in jobs]
+    assert not torch.equal(trainer.train(trainer.flat(), other, held), first)
+    plain = Trainer(without, local, engine=engine, device="cpu").train(trainer.flat(), jobs, held)
+    assert not torch.allclose(plain, first, atol=1e-4)
+    # the masks keep half and double it: one full-batch step is right on average (400 masks;
+    # the mean's standard error is about a twentieth of a gradient's entry)
+    one = LocalTraining(batch_size=64)
+    mean = Trainer(net, one, engine=engine, device="cpu")
+    tasks = [mean.job(i, 0, "a", np.arange(30)) for i in range(400)]
+    bias = slice(trainer.size - 5, trainer.size)  # d(loss)/d(last bias) is nearly linear in masks
+    moved = mean.train(mean.flat(), tasks, held)[:, bias] - mean.flat()[bias]
+    exact = Trainer(without, one, device="cpu")
+    expected = exact.train(exact.flat(net), tasks[:1], held)[0, bias] - exact.flat(net)[bias]
+    torch.testing.assert_close(moved.mean(0), expected, rtol=0.25, atol=2e-4)
+    assert moved.std(0).min() > 0
+
+
+def test_frozen_parameters_stay():
+    for engine in ("loop", "vmap"):
+        net = make("mlp")
+        net[1].weight.requires_grad_(False)
+        trainer = Trainer(net, LocalTraining(weight_decay=0.1), engine=engine, device="cpu")
+        held = trainer.data(*data("mlp"))
+        trained = trainer.train(trainer.flat(), jobs_of(trainer, rows=1), held)
+        frozen = net[1].weight.numel()
+        assert torch.equal(trained[:, :frozen], trainer.flat()[:frozen].expand(5, -1))
+        assert (trained[:, frozen:] != trainer.flat()[frozen:]).any()
+
+
+def test_the_engine_is_chosen_by_model_and_device():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert choose("auto", make("mlp"), cpu) == "stacked"
+    assert choose("auto", make("cnn"), cpu) == "loop"
+    assert choose("auto", make("lstm"), cpu) == "loop"
+    assert choose("auto", make("cnn"), gpu) == "stacked"
+    assert choose("auto", make("branches"), gpu) == "vmap"
+
+
+def test_batch_norm_is_refused_unless_it_tracks_nothing():
+    def net(tracks):
+        norm = nn.BatchNorm1d(8, track_running_stats=tracks)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), norm, nn.Linear(8, 5))
+
+    with pytest.raises(ConfigError, match=r"layer '2' \(BatchNorm1d\) tracks running statistics"):
+        Trainer(net(True), device="cpu")
+    with pytest.raises(ConfigError, match="choose engine='loop'"):
+        Trainer(net(False), device="cpu", engine="vmap")
+    trainer = Trainer(net(False), LocalTraining(batch_size=4), device="cpu")
+    assert trainer.engine == "loop"
+    held = trainer.data(*data("mlp"))
+    job = trainer.job(0, 0, "a", np.arange(8))
+    assert torch.isfinite(trainer.train(trainer.flat(), [job], held)).all()
+
+
+def test_mistakes_are_named():
+    trainer = Trainer(make("mlp"), device="cpu")
+    held = trainer.data(*data("mlp"))
+    with pytest.raises(ConfigError, match="engine='fast'"):
+        Trainer(make("mlp"), engine="fast")
+    with pytest.raises(ConfigError, match="engine='stacked' needs"):
+        Trainer(make("lstm"), engine="stacked", device="cpu")
+    with pytest.raises(ConfigError, match="loss='huber' is unknown"):
+        Trainer(make("mlp"), loss="huber")
+    with pytest.raises(ConfigError, match="no trainable parameter"):
+        Trainer(nn.Flatten())
+    with pytest.raises(ConfigError, match="without a plan"):
+        trainer.train(trainer.flat(), [Job(0, np.arange(2))], held)
+    with pytest.raises(ConfigError, match="job 0: row=1, but there are 1 models"):
+        trainer.losses(trainer.flat(), [Job(1, np.arange(2))], held)
+    with pytest.raises(ConfigError, match="job 0 has no samples"):
+        trainer.losses(trainer.flat(), [Job(0, np.arange(0))], held)
+    with pytest.raises(ConfigError, match="the model has"):
+        trainer.evaluate(torch.zeros(3), held)
+    flat = Trainer(nn.Sequential(nn.Linear(8, 5)), engine="stacked", device="cpu")
+    with pytest.raises(ConfigError, match=r"put nn.Flatten\(\) before it"):
+        flat.train(flat.flat(), jobs_of(flat, rows=1), held)
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="sees no GPU"):
+            Trainer(make("mlp"), device="cuda")
+
+
+def test_the_users_model_and_no_jobs_are_left_alone():
+    net = make("mlp")
+    before = [p.clone() for p in net.parameters()]
+    trainer = Trainer(net, device="cpu")
+    held = trainer.data(*data("mlp"))
+    trainer.train(2 * trainer.flat(), jobs_of(trainer, rows=1), held)
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
+    assert trainer.train(trainer.flat(), [], held).shape == (0, trainer.size)
+    assert trainer.gradients(trainer.flat(), [], held).shape == (0, trainer.size)
+
+
+def test_the_plan_is_drawn_from_the_clients_own_stream():
+    trainer = Trainer(make("mlp"), LocalTraining(epochs=2, batch_size=4), device="cpu")
+    job = trainer.job(5, 2, "bob", np.arange(10, 17))
+    rng = stream(5, "batches", 2, "bob")
+    expected = np.concatenate([rng.permutation(7), rng.permutation(7)])
+    assert job.plan.order.tolist() == expected.tolist()

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.rounds import stream
+from fedcohort.simulate.jobs import Job, lockstep, sweep
+from fedcohort.simulate.local import LocalTraining, Schedule, batch_plan
+
+SMALL = st.integers(1, 40)
+
+
+@given(n=SMALL, batch=SMALL, epochs=st.integers(1, 4))
+def test_each_epoch_visits_every_sample_once_and_keeps_the_last_batch(n, batch, epochs):
+    plan = batch_plan(0, 1, "a", n, LocalTraining(epochs=epochs, batch_size=batch))
+    batches = plan.batches()
+    for epoch in range(epochs):
+        mine = [b for b, e in zip(batches, plan.epochs, strict=True) if e == epoch]
+        assert sorted(np.concatenate(mine).tolist()) == list(range(n))
+        assert [len(b) for b in mine[:-1]] == [batch] * (len(mine) - 1)
+        assert len(mine[-1]) == (n - 1) % batch + 1
+
+
+@given(n=SMALL, batch=SMALL, steps=st.integers(1, 30))
+def test_steps_are_the_beginning_of_enough_epochs(n, batch, steps):
+    short = batch_plan(0, 1, "a", n, LocalTraining(steps=steps, batch_size=batch))
+    long = batch_plan(0, 1, "a", n, LocalTraining(epochs=steps, batch_size=batch))
+    assert len(short.batches()) == steps
+    for found, expected in zip(short.batches(), long.batches(), strict=False):
+        assert found.tolist() == expected.tolist()
+
+
+def test_the_order_belongs_to_seed_round_and_client():
+    local = LocalTraining()
+    order = batch_plan(1, 2, "a", 50, local).order.tolist()
+    assert order == stream(1, "batches", 2, "a").permutation(50).tolist()
+    for other in ((2, 2, "a"), (1, 3, "a"), (1, 2, "b")):
+        assert batch_plan(*other, 50, local).order.tolist() != order
+
+
+def test_schedules():
+    halve = Schedule(0.5, (150, 300))
+    assert [halve(r) for r in (0, 149, 150, 299, 300, 999)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
+    assert Schedule(0.9)(3) == pytest.approx(0.729)
+    assert LocalTraining(lr=0.2, schedule=lambda r: 1 / (r + 1)).lr_at(3) == pytest.approx(0.05)
+    assert LocalTraining(lr=0.2).lr_at(7) == 0.2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epochs", 0), ("steps", 0), ("batch_size", -1), ("optimizer", "rmsprop"), ("lr", 0.0),
+        ("lr", float("nan")), ("momentum", 1.0), ("weight_decay", -0.1), ("betas", (0.9, 1.0)),
+        ("eps", 0.0), ("prox_mu", float("inf")), ("epoch_decay", 0.0), ("epoch_decay", 1.1),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_is_named(field, value):
+    with pytest.raises(ConfigError, match=f"LocalTraining: {field}="):
+        LocalTraining(**{field: value})
+
+
+def test_other_mistakes_are_named():
+    with pytest.raises(ConfigError, match=r"momentum=0\.9 must be 0 with Adam"):
+        LocalTraining(optimizer="adam", momentum=0.9)
+    with pytest.raises(ConfigError, match="Schedule: gamma="):
+        Schedule(0.0)
+    with pytest.raises(ConfigError, match="Schedule: milestones="):
+        Schedule(0.5, (3, 3))
+    with pytest.raises(ConfigError, match="client 'a' has 0 samples"):
+        batch_plan(0, 0, "a", 0, LocalTraining())
+
+
+@given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=6), batch=st.integers(1, 9))
+def test_lockstep_holds_exactly_the_batches_of_each_job(sizes, batch):
+    local = LocalTraining(epochs=2, batch_size=batch, epoch_decay=0.5)
+    starts = np.cumsum([0, *sizes])
+    jobs = [
+        Job(0, np.arange(starts[i], starts[i + 1]), batch_plan(0, 0, str(i), n, local))
+        for i, n in enumerate(sizes)
+    ]
+    together = lockstep(jobs, local, 0.1, direct=False)
+    assert sorted(together.order) == list(range(len(jobs)))
+    for j, i in enumerate(together.order):
+        job = jobs[i]
+        for step in range(len(together.active)):
+            real = together.count[step, j]
+            assert (j < together.active[step]) == (real > 0) == (step < len(job.plan.epochs))
+            assert set(together.index[step, j].tolist()) <= set(job.positions.tolist())
+            if not real:
+                assert together.rate[step, j] == together.scale[step, j] == 0
+                continue
+            expected = job.positions[job.plan.batches()[step]]
+            assert together.index[step, j, :real].tolist() == expected.tolist()
+            assert together.scale[step, j] == np.float32(1 / real)
+            assert together.rate[step, j] == pytest.approx(0.1 * 0.5 ** job.plan.epochs[step])
+
+
+def test_a_sweep_weighs_every_sample_alike():
+    jobs = [Job(0, np.arange(3)), Job(0, np.arange(3, 10))]
+    together = sweep(jobs, 4)
+    assert together.order == [1, 0]
+    total = (together.count * together.scale).sum(axis=0)
+    assert total.tolist() == pytest.approx([1, 1])
+    assert together.count.sum(axis=0).tolist() == [7, 3]

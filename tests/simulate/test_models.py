@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.simulate.evaluate import feature_layer
+from fedcohort.simulate.models import MODELS, build
+
+IMAGE, COLOUR = (1, 28, 28), (3, 32, 32)
+COUNTS = {
+    "mlp-512": (IMAGE, 10, 407_050),
+    "mlp-64-30": (IMAGE, 10, 52_500),
+    "fcnn-300": (IMAGE, 10, 238_510),
+    "lenet5": (IMAGE, 62, 66_126),
+    "cnn": (IMAGE, 10, 582_026),
+    "fedcor-cnn": (COLOUR, 10, 66_570),
+    "cifar-cnn": (COLOUR, 10, 62_006),
+    "lrn-cnn": (COLOUR, 10, 555_178),
+    "char-lstm": ((80,), 80, 293_584),
+}
+
+
+def test_every_model_is_counted():
+    assert COUNTS.keys() == MODELS.keys()
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameters_outputs_and_seeds(name):
+    shape, classes, count = COUNTS[name]
+    before = torch.get_rng_state()
+    model = build(name, shape, classes, seed=3)
+    again, other = build(name, shape, classes, seed=3), build(name, shape, classes, seed=4)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert sum(p.numel() for p in model.parameters()) == count
+    x = torch.zeros(2, *shape, dtype=torch.int64 if name == "char-lstm" else torch.float32)
+    assert model(x).shape == (2, classes)
+    vectors = [nn.utils.parameters_to_vector(m.parameters()) for m in (model, again, other)]
+    assert torch.equal(vectors[0], vectors[1])
+    assert not torch.equal(vectors[0], vectors[2])
+
+
+def test_lenet5_of_ten_classes_has_the_known_size():
+    assert sum(p.numel() for p in build("lenet5", (28, 28), 10).parameters()) == 61_706
+
+
+def test_images_without_a_channel_are_accepted():
+    flat, deep = build("cnn", (28, 28), 10, seed=1), build("cnn", (1, 28, 28), 10, seed=1)
+    x = torch.rand(2, 28, 28)
+    assert torch.equal(flat(x), deep(x.unsqueeze(1)))
+
+
+def test_fc1_is_the_first_dense_layer_of_the_papers_cnn():
+    model = build("cnn", IMAGE, 10)
+    assert feature_layer(model) is model.fc1
+    assert model.fc1.out_features == 512
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ConfigError, match="model='resnet' is unknown: choose one of char-lstm, "):
+        build("resnet", IMAGE, 10)
+    with pytest.raises(ConfigError, match=r"input_shape=\(8, 8\) is too small"):
+        build("cnn", (8, 8), 10)
+    with pytest.raises(ConfigError, match=r"input_shape=\(784,\)"):
+        build("lenet5", (784,), 10)
+    with pytest.raises(ConfigError, match="classes=0"):
+        build("mlp-512", IMAGE, 0)
