@@ -1,0 +1,71 @@
+"""What a result file says about where it comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+
+def provenance() -> dict[str, Any]:
+    """Command, commit, date, machine and versions of this process."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions = {}
+    for name in ("numpy", "scipy", "scikit-learn", "numba", "torch"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "absent"
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": os.environ.get("FEDCOHORT_COMMIT") or _commit(),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "machine": {
+            "cpu": _cpu(),
+            "cores": os.cpu_count(),
+            "gpu": _gpu(),
+            "system": platform.system(),
+            "python": platform.python_version(),
+        },
+        "versions": versions,
+    }
+
+
+def write(path: str | os.PathLike[str], result: Any) -> None:
+    """Write a result with its provenance."""
+    content = {"provenance": provenance(), "result": result}
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _commit() -> str:
+    try:
+        command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def _gpu() -> str | None:
+    if "torch" not in sys.modules:
+        return None
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None

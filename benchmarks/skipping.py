@@ -1,0 +1,136 @@
+"""Sketch-to-Skip and Sketch-to-Select in paper 2's setting: overhead against accuracy.
+
+python benchmarks/skipping.py --dataset fashion-mnist --out benchmarks/results/skipping-fashion-mnist.json
+
+N = 50 clients, C = 10 a round, T = 1000 rounds of one SGD step, batch 100, learning rate 0.05 (CIFAR-10
+0.01), re-selection every 100 rounds, sketches of 100 and 10 numbers; IID and one label a node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+from provenance import write
+
+from fedcohort.datasets import federate, load
+from fedcohort.experiments.summary import overhead
+from fedcohort.gates import SketchToSkip
+from fedcohort.policies import POLICIES
+from fedcohort.simulate import History, LocalTraining, Simulation, build
+
+CASES = {"iid": ("iid", {}), "one label a node": ("one-label", {})}
+SETTINGS = {
+    "mnist": ("fcnn-300", 0.05),
+    "fashion-mnist": ("fcnn-300", 0.05),
+    "cifar10": ("lrn-cnn", 0.01),
+    "digits": ("mlp-64-30", 0.05),
+}
+
+
+def variants(thresholds):
+    """Name, policy and gate of every run; the first is the baseline."""
+    select = POLICIES["sketch-to-select"]
+    yield "FedAvg, random", "uniform", None
+    yield "select", select, None
+    for t in thresholds:
+        yield f"select, skip {t}", select, SketchToSkip(t)
+    for t in thresholds:
+        yield f"random, skip {t}", "uniform", SketchToSkip(t)
+    for t in thresholds:
+        yield f"select, skip {t}, by client", select, SketchToSkip(t, mode="client")
+    for t in thresholds[-2:]:
+        yield f"select, skip {t}, at most 5 in a row", select, SketchToSkip(t, max_skips=5)
+        yield f"select, skip {t}, literal reset", select, SketchToSkip(t, on_skip="reset")
+    for rate in (0.5, 0.8, 0.95):
+        gate = SketchToSkip("auto", skip_rate=rate)
+        yield f"select, auto {rate}", select, gate
+        gate = SketchToSkip("auto", skip_rate=rate, adaptive=True)
+        yield f"select, auto {rate}, adaptive", select, gate
+
+
+def run(federations, dataset, name, lr, policy, gate, args):
+    simulation = Simulation(
+        lambda seed: federations[seed],
+        lambda seed: build(name, dataset.x.shape[1:], dataset.classes, seed=seed),
+        policy if isinstance(policy, str) else (lambda: policy(interval=100, k=10)),
+        cohort_size=10,
+        local=LocalTraining(steps=1, batch_size=100, lr=lr),
+        gate=gate,
+        seeds=tuple(federations),
+        device=args.device,
+        evaluate_every=args.evaluate_every,
+    )
+    histories = [History(seed) for seed in federations]
+    for _ in range(args.rounds):
+        for history, record in zip(histories, simulation.step(), strict=True):
+            history.rounds.append(record)
+    rows = []
+    for history, seed in zip(histories, simulation.seeds, strict=True):
+        accuracy = history.accuracy[np.isfinite(history.accuracy)]
+        share = overhead(history, seed.session.ledger, len(seed.clients), seed.model_bytes)
+        gate_state = seed.session.gate.state if gate is not None else None
+        rows.append(
+            {
+                "seed": seed.seed,
+                "final accuracy": float(accuracy[-5:].mean()),
+                "accuracy": [round(float(a), 4) for a in accuracy],
+                "threshold": None if gate_state is None else gate_state.threshold,
+                "bytes": {w: seed.session.ledger.by_kind(w) for w in ("up", "down")},
+                **share._asdict(),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dataset", default="fashion-mnist", choices=SETTINGS)
+    parser.add_argument("--root", default=None)
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--evaluate-every", type=int, default=10)
+    parser.add_argument(
+        "--thresholds", type=float, nargs="+", default=[0.01, 0.02, 0.05, 0.1, 0.2]
+    )
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+    dataset = load(args.dataset, args.root)
+    name, lr = SETTINGS[args.dataset]
+    results = []
+    for case, (partition, options) in CASES.items():
+        federations = {
+            seed: federate(dataset, partition, clients=50, seed=seed, **options)
+            for seed in range(args.seeds)
+        }
+        base = None
+        for label, policy, gate in variants(args.thresholds):
+            started = time.perf_counter()
+            rows = run(federations, dataset, name, lr, policy, gate, args)
+            final = np.mean([r["final accuracy"] for r in rows])
+            base = final if base is None else base
+            summary = {
+                "case": case,
+                "variant": label,
+                "accuracy": float(final),
+                "accuracy change %": float(100 * (final - base) / base),
+                "up %": float(np.mean([r["up"] for r in rows])),
+                "down %": float(np.mean([r["down"] for r in rows])),
+                "down to all %": float(np.mean([r["down_to_all"] for r in rows])),
+                "skipped %": float(np.mean([r["skipped"] for r in rows])),
+                "seconds": time.perf_counter() - started,
+            }
+            results.append({**summary, "seeds": rows})
+            print(
+                f"{case:17} {label:38} acc {final:.3f} ({summary['accuracy change %']:+6.2f} %) "
+                f"up {summary['up %']:6.2f} % down {summary['down %']:6.2f} % "
+                f"(all {summary['down to all %']:6.2f} %) {summary['seconds']:.0f} s",
+                flush=True,
+            )
+            write(args.out, {"dataset": args.dataset, "rounds": args.rounds, "runs": results})
+
+
+if __name__ == "__main__":
+    main()
