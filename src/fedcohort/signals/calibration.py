@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -67,6 +68,7 @@ def laplace_scale(cells: int, epsilon: float) -> tuple[int, int]:
     raise ValueError(f"epsilon={epsilon} is too small for {cells} counts a record")
 
 
+@lru_cache(maxsize=256)
 def gaussian_scale(cells: int, epsilon: float, delta: float) -> tuple[int, int]:
     """Return (u, s): noise of sigma = u / s on each count gives (epsilon, delta).
 

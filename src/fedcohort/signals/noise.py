@@ -82,31 +82,37 @@ def discrete_laplace(source: Words, size: int, t: int, s: int = 1) -> Ints:
     >>> abs(float(x.var()) - laplace_moments(3.0)[0]) < 1.5
     True
     """
-    out = np.zeros(size, np.int64)
-    missing = np.arange(size)
-    scale = np.full(size, t, np.int64)
-    while len(missing):
-        offset = below(source, scale[: len(missing)])
-        kept = falls(source, offset, scale[: len(missing)])
-        size_of = (offset + t * _repeats(source, len(missing))) // s
-        negative = (source(len(missing)) & np.uint64(1)).astype(bool)
+
+    def tries(count: int) -> Ints:
+        scale = np.full(count, t, np.int64)
+        offset = below(source, scale)
+        kept = falls(source, offset, scale)
+        size_of = (offset + t * _repeats(source, count)) // s
+        negative = (source(count) & np.uint64(1)).astype(bool)
         kept &= ~(negative & (size_of == 0))  # zero once, not twice
-        out[missing[kept]] = np.where(negative, -size_of, size_of)[kept]
-        missing = missing[~kept]
-    return out
+        return np.where(negative, -size_of, size_of)[kept]
+
+    return _gather(tries, size)
 
 
 def discrete_gaussian(source: Words, size: int, u: int, s: int = 1) -> Ints:
     """Integers x with probability proportional to exp(-x^2 / (2 sigma^2)), sigma = u / s."""
-    out = np.zeros(size, np.int64)
-    missing = np.arange(size)
-    bottom = np.full(size, 2 * u * u, np.int64)
-    while len(missing):
-        x = discrete_laplace(source, len(missing), u, s)
-        kept = falls(source, (s * np.abs(x) - u) ** 2, bottom[: len(missing)])
-        out[missing[kept]] = x[kept]
-        missing = missing[~kept]
-    return out
+
+    def tries(count: int) -> Ints:
+        x = discrete_laplace(source, count, u, s)
+        return x[falls(source, (s * np.abs(x) - u) ** 2, np.full(count, 2 * u * u, np.int64))]
+
+    return _gather(tries, size)
+
+
+def _gather(tries: Callable[[int], Ints], size: int) -> Ints:
+    """Call `tries`, which keeps some of what it is asked for, until there are `size`."""
+    kept = [np.empty(0, np.int64)]
+    missing = size
+    while missing > 0:
+        kept.append(tries(2 * missing + 16))
+        missing -= len(kept[-1])
+    return np.concatenate(kept)[:size]
 
 
 def laplace_moments(scale: float) -> tuple[float, float]:

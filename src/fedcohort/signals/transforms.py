@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -69,8 +70,11 @@ class Transform:
         whole = isinstance(self.classes, int) and not isinstance(self.classes, bool)
         if not whole or not 0 <= self.classes <= 1 << 16 or not isinstance(self.unit, bool):
             raise ValueError(f"transform: classes={self.classes!r} or unit={self.unit!r} is wrong")
-        weight = float(self.label_weight)
-        if not (np.isfinite(weight) and (weight > 0) == (self.classes > 0) and weight >= 0):
+        weight = self.label_weight
+        if not isinstance(weight, Real) or not (0 <= weight < np.inf):
+            raise ValueError(f"transform: label_weight={weight!r} must be a number, 0 or more")
+        object.__setattr__(self, "label_weight", float(weight))
+        if (weight > 0) != (self.classes > 0):
             raise ValueError(
                 f"transform: label_weight={self.label_weight} and classes={self.classes}: "
                 "give both above 0, or neither"
