@@ -130,6 +130,44 @@ def test_training_equals_torch_optim(name, engine, options):
     torch.testing.assert_close(trained, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_the_tables_of_a_gpu_give_the_same_without_one(name, options):
+    """All of the GPU's path but the capture itself, in rounds that shrink and grow."""
+    local = LocalTraining(**{"epochs": 3, "batch_size": BATCH, "lr": 0.1} | OPTIONS[options])
+    trainer = Trainer(make(name), local, engine="stacked", device="cpu")
+    other = Trainer(make(name), local, engine="stacked", device="cpu")
+    other._engine.graphs = True
+    held = trainer.data(*data(name))
+    jobs = jobs_of(trainer, rows=1)
+    for cohort in (jobs[:2], jobs, jobs[2:], jobs[:1]):
+        expected = trainer.train(trainer.flat(), cohort, held)
+        found = other.train(other.flat(), cohort, held)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        expected = trainer.gradients(trainer.flat(), cohort, held)
+        found = other.gradients(other.flat(), cohort, held)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("name", "engine"), ENGINES)
+def test_a_gpu_equals_a_cpu(name, engine, options):
+    local = LocalTraining(**{"epochs": 3, "batch_size": BATCH, "lr": 0.1} | OPTIONS[options])
+    results = []
+    for device, kind in (("cpu", "loop"), ("cuda", engine)):
+        trainer = Trainer(make(name), local, engine=kind, device=device)
+        held = trainer.data(*data(name))
+        params = torch.stack([trainer.flat(), 0.9 * trainer.flat()])
+        jobs = jobs_of(trainer)
+        trained = []
+        for cohort in (jobs[:2], jobs, jobs[2:]):
+            trained.append(trainer.train(params, cohort, held).cpu().clone())
+        results.append((*trained, trainer.gradients(params, jobs, held).cpu()))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize(("name", "engine"), ENGINES)
 def test_gradients_equal_autograd(name, engine):
     model = make(name)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from fedcohort.simulate.graphs import GraphStepper
 from fedcohort.simulate.jobs import Data, Job, Lockstep, lockstep, plan_of, sweep
 from fedcohort.simulate.kernel import Kernel
 from fedcohort.simulate.local import LocalTraining
@@ -40,8 +41,9 @@ class Batched:
         self.kind, self.model, self.local, self.loss = kind, model, local, loss
         self.device, self.memory = device, memory
         self.kernels: dict[bool, Kernel] = {}
-        self.stepper: Stepper | None = None
-        self.size = sum(p.numel() for p in model.parameters())
+        self.stepper: Stepper | GraphStepper | None = None
+        self.graphs = device.type == "cuda"
+        self.client_bytes = 0
 
     def train(
         self, params: Tensor, jobs: Sequence[Job], data: Data, lr: float, out: Tensor
@@ -70,7 +72,8 @@ class Batched:
         self, kernel: Kernel, together: Lockstep, params: Tensor, group: Sequence[Job], data: Data
     ) -> None:
         if self.stepper is None or self.stepper.data is not data:
-            self.stepper = Stepper(data)
+            self.stepper = GraphStepper(data) if self.graphs else Stepper(data)
+        self.stepper.prepare(kernel, together)
         start = torch.tensor([group[i].row for i in together.order], device=self.device)
         kernel.load(params, start)
         self.stepper.run(kernel, together)
@@ -83,12 +86,15 @@ class Batched:
         key = local is None
         if key not in self.kernels or self.kernels[key].clients < clients:
             self.kernels[key] = self.kind(self.model, local, self.loss, clients, self.device)
+            self.stepper = None  # it may hold graphs of the old one
         return self.kernels[key]
 
     def _groups(self, ranked: list[int], data: Data) -> Iterator[list[int]]:
         """Cut the jobs, sorted by length, into groups that fit the memory."""
-        sample = data.x[:1].numel() * self.local.batch_size
-        most = max(1, self.memory // (4 * (3 * self.size + 4 * sample)))
+        if not self.client_bytes:
+            one = self.kind(self.model, self.local, self.loss, 1, self.device)
+            self.client_bytes = one.footprint(self.local.batch_size, data)
+        most = max(1, self.memory // self.client_bytes)
         size = -(-len(ranked) // -(-len(ranked) // most))  # groups of one size
         for start in range(0, len(ranked), size):
             yield ranked[start : start + size]

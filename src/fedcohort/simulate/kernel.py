@@ -132,6 +132,13 @@ class Kernel:
             self.steps[key] = Step(x, y, weight, rate, eps, run)
         return self.steps[key]
 
+    def footprint(self, samples: int, like: tuple[Tensor, Tensor]) -> int:
+        """Return the bytes in use once a step on `samples` samples is prepared."""
+        self.step(self.clients, samples, like)
+        copies = self.sink.copies if isinstance(self.sink, Optimizer) else 2
+        blocks = self.arena.blocks.values()
+        return 4 * copies * sum(p.numel() for p in self.params) + sum(b.nbytes for b in blocks)
+
     def prepare(
         self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor, eps: Tensor
     ) -> Callable[[], None]:

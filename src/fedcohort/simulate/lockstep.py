@@ -15,6 +15,9 @@ class Stepper:
         self.data = data
         self.x, self.y = data.x.numpy(), data.y.numpy()
 
+    def prepare(self, kernel: Kernel, together: Lockstep) -> None:
+        """Do nothing: steps are made when they are first taken."""
+
     def run(self, kernel: Kernel, together: Lockstep) -> None:
         """Take all steps; finished clients are left alone."""
         even = _even(together)

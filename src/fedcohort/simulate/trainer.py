@@ -89,7 +89,7 @@ class Trainer:
         self.size = sum(p.numel() for p in self.worker.params)
         self._initial = self.flat(model)
         self.engine = choose(engine, model, self.device)
-        room = memory or (2**25 if self.device.type == "cpu" else 2**34)
+        room = memory or (2**24 if self.device.type == "cpu" else 2**34)
         self._engine = self._make(room)
         self._out = torch.empty(0, self.size, device=self.device)
 

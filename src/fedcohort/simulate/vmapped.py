@@ -30,7 +30,7 @@ class Vmapped(Kernel):
         device: torch.device,
     ) -> None:
         super().__init__(model, local, loss, clients, device)
-        batched = unrolled(copy.deepcopy(model)).to(device).train(local is not None)
+        self.model = unrolled(copy.deepcopy(model)).to(device).train(local is not None)
         names = [name for name, _ in model.named_parameters()]
 
         def total(
@@ -38,10 +38,20 @@ class Vmapped(Kernel):
         ) -> Tensor:
             both, rest = iter(trained), iter(frozen)
             values = [next(both) if is_trained else next(rest) for is_trained in self.trained]
-            outputs = functional_call(batched, dict(zip(names, values, strict=True)), (x,))
+            outputs = functional_call(self.model, dict(zip(names, values, strict=True)), (x,))
             return (loss(outputs, y) * w).sum()
 
         self.gradient: Callable[..., Any] = vmap(grad(total), randomness="different")
+
+    def footprint(self, samples: int, like: tuple[Tensor, Tensor]) -> int:
+        """Add what autograd keeps: outputs of all modules, their gradients and some scratch."""
+        seen: list[int] = []
+        probe = copy.deepcopy(self.model).eval()
+        for module in probe.modules():
+            module.register_forward_hook(lambda _, inputs, output: seen.append(_bytes(output)))
+        with torch.no_grad():
+            probe(like[0][:1])
+        return super().footprint(samples, like) + 4 * samples * sum(seen)
 
     def prepare(
         self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor, eps: Tensor
@@ -58,6 +68,12 @@ class Vmapped(Kernel):
                 self.sink.update(rate, eps, clients)
 
         return run
+
+
+def _bytes(output: object) -> int:
+    if isinstance(output, Tensor):
+        return output.nbytes
+    return sum(map(_bytes, output)) if isinstance(output, (tuple, list)) else 0
 
 
 class UnrolledLSTM(nn.Module):

@@ -1,0 +1,154 @@
+"""Driving a kernel on a GPU: one captured graph a step, replayed.
+
+Launching a small model's operations one by one takes longer than computing them. A step is
+therefore captured once, as a CUDA graph that reads its batch, weights and learning rates from
+tables on the GPU, at the row where a clock on the GPU stands. A round fills the tables and replays
+the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcohort.simulate.jobs import Data, Lockstep
+from fedcohort.simulate.kernel import Kernel
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """A round's batches on the device: see `Lockstep`, whose names these are."""
+
+    clock: Tensor
+    index: Tensor
+    count: Tensor
+    scale: Tensor
+    rate: Tensor
+    eps: Tensor
+
+    @staticmethod
+    def empty(steps: int, clients: int, width: int, device: torch.device) -> Tables:
+        """Return tables in which every client has finished."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        return Tables(
+            zeros(1, dtype=torch.int64),
+            zeros(clients, steps, width, dtype=torch.int32),
+            zeros(steps, clients, dtype=torch.int32),
+            zeros(steps, clients),
+            zeros(steps, clients),
+            zeros(steps),
+        )
+
+    def fill(self, together: Lockstep) -> None:
+        """Write a round; clients and steps beyond it count as finished."""
+        steps, clients = together.count.shape
+        width = together.index.shape[2]
+        self.clock.zero_()
+        index = together.index.transpose(1, 0, 2).astype(np.int32)
+        _put(self.index[:clients, :steps, :width], index)
+        for table in (self.count, self.scale, self.rate, self.eps):
+            table.zero_()
+        _put(self.count[:steps, :clients], together.count.astype(np.int32))
+        _put(self.scale[:steps, :clients], together.scale)
+        _put(self.rate[:steps, :clients], together.rate)
+        _put(self.eps[:steps], together.eps)
+
+
+def _put(table: Tensor, values: NDArray[np.generic]) -> None:
+    table.copy_(torch.from_numpy(np.ascontiguousarray(values)))
+
+
+class GraphStepper:
+    """Feeds a kernel its batches on a GPU; on a CPU the same without graphs, for tests."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        self.tables: Tables | None = None
+        self.replays: dict[tuple[int, int], Callable[[], object]] = {}
+        self.kernel: Kernel | None = None
+
+    def prepare(self, kernel: Kernel, together: Lockstep) -> None:
+        """Make room and capture what is missing; the kernel's parameters are lost."""
+        steps, _ = together.count.shape
+        width = together.index.shape[2]
+        self._make_room(kernel, steps, width)
+        for clients in {self._size(kernel, active) for active in together.active}:
+            key = (id(kernel), clients)
+            if key not in self.replays:
+                self.replays[key] = _capture(self._step(kernel, clients), self.data.x.device)
+
+    def run(self, kernel: Kernel, together: Lockstep) -> None:
+        """Take all steps; finished clients weigh nothing and have a learning rate of zero."""
+        assert self.tables is not None
+        self.tables.fill(together)
+        for active in together.active:
+            self.replays[id(kernel), self._size(kernel, active)]()
+
+    def _make_room(self, kernel: Kernel, steps: int, width: int) -> None:
+        """Grow the tables, which forgets what was captured on the old ones."""
+        old = self.tables
+        if old is not None:
+            clients, most, wide = old.index.shape
+            if kernel.clients <= clients and steps <= most and width <= wide:
+                return
+            width = max(width, wide)
+        self.replays.clear()
+        steps = 1 << (steps - 1).bit_length()
+        self.tables = Tables.empty(steps, kernel.clients, width, self.data.x.device)
+
+    @staticmethod
+    def _size(kernel: Kernel, active: int) -> int:
+        """Return how many clients to step: all, or half, a quarter, ... where fewer are active."""
+        size = kernel.clients
+        while (size + 1) // 2 >= active and size > 1:
+            size = (size + 1) // 2
+        return size
+
+    def _step(self, kernel: Kernel, clients: int) -> Callable[[], None]:
+        """Return a step that reads its inputs from the tables and moves the clock."""
+        tables = self.tables
+        assert tables is not None
+        x, y = self.data
+        width = tables.index.shape[2]
+        step = kernel.step(clients, width, self.data)
+        place = torch.arange(width, device=x.device, dtype=torch.int32)
+
+        def run() -> None:
+            at = tables.index[:clients].index_select(1, tables.clock).flatten()
+            torch.index_select(x, 0, at, out=step.x.flatten(0, 1))
+            torch.index_select(y, 0, at, out=step.y.flatten(0, 1))
+            count, scale, rate = (
+                table.index_select(0, tables.clock)[0, :clients]
+                for table in (tables.count, tables.scale, tables.rate)
+            )
+            torch.mul(place < count.unsqueeze(1), scale.unsqueeze(1), out=step.weight)
+            step.rate.copy_(rate)
+            step.eps.copy_(tables.eps.index_select(0, tables.clock)[0])
+            step.run()
+            tables.clock.add_(1)
+
+        return run
+
+
+def _capture(run: Callable[[], None], device: torch.device) -> Callable[[], object]:
+    """Return something to call in place of `run`: a replay of what it launches on a GPU."""
+    if device.type != "cuda":
+        return run
+    side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(3):  # libraries choose and load their kernels at first use
+            run()
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
