@@ -25,7 +25,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/selection.py --quick
 
 docs: $(READY)
-	$(BIN)/python docs/build.py
+	$(BIN)/mkdocs build --strict --quiet
 
 $(READY): requirements.lock pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
