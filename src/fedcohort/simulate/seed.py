@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError
@@ -111,9 +112,12 @@ class Seed:
             for c in self.training
         ]
 
-    def finish(self, trained: torch.Tensor) -> None:
-        """Take the trained models, a row a training client, through gate and aggregation."""
-        clients, models = self._finite(trained)
+    def finish(self, trained: torch.Tensor, finite: NDArray[np.bool_]) -> None:
+        """Take the trained models, a row a training client, through gate and aggregation.
+
+        Clients whose model is not finite count as not having answered.
+        """
+        clients, models = self._finite(trained, finite)
         self.finished = self._admitted(clients, models)
         updates = models
         if self.finished != clients:  # the usual case copies nothing
@@ -131,11 +135,9 @@ class Seed:
         if self.finished:
             self._aggregate(updates)
 
-    def _finite(self, trained: torch.Tensor) -> tuple[tuple[ClientId, ...], torch.Tensor]:
-        """Leave out clients whose model is not finite: they count as not having answered."""
-        if not len(trained):
-            return (), trained
-        finite = torch.isfinite(trained.sum(dim=1)).cpu().numpy()
+    def _finite(
+        self, trained: torch.Tensor, finite: NDArray[np.bool_]
+    ) -> tuple[tuple[ClientId, ...], torch.Tensor]:
         if finite.all():
             return self.training, trained
         keep = np.flatnonzero(finite)

@@ -132,10 +132,11 @@ class Simulation:
         for seed in self.seeds:
             seed.select(number, self.availability, self.dropout)
         trained = self._train(number)
+        finite = torch.isfinite(trained.sum(dim=1)).cpu().numpy()
         first = 0
         for seed in self.seeds:
             last = first + len(seed.training)
-            seed.finish(trained[first:last])
+            seed.finish(trained[first:last], finite[first:last])
             first = last
         self.round_number += 1
         return self._records(number)

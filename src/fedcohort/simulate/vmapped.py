@@ -131,3 +131,30 @@ def unrolled(model: nn.Module) -> nn.Module:
         else:
             unrolled(child)
     return model
+
+
+def forward_rows(model: nn.Module, params: Tensor, x: Tensor) -> Tensor:
+    """Return the outputs of a model, in its current mode, under each row of `params`.
+
+    Examples
+    --------
+    >>> outputs = forward_rows(nn.Linear(2, 3), torch.zeros(4, 9), torch.ones(5, 2))
+    >>> outputs.shape
+    torch.Size([4, 5, 3])
+    """
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    sizes = [shape.numel() for shape in shapes.values()]
+    plain = unrolled(copy.deepcopy(model)) if _has_lstm(model) else model
+
+    def one(row: Tensor) -> Tensor:
+        parts = zip(shapes.items(), row.split(sizes), strict=True)
+        values = {name: part.view(shape) for (name, shape), part in parts}
+        outputs: Tensor = functional_call(plain, values, (x,))
+        return outputs
+
+    rows: Tensor = vmap(one)(params)
+    return rows
+
+
+def _has_lstm(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.LSTM) for module in model.modules())
