@@ -33,7 +33,7 @@ def greedy(
     p: ArrayLike,
     alpha: ArrayLike,
     size: int,
-    available: Sequence[int] | None = None,
+    available: Sequence[int] | NDArray[np.int64] | None = None,
     *,
     demote: bool = False,
 ) -> list[int]:
@@ -80,7 +80,7 @@ def greedy_low_rank(
     p: ArrayLike,
     alpha: ArrayLike,
     size: int,
-    available: Sequence[int] | None = None,
+    available: Sequence[int] | NDArray[np.int64] | None = None,
     *,
     demote: bool = False,
 ) -> list[int]:
@@ -147,7 +147,7 @@ def _select(
     p: ArrayLike,
     alpha: ArrayLike,
     size: int,
-    available: Sequence[int] | None,
+    available: Sequence[int] | NDArray[np.int64] | None,
     demote: bool,
 ) -> list[int]:
     """Run Algorithm 1 on the variances and on pull = Sigma p, all that it looks at.
@@ -191,7 +191,9 @@ def _best(scores: Array, closed: NDArray[np.bool_]) -> int:
     return int(np.argmax(scores >= top - _TIE * abs(top)))
 
 
-def _closed(clients: int, size: int, available: Sequence[int] | None) -> NDArray[np.bool_]:
+def _closed(
+    clients: int, size: int, available: Sequence[int] | NDArray[np.int64] | None
+) -> NDArray[np.bool_]:
     """Mark the clients that cannot be selected."""
     closed = np.zeros(clients, bool)
     if available is not None:

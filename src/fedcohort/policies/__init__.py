@@ -2,16 +2,32 @@
 
 from fedcohort.policies.active_fl import ActiveFL
 from fedcohort.policies.base import POLICIES, Policy, register
+from fedcohort.policies.clustered import ClusteredSampling
+from fedcohort.policies.divfl import DivFL
+from fedcohort.policies.fedacs import FedACS
+from fedcohort.policies.fedcor import FedCor
+from fedcohort.policies.kdpp import KDPP
 from fedcohort.policies.oort import Oort
 from fedcohort.policies.power_of_choice import PowerOfChoice
+from fedcohort.policies.race_softmax import RaceSoftmax
+from fedcohort.policies.sketch_match import SketchMatch
+from fedcohort.policies.sketch_to_select import SketchToSelect
 from fedcohort.policies.uniform import Uniform
 
 __all__ = [
+    "KDPP",
     "POLICIES",
     "ActiveFL",
+    "ClusteredSampling",
+    "DivFL",
+    "FedACS",
+    "FedCor",
     "Oort",
     "Policy",
     "PowerOfChoice",
+    "RaceSoftmax",
+    "SketchMatch",
+    "SketchToSelect",
     "Uniform",
     "register",
 ]

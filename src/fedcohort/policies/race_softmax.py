@@ -1,0 +1,146 @@
+"""Sampling by closeness to the global distribution sketch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from fedcohort.numerics import successive
+from fedcohort.policies._global_sketch import GlobalSketch
+from fedcohort.policies._readings import check_weights, draw, inverse_inclusion
+from fedcohort.policies.base import Option, Policy, register
+from fedcohort.rounds import ClientId, Round, Selection
+from fedcohort.signals.catalogue import Needs
+from fedcohort.signals.table import Signals
+
+Array = NDArray[np.float64]
+
+_SMALLEST = 1e-6  # a distance of zero counts as this: first in line, and no infinity
+
+
+@dataclass
+class RaceSoftmaxState(GlobalSketch):
+    """The global sketch so far."""
+
+
+@register("race-softmax", when="clients near the overall distribution should train more often")
+class RaceSoftmax(Policy):
+    """Algorithm 3 of Liu et al. [1]_.
+
+    Each client sends a one-pass sketch of its data, once. Clients are drawn one after the other,
+    without replacement, in proportion to exp(1 / (temperature * distance)), the distance being
+    that of the client's sketch to the sketch of the federation seen so far.
+
+    Parameters
+    ----------
+    temperature : float, default=1.0
+        The paper's law at 1; larger is closer to uniform. The Frobenius distance grows with the
+        root of `rows`, so the same temperature means less with more rows.
+    distance : {"frobenius", "row-l2"}
+        The paper's, or its released code's (mean over rows), which is nearly an argmax.
+    debias : bool, optional
+        Remove from the distance what is only sample size and noise: without it small clients
+        look far from everybody. None does so for private sketches only.
+    center : {"mean", "pooled"}
+        The paper's unweighted mean of sketches, or the sketch of all data together.
+    weights : {None, "inverse-inclusion"}
+        The latter weighs each picked client by its share of the data over its probability to be
+        picked, which makes the aggregate unbiased.
+    rows, bits, seed, label_weight, centered, epsilon
+        Of the sketches: rows of 2^bits buckets; weight of the label appended to the input (0:
+        none); whether inputs are centred by public constants; privacy budget (0: exact).
+
+    Notes
+    -----
+    Clients without a usable sketch are picked only when too few others are there. The
+    distances are kept until the federation or the available clients change.
+
+    References
+    ----------
+    .. [1] Liu et al. (2023), One-Pass Distribution Sketch for Measuring Data Heterogeneity in
+       Federated Learning, NeurIPS.
+
+    Examples
+    --------
+    >>> sketch = np.zeros(3, [("n", "f8"), ("noise", "f8"), ("counts", "i2", (1, 2))])
+    >>> sketch["n"], sketch["counts"] = 100, [[[50, 50]], [[52, 48]], [[99, 1]]]
+    >>> signals = Signals()
+    >>> _ = signals.record("race_sketch", dict(zip("abc", sketch)), stamp=0)
+    >>> round = Round(number=0, available=("a", "b", "c"), cohort_size=1)
+    >>> selection = RaceSoftmax().select(round, signals, np.random.default_rng(0))
+    >>> selection.clients, f"{selection.scores['b']:.3f}"      # with its inclusion probability
+    (('b',), '0.604')
+    """
+
+    needs = Needs(profile=frozenset({"race_sketch"}))
+
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        distance: str = "frobenius",
+        debias: bool | None = None,
+        center: str = "mean",
+        weights: str | None = None,
+        rows: int = 50,
+        bits: int = 6,
+        seed: int = 0,
+        label_weight: float = 0.0,
+        centered: bool = False,
+        epsilon: float = 0.0,
+    ) -> None:
+        if not temperature > 0:
+            raise ValueError(f"RaceSoftmax: temperature={temperature} must be positive")
+        if distance not in ("frobenius", "row-l2"):
+            raise ValueError(f"RaceSoftmax: distance={distance!r} must be 'frobenius' or 'row-l2'")
+        if center not in ("mean", "pooled"):
+            raise ValueError(f"RaceSoftmax: center={center!r} must be 'mean' or 'pooled'")
+        check_weights("RaceSoftmax", weights)
+        self.temperature, self.distance, self.debias = temperature, distance, debias
+        self.center, self.weights = center, weights
+        options: dict[str, Option] = {"rows": rows, "bits": bits, "seed": seed}
+        options |= {"label_weight": label_weight, "center": centered, "epsilon": epsilon}
+        self.signal_options = {"race_sketch": options}
+        self.state = RaceSoftmaxState()
+        self._kept: tuple[tuple[ClientId, ...], int, Array, Array] | None = None
+        self._chances: tuple[int, Array] | None = None
+
+    def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
+        """Draw the cohort without replacement."""
+        self.state.include(signals, round.available, round.number)
+        if not self.state.clients:
+            return Selection(())
+        logits, n = self._logits(round, signals)
+        at = draw(logits, round.size, rng)
+        chosen = tuple(round.available[i] for i in at.tolist())
+        inclusion = self._inclusion(logits, round.size)[at]
+        weights = None
+        if self.weights is not None:
+            weights = inverse_inclusion(n[at] / n.sum(), inclusion)
+        return Selection(chosen, weights, dict(zip(chosen, inclusion.tolist(), strict=True)))
+
+    def _logits(self, round: Round, signals: Signals) -> tuple[Array, Array]:
+        """Log-weights of the available clients and their sizes; minus infinity without a sketch."""
+        kept = self._kept
+        if kept is not None and kept[1] == self.state.clients and kept[0] == round.available:
+            return kept[2], kept[3]
+        positions, readings = signals.read("race_sketch", round.available)
+        logits, n = np.full(len(round.available), -np.inf), np.zeros(len(round.available))
+        if len(positions):
+            debias = bool((readings["noise"] > 0).any()) if self.debias is None else self.debias
+            far = self.state.distances(readings, self.center, self.distance, debias)
+            usable = np.isfinite(far)
+            logits[positions[usable]] = 1 / (self.temperature * np.maximum(far[usable], _SMALLEST))
+            n[positions] = np.maximum(readings["n"], 0.0)
+        self._kept, self._chances = (round.available, self.state.clients, logits, n), None
+        return logits, n
+
+    def _inclusion(self, logits: Array, size: int) -> Array:
+        if self._chances is None or self._chances[0] != size:
+            self._chances = (size, successive.inclusion(logits, size))
+        return self._chances[1]
+
+    def __repr__(self) -> str:
+        return f"RaceSoftmax(temperature={self.temperature}, distance={self.distance!r})"

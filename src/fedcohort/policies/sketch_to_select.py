@@ -1,0 +1,185 @@
+"""Sketch-to-Select: one client of each cluster of model sketches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from fedcohort.policies._readings import (
+    PROFILES,
+    QUERIES,
+    at_least,
+    check_weights,
+    inverse_inclusion,
+    sizes,
+    some,
+    vector_needs,
+    vectors,
+)
+from fedcohort.policies.base import Option, Policy, register
+from fedcohort.rounds import ClientId, Round, Selection
+from fedcohort.signals.table import Signals
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+_FITTED = 20_000  # sketches that k-means is fitted to; with more, the rest join the nearest centre
+
+
+@dataclass
+class SketchToSelectState:
+    """The clusters of the last selection round, and the client that stands for each."""
+
+    cluster: dict[ClientId, int] = field(default_factory=dict)
+    chosen: list[ClientId] = field(default_factory=list)
+
+
+@register("sketch-to-select", when="models may be compared by tiny projections every now and then")
+class SketchToSelect(Policy):
+    """Algorithm 3 of Kollias, Salonidis and Wang [1]_.
+
+    Every `interval` rounds the clients send a random projection of their model to k numbers;
+    k-means (k-means++ start, Lloyd steps) makes as many clusters as the cohort is large, and one
+    client of each is drawn. That cohort trains until the next selection.
+
+    Parameters
+    ----------
+    interval : int, default=100
+        Rounds between selections, u.
+    k : int, default=10
+        Length of a projection.
+    kind : {"uniform", "gaussian", "sparse"}
+        Of the projection; the paper's entries are uniform in (-1, 1).
+    seed : int, default=0
+        Of the projection.
+    fresh : bool, default=True
+        Clients take their local steps from the current model before they sketch. Literally
+        (False), a client sketches the model it holds; all that were not selected hold the same
+        one, fall into one cluster, and the old cohort is picked again.
+    signal : str, default="model_sketch"
+        Any signal that is a vector; "race_sketch" clusters by data, without models.
+    candidates : int, optional
+        Ask only so many clients, drawn uniformly; None asks all.
+    weights : {None, "inverse-inclusion"}
+        The latter weighs a client by its share of the data times the size of its cluster.
+
+    Notes
+    -----
+    A chosen client that is away is replaced by another of its cluster, drawn uniformly. Fewer
+    different sketches than clusters leave places free, which are filled uniformly.
+
+    References
+    ----------
+    .. [1] Kollias, Salonidis, Wang (2022), Sketch to Skip and Select: Communication Efficient
+       Federated Learning using Locality Sensitive Hashing.
+
+    Examples
+    --------
+    >>> signals = Signals()
+    >>> sketches = {"a": [0.0, 0.1], "b": [0.1, 0.0], "c": [9.0, 9.0], "d": [9.1, 9.0]}
+    >>> _ = signals.record("model_sketch", sketches, stamp=0)
+    >>> round = Round(number=0, available=("a", "b", "c", "d"), cohort_size=2)
+    >>> chosen = SketchToSelect().select(round, signals, np.random.default_rng(1)).clients
+    >>> len({"a", "b"} & set(chosen)), len({"c", "d"} & set(chosen))
+    (1, 1)
+    """
+
+    def __init__(
+        self,
+        interval: int = 100,
+        k: int = 10,
+        kind: str = "uniform",
+        seed: int = 0,
+        fresh: bool = True,
+        signal: str = "model_sketch",
+        candidates: int | None = None,
+        weights: str | None = None,
+    ) -> None:
+        at_least("SketchToSelect", 1, interval=interval, k=k, candidates=candidates)
+        check_weights("SketchToSelect", weights)
+        extra = ("num_examples",) if weights else ()
+        self.needs = vector_needs("SketchToSelect", signal, *extra)
+        self.interval, self.signal, self.weights = interval, signal, weights
+        self.asked = candidates
+        if signal not in PROFILES:
+            options: dict[str, Option] = {"k": k, "kind": kind, "seed": seed}
+            if signal == "model_sketch":
+                options["fresh"] = fresh
+            self.signal_options = {signal: options}
+        elif signal == "race_sketch":
+            self.signal_options = {signal: {"rows": 10, "bits": 6, "seed": seed}}
+        self.state = SketchToSelectState()
+
+    def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
+        """Ask all, or some, in a selection round."""
+        if self.signal not in QUERIES or not self._selects(round):
+            return ()
+        positions = some(len(round.available), self.asked, rng)
+        return tuple(round.available[i] for i in positions.tolist())
+
+    def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
+        """Cluster and draw in a selection round; otherwise keep the cohort."""
+        if self._selects(round):
+            self._cluster(round, signals, rng)
+        members: dict[int, list[ClientId]] = {}
+        for client in round.available:
+            if client in self.state.cluster:
+                members.setdefault(self.state.cluster[client], []).append(client)
+        here = set(self.state.chosen) & set(round.available)
+        chosen = [c for c in self.state.chosen if c in here]
+        missing = [self.state.cluster[c] for c in self.state.chosen if c not in here]
+        for cluster in missing:
+            rest = [c for c in members.get(cluster, []) if c not in here]
+            if rest:
+                chosen.append(rest[int(rng.integers(len(rest)))])
+                here.add(chosen[-1])
+        chosen = chosen[: round.size]
+        inclusion = {c: 1 / len(members[self.state.cluster[c]]) for c in chosen}
+        return Selection(tuple(chosen), self._weights(chosen, inclusion, round, signals), inclusion)
+
+    def _selects(self, round: Round) -> bool:
+        return round.number % self.interval == 0 or not self.state.chosen
+
+    def _cluster(self, round: Round, signals: Signals, rng: Generator) -> None:
+        since = round.number if self.signal in QUERIES else None
+        positions, rows = vectors(signals, self.signal, round.available, since)
+        self.state = SketchToSelectState()
+        if not len(positions):
+            return
+        labels = _kmeans(rows, round.size, rng)
+        clients = [round.available[i] for i in positions.tolist()]
+        self.state.cluster = dict(zip(clients, labels.tolist(), strict=True))
+        for label in np.unique(labels):
+            inside = np.flatnonzero(labels == label)
+            self.state.chosen.append(clients[int(rng.choice(inside))])
+
+    def _weights(
+        self,
+        chosen: list[ClientId],
+        inclusion: dict[ClientId, float],
+        round: Round,
+        signals: Signals,
+    ) -> tuple[float, ...] | None:
+        if self.weights is None or not chosen:
+            return None
+        total = sizes(signals, round.available).sum()
+        share = sizes(signals, tuple(chosen)) / max(total, 1.0)
+        return inverse_inclusion(share, np.array([inclusion[c] for c in chosen]))
+
+    def __repr__(self) -> str:
+        return f"SketchToSelect(interval={self.interval}, signal={self.signal!r})"
+
+
+def _kmeans(rows: Array, clusters: int, rng: Generator) -> Indices:
+    """Labels by k-means++ and Lloyd; no more clusters than different rows."""
+    from sklearn.cluster import KMeans
+
+    fitted = rows[some(len(rows), _FITTED, rng)]
+    clusters = min(clusters, len(np.unique(fitted, axis=0)))
+    model = KMeans(clusters, n_init=1, random_state=int(rng.integers(2**31 - 1)))
+    model.fit(fitted)
+    return np.asarray(model.predict(rows), np.int64)
