@@ -137,7 +137,7 @@ class Collector:
         dataset = self.federation.dataset
         flat = dataset.x_test.reshape(len(dataset.x_test), -1)
         transform = Transform(
-            center=flat.mean(axis=0) if center else None,
+            center=flat.mean(axis=0) if center else 0.0,
             unit=True,
             classes=dataset.classes if label_weight else 0,
             label_weight=label_weight,
