@@ -37,6 +37,11 @@ class Gate(ABC):
     on_skip: Literal["keep", "reset"] = "keep"
     state: Any = None
 
+    @property
+    def options(self) -> Mapping[str, int | float | str | bool]:
+        """What a client elsewhere must make its own gate with to answer a probe."""
+        return {}
+
     @abstractmethod
     def announce(self, model: Floats) -> NDArray[Any] | None:
         """Return what the server sends to each selected client; None for nothing."""

@@ -145,6 +145,11 @@ class SketchToSkip(Gate):
         self.project: Callable[[Projection, Any], NDArray[np.float64]] = Projection.apply
         self._projection: Projection | None = None
 
+    @property
+    def options(self) -> Mapping[str, int | float | str | bool]:
+        """The projection; the threshold is announced."""
+        return {"k": self.k, "kind": self.kind, "seed": self.seed}
+
     def announce(self, model: Floats) -> NDArray[np.float32]:
         """Return the model's sketch and the threshold; NaN asks clients for their drift."""
         sketch = self._project(model[None])[0]
