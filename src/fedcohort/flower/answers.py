@@ -1,0 +1,166 @@
+"""A client's answers to queries, from its own data and the model it was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from numpy.typing import ArrayLike, NDArray
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.flower.arrays import flatten
+from fedcohort.flower.memory import Memory
+from fedcohort.flower.messages import RECORD, Request, from_record, raw, to_record
+from fedcohort.flower.sketches import Privacy, sketch
+from fedcohort.rounds import ClientId
+from fedcohort.signals.catalogue import SIGNALS
+from fedcohort.signals.projection import Projection
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedcohort.flower.learner import Learner
+    from fedcohort.simulate.local import LocalTraining
+
+MODEL_FREE = ("num_examples", "race_sketch", "insight")
+MOST_BYTES = 1 << 26  # of what a server may send beside arrays
+
+
+def config_of(message: Message) -> ConfigRecord:
+    """Return the ConfigRecord that carries our entries, or an empty one."""
+    records = message.content.config_records.values()
+    return next((r for r in records if RECORD in r), ConfigRecord())
+
+
+def request_of(message: Message) -> Request:
+    """Return the request in a message; a plain one if it comes from another strategy."""
+    text = config_of(message).get(RECORD)
+    if text is not None:
+        return Request.from_json(text)
+    configs = message.content.config_records.values()
+    numbers = [r["server-round"] for r in configs if "server-round" in r]
+    name = next(iter(message.content.array_records), "arrays")
+    return Request(int(numbers[0]) - 1 if numbers else 0, seed=0, arrays=name)  # type: ignore[arg-type]
+
+
+class Answers:
+    """All that a client can tell; the arguments are those of `attach`."""
+
+    MODEL: ClassVar[tuple[str, ...]] = (
+        "feature_profile",
+        "loss",
+        "loss_rms",
+        "model_sketch",
+        "gradient_sketch",
+    )
+
+    def __init__(
+        self,
+        data: Callable[[Context], tuple[Any, Any]] | tuple[Any, Any],
+        model: Callable[[], torch.nn.Module] | None,
+        local: LocalTraining | None,
+        identity: Callable[[Context], ClientId],
+        privacy: Privacy | None,
+        insight: Callable[[Any, Any], ArrayLike] | None,
+        classes: int,
+        loss: str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        device: str,
+        cache: bool,
+        train: Callable[[Message, Context], Message] | None,
+    ) -> None:
+        self.data, self.model, self.local, self.identity = data, model, local, identity
+        self.privacy, self.insight, self.classes = privacy, insight, classes
+        self.loss, self.device, self.cache, self.train = loss, device, cache, train
+
+    def reply(self, name: str, message: Message, context: Context) -> Message:
+        """Answer ``query.<name>``."""
+        request, memory = request_of(message), Memory(context)
+        record = ConfigRecord()
+        arrays = None
+        if SIGNALS[name].needs_model:
+            arrays = self.arrays(request, message, memory)
+        record = to_record({name: self.reading(name, message, context, request, arrays)})
+        if arrays is not None and self.cache:
+            record["held"] = request.version
+        return Message(RecordDict({RECORD: record}), reply_to=message)
+
+    def arrays(self, request: Request, message: Message, memory: Memory) -> ArrayRecord:
+        """Return the model that a message is about: in it, or kept from an earlier one."""
+        found = message.content.array_records.get(request.arrays)
+        if found is None:
+            return memory.model(request.version)
+        if self.cache and request.version:
+            memory.keep_model(found, request.version)
+        return found
+
+    def reading(
+        self,
+        name: str,
+        message: Message,
+        context: Context,
+        request: Request,
+        arrays: ArrayRecord | None,
+    ) -> NDArray[Any]:
+        """Compute one signal."""
+        if name in MODEL_FREE:
+            return self._from_data(name, message, context, request)
+        assert arrays is not None
+        options, memory = dict(request.options.get(name, {})), Memory(context)
+        if name == "model_sketch" and self.train is not None and options.pop("fresh", True):
+            return self._own_sketch(self.train, message, context, request, arrays, options)
+        held = None
+        if request.held_round >= 0 and memory.stamp("trained") == request.held_round:
+            held = memory.vector("trained")
+        return self.learner(context).reading(name, flatten(arrays), request, held)
+
+    def _from_data(
+        self, name: str, message: Message, context: Context, request: Request
+    ) -> NDArray[Any]:
+        x, y = self.examples(context)
+        if name == "num_examples":
+            return np.asarray(np.int64(len(x)))
+        if name == "insight":
+            if self.insight is None:
+                raise ConfigError("the server asks for 'insight': pass attach(insight=...)")
+            return np.asarray(self.insight(x, y))
+        config = config_of(message)
+        center = from_record(config, "center", MOST_BYTES) if raw(config, "center") else None
+        options = request.options.get(name, {})
+        made = sketch(x, y, options, classes=self.classes, center=center)
+        if self.privacy is not None:
+            return self.privacy.release(self.identity(context), made).reading()
+        epsilon, delta = float(options.get("epsilon", 0.0)), float(options.get("delta", 0.0))
+        return (made.privatize(epsilon, delta) if epsilon else made).reading()
+
+    def _own_sketch(
+        self,
+        train: Callable[[Message, Context], Message],
+        message: Message,
+        context: Context,
+        request: Request,
+        arrays: ArrayRecord,
+        options: dict[str, Any],
+    ) -> NDArray[Any]:
+        """Project the model after the user's own training."""
+        message.content[request.arrays] = arrays
+        trained = next(iter(train(message, context).content.array_records.values()))
+        flat = flatten(trained)
+        return Projection(len(flat), **options).apply(flat).astype(np.float32)
+
+    def examples(self, context: Context) -> tuple[Any, Any]:
+        """Return the client's examples and labels."""
+        return self.data(context) if callable(self.data) else self.data
+
+    def learner(self, context: Context) -> Learner:
+        """Return what trains and measures models."""
+        from fedcohort.flower.learner import Learner
+        from fedcohort.simulate.local import LocalTraining
+
+        if self.model is None:
+            raise ConfigError("this client has no model: pass attach(model=...)")
+        x, y = self.examples(context)
+        local = self.local or LocalTraining()
+        client = self.identity(context)
+        return Learner(client, x, y, self.model(), local, self.loss, self.device)

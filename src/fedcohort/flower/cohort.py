@@ -1,0 +1,151 @@
+"""The messages of one round: the inner strategy's, sent to the clients that the policy picked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fedcohort.exceptions import DataError
+from fedcohort.flower.delivery import Delivery, Model
+from fedcohort.flower.exchange import LOG, exchange
+from fedcohort.flower.messages import RECORD, Request, from_record, pack, raw
+from fedcohort.gates import Gate
+from fedcohort.rounds import ClientId, Selection
+
+PROBE, UPLOAD = "train.probe", "train.upload"
+MAX_ANSWER = 1 << 16  # bytes of a client's answer to a gate; Sketch-to-Skip's has one
+
+
+class Template:
+    """What the inner strategy wants to send, to nodes that it drew itself."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages = {m.metadata.dst_node_id: m for m in messages}
+        self._any = messages[0]
+        records = self._any.content.array_records
+        self.name = next(iter(records), "arrays")
+        self.arrays: ArrayRecord | None = records.get(self.name)
+        self.config = next(iter(self._any.content.config_records), "config")
+
+    def content_for(self, node: int, extra: Mapping[str, Any], carry: bool) -> RecordDict:
+        """Return what a node is sent: the inner strategy's records, and our entries in its config.
+
+        In its config, not beside it, since Flower's clipping mods want exactly one ConfigRecord.
+        """
+        inner = self.messages.get(node, self._any).content
+        content = RecordDict({k: v for k, v in inner.items() if carry or k != self.name})
+        content[self.config] = ConfigRecord({**inner.config_records.get(self.config, {}), **extra})
+        return content
+
+    def message(self, node: int, content: RecordDict, kind: str, ttl: float) -> Message:
+        """Return a message like the inner strategy's."""
+        group = self._any.metadata.group_id
+        return Message(content, node, kind, ttl=ttl, group_id=group or None)
+
+    @property
+    def kind(self) -> str:
+        """The inner strategy's type of message."""
+        return str(self._any.metadata.message_type)
+
+
+class Cohort:
+    """The selected clients of one round, and what is sent to them."""
+
+    def __init__(
+        self,
+        selection: Selection,
+        template: Template,
+        request: Request,
+        model: Model,
+        nodes: Mapping[ClientId, int],
+        delivery: Delivery,
+        timeout: float,
+    ) -> None:
+        self.selection, self.template, self.request = selection, template, request
+        self.model, self.nodes, self.delivery, self.timeout = model, nodes, delivery, timeout
+        self.sent: dict[ClientId, Message] = {}
+        self.probing: dict[ClientId, float] = {}
+
+    def train(self) -> list[Message]:
+        """Return the training messages of a round without a gate."""
+        return self._messages(self.selection.clients, self.template.kind, self.request, {})
+
+    def probe(
+        self, gate: Gate, announced: NDArray[Any] | None, grid: Grid
+    ) -> dict[ClientId, NDArray[Any]]:
+        """Let the clients train, and return what they answer to the gate."""
+        options = {**self.request.options, "gate": gate.options}
+        request = replace(self.request, gate=gate.name, on_skip=gate.on_skip, options=options)
+        extra: dict[str, Any] = {}
+        if announced is not None:
+            extra["announce"], extra["announce.form"] = pack(announced)
+        messages = self._messages(self.selection.clients, PROBE, request, extra)
+        names = {self.nodes[c]: c for c in self.selection.clients}
+        answers: dict[ClientId, NDArray[Any]] = {}
+        for reply in exchange(grid, messages, self.timeout):
+            client = names[reply.sent.metadata.dst_node_id]
+            answer = self._answer(client, reply.message)
+            if answer is not None:
+                answers[client], self.probing[client] = answer, reply.seconds
+        return {c: answers[c] for c in self.selection.clients if c in answers}
+
+    def _answer(self, client: ClientId, message: Message) -> NDArray[Any] | None:
+        if message.has_error():
+            LOG.warning("%s did not train: %s", client, message.error.reason)
+            return None
+        record = message.content.config_records.get(RECORD, ConfigRecord())
+        self.delivery.confirm(client, record.get("held"))
+        try:
+            return from_record(record, "answer", MAX_ANSWER)
+        except DataError as error:
+            LOG.warning("%s answered the gate with %s", client, error)
+            session = self.delivery.session
+            size = {client: len(raw(record, "answer") or b"")}
+            session.ledger.charge_each(session.round_number, "gate", "up", size)
+            return None
+
+    def upload(
+        self, admitted: Iterable[ClientId], answers: Mapping[ClientId, NDArray[Any]]
+    ) -> list[Message]:
+        """Return the requests for the models of those that the gate admitted.
+
+        Those that it holds back hear nothing: silence means no. The session charges everybody a
+        byte for the decision; theirs is taken back.
+        """
+        asked, session = tuple(admitted), self.delivery.session
+        if any(answer.nbytes for answer in answers.values()):
+            silent = [client for client in answers if client not in asked]
+            session.ledger.charge(session.round_number, "gate", "down", silent, -1)
+        config = ConfigRecord({RECORD: self.request.to_json(), "decision": b"\x01"})
+        content = RecordDict({self.template.config: config})
+        self.sent = {c: self._message(c, content, UPLOAD) for c in asked}
+        return list(self.sent.values())
+
+    def seconds(self, replied: Mapping[str, float]) -> dict[ClientId, float]:
+        """Return how long each client took, from the seconds by id of the last message to it."""
+        ids = {client: m.metadata.message_id for client, m in self.sent.items()}
+        known = {client: i for client, i in ids.items() if i in replied}
+        return {c: self.probing.get(c, 0.0) + replied[i] for c, i in known.items()}
+
+    def _messages(
+        self,
+        clients: Iterable[ClientId],
+        kind: str,
+        request: Request,
+        extra: Mapping[str, Any],
+    ) -> list[Message]:
+        entries = {RECORD: request.to_json(), **extra}
+        self.sent = {}
+        for client in clients:
+            carry = self.delivery.must_carry(client, self.model)
+            content = self.template.content_for(self.nodes[client], entries, carry)
+            self.sent[client] = self._message(client, content, kind)
+        return list(self.sent.values())
+
+    def _message(self, client: ClientId, content: RecordDict, kind: str) -> Message:
+        return self.template.message(self.nodes[client], content, kind, self.timeout + 5)

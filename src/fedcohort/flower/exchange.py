@@ -1,0 +1,122 @@
+"""Sending messages and collecting replies, with a limit in time and the arrival of each."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+LOG = logging.getLogger("flwr.fedcohort")
+FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0  # seconds between looks for replies
+
+
+class Reply(NamedTuple):
+    """What came back to a message: the reply, and how many seconds after sending."""
+
+    sent: Message
+    message: Message
+    seconds: float
+
+
+def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> list[Reply]:
+    """Send messages and return the replies that came within `timeout` seconds.
+
+    Replies are matched by the id of the message they answer: an error that a SuperLink sends in
+    place of a node that is gone carries the SuperLink's own node id. A message that could not be
+    sent, or is not answered in time, has no reply.
+    """
+    sent = list(messages)
+    started = time.monotonic()
+    waiting = _pushed(grid, sent)
+    replies: list[Reply] = []
+    pause = FIRST_PAUSE
+    while waiting:
+        for message in grid.pull_messages(list(waiting)):
+            origin = waiting.pop(message.metadata.reply_to_message_id, None)
+            if origin is not None:
+                replies.append(Reply(origin, message, time.monotonic() - started))
+        left = timeout - (time.monotonic() - started)
+        if not waiting or left <= 0:
+            break
+        time.sleep(min(pause, left))
+        pause = min(1.5 * pause, LAST_PAUSE)
+    if waiting:
+        LOG.warning("%d of %d messages without reply in %g s", len(waiting), len(sent), timeout)
+    return replies
+
+
+def _pushed(grid: Grid, messages: list[Message]) -> dict[str, Message]:
+    """Push messages and return those that were accepted, by their ids."""
+    if not messages:
+        return {}
+    ids = list(grid.push_messages(messages))
+    if len(ids) == len(messages):
+        pairs = zip(ids, messages, strict=True)
+        return {identifier: message for identifier, message in pairs if identifier}
+    # A grid may leave out what it did not accept; it writes the ids into the messages as well.
+    known = set(ids)
+    return {m.metadata.message_id: m for m in messages if m.metadata.message_id in known}
+
+
+class TimedGrid(Grid):
+    """A grid that a strategy's loop uses in place of its own: it keeps the arrivals.
+
+    Parameters
+    ----------
+    grid : Grid
+        The one that does the work.
+    timeout : float
+        Limit in seconds where the caller states none.
+    """
+
+    def __init__(self, grid: Grid, timeout: float) -> None:
+        self.grid, self.timeout = grid, timeout
+        self.seconds: dict[str, float] = {}
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Exchange messages and remember how long each reply took, by its own id."""
+        replies = exchange(self.grid, messages, self.timeout if timeout is None else timeout)
+        self.seconds = {r.sent.metadata.message_id: r.seconds for r in replies}
+        return [reply.message for reply in replies]
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes that are online."""
+        return self.grid.get_node_ids()
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Return what is known about the nodes that are online."""
+        return self.grid.get_nodes()
+
+    def set_run(self, run: Any) -> None:
+        """Set the run."""
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """The run."""
+        return self.grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages."""
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Look for replies."""
+        return self.grid.pull_messages(message_ids)

@@ -1,0 +1,81 @@
+"""One client's training and model-based answers: the simulator's, for a federation of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedcohort.datasets import Dataset, Federation
+from fedcohort.flower.arrays import Flat
+from fedcohort.flower.messages import Request
+from fedcohort.rounds import ClientId
+from fedcohort.simulate.collect import Collector
+from fedcohort.simulate.local import LocalTraining
+from fedcohort.simulate.trainer import Trainer
+
+
+class Learner:
+    """Trains and measures with the simulator's own code, so that both give the same numbers.
+
+    Parameters
+    ----------
+    client : str
+    x, y : array
+        The client's examples.
+    model : nn.Module
+        The architecture.
+    local : LocalTraining
+    loss, device
+        As in `Trainer`.
+    """
+
+    def __init__(
+        self,
+        client: ClientId,
+        x: NDArray[Any],
+        y: NDArray[Any],
+        model: torch.nn.Module,
+        local: LocalTraining,
+        loss: str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = "cross-entropy",
+        device: str = "cpu",
+    ) -> None:
+        self.client = client
+        self.trainer = Trainer(model, local, loss=loss, device=device)
+        self.data = self.trainer.data(x, y)
+        labels = np.asarray(y, np.int64)
+        dataset = Dataset(client, x, labels, x[:0], labels[:0], int(labels.max()) + 1)
+        self.federation = Federation(dataset, {client: np.arange(len(x))})
+
+    @property
+    def size(self) -> int:
+        """Number of examples."""
+        return len(self.federation.parts[self.client])
+
+    def train(self, start: Flat, request: Request) -> Flat:
+        """Train a round from a flat model."""
+        positions = self.federation.parts[self.client]
+        job = self.trainer.job(request.seed, request.round, self.client, positions)
+        lr = self.trainer.local.lr_at(request.round)
+        trained = self.trainer.train(self._tensor(start), [job], self.data, lr)
+        return np.array(trained[0].cpu().numpy(), np.float32)
+
+    def reading(
+        self, name: str, model: Flat, request: Request, held: Flat | None = None
+    ) -> NDArray[Any]:
+        """Answer a signal under a model; `held` is the model after the client's last training."""
+        options: Mapping[str, Any] = {name: request.options.get(name, {})}
+        policy: Any = SimpleNamespace(signal_options=options)
+        start = self._tensor(model)
+        answers = Collector(self.trainer, self.data, self.federation, policy, request.seed, start)
+        answers.round_number = request.round
+        if held is not None:
+            answers.held = {self.client: self._tensor(held)}
+        return np.asarray(answers(name, (self.client,))[self.client])
+
+    def _tensor(self, flat: Flat) -> torch.Tensor:
+        return torch.from_numpy(np.array(flat)).to(self.trainer.device)

@@ -1,0 +1,99 @@
+"""What a client remembers between messages, in Flower's `Context.state`.
+
+The state lives in memory only: whatever is here can be lost, and then the client says so or works
+from what it is sent.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+
+from fedcohort.exceptions import DataError
+from fedcohort.flower.arrays import Flat
+
+NOTES, MODEL, HELD, UPDATE = (f"fedcohort.{n}" for n in ("notes", "model", "held", "update"))
+
+
+class Memory:
+    """The client's own records in its context.
+
+    Examples
+    --------
+    >>> from flwr.app import RecordDict
+    >>> memory = Memory(Context(0, 1, {}, RecordDict(), {}))
+    >>> memory.keep_model(ArrayRecord([np.zeros(2)]), "v1")
+    >>> memory.model("v1")["0"].numpy().tolist()
+    [0.0, 0.0]
+    >>> memory.model("v2")
+    Traceback (most recent call last):
+    ...
+    fedcohort.exceptions.DataError: no model in the message; the client holds 'v1', not 'v2'
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.state: RecordDict = context.state
+
+    @property
+    def notes(self) -> ConfigRecord:
+        """Versions and round numbers."""
+        if NOTES not in self.state:
+            self.state[NOTES] = ConfigRecord()
+        return self.state.config_records[NOTES]
+
+    def keep_model(self, arrays: ArrayRecord, version: str) -> None:
+        """Keep the global model, so that it need not be sent again."""
+        self.state[MODEL] = arrays
+        self.notes["version"] = version
+
+    def model(self, version: str) -> ArrayRecord:
+        """Return the global model of a version; DataError if it is not here."""
+        held = self.notes.get("version", "")
+        if held != version or MODEL not in self.state:
+            raise DataError(f"no model in the message; the client holds {held!r}, not {version!r}")
+        return self.state.array_records[MODEL]
+
+    def keep_vector(self, name: str, flat: Flat, round_number: int) -> None:
+        """Keep a flat vector, stamped with its round."""
+        self.state[f"{HELD}.{name}"] = ArrayRecord({"0": Array(flat)})
+        self.notes[name] = round_number
+
+    def vector(self, name: str) -> Flat | None:
+        """Return a vector that was kept, if there is one."""
+        record = self.state.array_records.get(f"{HELD}.{name}")
+        return None if record is None else np.asarray(record["0"].numpy(), np.float32)
+
+    def stamp(self, name: str) -> int:
+        """Return the round that a vector was kept in, -1 if there is none."""
+        return int(self.notes.get(name, -1))  # type: ignore[arg-type]
+
+    def forget(self, name: str) -> None:
+        """Drop a vector."""
+        self.state.pop(f"{HELD}.{name}", None)
+        self.notes.pop(name, None)
+
+    def keep_update(self, content: RecordDict, round_number: int) -> None:
+        """Keep a finished update until the server asks for it, or trains again."""
+        self.drop_update()
+        self.notes["update"] = round_number
+        for name, record in content.items():
+            self.state[f"{UPDATE}.{name}"] = record
+
+    def update(self, round_number: int) -> RecordDict:
+        """Return the update of a round; DataError if it is not here."""
+        if self.notes.get("update") != round_number:
+            raise DataError(f"there is no update of round {round_number} to upload")
+        start = len(UPDATE) + 1
+        kept = {k[start:]: v for k, v in self.state.items() if k.startswith(f"{UPDATE}.")}
+        return RecordDict(kept)
+
+    def drop_update(self) -> None:
+        """Forget the update."""
+        self.notes.pop("update", None)
+        for name in [k for k in self.state if k.startswith(f"{UPDATE}.")]:
+            del self.state[name]
+
+
+def metrics(num_examples: int) -> MetricRecord:
+    """Return what Flower's strategies want to know with an update."""
+    return MetricRecord({"num-examples": num_examples})

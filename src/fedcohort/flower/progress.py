@@ -1,0 +1,73 @@
+"""Where a run stands, in one file: a restart continues with the next round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Result
+
+from fedcohort import checkpoint
+from fedcohort.flower import inner
+from fedcohort.flower.arrays import as_saved, from_saved
+from fedcohort.flower.delivery import Model
+
+if TYPE_CHECKING:
+    from fedcohort.flower.strategy import CohortStrategy
+
+
+def save(strategy: CohortStrategy, arrays: ArrayRecord) -> None:
+    """Write everything that the next round depends on, where the strategy has a checkpoint."""
+    if strategy.checkpoint is None or strategy.initial is None:
+        return
+    state = {
+        "session": strategy.session.state_dict(),
+        "initial": as_saved(strategy.initial.arrays),
+        "arrays": as_saved(arrays),
+        "inner": inner.state_dict(strategy.inner, strategy.made_with),
+        "refused": dict(strategy.refused),
+        "history": [report._asdict() for report in strategy.history],
+    }
+    checkpoint.save(strategy.checkpoint, state)
+
+
+def resume(strategy: CohortStrategy, arrays: ArrayRecord) -> ArrayRecord:
+    """Load the checkpoint where there is one, and return the model to go on with."""
+    if strategy.checkpoint is None or not Path(strategy.checkpoint).exists():
+        return arrays
+    from fedcohort.flower.strategy import RoundReport
+
+    state = checkpoint.load(strategy.checkpoint)
+    session = strategy.session
+    if strategy.cohort_size is None:
+        session.cohort_size = int(state["session"]["cohort_size"])
+    session.load_state_dict(state["session"])
+    inner.load_state_dict(strategy.inner, state["inner"])
+    strategy.initial = Model(from_saved(state["initial"]))
+    strategy.continuing = tuple(state["session"]["cohort"])
+    strategy.rounds_before = session.round_number
+    strategy.refused.clear()
+    strategy.refused.update(state["refused"])
+    strategy.history[:] = [RoundReport(**_tuples(saved)) for saved in state["history"]]
+    return from_saved(state["arrays"])
+
+
+def _tuples(saved: dict[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
+
+
+def renumbered(result: Result, before: int, arrays: ArrayRecord) -> Result:
+    """Return Flower's result with the rounds numbered from the first of all runs."""
+    if before == 0:
+        return result
+    for name in (
+        "train_metrics_clientapp",
+        "evaluate_metrics_clientapp",
+        "evaluate_metrics_serverapp",
+    ):
+        found = {number + before: metrics for number, metrics in getattr(result, name).items()}
+        setattr(result, name, found)
+    if not result.arrays:
+        result.arrays = arrays
+    return result

@@ -1,0 +1,104 @@
+"""Replies that a strategy may see: from known clients, whole, finite and alike."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+
+from fedcohort.exceptions import DataError
+from fedcohort.flower.arrays import Flat, checked
+from fedcohort.flower.exchange import LOG
+from fedcohort.rounds import ClientId
+
+
+class Update(NamedTuple):
+    """A client's reply to a training message, checked: its model, flat, and its weight."""
+
+    message: Message
+    flat: Flat
+    weight: float
+
+
+def by_client(
+    replies: Iterable[Message], sent: Mapping[ClientId, Message]
+) -> dict[ClientId, Message]:
+    """Return the replies by client, in the order in which the messages were made.
+
+    That order, not that of arrival, so that a sum of floats does not depend on who was faster.
+    """
+    ids = {m.metadata.message_id: client for client, m in sent.items()}
+    found: dict[ClientId, Message] = {}
+    for reply in replies:
+        client = ids.get(reply.metadata.reply_to_message_id)
+        if client is not None:
+            found.setdefault(client, reply)
+    return {client: found[client] for client in sent if client in found}
+
+
+def update_of(message: Message, like: ArrayRecord, weight_key: str) -> Update:
+    """Check a training reply; DataError says what is wrong with it."""
+    content = message.content
+    if len(content.array_records) != 1:
+        raise DataError(f"{len(content.array_records)} ArrayRecords in place of one")
+    flat = checked(next(iter(content.array_records.values())), like)
+    weight = metrics_of(content).get(weight_key)
+    if isinstance(weight, list) or weight is None or not weight > 0:
+        raise DataError(f"the metric {weight_key!r} is {weight!r}, no positive number")
+    return Update(message, flat, float(weight))
+
+
+def metrics_of(content: RecordDict) -> MetricRecord:
+    """Return the one MetricRecord of a reply; DataError unless its numbers are finite."""
+    if len(content.metric_records) != 1:
+        raise DataError(f"{len(content.metric_records)} MetricRecords in place of one")
+    metrics = next(iter(content.metric_records.values()))
+    for name, value in metrics.items():
+        values = value if isinstance(value, list) else [value]
+        if not all(math.isfinite(v) for v in values):
+            raise DataError(f"the metric {name!r} is not finite")
+    return metrics
+
+
+def form(content: RecordDict) -> tuple[object, ...]:
+    """Return what replies must share to be averaged: names of records and of metrics."""
+    return tuple(
+        (name, tuple(sorted((k, len(v) if isinstance(v, list) else -1) for k, v in record.items())))
+        for name, record in content.metric_records.items()
+    ) + tuple(content.array_records)
+
+
+def odd_ones(contents: Mapping[ClientId, RecordDict]) -> tuple[ClientId, ...]:
+    """Return the clients whose replies are formed otherwise than most: no average takes them."""
+    forms = {client: form(content) for client, content in contents.items()}
+    if len(set(forms.values())) <= 1:
+        return ()
+    usual = Counter(forms.values()).most_common(1)[0][0]
+    return tuple(client for client, own in forms.items() if own != usual)
+
+
+def received(message: Message) -> int:
+    """Count the bytes of the arrays in a reply, as they came."""
+    records = message.content.array_records.values()
+    return sum(len(array.data) for record in records for array in record.values())
+
+
+def sound_metrics(replies: Iterable[Message]) -> list[Message]:
+    """Leave out evaluation replies that an average would fail on; errors stay, to be logged."""
+    sound: dict[str, Message] = {}
+    errors = []
+    for i, reply in enumerate(replies):
+        if reply.has_error():
+            errors.append(reply)
+            continue
+        try:
+            metrics_of(reply.content)
+        except DataError as error:
+            LOG.warning("an evaluation was left out: %s", error)
+            continue
+        sound[str(i)] = reply
+    odd = set(odd_ones({i: reply.content for i, reply in sound.items()}))
+    return [*(reply for i, reply in sound.items() if i not in odd), *errors]

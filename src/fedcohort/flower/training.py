@@ -1,0 +1,127 @@
+"""A client's training: at once, or in a gate's two phases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from numpy.typing import NDArray
+
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.flower.answers import MOST_BYTES, Answers, config_of, request_of
+from fedcohort.flower.arrays import flatten, unflatten
+from fedcohort.flower.memory import Memory, metrics
+from fedcohort.flower.messages import RECORD, Request, from_record, raw, to_record
+from fedcohort.gates import GATES
+
+Handler = Callable[[Message, Context], Message]
+
+
+class Training:
+    """The handlers of ``train``, ``train.probe`` and ``train.upload``.
+
+    Parameters
+    ----------
+    answers : Answers
+        The client's data and model.
+    train : callable, optional
+        The user's own training; by default ours.
+    mods : sequence
+        Flower mods around the training.
+    signals : frozenset of str
+        What the client is willing to send along with its update.
+    """
+
+    def __init__(
+        self, answers: Answers, train: Handler | None, mods: Sequence[Any], signals: frozenset[str]
+    ) -> None:
+        self.answers, self.signals = answers, signals
+        handler: Handler = self._own if train is None else train
+        for mod in reversed(mods):
+            handler = partial(mod, call_next=handler)
+        self.handler = handler
+
+    def train(self, message: Message, context: Context) -> Message:
+        """Train, and reply with the update and the signals that were asked for."""
+        request, memory = request_of(message), Memory(context)
+        arrays = self.answers.arrays(request, message, memory)
+        message.content[request.arrays] = arrays
+        reply = self._trained(message, context, request, arrays)
+        if request.remember and not reply.has_error():
+            memory.keep_vector("trained", flatten(_update(reply.content)), request.round)
+        return reply
+
+    def probe(self, message: Message, context: Context) -> Message:
+        """Train, keep the update, and answer the gate.
+
+        A client that was not asked for its last update goes on from what it learned, where the
+        gate says so: it starts from the global model plus the difference it kept.
+        """
+        request, memory = request_of(message), Memory(context)
+        arrays = self.answers.arrays(request, message, memory)
+        start = flatten(arrays)
+        difference = memory.vector("difference") if request.on_skip == "keep" else None
+        begin = arrays if difference is None else unflatten(start + difference, arrays)
+        message.content[request.arrays] = begin
+        reply = self._trained(message, context, request, arrays)
+        if reply.has_error():
+            return reply
+        trained = flatten(_update(reply.content))
+        if not np.isfinite(trained).all():
+            raise DataError("training gave a model that is not finite")
+        answer = _gate(request).probe(_announced(message), start, trained[None])[0]
+        memory.keep_update(reply.content, request.round)
+        memory.keep_vector("difference", trained - start, request.round)
+        record = to_record({"answer": answer})
+        if self.answers.cache:
+            record["held"] = request.version
+        return Message(RecordDict({RECORD: record}), reply_to=message)
+
+    def upload(self, message: Message, context: Context) -> Message:
+        """Send the update that the last probe was about."""
+        request, memory = request_of(message), Memory(context)
+        content = memory.update(request.round)
+        memory.drop_update()
+        memory.forget("difference")
+        if request.remember:
+            memory.keep_vector("trained", flatten(_update(content)), request.round)
+        return Message(content, reply_to=message)
+
+    def _trained(
+        self, message: Message, context: Context, request: Request, arrays: ArrayRecord
+    ) -> Message:
+        """Train, and add the signals; those are taken under the global model."""
+        names = [name for name in request.signals if name in self.signals]
+        wanted = {n: self.answers.reading(n, message, context, request, arrays) for n in names}
+        reply = self.handler(message, context)
+        if wanted and not reply.has_error():
+            reply.content[RECORD] = to_record(wanted)
+        return reply
+
+    def _own(self, message: Message, context: Context) -> Message:
+        """Train as the simulator does."""
+        request = request_of(message)
+        arrays = message.content.array_records[request.arrays]
+        learner = self.answers.learner(context)
+        trained = unflatten(learner.train(flatten(arrays), request), arrays)
+        content = RecordDict({request.arrays: trained, "metrics": metrics(learner.size)})
+        return Message(content, reply_to=message)
+
+
+def _update(content: RecordDict) -> ArrayRecord:
+    return next(iter(content.array_records.values()))
+
+
+def _gate(request: Request) -> Any:
+    if request.gate not in GATES:
+        raise ConfigError(f"the server uses the gate {request.gate!r}, which is unknown here")
+    return GATES[request.gate](**request.options.get("gate", {}))
+
+
+def _announced(message: Message) -> NDArray[Any] | None:
+    config: ConfigRecord = config_of(message)
+    data = raw(config, "announce")
+    return None if data is None else from_record(config, "announce", MOST_BYTES)
