@@ -1,0 +1,83 @@
+"""Policies with other than their default options keep the contract; wrong options are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedcohort.policies import (
+    KDPP,
+    ClusteredSampling,
+    DivFL,
+    FedACS,
+    FedCor,
+    RaceSoftmax,
+    SketchMatch,
+    SketchToSelect,
+)
+from fedcohort.testing import check_policy
+
+UNBIASED = "inverse-inclusion"
+VARIANTS = [
+    lambda: RaceSoftmax(debias=True, center="pooled", weights=UNBIASED),
+    lambda: RaceSoftmax(distance="row-l2", temperature=0.01),
+    lambda: SketchMatch(pool="random", average="equal", sweeps=0),
+    lambda: SketchMatch(pool="all", largest_pool=6),
+    lambda: FedACS(insight=True, pool_share=0.05),
+    lambda: FedACS(pool_share=1.0, rate=0.3),
+    lambda: SketchToSelect(interval=2, weights=UNBIASED),
+    lambda: SketchToSelect(interval=1, candidates=7),
+    lambda: SketchToSelect(signal="race_sketch", interval=3),
+    lambda: SketchToSelect(signal="update_sketch", interval=2),
+    lambda: FedCor(warmup=2, interval=3),
+    lambda: FedCor(warmup=1, interval=2, panel=6),
+    lambda: FedCor(warmup=2, interval=3, fit="gradient", steps=5),
+    lambda: FedCor(warmup=2, interval=4, rank=1),
+    lambda: KDPP("race_sketch", weights=UNBIASED),
+    lambda: KDPP(kernel="features", candidates=7),
+    lambda: KDPP("insight", candidates=3),
+    lambda: DivFL("update_sketch", weights="coverage"),
+    lambda: DivFL("race_sketch", method="stochastic"),
+    lambda: DivFL(candidates=7),
+    lambda: ClusteredSampling("similarity"),
+    lambda: ClusteredSampling("similarity", "race_sketch", interval=1),
+]
+
+
+@pytest.mark.parametrize("factory", VARIANTS, ids=lambda f: repr(f()))
+def test_variants_keep_the_contract(factory) -> None:
+    check_policy(factory)
+
+
+@pytest.mark.parametrize(
+    ("factory", "match"),
+    [
+        (lambda: RaceSoftmax(temperature=0), "temperature=0"),
+        (lambda: RaceSoftmax(distance="l1"), "distance='l1'"),
+        (lambda: RaceSoftmax(center="median"), "center='median'"),
+        (lambda: RaceSoftmax(weights="size"), "weights='size'"),
+        (lambda: SketchMatch(pool="half"), "pool='half'"),
+        (lambda: SketchMatch(average="n"), "average='n'"),
+        (lambda: SketchMatch(sweeps=-1), "sweeps=-1"),
+        (lambda: FedACS(pool_share=0), "pool_share=0"),
+        (lambda: FedACS(rate=-1), "rate=-1"),
+        (lambda: SketchToSelect(interval=0), "interval=0"),
+        (lambda: SketchToSelect(signal="loss"), "signal='loss'"),
+        (lambda: FedCor(interval=1), "interval=1"),
+        (lambda: FedCor(panel=0), "panel=0"),
+        (lambda: FedCor(beta=0), "beta=0"),
+        (lambda: FedCor(noise_std=0), "noise_std=0"),
+        (lambda: FedCor(fit="adam"), "fit='adam'"),
+        (lambda: KDPP(signal="loss"), "signal='loss'"),
+        (lambda: KDPP(kernel="rbf"), "kernel='rbf'"),
+        (lambda: KDPP(candidates=0), "candidates=0"),
+        (lambda: DivFL(method="greedy"), "method='greedy'"),
+        (lambda: DivFL(epsilon=1), "epsilon=1"),
+        (lambda: DivFL(weights="inverse"), "weights='inverse'"),
+        (lambda: ClusteredSampling(by="loss"), "by='loss'"),
+        (lambda: ClusteredSampling(signal="loss"), "signal='loss'"),
+        (lambda: ClusteredSampling(interval=0), "interval=0"),
+    ],
+)
+def test_wrong_options_are_named(factory, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        factory()
