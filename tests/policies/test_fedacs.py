@@ -1,0 +1,127 @@
+"""FedACS: duels from replies, the pool's law through the policy, the view without training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import beta
+
+from fedcohort.policies import FedACS, fedacs
+from fedcohort.rounds import Outcome, Round, stream
+from fedcohort.signals.table import Signals
+
+IDS = ("a", "b", "c", "d")
+
+
+def observed(policy: FedACS, distances: dict[str, float], number: int = 0, finished=None) -> None:
+    signals = Signals()
+    signals.record("update_distance", distances, number)
+    done = tuple(distances) if finished is None else finished
+    policy.observe(Round(number, IDS, 3), Outcome(tuple(distances), done), signals)
+
+
+def test_the_nearest_update_wins_all_its_duels() -> None:
+    policy = FedACS(rate=0.5)
+    observed(policy, {"a": 3.0, "b": 1.0, "c": 2.0})
+    assert policy.state.wins == {"a": 0.0, "b": 1.0, "c": 0.5}
+    assert policy.state.losses == {"a": 1.0, "b": 0.0, "c": 0.5}
+
+
+def test_ties_change_nothing() -> None:
+    policy = FedACS()
+    observed(policy, {"a": 1.0, "b": 1.0, "c": 2.0})
+    assert policy.state.wins == {"a": 1.0, "b": 1.0, "c": 0.0}
+    assert policy.state.losses == {"a": 0.0, "b": 0.0, "c": 2.0}
+
+
+def test_only_fresh_distances_of_those_who_finished_count() -> None:
+    policy, signals = FedACS(), Signals()
+    signals.record("update_distance", {"a": 0.1}, 3)  # of an earlier round
+    signals.record("update_distance", {"b": 1.0, "c": 2.0}, 4)
+    outcome = Outcome(("a", "b", "c", "d"), ("a", "b", "c"))
+    policy.observe(Round(4, IDS, 4), outcome, signals)
+    assert policy.state.wins == {"b": 1.0, "c": 0.0}
+    assert policy.state.losses == {"b": 0.0, "c": 1.0}
+
+
+def test_counts_add_up_over_rounds() -> None:
+    policy = FedACS()
+    for number in range(3):
+        observed(policy, {"a": 1.0, "b": 2.0}, number)
+    assert policy.state.wins == {"a": 3.0, "b": 0.0}
+
+
+def test_cohort_follows_algorithm_1() -> None:
+    """A pool as large as the cohort: P(both a and b) with fresh draws for the second pick."""
+    policy = FedACS(pool_share=0.1)
+    policy.state.wins = {"a": 3.0, "b": 1.0, "c": 0.0, "d": 4.0}
+    policy.state.losses = {"a": 1.0, "b": 0.0, "c": 3.0, "d": 4.0}
+    laws = [beta(policy.state.wins[c] + 1, policy.state.losses[c] + 1) for c in IDS]
+
+    def first(i: int, left: tuple[int, ...]) -> float:
+        def integrand(x: float) -> float:
+            return laws[i].pdf(x) * np.prod([laws[j].cdf(x) for j in left if j != i])
+
+        return quad(integrand, 0, 1)[0]
+
+    everyone = (0, 1, 2, 3)
+    expected = first(0, everyone) * first(1, (1, 2, 3)) + first(1, everyone) * first(0, (0, 2, 3))
+    draws = 4000
+    both = sum(
+        set(policy.select(Round(1, IDS, 2), Signals(), stream(0, i)).clients) == {"a", "b"}
+        for i in range(draws)
+    )
+    # five standard deviations; one draw and top 2 would be off by more than ten
+    assert both / draws == pytest.approx(expected, abs=5 * np.sqrt(0.25 / draws))
+
+
+def test_pool_share_of_one_is_uniform() -> None:
+    policy = FedACS(pool_share=1.0)
+    policy.state.wins, policy.state.losses = {"a": 500.0}, {"d": 500.0}
+    picks = [
+        policy.select(Round(1, IDS, 1), Signals(), stream(0, i)).clients[0] for i in range(2000)
+    ]
+    assert all(abs(picks.count(c) - 500) < 5 * np.sqrt(375) for c in IDS)
+
+
+def test_skewed_clients_train_less() -> None:
+    ids = tuple(f"{i:02d}" for i in range(30))
+    policy, counts = FedACS(), np.zeros(30)
+    for number in range(60):
+        round = Round(number, ids, 6)
+        chosen = policy.select(round, Signals(), stream(0, number)).clients
+        signals = Signals()
+        noise = np.random.default_rng(number)
+        distances = {c: 1 + int(c) / 10 + 0.3 * noise.random() for c in chosen}
+        signals.record("update_distance", distances, number)
+        policy.observe(round, Outcome(chosen, chosen), signals)
+        counts[[int(c) for c in chosen]] += number >= 20
+    assert counts[:12].mean() > 3 * counts[18:].mean()
+    ranks = policy.ranks(ids, np.random.default_rng(0))
+    assert np.corrcoef(ranks.mean, np.arange(30))[0, 1] > 0.9
+    assert (ranks.lower <= ranks.upper).all()
+
+
+def test_a_users_insight_needs_no_training() -> None:
+    signals = Signals()
+    signals.record("insight", {"a": [0.0], "b": [0.4], "c": [9.0], "d": [-9.0]}, 0)
+    policy = FedACS(insight=True, pool_share=0.5)
+    assert policy.needs.profile == {"insight"}
+    assert not policy.needs.reply
+    chosen = [policy.select(Round(0, IDS, 2), signals, stream(0, i)).clients for i in range(200)]
+    near = sum(len({"a", "b"} & set(c)) for c in chosen)
+    assert near > 300  # of 400 places
+
+
+def test_many_different_standings_use_one_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedacs, "_GROUPS", 2)
+    policy = FedACS(pool_share=0.5)
+    policy.state.wins = {c: 100.0 - i for i, c in enumerate(IDS)}
+    policy.state.losses = {c: 50.0 * i for i, c in enumerate(IDS)}
+    assert set(policy.select(Round(0, IDS, 2), Signals(), stream(0)).clients) == {"a", "b"}
+
+
+def test_options_reach_the_signal() -> None:
+    policy = FedACS(weighted=True, scale_by_size=True, last_layer=True, insight_step=True)
+    assert all(policy.signal_options["update_distance"].values())

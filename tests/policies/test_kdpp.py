@@ -1,0 +1,137 @@
+"""k-DPP selection: frequencies by enumeration, inclusion, candidates, joins and leaves."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from scipy.stats import chi2
+
+from fedcohort.numerics import dpp
+from fedcohort.policies import KDPP
+from fedcohort.rounds import Round, stream
+from fedcohort.signals.stack import reading_dtype
+from fedcohort.signals.table import Signals
+
+IDS = tuple("abcdef")
+PROFILES = np.random.default_rng(0).normal(size=(6, 3))
+
+
+def recorded(profiles=PROFILES, ids=IDS, signal="feature_profile") -> Signals:
+    signals = Signals()
+    signals.record(signal, dict(zip(ids, profiles, strict=True)), 0)
+    return signals
+
+
+def enumerated(kernel: np.ndarray, k: int) -> dict[tuple[int, ...], float]:
+    sets = list(combinations(range(len(kernel)), k))
+    weights = np.array([np.linalg.det(kernel[np.ix_(s, s)]) for s in sets])
+    return dict(zip(sets, weights / weights.sum(), strict=True))
+
+
+def test_cohorts_follow_the_k_dpp_of_equation_14() -> None:
+    """Chi-square over the 20 sets of three, 4,000 draws, at the 1e-4 level."""
+    far = np.linalg.norm(PROFILES[:, None] - PROFILES, axis=2)
+    similarity = 1 - far / far.max()
+    law = enumerated(similarity.T @ similarity, 3)
+    policy, signals, counts = KDPP(), recorded(), dict.fromkeys(law, 0)
+    draws = 4000
+    for i in range(draws):
+        chosen = policy.select(Round(0, IDS, 3), signals, stream(0, i)).clients
+        counts[tuple(sorted(IDS.index(c) for c in chosen))] += 1
+    expected = np.array(list(law.values())) * draws
+    seen = np.array(list(counts.values()))
+    common = expected >= 5
+    statistic = ((seen - expected)[common] ** 2 / expected[common]).sum()
+    assert common.sum() >= 15
+    assert statistic < chi2.isf(1e-4, common.sum() - 1)
+
+
+def test_scores_are_inclusion_probabilities_and_weights_are_unbiased() -> None:
+    signals = recorded()
+    n = dict(zip(IDS, (5, 10, 20, 40, 15, 10), strict=True))
+    signals.record("num_examples", n, 0)
+    policy = KDPP(weights="inverse-inclusion")
+    law = enumerated(dpp.similarity_kernel(PROFILES), 2)
+    chance = np.zeros(6)
+    for subset, probability in law.items():
+        chance[list(subset)] += probability
+    selection = policy.select(Round(0, IDS, 2), signals, stream(0))
+    for client, weight in zip(selection.clients, selection.weights, strict=True):
+        i = IDS.index(client)
+        assert selection.scores[client] == pytest.approx(chance[i])
+        # expected weight: chance times weight, the share of the data
+        assert chance[i] * weight == pytest.approx(n[client] / 100)
+
+
+def test_candidates_are_drawn_uniformly_and_counted_in_the_inclusion() -> None:
+    """With 3 of 6 candidates and a cohort of 3, everybody is included with probability 1/2."""
+    policy, signals = KDPP(candidates=3), recorded()
+    counts = dict.fromkeys(IDS, 0)
+    for i in range(1500):
+        selection = policy.select(Round(0, IDS, 3), signals, stream(0, i))
+        assert list(selection.scores.values()) == pytest.approx([0.5] * 3)
+        for client in selection.clients:
+            counts[client] += 1
+    assert all(abs(count - 750) < 5 * np.sqrt(375) for count in counts.values())
+
+
+def test_eigendecomposition_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    eigh = np.linalg.eigh
+    monkeypatch.setattr(np.linalg, "eigh", lambda m: calls.append(1) or eigh(m))
+    policy, signals = KDPP(), recorded()
+    for i in range(5):
+        policy.select(Round(i, tuple(IDS), 2), signals, stream(i))
+    assert len(calls) == 1
+    policy.select(Round(5, IDS[:4], 2), signals, stream(5))
+    assert len(calls) == 2
+
+
+def test_largest_distance_is_kept_when_the_farthest_leaves() -> None:
+    far = np.vstack([PROFILES[:5], [[50.0, 0.0, 0.0]]])
+    policy, signals = KDPP(), recorded(far)
+    policy.select(Round(0, IDS, 2), signals, stream(0))
+    scale = policy.state.scale
+    policy.select(Round(1, IDS[:5], 2), signals, stream(1))
+    assert policy.state.scale == scale
+    kernel = dpp.similarity_kernel(far[:5], scale)
+    np.testing.assert_allclose(policy._kept[2].inclusion(2), dpp.inclusion(kernel, 2))
+
+
+def test_identical_profiles_are_drawn_uniformly() -> None:
+    policy, signals = KDPP(), recorded(np.ones((6, 3)))
+    selection = policy.select(Round(0, IDS, 4), signals, stream(0))
+    assert len(set(selection.clients)) == 4
+    assert list(selection.scores.values()) == pytest.approx([4 / 6] * 4)
+
+
+def test_cohort_above_the_rank_of_the_feature_kernel() -> None:
+    policy = KDPP(kernel="features")
+    selection = policy.select(Round(0, IDS, 5), recorded(), stream(0))
+    assert len(set(selection.clients)) == 5
+    np.testing.assert_allclose(
+        [selection.scores[c] for c in selection.clients],
+        dpp.inclusion(PROFILES @ PROFILES.T, 5)[[IDS.index(c) for c in selection.clients]],
+    )
+
+
+def test_sketches_serve_as_profiles() -> None:
+    readings = np.zeros(6, reading_dtype(2, 4, "i2"))
+    readings["n"] = [10, 20, 10, 20, 10, 0]
+    readings["counts"][:, :, 0] = [[10], [20], [0], [0], [0], [0]]
+    readings["counts"][:, :, 1] = [[0], [0], [10], [20], [0], [0]]
+    readings["counts"][:, :, 2] = [[0], [0], [0], [0], [10], [0]]
+    policy = KDPP("race_sketch")
+    signals = recorded(readings, signal="race_sketch")
+    for i in range(30):  # never two of a kind, never the empty client
+        chosen = set(policy.select(Round(0, IDS, 3), signals, stream(i)).clients)
+        assert [len(chosen & set(kind)) for kind in ("ab", "cd", "e", "f")] == [1, 1, 1, 0]
+
+
+def test_newcomers_without_a_profile_wait() -> None:
+    policy, signals = KDPP(), recorded()
+    chosen = policy.select(Round(0, (*IDS, "new"), 3), signals, stream(0)).clients
+    assert set(chosen) <= set(IDS)
+    assert KDPP().select(Round(0, ("new",), 1), signals, stream(0)).clients == ()

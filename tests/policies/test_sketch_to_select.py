@@ -1,0 +1,135 @@
+"""Sketch-to-Select: clusters, the rounds between, and the trap of the literal form."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedcohort.policies import SketchToSelect
+from fedcohort.rounds import Round, stream
+from fedcohort.signals.table import Signals
+
+IDS = tuple(f"{i:02d}" for i in range(24))
+
+
+def clustered(number: int = 0, groups: int = 4, seed: int = 0) -> Signals:
+    rng = np.random.default_rng(seed)
+    centres = 10 * rng.normal(size=(groups, 5))
+    signals = Signals()
+    rows = {c: centres[int(c) % groups] + 0.1 * rng.normal(size=5) for c in IDS}
+    signals.record("model_sketch", rows, number)
+    return signals
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_client_of_each_cluster(seed: int) -> None:
+    selection = SketchToSelect().select(Round(0, IDS, 4), clustered(), stream(seed))
+    assert sorted(int(c) % 4 for c in selection.clients) == [0, 1, 2, 3]
+    assert all(p == pytest.approx(1 / 6) for p in selection.scores.values())
+
+
+def test_members_of_a_cluster_are_equally_likely() -> None:
+    counts = np.zeros(24)
+    for i in range(480):
+        chosen = SketchToSelect().select(Round(0, IDS, 4), clustered(), stream(0, i)).clients
+        counts[[int(c) for c in chosen]] += 1
+    # each with probability 1/6: mean 80, standard deviation 8.2
+    assert np.abs(counts - 80).max() < 5 * 8.2
+
+
+def test_cohort_stays_until_the_next_selection() -> None:
+    policy = SketchToSelect(interval=3)
+    signals = clustered()
+    cohorts = []
+    for number in range(7):
+        asked = policy.candidates(Round(number, IDS, 4), signals, stream(number))
+        assert bool(asked) == (number % 3 == 0)
+        if asked:
+            signals = clustered(number)
+        cohorts.append(policy.select(Round(number, IDS, 4), signals, stream(number)).clients)
+    assert cohorts[0] == cohorts[1] == cohorts[2] != cohorts[3] == cohorts[4] == cohorts[5]
+
+
+def test_an_absent_member_is_replaced_from_its_cluster() -> None:
+    policy, signals = SketchToSelect(), clustered()
+    cohort = policy.select(Round(0, IDS, 4), signals, stream(0)).clients
+    gone = cohort[2]
+    here = tuple(c for c in IDS if c != gone)
+    again = policy.select(Round(1, here, 4), signals, stream(1)).clients
+    (stand_in,) = set(again) - set(cohort)
+    assert int(stand_in) % 4 == int(gone) % 4
+    assert policy.select(Round(2, IDS, 4), signals, stream(2)).clients == cohort
+
+
+def test_equal_sketches_and_too_few_clients() -> None:
+    signals = Signals()
+    signals.record("model_sketch", {c: [1.0, 2.0] for c in IDS}, 0)
+    assert len(SketchToSelect().select(Round(0, IDS, 5), signals, stream(0)).clients) == 1
+    few = SketchToSelect().select(Round(0, IDS[:2], 5), clustered(), stream(0)).clients
+    assert set(few) == set(IDS[:2])
+
+
+def test_literal_sketches_pick_the_old_cohort_again_fresh_ones_do_not() -> None:
+    """Finding 7: all that did not train hold one model. 10 of 50 trained; 40 are alike."""
+    ids = tuple(f"{i:02d}" for i in range(50))
+    old = set(ids[:10])
+    rng = np.random.default_rng(0)
+    repeated = {True: [], False: []}
+    for trial in range(20):
+        for fresh, again in repeated.items():
+            rows = {c: rng.normal(size=10) if fresh or c in old else np.zeros(10) for c in ids}
+            signals = Signals()
+            signals.record("model_sketch", rows, 100)
+            policy = SketchToSelect(fresh=fresh)
+            chosen = policy.select(Round(100, ids, 10), signals, stream(trial)).clients
+            again.append(len(old & set(chosen)))
+    assert np.mean(repeated[False]) > 8.5
+    assert np.mean(repeated[True]) < 4
+    assert SketchToSelect().signal_options["model_sketch"]["fresh"] is True
+    assert SketchToSelect(fresh=False).signal_options["model_sketch"]["fresh"] is False
+
+
+def test_only_some_are_asked() -> None:
+    policy = SketchToSelect(candidates=7)
+    asked = policy.candidates(Round(0, IDS, 4), Signals(), stream(0))
+    assert len(asked) == len(set(asked)) == 7
+    assert SketchToSelect(interval=5).candidates(Round(1, IDS, 4), Signals(), stream(0))
+
+
+def test_stale_sketches_are_not_clustered() -> None:
+    policy = SketchToSelect()
+    assert policy.select(Round(100, IDS, 4), clustered(0), stream(0)).clients == ()
+
+
+def test_profiles_are_clustered_without_asking() -> None:
+    policy = SketchToSelect(signal="feature_profile", interval=1)
+    signals = Signals()
+    signals.record("feature_profile", {c: [float(int(c) % 3 * 50)] for c in IDS}, 0)
+    assert policy.candidates(Round(0, IDS, 3), signals, stream(0)) == ()
+    chosen = policy.select(Round(9, IDS, 3), signals, stream(0)).clients
+    assert sorted(int(c) % 3 for c in chosen) == [0, 1, 2]
+
+
+def test_inverse_inclusion_weights_are_unbiased() -> None:
+    """Given the clusters, the expected aggregate is the size-weighted mean of all clients."""
+    signals = clustered()
+    n = {c: int(c) + 1 for c in IDS}
+    signals.record("num_examples", n, 0)
+    values = np.random.default_rng(1).normal(size=24)
+    truth = sum(n[c] * values[int(c)] for c in IDS) / sum(n.values())
+    estimates = []
+    for i in range(500):
+        policy = SketchToSelect(weights="inverse-inclusion")
+        selection = policy.select(Round(0, IDS, 4), signals, stream(0, i))
+        pairs = zip(selection.clients, selection.weights, strict=True)
+        estimates.append(sum(w * values[int(c)] for c, w in pairs))
+    assert np.mean(estimates) == pytest.approx(truth, abs=5 * np.std(estimates) / np.sqrt(500))
+
+
+def test_many_sketches_are_fitted_on_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedcohort.policies import sketch_to_select
+
+    monkeypatch.setattr(sketch_to_select, "_FITTED", 12)
+    policy = SketchToSelect()
+    policy.select(Round(0, IDS, 4), clustered(), stream(1))
+    assert set(policy.state.cluster) == set(IDS)  # the others joined the nearest centre
