@@ -78,6 +78,14 @@ def test_few_rows_of_a_small_rotation_stay_independent():
     assert abs(rate - (1 - 0.6 / np.pi) ** 6) < 0.011
 
 
+def test_one_wide_rotation_serves_all_bits():
+    # 6,000 directions of one rotation of 16,384: 60 seeds x 1,000 rows, four s.e. = 0.008.
+    x, y = pair_at(0.5, 9000, seed=5)
+    assert len(rotations(0, "srp", 9000, 1000, 6, "f4").second) == 1
+    rate = meeting_rate(x, y, bits=6, seeds=60, rows=1000)
+    assert abs(rate - (1 - 0.5 / np.pi) ** 6) < 0.008
+
+
 @pytest.mark.parametrize("dim", [3, 300, 784, 3000])
 def test_compiled_and_plain_loops_agree_bit_for_bit(dim, monkeypatch):
     x = np.random.default_rng(dim).standard_normal((37, dim))
