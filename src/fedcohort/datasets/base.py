@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -12,6 +13,15 @@ from numpy.typing import ArrayLike, NDArray
 from fedcohort.exceptions import ConfigError, DataError
 
 Array: TypeAlias = NDArray[Any]
+
+#: Mean and standard deviation of the training pixels, as published or as in the README of the data.
+CONSTANTS: dict[str, tuple[Any, Any]] = {
+    "digits": (0.3056, 0.3763),
+    "mnist": (0.1307, 0.3081),
+    "fashion-mnist": (0.2860, 0.3530),
+    "femnist": (0.9615, 0.1642),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+}
 Pixels: TypeAlias = Literal["float32", "uint8"]
 
 
@@ -70,6 +80,35 @@ class Dataset:
                 f"{self.name}: y{part} has labels from {y.min()} to {y.max()}; "
                 f"with {self.classes} classes they must be from 0 to {self.classes - 1}"
             )
+
+    def standardized(self, mean: ArrayLike | None = None, std: ArrayLike | None = None) -> Dataset:
+        """Return the same samples with (x - mean) / std, by constants that are public.
+
+        Parameters
+        ----------
+        mean, std : number or one a channel, optional
+            By default the published ones of the data set (`CONSTANTS`). Constants measured on the
+            clients' own data would not be public.
+
+        Examples
+        --------
+        >>> from fedcohort.datasets import load
+        >>> abs(float(load("digits").standardized().x.mean())) < 0.01
+        True
+        """
+        if mean is None or std is None:
+            if self.name not in CONSTANTS:
+                known = ", ".join(CONSTANTS)
+                raise ConfigError(f"{self.name}: no published mean and std; give them ({known})")
+            mean, std = CONSTANTS[self.name]
+        if self.x.dtype.kind != "f":
+            raise ConfigError(f"{self.name}: only float samples can be standardized")
+        shape = (-1, *[1] * (self.x.ndim - 2))
+        shift, scale = (np.asarray(v, np.float32) for v in (mean, std))
+        if shift.ndim:
+            shift, scale = shift.reshape(shape), scale.reshape(shape)
+        x, x_test = (self.x - shift) / scale, (self.x_test - shift) / scale
+        return dataclasses.replace(self, x=x, x_test=x_test)
 
     @property
     def sample_shape(self) -> tuple[int, ...]:

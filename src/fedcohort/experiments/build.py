@@ -21,7 +21,8 @@ from fedcohort.simulate.simulation import Simulation
 
 def dataset_of(data: DataConfig) -> Dataset:
     """Load the data set that the experiment names."""
-    return load(data.dataset, data.root)
+    dataset = load(data.dataset, data.root)
+    return dataset.standardized() if data.standardize else dataset
 
 
 def federation_of(data: DataConfig, dataset: Dataset, seed: int) -> Federation:

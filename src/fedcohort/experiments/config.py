@@ -54,6 +54,7 @@ class DataConfig:
     clients: int = 50
     options: Options = field(default_factory=dict)
     root: str | None = None
+    standardize: bool = False
 
 
 @dataclass(frozen=True)

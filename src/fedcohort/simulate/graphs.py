@@ -83,7 +83,9 @@ class GraphStepper:
         for clients in {self._size(kernel, active) for active in together.active}:
             key = (id(kernel), clients)
             if key not in self.replays:
-                self.replays[key] = _capture(self._step(kernel, clients), self.data.x.device)
+                step = self._step(kernel, clients)
+                assert self.tables is not None
+                self.replays[key] = _capture(step, self.tables.clock)
 
     def run(self, kernel: Kernel, together: Lockstep) -> None:
         """Take all steps; finished clients weigh nothing and have a learning rate of zero."""
@@ -138,14 +140,19 @@ class GraphStepper:
         return run
 
 
-def _capture(run: Callable[[], None], device: torch.device) -> Callable[[], object]:
-    """Return something to call in place of `run`: a replay of what it launches on a GPU."""
+def _capture(run: Callable[[], None], clock: Tensor) -> Callable[[], object]:
+    """Return something to call in place of `run`: a replay of what it launches on a GPU.
+
+    Each trial run starts the clock anew, which would otherwise walk off the tables.
+    """
+    device = clock.device
     if device.type != "cuda":
         return run
     side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         for _ in range(3):  # libraries choose and load their kernels at first use
+            clock.zero_()
             run()
     torch.cuda.current_stream(device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
