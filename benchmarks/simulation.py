@@ -1,0 +1,203 @@
+"""Seconds a round of simulated FedAvg: fedcohort, plain PyTorch, Flower and pfl side by side.
+
+python benchmarks/simulation.py --pfl-python ../venv-pfl/bin/python
+python benchmarks/simulation.py --device cuda
+
+Each engine lives in a process of its own; rounds are interleaved, so that a busy moment of the
+machine hits all alike. Peers that are not installed are left out, and the result says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from provenance import write
+from simulation_engines import WORKLOADS
+
+HERE = Path(__file__).parent
+
+
+class Child:
+    """An engine in a process of its own."""
+
+    def __init__(self, engine, workload, data, *, python, device="cpu", seeds=1, threads=2):
+        env = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": self._path()}
+        command = [python, str(HERE / "simulation_engines.py"), engine, workload, str(data)]
+        start = time.perf_counter()
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read if the child fails)
+        self.process = subprocess.Popen(
+            [*command, device, str(seeds)], env=env, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+        )  # fmt: skip
+        self._answer()
+        self.start_up = time.perf_counter() - start
+        self.seconds: list[float] = []
+        self.accuracy = None
+        self.peak = 0.0
+
+    @staticmethod
+    def _path():
+        found = [str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
+        return os.pathsep.join(filter(None, found))
+
+    def _answer(self):
+        for line in self.process.stdout:
+            if line.startswith("@@ "):
+                return json.loads(line[3:])
+        self.log.seek(0)
+        raise RuntimeError(f"{self.process.args[2:4]} stopped:\n{self.log.read()[-2000:]}")
+
+    def round(self):
+        self.process.stdin.write("round\n")
+        self.process.stdin.flush()
+        answer = self._answer()
+        self.seconds.append(answer["seconds"])
+        self.accuracy = answer["accuracy"]
+        self.peak = max(self.peak, peak_memory(self.process.pid))
+
+    def end(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def peak_memory(pid):
+    """Sum the peak resident sizes of a process and its descendants, in MB."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+            peak = int(fields.get("VmHWM", "0 kB").split()[0]) / 1024
+            parents[int(status.parent.name)] = (int(fields["PPid"]), peak)
+        except (OSError, ValueError):
+            continue
+    family, grown = {pid}, True
+    while grown:
+        more = {p for p, (parent, _) in parents.items() if parent in family} - family
+        grown = bool(more)
+        family |= more
+    return sum(parents[p][1] for p in family if p in parents)
+
+
+def sgemm_rate():
+    """GFLOP/s of a float32 matrix product on two threads."""
+    code = (
+        "import time, torch; torch.set_num_threads(2); a = torch.randn(1024, 1024); b = a @ a\n"
+        "def once():\n"
+        "    t = time.perf_counter(); torch.mm(a, a, out=b); return time.perf_counter() - t\n"
+        "print(2 * 1024**3 / min(once() for _ in range(60)) / 1e9)"
+    )
+    return float(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    )
+
+
+def arrays(shape):
+    """Fashion-MNIST where it is here, else noise of the wanted shape."""
+    from fedcohort.datasets import load
+    from fedcohort.exceptions import DataError
+
+    if shape == (1, 28, 28):
+        try:
+            data = load("fashion-mnist")
+            return data.name, {k: getattr(data, k) for k in ("x", "y", "x_test", "y_test")}
+        except DataError:
+            pass
+    rng = np.random.default_rng(0)
+    n, m = (60_000, 10_000) if shape == (1, 28, 28) else (50_000, 10_000)
+    return "noise of the same shape", {
+        "x": rng.random((n, *shape), dtype=np.float32), "y": rng.integers(0, 10, n),
+        "x_test": rng.random((m, *shape), dtype=np.float32), "y_test": rng.integers(0, 10, m),
+    }  # fmt: skip
+
+
+def measure(name, engines, rounds, folder):
+    """Interleave the rounds of all engines on one workload."""
+    work = WORKLOADS[name]
+    source, data = arrays(work.shape)
+    path = folder / f"{'x'.join(map(str, work.shape))}.npz"
+    if not path.exists():
+        np.savez(path, **data)
+    children, absent = {}, {}
+    for label, options in engines.items():
+        try:
+            children[label] = Child(workload=name, data=path, **options)
+        except (RuntimeError, OSError) as error:
+            absent[label] = str(error).strip().splitlines()[-1]
+    rates = [sgemm_rate()]
+    for number in range(rounds + 2):  # the first two warm up
+        for child in children.values():
+            child.round()
+            if number < 2:
+                child.seconds.clear()
+    rates.append(sgemm_rate())
+    result = {"data": source, "sgemm_gflops": max(rates), "absent": absent, "engines": {}}
+    for label, child in children.items():
+        child.end()
+        result["engines"][label] = summary(child, engines[label].get("seeds", 1), work, max(rates))
+    best = result["engines"]["fedcohort"]["median_s"]
+    for row in result["engines"].values():
+        row["times_slower_than_fedcohort"] = round(row["median_s"] / best, 2)
+    return result
+
+
+def summary(child, seeds, work, rate):
+    seconds = [s / seeds for s in child.seconds]
+    return {
+        "median_s": round(median(seconds), 6),
+        "min_s": round(min(seconds), 6),
+        "rounds": len(seconds),
+        "seeds": seeds,
+        "share_of_sgemm": round(work.gflop / median(seconds) / rate, 3),
+        "peak_mb": round(child.peak),
+        "start_up_s": round(child.start_up, 1),
+        "accuracy": child.accuracy,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--workloads", help="comma-separated, by default all of the device's")
+    parser.add_argument("--engines", default="fedcohort,loop,flower,pfl")
+    parser.add_argument("--pfl-python", help="a Python with pfl 0.6 and the same torch")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds")
+    parser.add_argument("--out", help="result file")
+    args = parser.parse_args()
+    if args.device == "cuda":
+        names = (args.workloads or "W1,fedcor").split(",")
+        on_gpu = {"python": sys.executable, "device": "cuda"}
+        engines = {
+            "fedcohort": {"engine": "fedcohort", **on_gpu},
+            "fedcohort, 20 seeds": {"engine": "fedcohort", "seeds": 20, **on_gpu},
+            "loop": {"engine": "loop", **on_gpu},
+        }
+    else:
+        names = (args.workloads or "W1,W2,W3").split(",")
+        pythons = {"pfl": args.pfl_python or sys.executable}
+        engines = {e: {"engine": e, "python": pythons.get(e, sys.executable)}
+                   for e in args.engines.split(",")}  # fmt: skip
+    rounds = {"W1": 40, "W2": 10, "W3": 40, "fedcor": 20}
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            count = max(3, rounds[name] // (10 if args.quick else 1))
+            results[name] = measure(name, engines, count, Path(folder))
+            print(name, json.dumps(results[name], indent=1), flush=True)
+    out = args.out or HERE / "results" / f"simulation-{args.device}.json"
+    write(out, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""One engine on one workload, a round at a time: the children of simulation.py.
+
+python benchmarks/simulation_engines.py ENGINE WORKLOAD DATA.npz DEVICE SEEDS
+
+Reads a line from standard input for each round to run, and answers with a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Workload(NamedTuple):
+    model: str
+    clients: int
+    cohort: int
+    epochs: int
+    batch: int
+    evaluate: bool
+    gflop: float  # of a round, evaluation included
+    shape: tuple[int, ...] = (1, 28, 28)
+
+    @property
+    def lr(self) -> float:
+        return 0.01
+
+
+WORKLOADS = {
+    "W1": Workload("mlp-64-30", 100, 5, 5, 64, True, 4.26),
+    "W2": Workload("cnn", 100, 10, 1, 64, True, 233.0),
+    "W3": Workload("mlp-64-30", 10_000, 100, 1, 6, False, 0.128),
+    "fedcor": Workload("fedcor-cnn", 100, 5, 5, 50, True, 0.0, (3, 32, 32)),
+}
+
+
+def say(**message) -> None:
+    print("@@", json.dumps(message), flush=True)
+
+
+def serve(run_round) -> None:
+    """Run a round for every line that comes in."""
+    say(ready=True)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        accuracy = run_round()
+        say(seconds=time.perf_counter() - start, accuracy=accuracy)
+
+
+def module(work: Workload):
+    """The model, written out for those that do not know fedcohort."""
+    from torch import nn
+
+    if work.model == "mlp-64-30":
+        hidden = (nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 30), nn.ReLU())
+        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(30, 10))
+    if work.model == "fedcor-cnn":
+        one = (nn.Conv2d(3, 32, 3), nn.ReLU(), nn.MaxPool2d(2))
+        two = (nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2))
+        three = (nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 10))
+        return nn.Sequential(*one, *two, *three)
+    one = (nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2))
+    two = (nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(
+        *one, *two, nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10)
+    )
+
+
+def test_accuracy(model, x, y) -> float:
+    import torch
+
+    model.eval()
+    with torch.no_grad():
+        guesses = torch.cat([model(part).argmax(1) for part in x.split(1000)])
+    model.train()
+    return float((guesses == y).float().mean())
+
+
+def train_plainly(model, x, y, work: Workload) -> None:
+    """Local SGD on one client's data, as one would write it."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    params = list(model.parameters())
+    for _ in range(work.epochs):
+        for batch in torch.randperm(len(y), device=x.device).split(work.batch):
+            loss = cross_entropy(model(x[batch]), y[batch])
+            grads = torch.autograd.grad(loss, params)
+            with torch.no_grad():
+                for p, g in zip(params, grads, strict=True):
+                    p.sub_(g, alpha=work.lr)
+
+
+def fedcohort(work: Workload, data, device: str, seeds: int) -> None:
+    from fedcohort.datasets import Dataset, Federation
+    from fedcohort.simulate import LocalTraining, Simulation, build
+
+    parts = np.array_split(np.arange(len(data["y"])), work.clients)
+    held = Dataset("benchmark", *(data[k] for k in ("x", "y", "x_test", "y_test")), classes=10)
+    simulation = Simulation(
+        Federation(held, {str(i): part for i, part in enumerate(parts)}),
+        lambda seed: build(work.model, work.shape, 10, seed),
+        "uniform",
+        cohort_size=work.cohort,
+        local=LocalTraining(epochs=work.epochs, batch_size=work.batch, lr=work.lr),
+        device=device,
+        seeds=range(seeds),
+        evaluate_every=int(work.evaluate),
+    )
+    serve(lambda: simulation.step()[0].accuracy)
+
+
+def loop(work: Workload, data, device: str, seeds: int) -> None:
+    import torch
+
+    x, y, x_test, y_test = (
+        torch.from_numpy(data[k]).to(device) for k in ("x", "y", "x_test", "y_test")
+    )
+    parts = torch.arange(len(y), device=device).tensor_split(work.clients)
+    rng = np.random.default_rng(0)
+    model = module(work).to(device)
+
+    def run_round() -> float | None:
+        start = [p.detach().clone() for p in model.parameters()]
+        total = [torch.zeros_like(p) for p in start]
+        for client in rng.choice(work.clients, work.cohort, replace=False):
+            with torch.no_grad():
+                for p, s in zip(model.parameters(), start, strict=True):
+                    p.copy_(s)
+            train_plainly(model, x[parts[client]], y[parts[client]], work)
+            for t, p in zip(total, model.parameters(), strict=True):
+                t.add_(p.detach(), alpha=1 / work.cohort)
+        with torch.no_grad():
+            for p, t in zip(model.parameters(), total, strict=True):
+                p.copy_(t)
+        if not work.evaluate:
+            return None
+        return test_accuracy(model, x_test, y_test)
+
+    serve(run_round)
+
+
+def flower(work: Workload, data, device: str, seeds: int) -> None:
+    """Flower's simulation on Ray, two actors of one thread."""
+    import os
+
+    import torch
+    from flwr.app import ArrayRecord, MetricRecord
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    os.environ["RAY_DEDUP_LOGS"] = "0"
+    client_app, server_app = ClientApp(), ServerApp()
+    client_app.train()(flower_client)
+    x_test, y_test = torch.from_numpy(data["x_test"]), torch.from_numpy(data["y_test"])
+
+    class Paced(FedAvg):
+        """FedAvg that waits for the word before every round."""
+
+        started = 0.0
+
+        def configure_train(self, server_round, arrays, config, grid):
+            if server_round == 1:
+                say(ready=True)
+            if not sys.stdin.readline():
+                raise KeyboardInterrupt
+            self.started = time.perf_counter()
+            config["workload"], config["data"] = sys.argv[2], sys.argv[3]
+            return super().configure_train(server_round, arrays, config, grid)
+
+        def done(self, accuracy) -> None:
+            say(seconds=time.perf_counter() - self.started, accuracy=accuracy)
+
+        def aggregate_train(self, server_round, replies):
+            result = super().aggregate_train(server_round, replies)
+            if not work.evaluate:
+                self.done(None)
+            return result
+
+    fraction = work.cohort / work.clients
+    strategy = Paced(fraction_train=fraction, fraction_evaluate=0.0, min_train_nodes=work.cohort,
+                     min_available_nodes=work.clients)  # fmt: skip
+
+    def evaluate(server_round, arrays):
+        if server_round and work.evaluate:
+            model = module(work)
+            model.load_state_dict(arrays.to_torch_state_dict())
+            accuracy = test_accuracy(model, x_test, y_test)
+            strategy.done(accuracy)
+            return MetricRecord({"accuracy": accuracy})
+        return None
+
+    @server_app.main()
+    def main(grid, context):
+        initial = ArrayRecord(module(work).state_dict())
+        strategy.start(grid, initial, num_rounds=10_000, evaluate_fn=evaluate)
+
+    run_simulation(server_app, client_app, num_supernodes=work.clients, backend_config={
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"num_cpus": 2, "include_dashboard": False, "logging_level": "ERROR"},
+    })  # fmt: skip
+
+
+CACHE: dict[str, object] = {}
+
+
+def flower_client(message, context):
+    """One client's training inside a Ray actor, which keeps the data between rounds."""
+    import torch
+    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+
+    config = message.content["config"]
+    work = WORKLOADS[config["workload"]]
+    if "data" not in CACHE:
+        data = np.load(config["data"])
+        CACHE["data"] = [torch.from_numpy(data[k]) for k in ("x", "y")]
+        CACHE["model"] = module(work)
+    x, y = CACHE["data"]
+    model = CACHE["model"]
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    size = len(y) // work.clients
+    first = int(context.node_config["partition-id"]) * size
+    train_plainly(model, x[first : first + size], y[first : first + size], work)
+    content = RecordDict({
+        "arrays": ArrayRecord(model.state_dict()),
+        "metrics": MetricRecord({"num-examples": size}),
+    })  # fmt: skip
+    return Message(content=content, reply_to=message)
+
+
+def pfl(work: Workload, data, device: str, seeds: int) -> None:
+    import torch
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.data.dataset import Dataset
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.hyperparam.base import NNTrainHyperParams
+    from pfl.metrics import Metrics, Weighted
+    from pfl.model.pytorch import PyTorchModel
+    from torch.nn.functional import cross_entropy
+
+    x, y, x_test, y_test = (torch.from_numpy(data[k]) for k in ("x", "y", "x_test", "y_test"))
+    parts = torch.arange(len(y)).tensor_split(work.clients)
+    net = module(work)
+    net.loss = lambda a, b, eval=False: cross_entropy(net(a), b)
+    net.metrics = lambda a, b, eval=False: {"loss": Weighted(0.0, len(b))}
+    rng = np.random.default_rng(0)
+
+    def user(i):
+        order = parts[i][torch.randperm(len(parts[i]))]
+        return Dataset((x[order], y[order]), user_id=str(i))
+
+    class Paced(TrainingProcessCallback):
+        def on_train_begin(self, *, model):
+            say(ready=True)
+            self._wait()
+            return Metrics()
+
+        def after_central_iteration(self, metrics, model, *, central_iteration):
+            accuracy = test_accuracy(net, x_test, y_test) if work.evaluate else None
+            say(seconds=time.perf_counter() - self.started, accuracy=accuracy)
+            return self._wait(), Metrics()
+
+        def _wait(self) -> bool:
+            ended = not sys.stdin.readline()
+            self.started = time.perf_counter()
+            return ended
+
+    model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
+    users = FederatedDataset(user, lambda: rng.integers(work.clients))
+    FederatedAveraging().run(
+        NNAlgorithmParams(10_000, 10**9, work.cohort, 0),
+        SimulatedBackend(users, users),
+        model,
+        NNTrainHyperParams(local_num_epochs=work.epochs, local_learning_rate=work.lr,
+                           local_batch_size=work.batch),
+        callbacks=[Paced()],
+        send_metrics_to_platform=False,
+    )  # fmt: skip
+
+
+ENGINES = {f.__name__: f for f in (fedcohort, loop, flower, pfl)}
+
+if __name__ == "__main__":
+    import simulation_engines  # so that Flower's actors find the client by name
+    import torch
+
+    torch.set_num_threads(2)
+    engine, workload, path, device, seeds = sys.argv[1:]
+    arrays = dict(np.load(path))
+    simulation_engines.ENGINES[engine](WORKLOADS[workload], arrays, device, int(seeds))
