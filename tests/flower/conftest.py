@@ -117,6 +117,10 @@ class Digits:
     def arrays(self) -> ArrayRecord:
         return ArrayRecord(self.model().state_dict())
 
+    @property
+    def bytes(self) -> int:
+        return sum(p.numel() * 4 for p in self.model().parameters())
+
     def examples(self, client: str):
         part = self.federation.parts[client]
         return self.federation.dataset.x[part], self.federation.dataset.y[part]
@@ -162,6 +166,11 @@ def identity_of_the_process(monkeypatch):
 
         for name in ("_task_id", "_run_id", "_node_id"):
             monkeypatch.setattr(TaskIdentity, name, SUPERLINK)
+
+
+@pytest.fixture
+def local_grid() -> LocalGrid:
+    return LocalGrid()
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 from fedcohort.flower.client import attach
 from fedcohort.flower.identity import own_id
+from fedcohort.flower.progress import RoundReport
 from fedcohort.flower.sketches import Privacy
-from fedcohort.flower.strategy import CohortStrategy, RoundReport
+from fedcohort.flower.strategy import CohortStrategy
 
 __all__ = ["CohortStrategy", "Privacy", "RoundReport", "attach", "own_id"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, MetricRecord
 from numpy.typing import NDArray
 
 from fedcohort.flower.arrays import flatten, is_float, unflatten
@@ -102,7 +102,8 @@ def weigh(updates: Mapping[ClientId, Update], selection: Selection, model: Model
     start = flatten(model.arrays)
     for client, update in updates.items():
         content = update.message.content
-        next(iter(content.metric_records.values()))[key] = float(known[client])
+        metrics, old = next(iter(content.metric_records.items()))
+        content[metrics] = MetricRecord({**old, key: float(known[client])})
         if abs(total - 1) > 1e-9:
             name, record = next(iter(content.array_records.items()))
             content[name] = unflatten(start + np.float32(total) * (update.flat - start), record)

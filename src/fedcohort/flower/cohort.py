@@ -15,7 +15,10 @@ from fedcohort.flower.delivery import Delivery, Model
 from fedcohort.flower.exchange import LOG, exchange
 from fedcohort.flower.messages import RECORD, Request, from_record, pack, raw
 from fedcohort.gates import Gate
+from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, Selection
+from fedcohort.session import Session
+from fedcohort.signals.catalogue import SIGNALS
 
 PROBE, UPLOAD = "train.probe", "train.upload"
 MAX_ANSWER = 1 << 16  # bytes of a client's answer to a gate; Sketch-to-Skip's has one
@@ -51,6 +54,19 @@ class Template:
     def kind(self) -> str:
         """The inner strategy's type of message."""
         return str(self._any.metadata.message_type)
+
+
+def first_request(session: Session) -> Request:
+    """Return what all messages of a round have in common."""
+    fresh = session.policy.signal_options.get("model_sketch", {}).get("fresh", True)
+    return Request(session.round_number, session.seed, remember=not fresh)
+
+
+def training_request(request: Request, policy: Policy) -> Request:
+    """Return a request to train, and to send along the signals that a policy wants with updates."""
+    names = tuple(sorted(n for n in policy.needs.reply if SIGNALS[n].work != "server"))
+    options = {name: policy.signal_options.get(name, {}) for name in names}
+    return replace(request, signals=names, options=options)
 
 
 class Cohort:

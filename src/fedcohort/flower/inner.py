@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower.arrays import as_saved, from_saved
+from fedcohort.policies.base import Policy
 
 RECORD_MARK = "__record__"
 
@@ -43,6 +44,21 @@ def check(strategy: Strategy, *, gate: bool, checkpoint: bool) -> None:
                 f"CohortStrategy: the privacy accountant of {name} is not kept in a checkpoint; "
                 "leave out checkpoint, or the accountant"
             )
+
+
+def check_policy(policy: Policy, has_center: bool) -> None:
+    """Refuse policies whose signals cannot be had."""
+    options = policy.signal_options
+    if options.get("race_sketch", {}).get("center") and not has_center:
+        raise ConfigError(
+            "CohortStrategy: the policy's sketches are centred: pass center=, the mean of a "
+            "public data set, or turn its centring off"
+        )
+    if options.get("update_distance", {}).get("insight_step"):
+        raise ConfigError(
+            "CohortStrategy: insight_step=True needs full gradients, which updates do not "
+            "carry; use a policy with insight_step=False"
+        )
 
 
 def settings(strategy: Strategy) -> list[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
@@ -12,9 +13,40 @@ from fedcohort import checkpoint
 from fedcohort.flower import inner
 from fedcohort.flower.arrays import as_saved, from_saved
 from fedcohort.flower.delivery import Model
+from fedcohort.flower.exchange import LOG
+from fedcohort.rounds import ClientId
+from fedcohort.session import Session
 
 if TYPE_CHECKING:
     from fedcohort.flower.strategy import CohortStrategy
+
+
+class RoundReport(NamedTuple):
+    """What happened in a round; numbers start at 0."""
+
+    round: int
+    selected: tuple[ClientId, ...]
+    finished: tuple[ClientId, ...]
+    withheld: tuple[ClientId, ...]
+    bytes_up: int
+    bytes_down: int
+
+
+def finish(
+    session: Session, signals: dict[str, dict[ClientId, Any]], updates: Iterable[ClientId]
+) -> RoundReport:
+    """End a session's round and return what happened."""
+    number, ledger = session.round_number, session.ledger
+    outcome = session.finish(signals, updates)
+    LOG.info("cohort of round %d: %s", number + 1, ", ".join(outcome.selected))
+    return RoundReport(
+        number,
+        outcome.selected,
+        outcome.finished,
+        outcome.withheld,
+        ledger.total("up", number),
+        ledger.total("down", number),
+    )
 
 
 def save(strategy: CohortStrategy, arrays: ArrayRecord) -> None:
@@ -36,8 +68,6 @@ def resume(strategy: CohortStrategy, arrays: ArrayRecord) -> ArrayRecord:
     """Load the checkpoint where there is one, and return the model to go on with."""
     if strategy.checkpoint is None or not Path(strategy.checkpoint).exists():
         return arrays
-    from fedcohort.flower.strategy import RoundReport
-
     state = checkpoint.load(strategy.checkpoint)
     session = strategy.session
     if strategy.cohort_size is None:

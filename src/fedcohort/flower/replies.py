@@ -13,6 +13,7 @@ from fedcohort.exceptions import DataError
 from fedcohort.flower.arrays import Flat, checked
 from fedcohort.flower.exchange import LOG
 from fedcohort.rounds import ClientId
+from fedcohort.session import Session
 
 
 class Update(NamedTuple):
@@ -80,10 +81,56 @@ def odd_ones(contents: Mapping[ClientId, RecordDict]) -> tuple[ClientId, ...]:
     return tuple(client for client, own in forms.items() if own != usual)
 
 
-def received(message: Message) -> int:
-    """Count the bytes of the arrays in a reply, as they came."""
-    records = message.content.array_records.values()
-    return sum(len(array.data) for record in records for array in record.values())
+class Replies:
+    """Turns replies into updates; counts and leaves out what is none.
+
+    Parameters
+    ----------
+    session : Session
+        Its ledger is charged for what came in vain.
+    weight_key : str
+        The metric by which the inner strategy weighs updates.
+    """
+
+    def __init__(self, session: Session, weight_key: str) -> None:
+        self.session, self.weight_key = session, weight_key
+        self.refused: Counter[str] = Counter()
+
+    def sound(
+        self, replies: Iterable[Message], sent: Mapping[ClientId, Message], like: ArrayRecord
+    ) -> dict[ClientId, Update]:
+        """Return the updates by client, in the order of `sent`."""
+        found = by_client(replies, sent)
+        self.miss("no reply", len(sent) - len(found))
+        updates = {}
+        for client, message in found.items():
+            if message.has_error():
+                self._refuse(client, "error", message.error.reason)
+                continue
+            try:
+                updates[client] = update_of(message, like, self.weight_key)
+            except DataError as error:
+                self._refuse(client, "invalid", error)
+                self._charge(client, message)
+        for client in odd_ones({c: u.message.content for c, u in updates.items()}):
+            self._refuse(client, "invalid", "metrics named otherwise than most clients'")
+            self._charge(client, updates.pop(client).message)
+        return updates
+
+    def miss(self, reason: str, number: int) -> None:
+        """Count messages that brought nothing at all."""
+        if number:
+            self.refused[reason] += number
+
+    def _refuse(self, client: ClientId, reason: str, why: object) -> None:
+        self.refused[reason] += 1
+        LOG.warning("no update from %s (%s): %s", client, reason, why)
+
+    def _charge(self, client: ClientId, message: Message) -> None:
+        records = message.content.array_records.values()
+        size = sum(len(array.data) for record in records for array in record.values())
+        ledger, number = self.session.ledger, self.session.round_number
+        ledger.charge(number, "model", "up", [client], size)
 
 
 def sound_metrics(replies: Iterable[Message]) -> list[Message]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -14,44 +12,26 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import ArrayLike
 
-from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.exceptions import ConfigError
 from fedcohort.flower import inner as inners
 from fedcohort.flower import progress
 from fedcohort.flower.aggregation import reply_signals, weigh
 from fedcohort.flower.arrays import flatten, payload
-from fedcohort.flower.cohort import Cohort, Template
+from fedcohort.flower.cohort import Cohort, Template, first_request, training_request
 from fedcohort.flower.delivery import Delivery, Model
 from fedcohort.flower.exchange import LOG, TimedGrid
 from fedcohort.flower.identity import Directory, Identity
-from fedcohort.flower.messages import RECORD, Request
+from fedcohort.flower.messages import RECORD
+from fedcohort.flower.progress import RoundReport
 from fedcohort.flower.queries import Queries
-from fedcohort.flower.replies import (
-    Update,
-    by_client,
-    odd_ones,
-    received,
-    sound_metrics,
-    update_of,
-)
+from fedcohort.flower.replies import Replies, sound_metrics
 from fedcohort.flower.waiting import PatientGrid
 from fedcohort.gates import Gate, NoGate
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId
 from fedcohort.session import Session
-from fedcohort.signals.catalogue import SIGNALS
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
-
-
-class RoundReport(NamedTuple):
-    """What happened in a round; numbers start at 0."""
-
-    round: int
-    selected: tuple[ClientId, ...]
-    finished: tuple[ClientId, ...]
-    withheld: tuple[ClientId, ...]
-    bytes_up: int
-    bytes_down: int
 
 
 class CohortStrategy(Strategy):
@@ -93,7 +73,7 @@ class CohortStrategy(Strategy):
     session : Session
         With the policy, its `signals` (and how many readings were dropped) and the `ledger`.
     refused : Counter
-        Training messages that brought no update, by reason: "error", "no reply", "invalid".
+        Messages that brought no update, by reason: "no reply", "error", "invalid", "gate".
     history : list of RoundReport
 
     Examples
@@ -130,11 +110,12 @@ class CohortStrategy(Strategy):
         self.timeout, self.wait, self.max_bytes = timeout, wait, max_bytes
         self.center = None if center is None else np.asarray(center, np.float64).ravel()
         inners.check(inner, gate=self.gate is not None, checkpoint=checkpoint is not None)
-        _check(policy, self.center is not None)
+        inners.check_policy(policy, self.center is not None)
         size = 1 if cohort_size is None else cohort_size
         self.session = Session(policy, cohort_size=size, seed=seed, gate=self.gate)
         self.directory = Directory(identity, timeout)
-        self.refused: Counter[str] = Counter()
+        self.replies = Replies(self.session, inners.weight_key(inner))
+        self.refused = self.replies.refused
         self.history: list[RoundReport] = []
         self.made_with = inners.settings(inner)
         self.initial: Model | None = None
@@ -199,25 +180,18 @@ class CohortStrategy(Strategy):
             return cohort.train()
         announced = self.session.announce(flatten(cohort.model.arrays))
         answers = cohort.probe(self.gate, announced, grid)
+        self.replies.miss("gate", len(cohort.selection.clients) - len(answers))
         return cohort.upload(self.session.admit(answers), answers)
 
     def _begun(self, template: Template, current: Model, grid: Grid) -> Cohort:
         """Ask for signals and let the policy pick."""
         session, nodes = self.session, dict(self.directory.nodes)
-        policy, options = session.policy, session.policy.signal_options
         session.model_bytes = payload(current.arrays)
         self.initial = self.initial or current
         on = [c for c in self.continuing if c in nodes] if session.skipped else []
         self._delivery.begin(on)
         last = max((report.round for report in self.history if report.finished), default=-1)
-        remember = not options.get("model_sketch", {}).get("fresh", True)
-        request = Request(
-            session.round_number,
-            session.seed,
-            arrays=template.name,
-            held_round=last,
-            remember=remember,
-        )
+        request = replace(first_request(session), arrays=template.name, held_round=last)
         queries = Queries(
             grid,
             nodes,
@@ -225,16 +199,14 @@ class CohortStrategy(Strategy):
             request,
             current=current,
             initial=self.initial,
-            options=options,
+            options=session.policy.signal_options,
             timeout=self.timeout,
             limit=self.max_bytes,
             center=self.center,
         )
         selection = session.begin(nodes, queries)
         self.continuing = selection.clients
-        names = tuple(sorted(n for n in policy.needs.reply if SIGNALS[n].work != "server"))
-        known = {name: options.get(name, {}) for name in names}
-        request = replace(request, version=current.version, signals=names, options=known)
+        request = replace(training_request(request, session.policy), version=current.version)
         return Cohort(selection, template, request, current, nodes, self._delivery, self.timeout)
 
     def aggregate_train(
@@ -244,15 +216,14 @@ class CohortStrategy(Strategy):
         number, cohort = server_round + self.rounds_before, self._cohort
         if cohort is None:
             return self.inner.aggregate_train(number, replies)
-        updates = self._sound(by_client(replies, cohort.sent), cohort)
+        updates = self.replies.sound(replies, cohort.sent, cohort.model.arrays)
         policy, model = self.session.policy, cohort.model
         seconds = cohort.seconds({} if self._grid is None else self._grid.seconds)
         signals = reply_signals(policy, updates, model, seconds, self.max_bytes)
-        self._report(signals, updates)
+        self.history.append(progress.finish(self.session, signals, updates))
         arrays, metrics = None, None
         if updates:
-            key = inners.weight_key(self.inner)
-            weigh(updates, cohort.selection, model, key)
+            weigh(updates, cohort.selection, model, self.replies.weight_key)
             for update in updates.values():
                 update.message.content.pop(RECORD, None)
             sound = [update.message for update in updates.values()]
@@ -261,43 +232,6 @@ class CohortStrategy(Strategy):
             self.gate.aggregated(flatten(model.arrays), flatten(arrays))
         progress.save(self, model.arrays if arrays is None else arrays)
         return arrays, metrics
-
-    def _sound(self, replies: dict[ClientId, Message], cohort: Cohort) -> dict[ClientId, Update]:
-        """Check replies; count and leave out what is no update."""
-        self.refused["no reply"] += len(cohort.sent) - len(replies)
-        key, updates = inners.weight_key(self.inner), {}
-        for client, message in replies.items():
-            if message.has_error():
-                self._refuse(client, "error", message.error.reason)
-                continue
-            try:
-                updates[client] = update_of(message, cohort.model.arrays, key)
-            except DataError as error:
-                self._refuse(client, "invalid", error)
-                size = {client: received(message)}
-                self.session.ledger.charge_each(self.session.round_number, "model", "up", size)
-        for client in odd_ones({c: u.message.content for c, u in updates.items()}):
-            self._refuse(client, "invalid", "metrics named otherwise than most clients'")
-            del updates[client]
-        return updates
-
-    def _refuse(self, client: ClientId, reason: str, why: object) -> None:
-        self.refused[reason] += 1
-        LOG.warning("no update from %s (%s): %s", client, reason, why)
-
-    def _report(self, signals: dict[str, Any], updates: Iterable[ClientId]) -> None:
-        number, ledger = self.session.round_number, self.session.ledger
-        outcome = self.session.finish(signals, updates)
-        report = RoundReport(
-            number,
-            outcome.selected,
-            outcome.finished,
-            outcome.withheld,
-            ledger.total("up", number),
-            ledger.total("down", number),
-        )
-        self.history.append(report)
-        LOG.info("cohort of round %d: %s", number + 1, ", ".join(outcome.selected))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -313,17 +247,3 @@ class CohortStrategy(Strategy):
         """Leave evaluation to the inner strategy, without replies that would break it."""
         number = server_round + self.rounds_before
         return self.inner.aggregate_evaluate(number, sound_metrics(replies))
-
-
-def _check(policy: Policy, has_center: bool) -> None:
-    options = policy.signal_options
-    if options.get("race_sketch", {}).get("center") and not has_center:
-        raise ConfigError(
-            "CohortStrategy: the policy's sketches are centred: pass center=, the mean of a "
-            "public data set, or turn its centring off"
-        )
-    if options.get("update_distance", {}).get("insight_step"):
-        raise ConfigError(
-            "CohortStrategy: insight_step=True needs full gradients, which updates do not "
-            "carry; use a policy with insight_step=False"
-        )

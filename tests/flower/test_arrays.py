@@ -1,0 +1,107 @@
+"""Models as vectors and back; updates that lie about themselves."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+
+from fedcohort.exceptions import DataError
+from fedcohort.flower.arrays import (
+    as_saved,
+    checked,
+    flatten,
+    from_saved,
+    payload,
+    unflatten,
+    version,
+)
+
+
+def model(fill=1.0):
+    weight = np.full((2, 3), fill, np.float32)
+    return ArrayRecord(
+        {
+            "fc.weight": Array(weight),
+            "fc.count": Array(np.array(5, np.int64)),
+            "fc.bias": Array(np.arange(2, dtype=np.float32)),
+        }
+    )
+
+
+def test_vectors_hold_the_floating_arrays_in_order():
+    flat = flatten(model())
+    assert flat.tolist() == [1.0] * 6 + [0.0, 1.0]
+    back = unflatten(flat * 2, model())
+    assert back["fc.weight"].numpy().tolist() == [[2.0] * 3] * 2
+    assert back["fc.count"].numpy() == 5 and back["fc.count"].dtype == "int64"
+    assert payload(model()) == 24 + 8 + 8
+
+
+def test_versions_tell_models_apart():
+    assert version(model()) == version(model()) != version(model(2.0))
+
+
+def test_a_model_survives_a_checkpoint():
+    assert from_saved(as_saved(model())) == model()
+
+
+def test_a_sound_update_is_accepted():
+    assert checked(model(3.0), model()).tolist() == flatten(model(3.0)).tolist()
+    column_major = ArrayRecord(dict(model()))
+    column_major["fc.weight"] = Array(np.asfortranarray(np.arange(6, dtype="f4").reshape(2, 3)))
+    assert checked(column_major, model())[:6].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def lie(name, array):
+    record = ArrayRecord(dict(model()))
+    record[name] = array
+    return record
+
+
+def npy(array):
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def zipped():
+    stream = io.BytesIO()
+    np.savez(stream, a=np.zeros(2, np.float32))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (lie("fc.bias", Array(np.array([1.0, np.nan], np.float32))), "not finite"),
+        (lie("fc.bias", Array(np.array([np.inf, 0.0], np.float32))), "not finite"),
+        (lie("fc.bias", Array(np.zeros(3, np.float32))), "fc.bias"),
+        (lie("fc.bias", Array(np.zeros(2, np.float64))), "fc.bias"),
+        (lie("fc.other", Array(np.zeros(2, np.float32))), "named"),
+        (lie("fc.bias", Array("float32", (2,), "numpy.ndarray", b"")), "decoded"),
+        (lie("fc.bias", Array("float32", (2,), "numpy.ndarray", b"\x93NUMPY")), "decoded"),
+        (lie("fc.bias", Array("float32", (2,), "numpy.ndarray", zipped())), "decoded"),
+        (lie("fc.bias", Array("float32", (2,), "pickle", npy(np.zeros(2, "f4")))), "serialized"),
+        (lie("fc.bias", Array("float32", (2,), "numpy.ndarray", npy(np.zeros(3, "f4")))), "says"),
+        (lie("fc.bias", Array("float32", (2,), "numpy.ndarray", npy(np.zeros(2)))), "says"),
+        (lie("fc.bias", Array("float32", (2,), "numpy.ndarray", bytes(10**6))), "longer"),
+        (
+            lie("fc.bias", Array("float32", (2,), "numpy.ndarray", npy(np.zeros(2, "f4"))[:-1])),
+            "says",
+        ),
+    ],
+)
+def test_updates_that_are_none_are_refused(record, reason):
+    with pytest.raises(DataError, match=reason):
+        checked(record, model())
+
+
+def test_a_header_that_claims_billions_takes_no_memory():
+    honest = npy(np.zeros(2, np.float32))
+    header = honest[:128].replace(b"(2,), }", b"(2000000000,), }")[:128]
+    record = lie("fc.bias", Array("float32", (2,), "numpy.ndarray", header + bytes(8)))
+    with pytest.raises(DataError, match="says"):
+        checked(record, model())

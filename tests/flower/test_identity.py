@@ -1,0 +1,93 @@
+"""Who is who: ids that last, newcomers, doubles, and nodes that say nothing."""
+
+from __future__ import annotations
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.flower.identity import MAX_ASKS, Directory, own_id
+from fedcohort.flower.messages import RECORD
+
+
+def context(**config):
+    return Context(0, 1, config, RecordDict(), {})
+
+
+def saying(value):
+    app = ClientApp()
+
+    @app.query("identity")
+    def answer(message, context):
+        return Message(RecordDict({RECORD: ConfigRecord({"id": value})}), reply_to=message)
+
+    return app
+
+
+def test_own_ids_sort_as_partitions_do():
+    ids = [own_id(context(**{"partition-id": i, "num-partitions": 101})) for i in range(101)]
+    assert ids == sorted(ids) and ids[3] == "client-003"
+    assert own_id(context(**{"partition-id": 3, "client-id": "ward-7"})) == "ward-7"
+    with pytest.raises(ConfigError, match="client-id"):
+        own_id(context())
+
+
+def test_clients_keep_their_ids_when_node_ids_change(local_grid):
+    grid, directory = local_grid, Directory(timeout=0.2)
+    grid.add(5, saying("ann"))
+    grid.add(6, saying("bob"))
+    assert directory.refresh(grid) == {"ann": 5, "bob": 6}
+    grid.remove(5)
+    grid.add(99, saying("ann"))
+    assert directory.refresh(grid) == {"ann": 99, "bob": 6}
+    assert len(grid.sent("query.identity")) == 3  # nobody is asked twice
+
+
+def test_a_double_is_left_out_while_the_first_is_online(local_grid):
+    grid, directory = local_grid, Directory(timeout=0.2)
+    grid.add(5, saying("ann"))
+    directory.refresh(grid)
+    grid.add(4, saying("ann"))
+    assert directory.refresh(grid) == directory.refresh(grid) == {"ann": 5}
+    assert directory.refused == {"ann": 1}
+    grid.remove(5)
+    assert directory.refresh(grid) == {"ann": 4}
+
+
+@pytest.mark.parametrize("value", [3, "", "x" * 201, "a\nb", b"ann"])
+def test_odd_ids_are_refused(local_grid, value):
+    grid, directory = local_grid, Directory(timeout=0.2)
+    grid.add(5, saying(value))
+    assert directory.refresh(grid) == {}
+    assert sum(directory.refused.values()) == 1
+
+
+def test_silent_nodes_are_asked_a_few_times_only(local_grid):
+    grid, directory = local_grid, Directory(timeout=0.01)
+    grid.add(5, saying("ann"))
+    grid.silent.add(5)
+    for _ in range(MAX_ASKS + 2):
+        assert directory.refresh(grid) == {}
+    assert len(grid.sent("query.identity")) == MAX_ASKS
+
+
+def test_clients_without_fedcohort_go_by_their_keys(local_grid):
+    grid, directory = local_grid, Directory(timeout=0.2)
+    grid.add(5, ClientApp())
+    (name,) = directory.refresh(grid)
+    assert name.startswith("key-")
+    assert Directory("client", 0.2).refresh(grid) == {}
+
+
+def test_registered_names_need_no_question(local_grid):
+    grid = local_grid
+    grid.add(5, saying("liar"), name="hospital-a")
+    assert Directory("auto", 0.2).refresh(grid) == {"hospital-a": 5}
+    assert Directory("name", 0.2).refresh(grid) == {"hospital-a": 5}
+    assert grid.sent("query.identity") == []
+    (name,) = Directory("public-key", 0.2).refresh(grid)
+    assert name.startswith("key-")
+    assert Directory("client", 0.2).refresh(grid) == {"liar": 5}
+    with pytest.raises(ConfigError, match="identity='node'"):
+        Directory("node")

@@ -1,0 +1,148 @@
+"""Readings survive the trip; whatever else arrives is refused before memory is taken."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedcohort.exceptions import DataError
+from fedcohort.flower.forms import fits, most_bytes
+from fedcohort.flower.messages import Request, from_record, pack, refused, to_record, unpack
+from fedcohort.signals.stack import reading_dtype
+from fedcohort.signals.table import Signals
+
+PLAIN = hnp.arrays(
+    st.sampled_from(["<i2", "<i8", "|u1", "<f4", "<f8", "|b1", ">f4", ">i4"]),
+    hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4),
+)
+
+
+@given(PLAIN)
+def test_plain_readings_come_back_as_they_were(reading):
+    data, form = pack(reading)
+    found = unpack(data, form, limit=len(data))
+    assert len(data) == reading.nbytes and found.shape == reading.shape
+    assert found.dtype == reading.dtype.newbyteorder("<")
+    np.testing.assert_array_equal(found, reading)
+
+
+def test_a_sketch_comes_back_as_it_was():
+    sketch = np.zeros((), reading_dtype(3, 4, "i2"))
+    sketch["n"], sketch["noise"], sketch["counts"] = 12, 0.5, np.arange(12).reshape(3, 4)
+    data, form = pack(sketch)
+    found = unpack(data, form, limit=1000)
+    assert len(data) == sketch.nbytes == 16 + 24
+    assert found.dtype == sketch.dtype and found == sketch
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        '["|O", []]',
+        '["<U2", []]',
+        '["<c8", []]',
+        '["<m8[s]", []]',
+        '["<f8", [-1]]',
+        '["<f8", [1.0]]',
+        '["<f8", [true]]',
+        '["<f8", [2]]',
+        '["<f8", [1, 1, 1, 1, 1]]',
+        '["<f8", [1099511627776, 1099511627776]]',
+        "[[], []]",
+        '[[["n", "|O", []]], []]',
+        '[[["n", "<f8"]], []]',
+        '[[["n", "<f4", []], ["n", "<f4", []]], []]',
+        '["<f8"]',
+        "null",
+        "nonsense",
+        "[" * 900,
+        json.dumps(["<f8", []]) + " " * 2000,
+    ],
+)
+def test_other_forms_are_refused(form):
+    with pytest.raises(DataError):
+        unpack(b"12345678", form, limit=100)
+
+
+@given(st.binary(max_size=64), st.text(max_size=40))
+def test_nothing_else_than_refusal_happens(data, form):
+    with contextlib.suppress(DataError):
+        unpack(data, form, limit=64)
+
+
+def test_a_reading_that_is_too_large_takes_no_memory():
+    data = bytes(50_000_000)
+    tracemalloc.start()
+    with pytest.raises(DataError, match="at most 1000"):
+        unpack(data, '["|u1", [50000000]]', limit=1000)
+    opaque = refused(data)
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
+    assert opaque.nbytes == len(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"12345678"])
+def test_refused_bytes_are_dropped_and_counted_even_if_they_come_first(data):
+    signals = Signals()
+    assert signals.record("loss", {"a": refused(data)}, 0) == ()
+    assert signals.dropped == {"loss": 1}
+    assert signals.record("loss", {"b": 0.5}, 1) == ("b",)
+
+
+def test_a_record_without_the_reading_is_refused():
+    with pytest.raises(DataError):
+        from_record(ConfigRecord({"loss": 3}), "loss", 100)
+    with pytest.raises(DataError):
+        from_record(to_record({"loss": 0.5}), "loss_rms", 100)
+
+
+SKETCH = np.zeros((), reading_dtype(4, 8, "i4"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reading", "options", "good"),
+    [
+        ("num_examples", np.int64(3), {}, True),
+        ("num_examples", np.int64(0), {}, False),
+        ("num_examples", np.float64(3), {}, False),
+        ("loss", np.float64(-1), {}, True),
+        ("loss_rms", np.zeros(1), {}, False),
+        ("model_sketch", np.zeros(5, np.float32), {"k": 5}, True),
+        ("model_sketch", np.zeros(4, np.float32), {"k": 5}, False),
+        ("gradient_sketch", np.zeros(5, np.int64), {"k": 5}, False),
+        ("feature_profile", np.zeros(30, np.float32), {}, True),
+        ("feature_profile", SKETCH, {}, False),
+        ("race_sketch", SKETCH, {"rows": 4, "bits": 3}, True),
+        ("race_sketch", SKETCH, {"rows": 4, "bits": 2}, False),
+        ("race_sketch", np.zeros((4, 8)), {"rows": 4, "bits": 3}, False),
+    ],
+)
+def test_forms_by_signal(name, reading, options, good):
+    assert fits(name, np.asarray(reading), options) is good
+
+
+def test_sizes_by_signal():
+    assert most_bytes("loss", {}, 10**6) == 8
+    assert most_bytes("model_sketch", {"k": 10}, 10**6) == 80
+    assert most_bytes("race_sketch", {"rows": 4, "bits": 3}, 10**6) == 16 + 8 * 32
+    assert most_bytes("race_sketch", {"rows": 4, "bits": 3}, 100) == 100
+    assert most_bytes("insight", {}, 123) == 123
+
+
+def test_a_request_comes_back_as_it_was():
+    request = Request(3, 7, "v", "weights", ("loss",), {"loss": {"k": 1, "kind": "x"}}, "cmfl")
+    assert Request.from_json(request.to_json()) == request
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"round": 1}', 5, None, '{"signals": 3}'])
+def test_other_requests_are_refused(text):
+    with pytest.raises(DataError):
+        Request.from_json(text)

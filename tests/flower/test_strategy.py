@@ -1,0 +1,484 @@
+"""What the wrapper promises whatever clients do, and around whichever strategy."""
+
+from __future__ import annotations
+
+import copy
+import time
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import strategy as flower
+
+from fedcohort.exceptions import ConfigError, InvalidCheckpoint, NoClients
+from fedcohort.flower import CohortStrategy
+from fedcohort.flower.messages import RECORD, to_record
+from fedcohort.gates import CMFL, NoGate, SketchToSkip
+from fedcohort.policies import POLICIES, Uniform
+from fedcohort.policies.base import Policy
+from fedcohort.rounds import Selection
+from fedcohort.signals.catalogue import Needs
+
+
+def named(gate):
+    return "no gate" if gate is None else gate.name
+
+
+def average(**options):
+    return flower.FedAvg(fraction_evaluate=0.0, **options)
+
+
+def cohort(policy=None, inner=None, **options):
+    options = {"timeout": 0.3, "wait": 5, "seed": 3, **options}
+    return CohortStrategy(inner or average(), policy or Uniform(), **options)
+
+
+def crossed(grid):
+    """Bytes of numbers that crossed, counted from the messages: (down, up)."""
+    totals = {"down": 0, "up": 0}
+    for way, _, message in grid.crossed:
+        if message.has_error():
+            continue
+        for record in message.content.array_records.values():
+            totals[way] += sum(a.numpy().nbytes for a in record.values())
+        for record in message.content.config_records.values():
+            totals[way] += sum(len(v) for v in record.values() if isinstance(v, bytes))
+    return totals["down"], totals["up"]
+
+
+@pytest.mark.parametrize("gate", [None, SketchToSkip(0.45, k=20), CMFL(0.55)], ids=named)
+@pytest.mark.parametrize("name", ["power-of-choice", "race-softmax", "kdpp", "active-fl", "fedcor"])
+def test_the_ledger_counts_the_bytes_that_cross(digits, name, gate):
+    grid, strategy = (
+        digits.grid(),
+        cohort(POLICIES[name](), cohort_size=3, gate=copy.deepcopy(gate)),
+    )
+    strategy.start(grid, digits.arrays(), 4)
+    ledger = strategy.session.ledger
+    assert (ledger.total("down"), ledger.total("up")) == crossed(grid)
+    assert sum(r.bytes_down for r in strategy.history) == ledger.total("down")
+
+
+def test_the_ledger_counts_models_sent_again(digits):
+    """Clients that keep nothing are sent the model for the query and again for training."""
+    grid, strategy = (
+        digits.grid(cache=False),
+        cohort(POLICIES["power-of-choice"](d=4), cohort_size=2),
+    )
+    strategy.start(grid, digits.arrays(), 2)
+    keeping = digits.grid()
+    other = cohort(POLICIES["power-of-choice"](d=4), cohort_size=2)
+    other.start(keeping, digits.arrays(), 2)
+    assert strategy.session.ledger.total("down") == crossed(grid)[0]
+    assert other.session.ledger.total("down") == crossed(keeping)[0]
+    assert crossed(grid)[0] > crossed(keeping)[0]
+    assert [r.selected for r in strategy.history] == [r.selected for r in other.history]
+
+
+def test_a_late_profile_is_taken_under_the_first_model(digits):
+    grid, strategy = digits.grid(), cohort(POLICIES["kdpp"](), cohort_size=8)
+    last = digits.node(digits.clients[-1])
+    app = grid.apps.pop(last)
+
+    def join(number, arrays):
+        if number == 2:
+            grid.apps[last] = app
+
+    strategy.start(grid, digits.arrays(), 3, evaluate_fn=join)
+    profiles = [m for n, m in grid.sent("query.feature_profile") if n == last]
+    assert profiles[0].content["arrays"] == digits.arrays()
+    assert digits.clients[-1] in strategy.history[2].finished
+    assert strategy.session.ledger.total("down") == crossed(grid)[0]
+
+
+def test_the_inner_strategy_says_how_many(digits):
+    strategy = cohort(inner=average(fraction_train=0.5))
+    strategy.start(digits.grid(), digits.arrays(), 2)
+    assert [len(r.selected) for r in strategy.history] == [4, 4]
+
+
+def test_a_strategy_that_trains_nobody_is_left_alone(digits):
+    strategy = cohort(inner=average(fraction_train=0.0))
+    result = strategy.start(digits.grid(), digits.arrays(), 2)
+    assert strategy.history == [] and not result.arrays
+
+
+INNERS = {
+    "FedProx": lambda: flower.FedProx(proximal_mu=0.1, fraction_evaluate=0.0),
+    "FedAdam": lambda: flower.FedAdam(fraction_evaluate=0.0),
+    "FedAdagrad": lambda: flower.FedAdagrad(fraction_evaluate=0.0),
+    "FedYogi": lambda: flower.FedYogi(fraction_evaluate=0.0),
+    "FedAvgM": lambda: flower.FedAvgM(server_momentum=0.9, fraction_evaluate=0.0),
+    "FedMedian": lambda: flower.FedMedian(fraction_evaluate=0.0),
+    "FedTrimmedAvg": lambda: flower.FedTrimmedAvg(fraction_evaluate=0.0),
+    "Krum": lambda: flower.Krum(fraction_evaluate=0.0),
+    "MultiKrum": lambda: flower.MultiKrum(fraction_evaluate=0.0, num_nodes_to_select=2),
+    "Bulyan": lambda: flower.Bulyan(fraction_evaluate=0.0),
+    "QFedAvg": lambda: flower.QFedAvg(0.1, fraction_evaluate=0.0, train_loss_key="loss"),
+    "server clipping": lambda: flower.DifferentialPrivacyServerSideFixedClipping(
+        average(), 0.01, 1.0, 4
+    ),
+    "server adaptive": lambda: flower.DifferentialPrivacyServerSideAdaptiveClipping(
+        average(), 0.01, 4
+    ),
+    "client clipping": lambda: flower.DifferentialPrivacyClientSideFixedClipping(
+        average(), 0.01, 1.0, 4
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INNERS)
+def test_any_strategy_can_be_inside(digits, name):
+    from flwr.clientapp.mod import fixedclipping_mod
+
+    mods = [fixedclipping_mod] if name.startswith("client") else []
+    grid = digits.grid(mods=mods)
+    if name == "QFedAvg":  # wants a loss among the metrics
+        for client in digits.clients:
+            grid.apps[digits.node(client)] = own_training(digits, client)
+    strategy = cohort(inner=INNERS[name](), cohort_size=4)
+    result = strategy.start(grid, digits.arrays(), 2)
+    assert [len(r.finished) for r in strategy.history] == [4, 4]
+    assert sum(strategy.refused.values()) == 0
+    changed = [
+        a != b for a, b in zip(result.arrays.values(), digits.arrays().values(), strict=True)
+    ]
+    assert all(changed)
+
+
+def own_training(digits, client):
+    """A user's own handler, which adds one to every parameter."""
+    from fedcohort.flower import attach
+
+    def train(message, context):
+        arrays = message.content["arrays"]
+        moved = {k: Array(np.asarray(a.numpy() + 1, a.dtype)) for k, a in arrays.items()}
+        metrics = MetricRecord({"num-examples": 10, "loss": 0.5})
+        return Message(
+            RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics}), reply_to=message
+        )
+
+    app = ClientApp()
+    attach(app, digits.examples(client), digits.model, train=train)
+    return app
+
+
+# --- clients that leave, keep silent, fail or lie ---------------------------------------------
+
+
+def reply_with(content):
+    """A client whose training answers with something of its own."""
+
+    def app_for(digits, client):
+        app = own_training(digits, client)
+        app._registered_funcs["train.default"] = lambda message, context: Message(
+            content(message), reply_to=message
+        )
+        return app
+
+    return app_for
+
+
+def like(message, change):
+    arrays = {k: Array(change(k, a.numpy())) for k, a in message.content["arrays"].items()}
+    return ArrayRecord(arrays)
+
+
+METRICS = MetricRecord({"num-examples": 10, "loss": 0.5})
+LIES = {
+    "nan": lambda m: RecordDict({"arrays": like(m, lambda k, a: a * np.nan), "metrics": METRICS}),
+    "shape": lambda m: RecordDict({"arrays": like(m, lambda k, a: a[:1]), "metrics": METRICS}),
+    "names": lambda m: RecordDict({"arrays": ArrayRecord([np.zeros(3)]), "metrics": METRICS}),
+    "two models": lambda m: RecordDict(
+        {"a": m.content["arrays"], "b": m.content["arrays"], "metrics": METRICS}
+    ),
+    "no model": lambda m: RecordDict({"metrics": METRICS}),
+    "no metrics": lambda m: RecordDict({"arrays": m.content["arrays"]}),
+    "no weight": lambda m: RecordDict(
+        {"arrays": m.content["arrays"], "metrics": MetricRecord({"loss": 1.0})}
+    ),
+    "nan weight": lambda m: RecordDict(
+        {"arrays": m.content["arrays"], "metrics": MetricRecord({"num-examples": float("nan")})}
+    ),
+    "negative weight": lambda m: RecordDict(
+        {"arrays": m.content["arrays"], "metrics": MetricRecord({"num-examples": -5, "loss": 1.0})}
+    ),
+    "list weight": lambda m: RecordDict(
+        {"arrays": m.content["arrays"], "metrics": MetricRecord({"num-examples": [1, 2]})}
+    ),
+    "other metrics": lambda m: RecordDict(
+        {"arrays": m.content["arrays"], "metrics": MetricRecord({"num-examples": 10})}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_an_update_that_is_none_is_dropped_and_counted(digits, name):
+    grid = digits.grid()
+    for client in digits.clients:
+        grid.apps[digits.node(client)] = own_training(digits, client)
+    liar = digits.clients[2]
+    grid.apps[digits.node(liar)] = reply_with(LIES[name])(digits, liar)
+    strategy = cohort(cohort_size=8)
+    result = strategy.start(grid, digits.arrays(), 1)
+    (report,) = strategy.history
+    assert set(report.selected) - set(report.finished) == {liar}
+    assert strategy.refused["invalid"] == 1
+    for before, after in zip(digits.arrays().values(), result.arrays.values(), strict=True):
+        np.testing.assert_allclose(after.numpy(), before.numpy() + 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        np.full((), np.nan),
+        np.zeros(100_000_000, np.uint8),
+        np.zeros((3, 3), np.float32),
+    ],
+    ids=["nan", "100 MB", "shape"],
+)
+def test_a_reading_that_is_none_is_dropped_and_counted(digits, reading):
+    grid, liar = digits.grid(), digits.clients[0]
+
+    def answer(message, context):
+        record = to_record({"race_sketch": reading})
+        return Message(RecordDict({RECORD: record}), reply_to=message)
+
+    app = grid.apps[digits.node(liar)]
+    app._registered_funcs["query.race_sketch"] = answer
+    strategy = cohort(POLICIES["race-softmax"](), cohort_size=4)
+    strategy.start(grid, digits.arrays(), 4)
+    asked = [n for n, _ in grid.sent("query.race_sketch") if n == digits.node(liar)]
+    assert strategy.session.signals.dropped["race_sketch"] == len(asked) == 3
+    known = strategy.session.signals.known("race_sketch", digits.clients)
+    assert known == digits.clients[1:]
+    assert strategy.session.ledger.total("up") == crossed(grid)[1]
+
+
+def test_silence_costs_its_timeout_and_no_more(digits):
+    grid = digits.grid()
+    grid.contexts[digits.node("client-1")].node_config["x"] = 1
+    strategy = cohort(cohort_size=8, timeout=1.0)
+
+    def fall_silent(number, arrays):
+        grid.silent = {digits.node("client-1")} if number == 1 else set()
+
+    start = time.monotonic()
+    strategy.start(grid, digits.arrays(), 3, evaluate_fn=fall_silent)
+    took = time.monotonic() - start
+    assert [len(r.finished) for r in strategy.history] == [8, 7, 8]
+    assert strategy.refused == {"no reply": 1}
+    assert took < 3.0, f"one silent client took {took:.1f} s, of which 1.0 s is the timeout"
+
+
+@pytest.mark.parametrize("gate", [None, SketchToSkip(0.0001, k=5)], ids=["plain", "gate"])
+def test_a_node_that_is_gone_is_told_by_the_message_it_did_not_answer(digits, gate):
+    grid, strategy = digits.grid(), cohort(cohort_size=8, gate=gate)
+
+    def leave(number, arrays):
+        grid.gone = {digits.node("client-3")} if number == 1 else set()
+
+    strategy.start(grid, digits.arrays(), 3, evaluate_fn=leave)
+    assert [len(r.finished) for r in strategy.history] == [8, 7, 8]
+    assert sum(strategy.refused.values()) == 1
+
+
+def test_nodes_may_leave_for_good_and_others_join(digits):
+    grid, strategy = digits.grid(), cohort(POLICIES["race-softmax"](), cohort_size=8)
+    first, last = digits.node("client-0"), digits.node("client-7")
+    app = grid.apps.pop(last)
+
+    def move(number, arrays):
+        if number == 1:
+            grid.apps[last] = app
+            del grid.apps[first]
+
+    strategy.start(grid, digits.arrays(), 2, evaluate_fn=move)
+    assert sorted(strategy.history[0].finished) == list(digits.clients[:7])
+    assert sorted(strategy.history[1].finished) == list(digits.clients[1:])
+
+
+def test_a_round_in_which_everybody_fails_changes_nothing(digits):
+    grid, strategy = digits.grid(), cohort(cohort_size=3)
+    strategy.directory.refresh(grid)
+    grid.gone = set(grid.apps)
+    result = strategy.start(grid, digits.arrays(), 2)
+    assert [r.finished for r in strategy.history] == [(), ()]
+    assert strategy.refused == {"error": 6} and not result.arrays
+
+
+def test_too_few_clients_are_waited_for_and_then_named(digits):
+    grid = digits.grid()
+    strategy = cohort(inner=average(min_available_nodes=9), wait=1.5)
+    start = time.monotonic()
+    with pytest.raises(NoClients, match=r"8 online .* min_available_nodes"):
+        strategy.start(grid, digits.arrays(), 1)
+    assert 1.5 <= time.monotonic() - start < 6
+
+
+def test_clients_that_come_in_time_are_waited_for(digits):
+    grid = digits.grid()
+    late = {n: grid.apps.pop(n) for n in list(grid.apps)[:4]}
+    asked = []
+    listed = grid.get_nodes
+
+    def get_nodes():
+        asked.append(1)
+        if len(asked) == 4:
+            grid.apps.update(late)
+        return listed()
+
+    grid.get_nodes = get_nodes
+    strategy = cohort(inner=average(min_train_nodes=8))
+    strategy.start(grid, digits.arrays(), 1)
+    assert len(strategy.history[0].selected) == 8
+
+
+def test_plain_clients_can_be_selected_too(digits):
+    """Clients that never heard of fedcohort train for policies that ask nothing."""
+    grid = digits.grid()
+    for client in digits.clients:
+        app = ClientApp()
+        trained = own_training(digits, client)._registered_funcs["train.default"]
+        app.train()(trained)
+        grid.apps[digits.node(client)] = app
+    strategy = cohort(cohort_size=2)
+    strategy.start(grid, digits.arrays(), 2)
+    assert [len(r.finished) for r in strategy.history] == [2, 2]
+
+
+# --- weights, evaluation, settings ------------------------------------------------------------
+
+
+class Weighted(Policy):
+    """Picks the first clients with given weights."""
+
+    def __init__(self, *weights):
+        self.weights = weights
+
+    def select(self, round, signals, rng):
+        return Selection(round.available[: len(self.weights)], self.weights)
+
+
+@pytest.mark.parametrize("weights", [(0.25, 0.75), (0.5, 1.0), (3.0, 1.0)])
+def test_weights_of_the_policy_are_used_as_they_are(digits, weights):
+    """The next model is c + sum w (x - c), for weights of any sum."""
+    grid = digits.grid()
+    moves = {"client-0": 2.0, "client-1": -1.0}
+
+    def moved(by):
+        return lambda m: RecordDict(
+            {"arrays": like(m, lambda k, a: a + np.float32(by)), "metrics": METRICS}
+        )
+
+    for client, by in moves.items():
+        grid.apps[digits.node(client)] = reply_with(moved(by))(digits, client)
+    strategy = cohort(Weighted(*weights), cohort_size=2)
+    result = strategy.start(grid, digits.arrays(), 1)
+    step = weights[0] * 2.0 - weights[1]
+    for before, after in zip(digits.arrays().values(), result.arrays.values(), strict=True):
+        np.testing.assert_allclose(after.numpy(), before.numpy() + step, atol=1e-5)
+
+
+def test_evaluations_that_would_break_an_average_are_left_out(digits):
+    grid = digits.grid()
+    for i, client in enumerate(digits.clients):
+        app = grid.apps[digits.node(client)]
+        value = {0: float("nan"), 1: [1.0, 2.0]}.get(i, 0.5)
+
+        @app.evaluate()
+        def evaluate(message, context, value=value):
+            metrics = MetricRecord({"num-examples": 10, "accuracy": value})
+            return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    strategy = cohort(inner=flower.FedAvg(), cohort_size=2)
+    result = strategy.start(grid, digits.arrays(), 1)
+    assert result.evaluate_metrics_clientapp[1] == {"accuracy": pytest.approx(0.5)}
+
+
+def test_durations_are_measured(digits):
+    class Timed(Uniform):
+        needs = Needs(reply=frozenset({"duration"}))
+
+    grid, strategy = digits.grid(), cohort(Timed(), cohort_size=8)
+    slow = digits.node("client-2")
+    grid.on_push = lambda m: time.sleep(0.2) if m.metadata.dst_node_id == slow else None
+    strategy.start(grid, digits.arrays(), 1)
+    seconds = strategy.session.signals.values("duration", digits.clients)
+    assert (seconds > 0).all() and np.isfinite(seconds).all()
+
+
+def test_settings_that_cannot_work_are_refused(tmp_path):
+    client_side = flower.DifferentialPrivacyClientSideFixedClipping(average(), 1.0, 1.0, 4)
+    with pytest.raises(ConfigError, match="server-side"):
+        cohort(inner=client_side, gate=SketchToSkip())
+    with pytest.raises(ConfigError, match="center="):
+        cohort(POLICIES["sketch-match"](centered=True))
+    with pytest.raises(ConfigError, match="insight_step"):
+        cohort(POLICIES["fedacs"](insight_step=True))
+    with pytest.raises(ConfigError, match="timeout=0"):
+        cohort(timeout=0)
+    assert cohort(gate=NoGate()).gate is None
+
+
+# --- checkpoints ------------------------------------------------------------------------------
+
+RESUMED = {
+    "FedAvg": lambda: average(),
+    "FedAvgM": lambda: flower.FedAvgM(server_momentum=0.9, fraction_evaluate=0.0),
+    "FedAdam": lambda: flower.FedAdam(eta=0.01, beta_1=0.9, beta_2=0.99, fraction_evaluate=0.0),
+}
+
+
+@pytest.mark.parametrize(
+    "gate", [None, SketchToSkip(0.45, k=20, on_skip="reset", max_skips=2)], ids=named
+)
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_restart_continues_as_if_nothing_had_happened(digits, tmp_path, name, gate):
+    def run(rounds, grid, path=None):
+        policy = POLICIES["fedacs"]() if gate is None else Uniform()
+        own = copy.deepcopy(gate)
+        strategy = cohort(policy, RESUMED[name](), cohort_size=3, gate=own, checkpoint=path)
+        evaluated = []
+        result = strategy.start(
+            grid,
+            digits.arrays(),
+            rounds,
+            evaluate_fn=lambda number, arrays: evaluated.append(number),
+        )
+        return strategy, result, evaluated
+
+    path, grid = tmp_path / "run.ckpt", digits.grid()
+    whole, expected, _ = run(5, digits.grid())
+    run(2, grid, path)
+    resumed, result, evaluated = run(5, grid, path)
+    assert [r[:5] for r in resumed.history] == [r[:5] for r in whole.history]
+    assert evaluated == [2, 3, 4, 5]
+    # The new server does not know that clients hold the model still, sends it, and counts it.
+    again = 3 * digits.bytes if gate is not None else 0
+    down = resumed.session.ledger.total("down")
+    assert down == whole.session.ledger.total("down") + again == crossed(grid)[0]
+    for a, b in zip(result.arrays.values(), expected.arrays.values(), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    assert sorted(result.train_metrics_clientapp) == [
+        n for n in sorted(expected.train_metrics_clientapp) if n > 2
+    ]
+
+
+def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path):
+    path = tmp_path / "run.ckpt"
+    cohort(cohort_size=3, checkpoint=path).start(digits.grid(), digits.arrays(), 1)
+    with pytest.raises(InvalidCheckpoint, match="seed"):
+        cohort(cohort_size=3, seed=4, checkpoint=path).start(digits.grid(), digits.arrays(), 2)
+    finished = cohort(cohort_size=3, checkpoint=path)
+    result = finished.start(digits.grid(), digits.arrays(), 1)
+    assert len(finished.history) == 1 and result.arrays
+
+
+def test_an_empty_config_is_not_shared_between_clients(digits):
+    """Our entries go into each message's own copy of the inner strategy's config."""
+    grid, config = digits.grid(), ConfigRecord({"lr": 0.1})
+    cohort(cohort_size=2).start(grid, digits.arrays(), 1, train_config=config)
+    assert set(config) == {"lr", "server-round"}
+    assert all(m.content["config"]["lr"] == 0.1 for _, m in grid.sent("train"))
