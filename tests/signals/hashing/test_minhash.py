@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcohort.signals.hashing import MinHash, minhash
+from fedcohort.signals.hashing import MinHash, base, minhash
 from fedcohort.signals.hashing.minhash import as_index_sets, as_sets
 
 ROWS = 1 << 15
@@ -68,6 +68,17 @@ def test_compiled_and_plain_loops_agree(sets):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minhash, "kernels", lambda: None)
         np.testing.assert_array_equal(compiled, hashes.codes(hashed))
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1), st.integers(2, 10**6))
+def test_compiled_and_plain_folding_agree(values, buckets):
+    numbers, key = np.array([values], np.uint64), np.array([12345], np.uint64)
+    compiled = base.fold(numbers, key, buckets)
+    assert compiled.min() >= 0
+    assert compiled.max() < buckets
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "kernels", lambda: None)
+        np.testing.assert_array_equal(compiled, base.fold(numbers, key, buckets))
 
 
 @given(st.lists(st.integers(0, 1000), max_size=20))

@@ -130,6 +130,18 @@ def set_minima(tokens, starts, factors, shifts, out):
 
 
 @njit(nogil=True, cache=True)
+def fold_rows(values, keys, buckets, out):
+    """Do what `base.fold` does."""
+    for r in range(values.shape[0]):
+        for i in range(values.shape[1]):
+            z = values[r, i] ^ keys[r]
+            z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            z ^= z >> np.uint64(31)
+            out[r, i] = np.int32(((z >> np.uint64(32)) * buckets) >> np.uint64(32))
+
+
+@njit(nogil=True, cache=True)
 def count_codes(codes, counts):
     """Add one to counts[r, codes[r, i]] for every row and sample."""
     for r in range(codes.shape[0]):

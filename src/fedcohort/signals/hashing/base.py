@@ -99,6 +99,11 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def fold(values: NDArray[np.uint64], keys: NDArray[np.uint64], buckets: int) -> Codes:
     """Map the values of row r, (rows, n), to buckets by a scramble that keys[r] chooses."""
+    compiled = kernels()
+    if compiled is not None:
+        out = np.empty(values.shape, np.int32)
+        compiled.fold_rows(values, keys, np.uint64(buckets), out)
+        return out
     high = mix(values ^ keys[:, None]) >> np.uint64(32)
     return ((high * np.uint64(buckets)) >> np.uint64(32)).astype(np.int32)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -105,11 +106,13 @@ def as_sets(sets: Iterable[Any]) -> Sets:
     >>> as_sets([[1, 2], [], ["one"]]).starts.tolist()
     [0, 2, 2, 3]
     """
-    hashed = [_tokens(item) for item in sets]
-    starts = np.zeros(len(hashed) + 1, np.int64)
-    np.cumsum([len(h) for h in hashed], out=starts[1:])
-    tokens = np.concatenate(hashed) if hashed else np.empty(0, np.uint64)
-    return Sets(tokens, starts)
+    items = [_sized(item) for item in sets]
+    starts = np.zeros(len(items) + 1, np.int64)
+    np.cumsum([len(item) for item in items], out=starts[1:])
+    arrays = [item for item in items if isinstance(item, np.ndarray)]
+    if items and len(arrays) == len(items):
+        return Sets(_whole(np.concatenate(arrays)), starts)
+    return Sets(_hashed(list(chain.from_iterable(items))), starts)
 
 
 def as_index_sets(indices: NDArray[Any], starts: NDArray[Any]) -> Sets:
@@ -117,26 +120,32 @@ def as_index_sets(indices: NDArray[Any], starts: NDArray[Any]) -> Sets:
     return Sets(_whole(indices), np.asarray(starts, np.int64))
 
 
-def _tokens(item: Any) -> NDArray[np.uint64]:
+def _sized(item: Any) -> Collection[Any]:
     if isinstance(item, (str, bytes)):
         raise ValueError(
             f"minhash: {item[:40]!r} is one string, not a set of tokens; "
             "split it, or give the sketch a Tokenizer"
         )
-    if isinstance(item, np.ndarray) and item.dtype.kind in "iu":
-        return _whole(item.ravel())
-    words = item if isinstance(item, Sequence) else list(item)
-    try:
-        numbers = np.array(words, np.int64) if _all_whole(words) else None
-    except OverflowError:
-        raise ValueError("minhash: an integer token needs more than 64 bits") from None
-    if numbers is not None:
-        return _whole(numbers)
+    if isinstance(item, np.ndarray):
+        return item.ravel() if item.dtype.kind in "iu" else item.ravel().tolist()
+    return item if isinstance(item, Collection) else list(item)
+
+
+def _hashed(words: list[Any]) -> NDArray[np.uint64]:
+    """Hash tokens on end; all strings or all integers, the common cases, at once."""
+    kinds = set(map(type, words))
+    if kinds <= {str}:
+        return np.fromiter(map(_TEXTS.__getitem__, words), np.uint64, len(words))
+    if kinds <= {int}:
+        return _whole(_sixty_four_bits(words))
     return np.fromiter(map(_token, words), np.uint64, len(words))
 
 
-def _all_whole(words: Sequence[Any]) -> bool:
-    return all(isinstance(w, (int, np.integer)) for w in words)
+def _sixty_four_bits(words: list[Any]) -> NDArray[np.int64]:
+    try:
+        return np.array(words, np.int64)
+    except OverflowError:
+        raise ValueError("minhash: an integer token needs more than 64 bits") from None
 
 
 def _whole(numbers: NDArray[Any]) -> NDArray[np.uint64]:
@@ -145,18 +154,26 @@ def _whole(numbers: NDArray[Any]) -> NDArray[np.uint64]:
 
 def _token(word: Any) -> int:
     if isinstance(word, str):
-        return _text(word)
+        return _TEXTS[str(word)]
     if isinstance(word, bytes):
         return _digest(word)
     if isinstance(word, (int, np.integer)):
-        return int(_whole(np.array([word]))[0])
+        return int(_whole(_sixty_four_bits([word]))[0])
     raise ValueError(f"minhash: token {word!r} is neither a string, bytes nor an integer")
-
-
-@lru_cache(maxsize=REMEMBERED)
-def _text(word: str) -> int:
-    return _digest(word.encode("utf-8", "surrogatepass"))
 
 
 def _digest(word: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(word, digest_size=8).digest(), "little")
+
+
+class _Texts(dict[str, int]):
+    """Hashes of strings, computed when first asked for; the first million are kept."""
+
+    def __missing__(self, word: str) -> int:
+        value = _digest(word.encode("utf-8", "surrogatepass"))
+        if len(self) < REMEMBERED:
+            self[word] = value
+        return value
+
+
+_TEXTS = _Texts()

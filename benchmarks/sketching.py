@@ -1,0 +1,303 @@
+"""How fast data are sketched, side by side with other ways, in one run.
+
+FEDCOHORT_DATA=../shared/data OMP_NUM_THREADS=2 python benchmarks/sketching.py \
+    --datasketch-python PATH --out benchmarks/results/sketching-cpu.json
+python benchmarks/sketching.py --device cuda --out benchmarks/results/sketching-h200.json
+
+CPU: MNIST, 1,000 rows of 6 bits, against the released code's way (one float32 product of all data,
+then counting) and a blocked product with bincount; growth with the dimension; MinHash against
+datasketch (in a Python of its own); the distance matrix of 1,000 sketches; the first call.
+CUDA: the same MNIST sketch, data on the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from provenance import write
+
+from fedcohort.datasets import load
+from fedcohort.signals.race import RaceSketch, distance_matrix
+
+ROWS, BITS, PERMUTATIONS = 1000, 6, 200
+
+
+def seconds(*ways, repeats=3):
+    """Median wall time of each way, taken in turns."""
+    taken = [[] for _ in ways]
+    for _ in range(repeats):
+        for times, way in zip(taken, ways, strict=True):
+            start = time.perf_counter()
+            way()
+            times.append(time.perf_counter() - start)
+    return [median(times) for times in taken]
+
+
+def mnist():
+    return load("mnist", dtype="uint8").x.reshape(-1, 784)
+
+
+def fedcohort_way(x):
+    sketch = RaceSketch.srp(dim=x.shape[1], rows=ROWS, bits=BITS)
+    sketch.add(x)
+    return sketch.counts
+
+
+def released_way(x):
+    """What the paper's released code does, without its class: everything in one product."""
+    import torch
+
+    planes = torch.from_numpy(
+        np.random.default_rng(0).standard_normal((ROWS * BITS, x.shape[1]), np.float32)
+    )
+    weights = (2 ** torch.arange(BITS)).float()
+
+    def go():
+        signs = torch.sign(torch.from_numpy(x).float() @ planes.T)
+        bits = torch.gt(signs, 0).float().reshape(-1, ROWS, BITS)
+        codes = (bits @ weights).int().numpy()
+        return np.stack([np.bincount(codes[:, r], minlength=2**BITS) for r in range(ROWS)])
+
+    return go
+
+
+def blocked_way(x, block=1000):
+    """A product block by block, counted by one bincount each."""
+    planes = np.random.default_rng(0).standard_normal((x.shape[1], ROWS * BITS), np.float32)
+    weights = (1 << np.arange(BITS)).astype(np.uint8)
+    cells = np.arange(ROWS) << BITS
+
+    def go():
+        counts = np.zeros(ROWS << BITS, np.int64)
+        for lo in range(0, len(x), block):
+            signs = (x[lo : lo + block].astype(np.float32) @ planes) > 0
+            codes = signs.reshape(-1, ROWS, BITS) @ weights
+            counts += np.bincount((codes + cells).ravel(), minlength=len(counts))
+        return counts
+
+    return go
+
+
+def mnist_job(x, repeats):
+    fedcohort_way(x[:100])
+    ours, blocked, released = seconds(
+        lambda: fedcohort_way(x), blocked_way(x), released_way(x), repeats=repeats
+    )
+    return {
+        "samples": len(x),
+        "fedcohort s": ours,
+        "blocked product s": blocked,
+        "released way s": released,
+        "faster than blocked": blocked / ours,
+        "faster than released": released / ours,
+        "memory above data MB": memory(x),
+    }
+
+
+MEMORY = """
+import resource, sys
+import numpy as np
+from fedcohort.signals.race import RaceSketch
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+x = np.load(sys.argv[1])
+sketch = RaceSketch.srp(dim=784, rows=1000, bits=6)
+before_compiler = peak()
+sketch.add(x[:16])
+before = peak()
+sketch.add(x)
+print(peak() - before, peak() - before_compiler)
+"""
+
+
+def memory(x):
+    """Peak of a fresh process above the loaded data: hashing alone, and with the compiler."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.npy"
+        np.save(path, x)
+        done = subprocess.run(
+            [sys.executable, "-c", MEMORY, str(path)], capture_output=True, text=True, check=True
+        )
+    alone, whole = map(float, done.stdout.split())
+    return {"hashing": alone, "hashing and compiler": whole}
+
+
+FIRST = """
+import time
+import numpy as np
+from fedcohort.signals.race import RaceSketch
+x = np.ones((10, 784), np.float32)
+start = time.perf_counter()
+RaceSketch.srp(dim=784, rows=1000, bits=6).add(x)
+print(time.perf_counter() - start)
+"""
+
+
+def first_call():
+    """First call of a process, with an empty compilation cache and with a filled one."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "NUMBA_CACHE_DIR": folder}
+        runs = [
+            subprocess.run(
+                [sys.executable, "-c", FIRST], env=env, capture_output=True, text=True, check=True
+            )
+            for _ in range(2)
+        ]
+    cold, warm = (float(run.stdout) for run in runs)
+    return {"compiling s": cold, "cached s": warm}
+
+
+def growth(repeats):
+    out = []
+    for dim in (784, 2000, 5000, 10_000, 20_000, 50_000, 100_000):
+        n = max(32, 200_000 // dim // 16 * 16)
+        x = np.random.default_rng(0).standard_normal((n, dim)).astype(np.float32)
+        fedcohort_way(x[:16])
+        (ours,) = seconds(lambda x=x: fedcohort_way(x), repeats=repeats)
+        line = {"dim": dim, "fedcohort us a sample": ours / n * 1e6}
+        if dim <= 20_000:  # the Gaussian matrix of 50,000 columns takes 1.2 GB
+            (dense,) = seconds(blocked_way(x), repeats=repeats)
+            line["product us a sample"] = dense / n * 1e6
+        out.append(line)
+    return out
+
+
+def passages(lines=5):
+    """Word sets of consecutive lines of Shakespeare."""
+    import csv
+    import gzip
+
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    path = Path(os.environ["FEDCOHORT_DATA"]) / "shakespeare" / "plays.tsv.gz"
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        texts = [row[3] for row in reader][1:]
+    words = CountVectorizer().build_analyzer()
+    joined = (" ".join(texts[i : i + lines]) for i in range(0, len(texts), lines))
+    return [sorted(set(words(text))) for text in joined]
+
+
+DATASKETCH = """
+import json, sys, time
+from datasketch import MinHash
+sets = json.load(open(sys.argv[1]))
+permutations, repeats = int(sys.argv[2]), int(sys.argv[3])
+sets = [[w.encode() for w in s] for s in sets] if isinstance(sets[0][0], str) else sets
+options = {} if isinstance(sets[0][0], bytes) else {"hashfunc": lambda token: token}
+out = []
+for _ in range(repeats):
+    start = time.perf_counter()
+    made = MinHash.bulk(sets, num_perm=permutations, **options)
+    out.append(time.perf_counter() - start)
+print(json.dumps(out))
+"""
+
+
+def minhash(python, repeats):
+    texts = passages()
+    vocabulary = {w: i for i, w in enumerate(sorted({w for s in texts for w in s}))}
+    numbers = [np.array([vocabulary[w] for w in s], np.int64) for s in texts]
+    out = {"sets": len(texts), "tokens": sum(map(len, texts)), "permutations": PERMUTATIONS}
+    for name, sets in (("words", texts), ("integers", numbers)):
+        plain = [s if isinstance(s, list) else s.tolist() for s in sets]
+
+        def ours(sets=sets):
+            sketch = RaceSketch.minhash(rows=PERMUTATIONS, buckets=64)
+            sketch.add(sets)
+
+        ours(sets[:10])
+        (taken,) = seconds(ours, repeats=repeats)
+        out[name] = {"fedcohort s": taken}
+        if python:
+            theirs = run_datasketch(python, plain, repeats)
+            out[name] |= {"datasketch s": theirs, "faster": theirs / taken}
+    return out
+
+
+def run_datasketch(python, sets, repeats):
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(sets, file)
+        file.flush()
+        command = [python, "-c", DATASKETCH, file.name, str(PERMUTATIONS), str(repeats)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return median(json.loads(done.stdout))
+
+
+def matrix(repeats):
+    rng = np.random.default_rng(0)
+    sketches = []
+    for _ in range(1000):
+        sketch = RaceSketch.srp(dim=784, rows=1000, bits=6)
+        sketch.counts = rng.multinomial(600, np.full(64, 1 / 64), 1000)
+        sketch.n = 600
+        sketches.append(sketch)
+    readings = np.stack([s.reading() for s in sketches])
+    kinds = ("frobenius", "mmd")
+    ways = [lambda k=k, r=r: distance_matrix(r, k) for r in (sketches, readings) for k in kinds]
+    taken = seconds(*ways, repeats=repeats)
+    names = [f"{what}, {k}" for what in ("sketches", "readings") for k in kinds]
+    return {"sketches": 1000, "size": "1000 x 64"} | dict(zip(names, taken, strict=True))
+
+
+def cuda_job(x):
+    """Device time of the MNIST job, data on the device, by CUDA events; counts compared."""
+    import torch
+
+    from fedcohort.simulate.sketch_gpu import hash_counts
+
+    family = RaceSketch.srp(dim=784, rows=ROWS, bits=BITS).family
+    data = torch.from_numpy(np.array(x)).cuda()
+    out = {"device": torch.cuda.get_device_name(), "samples": len(x)}
+    for method, repeats in (("triton", 20), ("torch", 3)):
+        for _ in range(2):
+            counts = hash_counts(data, family, method)
+        taken = []
+        for _ in range(repeats):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            hash_counts(data, family, method)
+            end.record()
+            torch.cuda.synchronize()
+            taken.append(start.elapsed_time(end))
+        out[f"{method} ms"] = median(taken)
+        out[f"{method} counts equal the CPU's"] = bool((counts.cpu().numpy() == host(x)).all())
+    return out
+
+
+def host(x, _kept=[]):  # noqa: B006
+    if not _kept:
+        _kept.append(fedcohort_way(x))
+    return _kept[0]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--datasketch-python", help="a Python with datasketch installed")
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    x = mnist()
+    if args.device == "cuda":
+        write(args.out, cuda_job(x))
+        return
+    result = {"threads": os.environ.get("OMP_NUM_THREADS"), "mnist": mnist_job(x, args.repeats)}
+    result["first call"] = first_call()
+    result["growth with dim"] = growth(args.repeats)
+    result["minhash"] = minhash(args.datasketch_python, args.repeats)
+    result["distance matrix"] = matrix(args.repeats)
+    write(args.out, result)
+
+
+if __name__ == "__main__":
+    main()
