@@ -1,0 +1,8 @@
+"""Data on disk, read by streaming: tables, arrays and texts of any size at constant memory."""
+
+from __future__ import annotations
+
+from fedcohort.files.finding import open_source
+from fedcohort.files.source import Block, Source, Want
+
+__all__ = ["Block", "Source", "Want", "open_source"]

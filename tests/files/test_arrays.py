@@ -1,0 +1,191 @@
+"""Arrays against what was saved, whole and damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.files import Want, open_source
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (7, 2, 3), dtype=np.uint8)
+LABELS = np.array([0, 1, 2, 0, 1, 2, 0], np.uint8)
+CODES = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}
+
+
+def idx(array):
+    code = CODES[array.dtype.str[1:]]
+    head = struct.pack(">HBB", 0, code, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
+    return head + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+def rows(path, **want):
+    return np.concatenate([block.x for block in open_source(path, Want(**want)).blocks()])
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i8", "f2", "f4", ">f4", "f8", "?"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npy_of_any_dtype_and_order(tmp_path, dtype, order):
+    array = np.array(RNG.integers(0, 2, (9, 4)), dtype, order=order)
+    np.save(tmp_path / "x.npy", array)
+    source = open_source(tmp_path / "x.npy", Want(batch_rows=4))
+    blocks = [block.x for block in source.blocks()]
+    assert [len(b) for b in blocks] == [4, 4, 1]
+    assert np.array_equal(np.concatenate(blocks), array)
+    assert blocks[0].dtype.isnative
+    assert (source.rows, source.dim, source.columns) == (9, 4, ())
+
+
+def test_npy_with_labels_and_clients_in_other_files(tmp_path):
+    np.save(tmp_path / "x.npy", IMAGES)
+    np.save(tmp_path / "y.npy", LABELS)
+    np.save(tmp_path / "who.npy", np.array(list("abcabca")))
+    want = Want(label=str(tmp_path / "y.npy"), by=str(tmp_path / "who.npy"), batch_rows=3)
+    blocks = list(open_source(tmp_path / "x.npy", want).blocks())
+    assert np.concatenate([b.x for b in blocks]).tolist() == IMAGES.reshape(7, 6).tolist()
+    assert np.concatenate([b.y for b in blocks]).tolist() == LABELS.tolist()
+    assert np.concatenate([b.clients for b in blocks]).tolist() == list("abcabca")
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz_members_are_columns(tmp_path, save):
+    path = tmp_path / "x.npz"
+    save(path, images=IMAGES, labels=LABELS, writers=LABELS.astype("u2"), ids=np.array(["p", "q"]))
+    want = Want(columns=("images",), label="labels", by="writers", batch_rows=4)
+    first, second = open_source(path, want).blocks()
+    assert np.array_equal(np.concatenate([first.x, second.x]), IMAGES.reshape(7, 6))
+    assert second.clients.tolist() == ["1", "2", "0"]
+    both = rows(path, columns=("images", "images"))
+    assert both.shape == (7, 12)
+    with pytest.raises(ConfigError, match=r"choose with --columns one of images, labels"):
+        open_source(path, Want())
+    with pytest.raises(ConfigError, match=r"no array 'pictures'; there are images, labels"):
+        open_source(path, Want(columns=("pictures",)))
+    with pytest.raises(DataError, match=r"x\.npz\[ids\]: .* of shape \(2,\)"):
+        open_source(path, Want(columns=("images",), by="ids"))
+
+
+def test_npz_stored_by_columns_or_of_objects_is_refused(tmp_path):
+    path = tmp_path / "x.npz"
+    np.savez(path, f=np.asfortranarray(np.ones((2, 3))), o=np.array([{}], object))
+    with pytest.raises(DataError, match=r"x\.npz\[f\]: stored by columns"):
+        rows(path, columns=("f",))
+    with pytest.raises(DataError, match=r"x\.npz\[o\]: object"):
+        rows(path, columns=("o",))
+
+
+@pytest.mark.parametrize("kind", CODES)
+@pytest.mark.parametrize("packed", [False, True])
+def test_idx_of_every_type(tmp_path, kind, packed):
+    array = RNG.integers(0, 100, (5, 2, 2)).astype(kind)
+    name = "train-images-idx3-ubyte.gz" if packed else "train-images.idx"
+    (tmp_path / name).write_bytes(gzip.compress(idx(array)) if packed else idx(array))
+    assert np.array_equal(rows(tmp_path / name, batch_rows=2), array.reshape(5, 4))
+
+
+def test_idx_labels(tmp_path):
+    images, labels = tmp_path / "a-idx3-ubyte", tmp_path / "a-idx1-ubyte"
+    images.write_bytes(idx(IMAGES))
+    labels.write_bytes(idx(LABELS))
+    (block,) = open_source(images, Want(label=str(labels))).blocks()
+    assert block.y.tolist() == LABELS.tolist()
+    labels.write_bytes(idx(LABELS[:3]))
+    with pytest.raises(DataError, match=r"a-idx1-ubyte: .*shape \(3,\); 7 whole numbers"):
+        open_source(images, Want(label=str(labels)))
+    with pytest.raises(DataError, match=r"nowhere\.npy: no such"):
+        open_source(images, Want(label="nowhere.npy"))
+
+
+def test_headers_that_promise_too_much_allocate_nothing(tmp_path):
+    path = tmp_path / "x.idx"
+    path.write_bytes(struct.pack(">HBB4I", 0, 14, 4, 7, 2**32 - 1, 2**32 - 1, 2**32 - 1))
+    with pytest.raises(DataError, match="1 to 1048576 numbers"):
+        rows(path)
+    np.savez(tmp_path / "x.npz", x=np.zeros((1, 2)), who=np.zeros(1, "U5000"))
+    with pytest.raises(DataError, match="too long for names"):
+        open_source(tmp_path / "x.npz", Want(columns=("x",), by="who"))
+
+
+@pytest.mark.parametrize("name", ["x.idx", "x.npz", "x.idx.gz"])
+def test_more_or_other_data_than_the_header_promises(tmp_path, name):
+    path = tmp_path / name
+    if name == "x.npz":
+        np.savez(path, x=IMAGES)
+        content = path.read_bytes()
+        at = content.index(IMAGES.tobytes()) + 5
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    else:
+        content = idx(IMAGES) + b"!"
+        path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    with pytest.raises(DataError, match=r"x\.(idx|npz).*: cannot be read: (more follows|Bad CRC)"):
+        rows(path)
+
+
+def test_missing_numbers(tmp_path):
+    np.save(tmp_path / "x.npy", np.array([[1, 2], [3, np.nan], [5, 6]]))
+    with pytest.raises(DataError, match=r"x\.npy: column 1, row 1: the value is missing"):
+        rows(tmp_path / "x.npy", batch_rows=1)
+    assert rows(tmp_path / "x.npy", nulls="drop").tolist() == [[1, 2], [5, 6]]
+    assert rows(tmp_path / "x.npy", nulls="zero").tolist() == [[1, 2], [3, 0], [5, 6]]
+
+
+def test_a_folder_of_arrays(tmp_path):
+    for part in range(3):
+        np.save(tmp_path / f"part-{part}.npy", np.full((2, 2), part))
+    assert rows(tmp_path)[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+    np.save(tmp_path / "part-3.npy", np.zeros((2, 3)))
+    with pytest.raises(DataError, match=r"part-3\.npy: rows of 3 numbers, not 2"):
+        open_source(tmp_path, Want())
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros(3), "table of numbers"),
+        (np.array(["a"]), "table of numbers"),
+        (np.array(1.0), "a single number"),
+        (np.array([{}], object), "cannot be read"),
+        (np.zeros((2, 2), complex), "complex128"),
+    ],
+)
+def test_arrays_that_are_no_tables(tmp_path, array, message):
+    np.save(tmp_path / "x.npy", array, allow_pickle=True)
+    with pytest.raises(DataError, match=message):
+        rows(tmp_path / "x.npy")
+
+
+def test_named_columns_and_texts_are_for_tables(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((2, 2)))
+    with pytest.raises(ConfigError, match="leave out --columns"):
+        open_source(tmp_path / "x.npy", Want(columns=("a",)))
+    with pytest.raises(ConfigError, match="--hash srp"):
+        open_source(tmp_path / "x.npy", Want(form="sets"))
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.idx", "x.idx.gz"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_damage_gives_a_data_error_and_nothing_else(tmp_path_factory, name, data):
+    path = tmp_path_factory.mktemp("damage") / name
+    if name == "x.npy":
+        np.save(path, IMAGES)
+    elif name == "x.npz":
+        np.savez_compressed(path, x=IMAGES)
+    else:
+        path.write_bytes(gzip.compress(idx(IMAGES)) if name.endswith("gz") else idx(IMAGES))
+    content = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    else:
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    with contextlib.suppress(DataError, ConfigError):
+        assert all(block.x.size for block in open_source(path, Want()).blocks())

@@ -1,0 +1,180 @@
+"""Sketches of files equal sketches of the arrays they hold, whatever the blocks."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcohort.exceptions import DataError, InvalidSketch, UnlikeSketches
+from fedcohort.files import Want, open_source
+from fedcohort.files.loading import load_alike, load_sketch, sketch_files
+from fedcohort.files.names import FileNames, client_names
+from fedcohort.files.sketching import (
+    columns_name,
+    named_columns,
+    sketch_clients,
+    sketch_source,
+)
+from fedcohort.signals.race import RaceSketch
+from fedcohort.signals.transforms import Tokenizer, Transform
+
+RNG = np.random.default_rng(1)
+X = RNG.normal(size=(90, 3))
+WHO = RNG.choice(["a", "b", "c", "d"], 90)
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "data.parquet"
+    columns = {name: X[:, i] for i, name in enumerate("uvw")}
+    pq.write_table(pa.table({**columns, "who": WHO, "y": np.arange(90) % 3}), path)
+    return path
+
+
+@pytest.mark.parametrize("batch_rows", [1, 7, 1000])
+def test_blocks_change_nothing(table, batch_rows):
+    empty = RaceSketch.srp(3, rows=20, bits=4)
+    whole = empty.empty_like()
+    whole.add(X)
+    heard = []
+    want = Want(columns=("u", "v", "w"), batch_rows=batch_rows)
+    assert sketch_source(open_source(table, want), empty, heard.append) == whole
+    assert sum(heard) == 90
+    assert empty.n == 0
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 4, 100])
+def test_each_client_gets_its_own_rows_in_as_many_passes_as_memory_asks_for(table, at_once):
+    step = Transform(unit=True, classes=3, label_weight=1.0)
+    empty = RaceSketch.srp(3, rows=10, bits=3, transform=step)
+    source = open_source(table, Want(columns=("u", "v", "w"), by="who", label="y", batch_rows=11))
+    made = dict(sketch_clients(source, empty, memory=at_once * empty.counts.nbytes))
+    assert set(made) == set("abcd")
+    for client, sketch in made.items():
+        own = empty.empty_like()
+        own.add(X[client == WHO], (np.arange(90) % 3)[client == WHO])
+        assert sketch == own
+
+
+def test_texts_of_clients(tmp_path):
+    texts = ["to be", "or not", "to be"]
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table({"t": texts, "who": ["a", "b", "a"]}), path)
+    empty = RaceSketch.minhash(rows=5, transform=Tokenizer())
+    made = dict(sketch_clients(open_source(path, Want(form="sets", text="t", by="who")), empty))
+    own = empty.empty_like()
+    own.add(["to be", "to be"])
+    assert made["a"] == own
+    assert made["b"].n == 1
+
+
+def test_no_rows_and_wrong_labels(tmp_path, table):
+    path = tmp_path / "none.parquet"
+    pq.write_table(pa.table({"u": pa.array([], pa.float64()), "who": pa.array([], "str")}), path)
+    empty = RaceSketch.srp(1, rows=2)
+    with pytest.raises(DataError, match="no rows"):
+        sketch_source(open_source(path, Want(columns=("u",))), empty)
+    with pytest.raises(DataError, match="no rows"):
+        list(sketch_clients(open_source(path, Want(columns=("u",), by="who")), empty))
+    two = RaceSketch.srp(1, rows=2, transform=Transform(classes=2, label_weight=1.0))
+    with pytest.raises(DataError, match="whole numbers from 0 to 1"):
+        sketch_source(open_source(table, Want(columns=("u",), label="y")), two)
+
+
+def test_the_header_states_the_columns():
+    assert named_columns(columns_name(("a", 'odd "name", ü'))) == ["a", 'odd "name", ü']
+    many = tuple(f"column-{i}" for i in range(9000))
+    assert len(columns_name(many)) < 100
+    assert columns_name(many) != columns_name(many[::-1])
+    assert named_columns("resnet18") is None
+    assert named_columns("columns of stone") is None
+    assert named_columns(None) is None
+
+
+@given(st.lists(st.text(max_size=300), min_size=1, max_size=30, unique=True))
+def test_file_names_are_safe_and_differ(clients):
+    names = FileNames()
+    made = [names.of(client) for client in clients]
+    assert len({name.lower() for name in made}) == len(clients)
+    for name in made:
+        assert set(name) <= set(
+            "-_." + "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+        )
+        assert name.endswith(".sketch")
+        assert not name.startswith((".", "-"))
+        assert len(name) < 130
+
+
+def test_hostile_file_names():
+    names = FileNames()
+    made = [names.of(c) for c in ("../../x", "..", "/etc/passwd", "a\x00b", "CON", "x" * 500, "")]
+    assert all("/" not in name and ".." not in name for name in made)
+    assert made[4] != "CON.sketch"
+    assert names.of("site-7") == "site-7.sketch"
+
+
+def test_names_come_from_the_index_and_fall_back_to_files(tmp_path):
+    paths = [tmp_path / "a-1.sketch", tmp_path / "b.sketch"]
+    assert client_names(paths) == ["a-1", "b"]
+    (tmp_path / "clients.json").write_text(json.dumps({"a-1.sketch": "../a", "b.sketch": 7}))
+    assert client_names(paths) == ["../a", "b"]
+    for other in ("[]", "no json", "[" * 9999):
+        (tmp_path / "clients.json").write_text(other)
+        assert client_names(paths) == ["a-1", "b"]
+    twins = [tmp_path / "x" / "s.sketch", tmp_path / "y" / "s.sketch"]
+    assert client_names(twins) == [str(p) for p in twins]
+
+
+def sketch(tmp_path, name, columns=("a", "b"), seed=0):
+    step = Transform(embedding=columns_name(columns), function=np.asarray)
+    made = RaceSketch.srp(2, rows=4, seed=seed, transform=step)
+    made.add([[1.0, 2.0]])
+    made.save(tmp_path / name)
+    return tmp_path / name
+
+
+def test_unlike_sketches_are_named_with_what_differs(tmp_path):
+    a = sketch(tmp_path, "a.sketch")
+    swapped = sketch(tmp_path, "swapped.sketch", ("b", "a"))
+    other = sketch(tmp_path, "other.sketch", ("a", "c"))
+    seed = sketch(tmp_path, "seed.sketch", seed=1)
+    for path, message in (
+        (swapped, "same columns in another order"),
+        (other, r"other columns, \['b'\] and \['c'\]"),
+        (seed, "hash seed: 0 is not 1"),
+    ):
+        with pytest.raises(UnlikeSketches, match=rf"a\.sketch and .*{path.name}.*{message}"):
+            list(load_alike([a, path]))
+    assert [s.n for _, s in load_alike([a, sketch(tmp_path, "same.sketch")])] == [1, 1]
+
+
+def test_files_that_are_no_sketches(tmp_path):
+    path = sketch(tmp_path, "a.sketch")
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(InvalidSketch, match=r"a\.sketch: "):
+        load_sketch(path)
+    with pytest.raises(DataError, match=r"none\.sketch: cannot be read: No such file"):
+        load_sketch(tmp_path / "none.sketch")
+    with pytest.raises(DataError, match="given twice"):
+        sketch_files([path, tmp_path / "." / "a.sketch"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"no \.sketch files"):
+        sketch_files([tmp_path / "empty"])
+
+
+def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
+    import sys
+
+    (tmp_path / "a.csv").write_text("v\n1\n")
+    for name in ("pyarrow", "pyarrow.csv", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    from fedcohort.exceptions import ConfigError
+
+    with pytest.raises(ConfigError, match=r"pip install 'fedcohort\[files\]'"):
+        open_source(tmp_path / "a.csv", Want())

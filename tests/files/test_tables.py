@@ -1,0 +1,279 @@
+"""Tables against what was written into them, in every format."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.files import Want, open_source
+
+TABLE = pa.table(
+    {
+        "a": [1, 2, 3, 4, 5],
+        "b": [0.5, -1.0, 2.25, 4.0, 1e6],
+        "who": ["x", "y", "x", "z", "y"],
+        "ok": [True, False, True, True, False],
+        "note": ["to be", "or not", "", "to be", "that is"],
+    }
+)
+
+
+def write(table, path):
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=3)
+    elif path.suffix == ".csv":
+        pyarrow.csv.write_csv(table, path)
+    elif path.suffix == ".tsv":
+        options = pyarrow.csv.WriteOptions(delimiter="\t")
+        pyarrow.csv.write_csv(table, path, options)
+    elif path.suffix == ".feather":
+        pyarrow.feather.write_feather(table, path)
+    else:
+        opener = pa.ipc.new_stream if path.suffix == ".arrows" else pa.ipc.new_file
+        with opener(path, table.schema) as file:
+            file.write_table(table)
+    return path
+
+
+def rows(path, **want):
+    blocks = list(open_source(path, Want(**want)).blocks())
+    return np.concatenate([block.x for block in blocks])
+
+
+@pytest.fixture(params=[".parquet", ".csv", ".tsv", ".feather", ".arrow", ".arrows"])
+def path(request, tmp_path):
+    return write(TABLE, tmp_path / f"data{request.param}")
+
+
+@pytest.mark.parametrize("batch_rows", [1, 2, 100])
+def test_numbers_and_booleans_make_vectors(path, batch_rows):
+    found = rows(path, columns=("b", "a", "ok"), batch_rows=batch_rows)
+    wanted = [TABLE[c].to_numpy().astype(float) for c in ("b", "a", "ok")]
+    assert np.array_equal(found, np.stack(wanted, axis=1))
+
+
+def test_by_default_all_columns_of_numbers_in_the_file_s_order(path):
+    source = open_source(path, Want(by="who"))
+    assert source.columns == ("a", "b", "ok")
+    assert source.dim == 3
+    assert source.rows == (5 if path.suffix == ".parquet" else None)
+
+
+def test_labels_and_clients(path):
+    source = open_source(path, Want(columns=("b",), label="a", by="who", batch_rows=2))
+    blocks = list(source.blocks())
+    assert np.concatenate([b.y for b in blocks]).tolist() == [1, 2, 3, 4, 5]
+    assert np.concatenate([b.clients for b in blocks]).tolist() == ["x", "y", "x", "z", "y"]
+
+
+def test_texts_and_sets(path):
+    (texts,) = open_source(path, Want(form="sets", text="note")).blocks()
+    assert texts.x == ["to be", "or not", "", "to be", "that is"]
+    (sets,) = open_source(path, Want(form="sets", columns=("a", "who", "ok"))).blocks()
+    assert sets.x[:2] == [["a=1", "who=x", "ok=true"], ["a=2", "who=y", "ok=false"]]
+
+
+def test_client_ids_of_a_csv_stay_as_they_are_written(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("id,v\n007,1\n7,2\n1.50,3\n")
+    (block,) = open_source(path, Want(columns=("v",), by="id")).blocks()
+    assert block.clients.tolist() == ["007", "7", "1.50"]
+
+
+def test_a_csv_column_that_begins_with_whole_numbers_may_have_fractions_later(tmp_path):
+    path = tmp_path / "data.csv"
+    lines = ["v", *["1"] * 800_000, "2.5"]  # more than the block whose types are guessed
+    path.write_text("\n".join(lines))
+    assert rows(path)[-1].tolist() == [2.5]
+
+
+def test_compressed_csv(tmp_path):
+    import gzip
+
+    path = tmp_path / "data.csv.gz"
+    path.write_bytes(gzip.compress(b"v,w\n1,2\n3,4\n"))
+    assert rows(path).tolist() == [[1, 2], [3, 4]]
+
+
+def test_decimals_categories_and_lists(tmp_path):
+    table = pa.table(
+        {
+            "money": pa.array([decimal.Decimal("1.25"), decimal.Decimal("-3.50")]),
+            "embedding": pa.array([[1.0, 2.0], [3.0, 4.0]]),
+            "fixed": pa.array([[5.0, 6.0], [7.0, 8.0]], pa.list_(pa.float32(), 2)),
+            "kind": pa.array(["u", "v"]).dictionary_encode(),
+            "tokens": [["to", "be"], ["or"]],
+        }
+    )
+    path = write(table, tmp_path / "data.parquet")
+    found = rows(path, columns=("embedding", "money", "fixed"))
+    assert found.tolist() == [[1, 2, 1.25, 5, 6], [3, 4, -3.5, 7, 8]]
+    (sets,) = open_source(path, Want(form="sets", text="tokens")).blocks()
+    assert sets.x == [["to", "be"], ["or"]]
+    (kinds,) = open_source(path, Want(form="sets", columns=("kind",))).blocks()
+    assert kinds.x == [["kind=u"], ["kind=v"]]
+
+
+def test_lists_of_unequal_length_are_refused(tmp_path):
+    path = write(pa.table({"e": [[1.0, 2.0], [3.0]]}), tmp_path / "data.parquet")
+    with pytest.raises(DataError, match=r"column 'e', row 1: a list of 1 numbers, not 2"):
+        rows(path)
+
+
+@pytest.mark.parametrize("form", ["vectors", "sets"])
+def test_missing_values_name_column_and_row(tmp_path, form):
+    table = pa.table({"a": [1, 2, 3, None], "b": [1, 2, 3, 4]})
+    path = write(table, tmp_path / "data.parquet")
+    with pytest.raises(DataError, match=r"column 'a', row 3: .*missing.*--nulls drop"):
+        list(open_source(path, Want(form=form, batch_rows=2)).blocks())
+
+
+def test_missing_values_dropped_or_zero(tmp_path):
+    table = pa.table(
+        {
+            "a": [1.0, None, 3.0, float("nan")],
+            "b": [None, 2.0, 3.0, 4.0],
+            "y": [0, 1, 2, 3],
+            "who": ["p", "q", "r", "s"],
+        }
+    )
+    path = write(table, tmp_path / "data.parquet")
+    want = {"columns": ("a", "b"), "label": "y", "by": "who"}
+    (dropped,) = open_source(path, Want(**want, nulls="drop")).blocks()
+    assert dropped.x.tolist() == [[3, 3]]
+    assert (dropped.y.tolist(), dropped.clients.tolist()) == ([2], ["r"])
+    (zero,) = open_source(path, Want(**want, nulls="zero")).blocks()
+    assert zero.x.tolist() == [[1, 0], [0, 2], [3, 3], [0, 4]]
+    whole = pa.table({"a": [1, None], "b": [None, 2]})
+    path = write(whole, tmp_path / "whole.parquet")
+    (sets,) = open_source(path, Want(form="sets", nulls="zero")).blocks()
+    assert sets.x == [["a=1"], ["b=2"]]
+
+
+@pytest.mark.parametrize("column", ["y", "who"])
+def test_a_missing_label_or_client_never_counts_as_zero(tmp_path, column):
+    table = pa.table({"a": [1.0, 2.0], "y": [0, 1], "who": ["p", "q"]})
+    table = table.set_column(
+        table.schema.get_field_index(column), column, pa.array([None, table[column][1].as_py()])
+    )
+    path = write(table, tmp_path / "data.parquet")
+    want = {"columns": ("a",), "label": "y", "by": "who"}
+    with pytest.raises(DataError, match=f"column '{column}', row 0"):
+        list(open_source(path, Want(**want, nulls="zero")).blocks())
+    (block,) = open_source(path, Want(**want, nulls="drop")).blocks()
+    assert block.x.tolist() == [[2.0]]
+
+
+def test_infinity_is_never_dropped(tmp_path):
+    path = write(pa.table({"a": [1.0, float("inf")]}), tmp_path / "data.parquet")
+    with pytest.raises(DataError, match=r"column 'a', row 1: inf"):
+        rows(path, nulls="drop")
+
+
+@pytest.mark.parametrize("label", [[0.5, 1.0], [-1, 0], [1e300, 0]])
+def test_labels_are_whole_numbers_from_zero(tmp_path, label):
+    path = write(pa.table({"a": [1.0, 2.0], "y": label}), tmp_path / "data.parquet")
+    with pytest.raises(DataError, match=r"column 'y', row 0: label .* whole numbers from 0"):
+        list(open_source(path, Want(columns=("a",), label="y")).blocks())
+
+
+def test_what_cannot_be_used_is_named_with_its_type(path):
+    with pytest.raises(DataError, match=r"no column 'c'; there are a, b, who, ok, note"):
+        open_source(path, Want(columns=("c",)))
+    with pytest.raises(DataError, match=r"'who' is string; vectors hold numbers.*minhash"):
+        open_source(path, Want(columns=("who",)))
+    with pytest.raises(DataError, match=r"'b' is double; sets hold text"):
+        open_source(path, Want(form="sets", columns=("b",)))
+    with pytest.raises(DataError, match="'who' is string; --label"):
+        open_source(path, Want(columns=("a",), label="who"))
+    with pytest.raises(ConfigError, match="also one of the columns"):
+        open_source(path, Want(columns=("a",), label="a"))
+    with pytest.raises(ConfigError, match="each column once"):
+        open_source(path, Want(columns=("a", "a")))
+
+
+def test_dates_are_no_numbers(tmp_path):
+    table = pa.table({"day": [datetime.date(2020, 1, 1)]})
+    path = write(table, tmp_path / "data.parquet")
+    with pytest.raises(DataError, match=r"'day' is date32\[day\]"):
+        open_source(path, Want(columns=("day",)))
+    with pytest.raises(DataError, match="no column holds numbers"):
+        open_source(path, Want())
+
+
+def test_a_folder_of_files_and_folders_that_name_a_column(tmp_path):
+    for site, values in (("a%20b", [1.0]), ("7", [2.0, 3.0])):
+        folder = tmp_path / f"site={site}"
+        folder.mkdir()
+        write(pa.table({"v": values}), folder / "part-0.parquet")
+    (tmp_path / "_SUCCESS").touch()
+    source = open_source(tmp_path, Want(columns=("v",), by="site"))
+    assert source.rows == 3
+    found = {(c, v) for b in source.blocks() for c, v in zip(b.clients, b.x[:, 0], strict=True)}
+    assert found == {("a b", 1.0), ("7", 2.0), ("7", 3.0)}
+
+
+def test_a_folder_names_the_file_that_lacks_a_column(tmp_path):
+    write(pa.table({"v": [1.0]}), tmp_path / "1.parquet")
+    write(pa.table({"w": [1.0]}), tmp_path / "2.parquet")
+    with pytest.raises(DataError, match=r"2\.parquet: no column 'v'; there are w"):
+        rows(tmp_path)
+
+
+def test_a_folder_of_two_kinds_is_refused(tmp_path):
+    write(TABLE, tmp_path / "1.parquet")
+    write(TABLE, tmp_path / "2.csv")
+    with pytest.raises(DataError, match="of one kind"):
+        open_source(tmp_path, Want())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="found none"):
+        open_source(tmp_path / "empty", Want())
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".feather", ".arrow"])
+def test_damaged_files(tmp_path, suffix):
+    path = write(TABLE, tmp_path / f"data{suffix}")
+    whole = path.read_bytes()
+    for content in (b"", b"garbage" * 20, whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"data.*cannot be read"):
+            rows(path, columns=("a",))
+
+
+def test_csv_that_is_none(tmp_path):
+    path = tmp_path / "data.csv"
+    for content, message in (
+        ("", "cannot be read"),
+        ("a,b\n1,2\n3\n", "cannot be read.*Expected 2 columns"),
+        ("63,1,145.5\n67,1,160\n", "first line holds numbers"),
+    ):
+        path.write_text(content)
+        with pytest.raises(DataError, match=message):
+            rows(path)
+
+
+def test_two_columns_of_one_name(tmp_path):
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    path = write(table, tmp_path / "data.parquet")
+    with pytest.raises(DataError, match="two columns are called 'a'"):
+        open_source(path, Want(columns=("a",)))
+
+
+def test_a_large_row_group_is_not_unpacked_at_once(tmp_path):
+    table = pa.table({f"c{i}": np.random.default_rng(i).normal(size=1_000_000) for i in range(4)})
+    path = tmp_path / "data.parquet"
+    pq.write_table(table, path, row_group_size=1_000_000)
+    del table
+    before = pa.total_allocated_bytes()
+    most = 0
+    for _ in open_source(path, Want(batch_rows=10_000)).blocks():
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert most < 16e6  # the row group holds 32 MB; a column's open page and dictionary about 2
