@@ -1,0 +1,239 @@
+"""Sketches -> how different the clients are, as values that a test can read and a page can draw.
+
+Distances are debiased and do not depend on the number of rows: the root of the squared MMD, which
+is the paper's Frobenius distance / sqrt(rows). Two data sets that never meet in a bucket, and
+fill one bucket a row each, are sqrt(2) apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcohort.exceptions import DataError
+from fedcohort.report.sketches import describe, privacy
+from fedcohort.report.structure import (
+    LEAST_GAP,
+    LEAST_SILHOUETTE,
+    Clusters,
+    classical_map,
+    suggest_clusters,
+)
+from fedcohort.report.uncertainty import errors_to_global, pair_errors, tightened
+from fedcohort.signals.distances import distance_matrix, distances_to_global
+from fedcohort.signals.race import RaceSketch
+
+Floats = NDArray[np.float64]
+OUTLIER = 3.5  # robust z-score (Iglewicz and Hoaglin 1993)
+TOLD_APART = 2.0  # standard errors
+
+
+class ClientRow(NamedTuple):
+    """One client.
+
+    `distance` is to the sketch of all data together, `low` and `high` it less and plus one
+    standard error (of its square); `z` is the robust score by which `outlier` is judged.
+    """
+
+    name: str
+    n: float
+    private: bool
+    distance: float
+    low: float
+    high: float
+    z: float
+    outlier: bool
+    cluster: int
+    nearest: str
+    nearest_distance: float
+    x: float
+    y: float
+
+
+class LeftOut(NamedTuple):
+    """A client with too few records to be compared."""
+
+    name: str
+    n: float
+
+
+class Heterogeneity(NamedTuple):
+    """All that the page shows; `matrix` and `order` index `clients`."""
+
+    clients: list[ClientRow]
+    left_out: list[LeftOut]
+    records: float
+    matrix: Floats
+    order: list[int]
+    clusters: Clusters
+    map_share: float
+    told_apart: float
+    privacy: dict[str, int]
+    sketch: dict[str, str]
+
+    @property
+    def private(self) -> int:
+        """How many of the clients are protected by noise."""
+        return sum(c.private for c in self.clients)
+
+    @property
+    def outliers(self) -> list[ClientRow]:
+        """Clients far from all others, the farthest first."""
+        return sorted((c for c in self.clients if c.outlier), key=lambda c: -c.distance)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the main numbers as plain values."""
+        distances = [c.distance for c in self.clients]
+        return {
+            "clients": len(self.clients),
+            "left_out": [c.name for c in self.left_out],
+            "records": self.records,
+            "private": self.private,
+            "privacy": self.privacy,
+            "median_distance": float(np.median(distances)),
+            "largest_distance": max(distances),
+            "told_apart": self.told_apart,
+            "outliers": [c.name for c in self.outliers],
+            "clusters": self.clusters.number,
+        }
+
+    def facts(self) -> dict[str, str]:
+        """Return the main numbers in words."""
+        far = max(self.clients, key=lambda c: c.distance)
+        median = float(np.median([c.distance for c in self.clients]))
+        few = [c.name for c in self.outliers]
+        facts = {
+            "clients": f"{len(self.clients)}, {self.records:,.0f} records",
+            "privacy": "; ".join(f"{n} x {what}" for what, n in self.privacy.items()),
+            "distance to all": f"median {median:.3f}, largest {far.distance:.3f} ({far.name})",
+            "told apart": f"{self.told_apart:.0%} of the pairs, beyond sampling error and noise",
+            "outliers": ", ".join(few[:8]) + (f" and {len(few) - 8} more" if len(few) > 8 else ""),
+            "clusters": self.suggestion(),
+        }
+        if self.left_out:
+            facts["left out"] = ", ".join(c.name for c in self.left_out) + " (too few records)"
+        return {key: value or "none" for key, value in facts.items()}
+
+    def suggestion(self) -> str:
+        """Say how many clusters are suggested and why."""
+        made, tried = self.clusters, self.clusters.silhouettes
+        if not tried:
+            return "one, as there are too few clients to divide"
+        best = max(tried.values())
+        if made.number > 1:
+            return f"{made.number}, silhouette {best:.2f}, {made.gap:.1f} standard errors apart"
+        if best < LEAST_SILHOUETTE:
+            return (
+                f"one, as no division stands out (silhouette {best:.2f}, needed {LEAST_SILHOUETTE})"
+            )
+        apart = f"{made.gap:.1f} standard errors, needed {LEAST_GAP:g}"
+        return f"one, as chance explains the best division ({apart})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain values for JSON; distances to seven digits."""
+        return {
+            **self.summary(),
+            "distance": "root of the debiased squared MMD = Frobenius / sqrt(rows)",
+            "sketch": self.sketch,
+            "client": [c._asdict() for c in self.clients],
+            "order": self.order,
+            "matrix": [[float(f"{v:.7g}") for v in row] for row in self.matrix.tolist()],
+            "silhouettes": {str(k): v for k, v in self.clusters.silhouettes.items()},
+            "gap": self.clusters.gap,
+            "map_share": self.map_share,
+        }
+
+
+def measure(sketches: Sequence[RaceSketch], names: Sequence[str]) -> Heterogeneity:
+    """Compare the sketches of all clients with each other and with all data together.
+
+    Raises
+    ------
+    DataError
+        If fewer than two clients have two records or more.
+    """
+    usable = [i for i, s in enumerate(sketches) if s.n >= 2]
+    if len(usable) < 2:
+        raise DataError("a profile needs at least two sketches of two records or more")
+    used, called = [sketches[i] for i in usable], [names[i] for i in usable]
+    squares, errors = distance_matrix(used, "mmd"), pair_errors(used)
+    if not any(s.private for s in used):
+        errors = tightened(squares, errors)
+    clusters, order = suggest_clusters(squares, errors)
+    seen = classical_map(squares)
+    pairs = np.triu_indices(len(used), 1)
+    matrix = np.sqrt(np.maximum(squares, 0))
+    return Heterogeneity(
+        clients=_rows(used, called, squares, clusters, seen.positions),
+        left_out=[LeftOut(names[i], s.n) for i, s in enumerate(sketches) if i not in set(usable)],
+        records=float(sum(s.n for s in used)),
+        matrix=matrix,
+        order=order.tolist(),
+        clusters=clusters,
+        map_share=seen.share,
+        told_apart=float((squares[pairs] > TOLD_APART * errors[pairs]).mean()),
+        privacy=dict(Counter(privacy(s) for s in used)),
+        sketch=_shared(used),
+    )
+
+
+def _rows(
+    sketches: Sequence[RaceSketch],
+    names: Sequence[str],
+    apart: Floats,
+    clusters: Clusters,
+    positions: Floats,
+) -> list[ClientRow]:
+    squares = distances_to_global(sketches, "pooled", "mmd")
+    errors = errors_to_global(sketches)
+    scores = robust_scores(squares, errors)
+    nearest = (apart + np.diag(np.full(len(apart), np.inf))).argmin(axis=1)
+    ranges = [np.sqrt(np.maximum(squares + k * errors, 0)).tolist() for k in (0, -1, 1)]
+    return [
+        ClientRow(
+            name=names[i],
+            n=s.n,
+            private=s.private,
+            distance=ranges[0][i],
+            low=ranges[1][i],
+            high=ranges[2][i],
+            z=float(scores[i]),
+            outlier=bool(scores[i] > OUTLIER),
+            cluster=int(clusters.labels[i]),
+            nearest=names[nearest[i]],
+            nearest_distance=float(np.sqrt(max(apart[i, nearest[i]], 0.0))),
+            x=float(positions[i, 0]),
+            y=float(positions[i, 1]),
+        )
+        for i, s in enumerate(sketches)
+    ]
+
+
+def robust_scores(squares: Floats, errors: Floats) -> Floats:
+    """Say how far each client's squared distance is above the median, in robust deviations.
+
+    The deviation is that of the clients among each other (1.4826 times the median absolute
+    deviation) and the client's own standard error together, so that a client which is far only
+    because it is small, or noisy, does not stand out.
+
+    Examples
+    --------
+    >>> robust_scores(np.array([1.0, 2.0, 3.0, 4.0, 30.0]), np.zeros(5)).round(2).tolist()
+    [-1.35, -0.67, 0.0, 0.67, 18.21]
+    """
+    middle = np.median(squares)
+    spread = 1.4826 * np.median(np.abs(squares - middle))
+    scale = np.sqrt(spread**2 + errors**2)
+    scores: Floats = (squares - middle) / np.where(scale > 0, scale, np.inf)
+    return scores
+
+
+def _shared(sketches: Sequence[RaceSketch]) -> dict[str, str]:
+    """Describe what all sketches share."""
+    facts = {k: v for k, v in describe(sketches[0]).items() if k not in ("records", "privacy")}
+    facts.pop("signal to noise", None)
+    return facts

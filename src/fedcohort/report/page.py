@@ -1,0 +1,181 @@
+"""The heterogeneity page: one HTML file that works offline, runs no script and loads nothing."""
+
+from __future__ import annotations
+
+from html import escape
+
+import numpy as np
+
+from fedcohort.report.drawing import COLOURS, Mark, bars, dots, matrix, scatter
+from fedcohort.report.heterogeneity import OUTLIER, ClientRow, Heterogeneity
+
+BARS = 60  # clients; more are drawn as dots
+NAMES_ON_MAP = 25
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+STYLE = """
+:root { color-scheme: light }
+body { margin: 0 auto; max-width: 1120px; padding: 28px 24px 60px; background: #fff; color: #1c2430;
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif }
+h1 { font-size: 26px; margin: 0 0 4px } h2 { font-size: 18px; margin: 36px 0 6px }
+p { margin: 6px 0; max-width: 72ch } .soft { color: #5b6573 }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 12px;
+  margin: 18px 0 }
+.tile { background: #f5f7fa; border-radius: 8px; padding: 10px 14px }
+.tile b { display: block; font-size: 22px; line-height: 1.25; overflow-wrap: anywhere }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(430px, 1fr)); gap: 20px }
+svg { width: 100%; height: auto; display: block; font: 11px system-ui, sans-serif; fill: #1c2430 }
+svg text { fill: #3a4452 } svg .value { fill: #5b6573 }
+.scroll { max-height: 620px; overflow: auto; border: 1px solid #e3e6ea; border-radius: 8px }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
+th, td { text-align: left; padding: 4px 10px; border-bottom: 1px solid #edf0f3;
+  overflow-wrap: anywhere }
+th { position: sticky; top: 0; background: #f5f7fa; white-space: nowrap }
+td.r, th.r { text-align: right; white-space: nowrap }
+tr.odd td { background: #fff4e5 } .dot { display: inline-block; width: 9px; height: 9px;
+  border-radius: 5px; margin-right: 6px }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px } dt { color: #5b6573 }
+dd { margin: 0; overflow-wrap: anywhere }
+@media print { .scroll { max-height: none } }
+"""
+
+
+def page(found: Heterogeneity, title: str = "How different are the clients?") -> str:
+    """Lay out a federation's differences as an HTML page.
+
+    Every name is escaped, there is no script, and the page's own policy forbids loading anything.
+    """
+    content = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="soft">{_subtitle(found)}</p>',
+        _tiles(found),
+        f"<p>{_headline(found)}</p>",
+        "<h2>Distance to all data together</h2>",
+        '<p class="soft">0: the client looks like the whole federation. The thin line is one '
+        "standard error, an upper bound.</p>",
+        _distances(found),
+        '<div class="pair">',
+        "<section><h2>Map</h2>"
+        f'<p class="soft">Clients drawn close are alike; two dimensions keep '
+        f"{found.map_share:.0%} of what there is to see.</p>{_map(found)}</section>",
+        "<section><h2>Every pair</h2>"
+        '<p class="soft">Light pairs are alike. Clients are ordered so that like ones are '
+        f"neighbours.</p>{_matrix(found)}</section>",
+        "</div>",
+        "<h2>Clients</h2>",
+        _table(found),
+        _explanation(found),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
+        f"<body>{chr(10).join(content)}</body></html>\n"
+    )
+
+
+def _subtitle(found: Heterogeneity) -> str:
+    parts = [f"{n} x {escape(what)}" for what, n in found.privacy.items()]
+    return f"{found.records:,.0f} records. Privacy: {'; '.join(parts)}."
+
+
+def _tiles(found: Heterogeneity) -> str:
+    facts = found.summary()
+    tiles = {
+        "clients": f"{facts['clients']:,}",
+        "of the pairs told apart": f"{found.told_apart:.0%}",
+        "median distance to all": f"{facts['median_distance']:.3f}",
+        "largest distance to all": f"{facts['largest_distance']:.3f}",
+        "outliers": f"{len(found.outliers)}",
+        "suggested clusters": f"{found.clusters.number}",
+    }
+    made = "".join(f'<div class="tile"><b>{v}</b>{k}</div>' for k, v in tiles.items())
+    return f'<div class="tiles">{made}</div>'
+
+
+def _headline(found: Heterogeneity) -> str:
+    if found.told_apart < 0.05:
+        first = "As far as these sketches can tell, the clients look alike."
+    elif found.told_apart > 0.5:
+        first = "Most clients differ from each other by more than chance explains."
+    else:
+        first = "Some clients differ from each other by more than chance explains."
+    named = [escape(c.name) for c in found.outliers[:6]]
+    more = f" and {len(found.outliers) - 6} more" if len(found.outliers) > 6 else ""
+    odd = f" Outliers: {', '.join(named)}{more}." if named else " No client is an outlier."
+    gone = ""
+    if found.left_out:
+        names = ", ".join(escape(c.name) for c in found.left_out[:6])
+        gone = f" Left out, with fewer than two records: {names} ({len(found.left_out)} in all)."
+    return f"{first}{odd} Suggested clusters: {escape(found.suggestion())}.{gone}"
+
+
+def _marks(found: Heterogeneity) -> list[Mark]:
+    return [
+        Mark(c.name, c.distance, c.low, c.high, _colour(c), c.outlier, _tip(c))
+        for c in found.clients
+    ]
+
+
+def _colour(client: ClientRow) -> str:
+    return COLOURS[client.cluster % len(COLOURS)]
+
+
+def _tip(c: ClientRow) -> str:
+    return f"{c.name}: {c.n:,.0f} records, distance {c.distance:.3f} ({c.low:.3f} to {c.high:.3f})"
+
+
+def _distances(found: Heterogeneity) -> str:
+    marks = sorted(_marks(found), key=lambda m: -m.value)
+    return bars(marks) if len(marks) <= BARS else dots(marks)
+
+
+def _map(found: Heterogeneity) -> str:
+    positions = np.array([(c.x, c.y) for c in found.clients])
+    return scatter(_marks(found), positions, len(found.clients) <= NAMES_ON_MAP)
+
+
+def _matrix(found: Heterogeneity) -> str:
+    order = found.order
+    clients = [found.clients[i] for i in order]
+    values = found.matrix[np.ix_(order, order)]
+    return matrix(values, [c.name for c in clients], [_colour(c) for c in clients])
+
+
+def _table(found: Heterogeneity) -> str:
+    rows = sorted(found.clients, key=lambda c: -c.distance)
+    head = (
+        '<tr><th>client</th><th class="r">records</th><th class="r">distance</th>'
+        '<th class="r">± one standard error</th><th class="r">robust score</th><th>cluster</th>'
+        "<th>nearest client</th><th>private</th></tr>"
+    )
+    body = "".join(
+        f"<tr{' class=odd' if c.outlier else ''}><td>{escape(c.name)}</td>"
+        f'<td class="r">{c.n:,.0f}</td><td class="r">{c.distance:.4f}</td>'
+        f'<td class="r">{c.low:.4f} to {c.high:.4f}</td><td class="r">{c.z:.1f}</td>'
+        f'<td><span class="dot" style="background:{_colour(c)}"></span>{c.cluster + 1}</td>'
+        f"<td>{escape(c.nearest)} ({c.nearest_distance:.3f})</td>"
+        f"<td>{'yes' if c.private else 'no'}</td></tr>"
+        for c in rows
+    )
+    return f'<div class="scroll"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>'
+
+
+def _explanation(found: Heterogeneity) -> str:
+    facts = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in found.sketch.items())
+    return f"""<h2>What the numbers mean</h2>
+<p>Every client's data were hashed into a small table of counts, the sketch. The distance of two
+clients is that of their counts, less the part that is only sample size and noise; it is 0 for
+equal distributions and grows with the share of the data that differ. It does not depend on the
+number of rows: it is the Frobenius distance of the normalized sketches / √rows, an estimate of
+the maximum mean discrepancy.</p>
+<p>A pair is told apart if its squared distance is more than two standard errors above zero. A
+client is an outlier if its squared distance to all data together is more than {OUTLIER} robust
+deviations above the median client's, where the deviation includes the client's own standard
+error. Clusters come from average linkage; their number is the one with the best silhouette.</p>
+<h2>What is protected</h2>
+<p>Sketches with noise protect single records: whoever reads the counts can hardly tell whether one
+record was there. They do not hide what the client's data look like as a whole, which is what this
+page shows, nor several records of one person, nor, where n is public, how many records there are.
+Sketches with exact counts protect nothing by themselves.</p>
+<h2>The sketches</h2><dl>{facts}</dl>"""

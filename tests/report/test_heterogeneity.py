@@ -1,0 +1,284 @@
+"""The profile of federations whose structure is known, and the page that shows it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+import zlib
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcohort.exceptions import DataError
+from fedcohort.report.drawing import bars, dots, scatter
+from fedcohort.report.heterogeneity import measure, robust_scores
+from fedcohort.report.page import page
+from fedcohort.report.png import RAMP, matrix_image, ramp
+from fedcohort.report.structure import classical_map, silhouette, suggest_clusters
+from fedcohort.report.uncertainty import errors_to_global, pair_errors, tightened
+from fedcohort.signals.distances import distance_matrix, distances_to_global
+from fedcohort.signals.race import RaceSketch
+
+EMPTY = RaceSketch.srp(8, rows=50, bits=5)
+MEANS = np.random.default_rng(0).normal(size=(4, 8)) * 2
+
+
+def sketches(kinds, n, seed=0):
+    """One sketch a client: Gaussians around the mean of its kind."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for kind, size in zip(kinds, np.broadcast_to(n, len(kinds)), strict=True):
+        sketch = EMPTY.empty_like()
+        sketch.add(rng.normal(size=(int(size), 8)) + MEANS[kind])
+        made.append(sketch)
+    return made
+
+
+def names(items):
+    return [f"site-{i}" for i in range(len(items))]
+
+
+def profile(items):
+    return measure(items, names(items))
+
+
+def test_planted_clusters_are_found():
+    kinds = [0, 1, 2, 0, 1, 2, 0, 1, 0]
+    found = profile(sketches(kinds, 200))
+    assert found.clusters.number == 3
+    assert [c.cluster for c in found.clients] == kinds  # the largest cluster is number 0
+    ordered = [kinds[i] for i in found.order]
+    assert sum(a != b for a, b in pairwise(ordered)) == 2
+    assert found.told_apart == pytest.approx(26 / 36)  # pairs of unlike kinds among nine clients
+    for i, client in enumerate(found.clients):
+        assert kinds[int(client.nearest.removeprefix("site-"))] == kinds[i]
+
+
+@pytest.mark.parametrize("n", [10, 300, (5, 400, 30, 80, 12, 9, 700, 33, 60, 25, 41, 18)])
+def test_clients_that_are_alike_form_one_cluster_without_outliers(n):
+    # Seeds 0 to 4. A false alarm needs three standard errors between groups or a robust score of
+    # 3.5 with errors that are upper bounds.
+    for seed in range(5):
+        found = profile(sketches([0] * 12, n, seed))
+        assert found.clusters.number == 1
+        assert not found.outliers
+        assert found.told_apart <= 2 / 66
+
+
+def test_an_odd_client_is_an_outlier_and_a_small_one_is_not():
+    found = profile(sketches([0] * 14 + [3], [200] * 13 + [3, 200]))
+    assert [c.name for c in found.outliers] == ["site-14"]
+    assert found.clients[13].high - found.clients[13].low > 0.1
+
+
+def test_numbers_agree_with_the_library_s():
+    items = sketches([0, 1, 2, 0], [50, 80, 30, 200])
+    found = profile(items)
+    frobenius = distance_matrix(items, "frobenius", debias=True) / np.sqrt(EMPTY.rows)
+    assert np.allclose(found.matrix, frobenius, atol=1e-12)
+    to_all = distances_to_global(items, kind="frobenius", debias=True) / np.sqrt(EMPTY.rows)
+    assert np.allclose([c.distance for c in found.clients], to_all, atol=1e-12)
+    assert found.records == 360
+    assert all(c.low <= c.distance <= c.high for c in found.clients)
+
+
+def test_too_few_records_are_left_out_and_named():
+    items = [*sketches([0, 1], 20), EMPTY.empty_like(), *sketches([0], 1)]
+    found = profile(items)
+    assert [(c.name, c.n) for c in found.left_out] == [("site-2", 0), ("site-3", 1)]
+    assert len(found.clients) == 2
+    assert found.clusters.number == 1
+    with pytest.raises(DataError, match="at least two sketches of two records"):
+        profile(items[1:])
+
+
+def test_private_sketches():
+    rng = np.random.default_rng(5)
+    empty = RaceSketch.srp(8, rows=10, bits=4)
+    items = []
+    for kind in (0, 0, 1, 1, 2, 2):
+        sketch = empty.empty_like()
+        sketch.add(rng.normal(size=(2000, 8)) + MEANS[kind])
+        items.append(sketch.privatize(1.0, rng=rng))
+    found = profile(items)
+    assert found.private == 6
+    assert list(found.privacy) == ["epsilon=1 for one record (add-remove), laplace noise, n public"]
+    assert found.clusters.number == 3  # squared distances of 0.1 and more, noise of 0.002
+    mixed = profile([*items[:5], sketch])
+    assert mixed.private == 5
+    assert sum(mixed.privacy.values()) == 6
+
+
+def test_errors_cover_the_scatter_of_equal_clients():
+    # 300 draws: the scatter's own relative error is about 4%. Errors are upper bounds, so only
+    # being too small is wrong.
+    for epsilon in (None, 4.0):
+        squares, to_all = [], []
+        for seed in range(300):
+            items = sketches([0, 0, 0], [30, 60, 90], seed)
+            if epsilon is not None:
+                rng = np.random.default_rng(seed)
+                items = [s.privatize(epsilon, rng=rng) for s in items]
+            squares.append(distance_matrix(items, "mmd"))
+            to_all.append(distances_to_global(items, kind="mmd"))
+        pairs = np.triu_indices(3, 1)
+        seen = np.std(squares, axis=0)[pairs]
+        assert (pair_errors(items)[pairs] > 0.9 * seen).all()
+        assert (errors_to_global(items) > 0.9 * np.std(to_all, axis=0)).all()
+        if epsilon is not None:  # noise prevails here, and its part is no bound but exact
+            assert (pair_errors(items)[pairs] < 1.15 * seen).all()
+
+
+def test_tightened_errors_still_cover_chance_and_never_grow():
+    items = sketches([0] * 30, 40)
+    squares, errors = distance_matrix(items, "mmd"), pair_errors(items)
+    tight = tightened(squares, errors)
+    pairs = np.triu_indices(30, 1)
+    assert (tight <= errors).all()
+    assert 1 <= np.mean(tight[pairs]) / np.std(squares[pairs]) < 3
+    assert np.array_equal(tightened(np.abs(squares), errors), errors)
+
+
+def test_robust_scores_spare_uncertain_clients():
+    squares = np.array([1.0, 1.1, 0.9, 1.05, 5.0, 5.0])
+    scores = robust_scores(squares, np.array([0.1, 0.1, 0.1, 0.1, 0.1, 4.0]))
+    assert scores[4] > 3.5 > scores[5]
+    assert robust_scores(np.ones(3), np.zeros(3)).tolist() == [0, 0, 0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 12), st.integers(0, 2**32 - 1))
+def test_the_map_keeps_distances_in_the_plane(n, seed):
+    points = np.random.default_rng(seed).normal(size=(n, 2))
+    squares = ((points[:, None] - points) ** 2).sum(axis=2)
+    found = classical_map(squares)
+    again = ((found.positions[:, None] - found.positions) ** 2).sum(axis=2)
+    assert np.allclose(again, squares, atol=1e-9)
+    assert found.share == pytest.approx(1)
+
+
+def test_the_map_of_nothing_and_of_negative_squares():
+    assert classical_map(np.zeros((3, 3))).share == 0
+    squares = np.array([[0, -1e-3, 1], [-1e-3, 0, 1], [1, 1, 0]])
+    assert np.isfinite(classical_map(squares).positions).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 4))
+def test_silhouette_equals_scikit_learn_s(seed, k):
+    from sklearn.metrics import silhouette_score
+
+    rng = np.random.default_rng(seed)
+    points = rng.normal(size=(12, 2))
+    distances = np.sqrt(((points[:, None] - points) ** 2).sum(axis=2))
+    labels = np.concatenate([np.arange(k), rng.integers(0, k, 12 - k)])
+    wanted = silhouette_score(distances, labels, metric="precomputed")
+    assert silhouette(distances, labels) == pytest.approx(wanted)
+
+
+def test_one_cluster_is_suggested_when_chance_explains_the_division():
+    squares = np.full((6, 6), 1.0)
+    squares[:3, :3] = squares[3:, 3:] = 0.01
+    np.fill_diagonal(squares, 0)
+    small, _ = suggest_clusters(squares, np.full((6, 6), 0.3))
+    assert small.number == 2
+    assert small.gap == pytest.approx(0.99 / 0.3)
+    large, _ = suggest_clusters(squares, np.full((6, 6), 0.4))
+    assert large.number == 1
+    assert large.silhouettes == small.silhouettes
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.links, self.text = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.links += [v for k, v in attributes if k in ("href", "src", "xlink:href")]
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.mark.parametrize("count", [2, 12, 80])
+def test_the_page_is_whole_and_loads_nothing(count):
+    found = profile(sketches([i % 3 for i in range(count)], 60))
+    html = page(found)
+    read = Tags()
+    read.feed(html)
+    assert all(link.startswith("data:image/png") for link in read.links)
+    assert not {"script", "link", "iframe", "object"} & set(read.tags)
+    assert not re.search(r"https?:|@import|url\((?!#scale)", html)
+    assert "nan" not in html
+    text = "".join(read.text)
+    for client in found.clients:
+        assert client.name in text
+        assert f"{client.distance:.4f}" in text
+    assert read.tags.count("svg") == 3
+
+
+def test_hostile_names_stay_text():
+    bad = ['<script>alert("1")</script>', "a&b'\"><img src=x onerror=alert(1)>", "x" * 300, "[red]"]
+    html = page(measure(sketches([0, 1, 2, 3], 50), bad), title="</title><script>")
+    read = Tags()
+    read.feed(html)
+    assert not {"script", "img"} & set(read.tags)
+    assert bad[0] in "".join(read.text)
+
+
+def test_an_image_of_the_matrix_reads_back():
+    values = np.array([[0.0, 0.5], [1.0, 2.0]])
+    raw = base64.b64decode(matrix_image(values, 1.0).split(",")[1])
+    assert raw[:8] == b"\x89PNG\r\n\x1a\n"
+    at, chunks = 8, {}
+    while at < len(raw):
+        (size,) = struct.unpack(">I", raw[at : at + 4])
+        kind, data = raw[at + 4 : at + 8], raw[at + 8 : at + 8 + size]
+        (check,) = struct.unpack(">I", raw[at + 8 + size : at + 12 + size])
+        assert check == zlib.crc32(kind + data)
+        chunks[kind] = data
+        at += 12 + size
+    assert chunks[b"IHDR"][:8] == struct.pack(">II", 2, 2)
+    assert zlib.decompress(chunks[b"IDAT"]) == bytes([0, 0, 128, 0, 255, 255])
+    assert chunks[b"PLTE"] == ramp().tobytes()
+    assert [f"#{r:02x}{g:02x}{b:02x}" for r, g, b in ramp()[[0, -1]]] == [RAMP[0], RAMP[-1]]
+
+
+def test_pictures_of_equal_values_are_drawn():
+    found = profile(sketches([0, 0], 30))
+    from fedcohort.report.drawing import Mark
+
+    marks = [Mark(c.name, 0.0, 0.0, 0.0, "#000", True, "") for c in found.clients]
+    for picture in (bars(marks), dots(marks), scatter(marks, np.zeros((2, 2)), True)):
+        assert "nan" not in picture
+        assert "inf" not in picture
+
+
+def test_a_thousand_clients_make_a_page_of_one_image():
+    rng = np.random.default_rng(3)
+    empty = RaceSketch.srp(8, rows=10, bits=4)
+    items = []
+    for i in range(1000):
+        sketch = empty.empty_like()
+        sketch.add(rng.normal(size=(20, 8)) + MEANS[i % 2])
+        items.append(sketch)
+    html = page(profile(items))
+    assert html.count("<image") == 1
+    assert len(html) < 2_000_000
+
+
+def test_everything_is_plain_for_json():
+    from fedcohort.cli.common import finite
+
+    found = profile(sketches([0, 1, 0], 40))
+    read = json.loads(json.dumps(finite(found.as_dict()), allow_nan=False))
+    assert read["clients"] == 3
+    assert np.allclose(read["matrix"], found.matrix, rtol=1e-6)
+    assert [c["name"] for c in read["client"]] == names(found.clients)
