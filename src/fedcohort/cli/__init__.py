@@ -10,7 +10,7 @@ import sys
 import click
 import typer
 
-from fedcohort.cli import compare, data, policies, run
+from fedcohort.cli import compare, data, policies, profile, run, sketch, sketches
 from fedcohort.exceptions import FedcohortError
 
 app = typer.Typer(
@@ -24,6 +24,11 @@ app = typer.Typer(
 app.command("compare")(compare.command)
 app.command("run")(run.command)
 app.command("policies")(policies.command)
+app.command("sketch")(sketch.command)
+app.command("distance")(sketches.distance)
+app.command("inspect")(sketches.inspect)
+app.command("merge")(sketches.merge)
+app.command("profile")(profile.command)
 app.add_typer(data.app, name="data")
 
 

@@ -1,0 +1,185 @@
+"""``fedcohort distance``, ``inspect`` and ``merge``: sketch files -> answers."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from fedcohort.cli.common import Format, FormatOption, console, show, show_json
+from fedcohort.exceptions import ConfigError, DataError, UnlikeSketches
+
+if TYPE_CHECKING:
+    from fedcohort.signals.race import RaceSketch
+
+Matrix = list[list[float]]
+Sketches = Annotated[
+    list[Path], typer.Argument(help="Sketch files, or folders of them.", show_default=False)
+]
+
+
+class MatrixFormat(StrEnum):
+    """How a matrix is printed."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+
+
+class Kind(StrEnum):
+    """Distances between sketches."""
+
+    frobenius = "frobenius"
+    row_l2 = "row-l2"
+    mmd = "mmd"
+    tvd_lower = "tvd-lower"
+
+
+def distance(
+    sketches: Sketches,
+    kind: Annotated[
+        Kind,
+        typer.Option(
+            help="frobenius (the paper's), row-l2 (mean over rows), mmd (squared, may be negative) "
+            "or tvd-lower (a bound from below of the total variation)."
+        ),
+    ] = Kind.frobenius,
+    debias: Annotated[
+        bool | None,
+        typer.Option(
+            "--debias/--no-debias",
+            help="Remove what is only sample size and noise [if any sketch is private].",
+            show_default=False,
+        ),
+    ] = None,
+    errors: Annotated[
+        bool, typer.Option("--errors", help="Debiased, with standard errors (frobenius, mmd).")
+    ] = False,
+    format: Annotated[
+        MatrixFormat, typer.Option("--format", help="Table, CSV (without errors) or JSON.")
+    ] = MatrixFormat.table,
+) -> None:
+    """Print the distance between every two sketches.
+
+    Example: `fedcohort distance site-a.sketch site-b.sketch --errors`
+    """
+    from fedcohort.cli.sketch_options import user_values
+    from fedcohort.files.names import client_names
+    from fedcohort.signals.distances import distance_matrix
+
+    paths, loaded = load_several(sketches, "a distance")
+    names, found = client_names(paths), None
+    with user_values():  # what cannot be had, such as a bound of noisy counts
+        matrix = distance_matrix(loaded, cast("Any", str(kind)), errors or debias).tolist()
+        if errors:
+            found = _errors(loaded, str(kind))
+    if format is MatrixFormat.json:
+        head = {"kind": str(kind), "clients": names, "n": [s.n for s in loaded]}
+        show_json({**head, "distances": matrix, **({"errors": found} if found else {})})
+    elif format is MatrixFormat.csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(["client", *names])
+        writer.writerows([name, *row] for name, row in zip(names, matrix, strict=True))
+    else:
+        _show_matrix(names, matrix, found, str(kind))
+
+
+def inspect(
+    sketch: Annotated[Path, typer.Argument(help="Sketch file.")],
+    format: FormatOption = Format.table,
+) -> None:
+    """Print what a sketch file says about itself: hash, preparation, records, privacy.
+
+    Example: `fedcohort inspect site-a.sketch`
+    """
+    from fedcohort.files.loading import load_sketch
+    from fedcohort.report.sketches import describe, facts_table
+    from fedcohort.signals.planning import signal_to_noise
+
+    loaded, size = load_sketch(sketch), sketch.stat().st_size
+    if format is Format.json:
+        show_json({**loaded.header(), "bytes": size, "signal_to_noise": signal_to_noise(loaded)})
+        return
+    show(facts_table({**describe(loaded), "size": f"{size / 1e3:,.1f} kB"}, str(sketch)))
+
+
+def merge(
+    sketches: Sketches,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Sketch file of all data together.")],
+    format: FormatOption = Format.table,
+) -> None:
+    """Add up sketches: the result is the sketch of all their data together.
+
+    Example: `fedcohort merge site-*.sketch -o all.sketch`
+    """
+    from fedcohort.cli.release import writing
+    from fedcohort.files.loading import load_alike
+    from fedcohort.report.sketches import describe, facts_table
+
+    total: RaceSketch | None = None
+    for path, sketch in load_alike(sketches):
+        try:
+            total = sketch if total is None else total + sketch
+        except UnlikeSketches as error:
+            raise UnlikeSketches(f"{path}: {error}") from None
+    if total is None:
+        raise DataError("no sketches to merge")
+    with writing(out):
+        total.save(out)
+    if format is Format.json:
+        show_json({"file": str(out), **total.header()})
+        return
+    show(facts_table({**describe(total), "size": f"{out.stat().st_size / 1e3:,.1f} kB"}, str(out)))
+
+
+def load_several(paths: Sequence[Path], what: str) -> tuple[list[Path], list[RaceSketch]]:
+    """Load alike sketches, two or more."""
+    from fedcohort.files.loading import load_alike
+
+    found = list(load_alike(paths))
+    if len(found) < 2:
+        raise ConfigError(f"{what} needs at least two sketches, not {len(found)}")
+    return [path for path, _ in found], [sketch for _, sketch in found]
+
+
+def _errors(sketches: Sequence[RaceSketch], kind: str) -> Matrix:
+    """Return the standard error of every distance, 0 on the diagonal and NaN where it has none."""
+    from fedcohort.signals.uncertainty import distance_with_error
+
+    found = [[0.0] * len(sketches) for _ in sketches]
+    for i, a in enumerate(sketches):
+        for j, b in enumerate(sketches[:i]):
+            few = min(a.n, b.n) < 2
+            error = math.nan if few else distance_with_error(a, b, cast("Any", kind)).error
+            found[i][j] = found[j][i] = error
+    return found
+
+
+def _show_matrix(names: Sequence[str], matrix: Matrix, errors: Matrix | None, kind: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"{kind} distance", title_justify="left", header_style="bold")
+    table.add_column("", justify="right")
+    table.add_column("client", no_wrap=True)
+    for number in range(1, len(names) + 1):
+        table.add_column(str(number), justify="right", no_wrap=True)
+    for number, (name, row) in enumerate(zip(names, matrix, strict=True), 1):
+        cells = ["-" if v != v else f"{v:.4f}" for v in row]
+        if errors is not None:
+            cells = [f"{c} ± {e:.4f}" for c, e in zip(cells, errors[number - 1], strict=True)]
+        table.add_row(str(number), Text(name), *cells)
+    out = console()
+    needed = Console(width=1 << 20).measure(table).maximum
+    if needed > out.width:
+        if out.is_terminal:
+            typer.echo(f"{len(names)} clients are wide; see also --format csv", err=True)
+        out = Console(width=needed)  # cut cells would tell nothing
+    out.print(table)

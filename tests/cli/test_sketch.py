@@ -1,0 +1,365 @@
+"""``fedcohort sketch``, ``distance``, ``inspect`` and ``merge``: what they do and what they say."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fedcohort.cli import invoke
+from fedcohort.files.sketching import columns_name
+from fedcohort.signals.planning import plan
+from fedcohort.signals.race import RaceSketch, distance_matrix
+from fedcohort.signals.transforms import Tokenizer, Transform
+from fedcohort.signals.uncertainty import distance_with_error
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(120, 3)) + 1
+WHO = np.array(["north", "south", "../../x", "North"])[np.arange(120) % 4]
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    columns = {name: X[:, i] for i, name in enumerate(("u", "v", "w"))}
+    more = {"who": WHO, "y": np.arange(120) % 3, "note": ["to be or not"] * 120}
+    pq.write_table(pa.table({**columns, **more}), "data.parquet")
+    return "data.parquet"
+
+
+def run(*arguments):
+    return invoke([str(a) for a in arguments])
+
+
+def fails(capsys, *arguments):
+    """Run a command that must fail with one line and without a traceback; return the line."""
+    capsys.readouterr()
+    assert run(*arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert shown.err.startswith("error: ")
+    return shown.err
+
+
+def test_a_sketch_of_columns_equals_the_library_s(table, capsys):
+    assert (
+        run("sketch", table, "-o", "a.sketch", "--columns", "w,u", "--rows", 30, "--bits", 4) == 0
+    )
+    step = Transform(embedding=columns_name(("w", "u")), function=np.asarray)
+    own = RaceSketch.srp(2, rows=30, bits=4, transform=step)
+    own.add(X[:, [2, 0]])
+    assert RaceSketch.load("a.sketch") == own
+    shown = capsys.readouterr()
+    assert "120/120 rows" in shown.err
+    assert "w, u" in shown.out
+    assert "none: exact counts" in shown.out
+
+
+def test_defaults_are_200_rows_of_6_bits(table):
+    assert run("sketch", table, "-o", "a.sketch") == 0
+    made = RaceSketch.load("a.sketch")
+    assert (made.rows, made.buckets, made.spec["hash"]["seed"]) == (200, 64, 0)
+    assert made.transform.embedding == columns_name(("u", "v", "w", "y"))
+
+
+def test_labels_constants_and_pstable(table, tmp_path):
+    (tmp_path / "center.json").write_text(json.dumps({"v": 2, "u": 1, "other": 5}))
+    options = ["--columns", "u,v", "--center", "center.json", "--scale", "2,4", "--rows", 10]
+    labels = ["--label", "y", "--classes", 3, "--label-weight", 0.5]
+    assert run("sketch", table, "-o", "a.sketch", *options, *labels) == 0
+    made = RaceSketch.load("a.sketch").transform
+    assert (made.center, made.scale, made.unit) == ((1.0, 2.0), (2.0, 4.0), True)
+    assert (made.classes, made.label_weight) == (3, 0.5)
+    pstable = ["--hash", "pstable", "--width", 3, "--buckets", 32, "--seed", 7]
+    assert run("sketch", table, "-o", "b.sketch", "--columns", "u", *pstable) == 0
+    spec = RaceSketch.load("b.sketch").spec
+    assert spec["hash"] | {"name": "pstable", "width": 3.0, "seed": 7} == spec["hash"]
+    assert spec["hash"]["buckets"] == 32
+
+
+def test_texts_and_sets(table, tmp_path):
+    (tmp_path / "lines.txt").write_text("to be\nor not\n")
+    assert (
+        run("sketch", "lines.txt", "-o", "a.sketch", "--analyzer", "char", "--ngrams", "2-3") == 0
+    )
+    own = RaceSketch.minhash(rows=200, buckets=64, transform=Tokenizer("char", (2, 3)))
+    own.add(["to be", "or not"])
+    assert RaceSketch.load("a.sketch") == own
+    assert run("sketch", table, "-o", "b.sketch", "--text", "note") == 0
+    assert RaceSketch.load("b.sketch").transform == Tokenizer()
+    assert run("sketch", table, "-o", "c.sketch", "--hash", "minhash", "--columns", "who,y") == 0
+    sets = RaceSketch.minhash(rows=200, buckets=64)
+    sets.add([[f"who={w}", f"y={i % 3}"] for i, w in enumerate(WHO)])
+    assert RaceSketch.load("c.sketch") == sets
+
+
+def test_one_sketch_a_client_and_hostile_names_stay_in_the_folder(table, tmp_path, capsys):
+    options = ["--columns", "u,v,w", "--rows", 10, "--format", "json"]
+    assert run("sketch", table, "-o", "out/sites", "--by", "who", *options) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert {s["client"] for s in result["sketches"]} == set(WHO)
+    files = sorted(p.name for p in (tmp_path / "out" / "sites").iterdir())
+    assert len(files) == 5  # four sketches and the index, even where case is ignored
+    assert len({name.lower() for name in files}) == 5
+    assert not list(tmp_path.parent.glob("x*.sketch"))
+    for made in result["sketches"]:
+        sketch = RaceSketch.load(made["file"])
+        own = sketch.empty_like()
+        own.transform = Transform(embedding=own.transform.embedding, function=np.asarray)
+        own.add(X[made["client"] == WHO])
+        assert sketch == own
+    assert run("distance", "out/sites", "--format", "json") == 0
+    assert sorted(json.loads(capsys.readouterr().out)["clients"]) == sorted(set(WHO))
+
+
+def test_a_private_sketch_is_planned_for_a_public_number_of_records(table, capsys):
+    for expect in (1000, 50):
+        options = ["--epsilon", 2, "--expect", expect, "--columns", "u,v,w", "--format", "json"]
+        assert run("sketch", table, "-o", "a.sketch", *options) == 0
+        shown = capsys.readouterr()
+        made, wanted = RaceSketch.load("a.sketch"), plan(expect, 2.0, dim=3)
+        assert (made.rows, made.buckets) == (wanted.rows, wanted.buckets)
+        assert made.release.epsilon == 2
+        assert made.n == 120
+        result = json.loads(shown.out)
+        assert result["release"]["mechanism"] == "laplace"
+        assert ("noise exceeds the signal" in shown.err) == (
+            result["sketches"][0]["signal_to_noise"] < 1
+        )
+
+
+def test_noise_above_the_signal_warns_on_standard_error(table, capsys):
+    options = ["--epsilon", 0.1, "--rows", 200, "--n", "private", "--neighbours", "replace"]
+    assert run("sketch", table, "-o", "a.sketch", *options) == 0
+    shown = capsys.readouterr()
+    assert "warning: the noise exceeds the signal in 1 of 1 sketches" in shown.err
+    release = RaceSketch.load("a.sketch").release
+    assert (release.neighbours, release.n) == ("replace", "private")
+
+
+def test_a_budget_is_spent_and_then_refuses(table, tmp_path, capsys):
+    spend = ["sketch", table, "--epsilon", 1, "--rows", 2, "--budget", "ledger.json"]
+    first = ["-o", "a.sketch", "--budget-epsilon", 2, "--client", "site-a"]
+    assert run(*spend, *first) == 0
+    assert run(*spend, "-o", "a.sketch", "--client", "site-a") == 0
+    line = fails(capsys, *spend, "-o", "b.sketch", "--client", "site-a")
+    assert "'site-a' has spent epsilon=2 of 2" in line
+    assert run(*spend, "-o", "site-b.sketch") == 0  # another account, named by the file
+    held = json.loads((tmp_path / "ledger.json").read_text())
+    assert {c: a["epsilon"] for c, a in held["clients"].items()} == {"site-a": 2, "site-b": 1}
+
+
+def test_arrays_and_idx(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", X)
+    np.save("y.npy", np.arange(120) % 3)
+    np.savez("x.npz", x=X, who=WHO)
+    options = ["--rows", 10, "--seed", 3]
+    assert run("sketch", "x.npy", "-o", "a.sketch", *options) == 0
+    own = RaceSketch.srp(3, rows=10, bits=6, seed=3)
+    own.add(X)
+    assert RaceSketch.load("a.sketch") == own
+    labels = ["--label", "y.npy", "--classes", 3]
+    assert run("sketch", "x.npy", "-o", "b.sketch", *options, *labels) == 0
+    assert run("sketch", "x.npz", "-o", "c", "--by", "who", *options) == 0
+    assert sum(s.n for s in map(RaceSketch.load, (tmp_path / "c").glob("*.sketch"))) == 120
+
+
+@pytest.fixture
+def pair(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    empty = RaceSketch.srp(3, rows=20, bits=4)
+    made = []
+    for name, shift in (("a", 0.0), ("b", 2.0), ("c", 0.1)):
+        sketch = empty.empty_like()
+        sketch.add(X + shift)
+        sketch.save(f"{name}.sketch")
+        made.append(sketch)
+    return made
+
+
+def test_distances_in_every_format(pair, capsys):
+    files = ["a.sketch", "b.sketch", "c.sketch"]
+    wanted = distance_matrix(pair)
+    assert run("distance", *files, "--format", "json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert np.allclose(result["distances"], wanted)
+    assert result["clients"] == ["a", "b", "c"]
+    assert run("distance", *files, "--format", "csv", "--kind", "row-l2") == 0
+    head, *rows = csv.reader(io.StringIO(capsys.readouterr().out))
+    assert head == ["client", "a", "b", "c"]
+    assert np.allclose(np.array([r[1:] for r in rows], float), distance_matrix(pair, "row-l2"))
+    assert run("distance", *files, "--no-debias") == 0
+    assert f"{wanted[0, 1]:.4f}" in capsys.readouterr().out
+    assert run("distance", *files, "--errors", "--kind", "mmd", "--format", "json") == 0
+    result = json.loads(capsys.readouterr().out)
+    value, error = distance_with_error(pair[0], pair[1], "mmd")
+    assert result["distances"][0][1] == pytest.approx(value)
+    assert result["errors"][1][0] == pytest.approx(error)
+    assert run("distance", *files, "--errors") == 0
+    assert "±" in capsys.readouterr().out
+
+
+def test_a_wide_matrix_is_not_cut(pair, capsys):
+    for i in range(30):
+        pair[0].save(f"site-number-{i}.sketch")
+    assert run("distance", ".") == 0
+    out = capsys.readouterr().out
+    assert "…" not in out
+    assert out.count("site-number-") == 30
+
+
+def test_an_empty_client_has_no_distance(pair, capsys):
+    pair[0].empty_like().save("empty.sketch")
+    assert run("distance", "a.sketch", "empty.sketch", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)["distances"][0] == [0.0, None]
+
+
+def test_inspect_and_merge(pair, capsys):
+    assert run("inspect", "a.sketch") == 0
+    out = capsys.readouterr().out
+    assert "srp, 20 rows of 16 buckets" in out
+    assert "none: exact counts" in out
+    assert run("merge", "a.sketch", "b.sketch", "c.sketch", "-o", "all.sketch") == 0
+    assert RaceSketch.load("all.sketch") == pair[0] + pair[1] + pair[2]
+    capsys.readouterr()
+    assert run("inspect", "all.sketch", "--format", "json") == 0
+    header = json.loads(capsys.readouterr().out)
+    assert header["n"] == 360
+    assert header["release"] is None
+    for name, sketch in zip("pq", pair, strict=False):
+        sketch.privatize(1.0).save(f"{name}.sketch")
+    assert run("merge", "p.sketch", "q.sketch", "-o", "pq.sketch") == 0
+    assert "2 sketches merged" in capsys.readouterr().out
+    line = fails(capsys, "merge", "a.sketch", "p.sketch", "-o", "x.sketch")
+    assert "p.sketch: a private and an exact sketch" in line
+
+
+MISTAKES = {
+    "none.parquet": ["none.parquet: no such file"],
+    "broken.parquet": ["broken.parquet: cannot be read"],
+    "data.parquet --columns u,z": ["no column 'z'; there are u, v, w, who, y, note"],
+    "data.parquet --columns who": ["'who' is string", "minhash"],
+    "nan.csv": ["nan.csv: column 'a', row 1", "--nulls drop"],
+    "empty.parquet": ["no rows"],
+    "data.parquet --rows 0": ["rows=0 must be a whole number of at least 1"],
+    "data.parquet --bits 60": ["bits"],
+    "data.parquet --label y": ["--label and --classes go together"],
+    "data.parquet --columns u --label y --classes 2": ["labels must be whole numbers from 0 to 1"],
+    "data.parquet --buckets 4": ["--buckets belongs to minhash"],
+    "data.parquet --hash pstable --bits 4": ["--bits belongs to --hash srp"],
+    "data.parquet --width 4": ["--width belongs to --hash pstable"],
+    "data.parquet --hash minhash --center 1": ["for numbers"],
+    "data.parquet --hash minhash --label y --classes 3": ["minhash takes no labels"],
+    "data.parquet --text note --hash srp": ["--text note"],
+    "data.parquet --text note --ngrams x": ["--ngrams x"],
+    "data.parquet --text note --ngrams 0": ["ngrams=(0, 0)"],
+    "data.parquet --columns u --center 1,2": ["center has 2 numbers for dim=1"],
+    "data.parquet --columns u --center none.json": ["--center none.json: neither numbers"],
+    "data.parquet --columns u --scale 0": ["scale must be above 0"],
+    "data.parquet --columns u,v --center part.json": ["no numbers for v"],
+    "data.parquet --epsilon 0": ["epsilon=0.0 must be"],
+    "data.parquet --epsilon 1 --delta 2": ["delta=2.0 must be"],
+    "data.parquet --delta 0.1": ["--delta needs --epsilon"],
+    "data.parquet --n private": ["--n private needs --epsilon"],
+    "data.parquet --budget l.json": ["--budget needs --epsilon"],
+    "data.parquet --client me": ["need --budget"],
+    "data.parquet --epsilon 1 --budget l.json": ["a new ledger needs --budget-epsilon"],
+    "data.parquet --epsilon 1 --budget part.json": ["part.json is no budget ledger"],
+    "data.parquet --epsilon 1 --budget l.json --budget-epsilon 1 --by who --client me": ["--by"],
+    "data.parquet --nulls maybe": ["'maybe'"],
+    "data.parquet --seed -1": ["seed=-1"],
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_mistakes_are_answered_in_one_line(line, table, tmp_path, capsys):
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 but not really PAR1")
+    (tmp_path / "nan.csv").write_text("a,b\n1,2\nnan,3\n")
+    (tmp_path / "part.json").write_text('{"u": 1}')
+    pq.write_table(pa.table({"a": pa.array([], pa.float64())}), "empty.parquet")
+    before = set(tmp_path.iterdir())
+    data, *options = line.split()
+    shown = fails(capsys, "sketch", data, "-o", "out.sketch", *options)
+    for part in MISTAKES[line]:
+        assert part in shown
+    made = {p.name for p in set(tmp_path.iterdir()) - before}
+    assert "out.sketch" not in made or "--by" in line  # where only the folder had been made
+
+
+def test_places_that_cannot_be_written(table, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    for out, more in (
+        ("none/a.sketch", []),
+        ("file/a.sketch", []),
+        ("folder", []),
+        ("file", ["--by", "who"]),
+    ):
+        line = fails(capsys, "sketch", table, "-o", out, "--columns", "u", *more)
+        assert f"{out}: cannot be written" in line
+    assert run("sketch", table, "-o", "a.sketch") == 0
+    assert "none/b.sketch" in fails(capsys, "merge", "a.sketch", "-o", "none/b.sketch")
+
+
+def test_mistakes_with_sketches(pair, tmp_path, capsys):
+    assert "at least two sketches, not 1" in fails(capsys, "distance", "a.sketch")
+    assert "none.sketch: cannot be read: No such" in fails(capsys, "inspect", "none.sketch")
+    cut = (tmp_path / "a.sketch").read_bytes()[:-3]
+    (tmp_path / "cut.sketch").write_bytes(cut)
+    for command in (["inspect"], ["distance", "a.sketch"], ["merge", "-o", "x.sketch"]):
+        assert "cut.sketch: the file is truncated" in fails(capsys, *command, "cut.sketch")
+    other = RaceSketch.srp(3, rows=20, bits=4, seed=9)
+    other.add(X)
+    other.save("other.sketch")
+    for command in (["distance"], ["merge", "-o", "x.sketch"]):
+        line = fails(capsys, *command, "a.sketch", "other.sketch")
+        assert "a.sketch and other.sketch are unlike: hash seed: 0 is not 9" in line
+    assert "given twice" in fails(capsys, "distance", "a.sketch", "a.sketch")
+    assert "tvd-lower: it cannot be debiased" in fails(
+        capsys, "distance", "a.sketch", "b.sketch", "--kind", "tvd-lower", "--debias"
+    )
+    assert "no standard error" in fails(
+        capsys, "distance", "a.sketch", "b.sketch", "--kind", "row-l2", "--errors"
+    )
+
+
+def test_the_installed_command(table):
+    command = [sys.executable, "-m", "fedcohort.cli", "sketch", table, "-o", "a.sketch"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "120" in done.stdout
+    again = subprocess.run([*command, "--columns", "zz"], capture_output=True, text=True)
+    assert again.returncode == 2
+    assert again.stderr.startswith("error: data.parquet: no column 'zz'")
+    assert again.stderr.count("\n") == 1
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """Sketching 40 times the rows takes no more than a few megabytes more."""
+    pytest.importorskip("resource")
+    peaks = []
+    for parts in (1, 40):
+        path = tmp_path / f"{parts}.parquet"
+        part = pa.table({f"c{i}": RNG.normal(size=20_000) for i in range(8)})
+        with pq.ParquetWriter(path, part.schema) as writer:
+            for _ in range(parts):
+                writer.write_table(part)
+        code = (
+            "import resource, sys; from fedcohort.cli import invoke; "
+            "assert invoke(sys.argv[1:]) == 0; "
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+        )
+        options = ["-o", str(tmp_path / "a.sketch"), "--rows", "5", "--batch-rows", "5000"]
+        command = [sys.executable, "-c", code, "sketch", str(path), *options, "--format", "json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout.split()[-1]))
+    assert peaks[1] < peaks[0] + 25  # MiB; the file holds 51 MB of numbers
