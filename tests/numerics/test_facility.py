@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import types
 from itertools import combinations
 
 import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from fedcohort.numerics import facility
+from fedcohort.numerics import _facility_loop, facility
 
 
 def _table(seed: int, n: int = 9) -> np.ndarray:
@@ -66,6 +67,16 @@ def test_looking_at_everybody_is_greedy() -> None:
     table = _table(4)
     rng = np.random.default_rng(0)
     assert facility.stochastic_greedy(table, 4, rng, epsilon=1e-9) == facility.lazy_greedy(table, 4)
+
+
+def test_compiled_loop_equals_plain_python() -> None:
+    table = np.ascontiguousarray(_table(6, n=21))
+    shares = np.random.default_rng(0).random(21)
+    compiled = _facility_loop.lazy_loop(table, shares, 7)
+    gain = _facility_loop._gain.py_func
+    space = vars(_facility_loop) | {"_gain": gain}
+    plain = types.FunctionType(_facility_loop.lazy_loop.py_func.__code__, space)
+    assert compiled.tolist() == plain(table, shares, 7).tolist()
 
 
 def test_rectangular_tables_and_duplicates() -> None:

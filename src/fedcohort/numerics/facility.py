@@ -14,7 +14,6 @@ Mirzasoleiman et al. Lazier Than Lazy Greedy. AAAI 2015.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import numpy as np
@@ -57,20 +56,10 @@ def lazy_greedy(distances: ArrayLike, size: int, weights: ArrayLike | None = Non
     >>> lazy_greedy([[0, 1, 9, 9], [1, 0, 9, 9], [9, 9, 0, 2], [9, 9, 2, 0]], size=2)
     [0, 2]
     """
+    from fedcohort.numerics._facility_loop import lazy_loop
+
     table, shares = _checked(distances, size, weights)
-    nearest = table.max(axis=0, initial=0.0)
-    heap = [(-gain, j) for j, gain in enumerate(_gains(table, shares, nearest))]
-    heapq.heapify(heap)
-    chosen: list[int] = []
-    while len(chosen) < size:
-        _, j = heapq.heappop(heap)
-        gain = float(shares @ np.maximum(nearest - table[j], 0.0))
-        if heap and (-gain, j) > heap[0]:
-            heapq.heappush(heap, (-gain, j))
-            continue
-        chosen.append(j)
-        nearest = np.minimum(nearest, table[j])
-    return chosen
+    return [int(j) for j in lazy_loop(table, shares, size)]
 
 
 def stochastic_greedy(

@@ -154,7 +154,10 @@ def _distances(rows: Array) -> Array:
     """Euclidean distances, seen from the mean so that like rows lose no digits."""
     rows = rows - rows.mean(axis=0)
     squares = np.einsum("ij,ij->i", rows, rows)
-    result = np.asarray(squares[:, None] + squares - 2 * rows @ rows.T)
+    result = np.asarray(rows @ rows.T)
+    result *= -2  # in place: at 2,000 clients each copy would cost 32 MB
+    result += squares[:, None]
+    result += squares
     np.sqrt(np.maximum(result, 0.0, out=result), out=result)
     np.fill_diagonal(result, 0.0)
     return result
