@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -176,3 +177,13 @@ def local_grid() -> LocalGrid:
 @pytest.fixture
 def digits() -> Digits:
     return Digits()
+
+
+@pytest.fixture(scope="session")
+def trial():
+    """The module that the apps of the real processes share."""
+    path = Path(__file__).parent / "app" / "trial" / "task.py"
+    spec = importlib.util.spec_from_file_location("trial_task", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

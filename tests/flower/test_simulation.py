@@ -1,0 +1,123 @@
+"""Flower's own simulation, with its Ray backend and its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedcohort.gates import SketchToSkip
+from fedcohort.policies import POLICIES, PowerOfChoice
+from fedcohort.simulate import Simulation
+
+pytest.importorskip("ray")
+
+APP = Path(__file__).parent / "app"
+SCRIPT = """
+from flwr.simulation import run_simulation
+from trial.client_app import app as client
+from trial.server_app import app as server
+run_simulation(server, client, 8, backend_config={"client_resources": {"num_cpus": 1}})
+"""
+PARTS = [
+    {
+        "policy": "power-of-choice",
+        "options": {"d": 4},
+        "cohort_size": 3,
+        "seed": 7,
+        "rounds": 3,
+        "timeout": 60,
+    },
+    {
+        "policy": "race-softmax",
+        "gate": "sketch-to-skip",
+        "gate_options": {"threshold": 0.6, "k": 20, "max_skips": 1},
+        "cohort_size": 8,
+        "seed": 7,
+        "rounds": 2,
+        "timeout": 60,
+    },
+]
+LIES = {"client-1": "nan", "client-3": "shape", "client-5": "huge", "client-6": "nan update"}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Run the plan in a process of its own: Ray takes over signals and standard streams."""
+    folder = tmp_path_factory.mktemp("simulation")
+    plan = {"parts": PARTS, "lies": LIES, "out": str(folder / "out.json")}
+    paths = os.pathsep.join([str(APP), os.environ.get("PYTHONPATH", "")])
+    environment = {
+        **os.environ,
+        "FEDCOHORT_TRIAL": json.dumps(plan),
+        "PYTHONPATH": paths.rstrip(os.pathsep),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_HOME": str(folder / "home"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    with open(folder / "log.txt", "w") as log:
+        command = [sys.executable, "-c", SCRIPT]
+        subprocess.run(
+            command, env=environment, stdout=log, stderr=log, timeout=240, check=False, cwd=folder
+        )
+    if not (folder / "out.json").exists():
+        pytest.fail((folder / "log.txt").read_text()[-5000:])
+    return json.loads((folder / "out.json").read_text())
+
+
+def simulated(digits, policy, part, gate=None):
+    simulation = Simulation(
+        digits.federation,
+        digits.model(),
+        policy,
+        cohort_size=part["cohort_size"],
+        gate=gate,
+        local=digits.local,
+        aggregation="size-weighted",
+        seeds=(part["seed"],),
+        device="cpu",
+    )
+    return [simulation.step()[0] for _ in range(part["rounds"])]
+
+
+def test_cohorts_accuracies_and_bytes_are_the_simulators(results, digits):
+    records = simulated(digits, PowerOfChoice(d=4), PARTS[0])
+    history = results[0]["history"]
+    assert [tuple(r["selected"]) for r in history] == [r.selected for r in records]
+    assert [tuple(r["finished"]) for r in history] == [r.finished for r in records]
+    assert results[0]["accuracies"] == pytest.approx([r.accuracy for r in records], abs=1e-4)
+    assert [r["bytes_up"] for r in history] == [r.bytes_up for r in records]
+    assert [r["bytes_down"] for r in history] == [r.bytes_down for r in records]
+
+
+def test_the_ledger_counts_what_crossed(results):
+    assert results[0]["ledger"] == results[0]["crossed"]
+    assert results[0]["ledger"]["down"] > 0
+    # An update that was refused counts with its .npy headers, 128 bytes for each of six arrays.
+    refused = results[1]["refused"]["invalid"]
+    assert results[1]["ledger"]["down"] == results[1]["crossed"]["down"]
+    assert results[1]["ledger"]["up"] == results[1]["crossed"]["up"] + refused * 6 * 128
+    assert results[1]["ledger"]["up"] > 100_000_000  # the sketch of 100 MB did cross
+
+
+def test_hostile_readings_and_updates_are_dropped_and_counted(results, digits):
+    liars = {client for client, lie in LIES.items() if lie != "nan update"}
+    assert results[1]["known"] == [c for c in digits.clients if c not in liars]
+    assert results[1]["dropped"] == {"race_sketch": len(liars)}
+    assert results[1]["refused"] == {"invalid": 1}
+
+
+def test_the_gate_decides_as_in_the_simulator(results, digits):
+    """All eight train in both rounds, so that what the liars' sketches were does not matter."""
+    gate = SketchToSkip(**PARTS[1]["gate_options"])
+    records = simulated(digits, POLICIES["race-softmax"](), PARTS[1], gate)
+    skipped, uploaded = results[1]["history"]
+    assert tuple(skipped["finished"]) == records[0].finished == ()
+    assert len(skipped["withheld"]) == 8
+    assert set(uploaded["finished"]) == set(records[1].finished) - {"client-6"}
