@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -75,35 +74,41 @@ class Lockstep:
 
 
 @lru_cache(maxsize=4096)
-def _slots(bounds: bytes, batch: int) -> Ints:
-    """Return where each sample of a plan goes in its (steps x batch) table."""
+def _counts(bounds: bytes) -> Ints:
+    """Return the sizes of a plan's batches."""
     edges = np.frombuffer(bounds, np.int64)
-    counts = edges[1:] - edges[:-1]
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    slots: Ints = np.repeat(np.arange(len(counts)) * batch, counts) + within
-    return slots
+    counts: Ints = edges[1:] - edges[:-1]
+    return counts
+
+
+@lru_cache(maxsize=4096)
+def _source(bounds: bytes, batch: int) -> Ints:
+    """Return which sample of a plan goes to each place of its (steps x batch) table.
+
+    Padding takes the plan's first sample: any real one will do, it weighs nothing.
+    """
+    counts = _counts(bounds)
+    slots = np.arange(batch)
+    first = np.cumsum(counts) - counts
+    table: Ints = np.where(slots < counts[:, None], first[:, None] + slots, 0).ravel()
+    return table
 
 
 def _arrange(jobs: Sequence[Job], plans: Sequence[Plan]) -> Lockstep:
-    """Sort jobs so that the finished ones are always the last, and pad their batches.
-
-    Jobs of one size have the same bounds and are filled in together.
-    """
-    keys = [(-len(plan.epochs), plan.bounds.tobytes()) for plan in plans]
-    order = sorted(range(len(jobs)), key=keys.__getitem__)
-    longest = -keys[order[0]][0]
-    batch = max(int(np.diff(np.frombuffer(bounds, np.int64)).max()) for _, bounds in set(keys))
+    """Sort jobs so that the finished ones are always the last, and pad their batches."""
+    order = sorted(range(len(jobs)), key=lambda i: -len(plans[i].epochs))
+    keys = [plan.bounds.tobytes() for plan in plans]
+    longest = len(plans[order[0]].epochs)
+    batch = max(int(_counts(key).max()) for key in set(keys))
     count = np.zeros((longest, len(jobs)), np.int64)
     index = np.empty((len(jobs), longest * batch), np.int64)
-    index[:] = np.array([jobs[i].positions[0] for i in order])[:, None]  # padding: a real sample
-    start = 0
-    for key, same in groupby(order, key=keys.__getitem__):
-        members = list(same)
-        rows = slice(start, start + len(members))
-        start = rows.stop
-        count[: -key[0], rows] = np.diff(plans[members[0]].bounds)[:, None]
-        samples = np.array([jobs[i].positions[plans[i].order] for i in members])
-        index[rows, _slots(key[1], batch)] = samples
+    for j, i in enumerate(order):
+        source = _source(keys[i], batch)
+        jobs[i].positions.take(
+            plans[i].order.take(source), out=index[j, : len(source)], mode="clip"
+        )
+        index[j, len(source) :] = jobs[i].positions[0]
+        count[: len(source) // batch, j] = _counts(keys[i])
     table = index.reshape(len(jobs), longest, batch).transpose(1, 0, 2)
     scale = np.where(count > 0, 1 / np.maximum(count, 1), 0).astype(np.float32)
     rate, eps = np.zeros(count.shape, np.float32), np.zeros(longest, np.float32)

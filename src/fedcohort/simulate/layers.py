@@ -71,46 +71,48 @@ class Layer:
 
 
 class Weighted(Layer):
-    """A layer with a weight and perhaps a bias, which are parameters `at` and `at + 1`."""
+    """A layer with parameters, of which number `at` is the first."""
 
-    def __init__(self, place: int, arena: Arena, sink: Sink, at: int, bias: bool) -> None:
+    def __init__(self, place: int, arena: Arena, sink: Sink, at: int) -> None:
         super().__init__(place, arena)
-        self.sink, self.at, self.has_bias = sink, at, bias
+        self.sink, self.at = sink, at
 
     def weight(self, clients: int) -> Tensor:
         """Return the weights as matrices."""
         return self.sink.params[self.at][:clients].flatten(2)
 
-    def product(self, tape: Tape, bias_at: int, left: Tensor, right: Tensor, out: Tensor) -> None:
-        """Append out = left @ right + bias, the bias lying along axis 3 - `bias_at`."""
-        if not self.has_bias:
-            tape.append(partial(torch.bmm, left, right, out=out))
-            return
-        bias = self.sink.params[self.at + 1][: len(left)].unsqueeze(bias_at)
-        tape.append(partial(torch.baddbmm, bias, left, right, out=out))
+    def gather(self, tape: Tape, left: Tensor, right: Tensor) -> None:
+        """Append the weight's gradient, left @ right."""
+        target = self.sink.targets[self.at][: len(left)].flatten(2)
+        beta, alpha = self.sink.beta, self.sink.alpha
+        tape.append(partial(target.baddbmm_, left, right, beta=beta, alpha=alpha))
 
-    def gather(self, tape: Tape, left: Tensor, right: Tensor, grad: Tensor, over: int) -> None:
-        """Append the weight's gradient left @ right and the bias's, `grad` summed over an axis."""
-        clients, sink = len(left), self.sink
-        target = sink.targets[self.at][:clients].flatten(2)
-        tape.append(partial(target.baddbmm_, left, right, beta=sink.beta, alpha=sink.alpha))
-        if self.has_bias:
-            total = self.memory("bias", (clients, grad.shape[3 - over]))
-            target = sink.targets[self.at + 1][:clients]
-            tape.append(partial(torch.sum, grad, over, out=total))
-            if sink.beta != 1.0:
-                tape.append(partial(target.mul_, sink.beta))
-            tape.append(partial(target.add_, total, alpha=sink.alpha))
+    def gather_sum(self, tape: Tape, at: int, grad: Tensor, over: int) -> None:
+        """Append a bias's gradient, the sum of `grad` over an axis."""
+        target = self.sink.targets[at][: len(grad)]
+        total = self.memory("sum", target.shape)
+        tape.append(partial(torch.sum, grad, over, out=total))
+        if self.sink.beta != 1.0:
+            tape.append(partial(target.mul_, self.sink.beta))
+        tape.append(partial(target.add_, total, alpha=self.sink.alpha))
 
 
 class Dense(Weighted):
     """`nn.Linear`."""
 
+    def __init__(self, place: int, arena: Arena, sink: Sink, at: int, bias: bool) -> None:
+        super().__init__(place, arena, sink, at)
+        self.has_bias = bias
+
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         self.x = x
         weight = self.weight(len(x))
         out = self.memory("out", (*x.shape[:2], weight.shape[1]))
-        self.product(tape, 1, x, weight.mT, out)
+        if self.has_bias:
+            bias = self.sink.params[self.at + 1][: len(x)].unsqueeze(1)
+            tape.append(partial(torch.baddbmm, bias, x, weight.mT, out=out))
+        else:
+            tape.append(partial(torch.bmm, x, weight.mT, out=out))
         return out
 
     def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
@@ -118,15 +120,30 @@ class Dense(Weighted):
         if wanted:  # before the weight changes
             below = self.memory("below", self.x.shape)
             tape.append(partial(torch.bmm, grad, self.weight(len(grad)), out=below))
-        self.gather(tape, grad.mT, self.x, grad, 1)
+        self.gather(tape, grad.mT, self.x)
+        if self.has_bias:
+            self.gather_sum(tape, self.at + 1, grad, 1)
         return below
 
 
+class Bias(Weighted):
+    """The bias of an `nn.Conv2d`, one number a channel."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        bias = self.sink.params[self.at][: len(x)]
+        tape.append(partial(x.add_, bias[:, :, None, None, None]))
+        return x
+
+    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
+        self.gather_sum(tape, self.at, grad.flatten(2), 2)
+        return grad
+
+
 class Conv(Weighted):
-    """`nn.Conv2d` as one matrix product a client over unfolded patches."""
+    """`nn.Conv2d` without its bias, as one matrix product a client over unfolded patches."""
 
     def __init__(self, place: int, arena: Arena, sink: Sink, at: int, conv: nn.Conv2d) -> None:
-        super().__init__(place, arena, sink, at, conv.bias is not None)
+        super().__init__(place, arena, sink, at)
         self.kernel, self.stride = conv.kernel_size, conv.stride
         self.pad = conv._reversed_padding_repeated_twice  # left, right, top, bottom
 
@@ -141,7 +158,7 @@ class Conv(Weighted):
         self.cols = patches.view(clients, channels * kh * kw, -1)
         weight = self.weight(clients).flatten(2)
         out = self.memory("out", (clients, weight.shape[1], self.cols.shape[2]))
-        self.product(tape, 2, weight, self.cols, out)
+        tape.append(partial(torch.bmm, weight, self.cols, out=out))
         return out.view(clients, -1, *self.output)
 
     def _padded(self, tape: Tape, x: Tensor) -> Tensor:
@@ -160,7 +177,7 @@ class Conv(Weighted):
         if wanted:  # `gather` may change the weight, and needs the patches that `below` overwrites
             kept = self.memory("weight", weight.shape)
             tape.append(partial(kept.copy_, weight))
-        self.gather(tape, flat, self.cols.mT, flat, 2)
+        self.gather(tape, flat, self.cols.mT)
         if not wanted:
             return grad
         tape.append(partial(torch.bmm, kept.mT, flat, out=self.cols))

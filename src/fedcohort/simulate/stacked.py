@@ -32,7 +32,7 @@ def modules(model: nn.Module) -> list[nn.Module] | None:
     once = weighted and len(weighted) == len(set(weighted))
     trained = all(p.requires_grad for p in model.parameters())
     known = all(_known(module, first=i == 0) for i, module in enumerate(flat))
-    return _pool_first(flat) if once and trained and known and _ends_flat(flat) else None
+    return flat if once and trained and known and _ends_flat(flat) else None
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
@@ -69,12 +69,19 @@ def _ends_flat(flat: list[nn.Module]) -> bool:
     return not image
 
 
-def _pool_first(flat: list[nn.Module]) -> list[nn.Module]:
-    """Move each maximum before the ReLU it follows: same result on a quarter of the numbers."""
-    for i in range(1, len(flat)):
-        if type(flat[i]) is nn.MaxPool2d and type(flat[i - 1]) is nn.ReLU:
-            flat[i - 1], flat[i] = flat[i], flat[i - 1]
-    return flat
+def _pool_first(stack: list[layers.Layer]) -> list[layers.Layer]:
+    """Take each maximum before the bias and the ReLU: the same result from fewer numbers."""
+    for i in range(1, len(stack)):
+        j = i
+        while isinstance(stack[j], layers.MaxPool) and _rises(stack[j - 1]):
+            stack[j - 1], stack[j] = stack[j], stack[j - 1]
+            j -= 1
+    return stack
+
+
+def _rises(layer: layers.Layer) -> bool:
+    """Whether a layer keeps the order of the numbers in a channel."""
+    return isinstance(layer, (layers.Bias, activations.Activation))
 
 
 class Stacked(Kernel):
@@ -93,36 +100,39 @@ class Stacked(Kernel):
         if local is None:
             flat = [module for module in flat if not isinstance(module, nn.Dropout)]
         self.random = any(isinstance(module, nn.Dropout) for module in flat)
-        self.layers = list(self._build(flat))
+        self.layers = _pool_first(list(self._build(flat)))
         weighted = [isinstance(layer, (layers.Dense, layers.Conv)) for layer in self.layers]
         self.first = weighted.index(True)
 
     def _build(self, flat: list[nn.Module]) -> Iterator[layers.Layer]:
-        """Return a layer for each module; its place in the network names its memory."""
-        at, image, previous = 0, False, nn.Module()
+        """Return the layers of each module; a place in the network names its memory."""
+        at, image = 0, False
         for place, module in enumerate(flat):
-            here = (place, self.arena)
+            here = (3 * place, self.arena)
+            after = flat[place - 1] if place else None
             if isinstance(module, (nn.Conv2d, nn.MaxPool2d)) and not image:
-                yield activations.ChannelsFirst(-1 - place, self.arena)
+                copy = isinstance(module, nn.MaxPool2d)
+                yield activations.ChannelsFirst(3 * place + 1, self.arena, copy)
                 image = True
-            if isinstance(module, nn.Flatten):
-                yield activations.Flatten(*here, image)
-                image = False
+            if isinstance(module, nn.Conv2d):
+                yield layers.Conv(*here, self.sink, at, module)
+                if module.bias is not None:
+                    yield layers.Bias(3 * place + 2, self.arena, self.sink, at + 1)
             elif isinstance(module, nn.Linear):
                 yield layers.Dense(*here, self.sink, at, module.bias is not None)
-            elif isinstance(module, nn.Conv2d):
-                yield layers.Conv(*here, self.sink, at, module)
             elif isinstance(module, nn.MaxPool2d):
                 yield layers.MaxPool(*here, module)
+            elif isinstance(module, nn.Flatten):
+                yield activations.Flatten(*here, image)
+                image = False
             elif isinstance(module, nn.Unflatten):
                 yield activations.Split(*here, module.unflattened_size)
             elif isinstance(module, nn.Dropout):
                 yield activations.Dropout(*here, module.p)
             elif not isinstance(module, nn.Identity):
-                inplace = isinstance(previous, (nn.Linear, nn.Conv2d, nn.MaxPool2d))
+                inplace = isinstance(after, (nn.Linear, nn.Conv2d, nn.MaxPool2d))
                 yield activations.Activation(*here, type(module).__name__, inplace)
             at += len(list(module.parameters()))
-            previous = module
 
     def prepare(
         self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor, eps: Tensor

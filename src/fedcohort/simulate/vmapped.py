@@ -147,7 +147,7 @@ def forward_rows(model: nn.Module, params: Tensor, x: Tensor) -> Tensor:
     plain = unrolled(copy.deepcopy(model)) if _has_lstm(model) else model
 
     def one(row: Tensor) -> Tensor:
-        parts = zip(shapes.items(), row.split(sizes), strict=True)
+        parts = zip(shapes.items(), torch.split(row, sizes), strict=True)
         values = {name: part.view(shape) for (name, shape), part in parts}
         outputs: Tensor = functional_call(plain, values, (x,))
         return outputs
