@@ -4,7 +4,7 @@ No `fastmath`: every sum is done in the order written, so that the results equal
 NumPy versions (`rotation.py`, `minhash.py`) bit for bit. Threads are Python's; the loops release
 the interpreter lock.
 """
-# mypy: disable-error-code="misc, no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="misc, no-untyped-def, untyped-decorator, call-overload"
 
 from __future__ import annotations
 
@@ -14,42 +14,47 @@ from numba import njit
 LANES = 16  # samples that move through a rotation together: one cache line of float32
 TILE = 1024  # entries whose butterflies are finished while they are in the cache
 
+_outer = njit(nogil=True, cache=True)
+_inner = njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
-@njit(nogil=True, cache=True)
+
+@_inner
 def _butterflies(a, start, stop, h, size):
-    """Stages h, 2h, ... below `size`, two at a time, over a[start:stop]; return the next h."""
+    """Stages h, 2h, ... below `size`, two at a time, over a[start:stop]."""
     while 4 * h <= size:
         for i in range(start, stop, 4 * h):
             for j in range(i, i + h):
                 for l in range(LANES):
-                    p, q = a[j, l], a[j + h, l]
-                    r, s = a[j + 2 * h, l], a[j + 3 * h, l]
-                    t, u, v, w = p + q, p - q, r + s, r - s
-                    a[j, l], a[j + h, l] = t + v, u + w
-                    a[j + 2 * h, l], a[j + 3 * h, l] = t - v, u - w
+                    t = a[j, l] + a[j + h, l]
+                    u = a[j, l] - a[j + h, l]
+                    v = a[j + 2 * h, l] + a[j + 3 * h, l]
+                    w = a[j + 2 * h, l] - a[j + 3 * h, l]
+                    a[j, l] = t + v
+                    a[j + h, l] = u + w
+                    a[j + 2 * h, l] = t - v
+                    a[j + 3 * h, l] = u - w
         h *= 4
     if 2 * h <= size:
         for i in range(start, stop, 2 * h):
             for j in range(i, i + h):
                 for l in range(LANES):
-                    p, q = a[j, l], a[j + h, l]
-                    a[j, l], a[j + h, l] = p + q, p - q
-        h *= 2
-    return h
+                    t = a[j, l] + a[j + h, l]
+                    u = a[j, l] - a[j + h, l]
+                    a[j, l] = t
+                    a[j + h, l] = u
 
 
-@njit(nogil=True, cache=True)
+@_inner
 def _hadamard(a):
     """Walsh-Hadamard transform along the first axis, in place."""
-    m = a.shape[0]
-    tile = min(m, TILE)
-    for start in range(0, m, tile):
-        _butterflies(a, start, start + tile, 1, tile)
-    if tile < m:
-        _butterflies(a, 0, m, tile, m)
+    h, size = 1, min(a.shape[0], TILE)
+    while h < a.shape[0]:  # tile by tile, then across the tiles
+        for start in range(0, a.shape[0], size):
+            _butterflies(a, start, start + size, h, size)
+        h, size = size, a.shape[0]
 
 
-@njit(nogil=True, cache=True)
+@_inner
 def _spread(x, first, i0, width, out):
     """H D1 x of the samples i0 to i0 + width, one a lane; the other lanes are zero."""
     out[:] = 0
@@ -59,21 +64,19 @@ def _spread(x, first, i0, width, out):
     _hadamard(out)
 
 
-@njit(nogil=True, cache=True)
+@_inner
 def _rotate(spread, second, third, out):
     """H D3 H D2 of what `_spread` left."""
-    m = out.shape[0]
-    for j in range(m):
-        for l in range(LANES):
-            out[j, l] = spread[j, l] * second[j]
-    _hadamard(out)
-    for j in range(m):
-        for l in range(LANES):
-            out[j, l] = out[j, l] * third[j]
-    _hadamard(out)
+    flips, source = second, spread
+    for _ in range(2):
+        for j in range(out.shape[0]):
+            for l in range(LANES):
+                out[j, l] = source[j, l] * flips[j]
+        _hadamard(out)
+        flips, source = third, out
 
 
-@njit(nogil=True, cache=True)
+@_outer
 def srp_codes(x, first, second, third, used, rows, bits, out):
     """Write the bucket of sample i in row r to out[r, i]; projection b * rows + r is its bit b."""
     n, m = x.shape[0], first.shape[0]
@@ -98,7 +101,7 @@ def srp_codes(x, first, second, third, used, rows, bits, out):
                 out[r, i0 + l] = codes[r, l]
 
 
-@njit(nogil=True, cache=True)
+@_outer
 def projections(x, first, second, third, used, rows, out):
     """Write the projection of sample i on direction r, unscaled, to out[r, i]."""
     n, m = x.shape[0], first.shape[0]
@@ -114,7 +117,7 @@ def projections(x, first, second, third, used, rows, out):
                     out[k * used + j, i0 + l] = turned[j, l]
 
 
-@njit(nogil=True, cache=True)
+@_outer
 def set_minima(tokens, starts, factors, shifts, out):
     """Write the least factors[r] * t + shifts[r] (mod 2^64) over set i to out[r, i]."""
     rows = factors.shape[0]
@@ -129,7 +132,7 @@ def set_minima(tokens, starts, factors, shifts, out):
             out[r, i] = least[r]
 
 
-@njit(nogil=True, cache=True)
+@_outer
 def fold_rows(values, keys, buckets, out):
     """Do what `base.fold` does."""
     for r in range(values.shape[0]):
@@ -141,7 +144,7 @@ def fold_rows(values, keys, buckets, out):
             out[r, i] = np.int32(((z >> np.uint64(32)) * buckets) >> np.uint64(32))
 
 
-@njit(nogil=True, cache=True)
+@_outer
 def count_codes(codes, counts):
     """Add one to counts[r, codes[r, i]] for every row and sample."""
     for r in range(codes.shape[0]):

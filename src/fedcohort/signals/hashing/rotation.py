@@ -4,6 +4,8 @@ A rotation is x -> H D3 H D2 H D1 x: D are random signs, H the Walsh-Hadamard tr
 input padded with zeros to a power of two, m. It yields m directions, orthogonal to each other, at
 the price of 3 log2(m) additions each; D1 is shared by all rotations, so that H D1 x is computed
 once a sample. Compared with a Gaussian matrix the cost of a direction falls from dim to log(dim).
+(Where dim exceeds the number of directions, one rotation gives more than is needed, and a sample
+costs dim log(dim): no less, since every entry counts.)
 
 The transform only adds and subtracts, in a fixed order: NumPy, the compiled loops and a GPU get
 the same floating-point numbers, so that hashes are equal on every machine.
