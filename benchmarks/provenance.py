@@ -8,7 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def provenance() -> dict[str, Any]:
     return {
         "command": shlex.join(["python", *sys.argv]),
         "commit": os.environ.get("FEDCOHORT_COMMIT") or _commit(),
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": {
             "cpu": _cpu(),
             "cores": os.cpu_count(),

@@ -1,10 +1,10 @@
 """Every policy on Fashion-MNIST in FedCor's setting: how many rounds to a target accuracy.
 
-python benchmarks/selection_fashion_mnist.py --setting all --out benchmarks/results/selection-fashion-mnist.json
+python benchmarks/selection_fashion_mnist.py --out benchmarks/results/selection-fashion-mnist.json
 
-100 clients, MLP 784-64-30-10, 3 epochs, batch 64, SGD 0.005 halved at rounds 150 and 300, 500 rounds,
-plain mean, pixels standardised as in the authors' code. --setting runs one of the four splits, so that they can share a machine; --join puts the parts
-together.
+100 clients, MLP 784-64-30-10, 3 epochs, batch 64, SGD 0.005 halved at rounds 150 and 300, 500
+rounds, plain mean, pixels standardised as in the authors' code. --setting runs one of the four
+splits, so that they can share a machine; --join puts the parts together.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def main() -> None:
     if args.join:
         parts = [json.loads(Path(p).read_text()) for p in args.join]
         runs = [run for part in parts for run in part["result"]]
-        origin = parts[0]["provenance"]
-        Path(args.out).write_text(json.dumps({"provenance": origin, "result": runs}, indent=1))
+        origins = [part["provenance"] for part in parts]
+        Path(args.out).write_text(json.dumps({"provenance": origins, "result": runs}, indent=1))
         return
     dataset = load("fashion-mnist", args.root).standardized()
     chosen = list(SETTINGS) if args.setting == "all" else [args.setting]

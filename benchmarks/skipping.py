@@ -1,9 +1,10 @@
 """Sketch-to-Skip and Sketch-to-Select in paper 2's setting: overhead against accuracy.
 
-python benchmarks/skipping.py --dataset fashion-mnist --out benchmarks/results/skipping-fashion-mnist.json
+python benchmarks/skipping.py --dataset mnist --out benchmarks/results/skipping-mnist.json
 
-N = 50 clients, C = 10 a round, T = 1000 rounds of one SGD step, batch 100, learning rate 0.05 (CIFAR-10
-0.01), pixels standardised, re-selection every 100 rounds, sketches of 100 and 10 numbers; IID and one label a node.
+N = 50 clients, C = 10 a round, T = 1000 rounds of one SGD step, batch 100, learning rate 0.05
+(CIFAR-10 0.01), pixels standardised, re-selection every 100 rounds, sketches of 100 and 10
+numbers; IID and one label a node.
 """
 
 from __future__ import annotations
