@@ -106,6 +106,8 @@ def test_constants_must_fit_the_columns():
         RaceSketch.srp(dim=3, transform=Transform(center=(1.0, 2.0)))
     with pytest.raises(ValueError, match="Tokenizer"):
         RaceSketch.srp(dim=3, transform=Tokenizer())
+    with pytest.raises(ValueError, match="Transform"):
+        RaceSketch.minhash(transform=Transform(unit=True))
 
 
 def test_tokenizers():

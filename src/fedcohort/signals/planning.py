@@ -9,7 +9,8 @@ minimizes the expected relative error of a squared distance,
 
 The model of the signal is fitted to MNIST, Fashion-MNIST, the digits and Gaussian clusters,
 divided by Dirichlet(0.5): samples of like classes agree in a bit with probability 0.68, of unlike
-ones with 0.48, and about 9% of the mass differs.
+ones with 0.48, and about 9% of the mass differs. For token sets and Euclidean sketches it is a
+rough guide only.
 """
 
 from __future__ import annotations

@@ -100,6 +100,8 @@ class RaceSketch(StoredSketch):
         cls, rows: int = 200, buckets: int = 64, seed: int = 0, transform: Tokenizer | None = None
     ) -> RaceSketch:
         """Sketch of token sets by Jaccard similarity, or of texts with a Tokenizer."""
+        if transform is not None and not isinstance(transform, Tokenizer):
+            raise ValueError(f"token sets take a Tokenizer, not a {type(transform).__name__}")
         return cls(MinHash(rows, buckets, seed), transform)
 
     @classmethod
