@@ -67,6 +67,19 @@ def test_by_default_all_columns_of_numbers_in_the_file_s_order(path):
     assert source.rows == (5 if path.suffix == ".parquet" else None)
 
 
+def test_patterns_of_columns(path):
+    assert open_source(path, Want(columns=("o*", "[ab]"))).columns == ("ok", "a", "b")
+    with pytest.raises(DataError, match=r"no column 'x\*'; there are a, b"):
+        open_source(path, Want(columns=("x*",)))
+    with pytest.raises(ConfigError, match="each column once"):
+        open_source(path, Want(columns=("a", "[ab]")))
+
+
+def test_a_column_may_be_called_like_a_pattern(tmp_path):
+    path = write(pa.table({"a*": [1.0], "ab": [2.0]}), tmp_path / "data.parquet")
+    assert open_source(path, Want(columns=("a*",))).columns == ("a*",)
+
+
 def test_labels_and_clients(path):
     source = open_source(path, Want(columns=("b",), label="a", by="who", batch_rows=2))
     blocks = list(source.blocks())

@@ -63,7 +63,9 @@ def command(
     out: Annotated[Path, typer.Option("--out", "-o", help="Sketch file; with --by, a folder.")],
     columns: Annotated[
         str | None,
-        typer.Option(help="Columns, by comma [all of numbers].", rich_help_panel=DATA),
+        typer.Option(
+            help="Columns or patterns (p*), by comma [all of numbers].", rich_help_panel=DATA
+        ),
     ] = None,
     text: Annotated[
         str | None,

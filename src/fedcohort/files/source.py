@@ -28,7 +28,8 @@ class Want:
     form : {"vectors", "texts", "sets"}
         Rows as numbers, one text a row, or rows as sets of tokens.
     columns : tuple of str
-        Columns of a table or arrays of an .npz file; none means every column of numbers.
+        Columns of a table, by name or pattern (``p*``), or arrays of an .npz file; none means
+        every column of numbers.
     text : str, optional
         The column of texts, or of lists of tokens.
     label, by : str, optional

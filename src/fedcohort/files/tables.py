@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class TableSource(Source):
             self.form = "sets" if lists else "texts"
             self.columns, use = (want.text,), "tokens" if lists else "texts"
         else:
-            self.columns, use = want.columns or self._all_columns(), self.form
+            self.columns, use = self._expanded() or self._all_columns(), self.form
         if len(set(self.columns)) < len(self.columns):
             raise ConfigError(f"--columns {','.join(self.columns)}: name each column once")
         self._use = dict.fromkeys(self.columns, use)
@@ -90,6 +91,17 @@ class TableSource(Source):
             for batch in table.batches(tuple(self._use), rows, as_text, as_numbers):
                 yield self._block(batch, Place(str(table.path), first, self.columns))
                 first += batch.num_rows
+
+    def _expanded(self) -> tuple[str, ...]:
+        """Return the columns asked for, patterns such as ``p*`` replaced by those they match."""
+        found: list[str] = []
+        for name in self._want.columns:
+            exact = name in self._tables[0].names or not set(name) & set("*?[")
+            matching = [c for c in self._tables[0].names if fnmatchcase(c, name)]
+            if not exact and not matching:
+                self._tables[0].kind(name)  # says which columns there are
+            found += [name] if exact else matching
+        return tuple(found)
 
     def _all_columns(self) -> tuple[str, ...]:
         """Return every column that has the form, in the file's order."""

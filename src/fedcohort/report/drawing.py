@@ -73,18 +73,19 @@ def dots(marks: Sequence[Mark]) -> str:
         for v in _ticks(most)
     ]
     boxes: list[tuple[float, ...]] = []
+    named = []
     for i, m in enumerate(marks):
         x, y = left + right * (i + 0.5), floor - up * m.value
         parts.append(
             f'<g><title>{escape(m.tip)}</title><path d="M{x:.1f} {floor - up * m.low:.1f}'
-            f'V{floor - up * m.high:.1f}" stroke="#aab2bd" stroke-width="0.8"/>'
+            f'V{floor - up * m.high:.1f}" stroke="#cdd3da" stroke-width="0.8"/>'
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{4 if m.strong else 2.4}" fill="{m.colour}"/>'
             "</g>"
         )
         if m.strong and len(boxes) < NAMED:
-            parts.append(_name(short(m.name), x, y, boxes, width))
+            named.append(_name(short(m.name), x, y, boxes, width))
     parts.append(f'<text x="{left}" y="{height - 8}">clients, the farthest first</text>')
-    return _svg(width, height, parts, "Distance of each client to all data together")
+    return _svg(width, height, [*parts, *named], "Distance of each client to all data together")
 
 
 def scatter(marks: Sequence[Mark], positions: Floats, name_all: bool) -> str:
@@ -118,7 +119,7 @@ def matrix(values: Floats, names: Sequence[str], colours: Sequence[str]) -> str:
     """Draw a matrix as one picture, with a strip of the clients' colours and a scale."""
     n, named = len(values), len(values) <= NAMED
     left, top, side = (140 if named else 24), 18, 400
-    most = float(values.max())
+    most = float(np.quantile(values, 0.99))  # a few extreme pairs must not pale all others
     cell = side / n
     parts = [
         f'<image x="{left}" y="{top}" width="{side}" height="{side}" '
@@ -151,7 +152,7 @@ def _colour_scale(x: float, y: float, width: float, most: float) -> str:
         f'<defs><linearGradient id="scale">{stops}</linearGradient></defs>'
         f'<rect x="{x}" y="{y}" width="{width}" height="8" fill="url(#scale)"/>'
         f'<text x="{x}" y="{y + 22}">0, alike</text>'
-        f'<text x="{x + width}" y="{y + 22}" text-anchor="end">{most:.3f}</text>'
+        f'<text x="{x + width}" y="{y + 22}" text-anchor="end">{most:.3f} or more</text>'
     )
 
 
@@ -166,7 +167,8 @@ def _name(name: str, x: float, y: float, boxes: list[tuple[float, ...]], width: 
         covered.append((outside + sum(_overlap(box, other) for other in boxes), box))
     best = min(range(4), key=lambda i: covered[i][0])
     boxes.append(covered[best][1])
-    return f'<text x="{places[best][0]:.1f}" y="{places[best][1]:.1f}">{escape(name)}</text>'
+    px, py = places[best]
+    return f'<text class="name" x="{px:.1f}" y="{py:.1f}">{escape(name)}</text>'
 
 
 def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> float:

@@ -105,18 +105,17 @@ class Heterogeneity(NamedTuple):
         """Return the main numbers in words."""
         far = max(self.clients, key=lambda c: c.distance)
         median = float(np.median([c.distance for c in self.clients]))
-        few = [c.name for c in self.outliers]
         facts = {
             "clients": f"{len(self.clients)}, {self.records:,.0f} records",
-            "privacy": "; ".join(f"{n} x {what}" for what, n in self.privacy.items()),
+            "privacy": "; ".join(f"{what} ({n} clients)" for what, n in self.privacy.items()),
             "distance to all": f"median {median:.3f}, largest {far.distance:.3f} ({far.name})",
             "told apart": f"{self.told_apart:.0%} of the pairs, beyond sampling error and noise",
-            "outliers": ", ".join(few[:8]) + (f" and {len(few) - 8} more" if len(few) > 8 else ""),
+            "outliers": few([c.name for c in self.outliers]) or "none",
             "clusters": self.suggestion(),
         }
         if self.left_out:
-            facts["left out"] = ", ".join(c.name for c in self.left_out) + " (too few records)"
-        return {key: value or "none" for key, value in facts.items()}
+            facts["left out"] = few([c.name for c in self.left_out]) + ": below two records"
+        return facts
 
     def suggestion(self) -> str:
         """Say how many clusters are suggested and why."""
@@ -146,6 +145,18 @@ class Heterogeneity(NamedTuple):
             "gap": self.clusters.gap,
             "map_share": self.map_share,
         }
+
+
+def few(names: Sequence[str], most: int = 8) -> str:
+    """Join names, and count those that would be too many.
+
+    Examples
+    --------
+    >>> few(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
 
 
 def measure(sketches: Sequence[RaceSketch], names: Sequence[str]) -> Heterogeneity:

@@ -7,7 +7,7 @@ from html import escape
 import numpy as np
 
 from fedcohort.report.drawing import COLOURS, Mark, bars, dots, matrix, scatter
-from fedcohort.report.heterogeneity import OUTLIER, ClientRow, Heterogeneity
+from fedcohort.report.heterogeneity import OUTLIER, ClientRow, Heterogeneity, few
 
 BARS = 60  # clients; more are drawn as dots
 NAMES_ON_MAP = 25
@@ -25,6 +25,7 @@ p { margin: 6px 0; max-width: 72ch } .soft { color: #5b6573 }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(430px, 1fr)); gap: 20px }
 svg { width: 100%; height: auto; display: block; font: 11px system-ui, sans-serif; fill: #1c2430 }
 svg text { fill: #3a4452 } svg .value { fill: #5b6573 }
+svg .name { paint-order: stroke; stroke: #fff; stroke-width: 3px; stroke-linejoin: round }
 .scroll { max-height: 620px; overflow: auto; border: 1px solid #e3e6ea; border-radius: 8px }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { text-align: left; padding: 4px 10px; border-bottom: 1px solid #edf0f3;
@@ -75,7 +76,7 @@ def page(found: Heterogeneity, title: str = "How different are the clients?") ->
 
 
 def _subtitle(found: Heterogeneity) -> str:
-    parts = [f"{n} x {escape(what)}" for what, n in found.privacy.items()]
+    parts = [f"{escape(what)} ({n} clients)" for what, n in found.privacy.items()]
     return f"{found.records:,.0f} records. Privacy: {'; '.join(parts)}."
 
 
@@ -100,13 +101,12 @@ def _headline(found: Heterogeneity) -> str:
         first = "Most clients differ from each other by more than chance explains."
     else:
         first = "Some clients differ from each other by more than chance explains."
-    named = [escape(c.name) for c in found.outliers[:6]]
-    more = f" and {len(found.outliers) - 6} more" if len(found.outliers) > 6 else ""
-    odd = f" Outliers: {', '.join(named)}{more}." if named else " No client is an outlier."
-    gone = ""
+    odd, gone = " No client is an outlier.", ""
+    if found.outliers:
+        odd = f" Outliers: {escape(few([c.name for c in found.outliers]))}."
     if found.left_out:
-        names = ", ".join(escape(c.name) for c in found.left_out[:6])
-        gone = f" Left out, with fewer than two records: {names} ({len(found.left_out)} in all)."
+        names = escape(few([c.name for c in found.left_out]))
+        gone = f" Left out, with fewer than two records: {names}."
     return f"{first}{odd} Suggested clusters: {escape(found.suggestion())}.{gone}"
 
 

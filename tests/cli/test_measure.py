@@ -1,0 +1,61 @@
+"""The page docs/measure.md shows what its commands print."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fedcohort.cli import invoke
+from fedcohort.signals.planning import plan
+
+PAGE = Path(__file__).parents[2] / "docs" / "measure.md"
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text("utf-8"), re.S)
+
+
+def lines(text):
+    """Lines without what compression libraries decide."""
+    kept = (line.rstrip() for line in text.splitlines())
+    return [line for line in kept if line and not line.startswith("│ size")]
+
+
+def test_commands_print_what_the_page_shows(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make, python = blocks("python")
+    exec(compile(make, "make", "exec"), {})
+    for block in blocks("console"):
+        command, _, wanted = block.removeprefix("$ ").partition("\n")
+        assert invoke(shlex.split(command)[1:]) == 0
+        shown = capsys.readouterr().out
+        if "--epsilon" not in command:  # noise differs from run to run
+            assert lines(shown) == lines(wanted)
+    exec(compile(python, "python", "exec"), {})
+    assert capsys.readouterr().out == "['client-07']\n"
+
+
+def test_the_plans_are_those_of_the_planner():
+    rows = re.findall(r"^\| ([\d,]+) \| (\d) \| (\S+) \| (\d+) \| (\d+) \|", PAGE.read_text(), re.M)
+    assert len(rows) == 12
+    for n, epsilon, delta, rows_, buckets in rows:
+        made = plan(int(n.replace(",", "")), float(epsilon), float(delta))
+        assert (made.rows, made.buckets) == (int(rows_), int(buckets))
+
+
+@pytest.mark.parametrize("option", sorted(set(re.findall(r"--[a-z][a-z-]+", PAGE.read_text()))))
+def test_options_exist(option, capsys):
+    import typer
+
+    from fedcohort.cli import app
+
+    known = {
+        name
+        for command in typer.main.get_command(app).commands.values()
+        for parameter in command.params
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
+    assert option in known
