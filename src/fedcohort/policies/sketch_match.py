@@ -53,7 +53,7 @@ class SketchMatch(Policy):
         How the cohort's models will be averaged: by size (sketches are pooled) or equally.
     sweeps : int, default=2
         How often each member may be exchanged after the greedy selection.
-    largest_pool : int, default=20_000
+    largest_pool : int, default=10_000
         With more clients, the pool is a random part of the less used.
     rows, bits, seed, label_weight, centered, epsilon
         Of the sketches: rows of 2^bits buckets (10 x 64 take 1.3 kB); weight of the one-hot label
@@ -86,11 +86,11 @@ class SketchMatch(Policy):
         pool: str = "less-used",
         average: str = "size",
         sweeps: int = 2,
-        largest_pool: int = 20_000,
+        largest_pool: int = 10_000,
         rows: int = 10,
         bits: int = 6,
         seed: int = 0,
-        label_weight: float = 1.0,
+        label_weight: float = 2.0,
         centered: bool = True,
         epsilon: float = 0.0,
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -35,6 +36,7 @@ class SketchToSelectState:
     """The clusters of the last selection round, and the client that stands for each."""
 
     cluster: dict[ClientId, int] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)
     chosen: list[ClientId] = field(default_factory=list)
 
 
@@ -65,7 +67,8 @@ class SketchToSelect(Policy):
     candidates : int, optional
         Ask only so many clients, drawn uniformly; None asks all.
     weights : {None, "inverse-inclusion"}
-        The latter weighs a client by its share of the data times the size of its cluster.
+        The latter weighs a client by its share of the data times the size of its cluster, which
+        makes the aggregate unbiased, given the clusters.
 
     Notes
     -----
@@ -125,21 +128,23 @@ class SketchToSelect(Policy):
         """Cluster and draw in a selection round; otherwise keep the cohort."""
         if self._selects(round):
             self._cluster(round, signals, rng)
-        members: dict[int, list[ClientId]] = {}
-        for client in round.available:
-            if client in self.state.cluster:
-                members.setdefault(self.state.cluster[client], []).append(client)
-        here = set(self.state.chosen) & set(round.available)
-        chosen = [c for c in self.state.chosen if c in here]
-        missing = [self.state.cluster[c] for c in self.state.chosen if c not in here]
-        for cluster in missing:
-            rest = [c for c in members.get(cluster, []) if c not in here]
-            if rest:
-                chosen.append(rest[int(rng.integers(len(rest)))])
-                here.add(chosen[-1])
-        chosen = chosen[: round.size]
-        inclusion = {c: 1 / len(members[self.state.cluster[c]]) for c in chosen}
+        here = [c for c in self.state.chosen if _holds(round.available, c)]
+        chosen = (here + self._stand_ins(round, here, rng))[: round.size]
+        inclusion = {c: 1 / self.state.sizes[self.state.cluster[c]] for c in chosen}
         return Selection(tuple(chosen), self._weights(chosen, inclusion, round, signals), inclusion)
+
+    def _stand_ins(self, round: Round, here: list[ClientId], rng: Generator) -> list[ClientId]:
+        """Draw a client of the same cluster for each chosen one that is away."""
+        present = set(here)
+        missing = [self.state.cluster[c] for c in self.state.chosen if c not in present]
+        members: dict[int, list[ClientId]] = {label: [] for label in missing}
+        if missing:
+            label = self.state.cluster.get
+            for client in round.available:
+                if label(client, -1) in members and client not in present:
+                    members[self.state.cluster[client]].append(client)
+        rest = [members[label] for label in missing if members[label]]
+        return [clients[int(rng.integers(len(clients)))] for clients in rest]
 
     def _selects(self, round: Round) -> bool:
         return round.number % self.interval == 0 or not self.state.chosen
@@ -153,9 +158,11 @@ class SketchToSelect(Policy):
         labels = _kmeans(rows, round.size, rng)
         clients = [round.available[i] for i in positions.tolist()]
         self.state.cluster = dict(zip(clients, labels.tolist(), strict=True))
-        for label in np.unique(labels):
+        for label in range(labels.max() + 1):
             inside = np.flatnonzero(labels == label)
-            self.state.chosen.append(clients[int(rng.choice(inside))])
+            self.state.sizes.append(inside.size)
+            if inside.size:
+                self.state.chosen.append(clients[int(rng.choice(inside))])
 
     def _weights(
         self,
@@ -172,6 +179,12 @@ class SketchToSelect(Policy):
 
     def __repr__(self) -> str:
         return f"SketchToSelect(interval={self.interval}, signal={self.signal!r})"
+
+
+def _holds(available: tuple[ClientId, ...], client: ClientId) -> bool:
+    """Whether a client is among the available, who are sorted."""
+    at = bisect_left(available, client)
+    return at < len(available) and available[at] == client
 
 
 def _kmeans(rows: Array, clusters: int, rng: Generator) -> Indices:
