@@ -2,6 +2,6 @@
 
 from importlib.util import find_spec
 
-collect_ignore = []
+collect_ignore_glob = []
 if find_spec("triton") is None:
-    collect_ignore.append("src/fedcohort/simulate/_sketch_triton.py")
+    collect_ignore_glob.append("src/fedcohort/simulate/_*_triton.py")

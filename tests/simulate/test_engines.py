@@ -11,6 +11,7 @@ from torch import nn
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import stream
+from fedcohort.simulate import stacked
 from fedcohort.simulate.jobs import Job
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.models import CharLSTM
@@ -147,6 +148,20 @@ def test_the_tables_of_a_gpu_give_the_same_without_one(name, options):
         expected = trainer.gradients(trainer.flat(), cohort, held)
         found = other.gradients(other.flat(), cohort, held)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_batches_cut_into_parts_give_the_same(options, monkeypatch):
+    local = LocalTraining(**{"epochs": 2, "batch_size": BATCH, "lr": 0.1} | OPTIONS[options])
+    trainer = Trainer(make("cnn"), local, engine="stacked", device="cpu")
+    held, jobs = trainer.data(*data("cnn")), jobs_of(trainer, rows=1)
+    expected = trainer.train(trainer.flat(), jobs, held)
+    monkeypatch.setitem(stacked.PARTS, "cpu", 12)  # five clients: 4 parts of 2, later 8 of 1
+    other = Trainer(make("cnn"), local, engine="stacked", device="cpu")
+    found = other.train(other.flat(), jobs, held)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    expected, found = (t.gradients(t.flat(), jobs, held) for t in (trainer, other))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -72,7 +72,7 @@ class Split(Layer):
 
 
 class ChannelsFirst(Layer):
-    """From (clients, samples, channels, ...) to (clients, channels, samples, ...).
+    """From (clients, samples, channels, ...) to (clients * split, channels, samples / split, ...).
 
     A view is enough for a convolution, which copies patches anyway.
     """
@@ -82,7 +82,7 @@ class ChannelsFirst(Layer):
         self.copy = copy
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        view = x.transpose(1, 2)
+        view = x.view(len(x) * self.split, -1, *x.shape[2:]).transpose(1, 2)
         if not self.copy:
             return view
         out = self.memory("out", view.shape)
@@ -104,7 +104,7 @@ class Flatten(Layer):
         clients, channels, samples, *rest = x.shape
         out = self.memory("out", (clients, samples, channels, *rest))
         tape.append(partial(out.copy_, x.transpose(1, 2)))
-        return out.flatten(2)
+        return out.view(clients // self.split, samples * self.split, -1)
 
     def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
         if not self.image:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Tape = list[Callable[[], Any]]
 aten = torch.ops.aten
@@ -56,10 +56,15 @@ class Layer:
 
     def __init__(self, place: int, arena: Arena) -> None:
         self.place, self.arena = place, arena
+        self.split = 1  # parts that each client's batch is cut into; see `convolution`
 
     def memory(self, use: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Return this layer's memory for one use."""
         return self.arena.take((self.place, use), shape, dtype)
+
+    def parts(self, rows: Tensor) -> Tensor:
+        """View the rows of an image layer as (clients, parts of their batches)."""
+        return rows.view(-1, self.split, *rows.shape[1:])
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         """Append the forward pass and return where its output will be."""
@@ -87,11 +92,13 @@ class Weighted(Layer):
         beta, alpha = self.sink.beta, self.sink.alpha
         tape.append(partial(target.baddbmm_, left, right, beta=beta, alpha=alpha))
 
-    def gather_sum(self, tape: Tape, at: int, grad: Tensor, over: int) -> None:
-        """Append a bias's gradient, the sum of `grad` over an axis."""
-        target = self.sink.targets[at][: len(grad)]
-        total = self.memory("sum", target.shape)
-        tape.append(partial(torch.sum, grad, over, out=total))
+    def gather_sum(self, tape: Tape, at: int, parts: Tensor, over: int | tuple[int, ...]) -> None:
+        """Append the gradient of parameter `at`, the sum of `parts` over some axes."""
+        gone = (over,) if isinstance(over, int) else over
+        shape = [size for axis, size in enumerate(parts.shape) if axis not in gone]
+        target = self.sink.targets[at][: len(parts)].view(shape)
+        total = self.memory(f"sum {at}", shape)
+        tape.append(partial(torch.sum, parts, over, out=total))
         if self.sink.beta != 1.0:
             tape.append(partial(target.mul_, self.sink.beta))
         tape.append(partial(target.add_, total, alpha=self.sink.alpha))
@@ -124,109 +131,3 @@ class Dense(Weighted):
         if self.has_bias:
             self.gather_sum(tape, self.at + 1, grad, 1)
         return below
-
-
-class Bias(Weighted):
-    """The bias of an `nn.Conv2d`, one number a channel."""
-
-    def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        bias = self.sink.params[self.at][: len(x)]
-        tape.append(partial(x.add_, bias[:, :, None, None, None]))
-        return x
-
-    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
-        self.gather_sum(tape, self.at, grad.flatten(2), 2)
-        return grad
-
-
-class Conv(Weighted):
-    """`nn.Conv2d` without its bias, as one matrix product a client over unfolded patches."""
-
-    def __init__(self, place: int, arena: Arena, sink: Sink, at: int, conv: nn.Conv2d) -> None:
-        super().__init__(place, arena, sink, at)
-        self.kernel, self.stride = conv.kernel_size, conv.stride
-        self.pad = conv._reversed_padding_repeated_twice  # left, right, top, bottom
-
-    def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        x = self._padded(tape, x)
-        (kh, kw), (sh, sw) = self.kernel, self.stride
-        windows = x.unfold(3, kh, sh).unfold(4, kw, sw)
-        clients, channels, *self.output = windows.shape[:5]
-        self.input = x.shape
-        patches = self.memory("cols", (clients, channels, kh, kw, *self.output))
-        tape.append(partial(patches.copy_, windows.permute(0, 1, 5, 6, 2, 3, 4)))
-        self.cols = patches.view(clients, channels * kh * kw, -1)
-        weight = self.weight(clients).flatten(2)
-        out = self.memory("out", (clients, weight.shape[1], self.cols.shape[2]))
-        tape.append(partial(torch.bmm, weight, self.cols, out=out))
-        return out.view(clients, -1, *self.output)
-
-    def _padded(self, tape: Tape, x: Tensor) -> Tensor:
-        if not any(self.pad):
-            return x
-        left, right, top, bottom = self.pad
-        high, wide = x.shape[3:]
-        out = self.memory("padded", (*x.shape[:3], high + top + bottom, wide + left + right))
-        tape.append(out.zero_)  # other sizes of batch lie differently in the same memory
-        tape.append(partial(out[..., top : top + high, left : left + wide].copy_, x))
-        return out
-
-    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
-        flat = grad.flatten(2)
-        weight = self.weight(len(grad))
-        if wanted:  # `gather` may change the weight, and needs the patches that `below` overwrites
-            kept = self.memory("weight", weight.shape)
-            tape.append(partial(kept.copy_, weight))
-        self.gather(tape, flat, self.cols.mT)
-        if not wanted:
-            return grad
-        tape.append(partial(torch.bmm, kept.mT, flat, out=self.cols))
-        return self._fold(tape)
-
-    def _fold(self, tape: Tape) -> Tensor:
-        """Append the sum of each patch's gradient into the pixels that it was copied from."""
-        (kh, kw), (sh, sw), (_, high, wide) = self.kernel, self.stride, self.output
-        below = self.memory("below", self.input)
-        patches = self.cols.view(*self.input[:2], kh, kw, *self.output)
-        tape.append(below.zero_)
-        for i in range(kh):
-            for j in range(kw):
-                rows = slice(i, i + sh * (high - 1) + 1, sh)
-                columns = slice(j, j + sw * (wide - 1) + 1, sw)
-                tape.append(partial(below[..., rows, columns].add_, patches[:, :, i, j]))
-        if not any(self.pad):
-            return below
-        left, right, top, bottom = self.pad
-        inner = below[..., top : below.shape[3] - bottom, left : below.shape[4] - right]
-        out = self.memory("inner", inner.shape)
-        tape.append(partial(out.copy_, inner))
-        return out
-
-
-class MaxPool(Layer):
-    """`nn.MaxPool2d`."""
-
-    def __init__(self, place: int, arena: Arena, pool: nn.MaxPool2d) -> None:
-        super().__init__(place, arena)
-        pairs = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
-        self.options: tuple[Any, ...] = (*(_pair(value) for value in pairs), pool.ceil_mode)
-
-    def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        self.x = x.flatten(0, 1)
-        shape = torch.nn.functional.max_pool2d(self.x[:1], *self.options).shape[1:]
-        out = self.memory("out", (len(self.x), *shape))
-        self.chosen = self.memory("chosen", out.shape, torch.int64)
-        pool = aten.max_pool2d_with_indices.out
-        tape.append(partial(pool, self.x, *self.options, out=out, indices=self.chosen))
-        return out.view(*x.shape[:3], *shape[1:])
-
-    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
-        below = self.memory("below", self.x.shape)
-        unpool = aten.max_pool2d_with_indices_backward.grad_input
-        given = grad.flatten(0, 1), self.x, *self.options, self.chosen
-        tape.append(partial(unpool, *given, grad_input=below))
-        return below.view(*grad.shape[:3], *below.shape[2:])
-
-
-def _pair(value: int | tuple[int, ...]) -> list[int]:
-    return [value, value] if isinstance(value, int) else list(value)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.simulate import activations, layers
+from fedcohort.simulate import activations, convolution, layers
 from fedcohort.simulate.kernel import Kernel
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.losses import SampleLoss, record_gradient
 
+PARTS = {"cuda": 256}  # products that a device should get at once
 _PLAIN = (nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Identity)
 
 
@@ -73,7 +74,7 @@ def _pool_first(stack: list[layers.Layer]) -> list[layers.Layer]:
     """Take each maximum before the bias and the ReLU: the same result from fewer numbers."""
     for i in range(1, len(stack)):
         j = i
-        while isinstance(stack[j], layers.MaxPool) and _rises(stack[j - 1]):
+        while isinstance(stack[j], convolution.MaxPool) and _rises(stack[j - 1]):
             stack[j - 1], stack[j] = stack[j], stack[j - 1]
             j -= 1
     return stack
@@ -81,7 +82,7 @@ def _pool_first(stack: list[layers.Layer]) -> list[layers.Layer]:
 
 def _rises(layer: layers.Layer) -> bool:
     """Whether a layer keeps the order of the numbers in a channel."""
-    return isinstance(layer, (layers.Bias, activations.Activation))
+    return isinstance(layer, (convolution.Bias, activations.Activation))
 
 
 class Stacked(Kernel):
@@ -101,8 +102,19 @@ class Stacked(Kernel):
             flat = [module for module in flat if not isinstance(module, nn.Dropout)]
         self.random = any(isinstance(module, nn.Dropout) for module in flat)
         self.layers = _pool_first(list(self._build(flat)))
-        weighted = [isinstance(layer, (layers.Dense, layers.Conv)) for layer in self.layers]
+        weighted = [isinstance(layer, (layers.Dense, convolution.Conv)) for layer in self.layers]
         self.first = weighted.index(True)
+        self.parts = PARTS.get(device.type, 1)
+
+    def _split(self, clients: int, samples: int) -> int:
+        """Return into how many parts a convolution shall cut each client's batch.
+
+        The gradient of a small kernel is a product of two small matrices over all pixels of a
+        batch; on a GPU only many such products keep all of it busy.
+        """
+        wanted = -(-self.parts // clients)
+        divisors = (d for d in range(1, samples + 1) if samples % d == 0)
+        return next((d for d in divisors if d >= wanted), samples)
 
     def _build(self, flat: list[nn.Module]) -> Iterator[layers.Layer]:
         """Return the layers of each module; a place in the network names its memory."""
@@ -115,13 +127,13 @@ class Stacked(Kernel):
                 yield activations.ChannelsFirst(3 * place + 1, self.arena, copy)
                 image = True
             if isinstance(module, nn.Conv2d):
-                yield layers.Conv(*here, self.sink, at, module)
+                yield convolution.Conv(*here, self.sink, at, module)
                 if module.bias is not None:
-                    yield layers.Bias(3 * place + 2, self.arena, self.sink, at + 1)
+                    yield convolution.Bias(3 * place + 2, self.arena, self.sink, at + 1)
             elif isinstance(module, nn.Linear):
                 yield layers.Dense(*here, self.sink, at, module.bias is not None)
             elif isinstance(module, nn.MaxPool2d):
-                yield layers.MaxPool(*here, module)
+                yield convolution.MaxPool(*here, module)
             elif isinstance(module, nn.Flatten):
                 yield activations.Flatten(*here, image)
                 image = False
@@ -144,8 +156,9 @@ class Stacked(Kernel):
                 "it, or choose engine='loop'"
             )
         tape: layers.Tape = []
-        at = x
+        at, split = x, self._split(*x.shape[:2])
         for layer in self.layers:
+            layer.split = split
             at = layer.forward(tape, at)
         grad = record_gradient(tape, self.arena, self.loss, at, y, weight)
         for i in range(len(self.layers) - 1, self.first - 1, -1):
