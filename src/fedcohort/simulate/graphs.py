@@ -22,17 +22,20 @@ from fedcohort.simulate.kernel import Kernel
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """A round's batches on the device: see `Lockstep`, whose names these are."""
+    """A round's batches on the device.
+
+    `index` and `weight` are (clients, steps, samples), `rate` is (clients, steps), `eps` (steps,);
+    see `Step`, whose names these are. `clock` is the step at which they are read.
+    """
 
     clock: Tensor
     index: Tensor
-    count: Tensor
-    scale: Tensor
+    weight: Tensor
     rate: Tensor
     eps: Tensor
 
     @staticmethod
-    def empty(steps: int, clients: int, width: int, device: torch.device) -> Tables:
+    def empty(clients: int, steps: int, width: int, device: torch.device) -> Tables:
         """Return tables in which every client has finished."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -41,25 +44,27 @@ class Tables:
         return Tables(
             zeros(1, dtype=torch.int64),
             zeros(clients, steps, width, dtype=torch.int32),
-            zeros(steps, clients, dtype=torch.int32),
-            zeros(steps, clients),
-            zeros(steps, clients),
+            zeros(clients, steps, width),
+            zeros(clients, steps),
             zeros(steps),
         )
 
     def fill(self, together: Lockstep) -> None:
         """Write a round; clients and steps beyond it count as finished."""
-        steps, clients = together.count.shape
-        width = together.index.shape[2]
+        steps, clients, width = together.index.shape
         self.clock.zero_()
+        for table in (self.weight, self.rate, self.eps):
+            table.zero_()
         index = together.index.transpose(1, 0, 2).astype(np.int32)
         _put(self.index[:clients, :steps, :width], index)
-        for table in (self.count, self.scale, self.rate, self.eps):
-            table.zero_()
-        _put(self.count[:steps, :clients], together.count.astype(np.int32))
-        _put(self.scale[:steps, :clients], together.scale)
-        _put(self.rate[:steps, :clients], together.rate)
+        _put(self.rate[:clients, :steps], together.rate.T)
         _put(self.eps[:steps], together.eps)
+        count, scale = (
+            torch.from_numpy(np.ascontiguousarray(values.T)).to(self.weight.device).unsqueeze(2)
+            for values in (together.count, together.scale)
+        )
+        real = torch.arange(width, device=self.weight.device) < count
+        torch.mul(real, scale, out=self.weight[:clients, :steps, :width])
 
 
 def _put(table: Tensor, values: NDArray[np.generic]) -> None:
@@ -73,12 +78,10 @@ class GraphStepper:
         self.data = data
         self.tables: Tables | None = None
         self.replays: dict[tuple[int, int], Callable[[], object]] = {}
-        self.kernel: Kernel | None = None
 
     def prepare(self, kernel: Kernel, together: Lockstep) -> None:
         """Make room and capture what is missing; the kernel's parameters are lost."""
-        steps, _ = together.count.shape
-        width = together.index.shape[2]
+        steps, _, width = together.index.shape
         self._make_room(kernel, steps, width)
         for clients in {self._size(kernel, active) for active in together.active}:
             key = (id(kernel), clients)
@@ -96,15 +99,12 @@ class GraphStepper:
 
     def _make_room(self, kernel: Kernel, steps: int, width: int) -> None:
         """Grow the tables, which forgets what was captured on the old ones."""
-        old = self.tables
-        if old is not None:
-            clients, most, wide = old.index.shape
-            if kernel.clients <= clients and steps <= most and width <= wide:
-                return
-            width = max(width, wide)
-        self.replays.clear()
-        steps = 1 << (steps - 1).bit_length()
-        self.tables = Tables.empty(steps, kernel.clients, width, self.data.x.device)
+        wanted = [kernel.clients, 1 << (steps - 1).bit_length(), width]
+        held = [0, 0, 0] if self.tables is None else list(self.tables.index.shape)
+        larger = [max(pair) for pair in zip(wanted, held, strict=True)]
+        if larger != held:
+            self.replays.clear()
+            self.tables = Tables.empty(larger[0], larger[1], larger[2], self.data.x.device)
 
     @staticmethod
     def _size(kernel: Kernel, active: int) -> int:
@@ -121,21 +121,18 @@ class GraphStepper:
         x, y = self.data
         width = tables.index.shape[2]
         step = kernel.step(clients, width, self.data)
-        place = torch.arange(width, device=x.device, dtype=torch.int32)
+        clock = tables.clock
 
         def run() -> None:
-            at = tables.index[:clients].index_select(1, tables.clock).flatten()
+            at = tables.index[:clients].index_select(1, clock).flatten()
             torch.index_select(x, 0, at, out=step.x.flatten(0, 1))
             torch.index_select(y, 0, at, out=step.y.flatten(0, 1))
-            count, scale, rate = (
-                table.index_select(0, tables.clock)[0, :clients]
-                for table in (tables.count, tables.scale, tables.rate)
-            )
-            torch.mul(place < count.unsqueeze(1), scale.unsqueeze(1), out=step.weight)
-            step.rate.copy_(rate)
-            step.eps.copy_(tables.eps.index_select(0, tables.clock)[0])
+            torch.index_select(tables.weight[:clients], 1, clock, out=step.weight.unsqueeze(1))
+            if not kernel.sink.direct:
+                torch.index_select(tables.rate[:clients], 1, clock, out=step.rate.unsqueeze(1))
+                torch.index_select(tables.eps, 0, clock, out=step.eps.view(1))
             step.run()
-            tables.clock.add_(1)
+            clock.add_(1)
 
         return run
 
