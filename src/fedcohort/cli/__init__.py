@@ -10,7 +10,17 @@ import sys
 import click
 import typer
 
-from fedcohort.cli import compare, data, policies, profile, run, sketch, sketches
+from fedcohort.cli import (
+    compare,
+    data,
+    nearest,
+    policies,
+    profile,
+    registry,
+    run,
+    sketch,
+    sketches,
+)
 from fedcohort.exceptions import FedcohortError
 
 app = typer.Typer(
@@ -29,6 +39,8 @@ app.command("distance")(sketches.distance)
 app.command("inspect")(sketches.inspect)
 app.command("merge")(sketches.merge)
 app.command("profile")(profile.command)
+app.command("nearest")(nearest.command)
+app.add_typer(registry.app, name="registry")
 app.add_typer(data.app, name="data")
 
 

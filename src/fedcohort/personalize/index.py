@@ -1,0 +1,206 @@
+"""Search among many: compressed sketches in an inverted file (faiss), kept in the registry.
+
+Squared distances alone would not rank as `pile` does, which takes a share of each client's energy
+off. With one more coordinate they do: the query gets 0 there, a client sqrt(c - s) with s the
+share and c the largest one, so that |query - client|^2 = ranking + c. The rest of a point is the
+sketch, compressed by a seeded projection where it is longer than DIMENSION.
+
+Why an inverted file of faiss: benchmarks/registry.py measures it beside the graphs of faiss and
+usearch. It is built in a tenth of their time, and it hands over a thousand candidates, which the
+noise of the compression asks for, sooner than a graph does.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcohort.exceptions import DataError
+from fedcohort.personalize.pile import CAUTION, Floats, Ints, Pile
+from fedcohort.rounds import stream
+from fedcohort.signals.projection import Projection
+
+DIMENSION = 256
+CANDIDATES = 1000
+PROBED = 8  # one in so many lists is searched
+CROWDED = 0.99  # energies above this quantile count as that quantile
+BLOCK = 8192
+
+Points = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Compressor:
+    """Turns sketches into points (above).
+
+    Parameters
+    ----------
+    cells : int
+        Counts of a sketch.
+    ceiling : float
+        The largest energy that is told from others. Few tiny clients must not push everybody
+        away from the query, so it is a quantile, not the maximum.
+    seed : int
+        Of the projection.
+
+    Examples
+    --------
+    >>> points = Compressor(4, ceiling=1.0).points(np.eye(4)[:2], np.array([1.0, 0.0]))
+    >>> points.shape, float(points[0, -1])
+    ((2, 5), 0.0)
+    """
+
+    cells: int
+    ceiling: float
+    seed: int = 0
+
+    @property
+    def dimension(self) -> int:
+        """Length of a compressed sketch."""
+        return min(DIMENSION, self.cells)
+
+    def points(self, vectors: NDArray[Any], energy: Floats | None = None) -> Points:
+        """Return the points of clients, or of queries, which have no energy."""
+        out = np.zeros((len(vectors), self.dimension + 1), np.float32)
+        short = self.cells <= DIMENSION
+        out[:, :-1] = vectors if short else self._projection().apply(vectors)
+        if energy is not None:
+            out[:, -1] = np.sqrt((1 - CAUTION) * np.maximum(self.ceiling - energy, 0))
+        return out
+
+    def _projection(self) -> Projection:
+        return Projection(self.cells, DIMENSION, "sparse", self.seed)  # as good as dense, faster
+
+
+class Engine(Protocol):
+    """What finds the points nearest to one."""
+
+    def nearest(self, point: Points, count: int) -> Ints:
+        """Return positions, roughly the nearest first."""
+
+    def save(self, folder: Path) -> None:
+        """Write all that `load` needs."""
+
+
+class Scan:
+    """Looks at every point; for systems without faiss."""
+
+    def __init__(self, points: Points) -> None:
+        self.points = points
+        self.squares = np.einsum("ij,ij->i", points, points)
+
+    def nearest(self, point: Points, count: int) -> Ints:
+        """Return the positions of the nearest points, in no order."""
+        scores = self.squares - 2 * (self.points @ point)
+        count = min(count, len(scores))
+        found: Ints = np.argpartition(scores, count - 1)[:count].astype(np.int64)
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Write the points."""
+        np.save(folder / "points.npy", self.points)
+
+
+class InvertedFile:
+    """faiss' IndexIVFFlat: points in about 2 sqrt(N) lists around centres, few of them searched."""
+
+    def __init__(self, index: Any) -> None:
+        self.index = index
+        self.index.nprobe = max(1, -(-self.index.nlist // PROBED))
+
+    @classmethod
+    def build(cls, pile: Pile, compressor: Compressor, seed: int = 0) -> InvertedFile:
+        """Train the centres on a sample, then add everybody, a block at a time."""
+        import faiss
+
+        lists = max(1, int(2 * len(pile) ** 0.5))
+        dimension = compressor.dimension + 1
+        index = faiss.IndexIVFFlat(faiss.IndexFlatL2(dimension), dimension, lists)
+        index.cp.niter, index.cp.seed = 10, 1 + seed
+        rng = stream(seed, "index")
+        drawn = np.sort(rng.choice(len(pile), min(len(pile), 64 * lists), replace=False))
+        index.train(compressor.points(pile.vectors(drawn), pile.energy[drawn]))
+        for lo in range(0, len(pile), BLOCK):
+            part = slice(lo, min(lo + BLOCK, len(pile)))
+            index.add(compressor.points(pile.vectors(part), pile.energy[part]))
+        return cls(index)
+
+    def nearest(self, point: Points, count: int) -> Ints:
+        """Return the positions of points near by, the nearest first."""
+        found: Ints = self.index.search(point[None], count)[1][0]
+        return found[found >= 0]
+
+    def save(self, folder: Path) -> None:
+        """Write faiss' own format."""
+        import faiss
+
+        faiss.write_index(self.index, str(folder / "lists.faiss"))
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """A pile of sketches that can be searched without looking at every one."""
+
+    pile: Pile
+    compressor: Compressor
+    engine: Engine
+
+    @classmethod
+    def build(cls, pile: Pile) -> Index:
+        """Compress and sort into lists; a scan takes the place of lists where faiss is missing."""
+        ceiling = float(np.quantile(pile.energy, CROWDED))
+        compressor = Compressor(pile.cells, ceiling)
+        try:
+            return cls(pile, compressor, InvertedFile.build(pile, compressor))
+        except ImportError:
+            blocks = (slice(lo, lo + BLOCK) for lo in range(0, len(pile), BLOCK))
+            points = [compressor.points(pile.vectors(b), pile.energy[b]) for b in blocks]
+            return cls(pile, compressor, Scan(np.concatenate(points)))
+
+    def best(self, query: Points, k: int) -> Ints:
+        """Return the positions of the k best among the candidates, compared as they are."""
+        point = self.compressor.points(query[None])[0]
+        near = np.sort(self.engine.nearest(point, max(CANDIDATES, 4 * k)))
+        return self.pile.best(query, k, near)
+
+    def save(self, folder: Path) -> None:
+        """Write everything but the counts, which `PileWriter` left there."""
+        pile = self.pile
+        np.savez(folder / "sizes.npz", n=pile.n, energy=pile.energy, numbers=pile.numbers)
+        self.engine.save(folder)
+        stated = {"kind": pile.counts.dtype.str[1:], **asdict(self.compressor)}
+        (folder / "index.json").write_text(json.dumps(stated))
+
+    @classmethod
+    def load(cls, folder: Path) -> Index:
+        """Read what `save` wrote; counts stay on disk until they are needed."""
+        try:
+            stated = json.loads((folder / "index.json").read_text())
+            counts = np.load(folder / f"counts.{stated.pop('kind')}.npy", mmap_mode="r")
+            with np.load(folder / "sizes.npz") as sizes:
+                known = sizes["n"], sizes["energy"], sizes["numbers"]
+            pile = Pile(counts[: len(known[0])], *known)
+            return cls(pile, Compressor(**stated), _load_engine(folder))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{folder} is no whole index ({error}); build it anew") from error
+
+
+def _load_engine(folder: Path) -> Engine:
+    path = folder / "lists.faiss"
+    if not path.exists():
+        return Scan(np.load(folder / "points.npy"))
+    try:
+        import faiss
+    except ImportError:
+        raise DataError(
+            f"{folder} was made with faiss: install fedcohort[search], or build it anew"
+        ) from None
+    try:
+        return InvertedFile(faiss.read_index(str(path)))
+    except RuntimeError as error:
+        raise DataError(f"{path} is no whole index ({error}); build it anew") from None

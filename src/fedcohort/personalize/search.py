@@ -1,0 +1,236 @@
+"""Who is near: exact among few clients, candidates from an index among many, then exact."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedcohort.exceptions import ConfigError, DataError, NoClients, UnlikeSketches
+from fedcohort.personalize.index import Index
+from fedcohort.personalize.pile import CAUTION, Ints, Pile, PileWriter, vector
+from fedcohort.personalize.records import check_size
+from fedcohort.personalize.registry import Registry
+from fedcohort.rounds import ClientId
+from fedcohort.signals.distances import distances_to
+from fedcohort.signals.race import RaceSketch
+from fedcohort.signals.stack import Stack
+from fedcohort.signals.transforms import difference
+from fedcohort.signals.uncertainty import distance_with_error
+
+EXACT = 10_000
+SPARE = 4  # more than asked for, in case rounding swapped them or somebody was removed
+_FETCH = "SELECT id, content FROM clients JOIN sketches USING (number)"
+_PAGE = (
+    "SELECT number, content FROM sketches JOIN clients USING (number) "
+    "WHERE number > ? ORDER BY number LIMIT ?"
+)
+
+
+class Neighbour(NamedTuple):
+    """A client near to a query.
+
+    Parameters
+    ----------
+    client : str
+    distance : float
+        Debiased Frobenius distance of the sketches, 0 where noise left its square negative.
+    squared : float
+        Its square, without bias, so that it may be negative.
+    error : float
+        Standard error of the square, by sampling and noise (`signals.uncertainty`).
+    """
+
+    client: ClientId
+    distance: float
+    squared: float
+    error: float
+
+
+class Search:
+    """Nearest clients of a registry.
+
+    Up to `exact` clients are all compared. Beyond, an index is kept in the registry's folder;
+    clients registered after it was built are compared one by one, removed ones are left out.
+
+    Parameters
+    ----------
+    registry : Registry
+    exact : int
+        How many clients may be compared one by one before an index is built.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> empty = RaceSketch.srp(dim=2, rows=50, bits=3)
+    >>> def sketch(center):
+    ...     made = empty.empty_like()
+    ...     made.add(np.random.default_rng(0).normal(center, 0.3, (100, 2)))
+    ...     return made
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with Registry.create(f"{folder}/warm") as registry:
+    ...         registry.add("east", sketch([1, 0]), reference="models/east")
+    ...         registry.add("north", sketch([0, 1]), reference="models/north")
+    ...         found = Search(registry).nearest(sketch([0.1, 0.9]), k=2)
+    >>> [neighbour.client for neighbour in found]
+    ['north', 'east']
+    """
+
+    def __init__(self, registry: Registry, exact: int = EXACT) -> None:
+        self.registry, self.exact = registry, exact
+        self.spec: dict[str, Any] | None = None
+        self._forget()
+        self._open_index()
+        if self._unindexed() > exact:
+            self.build()
+        self._refresh()
+
+    def _forget(self) -> None:
+        self.index: Index | None = None
+        self.rest: Pile | None = None
+        self.last = 0  # number of the last client in the index
+
+    def _unindexed(self) -> int:
+        sql = "SELECT count(*) FROM (SELECT 1 FROM clients WHERE number > ? LIMIT ?)"
+        return int(self.registry.db.rows(sql, self.last, self.exact + 1)[0][0])
+
+    def nearest(
+        self, sketch: RaceSketch, k: int = 1, *, without: ClientId | None = None
+    ) -> list[Neighbour]:
+        """Return the k nearest clients, the nearest first (paper 0, algorithm 2).
+
+        Parameters
+        ----------
+        sketch : RaceSketch
+            Of the newcomer's data, like those of the registry.
+        k : int
+        without : str, optional
+            A client to leave out: itself, where it is asked for its own neighbours.
+        """
+        if k < 1:
+            raise ConfigError(f"nearest: k={k} must be at least 1")
+        check_size("the query", sketch)
+        self._refresh()
+        if self.spec is None:
+            raise NoClients(f"no client is registered in {self.registry.path}")
+        if sketch.spec != self.spec:
+            raise UnlikeSketches(f"the query: {difference(self.spec, sketch.spec)}")
+        wanted = k + SPARE + (without is not None)
+        while True:
+            numbers = self._candidates(vector(sketch), wanted)
+            found = [(c, s) for c, s in self.fetch(numbers.tolist()) if c != without]
+            if len(found) >= k or len(numbers) < wanted:
+                break
+            wanted *= 2  # many were removed since
+        return _ranked(sketch, found, k) if found else []
+
+    def _candidates(self, query: Any, count: int) -> Ints:
+        parts = []
+        if self.index is not None:
+            parts.append(self.index.pile.numbers[self.index.best(query, count)])
+        if self.rest is not None:
+            parts.append(self.rest.numbers[self.rest.best(query, count)])
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def fetch(self, numbers: Sequence[int]) -> list[tuple[ClientId, RaceSketch]]:
+        """Return ids and sketches of the clients of these numbers that are still there."""
+        out = []
+        for lo in range(0, len(numbers), 500):
+            some = numbers[lo : lo + 500]
+            sql = f"{_FETCH} WHERE number IN ({', '.join('?' * len(some))}) ORDER BY number"
+            rows = self.registry.db.rows(sql, *some)
+            out += [(client, RaceSketch.from_bytes(content)) for client, content in rows]
+        return out
+
+    def _refresh(self) -> None:
+        """Stack the sketches registered since the last look."""
+        spec = self.registry.spec
+        if spec != self.spec and self.spec is not None:
+            self._forget()  # emptied, and begun anew with other sketches
+        self.spec = spec
+        known = self.registry.db.rows("SELECT seq FROM sqlite_sequence WHERE name = 'clients'")
+        newest = int(known[0][0]) if known else 0
+        seen = int(self.rest.numbers[-1]) if self.rest is not None else self.last
+        if newest > seen:
+            self.rest = joined(self.rest, self._stack(seen))
+
+    def _stack(self, after: int) -> Pile | None:
+        blocks = []
+        for block in _blocks(self.registry, after):
+            writer = PileWriter(len(block), block[0][1])
+            writer.add(block)
+            blocks.append(writer.done())
+        return joined(*blocks)
+
+    def build(self) -> None:
+        """Index all clients and keep the index in the registry's folder."""
+        folder = self.registry.path / "index" / secrets.token_hex(8)
+        folder.mkdir(parents=True)
+        try:
+            writer: PileWriter | None = None
+            for block in _blocks(self.registry, 0):
+                writer = writer or PileWriter(len(self.registry) + EXACT, block[0][1], folder)
+                writer.add(block)
+            if writer is None:
+                raise NoClients(f"no client is registered in {self.registry.path}")
+            index = Index.build(writer.done())
+            index.save(folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self.registry.set_fact("index", folder.name)
+        for other in folder.parent.iterdir():
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)
+        self._open_index()
+
+    def _open_index(self) -> None:
+        name = self.registry.fact("index")
+        if name is None:
+            return
+        if not isinstance(name, str) or not re.fullmatch("[0-9a-f]{16}", name):
+            raise DataError(f"{self.registry.path}: {name!r} is no name of an index")
+        folder = self.registry.path / "index" / name
+        if folder.is_dir():  # else somebody deleted it
+            self.index = Index.load(folder)
+            self.last, self.rest = int(self.index.pile.numbers[-1]), None
+
+
+def _blocks(registry: Registry, after: int) -> Iterator[list[tuple[int, RaceSketch]]]:
+    """Yield numbers and sketches, a block at a time."""
+    rows = registry.db.pages(_PAGE, after)
+    while block := [(number, RaceSketch.from_bytes(b)) for number, b in islice(rows, 4096)]:
+        yield block
+
+
+def joined(*piles: Pile | None) -> Pile | None:
+    """Return several piles as one."""
+    some = [pile for pile in piles if pile is not None]
+    if len(some) < 2:
+        return some[0] if some else None
+    return Pile(
+        np.concatenate([pile.counts for pile in some]),
+        np.concatenate([pile.n for pile in some]),
+        np.concatenate([pile.energy for pile in some]),
+        np.concatenate([pile.numbers for pile in some]),
+    )
+
+
+def _ranked(
+    sketch: RaceSketch, found: Sequence[tuple[ClientId, RaceSketch]], k: int
+) -> list[Neighbour]:
+    """Compare in full precision, with standard errors for those that are returned."""
+    sketches = [other for _, other in found]
+    squares = distances_to(sketches, sketch, "mmd") * sketch.rows
+    order = np.argsort(squares + CAUTION * Stack(sketches).energy(), kind="stable")[:k]
+    out = []
+    for i in order.tolist():
+        error = distance_with_error(sketch, sketches[i], "mmd").error * sketch.rows
+        square = float(squares[i])
+        out.append(Neighbour(found[i][0], max(square, 0.0) ** 0.5, square, error))
+    return out
