@@ -20,7 +20,7 @@ def run_flower(digits, policy, gate=None, **options):
     grid = digits.grid(classes=10)
     test = digits.federation.dataset.x_test
     strategy = CohortStrategy(
-        FedAvg(fraction_evaluate=0.0),
+        FedAvg(fraction_evaluate=0.0, min_evaluate_nodes=0),
         policy,
         cohort_size=3,
         gate=gate,

@@ -26,7 +26,7 @@ def named(gate):
 
 
 def average(**options):
-    return flower.FedAvg(fraction_evaluate=0.0, **options)
+    return flower.FedAvg(fraction_evaluate=0.0, min_evaluate_nodes=0, **options)
 
 
 def cohort(policy=None, inner=None, **options):
@@ -99,23 +99,29 @@ def test_the_inner_strategy_says_how_many(digits):
 
 
 def test_a_strategy_that_trains_nobody_is_left_alone(digits):
-    strategy = cohort(inner=average(fraction_train=0.0))
+    strategy = cohort(inner=average(fraction_train=0.0, min_train_nodes=0))
     result = strategy.start(digits.grid(), digits.arrays(), 2)
     assert strategy.history == [] and not result.arrays
 
 
 INNERS = {
-    "FedProx": lambda: flower.FedProx(proximal_mu=0.1, fraction_evaluate=0.0),
-    "FedAdam": lambda: flower.FedAdam(fraction_evaluate=0.0),
-    "FedAdagrad": lambda: flower.FedAdagrad(fraction_evaluate=0.0),
-    "FedYogi": lambda: flower.FedYogi(fraction_evaluate=0.0),
-    "FedAvgM": lambda: flower.FedAvgM(server_momentum=0.9, fraction_evaluate=0.0),
-    "FedMedian": lambda: flower.FedMedian(fraction_evaluate=0.0),
-    "FedTrimmedAvg": lambda: flower.FedTrimmedAvg(fraction_evaluate=0.0),
-    "Krum": lambda: flower.Krum(fraction_evaluate=0.0),
-    "MultiKrum": lambda: flower.MultiKrum(fraction_evaluate=0.0, num_nodes_to_select=2),
-    "Bulyan": lambda: flower.Bulyan(fraction_evaluate=0.0),
-    "QFedAvg": lambda: flower.QFedAvg(0.1, fraction_evaluate=0.0, train_loss_key="loss"),
+    "FedProx": lambda: flower.FedProx(proximal_mu=0.1, fraction_evaluate=0.0, min_evaluate_nodes=0),
+    "FedAdam": lambda: flower.FedAdam(fraction_evaluate=0.0, min_evaluate_nodes=0),
+    "FedAdagrad": lambda: flower.FedAdagrad(fraction_evaluate=0.0, min_evaluate_nodes=0),
+    "FedYogi": lambda: flower.FedYogi(fraction_evaluate=0.0, min_evaluate_nodes=0),
+    "FedAvgM": lambda: flower.FedAvgM(
+        server_momentum=0.9, fraction_evaluate=0.0, min_evaluate_nodes=0
+    ),
+    "FedMedian": lambda: flower.FedMedian(fraction_evaluate=0.0, min_evaluate_nodes=0),
+    "FedTrimmedAvg": lambda: flower.FedTrimmedAvg(fraction_evaluate=0.0, min_evaluate_nodes=0),
+    "Krum": lambda: flower.Krum(fraction_evaluate=0.0, min_evaluate_nodes=0),
+    "MultiKrum": lambda: flower.MultiKrum(
+        fraction_evaluate=0.0, min_evaluate_nodes=0, num_nodes_to_select=2
+    ),
+    "Bulyan": lambda: flower.Bulyan(fraction_evaluate=0.0, min_evaluate_nodes=0),
+    "QFedAvg": lambda: flower.QFedAvg(
+        0.1, fraction_evaluate=0.0, min_evaluate_nodes=0, train_loss_key="loss"
+    ),
     "server clipping": lambda: flower.DifferentialPrivacyServerSideFixedClipping(
         average(), 0.01, 1.0, 4
     ),
@@ -132,12 +138,16 @@ INNERS = {
 def test_any_strategy_can_be_inside(digits, name):
     from flwr.clientapp.mod import fixedclipping_mod
 
+    try:
+        inner = INNERS[name]()
+    except AttributeError:
+        pytest.skip("this Flower has no such strategy")
     mods = [fixedclipping_mod] if name.startswith("client") else []
     grid = digits.grid(mods=mods)
     if name == "QFedAvg":  # wants a loss among the metrics
         for client in digits.clients:
             grid.apps[digits.node(client)] = own_training(digits, client)
-    strategy = cohort(inner=INNERS[name](), cohort_size=4)
+    strategy = cohort(inner=inner, cohort_size=4)
     result = strategy.start(grid, digits.arrays(), 2)
     assert [len(r.finished) for r in strategy.history] == [4, 4]
     assert sum(strategy.refused.values()) == 0
@@ -426,15 +436,19 @@ def test_settings_that_cannot_work_are_refused(tmp_path):
 
 RESUMED = {
     "FedAvg": lambda: average(),
-    "FedAvgM": lambda: flower.FedAvgM(server_momentum=0.9, fraction_evaluate=0.0),
-    "FedAdam": lambda: flower.FedAdam(eta=0.01, beta_1=0.9, beta_2=0.99, fraction_evaluate=0.0),
+    "FedAvgM": lambda: flower.FedAvgM(
+        server_momentum=0.9, fraction_evaluate=0.0, min_evaluate_nodes=0
+    ),
+    "FedAdam": lambda: flower.FedAdam(
+        eta=0.01, beta_1=0.9, beta_2=0.99, fraction_evaluate=0.0, min_evaluate_nodes=0
+    ),
 }
 
 
 @pytest.mark.parametrize(
     "gate", [None, SketchToSkip(0.45, k=20, on_skip="reset", max_skips=2)], ids=named
 )
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("name", [n for n in RESUMED if hasattr(flower, n)])
 def test_a_restart_continues_as_if_nothing_had_happened(digits, tmp_path, name, gate):
     def run(rounds, grid, path=None):
         policy = POLICIES["fedacs"]() if gate is None else Uniform()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from flwr.app import Message, RecordDict
@@ -90,8 +91,10 @@ class TimedGrid(Grid):
         return self.grid.get_node_ids()
 
     def get_nodes(self) -> Iterable[Any]:
-        """Return what is known about the nodes that are online."""
-        return self.grid.get_nodes()
+        """Return what is known about the nodes that are online; older Flowers tell ids only."""
+        if hasattr(self.grid, "get_nodes"):
+            return self.grid.get_nodes()
+        return [SimpleNamespace(node_id=node) for node in self.grid.get_node_ids()]
 
     def set_run(self, run: Any) -> None:
         """Set the run."""

@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.flower.exchange import LOG, exchange
+from fedcohort.flower.exchange import LOG, TimedGrid, exchange
 from fedcohort.flower.messages import RECORD
 from fedcohort.rounds import ClientId
 
@@ -61,11 +61,9 @@ class NodeInfo(NamedTuple):
 
 def online(grid: Grid) -> list[NodeInfo]:
     """Return the nodes that are online, with names and keys where Flower tells them."""
-    if not hasattr(grid, "get_nodes"):  # an older Flower
-        return [NodeInfo(node) for node in grid.get_node_ids()]
+    nodes = TimedGrid(grid, 0).get_nodes()
     return [
-        NodeInfo(n.node_id, getattr(n, "name", "") or "", getattr(n, "public_key", b"") or b"")
-        for n in grid.get_nodes()
+        NodeInfo(n.node_id, getattr(n, "name", ""), getattr(n, "public_key", b"")) for n in nodes
     ]
 
 

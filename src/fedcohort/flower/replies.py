@@ -134,12 +134,11 @@ class Replies:
 
 
 def sound_metrics(replies: Iterable[Message]) -> list[Message]:
-    """Leave out evaluation replies that an average would fail on; errors stay, to be logged."""
+    """Leave out evaluation replies that an average would fail on."""
     sound: dict[str, Message] = {}
-    errors = []
     for i, reply in enumerate(replies):
         if reply.has_error():
-            errors.append(reply)
+            LOG.warning("an evaluation failed: %s", reply.error.reason)
             continue
         try:
             metrics_of(reply.content)
@@ -148,4 +147,4 @@ def sound_metrics(replies: Iterable[Message]) -> list[Message]:
             continue
         sound[str(i)] = reply
     odd = set(odd_ones({i: reply.content for i, reply in sound.items()}))
-    return [*(reply for i, reply in sound.items() if i not in odd), *errors]
+    return [reply for i, reply in sound.items() if i not in odd]

@@ -245,5 +245,6 @@ class CohortStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Leave evaluation to the inner strategy, without replies that would break it."""
+        sound = sound_metrics(replies)
         number = server_round + self.rounds_before
-        return self.inner.aggregate_evaluate(number, sound_metrics(replies))
+        return self.inner.aggregate_evaluate(number, sound) if sound else None

@@ -63,7 +63,11 @@ def run(grid, part, checkpoint=None):
     gate = None if part.get("gate") is None else GATES[part["gate"]](**part["gate_options"])
     policies = {**POLICIES, "with-losses": WithLosses}
     strategy = CohortStrategy(
-        FedAvg(fraction_evaluate=0.0, min_available_nodes=part.get("nodes", CLIENTS)),
+        FedAvg(
+            fraction_evaluate=0.0,
+            min_evaluate_nodes=0,
+            min_available_nodes=part.get("nodes", CLIENTS),
+        ),
         policies[part["policy"]](**part.get("options", {})),
         cohort_size=part["cohort_size"],
         gate=gate,

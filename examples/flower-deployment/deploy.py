@@ -1,0 +1,160 @@
+"""Start a SuperLink and five SuperNodes on this machine, run the app, and stop everything.
+
+Connections are encrypted (a certificate authority made on the spot), and nodes are authenticated:
+each has a key of its own, registered at the SuperLink under the name of its hospital.
+
+    python deploy.py [--rounds 3] [--folder deployment]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from keys import make_authority, make_node_key
+
+HERE = Path(__file__).parent.resolve()
+BIN = Path(sys.executable).parent
+HOSPITALS = ("aachen", "bergen", "como", "delft", "evora")
+
+
+class Processes:
+    """What was started, to be stopped in any case."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self.environment = folder, environment
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, name: str, command: str, *options: str, home: Path | None = None) -> None:
+        extra = {} if home is None else {"HOME": str(home)}
+        with open(self.folder / f"{name}.log", "wb") as log:
+            process = subprocess.Popen(
+                [str(BIN / command), *options],
+                env={**self.environment, **extra},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.running.append(process)
+
+    def call(self, command: str, *options: str) -> None:
+        subprocess.run(
+            [str(BIN / command), *options], env=self.environment, check=True, timeout=120
+        )
+
+    def stop(self) -> None:
+        for process in reversed(self.running):
+            try:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def wait_for_port(port: int, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise TimeoutError(f"nothing listens on port {port} after {seconds} s")
+
+
+def start_superlink(processes: Processes, folder: Path, port: int) -> None:
+    processes.start(
+        "superlink",
+        "flower-superlink",
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--ssl-ca-certfile", str(folder / "ca.crt")),
+        *("--ssl-certfile", str(folder / "server.crt")),
+        *("--ssl-keyfile", str(folder / "server.key")),
+        "--enable-supernode-auth",
+        "--disable-runtime-dependency-installation",
+    )
+    wait_for_port(port)
+
+
+def start_supernode(processes: Processes, folder: Path, number: int, port: int) -> None:
+    """Register a hospital's key and start its node; the key never leaves its folder."""
+    name = HOSPITALS[number]
+    own = folder / name
+    own.mkdir(exist_ok=True)
+    make_node_key(own / "key")
+    processes.call("flwr", "supernode", "register", str(own / "key.pub"), "here", "--name", name)
+    config = f"partition-id={number} num-partitions={len(HOSPITALS)} client-id='{name}'"
+    processes.start(
+        name,
+        "flower-supernode",
+        *("--superlink", f"127.0.0.1:{port}"),
+        *("--root-certificates", str(folder / "ca.crt")),
+        *("--auth-supernode-private-key", str(own / "key")),
+        *("--port", str(free_port())),
+        *("--node-config", config),
+        home=own,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=Path("deployment"))
+    parser.add_argument("--limit", type=float, default=600, help="seconds for the whole run")
+    options = parser.parse_args()
+    folder = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    port, results = free_port(), folder / "results.json"
+    results.unlink(missing_ok=True)
+    make_authority(folder)
+    (folder / "config.toml").write_text(
+        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\n'
+        f'root-certificates = "{folder / "ca.crt"}"\n'
+    )
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    processes = Processes(folder, {**os.environ, "PATH": path, "FLWR_HOME": str(folder)})
+    try:
+        start_superlink(processes, folder, port)
+        for number in range(len(HOSPITALS)):
+            start_supernode(processes, folder, number, port)
+        settings = f"num-server-rounds={options.rounds} results='{results}'"
+        processes.call("flwr", "run", str(HERE), "here", "--run-config", settings)
+        wait_for_results(results, options.limit)
+        report(json.loads(results.read_text()))
+    finally:
+        processes.stop()
+
+
+def wait_for_results(results: Path, limit: float) -> None:
+    end = time.monotonic() + limit
+    while not results.exists():
+        if time.monotonic() > end:
+            raise TimeoutError(f"no results after {limit} s; see the logs in {results.parent}")
+        time.sleep(1)
+
+
+def report(summary: dict) -> None:
+    for done, accuracy in zip(summary["rounds"], summary["accuracy"][1:], strict=True):
+        uploads = f"{len(done['finished'])} uploads" if done["finished"] else "nobody uploads"
+        cohort = ", ".join(done["selected"])
+        print(f"round {done['round'] + 1}: {cohort}: {uploads}, accuracy {accuracy:.3f}")
+    print("bytes up:", summary["bytes"]["up"])
+    print("bytes down:", summary["bytes"]["down"])
+
+
+if __name__ == "__main__":
+    main()
