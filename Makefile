@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test lint bench docs clean
 
 demo: $(READY)
-	$(BIN)/fedcohort compare --out demo --policies uniform,power-of-choice,active-fl,oort --resume
+	$(BIN)/fedcohort compare --out demo --resume
 
 test: lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile

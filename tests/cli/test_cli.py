@@ -42,7 +42,7 @@ def test_compare_prints_a_table_and_writes_a_folder(tmp_path, capsys):
     assert invoke([*arguments, *SMALL]) == 0
     shown = capsys.readouterr().out
     assert "uniform" in shown
-    assert "rounds to 85%" in shown
+    assert "rounds to 80%" in shown
     for name in ("curves.png", "bytes.png", "comparison.json", "uniform/rounds.jsonl"):
         assert (out / name).stat().st_size > 0
     assert invoke([*arguments, *SMALL]) == 2

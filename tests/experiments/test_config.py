@@ -4,8 +4,12 @@ import dataclasses
 
 import pytest
 
+from fedcohort.datasets import DATASETS
 from fedcohort.exceptions import ConfigError
-from fedcohort.experiments.config import Experiment, dump, parse, read
+from fedcohort.experiments.build import gate_of, local_of, policy_of
+from fedcohort.experiments.config import Experiment, dump, papers, parse, read
+from fedcohort.partition import PARTITIONS
+from fedcohort.simulate import MODELS
 
 TOML = """
 rounds = 7
@@ -76,6 +80,22 @@ def test_files_that_cannot_be_read(tmp_path):
     broken.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read"):
         read(broken)
+
+
+@pytest.mark.parametrize("name", sorted(papers()))
+def test_settings_of_papers_can_be_built(name):
+    experiment = read(f"paper:{name}")
+    policy_of(experiment.policy)
+    local_of(experiment.local)
+    gate_of(experiment.gate)
+    assert experiment.data.dataset in DATASETS
+    assert experiment.data.partition in PARTITIONS
+    assert experiment.model.name in MODELS
+
+
+def test_unknown_papers_are_named():
+    with pytest.raises(ConfigError, match="no paper setting 'bogus'; known: fedacs-high"):
+        read("paper:bogus")
 
 
 def test_experiments_are_frozen():

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 def command(
     config: Annotated[
-        Path | None, typer.Option(help="Take the setting from a TOML file; other options override.")
+        Path | None,
+        typer.Option(help="Setting from a TOML file or paper:NAME; options override it."),
     ] = None,
     dataset: Annotated[str | None, typer.Option(help="Data set [digits].")] = None,
     partition: Annotated[
@@ -37,10 +38,10 @@ def command(
     policies: Annotated[
         str, typer.Option(help="Names, by comma, each with options as name:key=value; or 'all'.")
     ] = "all",
-    rounds: Annotated[int | None, typer.Option(help="Rounds of training [80].")] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many seeds [5].", min=1)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of training [60].")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds [3].", min=1)] = None,
     cohort_size: Annotated[int | None, typer.Option(help="Clients a round [5].")] = None,
-    target: Annotated[float | None, typer.Option(help="Accuracy to reach [0.85].")] = None,
+    target: Annotated[float | None, typer.Option(help="Accuracy to reach [0.8].")] = None,
     local: Annotated[
         str | None, typer.Option(help="Local training, as key=value;key=value.")
     ] = None,

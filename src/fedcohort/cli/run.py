@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    config: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
+    config: Annotated[Path, typer.Argument(help="The experiment, a TOML file or paper:NAME.")],
     out: Annotated[Path | None, typer.Option(help="Run folder [runs/NAME].")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in the folder.")
@@ -35,7 +35,7 @@ def command(
     from fedcohort.experiments.tracking import tracker
 
     experiment = read(config)
-    folder = out or Path("runs") / config.stem
+    folder = out or Path("runs") / config.stem.removeprefix("paper:")
     parameters = dataclasses.asdict(experiment)
     with RoundBars(experiment.rounds) as bars, tracker(track, folder, parameters) as log:
 

@@ -125,8 +125,20 @@ class Experiment:
             )
 
 
+def papers() -> dict[str, Path]:
+    """Return the settings of the papers that come with the package, by name."""
+    folder = Path(__file__).parent / "papers"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
 def read(path: str | os.PathLike[str]) -> Experiment:
-    """Read an experiment from a TOML file."""
+    """Read an experiment from a TOML file, or ``paper:NAME`` from the package."""
+    name = os.fspath(path)
+    if name.startswith("paper:"):
+        known = papers()
+        if name[6:] not in known:
+            raise ConfigError(f"no paper setting {name[6:]!r}; known: {', '.join(known)}")
+        path = known[name[6:]]
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
