@@ -41,6 +41,13 @@ def test_the_order_belongs_to_seed_round_and_client():
         assert batch_plan(*other, 50, local).order.tolist() != order
 
 
+def test_a_plan_draws_no_more_passes_than_are_asked_for():
+    local = LocalTraining(epochs=3, batch_size=4)
+    plan, other = (batch_plan(0, 0, "a", 10, local) for _ in range(2))
+    assert [len(plan.head(n)) for n in (0, 1, 10, 11, 30)] == [0, 10, 10, 20, 30]
+    assert plan.order.tolist() == other.order.tolist()
+
+
 def test_schedules():
     halve = Schedule(0.5, (150, 300))
     assert [halve(r) for r in (0, 149, 150, 299, 300, 999)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
@@ -82,18 +89,21 @@ def test_lockstep_holds_exactly_the_batches_of_each_job(sizes, batch):
         for i, n in enumerate(sizes)
     ]
     together = lockstep(jobs, local, 0.1, direct=False)
+    steps = len(together.active)
+    halves = [together.index(0, steps // 2), together.index(steps // 2, steps)]
+    index = np.concatenate(halves, axis=1)
     assert sorted(together.order) == list(range(len(jobs)))
     for j, i in enumerate(together.order):
         job = jobs[i]
-        for step in range(len(together.active)):
+        for step in range(steps):
             real = together.count[step, j]
             assert (j < together.active[step]) == (real > 0) == (step < len(job.plan.epochs))
-            assert set(together.index[step, j].tolist()) <= set(job.positions.tolist())
+            assert set(index[j, step].tolist()) <= set(job.positions.tolist())
             if not real:
                 assert together.rate[step, j] == together.scale[step, j] == 0
                 continue
             expected = job.positions[job.plan.batches()[step]]
-            assert together.index[step, j, :real].tolist() == expected.tolist()
+            assert index[j, step, :real].tolist() == expected.tolist()
             assert together.scale[step, j] == np.float32(1 / real)
             assert together.rate[step, j] == pytest.approx(0.1 * 0.5 ** job.plan.epochs[step])
 

@@ -9,66 +9,65 @@ the graph.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcohort.simulate.jobs import Data, Lockstep
 from fedcohort.simulate.kernel import Kernel
 
+AHEAD = 16  # steps whose batches are drawn and sent together, while the GPU works on earlier ones
 
-@dataclass(frozen=True, eq=False)
+
 class Tables:
     """A round's batches on the device.
 
-    `index` and `weight` are (clients, steps, samples), `rate` is (clients, steps), `eps` (steps,);
+    `index` and `weight` are (steps, clients, samples), `rate` is (steps, clients), `eps` (steps,);
     see `Step`, whose names these are. `clock` is the step at which they are read.
     """
 
-    clock: Tensor
-    index: Tensor
-    weight: Tensor
-    rate: Tensor
-    eps: Tensor
-
-    @staticmethod
-    def empty(clients: int, steps: int, width: int, device: torch.device) -> Tables:
-        """Return tables in which every client has finished."""
-
+    def __init__(self, steps: int, clients: int, width: int, device: torch.device) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
-        return Tables(
-            zeros(1, dtype=torch.int64),
-            zeros(clients, steps, width, dtype=torch.int32),
-            zeros(clients, steps, width),
-            zeros(clients, steps),
-            zeros(steps),
-        )
+        self.clock = zeros(1, dtype=torch.int64)
+        self.index = zeros(steps, clients, width, dtype=torch.int32)
+        self.weight = zeros(steps, clients, width)
+        self.rate, self.eps = zeros(steps, clients), zeros(steps)
+        on_gpu = device.type == "cuda"
+        shape = (AHEAD, clients, width)
+        self.outbox = [torch.zeros(shape, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
+        event: Callable[[], torch.cuda.Event] = torch.cuda.Event
+        self.sent = [event() if on_gpu else None for _ in range(2)]
 
-    def fill(self, together: Lockstep) -> None:
-        """Write a round; clients and steps beyond it count as finished."""
-        steps, clients, width = together.index.shape
+    def begin(self, together: Lockstep) -> None:
+        """Write a round but for its indices; clients and steps beyond it count as finished."""
+        steps, clients = together.count.shape
+        width, device = together.batch, self.weight.device
         self.clock.zero_()
         for table in (self.weight, self.rate, self.eps):
             table.zero_()
-        index = together.index.transpose(1, 0, 2).astype(np.int32)
-        _put(self.index[:clients, :steps, :width], index)
-        _put(self.rate[:clients, :steps], together.rate.T)
-        _put(self.eps[:steps], together.eps)
+        self.rate[:steps, :clients] = torch.from_numpy(together.rate)
+        self.eps[:steps] = torch.from_numpy(together.eps)
         count, scale = (
-            torch.from_numpy(np.ascontiguousarray(values.T)).to(self.weight.device).unsqueeze(2)
+            torch.from_numpy(values).to(device).unsqueeze(2)
             for values in (together.count, together.scale)
         )
-        real = torch.arange(width, device=self.weight.device) < count
-        torch.mul(real, scale, out=self.weight[:clients, :steps, :width])
+        real = torch.arange(width, device=device) < count
+        torch.mul(real, scale, out=self.weight[:steps, :clients, :width])
 
-
-def _put(table: Tensor, values: NDArray[np.generic]) -> None:
-    table.copy_(torch.from_numpy(np.ascontiguousarray(values)))
+    def send(self, together: Lockstep, first: int) -> None:
+        """Write the indices of the next steps, without waiting for the device."""
+        last = min(first + AHEAD, len(together.active))
+        turn = first // AHEAD % 2
+        event, box = self.sent[turn], self.outbox[turn]
+        if event is not None:
+            event.synchronize()
+        index = together.index(first, last).transpose(1, 0, 2)
+        box.numpy()[: last - first, : index.shape[1], : index.shape[2]] = index
+        self.index[first:last].copy_(box[: last - first], non_blocking=True)
+        if event is not None:
+            event.record()
 
 
 class GraphStepper:
@@ -81,8 +80,7 @@ class GraphStepper:
 
     def prepare(self, kernel: Kernel, together: Lockstep) -> None:
         """Make room and capture what is missing; the kernel's parameters are lost."""
-        steps, _, width = together.index.shape
-        self._make_room(kernel, steps, width)
+        self._make_room(kernel, len(together.active), together.batch)
         for clients in {self._size(kernel, active) for active in together.active}:
             key = (id(kernel), clients)
             if key not in self.replays:
@@ -93,18 +91,20 @@ class GraphStepper:
     def run(self, kernel: Kernel, together: Lockstep) -> None:
         """Take all steps; finished clients weigh nothing and have a learning rate of zero."""
         assert self.tables is not None
-        self.tables.fill(together)
-        for active in together.active:
+        self.tables.begin(together)
+        for step, active in enumerate(together.active):
+            if step % AHEAD == 0:
+                self.tables.send(together, step)
             self.replays[id(kernel), self._size(kernel, active)]()
 
     def _make_room(self, kernel: Kernel, steps: int, width: int) -> None:
         """Grow the tables, which forgets what was captured on the old ones."""
-        wanted = [kernel.clients, 1 << (steps - 1).bit_length(), width]
+        wanted = [1 << (steps - 1).bit_length(), kernel.clients, width]
         held = [0, 0, 0] if self.tables is None else list(self.tables.index.shape)
         larger = [max(pair) for pair in zip(wanted, held, strict=True)]
         if larger != held:
             self.replays.clear()
-            self.tables = Tables.empty(larger[0], larger[1], larger[2], self.data.x.device)
+            self.tables = Tables(larger[0], larger[1], larger[2], self.data.x.device)
 
     @staticmethod
     def _size(kernel: Kernel, active: int) -> int:
@@ -122,14 +122,16 @@ class GraphStepper:
         width = tables.index.shape[2]
         step = kernel.step(clients, width, self.data)
         clock = tables.clock
+        weight = tables.weight[:, :clients].flatten(1)
+        rate = tables.rate[:, :clients]
 
         def run() -> None:
-            at = tables.index[:clients].index_select(1, clock).flatten()
+            at = tables.index.index_select(0, clock)[0, :clients].flatten()
             torch.index_select(x, 0, at, out=step.x.flatten(0, 1))
             torch.index_select(y, 0, at, out=step.y.flatten(0, 1))
-            torch.index_select(tables.weight[:clients], 1, clock, out=step.weight.unsqueeze(1))
+            torch.index_select(weight, 0, clock, out=step.weight.view(1, -1))
             if not kernel.sink.direct:
-                torch.index_select(tables.rate[:clients], 1, clock, out=step.rate.unsqueeze(1))
+                torch.index_select(rate, 0, clock, out=step.rate.view(1, -1))
                 torch.index_select(tables.eps, 0, clock, out=step.eps.view(1))
             step.run()
             clock.add_(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -58,19 +58,44 @@ def plan_of(job: Job) -> Plan:
 class Lockstep:
     """Jobs that take their steps together, those with most steps first.
 
-    Step t trains the first `active[t]` jobs on at most `width[t]` samples each:
-    `index[t, j, i]` into the data set, of which the first `count[t, j]` are real and weigh
-    `scale[t, j]`. `rate[t, j]` and `eps[t]` are the optimizer's; zero once a job has finished.
+    Step t trains the first `active[t]` jobs on at most `width[t]` samples each, `count[t, j]` of
+    job j, each of which weighs `scale[t, j]`. `rate[t, j]` and `eps[t]` are the optimizer's.
+    Weights and rates are zero once a job has finished. `order` says which of the jobs given is j.
     """
 
     order: list[int]
-    index: Ints
+    jobs: list[Job]
+    plans: list[Plan]
     count: Ints
     scale: Floats
     rate: Floats
     eps: Floats
     active: list[int]
     width: list[int]
+
+    @cached_property
+    def batch(self) -> int:
+        """The largest width."""
+        return max(self.width)
+
+    @cached_property
+    def _sources(self) -> list[Ints]:
+        return [_source(plan.bounds.tobytes(), self.batch) for plan in self.plans]
+
+    def index(self, first: int, last: int) -> Ints:
+        """Return the samples of steps first to last - 1: indices into the data set.
+
+        Shape (jobs, steps, batch); after `count` of them comes padding, which is a real sample.
+        """
+        table = np.empty((len(self.jobs), (last - first) * self.batch), np.int64)
+        for row, job, plan, source in zip(table, self.jobs, self.plans, self._sources, strict=True):
+            stop = min(last, len(plan.epochs))
+            part = source[first * self.batch : stop * self.batch]
+            if len(part):
+                chosen = plan.head(int(plan.bounds[stop])).take(part)
+                job.positions.take(chosen, out=row[: len(part)], mode="clip")
+            row[len(part) :] = job.positions[0]
+        return table.reshape(len(self.jobs), last - first, self.batch)
 
 
 @lru_cache(maxsize=4096)
@@ -95,25 +120,24 @@ def _source(bounds: bytes, batch: int) -> Ints:
 
 
 def _arrange(jobs: Sequence[Job], plans: Sequence[Plan]) -> Lockstep:
-    """Sort jobs so that the finished ones are always the last, and pad their batches."""
+    """Sort jobs so that the finished ones are always the last."""
     order = sorted(range(len(jobs)), key=lambda i: -len(plans[i].epochs))
-    keys = [plan.bounds.tobytes() for plan in plans]
     longest = len(plans[order[0]].epochs)
-    batch = max(int(_counts(key).max()) for key in set(keys))
     count = np.zeros((longest, len(jobs)), np.int64)
-    index = np.empty((len(jobs), longest * batch), np.int64)
     for j, i in enumerate(order):
-        source = _source(keys[i], batch)
-        jobs[i].positions.take(
-            plans[i].order.take(source), out=index[j, : len(source)], mode="clip"
-        )
-        index[j, len(source) :] = jobs[i].positions[0]
-        count[: len(source) // batch, j] = _counts(keys[i])
-    table = index.reshape(len(jobs), longest, batch).transpose(1, 0, 2)
+        count[: len(plans[i].epochs), j] = _counts(plans[i].bounds.tobytes())
     scale = np.where(count > 0, 1 / np.maximum(count, 1), 0).astype(np.float32)
-    rate, eps = np.zeros(count.shape, np.float32), np.zeros(longest, np.float32)
-    active = (count > 0).sum(axis=1).tolist()
-    return Lockstep(order, table, count, scale, rate, eps, active, count.max(axis=1).tolist())
+    return Lockstep(
+        order,
+        [jobs[i] for i in order],
+        [plans[i] for i in order],
+        count,
+        scale,
+        np.zeros(count.shape, np.float32),
+        np.zeros(longest, np.float32),
+        (count > 0).sum(axis=1).tolist(),
+        count.max(axis=1).tolist(),
+    )
 
 
 def lockstep(jobs: Sequence[Job], local: LocalTraining, lr: float, direct: bool) -> Lockstep:
@@ -128,15 +152,13 @@ def lockstep(jobs: Sequence[Job], local: LocalTraining, lr: float, direct: bool)
     >>> together.order, together.active, together.width, together.count.tolist()
     ([1, 0], [2, 1, 1], [2, 2, 1], [[2, 1], [2, 0], [1, 0]])
     """
-    plans = [plan_of(job) for job in jobs]
-    together = _arrange(jobs, plans)
+    together = _arrange(jobs, [plan_of(job) for job in jobs])
     factor, eps = np.array([rates(local, step) for step in range(len(together.eps))]).T
     together.eps[:] = eps
     together.rate[:] = np.where(together.count > 0, lr * factor[:, None], 0)
     if local.epoch_decay != 1.0:
-        for j, i in enumerate(together.order):
-            epochs = plans[i].epochs
-            together.rate[: len(epochs), j] *= local.epoch_decay**epochs
+        for j, plan in enumerate(together.plans):
+            together.rate[: len(plan.epochs), j] *= local.epoch_decay**plan.epochs
     if direct:
         np.multiply(together.scale, together.rate, out=together.scale)
     return together
@@ -148,8 +170,8 @@ def sweep(jobs: Sequence[Job], batch: int) -> Lockstep:
     for job in jobs:
         n = len(job.positions)
         bounds = np.append(np.arange(0, n, batch), n)
-        plans.append(Plan(np.arange(n), bounds, np.zeros(len(bounds) - 1, np.int64)))
+        plans.append(Plan(n, bounds, np.zeros(len(bounds) - 1, np.int64)))
     together = _arrange(jobs, plans)
-    sizes = np.array([len(jobs[i].positions) for i in together.order])
+    sizes = np.array([plan.n for plan in together.plans])
     together.scale[:] = np.where(together.count > 0, 1 / sizes, 0)
     return together

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,15 +140,43 @@ def _require(holds: bool, owner: str, field: str, value: object, rule: str) -> N
         raise ConfigError(f"{owner}: {field}={value!r} must be {rule}")
 
 
-class Plan(NamedTuple):
+class Plan:
     """A client's batches of one round: batch t holds `order[bounds[t]:bounds[t + 1]]`.
 
-    `order` counts the client's own samples from 0; `epochs` says in which pass each batch lies.
+    `order` counts the client's own samples from 0; `epochs` says in which pass each batch lies. A
+    pass is shuffled when it is first asked for, so that a GPU can begin before all are drawn.
+
+    Parameters
+    ----------
+    n : int
+        Samples of the client.
+    bounds, epochs : int arrays
+    rng : Generator, optional
+        Shuffles each pass; None leaves the samples in their order.
     """
 
-    order: Ints
-    bounds: Ints
-    epochs: Ints
+    __slots__ = ("_drawn", "_order", "_rng", "bounds", "epochs", "n")
+
+    def __init__(
+        self, n: int, bounds: Ints, epochs: Ints, rng: np.random.Generator | None = None
+    ) -> None:
+        self.n, self.bounds, self.epochs, self._rng = n, bounds, epochs, rng
+        self._order = np.empty((int(epochs[-1]) + 1) * n, np.int64)
+        self._drawn = 0
+
+    def head(self, samples: int) -> Ints:
+        """Return the beginning of `order`, of at least so many samples."""
+        while self._drawn < samples:
+            order = np.arange(self.n) if self._rng is None else self._rng.permutation(self.n)
+            self._order[self._drawn : self._drawn + self.n] = order
+            self._drawn += self.n
+        return self._order[: self._drawn]
+
+    @property
+    def order(self) -> Ints:
+        """All samples of all batches, one batch after the other."""
+        samples = int(self.bounds[-1])
+        return self.head(samples)[:samples]
 
     def batches(self) -> list[Ints]:
         """Return the batches one by one."""
@@ -157,19 +184,18 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=65536)
-def _cuts(n: int, batch_size: int, epochs: int, steps: int | None) -> tuple[int, Ints, Ints]:
-    """Return passes, bounds and epochs, which depend on the sizes alone."""
+def _cuts(n: int, batch_size: int, epochs: int, steps: int | None) -> tuple[Ints, Ints]:
+    """Return bounds and epochs, which depend on the sizes alone."""
     per_pass = -(-n // batch_size)
     total = epochs * per_pass if steps is None else steps
     step = np.arange(total)
-    passes = -(-total // per_pass)
     starts = step // per_pass * n + step % per_pass * batch_size
     last = total // per_pass * n + total % per_pass * batch_size
     bounds = np.append(starts, last)
     bounds.flags.writeable = False
     which = step // per_pass
     which.flags.writeable = False
-    return passes, bounds, which
+    return bounds, which
 
 
 def batch_plan(
@@ -185,10 +211,5 @@ def batch_plan(
     """
     if n < 1:
         raise ConfigError(f"client {client!r} has {n} samples: it cannot train")
-    passes, bounds, epochs = _cuts(n, local.batch_size, local.epochs, local.steps)
-    rng = stream(seed, "batches", round_number, client)
-    if passes == 1:
-        order = rng.permutation(n)
-    else:
-        order = np.concatenate([rng.permutation(n) for _ in range(passes)])
-    return Plan(order[: bounds[-1]], bounds, epochs)
+    bounds, epochs = _cuts(n, local.batch_size, local.epochs, local.steps)
+    return Plan(n, bounds, epochs, stream(seed, "batches", round_number, client))

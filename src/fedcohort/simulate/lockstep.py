@@ -21,11 +21,12 @@ class Stepper:
     def run(self, kernel: Kernel, together: Lockstep) -> None:
         """Take all steps; finished clients are left alone."""
         even = _even(together)
+        table = together.index(0, len(together.active))
         for t, (clients, samples) in enumerate(zip(together.active, together.width, strict=True)):
             # Few sizes, so that each step's preparation is used often.
-            width = samples if even[t] else together.index.shape[2]
+            width = samples if even[t] else together.batch
             step = kernel.step(clients, width, self.data)
-            index = together.index[t, :clients, :width].ravel()
+            index = table[:clients, t, :width].ravel()
             # The default mode copies twice.
             np.take(self.x, index, axis=0, out=step.x.flatten(0, 1).numpy(), mode="clip")
             np.take(self.y, index, axis=0, out=step.y.flatten(0, 1).numpy(), mode="clip")
