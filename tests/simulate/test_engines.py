@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -330,6 +332,24 @@ def test_mistakes_are_named():
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="sees no GPU"):
             Trainer(make("mlp"), device="cuda")
+
+
+@pytest.mark.parametrize("name", ["mlp-64-30", "cnn"])
+def test_short_runs_do_not_pay_for_a_compiler(name):
+    """What "auto" takes on a CPU never loads torch._dynamo, which takes a second or more."""
+    code = f"""
+import sys
+import numpy as np
+from fedcohort.simulate.models import build
+from fedcohort.simulate.trainer import Trainer
+trainer = Trainer(build({name!r}, (1, 28, 28), 10), device="cpu")
+data = trainer.data(np.zeros((9, 1, 28, 28), np.float32), np.arange(9))
+jobs = [trainer.job(0, 0, "a", np.arange(9))]
+trained = trainer.train(trainer.flat(), jobs, data)
+trainer.evaluate(trained, data), trainer.gradients(trained, jobs, data)
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_users_model_and_no_jobs_are_left_alone():

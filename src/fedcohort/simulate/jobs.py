@@ -25,8 +25,7 @@ class Data(NamedTuple):
     y: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Job:
+class Job(NamedTuple):
     """One client's work under one seed's model.
 
     Parameters

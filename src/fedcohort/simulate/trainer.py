@@ -89,6 +89,8 @@ class Trainer:
         self.size = sum(p.numel() for p in self.worker.params)
         self._initial = self.flat(model)
         self.engine = choose(engine, model, self.device)
+        drops = any(isinstance(module, nn.Dropout) for module in model.modules())
+        self._random = self.engine != "stacked" or drops  # any forward may call F.dropout
         room = memory or (2**24 if self.device.type == "cpu" else 2**34)
         self._engine = self._make(room)
         self._out = torch.empty(0, self.size, device=self.device)
@@ -126,6 +128,8 @@ class Trainer:
     ) -> Job:
         """Return a client's training in a round, with its batches."""
         plan = batch_plan(seed, round_number, client, len(positions), self.local)
+        if not self._random:
+            return Job(row, positions, plan)
         text = f"dropout/{seed}/{round_number}/{client}".encode()
         masks = int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "little")
         return Job(row, positions, plan, masks)
@@ -186,9 +190,10 @@ class Trainer:
             raise ConfigError(
                 f"params of shape {tuple(params.shape)}: the model has {self.size} parameters"
             )
+        models = len(rows)
         for i, job in enumerate(jobs):
-            if not 0 <= job.row < len(rows):
-                raise ConfigError(f"job {i}: row={job.row}, but there are {len(rows)} models")
+            if not 0 <= job.row < models:
+                raise ConfigError(f"job {i}: row={job.row}, but there are {models} models")
             if not len(job.positions):
                 raise ConfigError(f"job {i} has no samples")
         return rows
