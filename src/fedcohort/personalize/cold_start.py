@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.exceptions import ConfigError
+from fedcohort.exceptions import ConfigError, NoClients
 from fedcohort.personalize import calibration, limits
 from fedcohort.personalize.clusters import MOST, clusters
 from fedcohort.personalize.limits import Limit
@@ -25,10 +25,11 @@ from fedcohort.personalize.registry import Registry
 from fedcohort.personalize.search import Neighbour, Search
 from fedcohort.personalize.weights import by_distance, matching, mixture_square
 from fedcohort.rounds import ClientId
-from fedcohort.signals.distances import gram
+from fedcohort.signals.distances import distances_to, gram
 from fedcohort.signals.race import RaceSketch
 from fedcohort.signals.stack import Stack
 
+Floats = NDArray[np.float64]
 Strategy = Literal["nearest", "k-nearest", "match", "cluster"]
 TAKEN = {"nearest": 1, "k-nearest": 5, "match": 20, "cluster": 1}
 SAMPLED = 200
@@ -124,7 +125,12 @@ class ColdStart:
         return self.search.nearest(sketch, k)
 
     def advise(
-        self, sketch: RaceSketch, strategy: Strategy = "nearest", k: int | None = None
+        self,
+        sketch: RaceSketch,
+        strategy: Strategy = "nearest",
+        k: int | None = None,
+        *,
+        neighbours: Sequence[Neighbour] | None = None,
     ) -> Advice:
         """Say whose model, or which average of models, to start from.
 
@@ -138,15 +144,20 @@ class ColdStart:
             up to the newcomer's; or that of the nearest group of clients.
         k : int, optional
             How many clients to consider: by default 1, 5, 20 and 1.
+        neighbours : sequence of Neighbour, optional
+            What `nearest` returned for this sketch, to spare the search.
         """
         if strategy not in get_args(Strategy):
             known = ", ".join(get_args(Strategy))
             raise ConfigError(f"unknown strategy {strategy!r}; there are {known}")
-        found = self.search.nearest(sketch, k or TAKEN[strategy])
+        count = k or TAKEN[strategy]
+        found = self.search.nearest(sketch, count) if neighbours is None else neighbours[:count]
+        if not found:
+            raise NoClients(f"nobody is registered in {self.registry.path}, or nobody else")
         if strategy == "cluster":
             weights, square = self._nearest_group(sketch)
         else:
-            weights, square = self._blend(sketch, found, strategy)
+            weights, square = self._blend(found, strategy)
         allowed = self.limit.squared_for(found[0].error)
         return Advice(
             strategy,
@@ -158,36 +169,31 @@ class ColdStart:
         )
 
     def _blend(
-        self, sketch: RaceSketch, found: Sequence[Neighbour], strategy: str
+        self, found: Sequence[Neighbour], strategy: str
     ) -> tuple[dict[ClientId, float], float]:
-        if strategy == "nearest":
+        if strategy == "nearest" or len(found) == 1:
             return {found[0].client: 1.0}, found[0].squared
         sketches = [self.registry.sketch(near.client) for near in found]
-        products = gram([*sketches, sketch], debias=True) * sketch.rows
+        products = gram(sketches, debias=True) * sketches[0].rows
+        squares = [near.squared for near in found]
         if strategy == "match":
-            share = matching(products, Stack(sketches).energy())
+            share = matching(products, squares, Stack(sketches).energy())
         else:
-            share = by_distance([f.squared for f in found], [f.error for f in found])
+            share = by_distance(squares, [near.error for near in found])
         weights = dict(zip((near.client for near in found), share.tolist(), strict=True))
-        return {c: w for c, w in weights.items() if w > 0}, mixture_square(products, share)
+        return {c: w for c, w in weights.items() if w > 0}, mixture_square(products, squares, share)
 
     def _nearest_group(self, sketch: RaceSketch) -> tuple[dict[ClientId, float], float]:
-        names, sketches, groups = self._groups
-        products = gram([*sketches, sketch], debias=True) * sketch.rows
-        sizes = np.array([s.n for s in sketches], float)
-        best: tuple[dict[ClientId, float], float] = ({}, float("inf"))
-        for group in range(int(groups.max()) + 1):
-            share = np.where(groups == group, sizes, 0.0)
-            share /= share.sum()
-            square = mixture_square(products, share)
-            if square < best[1]:
-                members = np.flatnonzero(share)
-                best = {names[i]: float(share[i]) for i in members.tolist()}, square
-        return best
+        names, sketches, shares, products = self._groups
+        squares = distances_to(sketches, sketch, "mmd") * sketch.rows
+        found = [mixture_square(products, squares, share) for share in shares]
+        best = int(np.argmin(found))
+        members = np.flatnonzero(shares[best]).tolist()
+        return {names[i]: float(shares[best][i]) for i in members}, found[best]
 
     @cached_property
-    def _groups(self) -> tuple[list[ClientId], list[RaceSketch], NDArray[np.int64]]:
-        """The clients, grouped once; make a new ColdStart after registering more."""
+    def _groups(self) -> tuple[list[ClientId], list[RaceSketch], Floats, Floats]:
+        """The clients, each group's weights of them, and their inner products; made once."""
         if len(self.registry) > MOST:
             raise ConfigError(
                 f"cluster: {len(self.registry)} clients are more than {MOST}; "
@@ -195,7 +201,11 @@ class ColdStart:
             )
         names = [entry.client for entry in self.registry.entries()]
         sketches = [self.registry.sketch(name) for name in names]
-        return names, sketches, clusters(sketches)
+        groups = clusters(sketches)
+        sizes = np.array([sketch.n for sketch in sketches], float)
+        shares = np.where(groups == np.arange(groups.max() + 1)[:, None], sizes, 0.0)
+        shares /= shares.sum(axis=1, keepdims=True)
+        return names, sketches, shares, gram(sketches, debias=True) * sketches[0].rows
 
     def model(self, advice: Advice) -> dict[str, NDArray[Any]]:
         """Load what is advised: the average of the neighbours' models, or the global model."""

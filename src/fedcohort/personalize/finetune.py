@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,24 +70,32 @@ def accuracies(trainer: Trainer, models: Tensor, parts: Sequence[Rows], data: Da
     Each model looks at each row once, however many clients share it.
     """
     rows, place = np.unique(np.concatenate(parts), return_inverse=True)
-    at = torch.from_numpy(rows).to(trainer.device)
     sizes = np.array([len(part) for part in parts])
     if not sizes.all():
-        raise ConfigError(f"accuracies: client {int(np.argmin(sizes))} has no test samples")
+        raise ConfigError(f"accuracies: client {int(np.argmin(sizes))} has no samples")
     out = np.empty((len(models), len(parts)))
-    for i, hits in enumerate(_hits(trainer, models, at, data)):
-        out[i] = np.add.reduceat(hits[place].astype(float), np.cumsum(sizes) - sizes) / sizes
+    for i, model in enumerate(models):
+        hits = _hits(trainer, model, rows, data)[place].astype(float)
+        out[i] = np.add.reduceat(hits, np.cumsum(sizes) - sizes) / sizes
     return out
 
 
-def _hits(trainer: Trainer, models: Tensor, at: Tensor, data: Data) -> Iterable[NDArray[np.bool_]]:
+def own_accuracies(trainer: Trainer, models: Tensor, parts: Sequence[Rows], data: Data) -> Floats:
+    """Accuracy of model i on the rows of client i."""
+    pairs = zip(models, parts, strict=True)
+    return np.array([_hits(trainer, model, part, data).mean() for model, part in pairs])
+
+
+def _hits(trainer: Trainer, model: Tensor, rows: Rows, data: Data) -> NDArray[np.bool_]:
+    """Whether a model is right, row by row."""
     worker = trainer.worker
     worker.model.eval()
     with torch.no_grad():
-        for model in models:
-            worker.write(model)
-            parts = [worker.forward(x).argmax(1) == y for x, y in worker.chunks(data, at)]
-            yield torch.cat(parts).cpu().numpy()
+        worker.write(model)
+        at = torch.from_numpy(rows).to(trainer.device)
+        parts = [worker.forward(x).argmax(1) == y for x, y in worker.chunks(data, at)]
+    hits: NDArray[np.bool_] = torch.cat(parts).cpu().numpy()
+    return hits
 
 
 def mixed(models: Tensor, weights: ArrayLike) -> Tensor:

@@ -8,6 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 from fedcohort.personalize.pile import CAUTION
 
 Floats = NDArray[np.float64]
+TINY = 1e-9  # least curvature, of the largest
+HEAVY = 1e4  # weight of the sum, of the largest curvature
 
 
 def by_distance(squares: ArrayLike, errors: ArrayLike) -> Floats:
@@ -34,69 +36,57 @@ def by_distance(squares: ArrayLike, errors: ArrayLike) -> Floats:
     return weights
 
 
-def matching(gram: ArrayLike, energy: ArrayLike, steps: int = 2000) -> Floats:
-    """Find the mixture of clients whose sketch is nearest to the query's.
+def matching(gram: ArrayLike, squares: ArrayLike, energy: ArrayLike) -> Floats:
+    """Find the mixture of clients whose sketch is nearest to the newcomer's.
 
-    Minimizes the squared distance between the query and sum_i w_i q_i over weights w >= 0 that sum
-    to one. As in `pile`, a share CAUTION of the energy of the mixture's noise is left in, so that
-    no single noisy sketch is trusted too much. Solved by accelerated projected gradient steps.
+    Minimizes the squared distance between the newcomer's sketch and sum_i w_i q_i over weights
+    w >= 0 that sum to one. As in `pile`, a share CAUTION of the mixture's own energy is left in,
+    so that no single noisy sketch is trusted too much.
 
     Parameters
     ----------
-    gram : array (k + 1, k + 1)
-        Debiased inner products of the clients' sketches and, last, the query's
-        (`signals.distances.gram`, times the rows).
+    gram : array (k, k)
+        Debiased inner products of the clients' sketches, summed over rows.
+    squares : array (k,)
+        Debiased squared distances of the newcomer to the clients.
     energy : array (k,)
         Of the clients' sketches.
-    steps : int
-        At most.
 
     Examples
     --------
-    >>> points = np.array([[1.0, 0.0], [0.0, 1.0], [5.0, 5.0], [0.25, 0.75]])
-    >>> matching(points @ points.T, np.zeros(3)).round(3).tolist()
+    >>> clients, newcomer = np.array([[1.0, 0.0], [0.0, 1.0], [5.0, 5.0]]), np.array([0.25, 0.75])
+    >>> squares = ((clients - newcomer) ** 2).sum(axis=1)
+    >>> matching(clients @ clients.T, squares, np.zeros(3)).round(3).tolist()
     [0.25, 0.75, 0.0]
     """
-    products = np.asarray(gram, float)
-    own = products[:-1, :-1] + CAUTION * np.diag(np.asarray(energy, float))
-    cross = products[:-1, -1]
-    length = max(float(np.linalg.norm(own, 2)), 1e-300)
-    weights = np.full(len(cross), 1 / len(cross))
-    ahead, pace = weights, 1.0
-    for _ in range(steps):
-        new = to_simplex(ahead - (own @ ahead - cross) / length)
-        faster = (1 + np.sqrt(1 + 4 * pace**2)) / 2
-        ahead = new + (pace - 1) / faster * (new - weights)
-        moved = float(np.abs(new - weights).max())
-        weights, pace = new, faster
-        if moved < 1e-9:
-            break
+    from scipy.optimize import nnls
+
+    own, far = np.array(gram, float), np.asarray(squares, float)
+    slope = (far - np.diag(own)) / 2  # see mixture_square
+    own += CAUTION * np.diag(np.asarray(energy, float))
+    values, axes = np.linalg.eigh(own)
+    # debiasing can leave directions without curvature, or with a negative one
+    values = np.maximum(values, TINY * max(float(values[-1]), 1e-300))
+    root = np.sqrt(values)[:, None] * axes.T  # root' root = own
+    target = -(axes.T @ slope) / np.sqrt(values)
+    heavy = HEAVY * float(np.sqrt(values[-1]))  # the weights sum to one
+    table = np.vstack([root, np.full(len(far), heavy)])
+    weights: Floats = nnls(table, np.append(target, heavy))[0]
+    weights /= weights.sum()
     return weights
 
 
-def to_simplex(point: Floats) -> Floats:
-    """Return the nearest weights that are not negative and sum to one.
+def mixture_square(gram: ArrayLike, squares: ArrayLike, weights: ArrayLike) -> float:
+    """Squared distance, without bias, between a mixture of clients and the newcomer.
+
+    With weights that sum to one, |sum_i w_i q_i - x|^2 = w'Gw + sum_i w_i (|q_i - x|^2 - G_ii).
 
     Examples
     --------
-    >>> to_simplex(np.array([0.7, 0.5, -1.0])).round(6).tolist()
-    [0.6, 0.4, 0.0]
-    """
-    falling = np.sort(point)[::-1]
-    excess = (np.cumsum(falling) - 1) / np.arange(1, len(point) + 1)
-    last = np.flatnonzero(falling > excess)[-1]
-    weights: Floats = np.maximum(point - excess[last], 0)
-    return weights
-
-
-def mixture_square(gram: ArrayLike, weights: ArrayLike) -> float:
-    """Squared distance, without bias, between a mixture of clients and the query.
-
-    Examples
-    --------
-    >>> points = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
-    >>> mixture_square(points @ points.T, [0.5, 0.5])
+    >>> clients = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> mixture_square(clients @ clients.T, [1.0, 1.0], [0.5, 0.5])
     0.5
     """
-    signed = np.append(np.asarray(weights, float), -1.0)
-    return float(signed @ np.asarray(gram, float) @ signed)
+    products, share = np.asarray(gram, float), np.asarray(weights, float)
+    gaps = np.asarray(squares, float) - np.diag(products)
+    return float(share @ products @ share + share @ gaps)
