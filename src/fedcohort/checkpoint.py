@@ -9,14 +9,13 @@ from __future__ import annotations
 import io
 import json
 import os
-import tempfile
 import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedcohort.atomic import write_atomically
 from fedcohort.exceptions import InvalidCheckpoint
 
 FORMAT = "fedcohort-checkpoint-1"
@@ -70,22 +69,6 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         if isinstance(error, InvalidCheckpoint):
             raise
         raise InvalidCheckpoint(f"{path}: not a whole checkpoint ({error})") from error
-
-
-def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _pack(value: Any, arrays: list[np.ndarray[Any, Any]], where: str) -> Any:

@@ -51,7 +51,7 @@ def command(
 
     Example: `fedcohort nearest new.sketch --registry warm/ --k 5 --format json`
     """
-    from fedcohort.checkpoint import write_atomically
+    from fedcohort.atomic import write_atomically
     from fedcohort.files.loading import load_sketch
     from fedcohort.personalize import ColdStart, Registry
     from fedcohort.personalize.model_files import pack

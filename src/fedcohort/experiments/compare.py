@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedcohort import checkpoint
+from fedcohort.atomic import write_atomically
 from fedcohort.datasets import Dataset
 from fedcohort.experiments.build import dataset_of, policy_of
 from fedcohort.experiments.config import DataConfig, Experiment, LocalConfig, NamedConfig
@@ -80,7 +80,5 @@ def compare(
         seconds = json.loads((place / "summary.json").read_text())["seconds"]
         results.append(PolicyResult(policy.name, summaries, read_histories(place), seconds))
     content = {r.policy: [s._asdict() for s in r.summaries] for r in results}
-    checkpoint.write_atomically(
-        Path(folder) / "comparison.json", json.dumps(content, indent=2).encode()
-    )
+    write_atomically(Path(folder) / "comparison.json", json.dumps(content, indent=2).encode())
     return results

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort import checkpoint
+from fedcohort.atomic import write_atomically
 from fedcohort.datasets import Dataset
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import config
@@ -88,6 +89,7 @@ def read_histories(folder: str | os.PathLike[str]) -> list[History]:
 
 def _claim(folder: Path, experiment: Experiment, resume: bool) -> None:
     """Write the configuration, or check that the folder's run is this one."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.json"
     wanted = json.loads(json.dumps(config.dump(experiment)))
     if path.exists():
@@ -98,7 +100,7 @@ def _claim(folder: Path, experiment: Experiment, resume: bool) -> None:
         if changed:
             raise ConfigError(f"{folder} holds another experiment: {', '.join(changed)} differ")
     else:
-        checkpoint.write_atomically(path, json.dumps(wanted, indent=2).encode())
+        write_atomically(path, json.dumps(wanted, indent=2).encode())
 
 
 def _keep_lines(path: Path, count: int) -> None:
@@ -108,7 +110,7 @@ def _keep_lines(path: Path, count: int) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     if len(lines) < count:
         raise ConfigError(f"{path} has {len(lines)} lines, its checkpoint knows {count} rounds")
-    checkpoint.write_atomically(path, b"".join(lines[:count]))
+    write_atomically(path, b"".join(lines[:count]))
 
 
 def _save_if_due(simulation: Simulation, experiment: Experiment, folder: Path) -> None:
@@ -131,5 +133,5 @@ def _summarized(
         "seeds": [s._asdict() for s in summaries],
         "dropped_readings": [dict(s.signals.dropped) for s in simulation.sessions],
     }
-    checkpoint.write_atomically(folder / "summary.json", json.dumps(content, indent=2).encode())
+    write_atomically(folder / "summary.json", json.dumps(content, indent=2).encode())
     return summaries

@@ -73,6 +73,7 @@ def match(
     pool: Sequence[int] | NDArray[np.int64] | None = None,
     noise: ArrayLike | None = None,
     share: ArrayLike | None = None,
+    fixed: int = 0,
     sweeps: int = 2,
     gram: ArrayLike | None = None,
 ) -> list[int]:
@@ -88,6 +89,8 @@ def match(
         How many to choose.
     pool
         Positions to choose from; all by default.
+    fixed
+        So many of the pool, from its start, are in the set whatever they do for it.
     sweeps
         How often to go through the set and exchange each member for the best alternative; a
         sweep without any exchange is the last. 0 leaves the greedy set.
@@ -109,10 +112,12 @@ def match(
     if not 0 <= size <= problem.pool.size:
         raise ValueError(f"match: cannot choose {size} of {problem.pool.size} clients")
     cohort = _Cohort(problem)
-    for _ in range(size):
+    for i in range(min(fixed, size)):
+        cohort.add(i)
+    for _ in range(size - len(cohort.members)):
         cohort.add(cohort.best())
     for _ in range(sweeps):
-        if not cohort.exchange():
+        if not cohort.exchange(fixed):
             break
     return [int(problem.pool[i]) for i in cohort.members]
 
@@ -210,12 +215,12 @@ class _Cohort:
         self.weight -= problem.weights[i]
         return i, column
 
-    def exchange(self) -> bool:
-        """Replace each member in turn by the best alternative; say whether any changed."""
+    def exchange(self, fixed: int) -> bool:
+        """Replace each member that is not fixed by the best other; say whether any changed."""
         if len(self.members) in (0, self.inside.size):
             return False
         changed = False
-        for at in range(len(self.members)):
+        for at in range(fixed, len(self.members)):
             before = self.value()
             old, column = self.remove(at)
             new = self.best()

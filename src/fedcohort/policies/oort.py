@@ -31,13 +31,14 @@ class Oort(Policy):
     """Algorithm 1 of Lai et al. [1]_.
 
     The statistical utility of a client is ``n * sqrt(mean of squared losses)`` of the received
-    model over all its data (not its last batch), known once it has finished a round. Utilities are
-    clipped at a quantile, get a bonus sqrt(0.1 log R / L), where R is this round and L the round in
-    which the client last took part, both counted from 1, and are multiplied by (T / t)^alpha if the
-    client's duration t exceeds the preferred duration T. A share epsilon of the cohort is drawn from clients never
-    tried; the rest from those whose score reaches `cutoff` times the score of the last client that
-    would fit, in proportion to the scores. The pacer adds a step to T in each round in which the
-    utility collected over the last `window` rounds is below that of the `window` rounds before.
+    model over all its data (not its last batch), known once it has finished a round. Utilities
+    are clipped at a quantile, get a bonus sqrt(0.1 log R / L), where R is this round and L the
+    round in which the client last took part, both counted from 1, and are multiplied by (T /
+    t)^alpha if the client's duration t exceeds the preferred duration T. A share epsilon of the
+    cohort is drawn from clients never tried; the rest from those whose score reaches `cutoff`
+    times the score of the last client that would fit, in proportion to the scores. The pacer adds
+    a step to T in each round in which the utility collected over the last `window` rounds is
+    below that of the `window` rounds before.
 
     Parameters
     ----------

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedcohort.atomic import write_atomically
 from fedcohort.exceptions import BudgetExceeded, DataError
 from fedcohort.signals.calibration import Neighbours, check_budget, sensitivity
 from fedcohort.signals.privacy import Release, noise_for
-from fedcohort.signals.sketch_file import write
 
 if TYPE_CHECKING:
     from fedcohort.signals.race import RaceSketch
@@ -155,7 +155,7 @@ class BudgetLedger:
     def _write(self, accounts: dict[str, Account]) -> None:
         clients = {client: asdict(account) for client, account in sorted(accounts.items())}
         held = {"epsilon": self.epsilon, "delta": self.delta, "clients": clients}
-        write(self.path, json.dumps(held, indent=1).encode())
+        write_atomically(self.path, json.dumps(held, indent=1).encode())
 
 
 @contextmanager

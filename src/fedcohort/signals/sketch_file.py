@@ -21,10 +21,8 @@ import hashlib
 import json
 import os
 import struct
-import tempfile
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -138,21 +136,6 @@ def _checked_n(n: Any, counts: NDArray[np.int64], private: bool) -> int | float:
     if not private and (counts.min() < 0 or (counts.sum(axis=1) != n).any()):
         raise InvalidSketch(f"the rows of an exact sketch must each hold n={n} samples")
     return float(n) if private and type(n) is float else int(n)
-
-
-def write(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file whole or not at all."""
-    target = Path(path)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def read(path: str | os.PathLike[str]) -> bytes:

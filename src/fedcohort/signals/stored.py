@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcohort.atomic import write_atomically
 from fedcohort.exceptions import UnlikeSketches
 from fedcohort.signals import sketch_file
 from fedcohort.signals.hashing import HashFamily
@@ -95,7 +96,7 @@ class StoredSketch:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file, whole or not at all."""
-        sketch_file.write(path, self.to_bytes())
+        write_atomically(path, self.to_bytes())
 
     @classmethod
     def load(
