@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--evaluate-every", type=int, default=10)
     parser.add_argument("--thresholds", type=float, nargs="+", default=[0.02, 0.05, 0.1, 0.2])
+    parser.add_argument("--only", nargs="*", help="Run only variants of these names.")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
     dataset = load(args.dataset, args.root).standardized()
@@ -107,6 +108,8 @@ def main() -> None:
         }
         base = None
         for label, policy, gate in variants(args.thresholds):
+            if args.only and label not in args.only:
+                continue
             started = time.perf_counter()
             rows = run(federations, dataset, name, lr, policy, gate, args)
             final = np.mean([r["final accuracy"] for r in rows])
