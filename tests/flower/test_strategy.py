@@ -480,6 +480,36 @@ def test_a_restart_continues_as_if_nothing_had_happened(digits, tmp_path, name, 
     ]
 
 
+def test_what_an_inner_strategy_learned_is_kept_and_what_it_was_told_is_not():
+    from fedcohort.flower import inner as inners
+
+    if not hasattr(flower, "DifferentialPrivacyServerSideAdaptiveClipping"):
+        pytest.skip("this Flower has no such strategy")
+
+    def make(fraction):
+        inside = flower.FedAvgM(server_momentum=0.9, fraction_train=fraction)
+        return flower.DifferentialPrivacyServerSideAdaptiveClipping(inside, 0.01, 4)
+
+    used = make(0.5)
+    made_with = inners.settings(used)
+    used.clipping_norm = 0.37
+    used.strategy.momentum_vector = [np.arange(3.0)]
+    used.strategy.current_arrays = ArrayRecord([np.ones(2)])
+    state = inners.state_dict(used, made_with)
+    fresh = make(1.0)
+    inners.load_state_dict(fresh, state)
+    assert fresh.clipping_norm == 0.37 and fresh.strategy.fraction_train == 1.0
+    assert fresh.strategy.momentum_vector[0].tolist() == [0.0, 1.0, 2.0]
+    assert fresh.strategy.current_arrays == ArrayRecord([np.ones(2)])
+
+
+def test_an_accountant_and_a_checkpoint_do_not_go_together(tmp_path):
+    inside = flower.DifferentialPrivacyServerSideFixedClipping(average(), 1.0, 1.0, 4)
+    inside.accountant = object()
+    with pytest.raises(ConfigError, match="accountant"):
+        cohort(inner=inside, checkpoint=tmp_path / "run.ckpt")
+
+
 def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path):
     path = tmp_path / "run.ckpt"
     cohort(cohort_size=3, checkpoint=path).start(digits.grid(), digits.arrays(), 1)

@@ -53,7 +53,7 @@ class Privacy:
 
     def release(self, client: ClientId, sketch: RaceSketch) -> RaceSketch:
         """Return the private sketch: the one released before, or a new one out of the budget."""
-        folder = Path(self.folder)
+        folder = Path(self.folder).expanduser()
         path = folder / f"{self._name(client, sketch)}.sketch"
         if path.exists():
             return RaceSketch.load(path)

@@ -1,0 +1,60 @@
+"""The Flower examples load, and the certificates they make are accepted."""
+
+from __future__ import annotations
+
+import runpy
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize(
+    ("folder", "package"), [("flower-quickstart", "quickstart"), ("flower-deployment", "hospitals")]
+)
+def test_apps_load(folder, package):
+    script = (
+        f"from {package}.server_app import app as server; from {package}.client_app import app\n"
+        "handlers = sorted(app._registered_funcs)\n"
+        "assert {'query.identity', 'query.race_sketch', 'train.default', 'train.probe', "
+        "'train.upload'} <= set(handlers), handlers"
+    )
+    command = [sys.executable, "-c", script]
+    subprocess.run(command, cwd=EXAMPLES / folder, check=True, timeout=120)
+
+
+def test_a_connection_with_the_examples_certificates_is_encrypted_and_verified(tmp_path):
+    keys = runpy.run_path(str(EXAMPLES / "flower-deployment" / "keys.py"))
+    keys["make_authority"](tmp_path)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20)
+
+        def answer():
+            connection, _ = listener.accept()
+            with server.wrap_socket(connection, server_side=True) as secure:
+                secure.sendall(b"hello")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        client = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+        with (
+            socket.create_connection(listener.getsockname(), timeout=20) as plain,
+            client.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
+        ):
+            assert secure.recv(5) == b"hello"
+        thread.join()
+
+
+def test_a_nodes_private_key_is_its_owners(tmp_path):
+    keys = runpy.run_path(str(EXAMPLES / "flower-deployment" / "keys.py"))
+    keys["make_node_key"](tmp_path / "key")
+    assert (tmp_path / "key").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "key.pub").read_bytes().startswith(b"ecdsa-sha2-nistp384 ")
