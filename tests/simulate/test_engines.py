@@ -14,10 +14,11 @@ from torch import nn
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import stream
 from fedcohort.simulate import stacked
+from fedcohort.simulate.choice import choose
 from fedcohort.simulate.jobs import Job
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.models import CharLSTM
-from fedcohort.simulate.trainer import Trainer, choose
+from fedcohort.simulate.trainer import Trainer
 
 # an even kernel makes padding="same" uneven, which PyTorch warns is slow
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")

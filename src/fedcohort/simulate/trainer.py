@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import ClientId
 from fedcohort.simulate import evaluate, stacked
 from fedcohort.simulate.batched import Batched
+from fedcohort.simulate.choice import check, choose, device_name, room
 from fedcohort.simulate.jobs import Data, Job
 from fedcohort.simulate.local import Ints, LocalTraining, batch_plan
 from fedcohort.simulate.losses import SampleLoss, sample_loss
@@ -23,7 +23,6 @@ from fedcohort.simulate.randomness import precision
 from fedcohort.simulate.worker import Loop, Worker, write
 
 Doubles = NDArray[np.float64]
-ENGINES = ("auto", "loop", "stacked", "vmap")
 
 
 class Engine(Protocol):
@@ -82,7 +81,7 @@ class Trainer:
         tf32: bool = False,
     ) -> None:
         self.local = LocalTraining() if local is None else local
-        self.device = torch.device(_device(device))
+        self.device = torch.device(device_name(device))
         self.tf32 = tf32
         check(model)
         self.worker = Worker(model, sample_loss(loss), self.device)
@@ -91,8 +90,7 @@ class Trainer:
         self.engine = choose(engine, model, self.device)
         drops = any(isinstance(module, nn.Dropout) for module in model.modules())
         self._random = self.engine != "stacked" or drops  # any forward may call F.dropout
-        room = memory or (2**24 if self.device.type == "cpu" else 2**34)
-        self._engine = self._make(room)
+        self._engine = self._make(memory or room(self.device))
         self._out = torch.empty(0, self.size, device=self.device)
 
     def _make(self, memory: int) -> Engine:
@@ -127,6 +125,7 @@ class Trainer:
         self, seed: int, round_number: int, client: ClientId, positions: Ints, row: int = 0
     ) -> Job:
         """Return a client's training in a round, with its batches."""
+        positions = np.asarray(positions, np.int64)
         plan = batch_plan(seed, round_number, client, len(positions), self.local)
         if not self._random:
             return Job(row, positions, plan)
@@ -203,51 +202,3 @@ def _tensor(values: Any, device: torch.device) -> Tensor:
     tensor = torch.as_tensor(values)
     kind = torch.float32 if tensor.is_floating_point() else torch.int64
     return tensor.to(device=device, dtype=kind).contiguous()
-
-
-def choose(engine: str, model: nn.Module, device: torch.device) -> str:
-    """Return the engine to use: the one asked for, if the model allows it, or the fastest.
-
-    Examples
-    --------
-    >>> choose("auto", nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), torch.device("cpu"))
-    'stacked'
-    """
-    if engine not in ENGINES:
-        raise ConfigError(f"engine={engine!r} must be one of {', '.join(ENGINES)}")
-    mixes = any(isinstance(module, _NormBase) for module in model.modules())
-    stackable = stacked.modules(model) is not None
-    if engine == "stacked" and not stackable:
-        raise ConfigError(
-            "engine='stacked' needs an nn.Sequential of Flatten, Linear, Conv2d, MaxPool2d, "
-            "Dropout, ReLU, Tanh and Sigmoid layers: choose 'vmap', 'loop' or 'auto'"
-        )
-    if engine == "vmap" and mixes:
-        raise ConfigError("batch norm sees padding when clients are batched: choose engine='loop'")
-    if engine != "auto":
-        return engine
-    if device.type == "cpu":  # batched convolutions and recurrences lose to the loop there
-        images = any(isinstance(module, nn.Conv2d) for module in model.modules())
-        return "stacked" if stackable and not images else "loop"
-    return "loop" if mixes else "stacked" if stackable else "vmap"
-
-
-def check(model: nn.Module) -> None:
-    """Refuse models that have nothing to train, or state that federated averaging would lose."""
-    for name, module in model.named_modules():
-        if isinstance(module, _NormBase) and module.track_running_stats:
-            raise ConfigError(
-                f"layer {name!r} ({type(module).__name__}) tracks running statistics, which are no "
-                "parameters and would not be averaged: use nn.GroupNorm, or "
-                "track_running_stats=False"
-            )
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ConfigError("the model has no trainable parameter")
-
-
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device={name!r}, but PyTorch sees no GPU: choose 'cpu' or 'auto'")
-    return name
