@@ -225,3 +225,12 @@ def test_a_plain_strategy_can_train_with_our_clients(digits):
         digits.grid(), digits.arrays(), 2
     )
     assert digits.accuracy(result.arrays) != digits.accuracy(digits.arrays())
+
+
+def test_a_sketch_larger_than_the_model_is_refused(digits, context):
+    app = digits.app("client-0")
+    request = Request(0, 0, options={"gradient_sketch": {"k": 10**9}})
+    content = RecordDict({"config": ConfigRecord({RECORD: request.to_json()})})
+    content["arrays"] = digits.arrays()
+    with pytest.raises(ConfigError, match="k=1000000000"):
+        app(Message(content, 1, "query.gradient_sketch"), context)

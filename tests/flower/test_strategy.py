@@ -239,6 +239,22 @@ def test_an_update_that_is_none_is_dropped_and_counted(digits, name):
         np.testing.assert_allclose(after.numpy(), before.numpy() + 1, rtol=1e-5)
 
 
+def test_an_empty_reply_is_an_error(digits):
+    grid, mute = digits.grid(), digits.clients[1]
+
+    def nothing(message, context):
+        reply = Message(RecordDict(), reply_to=message)
+        reply.__dict__["_content"] = None
+        return reply
+
+    handlers = grid.apps[digits.node(mute)]._registered_funcs
+    handlers["train.default"] = handlers["query.num_examples"] = nothing
+    strategy = cohort(POLICIES["power-of-choice"](d=8), cohort_size=8)
+    strategy.start(grid, digits.arrays(), 1)
+    assert mute not in strategy.history[0].finished and len(strategy.history[0].finished) == 7
+    assert strategy.refused == {"error": 1}
+
+
 @pytest.mark.parametrize(
     "reading",
     [

@@ -107,13 +107,19 @@ class Answers:
         if name in MODEL_FREE:
             return self._from_data(name, message, context, request)
         assert arrays is not None
-        options, memory = dict(request.options.get(name, {})), Memory(context)
+        options, memory, flat = (
+            dict(request.options.get(name, {})),
+            Memory(context),
+            flatten(arrays),
+        )
+        if int(options.get("k", 0)) > len(flat):
+            raise ConfigError(f"k={options['k']} numbers to sketch a model of {len(flat)}: refused")
         if name == "model_sketch" and self.train is not None and options.pop("fresh", True):
             return self._own_sketch(self.train, message, context, request, arrays, options)
         held = None
         if request.held_round >= 0 and memory.stamp("trained") == request.held_round:
             held = memory.vector("trained")
-        return self.learner(context).reading(name, flatten(arrays), request, held)
+        return self.learner(context).reading(name, flat, request, held)
 
     def _from_data(
         self, name: str, message: Message, context: Context, request: Request

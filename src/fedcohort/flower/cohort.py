@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedcohort.exceptions import DataError
 from fedcohort.flower.delivery import Delivery, Model
-from fedcohort.flower.exchange import LOG, exchange
+from fedcohort.flower.exchange import LOG, exchange, failure
 from fedcohort.flower.messages import RECORD, Request, from_record, pack, raw
 from fedcohort.gates import Gate
 from fedcohort.policies.base import Policy
@@ -111,8 +111,9 @@ class Cohort:
         return {c: answers[c] for c in self.selection.clients if c in answers}
 
     def _answer(self, client: ClientId, message: Message) -> NDArray[Any] | None:
-        if message.has_error():
-            LOG.warning("%s did not train: %s", client, message.error.reason)
+        problem = failure(message)
+        if problem is not None:
+            LOG.warning("%s did not train: %s", client, problem)
             return None
         record = message.content.config_records.get(RECORD, ConfigRecord())
         self.delivery.confirm(client, record.get("held"))

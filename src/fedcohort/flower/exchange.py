@@ -50,6 +50,21 @@ def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> list[Re
     return replies
 
 
+def failure(message: Message) -> str | None:
+    """Return why a reply brings nothing, None if it brings something.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> failure(SimpleNamespace(has_content=lambda: True))
+    >>> failure(SimpleNamespace(has_content=lambda: False, has_error=lambda: False))
+    'an empty reply'
+    """
+    if message.has_content():
+        return None
+    return str(message.error.reason) if message.has_error() else "an empty reply"
+
+
 def _pushed(grid: Grid, messages: list[Message]) -> dict[str, Message]:
     """Push messages and return those that were accepted, by their ids."""
     if not messages:

@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.flower.exchange import LOG, TimedGrid, exchange
+from fedcohort.flower.exchange import LOG, TimedGrid, exchange, failure
 from fedcohort.flower.messages import RECORD
 from fedcohort.rounds import ClientId
 
@@ -149,7 +149,7 @@ class Directory:
 
 def said(message: Message) -> ClientId | None:
     """Return the id in a reply, None in an error; DataError for an id that is none."""
-    if message.has_error():
+    if failure(message) is not None:
         return None
     record = message.content.config_records.get(RECORD)
     client = None if record is None else record.get("id")
@@ -165,7 +165,7 @@ def answer(message: Message, context: Context, identity: Callable[[Context], Cli
 
 
 def _is_plain(message: Message) -> bool:
-    return bool(message.error.code == RAISED)
+    return message.has_error() and message.error.code == RAISED
 
 
 def _fingerprint(info: NodeInfo) -> ClientId:

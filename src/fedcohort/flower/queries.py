@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedcohort.exceptions import DataError
 from fedcohort.flower.delivery import Delivery, Model
-from fedcohort.flower.exchange import LOG, exchange
+from fedcohort.flower.exchange import LOG, exchange, failure
 from fedcohort.flower.forms import fits, most_bytes
 from fedcohort.flower.messages import RECORD, Request, from_record, pack, raw, refused
 from fedcohort.policies.base import Option
@@ -81,7 +80,6 @@ class Queries:
         self.grid, self.nodes, self.delivery, self.request = grid, nodes, delivery, request
         self.current, self.initial, self.options = current, initial, options
         self.timeout, self.limit, self.center = timeout, limit, center
-        self.errors: Counter[str] = Counter()
 
     def __call__(self, name: str, clients: Sequence[ClientId]) -> Readings:
         """Ask clients for one signal."""
@@ -91,9 +89,9 @@ class Queries:
         readings: Readings = {}
         for reply in exchange(self.grid, messages.values(), self.timeout):
             client = names[reply.sent.metadata.dst_node_id]
-            if reply.message.has_error():
-                self.errors[name] += 1
-                LOG.warning("%s did not answer %s: %s", client, name, reply.message.error.reason)
+            problem = failure(reply.message)
+            if problem is not None:
+                LOG.warning("%s did not answer %s: %s", client, name, problem)
                 continue
             record = reply.message.content.config_records.get(RECORD)
             self.delivery.confirm(client, None if record is None else record.get("held"))

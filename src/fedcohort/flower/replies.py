@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedcohort.exceptions import DataError
 from fedcohort.flower.arrays import Flat, checked
-from fedcohort.flower.exchange import LOG
+from fedcohort.flower.exchange import LOG, failure
 from fedcohort.rounds import ClientId
 from fedcohort.session import Session
 
@@ -104,8 +104,9 @@ class Replies:
         self.miss("no reply", len(sent) - len(found))
         updates = {}
         for client, message in found.items():
-            if message.has_error():
-                self._refuse(client, "error", message.error.reason)
+            problem = failure(message)
+            if problem is not None:
+                self._refuse(client, "error", problem)
                 continue
             try:
                 updates[client] = update_of(message, like, self.weight_key)
@@ -137,8 +138,9 @@ def sound_metrics(replies: Iterable[Message]) -> list[Message]:
     """Leave out evaluation replies that an average would fail on."""
     sound: dict[str, Message] = {}
     for i, reply in enumerate(replies):
-        if reply.has_error():
-            LOG.warning("an evaluation failed: %s", reply.error.reason)
+        problem = failure(reply)
+        if problem is not None:
+            LOG.warning("an evaluation failed: %s", problem)
             continue
         try:
             metrics_of(reply.content)

@@ -113,7 +113,7 @@ class CohortStrategy(Strategy):
         inners.check_policy(policy, self.center is not None)
         size = 1 if cohort_size is None else cohort_size
         self.session = Session(policy, cohort_size=size, seed=seed, gate=self.gate)
-        self.directory = Directory(identity, timeout)
+        self.directory = Directory(identity, min(timeout, 120.0))
         self.replies = Replies(self.session, inners.weight_key(inner))
         self.refused = self.replies.refused
         self.history: list[RoundReport] = []
