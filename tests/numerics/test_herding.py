@@ -135,6 +135,22 @@ def test_sets_are_complete_and_different(seed: int, n: int, sweeps: int, same: b
         assert len(set(chosen)) == size
 
 
+def test_fixed_members_stay_and_the_others_are_chosen_around_them() -> None:
+    for seed in range(5):
+        readings, weights, target, private = _problem(seed)
+        pool = np.random.default_rng(seed).permutation(10)
+        chosen = herding.match(
+            readings, weights, target, 5, pool=pool, fixed=2, sweeps=20, **private
+        )
+        assert chosen[:2] == pool[:2].tolist()
+        value = herding.objective(readings, weights, target, chosen, **private)
+        for at in range(2, 5):
+            for other in set(range(10)) - set(chosen):
+                swapped = [*chosen[:at], other, *chosen[at + 1 :]]
+                other_value = herding.objective(readings, weights, target, swapped, **private)
+                assert other_value >= value - 1e-12
+
+
 def test_float32_readings_choose_the_same() -> None:
     readings, weights, target, private = _problem(2)
     exact = herding.match(readings, weights, target, 4, **private)

@@ -40,7 +40,7 @@ def gap(readings: np.ndarray, chosen: list[int]) -> float:
 
 def test_greedy_steps_equal_naive_merging() -> None:
     ids, readings, _, signals = federation()
-    policy = SketchMatch(pool="all", sweeps=0)
+    policy = SketchMatch(share=1.0, sweeps=0)
     chosen = [ids.index(c) for c in policy.select(Round(0, ids, 6), signals, stream(0)).clients]
     for step in range(6):
         done = chosen[:step]
@@ -52,7 +52,7 @@ def test_exchanges_bring_the_cohort_nearer() -> None:
     ids, readings, _, signals = federation()
     gaps = {}
     for sweeps in (0, 2):
-        policy = SketchMatch(pool="all", sweeps=sweeps)
+        policy = SketchMatch(share=1.0, sweeps=sweeps)
         chosen = policy.select(Round(0, ids, 6), signals, stream(0)).clients
         gaps[sweeps] = gap(readings, [ids.index(c) for c in chosen])
     assert gaps[2] < gaps[0]
@@ -89,9 +89,16 @@ def test_everybody_takes_part() -> None:
     assert counts.max() <= 10
     assert np.mean(np.abs(counts - 8) <= 2) > 0.8
     everyone = np.bincount(
-        np.concatenate(run(SketchMatch(pool="all"), ids, signals, 64)), minlength=40
+        np.concatenate(run(SketchMatch(share=1.0), ids, signals, 64)), minlength=40
     )
     assert everyone.min() == 0  # the best set alone would leave many out
+
+
+def test_turns_leave_nobody_out() -> None:
+    """Two of five places go to the least used: everybody is picked within 40 / 2 rounds."""
+    ids, _, _, signals = federation()
+    cohorts = run(SketchMatch(share=1.0, turns=2), ids, signals, 20)
+    assert len(set(np.concatenate(cohorts).tolist())) == 40
 
 
 def test_private_sketches_lose_little() -> None:
@@ -123,7 +130,7 @@ def test_pool_size_is_limited() -> None:
 
 def test_equal_average_matches_the_mean_of_distributions() -> None:
     ids, readings, _, signals = federation(12)
-    policy = SketchMatch(pool="all", average="equal", sweeps=5)
+    policy = SketchMatch(share=1.0, average="equal", sweeps=5)
     chosen = [ids.index(c) for c in policy.select(Round(0, ids, 4), signals, stream(0)).clients]
     q = readings["counts"] / readings["n"][:, None, None]
     reached = ((q[chosen].mean(axis=0) - q.mean(axis=0)) ** 2).sum()

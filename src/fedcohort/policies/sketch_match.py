@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedcohort.numerics import herding
 from fedcohort.policies._global_sketch import GlobalSketch
+from fedcohort.policies._readings import at_least
 from fedcohort.policies.base import Option, Policy, register
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalogue import Needs
@@ -47,10 +48,16 @@ class SketchMatch(Policy):
 
     Parameters
     ----------
-    pool : {"less-used", "random", "all"}
-        Whom to choose from: the less used half of the available, a random half, or all of them.
+    pool : {"less-used", "random"}
+        Whom to choose from: the clients used least so far, or any drawn at random, who fit better
+        but let clients that fit badly wait for long.
+    share : float, default=0.5
+        Size of the pool as a share of the available clients.
     average : {"size", "equal"}
         How the cohort's models will be averaged: by size (sketches are pooled) or equally.
+    turns : int, default=0
+        So many places a round go to the clients used least, whether they fit or not, and the
+        others are chosen around them: nobody waits for ever.
     sweeps : int, default=2
         How often each member may be exchanged after the greedy selection.
     largest_pool : int, default=10_000
@@ -73,7 +80,7 @@ class SketchMatch(Policy):
     >>> signals = Signals()
     >>> _ = signals.record("race_sketch", dict(zip("abcd", sketch)), stamp=0)
     >>> round = Round(number=0, available=("a", "b", "c", "d"), cohort_size=2)
-    >>> policy = SketchMatch(pool="all")
+    >>> policy = SketchMatch(share=1.0)
     >>> cohort = policy.select(round, signals, np.random.default_rng(0)).clients
     >>> sorted(cohort) in [["a", "c"], ["a", "d"], ["b", "c"], ["b", "d"]]     # one of each kind
     True
@@ -84,7 +91,9 @@ class SketchMatch(Policy):
     def __init__(
         self,
         pool: str = "less-used",
+        share: float = 0.5,
         average: str = "size",
+        turns: int = 0,
         sweeps: int = 2,
         largest_pool: int = 10_000,
         rows: int = 10,
@@ -94,16 +103,16 @@ class SketchMatch(Policy):
         centered: bool = True,
         epsilon: float = 0.0,
     ) -> None:
-        if pool not in ("less-used", "random", "all"):
-            raise ValueError(f"SketchMatch: pool={pool!r} must be 'less-used', 'random' or 'all'")
+        if pool not in ("less-used", "random"):
+            raise ValueError(f"SketchMatch: pool={pool!r} must be 'less-used' or 'random'")
+        if not 0 < share <= 1:
+            raise ValueError(f"SketchMatch: share={share} must lie in (0, 1]")
         if average not in ("size", "equal"):
             raise ValueError(f"SketchMatch: average={average!r} must be 'size' or 'equal'")
-        if sweeps < 0 or largest_pool < 1:
-            raise ValueError(
-                f"SketchMatch: sweeps={sweeps} must be >= 0 and largest_pool={largest_pool} >= 1"
-            )
-        self.pool, self.average = pool, average
-        self.sweeps, self.largest_pool = sweeps, largest_pool
+        at_least("SketchMatch", 0, turns=turns, sweeps=sweeps)
+        at_least("SketchMatch", 1, largest_pool=largest_pool)
+        self.pool, self.pool_share, self.average = pool, share, average
+        self.turns, self.sweeps, self.largest_pool = turns, sweeps, largest_pool
         options: dict[str, Option] = {"rows": rows, "bits": bits, "seed": seed}
         options |= {"label_weight": label_weight, "center": centered, "epsilon": epsilon}
         self.signal_options = {"race_sketch": options}
@@ -149,8 +158,8 @@ class SketchMatch(Policy):
         if self.pool == "less-used" and self.state.used:
             used = self.state.used.get
             order += np.fromiter((used(c, 0) for c in clients), np.float64, count)
-        half = count if self.pool == "all" else (count + 1) // 2
-        wanted = min(max(half, size), max(self.largest_pool, size), count)
+        part = int(np.ceil(self.pool_share * count))
+        wanted = min(max(part, size), max(self.largest_pool, size), count)
         first = np.argpartition(order, wanted - 1)[:wanted] if wanted else np.empty(0, np.int64)
         return np.asarray(first[np.argsort(order[first])])
 
@@ -162,6 +171,7 @@ class SketchMatch(Policy):
             self.state.center(center).ravel(),
             size,
             pool=pool,
+            fixed=self.turns,
             noise=field.noise,
             share=self.state.share(field.n, center),
             sweeps=self.sweeps,

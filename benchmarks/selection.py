@@ -1,0 +1,341 @@
+"""How long policies take: per round, as federations grow, and against other implementations.
+
+    python benchmarks/selection.py --out benchmarks/results/selection-speed.json \
+        --plot docs/selection-speed.svg --dppy-python venv-with-dppy-0.3.3/bin/python
+
+A round is `candidates`, `select` and `observe`; signals are made up beforehand and not timed. Each
+policy and size runs in a process of its own, so that its peak memory is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from provenance import write
+
+from fedcohort.policies import (
+    KDPP,
+    ActiveFL,
+    ClusteredSampling,
+    DivFL,
+    FedACS,
+    FedCor,
+    Oort,
+    PowerOfChoice,
+    RaceSoftmax,
+    SketchMatch,
+    SketchToSelect,
+    Uniform,
+)
+from fedcohort.rounds import Outcome, Round, stream
+from fedcohort.signals.stack import reading_dtype
+from fedcohort.signals.table import Column, Signals
+
+SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
+SCALARS = ("num_examples", "loss", "loss_rms", "duration", "update_distance")
+POLICIES = {
+    "uniform": lambda n: Uniform(),
+    "power-of-choice": lambda n: PowerOfChoice(d=200),
+    "active-fl": lambda n: ActiveFL(),
+    "oort": lambda n: Oort(),
+    "race-softmax": lambda n: RaceSoftmax(rows=10),
+    "fedacs": lambda n: FedACS(),
+    "sketch-to-select": lambda n: SketchToSelect(interval=8),
+    "fedcor": lambda n: FedCor(warmup=16, interval=100),
+    "kdpp": lambda n: KDPP(),
+    "divfl": lambda n: DivFL(),
+    "clustered-sampling (size)": lambda n: ClusteredSampling(),
+    "clustered-sampling (similarity)": lambda n: ClusteredSampling(
+        "similarity", "feature_profile" if n <= 1000 else "update_sketch"
+    ),
+    "sketch-match": lambda n: SketchMatch(),
+}
+
+
+def ids(count: int) -> tuple[str, ...]:
+    return tuple(f"{i:07d}" for i in range(count))
+
+
+def readings(name: str, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Made-up readings of `count` clients: skewed sketches and profiles of ten kinds."""
+    if name == "num_examples":
+        return rng.integers(20, 200, count)
+    if name in SCALARS:
+        return rng.gamma(2.0, size=count)
+    kinds = rng.integers(0, 10, count)
+    if name == "race_sketch":
+        out = np.zeros(count, reading_dtype(10, 64, "i2"))
+        shapes = np.random.default_rng(0).dirichlet(np.full(64, 0.1), size=(10, 10))
+        out["n"] = n = rng.integers(50, 200, count)
+        for first in range(0, count, 50_000):
+            part = slice(first, first + 50_000)
+            mean = shapes[kinds[part]] * n[part, None, None]
+            out["counts"][part] = np.round(mean + rng.random(mean.shape) - 0.5)
+        return out
+    width = {"feature_profile": 64, "gradient_sketch": 50, "update_sketch": 50}.get(name, 10)
+    centres = 3 * np.random.default_rng(1).normal(size=(10, width)).astype(np.float32)
+    return centres[kinds] + rng.standard_normal((count, width), dtype=np.float32)
+
+
+class Table:
+    """Signals filled column-wise: a dict of a million arrays would be the slowest part."""
+
+    def __init__(self, clients: tuple[str, ...]) -> None:
+        self.clients, self.signals = clients, Signals()
+        self.row = {client: i for i, client in enumerate(clients)}
+
+    def put(self, name: str, asked: tuple[str, ...], number: int) -> None:
+        rng = stream(number, name)
+        column = self.signals._columns.get(name)
+        if column is None and len(asked) == len(self.clients):
+            column = self.signals._columns[name] = Column()
+            column.clients, column._row = list(self.clients), self.row
+            column.values = readings(name, len(asked), rng)
+            column.stamps = np.full(len(asked), number)
+        elif column is not None and len(column.clients) == len(self.clients):
+            rows = np.fromiter((self.row[c] for c in asked), np.int64, len(asked))
+            column.values[rows] = readings(name, len(asked), rng)
+            column.stamps[rows] = number
+        elif asked:
+            values = readings(name, len(asked), rng)
+            self.signals.record(name, dict(zip(asked, values, strict=True)), number)
+
+
+def time_policy(name: str, clients: int, cohort: int, rounds: int) -> dict:
+    policy, table = POLICIES[name](clients), Table(ids(clients))
+    for signal in sorted(policy.needs.profile):
+        table.put(signal, table.clients, 0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = []
+    for number in range(rounds):
+        round = Round(number, table.clients, cohort)
+        start = time.perf_counter()
+        asked = tuple(policy.candidates(round, table.signals, stream(0, number, "candidates")))
+        spent = time.perf_counter() - start
+        for signal in sorted(policy.needs.query):
+            table.put(signal, asked, number)
+        start = time.perf_counter()
+        chosen = policy.select(round, table.signals, stream(0, number, "select")).clients
+        spent += time.perf_counter() - start
+        for signal in sorted(policy.needs.reply):
+            table.put(signal, chosen, number)
+        start = time.perf_counter()
+        policy.observe(round, Outcome(chosen, chosen), table.signals)
+        seconds.append(spent + time.perf_counter() - start)
+    later = seconds[1:]
+    return {
+        "policy": name,
+        "clients": clients,
+        "cohort": cohort,
+        "first_round_s": seconds[0],
+        "median_round_s": float(np.median(later)),
+        "slowest_later_round_s": max(later),
+        "signals_mb": before / 1024,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def in_process(*arguments: str) -> dict:
+    command = [sys.executable, __file__, *arguments]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def median_seconds(call, repeats: int) -> float:
+    call()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def time_fedcor_fit(clients: int = 1000, samples: int = 16, steps: int = 3) -> dict:
+    """Closed form against Adam on one Cholesky factor of clients x clients a sample and step."""
+    import torch
+
+    from fedcohort.numerics.gp import fit_low_rank
+
+    changes = np.random.default_rng(0).normal(size=(samples, clients)) * 0.1
+    weights = 0.95 ** np.arange(samples)
+    ours = median_seconds(lambda: fit_low_rank(changes, weights, 15, 0.01), 50)
+    x = torch.randn(15, clients, requires_grad=True)
+    optimizer = torch.optim.Adam([x], lr=0.01)
+    data = torch.tensor(changes, dtype=torch.float32)
+    times = []
+    for _ in range(steps + 1):
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        loss = 0.0
+        for row, weight in zip(data, weights, strict=True):
+            covariance = x.T @ x + 1e-2 * torch.eye(clients)
+            law = torch.distributions.MultivariateNormal(torch.zeros(clients), covariance)
+            loss = loss - weight * law.log_prob(row)
+        loss.backward()
+        optimizer.step()
+        times.append(time.perf_counter() - start)
+    step = float(np.median(times[1:]))
+    return {
+        "clients": clients,
+        "samples": samples,
+        "closed_form_s": ours,
+        "adam_step_s": step,
+        "adam_100_steps_s (extrapolated)": 100 * step,
+        "ratio": 100 * step / ours,
+    }
+
+
+DPPY = """
+import json, sys, time
+import numpy as np
+from dppy.finite_dpps import FiniteDPP
+process = FiniteDPP("likelihood", L=np.load(sys.argv[1]))
+rng = np.random.RandomState(0)
+start = time.perf_counter(); process.sample_exact_k_dpp(50, random_state=rng)
+setup, times = time.perf_counter() - start, []
+for _ in range(40):
+    start = time.perf_counter(); process.sample_exact_k_dpp(50, random_state=rng)
+    times.append(time.perf_counter() - start)
+print(json.dumps({"setup_s": setup, "draw_s": float(np.median(times))}))
+"""
+
+
+def time_dpp(dppy_python: str | None, clients: int = 1000, k: int = 50) -> dict:
+    """Draws after set-up, ours and DPPy's in turns on the same kernel."""
+    from fedcohort.numerics import dpp
+
+    kernel = dpp.similarity_kernel(np.random.default_rng(0).normal(size=(clients, 64)))
+    start = time.perf_counter()
+    process, rng = dpp.KDPP.from_kernel(kernel), np.random.default_rng(0)
+    process.sample(k, rng)
+    result = {"clients": clients, "k": k, "setup_s": time.perf_counter() - start}
+    ours, theirs = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(f"{folder}/kernel.npy", kernel)
+        for _ in range(3):
+            ours.append(median_seconds(lambda: process.sample(k, rng), 200))
+            if dppy_python:
+                command = [dppy_python, "-c", DPPY, f"{folder}/kernel.npy"]
+                output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+                theirs.append(json.loads(output))
+    result["draw_s"] = float(np.median(ours))
+    if theirs:
+        result["dppy_setup_s"] = float(np.median([t["setup_s"] for t in theirs]))
+        result["dppy_draw_s"] = float(np.median([t["draw_s"] for t in theirs]))
+        result["ratio"] = result["dppy_draw_s"] / result["draw_s"]
+    return result
+
+
+def time_pool() -> list[dict]:
+    """FedACS pools of 40 percent, exact law, by how many different standings there are."""
+    from fedcohort.numerics.bandits import thompson_pool, thompson_pool_one_draw
+
+    rng = np.random.default_rng(0)
+    rows = []
+    for label, clients, share in (
+        ("nobody dueled", 10_000, 0.0),
+        ("all dueled, cohorts of 50", 10_000, 1.0),
+        ("a tenth dueled, cohorts of 100", 1_000_000, 0.1),
+    ):
+        duels = np.where(rng.random(clients) < share, rng.integers(1, 11, clients) * 49, 0)
+        wins = rng.binomial(duels, rng.random(clients)).astype(float)
+        call = (wins, duels - wins, int(0.4 * clients), rng)
+        exact = median_seconds(lambda c=call: thompson_pool(*c), 5)
+        one = median_seconds(lambda c=call: thompson_pool_one_draw(*c), 5)
+        rows.append({"case": label, "clients": clients, "exact_s": exact, "one_draw_s": one})
+    wins = 490 * rng.random(10_000)
+    exact = median_seconds(lambda: thompson_pool(wins, 490 - wins, 4000, rng), 5)
+    rows.append({"case": "all standings different", "clients": 10_000, "exact_s": exact})
+    return rows
+
+
+def time_projection() -> list[dict]:
+    """Projections to 100 numbers; extra memory as the growth of the process's peak."""
+    from fedcohort.signals.projection import Projection
+
+    rows = []
+    for kind, dim in (("uniform", 555_178), ("gaussian", 555_178), ("sparse", 555_178),
+                      ("sparse", 100_000_000)):  # fmt: skip
+        model = np.random.default_rng(0).standard_normal(dim, dtype=np.float32)
+        projection = Projection(dim, 100, kind)
+        Projection(1000, 100, kind).apply(model[:1000])  # compiled before memory is read
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        seconds = median_seconds(lambda p=projection, m=model: p.apply(m), 3)
+        extra = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        rows.append({"kind": kind, "parameters": dim, "k": 100, "s": seconds,
+                     "extra_mb": extra / 1024})  # fmt: skip
+    return rows
+
+
+def plot(rows: list[dict], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 5))
+    for name in POLICIES:
+        own = [row for row in rows if row["policy"] == name]
+        axes.loglog(
+            [r["clients"] for r in own], [r["median_round_s"] for r in own], "o-", label=name
+        )
+    axes.set_xlabel("clients")
+    axes.set_ylabel("seconds a round (median)")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, loc="upper left")
+    figure.savefig(path, bbox_inches="tight")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out")
+    parser.add_argument("--plot")
+    parser.add_argument("--dppy-python", help="An interpreter with DPPy 0.3.3.")
+    parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES))
+    parser.add_argument("--policies", nargs="*", default=list(POLICIES))
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        name, *numbers = args.one
+        print(json.dumps(time_policy(name, *map(int, numbers))))
+        return
+    rounds, result = [], {}
+    for clients in args.sizes:
+        cohort = 100 if clients >= 1_000_000 else 50
+        for name in args.policies:
+            row = in_process("--one", name, str(clients), str(cohort), "22")
+            rounds.append(row)
+            print(
+                f"{clients:8d} {name:32} first {row['first_round_s']:.4f} s, then "
+                f"{row['median_round_s']:.5f} s, slowest {row['slowest_later_round_s']:.4f} s, "
+                f"peak {row['peak_mb']:.0f} MB",
+                flush=True,
+            )
+    result["rounds"] = rounds
+    for key, call in (
+        ("fedcor_fit", time_fedcor_fit),
+        ("k_dpp", lambda: time_dpp(args.dppy_python)),
+        ("fedacs_pool", time_pool),
+        ("projection", time_projection),
+    ):
+        result[key] = call()
+        print(key, json.dumps(result[key]), flush=True)
+    result["threads"] = os.environ.get("OMP_NUM_THREADS", "all")
+    if args.plot:
+        Path(args.plot).parent.mkdir(parents=True, exist_ok=True)
+        plot(rounds, args.plot)
+    if args.out:
+        write(args.out, result)
+
+
+if __name__ == "__main__":
+    main()
