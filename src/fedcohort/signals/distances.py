@@ -138,7 +138,7 @@ def gram(readings: Readings, debias: bool | None = None) -> Floats:
     clients with weights w and v, without bias.
     """
     stack = Stack(readings)
-    out = _products(stack, np.zeros((stack.rows, stack.buckets)))
+    out = _products(stack, centred=False)
     if _settle(stack, "frobenius", debias):
         out[np.diag_indices_from(out)] -= stack.energy()
     out /= stack.rows
@@ -182,18 +182,21 @@ def _to_center(stack: Stack, center: Floats, kind: Kind, energy: Floats | None) 
     return np.sqrt(total) if kind == "frobenius" else total / stack.rows
 
 
-def _products(stack: Stack, origin: Floats) -> Floats:
-    """Inner products of the sketches as seen from `origin`."""
+def _products(stack: Stack, centred: bool) -> Floats:
+    """Inner products of the sketches, as seen from the origin or from their mean."""
     out = np.zeros((len(stack), len(stack)))
-    for rows, q in stack.chunks():
-        flat = (q - origin[rows]).reshape(len(stack), -1)
+    full = np.flatnonzero(~np.isnan(stack.n))
+    for _, q in stack.chunks():
+        if centred and len(full):
+            q -= q[full].mean(axis=0) if len(full) < len(q) else q.mean(axis=0)
+        flat = q.reshape(len(q), -1)
         out += flat @ flat.T
     return out
 
 
 def _squares(stack: Stack) -> Floats:
     """Squared Frobenius distances, seen from the mean: like numbers lose no digits."""
-    products = _products(stack, stack.mixture(stack.weights("mean")))
+    products = _products(stack, centred=True)
     own = np.diag(products)
     return np.maximum(own[:, None] + own - 2 * products, 0)
 
