@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.personalize.limits import ERRORS
 from fedcohort.signals.distances import distance_matrix
 from fedcohort.signals.race import RaceSketch
 from fedcohort.signals.uncertainty import distance_with_error
 
 MOST = 2000  # clients; all their distances are computed
 SAMPLED = 200
+CUT = 0.5  # of a standard error, which is an upper bound and mostly a loose one
 
 
 def clusters(sketches: Sequence[RaceSketch], cut: float | None = None) -> NDArray[np.int64]:
@@ -56,7 +56,7 @@ def clusters(sketches: Sequence[RaceSketch], cut: float | None = None) -> NDArra
         return np.zeros(len(sketches), np.int64)
     squares = np.maximum(distance_matrix(sketches, "mmd") * sketches[0].rows, 0)
     tree = linkage(squareform(squares, checks=False), "average")
-    height = ERRORS * typical_error(sketches) if cut is None else cut
+    height = CUT * typical_error(sketches) if cut is None else cut
     groups = fcluster(tree, height, "distance")
     _, first, inverse = np.unique(groups, return_index=True, return_inverse=True)
     names: NDArray[np.int64] = np.argsort(np.argsort(first))[inverse]  # in order of appearance

@@ -39,7 +39,10 @@ def check(registry: Registry) -> list[Problem]:
     ...         check(registry)
     []
     """
-    damage = [str(row[0]) for row in registry.db.rows("PRAGMA integrity_check")]
+    try:
+        damage = [str(row[0]) for row in registry.db.rows("PRAGMA integrity_check")]
+    except DataError as error:
+        damage = [str(error)]
     if damage != ["ok"]:
         return [Problem("database", str(registry.db.path), line) for line in damage]
     return [*_sketches(registry), *_models(registry), *_orphans(registry)]

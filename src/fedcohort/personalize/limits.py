@@ -5,9 +5,8 @@ among the others. Two rules:
 
 - `spread_limit` knows distances alone. A newcomer is near if the squared distance is at most the
   95% quantile of those among warm clients, so that a newcomer like the others is sent away one
-  time in twenty, or if it is at most half its standard error: a distance that sampling and noise
-  explain is no reason to abstain, however alike the warm clients are. (The standard error is an
-  upper bound; half of it is what equal distributions rarely exceed.)
+  time in twenty; or if it is at most its own standard error: a distance that sampling and noise
+  explain is no reason to abstain, however alike the warm clients are.
 - `gains_limit` also knows how much better than the global model each warm client fared with its
   neighbour's model. It takes the limit under which these gains sum to most.
 """
@@ -23,7 +22,7 @@ from numpy.typing import ArrayLike
 from fedcohort.exceptions import ConfigError
 
 QUANTILE = 0.95
-ERRORS = 0.5
+ERRORS = 1.0
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,8 @@ class Limit:
 
     Examples
     --------
-    >>> limit = Limit(squared=2.0, errors=0.5)
-    >>> limit.squared_for(error=0.1), limit.squared_for(error=6.0)
+    >>> limit = Limit(squared=2.0, errors=1.0)
+    >>> limit.squared_for(error=0.1), limit.squared_for(error=3.0)
     (2.0, 3.0)
     """
 
@@ -74,7 +73,7 @@ def spread_limit(squares: ArrayLike, quantile: float = QUANTILE) -> Limit:
     Examples
     --------
     >>> spread_limit([1.0, 2.0, 3.0], quantile=0.5)
-    Limit(squared=2.0, errors=0.5)
+    Limit(squared=2.0, errors=1.0)
     """
     if not 0 < quantile <= 1:
         raise ConfigError(f"quantile={quantile} must be above 0 and at most 1")

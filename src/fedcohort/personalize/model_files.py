@@ -109,7 +109,7 @@ class ModelFiles:
 
     def strays(self, wanted: set[str]) -> Iterator[Path]:
         """Yield the files that are no wanted model: left by a crash, or put there by somebody."""
-        known = {self.path(digest) for digest in wanted}
+        known = {self.path(digest) for digest in wanted if _DIGEST.fullmatch(digest)}
         for path in sorted(self.folder.rglob("*")):
             if not path.is_dir() and path not in known:
                 yield path

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from fedcohort.cli import invoke
+from fedcohort.signals.race import RaceSketch
+
+EMPTY = RaceSketch.srp(dim=2, rows=30, bits=3)
+
+
+def sketch(path, angle, seed=0, empty=EMPTY):
+    made = empty.empty_like()
+    made.add(np.random.default_rng(seed).normal([np.cos(angle), np.sin(angle)], 0.2, (200, 2)))
+    made.save(path)
+    return str(path)
+
+
+@pytest.fixture
+def warm(tmp_path):
+    folder = str(tmp_path / "warm")
+    for i, angle in enumerate((0.0, 0.0, 2.0, 2.0)):
+        file = sketch(tmp_path / f"c{i}.sketch", angle, i)
+        save_file({"w": np.array([angle])}, tmp_path / f"c{i}.safetensors")
+        model = ["--model", str(tmp_path / f"c{i}.safetensors")]
+        arguments = ["registry", "add", folder, f"c{i}", file, *model]
+        assert invoke([*arguments, "--metadata", json.dumps({"i": i})]) == 0
+    return folder
+
+
+def test_add_list_remove(warm, tmp_path, capsys):
+    capsys.readouterr()
+    assert invoke(["registry", "list", warm]) == 0
+    assert "4 clients" in capsys.readouterr().out
+    assert invoke(["registry", "remove", warm, "c0"]) == 0
+    capsys.readouterr()
+    assert invoke(["registry", "list", warm, "--format", "json", "--limit", "2"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["clients"] == 3
+    assert [e["client"] for e in told["entries"]] == ["c1", "c2"]
+    assert told["entries"][0]["metadata"] == {"i": 1}
+    assert len(told["entries"][0]["model"]) == 64
+
+
+def test_nearest_for_machines(warm, tmp_path, capsys):
+    new = sketch(tmp_path / "new.sketch", 2.0, 9)
+    capsys.readouterr()
+    assert invoke(["nearest", new, "--registry", warm, "--k", "3", "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["near"] is True
+    assert {n["client"] for n in told["neighbours"][:2]} == {"c2", "c3"}
+    assert list(told["weights"].values()) == [1.0]
+    distances = [n["distance"] for n in told["neighbours"]]
+    assert len(distances) == 3
+    assert distances[0] <= told["max_distance"]
+    assert told["neighbours"][0]["metadata"]["i"] in (2, 3)
+
+
+def test_nearest_for_people_and_the_advised_model(warm, tmp_path, capsys):
+    new = sketch(tmp_path / "new.sketch", 2.0, 9)
+    out = tmp_path / "start.safetensors"
+    capsys.readouterr()
+    arguments = ["nearest", new, "--registry", warm, "--strategy", "k-nearest", "--k", "2"]
+    assert invoke([*arguments, "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "c2" in shown
+    assert "near: distance" in shown
+    assert load_file(out)["w"].tolist() == pytest.approx([2.0])
+
+
+def test_nobody_is_near(warm, tmp_path, capsys):
+    new = sketch(tmp_path / "new.sketch", 4.0, 9)
+    capsys.readouterr()
+    assert invoke(["nearest", new, "--registry", warm]) == 0
+    assert "nobody is near" in capsys.readouterr().out
+    out = str(tmp_path / "start.safetensors")
+    assert invoke(["nearest", new, "--registry", warm, "--out", out]) == 2
+    assert "no global model" in capsys.readouterr().err
+    save_file({"w": np.array([-1.0])}, tmp_path / "global.safetensors")
+    given = ["--model", str(tmp_path / "global.safetensors")]
+    assert invoke(["registry", "global", warm, *given]) == 0
+    assert invoke(["nearest", new, "--registry", warm, "--out", out]) == 0
+    assert load_file(out)["w"].tolist() == [-1.0]
+    capsys.readouterr()
+    for limit in ("none", "1000"):
+        assert invoke(["nearest", new, "--registry", warm, "--max-distance", limit]) == 0
+        assert "near: distance" in capsys.readouterr().out
+
+
+def test_index_stores_the_limit(warm, tmp_path, capsys):
+    capsys.readouterr()
+    assert invoke(["registry", "index", warm, "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["clients"] == 4
+    assert told["max_distance"] >= 0
+
+
+def test_check_finds_damage_and_removes_orphans(warm, tmp_path, capsys):
+    assert invoke(["registry", "check", warm]) == 0
+    stray = tmp_path / "warm" / "models" / "incoming.1"
+    stray.write_text("half")
+    capsys.readouterr()
+    assert invoke(["registry", "check", warm]) == 1
+    assert "orphan" in capsys.readouterr().out
+    assert invoke(["registry", "check", warm, "--remove-orphans"]) == 0
+    assert not stray.exists()
+    model = next((tmp_path / "warm" / "models").rglob("*.safetensors"))
+    model.write_bytes(model.read_bytes() + b"x")
+    capsys.readouterr()
+    assert invoke(["registry", "check", warm, "--format", "json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [p["kind"] for p in told["problems"]] == ["model"]
+
+
+def test_mistakes_are_one_line(warm, tmp_path, capsys):
+    new = sketch(tmp_path / "new.sketch", 2.0, 9)
+    other = sketch(tmp_path / "o.sketch", 0.0, 0, RaceSketch.srp(dim=2, rows=30, bits=3, seed=4))
+    cases = {
+        "no registry": ["nearest", new, "--registry", str(tmp_path / "nowhere")],
+        "seed: 0 is not 4": ["nearest", other, "--registry", warm],
+        "'x' is no number": ["nearest", new, "--registry", warm, "--max-distance", "x"],
+        "is registered already": ["registry", "add", warm, "c1", new, "--reference", "r"],
+        "give a model or a reference": ["registry", "add", warm, "c9", new],
+        "no JSON": ["registry", "add", warm, "c9", new, "--reference", "r", "--metadata", "{"],
+        "no client 'c9'": ["registry", "remove", warm, "c9"],
+    }
+    for message, arguments in cases.items():
+        capsys.readouterr()
+        assert invoke(arguments) == 2
+        told = capsys.readouterr().err
+        assert message in told
+        assert told.count("\n") == 1
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_ids_cannot_colour_or_break_the_terminal(tmp_path, capsys):
+    folder, file = str(tmp_path / "warm"), sketch(tmp_path / "a.sketch", 0.0)
+    hostile = "[red]x\x1b[2J\n"
+    assert invoke(["registry", "add", folder, hostile, file, "--reference", "r"]) == 0
+    capsys.readouterr()
+    assert invoke(["registry", "list", folder]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b[2J" not in shown
+    assert "[red]x" in shown

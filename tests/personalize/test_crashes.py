@@ -1,0 +1,148 @@
+"""A writer that is killed leaves a registry that is whole: each write is there, or it is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from fedcohort.personalize import Registry, check, remove_orphans
+
+WRITER = """
+import os, signal, sys
+import numpy as np
+from fedcohort.personalize import Registry
+from fedcohort.signals.race import RaceSketch
+
+path, point = sys.argv[1:]
+sketch = RaceSketch.srp(dim=2, rows=30, bits=3)
+sketch.add(np.random.default_rng(0).normal(size=(50, 2)))
+
+def die(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def after(name, where):
+    real = getattr(where, name)
+    def act(*arguments):
+        real(*arguments)
+        die()
+    setattr(where, name, act)
+
+registry = Registry(path)
+if point == "while writing the model":
+    os.fsync = die
+elif point == "before the rename":
+    os.replace = die
+elif point == "after the rename":
+    after("replace", os)
+elif point == "before the commit":
+    # the row and the sketch are written, within the transaction
+    import fedcohort.personalize.registry as module
+    class Last(module.Registry):
+        def _insert(self, db, record):
+            super()._insert(db, record)
+            die()
+    registry = Last(path)
+i = 0
+while True:
+    registry.add(f"new {i}", sketch, {"w": np.full(20_000, float(i))}, metadata={"i": i})
+    print(i, flush=True)
+    i += 1
+    if point == "after the commit":
+        die()
+"""
+
+
+def start(path, point):
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path), point],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def confirm_whole(registry, confirmed):
+    """Every client has all its parts, and nothing confirmed is missing."""
+    assert {p.kind for p in check(registry)} <= {"orphan"}
+    there = [e.client for e in registry.entries() if e.client.startswith("new")]
+    assert there[: len(confirmed)] == [f"new {i}" for i in confirmed]
+    assert len(there) <= len(confirmed) + 1
+    for i, client in enumerate(there):
+        assert registry.get(client).metadata == {"i": i}
+        np.testing.assert_array_equal(registry.model(client)["w"], np.full(20_000, float(i)))
+        assert registry.sketch(client).n == 50
+    remove_orphans(registry)
+    assert check(registry) == []
+
+
+@pytest.mark.parametrize(
+    ("point", "there"),
+    [
+        ("while writing the model", 0),
+        ("before the rename", 0),
+        ("after the rename", 0),
+        ("before the commit", 0),
+        ("after the commit", 1),
+    ],
+)
+def test_killed_at_a_known_point(registry, point, there):
+    with start(registry.path, point) as writer:
+        confirmed = writer.stdout.read().split()
+    assert writer.returncode == -signal.SIGKILL
+    assert len(confirmed) == there
+    leftovers = [p for p in check(registry) if p.kind == "orphan"]
+    assert len(leftovers) == (0 if point == "after the commit" else 1)
+    confirm_whole(registry, confirmed)
+    assert len(registry) == there
+
+
+def test_killed_at_any_moment(registry):
+    """Kills at moments spread over a few writes; each time the registry is whole."""
+    for attempt in range(3):
+        for entry in list(registry.entries()):
+            registry.remove(entry.client)
+        with start(registry.path, "whenever") as writer:
+            first = writer.stdout.readline()
+            time.sleep(0.005 * attempt)
+            writer.send_signal(signal.SIGKILL)
+            confirmed = [first.strip(), *writer.stdout.read().split()]
+        confirm_whole(registry, confirmed)
+
+
+def test_readers_see_whole_clients_while_a_writer_works(registry):
+    with start(registry.path, "whenever") as writer:
+        seen = 0
+        deadline = time.monotonic() + 60
+        while seen < 15 and time.monotonic() < deadline:
+            with Registry(registry.path) as reader:
+                there = [e.client for e in reader.entries()]
+                assert len(there) >= seen
+                seen = len(there)
+                if there:
+                    i = float(there[-1].split()[1])
+                    assert reader.model(there[-1])["w"][0] == i
+                    assert reader.sketch(there[-1]).n == 50
+        writer.kill()
+    assert seen >= 15
+
+
+def test_two_writers_take_turns(registry):
+    """Both processes' clients are all there in the end: no update is lost."""
+    script = WRITER.split("registry = Registry(path)")[0] + (
+        "with Registry(path) as registry:\n"
+        "    for i in range(15):\n"
+        "        registry.add(f'{point} {i}', sketch, {'w': np.full(10, float(i))})\n"
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-c", script, str(registry.path), name])
+        for name in ("ann", "bob")
+    ]
+    assert [writer.wait(timeout=120) for writer in writers] == [0, 0]
+    assert len(registry) == 30
+    assert check(registry) == []

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedcohort.exceptions import ConfigError, DataError, UnknownClient, UnlikeSketches
+from fedcohort.personalize import Record, Registry, check
+from fedcohort.signals.race import RaceSketch
+
+MODEL = {"layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(2)}
+
+
+def test_what_goes_in_comes_out(registry, make):
+    sketch = make(0.0)
+    registry.add("ann", sketch, MODEL, metadata={"site": "north", "year": 2024})
+    assert len(registry) == 1
+    assert "ann" in registry
+    assert "bob" not in registry
+    assert registry.sketch("ann") == sketch
+    loaded = registry.model("ann")
+    assert loaded.keys() == MODEL.keys()
+    for name, values in MODEL.items():
+        assert loaded[name].dtype == values.dtype
+        np.testing.assert_array_equal(loaded[name], values)
+    entry = registry.get("ann")
+    assert entry.metadata == {"site": "north", "year": 2024}
+    assert (entry.n, entry.epsilon, entry.reference) == (200.0, None, None)
+
+
+def test_another_process_reads_the_same(registry, make):
+    registry.add("ann", make(0.0), MODEL)
+    with Registry(registry.path) as again:
+        assert [e.client for e in again.entries()] == ["ann"]
+        np.testing.assert_array_equal(again.model("ann")["bias"], np.ones(2))
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(client=st.text())
+def test_any_text_is_an_id_and_none_becomes_a_path(registry, make, client):
+    before = {p for p in registry.path.parent.rglob("*") if "models" not in p.parts}
+    registry.add(client, make(0.0), MODEL, replace=True)
+    assert registry.get(client).client == client
+    np.testing.assert_array_equal(registry.model(client)["bias"], np.ones(2))
+    after = {p for p in registry.path.parent.rglob("*") if "models" not in p.parts}
+    assert {p.name for p in after - before} <= {"registry.sqlite-wal", "registry.sqlite-shm"}
+    registry.remove(client)
+    assert client not in registry
+
+
+@pytest.mark.parametrize(
+    "client", ["../../etc/passwd", "/abs", "a\x00b", "'; DROP TABLE clients; --", "", "\U0001f600"]
+)
+def test_hostile_ids(registry, make, client):
+    registry.add(client, make(0.0), MODEL)
+    registry.add("other", make(1.0), MODEL)
+    assert [e.client for e in registry.entries()] == [client, "other"]
+    registry.remove(client)
+    assert [e.client for e in registry.entries()] == ["other"]
+    assert check(registry) == []
+
+
+def test_ids_that_are_no_text_are_refused(registry, make):
+    for client in (7, None, "lone \ud800"):
+        with pytest.raises(ConfigError, match="client id"):
+            registry.add(client, make(0.0), MODEL)
+    assert len(registry) == 0
+
+
+def test_unlike_sketches_are_refused_and_told_apart(registry, make):
+    registry.add("ann", make(0.0), MODEL)
+    other = RaceSketch.srp(dim=2, rows=30, bits=3, seed=1)
+    other.add(np.eye(2))
+    with pytest.raises(UnlikeSketches, match=r"'bob'.*seed: 0 is not 1"):
+        registry.add("bob", other, MODEL)
+    small = RaceSketch.srp(dim=2, rows=29, bits=3, seed=0)
+    small.add(np.eye(2))
+    with pytest.raises(UnlikeSketches, match="rows: 30 is not 29"):
+        registry.add("bob", small, MODEL)
+    assert [e.client for e in registry.entries()] == ["ann"]
+    registry.remove("ann")
+    registry.add("bob", other, MODEL)  # an emptied registry is free again
+    assert registry.spec == other.spec
+
+
+def test_private_and_exact_sketches_live_together(registry, make):
+    registry.add("ann", make(0.0), MODEL)
+    noisy = make(0.0).privatize(2.0, rng=np.random.default_rng(0))
+    registry.add("bob", noisy, MODEL)
+    assert registry.sketch("bob") == noisy
+    assert registry.get("bob").epsilon == 2.0
+
+
+def test_a_sketch_of_one_sample_is_refused(registry, make):
+    with pytest.raises(ConfigError, match="n=1 samples"):
+        registry.add("ann", make(0.0, n=1), MODEL)
+
+
+def test_references_are_kept_and_never_opened(registry, make, tmp_path):
+    trap = tmp_path / "model.safetensors"
+    registry.add("ann", make(0.0), reference=str(trap))  # nothing is there: nobody looks
+    registry.add("bob", make(1.0), reference="https://models.example/bob")
+    assert registry.get("bob").reference == "https://models.example/bob"
+    with pytest.raises(ConfigError, match=r"never opened.*load it yourself"):
+        registry.model("ann")
+    assert check(registry) == []
+
+
+def test_model_or_reference_not_both_not_neither(registry, make):
+    for model, reference in ((None, None), (MODEL, "x")):
+        with pytest.raises(ConfigError, match="a model or a reference"):
+            registry.add("ann", make(0.0), model, reference=reference)
+
+
+def test_known_clients_are_replaced_only_when_asked(registry, make):
+    registry.add("ann", make(0.0), MODEL)
+    first = registry.get("ann").model
+    with pytest.raises(ConfigError, match="'ann' is registered already"):
+        registry.add("ann", make(1.0), {"w": np.zeros(1)})
+    assert registry.sketch("ann") == make(0.0)
+    registry.add("ann", make(1.0), {"w": np.zeros(1)}, replace=True)
+    assert registry.sketch("ann") == make(1.0)
+    assert not registry.models.path(first).exists()
+
+
+def test_clients_share_a_model_file_until_the_last_one_goes(registry, make):
+    registry.add("ann", make(0.0), MODEL)
+    registry.add("bob", make(1.0), {k: v.copy() for k, v in reversed(MODEL.items())})
+    digest = registry.get("ann").model
+    assert registry.get("bob").model == digest
+    assert len([p for p in registry.models.folder.rglob("*") if p.is_file()]) == 1
+    registry.remove("ann")
+    assert registry.model("bob").keys() == MODEL.keys()
+    registry.remove("bob")
+    assert not registry.models.path(digest).exists()
+
+
+def test_the_global_model(registry, make):
+    with pytest.raises(ConfigError, match="no global model"):
+        registry.global_model()
+    registry.set_global({"w": np.zeros(3)})
+    old = registry.fact("global")["model"]
+    registry.set_global({"w": np.ones(3)})
+    np.testing.assert_array_equal(registry.global_model()["w"], np.ones(3))
+    assert not registry.models.path(old).exists()
+    assert check(registry) == []
+    registry.set_global(reference="s3://global")
+    with pytest.raises(ConfigError, match="s3://global"):
+        registry.global_model()
+
+
+def test_safetensors_files_are_copied_and_others_refused(registry, make, tmp_path):
+    from safetensors.numpy import save_file
+
+    path = tmp_path / "ann.safetensors"
+    save_file(MODEL, path)
+    registry.add("ann", make(0.0), path)
+    path.unlink()
+    np.testing.assert_array_equal(registry.model("ann")["bias"], np.ones(2))
+    path.write_bytes(b"\x80\x04pickle")
+    with pytest.raises(DataError, match="no safetensors file"):
+        registry.add("bob", make(1.0), path)
+    with pytest.raises(DataError, match="no model file"):
+        registry.add("bob", make(1.0), tmp_path / "missing")
+    assert len(registry) == 1
+    assert check(registry) == []
+
+
+def test_models_must_be_named_numbers(registry, make):
+    for model in ({}, {"w": np.array(["a"])}, {"w": np.array([object()])}, {3: np.zeros(1)}):
+        with pytest.raises(ValueError, match="model"):
+            registry.add("ann", make(0.0), model)
+    assert check(registry) == []
+
+
+def test_arrays_keep_their_order_and_shape(registry, make):
+    model = {"f": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "scalar": np.float64(3.0)}
+    registry.add("ann", make(0.0), model)
+    np.testing.assert_array_equal(registry.model("ann")["f"], model["f"])
+    assert registry.model("ann")["scalar"].shape == ()
+
+
+def test_metadata_must_be_json(registry, make):
+    for metadata in ({"x": object()}, {"x": float("nan")}):
+        with pytest.raises(ConfigError, match="metadata of client 'ann' is no JSON"):
+            registry.add("ann", make(0.0), MODEL, metadata=metadata)
+    assert len(registry) == 0
+
+
+def test_many_clients_are_added_all_or_none(registry, make):
+    good = [Record(f"c{i}", make(i / 10, i), {"w": np.array([float(i)])}) for i in range(20)]
+    assert registry.add_many(good) == 20
+    assert [e.client for e in registry.entries()] == [f"c{i}" for i in range(20)]
+    bad = [Record("new", make(0.5), MODEL), Record("c3", make(0.5), MODEL)]
+    with pytest.raises(ConfigError, match="'c3' is registered already"):
+        registry.add_many(bad)
+    assert len(registry) == 20
+    assert [p.kind for p in check(registry)] == ["orphan"]  # the model of "new"
+
+
+def test_unknown_clients(registry):
+    for act in (registry.get, registry.sketch, registry.model, registry.remove):
+        with pytest.raises(UnknownClient, match="no client 'nobody'"):
+            act("nobody")
+
+
+def test_folders_that_are_no_registry(tmp_path, registry):
+    with pytest.raises(DataError, match="no registry"):
+        Registry(tmp_path / "missing")
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        Registry.create(registry.path)
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "registry.sqlite").write_bytes(b"not a database, but long enough" * 100)
+    with pytest.raises(DataError, match=r"registry\.sqlite"):
+        Registry(tmp_path / "x")
+
+
+def test_other_databases_are_refused(tmp_path):
+    import sqlite3
+
+    (tmp_path / "registry.sqlite").touch()
+    with pytest.raises(DataError, match="not the database of a registry"):
+        Registry(tmp_path)
+    made = sqlite3.connect(tmp_path / "registry.sqlite")
+    made.execute("PRAGMA application_id = 0x46435247")
+    made.execute("PRAGMA user_version = 9")
+    made.close()
+    with pytest.raises(DataError, match="version 9"):
+        Registry(tmp_path)
+
+
+def test_threads_may_share_a_registry(registry, make):
+    errors = []
+
+    def work(name):
+        try:
+            for i in range(10):
+                registry.add(f"{name}{i}", make(0.0), MODEL)
+                assert registry.get(f"{name}{i}").client == f"{name}{i}"
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(registry) == 30
+
+
+def test_the_database_can_be_read_with_plain_sqlite(registry, make):
+    import sqlite3
+
+    registry.add("ann", make(0.0), MODEL, metadata={"a": 1})
+    plain = sqlite3.connect(registry.path / "registry.sqlite")
+    row = plain.execute("SELECT id, n, metadata FROM clients").fetchone()
+    content = plain.execute("SELECT content FROM sketches").fetchone()[0]
+    plain.close()
+    assert (row[0], row[1], json.loads(row[2])) == ("ann", 200.0, {"a": 1})
+    assert RaceSketch.from_bytes(content) == make(0.0)

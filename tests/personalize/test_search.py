@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from fedcohort.exceptions import ConfigError, DataError, NoClients, UnlikeSketches
+from fedcohort.personalize import Record, Registry, Search
+from fedcohort.personalize.index import Compressor, Index, Scan
+from fedcohort.personalize.pile import CAUTION, PileWriter, vector
+from fedcohort.signals.race import RaceSketch, distance
+from fedcohort.signals.stack import Stack
+from fedcohort.signals.uncertainty import distance_with_error
+
+needs_faiss = pytest.mark.skipif(
+    importlib.util.find_spec("faiss") is None, reason="faiss is not installed"
+)
+WIDE = RaceSketch.srp(dim=2, rows=80, bits=4, seed=0)  # 1280 cells: longer than the compression
+
+
+def fill(registry, make, count, *, empty=None, first=0, private=False):
+    """Clients at different angles, of different sizes."""
+    rng = np.random.default_rng(first)
+    sketches = {}
+    for i in range(first, first + count):
+        options = {} if empty is None else {"empty": empty}
+        made = make(rng.uniform(0, 2 * np.pi), i, int(rng.integers(20, 300)), **options)
+        if private and i % 2:
+            made = made.privatize(3.0, rng=rng)
+        sketches[f"c{i}"] = made
+    registry.add_many(Record(c, s, reference=c) for c, s in sketches.items())
+    return sketches
+
+
+def ranked_by_hand(query, sketches):
+    """Every client by definition, in float64, one by one."""
+    score = {}
+    for client, other in sketches.items():
+        square = distance(query, other, "mmd") * query.rows
+        score[client] = square + CAUTION * float(Stack([other]).energy()[0])
+    return sorted(score, key=score.get)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_exact_search_is_the_definition(registry, make, private):
+    sketches = fill(registry, make, 60, private=private)
+    search = Search(registry)
+    for seed in range(5):
+        query = make(seed, 1000 + seed)
+        found = search.nearest(query, k=60)
+        assert [f.client for f in found] == ranked_by_hand(query, sketches)
+        for near in found[:3]:
+            estimate = distance_with_error(query, sketches[near.client], "mmd")
+            assert near.squared == pytest.approx(estimate.value * query.rows, abs=1e-12)
+            assert near.error == pytest.approx(estimate.error * query.rows)
+            assert near.distance == pytest.approx(max(near.squared, 0) ** 0.5)
+
+
+def test_fewer_neighbours_are_the_first_of_more(registry, make):
+    fill(registry, make, 30)
+    search = Search(registry)
+    query = make(1.0, 99)
+    many = search.nearest(query, k=30)
+    assert search.nearest(query) == many[:1]
+    assert search.nearest(query, k=7) == many[:7]
+    assert search.nearest(query, k=1000) == many
+
+
+def test_the_client_itself_can_be_left_out(registry, make):
+    sketches = fill(registry, make, 20)
+    search = Search(registry)
+    for client, sketch in sketches.items():
+        found = search.nearest(sketch, k=19, without=client)
+        assert len(found) == 19
+        assert client not in {f.client for f in found}
+
+
+def test_additions_and_removals_are_seen_at_once(registry, make):
+    fill(registry, make, 10)
+    search = Search(registry)
+    query = make(2.0, 77, n=300)
+    registry.add("twin", make(2.0, 78, n=300), reference="twin")
+    assert search.nearest(query)[0].client == "twin"
+    registry.remove("twin")
+    assert search.nearest(query)[0].client != "twin"
+    for i in range(9):
+        registry.remove(f"c{i}")
+    assert [f.client for f in search.nearest(query, k=3)] == ["c9"]
+    registry.remove("c9")
+    with pytest.raises(NoClients, match="no client is registered"):
+        search.nearest(query)
+
+
+def test_a_registry_begun_anew_with_other_sketches(registry, make):
+    fill(registry, make, 3)
+    search = Search(registry)
+    for i in range(3):
+        registry.remove(f"c{i}")
+    fill(registry, make, 3, empty=WIDE, first=10)
+    assert search.nearest(make(0.0, 5, empty=WIDE))[0].client.startswith("c1")
+    with pytest.raises(UnlikeSketches, match="the query: hash bits: 4 is not 3"):
+        search.nearest(make(0.0, 5))
+
+
+def test_questions_that_cannot_be_answered(registry, make):
+    search = Search(registry)
+    with pytest.raises(NoClients):
+        search.nearest(make(0.0))
+    fill(registry, make, 3)
+    with pytest.raises(ConfigError, match="k=0"):
+        search.nearest(make(0.0), k=0)
+    with pytest.raises(ConfigError, match="the query: a sketch of n=1"):
+        search.nearest(make(0.0, n=1))
+
+
+def test_counts_beyond_16_bits(registry, make):
+    big = make(0.0, 0, n=40)
+    big.counts, big.n = big.counts * 100_000, big.n * 100_000
+    registry.add("small", make(0.0, 1), reference="x")
+    registry.add("big", big, reference="x")
+    search = Search(registry)
+    assert search.rest.counts.dtype == np.int32
+    assert search.nearest(big, without=None)[0].client == "big"
+    registry.add("later", make(0.0, 2), reference="x")
+    assert {f.client for f in search.nearest(big, k=3)} == {"small", "big", "later"}
+
+
+def test_points_rank_as_sketches_do(make):
+    """Where nothing is compressed, squared distances of points are the ranking plus a constant."""
+    empty = RaceSketch.srp(dim=2, rows=10, bits=3)
+    sketches = [make(i / 3, i, 20 + 30 * i, empty=empty) for i in range(12)]
+    writer = PileWriter(12, sketches[0])
+    writer.add(enumerate(sketches))
+    pile = writer.done()
+    compressor = Compressor(pile.cells, ceiling=float(pile.energy.max()))
+    points = compressor.points(pile.vectors(slice(None)), pile.energy)
+    query = vector(make(1.0, 50, empty=empty))
+    squares = ((points - compressor.points(query[None])) ** 2).sum(axis=1)
+    expected = pile.scores(query) + (1 - CAUTION) * pile.energy.max()
+    np.testing.assert_allclose(squares, expected, atol=1e-5)
+
+
+def test_compression_keeps_distances(make):
+    """CountSketch to 256: squared distances within 5 standard deviations, sqrt(2/256) each."""
+    sketches = [make(i / 3, i, 300, empty=WIDE) for i in range(12)]
+    writer = PileWriter(12, sketches[0])
+    writer.add(enumerate(sketches))
+    pile = writer.done()
+    vectors = pile.vectors(slice(None)).astype(float)
+    points = Compressor(pile.cells, 1.0).points(vectors)
+    assert points.shape == (12, 257)
+    gaps = ((vectors[:, None] - vectors) ** 2).sum(axis=2)
+    short = ((points[:, None] - points) ** 2).sum(axis=2)
+    pairs = np.triu_indices(12, 1)
+    np.testing.assert_allclose(short[pairs], gaps[pairs], rtol=5 * (2 / 256) ** 0.5)
+
+
+@pytest.mark.parametrize("engine", ["scan", pytest.param("faiss", marks=needs_faiss)])
+def test_an_index_finds_what_exact_search_finds(registry, make, engine, monkeypatch):
+    """400 clients through 80 candidates of 256 dimensions: 28 of 30 first answers agree.
+
+    A wrong coordinate, projection or re-ranking leaves far fewer.
+    """
+    monkeypatch.setattr("fedcohort.personalize.index.CANDIDATES", 80)
+    if engine == "scan":
+        monkeypatch.setattr("fedcohort.personalize.index.InvertedFile.build", _no_faiss)
+    sketches = fill(registry, make, 400, empty=WIDE)
+    exact, many = Search(registry), Search(registry, exact=100)
+    assert exact.index is None
+    assert isinstance(many.index.engine, Scan) == (engine == "scan")
+    agree = 0
+    for seed in range(30):
+        query = make(seed, 5000 + seed, 200, empty=WIDE)
+        agree += exact.nearest(query) == many.nearest(query)
+    assert agree >= 28
+    assert len(sketches) == len(many.index.pile)
+
+
+def _no_faiss(pile, compressor, seed=0):
+    raise ImportError("as if faiss were not installed")
+
+
+@pytest.mark.parametrize("engine", ["scan", pytest.param("faiss", marks=needs_faiss)])
+def test_an_index_is_kept_and_followed_by_changes(registry, make, engine, monkeypatch):
+    if engine == "scan":
+        monkeypatch.setattr("fedcohort.personalize.index.InvertedFile.build", _no_faiss)
+    fill(registry, make, 150, empty=WIDE)
+    built = Search(registry, exact=100)
+    query = make(2.0, 7777, 300, empty=WIDE)
+    before = built.nearest(query, k=5)
+    with Registry(registry.path) as other:
+        opened = Search(other, exact=100)
+        assert opened.index.pile.counts.shape == (150, 80, 16)
+        assert opened.nearest(query, k=5) == before
+        registry.add("twin", make(2.0, 7778, 300, empty=WIDE), reference="twin")
+        assert "twin" in {f.client for f in opened.nearest(query, k=5)}
+        assert opened.last == 150  # the newcomer is compared on its own
+        for near in before:
+            registry.remove(near.client)
+        after = {f.client for f in opened.nearest(query, k=5)}
+        assert len(after) == 5
+        assert not after & {near.client for near in before}
+    folders = list((registry.path / "index").iterdir())
+    assert len(folders) == 1
+    Search(registry, exact=100).build()
+    assert len(list((registry.path / "index").iterdir())) == 1
+    assert list((registry.path / "index").iterdir()) != folders
+
+
+def test_a_deleted_index_is_built_anew_and_a_damaged_one_refused(registry, make, monkeypatch):
+    import shutil
+
+    monkeypatch.setattr("fedcohort.personalize.index.InvertedFile.build", _no_faiss)
+    fill(registry, make, 120, empty=WIDE)
+    Search(registry, exact=100)
+    shutil.rmtree(registry.path / "index")
+    assert Search(registry, exact=100).index is not None
+    folder = next((registry.path / "index").iterdir())
+    (folder / "points.npy").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="build it anew"):
+        Search(registry, exact=100)
+    (folder / "index.json").write_text("{}")
+    with pytest.raises(DataError, match="build it anew"):
+        Index.load(folder)
+    registry.set_fact("index", "../../elsewhere")
+    with pytest.raises(DataError, match="no name of an index"):
+        Search(registry)
