@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.experiments import sweep
+from fedcohort.experiments.run import run
+
+
+def test_every_combination_once_and_the_last_key_fastest():
+    table = {"local.lr": [0.1, 0.2], "seeds": [[0], [1, 2]], "data": {"options.per_client": [1, 2]}}
+    found = sweep.expand({"rounds": 3, "sweep": table})
+    seen = [
+        (e.local.lr, e.seeds, e.data.options["per_client"]) for e in (s.experiment for s in found)
+    ]
+    assert seen == [(lr, s, p) for lr in (0.1, 0.2) for s in ((0,), (1, 2)) for p in (1, 2)]
+    assert all(s.experiment.rounds == 3 for s in found)
+    assert len({s.name for s in found}) == 8
+    assert all(len(s.name) < 120 and "/" not in s.name and "[" not in s.name for s in found)
+
+
+def test_names_stay_apart_and_stay_the_same_when_values_are_added():
+    policies = [{"name": "power-of-choice", "options": {"d": d}} for d in (5, 6, 7)]
+    few = sweep.expand({"sweep": {"policy": policies[:2]}})
+    more = sweep.expand({"sweep": {"policy": policies}})
+    assert [s.name for s in few] == [s.name for s in more][:2]
+    assert len({s.name for s in more}) == 3
+    assert [s.experiment.policy.options["d"] for s in more] == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"sweep": {}}, "must be a table of lists"),
+        ({"sweep": [1]}, r"\[sweep\] sweep = \[1\]: must be a table"),
+        ({"sweep": {"local.lr": 0.1}}, r"local.lr = 0.1 must be a list"),
+        ({"sweep": {"local.lr": []}}, r"local.lr = \[\] must be a list"),
+        ({"sweep": {"local.lr": [0.1, 0.1]}}, "local.lr .* give each value once"),
+        ({"sweep": {"local.rate": [0.1]}}, r"local.rate=0.1: \[local\] has no key 'rate'"),
+        ({"sweep": {"local.lr": ["x"]}}, r"local.lr=x: local.lr = 'x' must be of type float"),
+        ({"sweep": {"rounds.x": [1]}, "rounds": 3}, "rounds.x: rounds = 3 is no table"),
+        ({"sweep": {"policy.name": ["nobody"]}}, "policy.name=nobody: .* 'nobody' is unknown"),
+        (
+            {"policy": "uniform", "sweep": {"policy.options.d": [3]}},
+            "policy.options.d=3: .* 'uniform' has no option 'd'",
+        ),
+    ],
+)
+def test_errors_name_the_key(values, message):
+    with pytest.raises(ConfigError, match=message):
+        sweep.expand(values)
+
+
+def test_a_file_without_a_sweep_or_none_at_all(tmp_path):
+    path = tmp_path / "exp.toml"
+    path.write_text("rounds = 3\n")
+    assert sweep.read(path) is None
+    path.write_text("rounds = \n")
+    with pytest.raises(ConfigError, match="exp"):
+        sweep.read(path)
+    with pytest.raises(ConfigError, match="no such file"):
+        sweep.read(tmp_path / "none.toml")
+
+
+def test_a_sweep_equals_its_runs(tmp_path):
+    settings = sweep.expand(
+        {"rounds": 2, "device": "cpu", "sweep": {"policy": ["uniform", "oort"]}}
+    )
+    seen = []
+    results = sweep.run_sweep(settings, tmp_path, on_round=lambda name, r: seen.append(name))
+    assert seen == ["policy=uniform"] * 2 + ["policy=oort"] * 2
+    for result, (name, experiment) in zip(results, settings, strict=True):
+        assert result.policy == name
+        assert run(experiment, tmp_path / "alone" / name) == result.summaries
+    assert list(json.loads((tmp_path / "sweep.json").read_text())) == [s.name for s in settings]
+    with pytest.raises(ConfigError, match="--resume"):
+        sweep.run_sweep(settings, tmp_path)
