@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedcohort.cli.cluster import RayOption, on_cluster
 from fedcohort.cli.common import (
     Format,
     FormatOption,
@@ -21,6 +22,9 @@ from fedcohort.cli.common import (
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fedcohort.experiments.compare import PolicyResult
     from fedcohort.experiments.config import Experiment, NamedConfig
 
 
@@ -54,6 +58,7 @@ def command(
     device: Annotated[str | None, typer.Option(help="'cpu', 'cuda' or 'auto'.")] = None,
     out: Annotated[Path, typer.Option(help="Result folder.")] = Path("runs/compare"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    ray: RayOption = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Compare selection policies on one setting, by default on label-skewed digits.
@@ -76,7 +81,7 @@ def command(
     }
     setting = make_setting(config, {k: v for k, v in given.items() if v is not None})
     chosen = make_policies(policies)
-    _compare(setting, chosen, out, resume, format)
+    _compare(setting, chosen, out, resume, ray, format)
 
 
 def make_setting(config: Path | None, given: dict[str, Any]) -> Experiment:
@@ -122,14 +127,22 @@ def make_policies(text: str) -> list[NamedConfig]:
 
 
 def _compare(
-    setting: Experiment, policies: list[NamedConfig], out: Path, resume: bool, format: Format
+    setting: Experiment,
+    policies: list[NamedConfig],
+    out: Path,
+    resume: bool,
+    ray: str | None,
+    format: Format,
 ) -> None:
     from fedcohort.experiments.compare import compare
     from fedcohort.report.plots import draw_curves
     from fedcohort.report.tables import comparison, curves
 
-    with RoundBars(setting.rounds) as bars:
-        results = compare(setting, policies, out, resume=resume, on_round=bars)
+    how: Callable[..., list[PolicyResult]] = compare
+    if ray is not None:
+        from fedcohort.distribute.sweep import compare as how
+    with on_cluster(ray), RoundBars(setting.rounds) as bars:
+        results = how(setting, policies, out, resume=resume, on_round=bars)
     rows, lines = comparison(results), curves(results)
     title = f"{setting.data.dataset}, {setting.data.clients} clients, {setting.data.partition}"
     draw_curves(lines, out / "curves.png", target=setting.target, title=title)

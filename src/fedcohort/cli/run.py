@@ -1,4 +1,4 @@
-"""``fedcohort run``: one experiment from a TOML file."""
+"""``fedcohort run``: the experiment of a TOML file, or all those of its sweep."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, RoundBars, show, show_json
+from fedcohort.cli.cluster import RayOption, on_cluster
+from fedcohort.cli.common import Format, FormatOption, RoundBars, console, show, show_json
+from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
+    from fedcohort.experiments.sweep import Setting
     from fedcohort.simulate.history import RoundRecord
 
 
@@ -24,18 +27,35 @@ def command(
     track: Annotated[
         str | None, typer.Option(help="Also log to 'tensorboard' or 'mlflow', if installed.")
     ] = None,
+    ray: RayOption = None,
     format: FormatOption = Format.table,
 ) -> None:
-    """Run an experiment; every round is on disk as soon as it is over.
+    """Run an experiment, or a sweep; every round is on disk as soon as it is over.
 
     Example: `fedcohort run exp.toml`, and after an interruption `fedcohort run exp.toml --resume`
+
+    Example: `fedcohort run sweep.toml --ray local`, where the file has a `[sweep]` table
     """
+    from fedcohort.experiments import sweep
+
+    settings = sweep.read(config)
+    folder = out or Path("runs") / config.stem.removeprefix("paper:")
+    if settings is None and ray is not None:
+        raise ConfigError(f"--ray spreads a sweep, and {config} has no [sweep] table")
+    if settings is None:
+        _run(config, folder, resume, track, format)
+    elif track is not None:
+        raise ConfigError("--track follows one run, not a sweep")
+    else:
+        _sweep(settings, folder, resume, ray, format)
+
+
+def _run(config: Path, folder: Path, resume: bool, track: str | None, format: Format) -> None:
     from fedcohort.experiments.config import read
     from fedcohort.experiments.run import run
     from fedcohort.experiments.tracking import tracker
 
     experiment = read(config)
-    folder = out or Path("runs") / config.stem.removeprefix("paper:")
     parameters = dataclasses.asdict(experiment)
     with RoundBars(experiment.rounds) as bars, tracker(track, folder, parameters) as log:
 
@@ -50,3 +70,29 @@ def command(
     from fedcohort.report.terminal import summary_table
 
     show(summary_table(summaries, f"{experiment.policy.name}: {folder}"))
+
+
+def _sweep(
+    settings: list[Setting], folder: Path, resume: bool, ray: str | None, format: Format
+) -> None:
+    from fedcohort.experiments.sweep import Runner, in_turn, run_sweep
+    from fedcohort.report.tables import comparison, curves
+
+    runner: Runner = in_turn
+    if ray is not None:
+        from fedcohort.distribute.sweep import run_all
+
+        runner = run_all
+    rounds = max(setting.experiment.rounds for setting in settings)
+    with on_cluster(ray), RoundBars(rounds) as bars:
+        results = run_sweep(settings, folder, resume=resume, on_round=bars, runner=runner)
+    rows = comparison(results)
+    if format is Format.json:
+        show_json({"folder": str(folder), "runs": rows})
+        return
+    from fedcohort.report.terminal import comparison_table
+
+    targets = {setting.experiment.target for setting in settings}
+    target = targets.pop() if len(targets) == 1 else None
+    title = f"{len(settings)} settings: {folder}"
+    show(comparison_table(rows, curves(results), target, title, console().width))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedcohort.cli.cluster import RayOption, on_cluster
 from fedcohort.cli.common import Format, FormatOption
 
 
@@ -193,6 +195,7 @@ def command(
         str | None,
         typer.Option(help="Whose budget it is [the name of the sketch].", rich_help_panel=PRIVACY),
     ] = None,
+    ray: RayOption = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Sketch a data set of any size in one pass, or one sketch for each client of a table.
@@ -203,7 +206,10 @@ def command(
     """
     from fedcohort.cli import release
     from fedcohort.cli import sketch_options as made
+    from fedcohort.files import Want
     from fedcohort.files.sketching import sketch_clients, sketch_source
+    from fedcohort.files.source import Form
+    from fedcohort.files.source import Nulls as Missing
 
     kind = made.choose_hash(data, hash, text)
     shape = made.Shape(kind, rows, bits, buckets, width, seed)
@@ -216,9 +222,17 @@ def command(
     publisher = release.Publisher(
         out, by is not None, privacy, release.Budget(budget, budget_epsilon, budget_delta, client)
     )
-    with release.watching(data.name, source.rows) as on_rows:
+    whole, each = partial(sketch_source, source), partial(sketch_clients, source)
+    if ray is not None:
+        from fedcohort.distribute.sketching import sketch_folder, sketch_folder_clients
+
+        form: Form = "sets" if kind == "minhash" else "vectors"
+        chosen: Missing = nulls.value
+        want = Want(form, made.split(columns), text, label, by, chosen, batch_rows)
+        whole, each = partial(sketch_folder, data, want), partial(sketch_folder_clients, data, want)
+    with on_cluster(ray), release.watching(data.name, source.rows) as on_rows:
         if by is None:
-            publisher.write(sketch_source(source, empty, on_rows))
+            publisher.write(whole(empty, on_rows))
         else:
-            publisher.write_all(sketch_clients(source, empty, on_rows))
+            publisher.write_all(each(empty, on_rows))
     publisher.report(format)

@@ -59,6 +59,8 @@ class Simulation:
         Rounds between evaluations on the test set; 0 for never.
     insight : callable, optional
         ``insight(x, y)`` of one client, for policies that ask for that signal.
+    trainer : callable, default=Trainer
+        Makes the trainer, with `Trainer`'s arguments; see `fedcohort.distribute.rounds`.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Simulation:
         loss: str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = "cross-entropy",
         evaluate_every: int = 1,
         insight: Insight | None = None,
+        trainer: Callable[..., Trainer] = Trainer,
     ) -> None:
         if not seeds or len(set(seeds)) < len(seeds):
             raise ConfigError(f"simulate: seeds={tuple(seeds)} must be different numbers")
@@ -90,7 +93,7 @@ class Simulation:
         dataset = federations[0].dataset
         if any(f.dataset is not dataset for f in federations):
             raise ConfigError("simulate: the federations of all seeds must share one data set")
-        self.trainer = Trainer(
+        self.trainer = trainer(
             models[0], local or LocalTraining(), loss=loss, device=device, engine=engine
         )
         self.architecture = models[0]

@@ -1,0 +1,150 @@
+"""The files of a partitioned data set, sketched by many workers.
+
+Counts are whole numbers and add up in any grouping, so the merged sketch equals that of one
+process exactly. Noise, if any, is added once, to the merged sketch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort.distribute.cluster import blame, need_ray
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.files import Source, Want
+from fedcohort.files.arrays import ArraySource
+from fedcohort.files.finding import find_files, kind_of
+from fedcohort.files.sketching import OnRows, sketch_clients, sketch_source
+from fedcohort.files.text import TextSource
+from fedcohort.signals.race import RaceSketch
+
+TASKS_PER_CPU = 4  # so that a slow worker does not keep the others waiting
+NO_ROWS = "the data have no rows, so there is nothing to sketch"
+Part = tuple[int, Any]
+
+
+def sketch_folder(
+    path: str | os.PathLike[str], want: Want, empty: RaceSketch, on_rows: OnRows | None = None
+) -> RaceSketch:
+    """Return the sketch of all rows of a folder's files.
+
+    Parameters
+    ----------
+    path : path
+        A folder that every node of the cluster sees under this name.
+    want : Want
+        What to read.
+    empty : RaceSketch
+        The sketch to begin with.
+    on_rows : callable, optional
+        Hears how many rows were read, whenever a worker is done with some files.
+    """
+    total = empty.empty_like()
+    for sketch in _parts(path, want, empty, on_rows):
+        total.merge(sketch)
+    if not total.n:
+        raise DataError(NO_ROWS)
+    return total
+
+
+def sketch_folder_clients(
+    path: str | os.PathLike[str], want: Want, empty: RaceSketch, on_rows: OnRows | None = None
+) -> Iterator[tuple[str, RaceSketch]]:
+    """Yield every client's name and sketch, in the order of their first rows.
+
+    Other than `sketch_clients`, it holds the sketches of all clients in memory.
+    """
+    made: dict[str, RaceSketch] = {}
+    for clients in _parts(path, want, empty, on_rows):
+        for client, sketch in clients.items():
+            if client in made:
+                made[client].merge(sketch)
+            else:
+                made[client] = sketch
+    if not made:
+        raise DataError(NO_ROWS)
+    yield from made.items()
+
+
+def _parts(
+    path: str | os.PathLike[str], want: Want, empty: RaceSketch, on_rows: OnRows | None
+) -> Iterator[Any]:
+    """Yield what the workers made of consecutive files, in the files' order."""
+    root = Path(path).resolve()
+    if not root.is_dir():
+        raise ConfigError(f"{path}: --ray spreads the files of a folder, this is one file")
+    ray, files = need_ray(), find_files(root)
+    most = TASKS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    task = ray.remote(_sketch).options(num_cpus=1, max_retries=3, retry_exceptions=[OSError])
+    shared = ray.put(empty)
+    tasks = [task.remote(files[0], part, root, want, shared) for part in split(files, most)]
+    for number, one in enumerate(tasks):
+        try:
+            rows, made = ray.get(one)
+        except ray.exceptions.RayError as error:
+            for other in tasks[number:]:
+                ray.cancel(other)
+            raise blame(error, f"sketching {path}") from None
+        tasks[number] = None  # its result may leave the object store
+        if on_rows is not None:
+            on_rows(rows)
+        yield made
+
+
+def split(files: Sequence[Path], most: int) -> list[list[Path]]:
+    """Cut files into at most so many consecutive parts of about as many bytes.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> files = [folder / name for name in "abcd"]
+    >>> for file, size in zip(files, (10, 10, 30, 10)):
+    ...     _ = file.write_bytes(bytes(size))
+    >>> [[file.name for file in part] for part in split(files, 2)]
+    [['a', 'b'], ['c', 'd']]
+    """
+    sizes = np.array([max(1, file.stat().st_size) for file in files], np.float64)
+    middles = (np.cumsum(sizes) - sizes / 2) / sizes.sum()
+    part = np.minimum((middles * most).astype(int), most - 1)
+    return [[files[i] for i in np.flatnonzero(part == p).tolist()] for p in np.unique(part)]
+
+
+def _sketch(first: Path, files: Sequence[Path], root: Path, want: Want, empty: RaceSketch) -> Part:
+    """Sketch some files on a worker: rows read, and one sketch, or with `by` one a client."""
+    source = part_of(first, files, root, want)
+    seen: list[int] = []
+    if not any(len(block.x) for block in source.blocks()):  # a part may be empty, the whole not
+        return 0, {} if want.by else empty.empty_like()
+    made: Any
+    if want.by is None:
+        made = sketch_source(source, empty, seen.append)
+    else:
+        made = dict(sketch_clients(source, empty, seen.append))
+    return sum(seen), made
+
+
+def part_of(first: Path, files: Sequence[Path], root: Path, want: Want) -> Source:
+    """Open some files of a folder as the whole folder would be opened.
+
+    There, the first file decides which columns are read and how wide they are; so it is opened
+    too, and left out again.
+    """
+    together = [first, *files]
+    if kind_of(first) in ("parquet", "csv", "arrow"):
+        from fedcohort.files.tables import TableSource
+
+        table = TableSource(together, root, want)
+        table._tables = table._tables[1:]
+        return table
+    if kind_of(first) == "text":
+        return TextSource(files, want)
+    if len(files) == 1 and first == files[0]:
+        return ArraySource(files, want)
+    array = ArraySource(together, want)
+    array._parts = array._parts[1:]
+    return array

@@ -1,0 +1,124 @@
+"""Sketches made by many workers equal those of one process."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fedcohort.cli import invoke
+from fedcohort.distribute.sketching import part_of, split
+from fedcohort.exceptions import DataError
+from fedcohort.files import Want, open_source
+from fedcohort.files.finding import find_files
+from fedcohort.signals.race import RaceSketch
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Seven files of different sizes, one of them empty; clients are spread over the files."""
+    place = tmp_path / "data"
+    place.mkdir()
+    for number, rows in enumerate((5, 40, 0, 17, 3, 60, 8)):
+        x = RNG.normal(size=(rows, 2)) + 1
+        who = pa.array([f"c{(number + i) % 5}" for i in range(rows)], pa.string())
+        pq.write_table(
+            pa.table({"u": x[:, 0], "v": x[:, 1], "who": who}), place / f"{number}.parquet"
+        )
+    return place
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("by", [[], ["--by", "who"]], ids=["whole", "by client"])
+def test_equal_to_one_process(connected, folder, tmp_path, by, capsys):
+    size = ["--rows", "20", "--bits", "4", "--columns", "v,u", *by, "--format", "json"]
+    shown = []
+    for out, more in (("here", []), ("there", ["--ray", connected.address])):
+        assert invoke(["sketch", str(folder), "-o", str(tmp_path / out), *size, *more]) == 0
+        shown.append(json.loads(capsys.readouterr().out)["sketches"])
+    here, there = tmp_path / "here", tmp_path / "there"
+    assert [s["n"] for s in shown[0]] == [s["n"] for s in shown[1]]
+    assert sum(s["n"] for s in shown[1]) == 133
+    if by:
+        assert [s["client"] for s in shown[0]] == [s["client"] for s in shown[1]]  # same order
+        assert sorted(p.name for p in here.iterdir()) == sorted(p.name for p in there.iterdir())
+        for file in here.iterdir():
+            assert (there / file.name).read_bytes() == file.read_bytes()
+    else:
+        assert there.read_bytes() == here.read_bytes()
+
+
+@pytest.mark.timeout(120)
+def test_noise_is_added_once(connected, folder, tmp_path):
+    out = tmp_path / "private.sketch"
+    options = ["--columns", "u,v", "--rows", "20", "--bits", "4", "--epsilon", "2"]
+    more = ["--ray", connected.address]
+    assert invoke(["sketch", str(folder), "-o", str(out), *options, *more]) == 0
+    alone = tmp_path / "alone.sketch"
+    assert invoke(["sketch", str(folder), "-o", str(alone), *options]) == 0
+    assert RaceSketch.load(out).noise == RaceSketch.load(alone).noise > 0
+
+
+@pytest.mark.timeout(120)
+def test_errors_of_workers_are_the_users(connected, folder, tmp_path, capsys):
+    table = pa.table({"u": [1.0, None], "v": [1.0, 2.0], "who": ["c0", "c1"]})
+    pq.write_table(table, folder / "4.parquet")
+    more = ["-o", str(tmp_path / "a.sketch"), "--ray", connected.address]
+    assert invoke(["sketch", str(folder), *more]) == 2
+    error = capsys.readouterr().err
+    assert "4.parquet: column 'u', row 1: the value is missing" in error
+    assert invoke(["sketch", str(folder / "1.parquet"), *more]) == 2
+    assert "this is one file" in capsys.readouterr().err
+
+
+def test_parts_hold_every_file_once_and_in_order(folder):
+    files = find_files(folder)
+    for most in (1, 2, 3, 50):
+        parts = split(files, most)
+        assert [file for part in parts for file in part] == files
+        assert len(parts) <= most
+
+
+@pytest.mark.parametrize("kind", ["parquet", "npy", "txt"])
+def test_a_part_is_read_as_in_the_whole(tmp_path, kind):
+    """Also where a file alone would be read in another way: here it has one column more."""
+    for number in range(3):
+        x = RNG.normal(size=(4 + number, 2))
+        path = tmp_path / f"{number}.{kind}"
+        if kind == "parquet":
+            extra = {"w": x[:, 0]} if number else {}
+            pq.write_table(pa.table({"u": x[:, 0], "v": x[:, 1], **extra}), path)
+        elif kind == "npy":
+            np.save(path, x)
+        else:
+            path.write_text("\n".join(f"word {v}" for v in x[:, 0]))
+    want = Want("sets" if kind == "txt" else "vectors")
+    files = find_files(tmp_path)
+    whole = [row for block in open_source(tmp_path, want).blocks() for row in _rows(block.x)]
+    parts = [
+        row
+        for part in ([files[0]], files[1:])
+        for block in part_of(files[0], part, tmp_path, want).blocks()
+        for row in _rows(block.x)
+    ]
+    assert parts == whole
+    assert len(whole) == 15
+
+
+def _rows(x):
+    return x.tolist() if isinstance(x, np.ndarray) else x
+
+
+@pytest.mark.timeout(60)
+def test_a_folder_without_rows(connected, tmp_path):
+    from fedcohort.distribute.sketching import sketch_folder
+
+    for number in range(2):
+        np.save(tmp_path / f"{number}.npy", np.zeros((0, 3)))
+    with pytest.raises(DataError, match="no rows"):
+        sketch_folder(tmp_path, Want(), RaceSketch.srp(3, 5, 2))

@@ -1,0 +1,105 @@
+"""Comparisons and sweeps on a cluster leave the files that one process leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+
+import pytest
+
+from fedcohort.cli import invoke
+from fedcohort.distribute import sweep
+from fedcohort.exceptions import ConfigError
+from fedcohort.experiments import compare as local
+from fedcohort.experiments.config import NamedConfig
+from fedcohort.experiments.sweep import Setting, expand, in_turn, run_sweep
+
+SMALL = dataclasses.replace(
+    local.DEFAULT_SETTING, rounds=4, seeds=(0, 1), checkpoint_every=2, device="cpu"
+)
+POLICIES = [NamedConfig("uniform"), NamedConfig("power-of-choice", {"d": 8}), NamedConfig("oort")]
+
+
+def lines(folder, name):
+    return (folder / name / "rounds.jsonl").read_bytes()
+
+
+@pytest.mark.timeout(120)
+def test_compare_equals_a_local_run(connected, tmp_path):
+    here, there, seen = tmp_path / "here", tmp_path / "there", []
+    expected = local.compare(SMALL, POLICIES, here)
+    found = sweep.compare(
+        SMALL, POLICIES, there, on_round=lambda name, r: seen.append((name, r[0].round, len(r)))
+    )
+    for policy in POLICIES:
+        assert lines(there, policy.name) == lines(here, policy.name)
+    assert (there / "comparison.json").read_bytes() == (here / "comparison.json").read_bytes()
+    assert [(r.policy, r.summaries, r.histories) for r in found] == [
+        (r.policy, r.summaries, r.histories) for r in expected
+    ]
+    assert sorted(seen) == sorted((p.name, n, 2) for p in POLICIES for n in range(4))
+    with pytest.raises(ConfigError, match="--resume"):
+        sweep.compare(SMALL, POLICIES, there)
+    other = dataclasses.replace(SMALL, rounds=5)
+    with pytest.raises(ConfigError, match="rounds differ"):  # raised on a worker, shown as here
+        sweep.run_all([Setting("uniform", other)], there, resume=True)
+
+
+@pytest.mark.timeout(120)
+def test_a_sweep_in_the_command_line(connected, tmp_path, capsys):
+    config = tmp_path / "exp.toml"
+    config.write_text(
+        'rounds = 2\ndevice = "cpu"\n[sweep]\n"local.lr" = [0.1, 0.2]\npolicy.name = ["uniform"]\n'
+    )
+    for folder, more in (("here", []), ("there", ["--ray", connected.address])):
+        out = ["--out", str(tmp_path / folder), "--format", "json"]
+        assert invoke(["run", str(config), *out, *more]) == 0
+        runs = json.loads(capsys.readouterr().out)["runs"]
+        assert [run["policy"] for run in runs] == [
+            "local.lr=0.1,policy.name=uniform",
+            "local.lr=0.2,policy.name=uniform",
+        ]
+    for run in runs:
+        assert lines(tmp_path / "there", run["policy"]) == lines(tmp_path / "here", run["policy"])
+    assert invoke(["run", str(config), "--out", str(tmp_path / "there")]) == 2
+    assert "--resume" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(150)
+def test_a_node_killed_mid_job_changes_nothing(connected, tmp_path):
+    """Both nodes are at work when one is killed, so one run is cut off and moves to the other."""
+    settings = expand(
+        {
+            "rounds": 150,
+            "device": "cpu",
+            "seeds": [0, 1],
+            "local": {"epochs": 4, "batch_size": 8},
+            "sweep": {"policy": ["uniform", "power-of-choice"]},
+        }
+    )
+    here, there = tmp_path / "here", tmp_path / "there"
+    expected = in_turn(settings, here)
+    at_death = {}
+
+    def count(name):
+        path = there / name / "rounds.jsonl"
+        return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+    def kill():
+        deadline = time.monotonic() + 60
+        while min(count(name) for name, _ in settings) < 60 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        at_death.update({name: count(name) for name, _ in settings})
+        connected.remove_node(next(iter(connected.worker_nodes)), allow_graceful=False)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    results = run_sweep(settings, there, runner=sweep.run_all)
+    killer.join()
+    connected.add_node(num_cpus=1, object_store_memory=100 << 20)
+    assert all(60 <= lines_then < 300 for lines_then in at_death.values()), at_death
+    assert [r.summaries for r in results] == expected
+    for name, _ in settings:
+        assert lines(there, name) == lines(here, name)
