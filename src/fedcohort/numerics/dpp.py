@@ -52,6 +52,7 @@ class KDPP:
         self.eigenvectors = np.ascontiguousarray(eigenvectors)
         self.rank, self.size = self.eigenvectors.shape
         self._chance: dict[int, Array] = {}
+        self._inclusion: dict[int, Array] = {}
 
     @classmethod
     def from_kernel(cls, kernel: ArrayLike) -> KDPP:
@@ -116,6 +117,11 @@ class KDPP:
     def inclusion(self, k: int) -> Array:
         """Probability of each item to be in a draw of size k; sums to k."""
         _check_size(k, self.size)
+        if k not in self._inclusion:
+            self._inclusion = {k: self._included(k)}
+        return self._inclusion[k].copy()
+
+    def _included(self, k: int) -> Array:
         core = min(k, self.rank)
         chances = self._chance_table(core)
         states = np.zeros(core + 1)
