@@ -3,7 +3,7 @@
 Connections are encrypted (a certificate authority made on the spot), and nodes are authenticated:
 each has a key of its own, registered at the SuperLink under the name of its hospital.
 
-    python deploy.py [--rounds 3] [--folder deployment]
+    python deploy.py [--rounds 3] [--folder FOLDER]
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -113,11 +114,13 @@ def start_supernode(processes: Processes, folder: Path, number: int, port: int) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", type=Path, default=Path("deployment"))
+    parser.add_argument("--folder", type=Path, help="for keys, logs and results; new by default")
     parser.add_argument("--limit", type=float, default=600, help="seconds for the whole run")
     options = parser.parse_args()
-    folder = options.folder.resolve()
+    # Not inside the app, which is packed and sent to the nodes.
+    folder = (options.folder or Path(tempfile.mkdtemp(prefix="hospitals-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    print(f"keys, logs and results: {folder}")
     port, results = free_port(), folder / "results.json"
     results.unlink(missing_ok=True)
     make_authority(folder)
