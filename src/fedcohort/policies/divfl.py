@@ -134,7 +134,7 @@ class DivFL(Policy):
         """Picks, and the share of the data whose nearest picked client each one is."""
         share = sizes(signals, clients)
         share = share / share.sum() if share.any() else np.full(share.size, 1 / share.size)
-        distances, size = _distances(rows), min(size, len(clients))
+        distances, size = _distances(rows).T, min(size, len(clients))  # symmetric: saves a copy
         if self.method == "lazy":
             taken = facility.lazy_greedy(distances, size, share)
         else:
