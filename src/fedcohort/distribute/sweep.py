@@ -85,8 +85,9 @@ def run_all(
         for task in ready:
             _settle(task, names.pop(task), done, failed)
         for name, tail in tails.items():
-            for records in tail.rounds() if on_round is not None else ():
-                on_round(name, records)  # type: ignore[misc]
+            for records in tail.rounds():
+                if on_round is not None:
+                    on_round(name, records)
     _raise_failed(failed, len(settings))
     return [done[name] for name, _ in settings]
 
