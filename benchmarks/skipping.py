@@ -3,7 +3,7 @@
 python benchmarks/skipping.py --dataset mnist --out benchmarks/results/skipping-mnist.json
 
 N = 50 clients, C = 10 a round, T = 1000 rounds of one SGD step, batch 100, learning rate 0.05
-(CIFAR-10 0.01), pixels standardised, re-selection every 100 rounds, sketches of 100 and 10
+(CIFAR-10 0.01), re-selection every 100 rounds, sketches of 100 and 10
 numbers; IID and one label a node.
 """
 
@@ -95,13 +95,18 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--evaluate-every", type=int, default=10)
     parser.add_argument("--thresholds", type=float, nargs="+", default=[0.02, 0.05, 0.1, 0.2])
+    parser.add_argument("--pixels", default="standardised", choices=["standardised", "raw"])
+    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=CASES)
     parser.add_argument("--only", nargs="*", help="Run only variants of these names.")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
-    dataset = load(args.dataset, args.root).standardized()
+    dataset = load(args.dataset, args.root)
+    if args.pixels == "standardised":
+        dataset = dataset.standardized()
     name, lr = SETTINGS[args.dataset]
     results = []
-    for case, (partition, options) in CASES.items():
+    for case in args.cases:
+        partition, options = CASES[case]
         federations = {
             seed: federate(dataset, partition, clients=50, seed=seed, **options)
             for seed in range(args.seeds)
@@ -134,7 +139,7 @@ def main() -> None:
                 f"(all {summary['down to all %']:6.2f} %) {summary['seconds']:.0f} s",
                 flush=True,
             )
-            write(args.out, {"dataset": args.dataset, "rounds": args.rounds, "runs": results})
+            write(args.out, {"dataset": args.dataset, "pixels": args.pixels, "runs": results})
 
 
 if __name__ == "__main__":

@@ -98,8 +98,12 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path):
         for i in range(100_000):
             checkpoint.save({str(path)!r}, {{"i": i, "a": np.full(200_000, float(i))}})
     """
+    first = path.stat().st_ino
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(writer)])
-    time.sleep(1.0)
+    deadline = time.monotonic() + 120
+    while path.stat().st_ino == first and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.3)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     state = checkpoint.load(path)

@@ -22,7 +22,7 @@ def test_python_examples_run(name, tmp_path):
     assert blocks
     script = tmp_path / "example.py"
     script.write_text("\n".join(blocks))
-    subprocess.run([sys.executable, script], check=True, timeout=120, cwd=tmp_path)
+    subprocess.run([sys.executable, script], check=True, timeout=280, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
