@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
+from numpy.typing import NDArray
 
 ClientId: TypeAlias = str
 
@@ -87,5 +89,17 @@ def stream(seed: int, *path: int | str) -> np.random.Generator:
     False
     """
     text = "\x1f".join([str(int(seed)), *(f"{type(p).__name__[0]}{p}" for p in path)])
-    key = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
-    return np.random.Generator(np.random.Philox(key=key))
+    digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+    # NumPy takes any ISeedSequence; its stubs name SeedSequence alone.
+    return np.random.Generator(np.random.Philox(_Key(digest)))  # type: ignore[arg-type]
+
+
+class _Key(ISeedSequence):
+    """A Philox key as it is; given as `key=`, NumPy would first gather entropy it does not use."""
+
+    def __init__(self, digest: bytes) -> None:
+        self.words = np.frombuffer(digest, "<u8")
+
+    def generate_state(self, n_words: int, dtype: object = np.uint32) -> NDArray[Any]:
+        """Return the key."""
+        return self.words
