@@ -20,9 +20,9 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 bench: $(READY)
-	$(BIN)/python benchmarks/simulation.py --quick
-	$(BIN)/python benchmarks/sketching.py --quick
-	$(BIN)/python benchmarks/selection.py --quick
+	$(BIN)/python benchmarks/simulation.py --quick --out runs/bench/simulation.json
+	$(BIN)/python benchmarks/sketching.py --repeats 1 --out runs/bench/sketching.json
+	$(BIN)/python benchmarks/selection.py --out runs/bench/selection.json
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict --quiet

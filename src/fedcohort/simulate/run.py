@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from fedcohort import checkpoint as checkpoints
 from fedcohort.exceptions import ConfigError
 from fedcohort.simulate.history import History, RoundRecord, record_from
 from fedcohort.simulate.seed import Policies
-from fedcohort.simulate.simulation import Federations, Models, Simulation
+from fedcohort.simulate.simulation import Federations, Models, Options, Simulation
 
 
 def simulate(
@@ -25,7 +25,7 @@ def simulate(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 10,
     on_round: Callable[[list[RoundRecord]], None] | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> list[History]:
     """Train a model federatedly and return what happened, one history a seed.
 

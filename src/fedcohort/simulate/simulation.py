@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import nn
@@ -22,6 +22,24 @@ from fedcohort.simulate.trainer import Trainer
 
 Federations = Federation | Callable[[int], Federation]
 Models = nn.Module | Callable[[int], nn.Module]
+
+
+class Options(TypedDict, total=False):
+    """The optional arguments of `Simulation`, which `simulate` passes on."""
+
+    local: LocalTraining | None
+    aggregation: str | Aggregation
+    availability: Availability | None
+    dropout: float
+    durations: Durations | None
+    gate: str | Gate | None
+    seeds: Sequence[int]
+    device: str
+    engine: str
+    loss: str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    evaluate_every: int
+    insight: Insight | None
+    trainer: Callable[..., Trainer]
 
 
 class Simulation:
