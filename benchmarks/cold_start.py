@@ -256,6 +256,7 @@ def main():
     parser.add_argument("--optimizer", choices=("adam", "sgd"))
     parser.add_argument("--lr", type=float)
     parser.add_argument("--epochs", type=int)
+    parser.add_argument("--max-samples", type=int, help="of a role in Shakespeare")
     parser.add_argument("--splits", nargs="+")
     parser.add_argument("--epsilons", type=float, nargs="*")
     parser.add_argument("--out", required=True)
@@ -267,7 +268,8 @@ def main():
     for name in ("optimizer", "lr", "epochs"):
         if getattr(args, name) is not None:
             setting = replace(setting, local=replace(setting.local, **{name: getattr(args, name)}))
-    dataset = load(args.dataset, args.root)
+    options = {} if args.max_samples is None else {"max_samples": args.max_samples}
+    dataset = load(args.dataset, args.root, **options)
     torch.set_num_threads(min(4, torch.get_num_threads()))
     local = setting.local
     stated = {

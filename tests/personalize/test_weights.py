@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcohort.personalize.pile import CAUTION
-from fedcohort.personalize.weights import by_distance, matching, mixture_square
+from fedcohort.personalize.weights import RIDGE, by_distance, matching, mixture_square
 
 
 def problem(seed, k=6, dim=4):
@@ -23,7 +22,7 @@ def test_matching_is_the_minimum_over_the_simplex(seed):
     energy = np.random.default_rng(seed + 1).uniform(0, 0.5, 6)
 
     def cost(w):
-        return mixture_square(gram, squares, w) + CAUTION * (w**2 * energy).sum()
+        return mixture_square(gram, squares, w) + RIDGE * (w**2 * energy).sum()
 
     weights = matching(gram, squares, energy)
     assert weights.min() >= 0
@@ -31,7 +30,7 @@ def test_matching_is_the_minimum_over_the_simplex(seed):
     rng = np.random.default_rng(seed + 2)
     for other in [*np.eye(6), *rng.dirichlet(np.full(6, 0.5), 200)]:
         assert cost(weights) <= cost(other) + 1e-7
-    slope = 2 * gram @ weights + 2 * CAUTION * energy * weights + squares - np.diag(gram)
+    slope = 2 * gram @ weights + 2 * RIDGE * energy * weights + squares - np.diag(gram)
     used = weights > 1e-6
     assert np.ptp(slope[used]) < 1e-4
     assert slope.min() > slope[used].mean() - 1e-4

@@ -55,8 +55,11 @@ def command(
     from fedcohort.files.loading import load_sketch
     from fedcohort.personalize import ColdStart, Registry
     from fedcohort.personalize.model_files import pack
+    from fedcohort.personalize.search import EXACT
 
     with Registry(registry) as known:
+        if known.fact("index") is None and len(known) > EXACT:
+            typer.echo("building the index; once, this takes a while", err=True)
         start = ColdStart(known, max_distance=_limit(max_distance))
         advice = start.advise(load_sketch(sketch), strategy.value, k)
         if out is not None:

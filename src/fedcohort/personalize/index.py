@@ -27,7 +27,7 @@ from fedcohort.signals.projection import Projection
 
 DIMENSION = 256
 CANDIDATES = 1000
-PROBED = 8  # one in so many lists is searched
+PROBED = 10  # one in so many lists is searched
 CROWDED = 0.99  # energies above this quantile count as that quantile
 BLOCK = 8192
 

@@ -7,6 +7,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from fedcohort.signals.uncertainty import distance_with_error
 
 EXACT = 10_000
 SPARE = 4  # more than asked for, in case rounding swapped them or somebody was removed
+_NAME = re.compile("[0-9a-f]{16}")
 _FETCH = "SELECT id, content FROM clients JOIN sketches USING (number)"
 _PAGE = (
     "SELECT number, content FROM sketches JOIN clients USING (number) "
@@ -169,31 +171,40 @@ class Search:
 
     def build(self) -> None:
         """Index all clients and keep the index in the registry's folder."""
+        before = self.registry.fact("index")
         folder = self.registry.path / "index" / secrets.token_hex(8)
         folder.mkdir(parents=True)
         try:
-            writer: PileWriter | None = None
-            for block in _blocks(self.registry, 0):
-                writer = writer or PileWriter(len(self.registry) + EXACT, block[0][1], folder)
-                writer.add(block)
-            if writer is None:
-                raise NoClients(f"no client is registered in {self.registry.path}")
-            index = Index.build(writer.done())
-            index.save(folder)
+            Index.build(self._pile(folder)).save(folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         self.registry.set_fact("index", folder.name)
-        for other in folder.parent.iterdir():
-            if other != folder:
-                shutil.rmtree(other, ignore_errors=True)
         self._open_index()
+        if isinstance(before, str) and _NAME.fullmatch(before):
+            shutil.rmtree(folder.parent / before, ignore_errors=True)
+
+    def _pile(self, folder: Path) -> Pile:
+        """Stack everybody registered by now, the counts in a file."""
+        sql = "SELECT count(*), max(number) FROM clients"
+        count, last = self.registry.db.rows(sql)[0]
+        if not count:
+            raise NoClients(f"no client is registered in {self.registry.path}")
+        writer: PileWriter | None = None
+        for block in _blocks(self.registry, 0):
+            block = [(number, sketch) for number, sketch in block if number <= last]
+            if block:
+                writer = writer or PileWriter(count, block[0][1], folder)
+                writer.add(block)
+        if writer is None:
+            raise NoClients(f"all clients of {self.registry.path} have been removed")
+        return writer.done()
 
     def _open_index(self) -> None:
         name = self.registry.fact("index")
         if name is None:
             return
-        if not isinstance(name, str) or not re.fullmatch("[0-9a-f]{16}", name):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise DataError(f"{self.registry.path}: {name!r} is no name of an index")
         folder = self.registry.path / "index" / name
         if folder.is_dir():  # else somebody deleted it

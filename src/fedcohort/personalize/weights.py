@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedcohort.personalize.pile import CAUTION
-
 Floats = NDArray[np.float64]
+RIDGE = 0.3
 TINY = 1e-9  # least curvature, of the largest
 HEAVY = 1e4  # weight of the sum, of the largest curvature
 
@@ -40,7 +39,7 @@ def matching(gram: ArrayLike, squares: ArrayLike, energy: ArrayLike) -> Floats:
     """Find the mixture of clients whose sketch is nearest to the newcomer's.
 
     Minimizes the squared distance between the newcomer's sketch and sum_i w_i q_i over weights
-    w >= 0 that sum to one. As in `pile`, a share CAUTION of the mixture's own energy is left in,
+    w >= 0 that sum to one. A share RIDGE of the mixture's own energy, sum_i w_i^2 e_i, is left in,
     so that no single noisy sketch is trusted too much.
 
     Parameters
@@ -63,7 +62,7 @@ def matching(gram: ArrayLike, squares: ArrayLike, energy: ArrayLike) -> Floats:
 
     own, far = np.array(gram, float), np.asarray(squares, float)
     slope = (far - np.diag(own)) / 2  # see mixture_square
-    own += CAUTION * np.diag(np.asarray(energy, float))
+    own += RIDGE * np.diag(np.asarray(energy, float))
     values, axes = np.linalg.eigh(own)
     # debiasing can leave directions without curvature, or with a negative one
     values = np.maximum(values, TINY * max(float(values[-1]), 1e-300))
