@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+
+from fedcohort.experiments.compare import PolicyResult
+from fedcohort.experiments.summary import Overhead, Summary, spread
+from fedcohort.report.tables import comparison, curves
+from fedcohort.report.terminal import comparison_table, sparkline
+from fedcohort.simulate.history import History, RoundRecord
+
+
+def result(policy, accuracies, reached):
+    histories, summaries = [], []
+    for seed, (values, rounds) in enumerate(zip(accuracies, reached, strict=True)):
+        records = [
+            RoundRecord(seed, i, value, None, ("a",), ("a",), 1000, 2000, float(i))
+            for i, value in enumerate(values)
+        ]
+        histories.append(History(seed, records))
+        last = [v for v in values if v is not None][-1]
+        whole = Overhead(0.0, 100.0, 100.0, 100.0)
+        summaries.append(
+            Summary(
+                seed, len(values), last, last, 0.0, last, rounds, None, 0.5, 0.9,
+                1000 * len(values), 2000 * len(values), {}, whole,
+            )
+        )  # fmt: skip
+    return PolicyResult(policy, summaries, histories, 1.0)
+
+
+def test_rows_are_means_over_seeds_and_say_what_is_missing():
+    (row,) = comparison([result("p", [[0.1, 0.4], [0.2, 0.6]], [2, None])])
+    assert row.accuracy.mean == pytest.approx(0.5)
+    assert row.accuracy.std == pytest.approx(np.std([0.4, 0.6], ddof=1))
+    assert row.rounds_to_target == spread([2, None])
+    assert row.rounds_to_target.missing == 1
+    assert row.megabytes_down.mean == pytest.approx(0.004)
+
+
+def test_curves_skip_rounds_without_evaluation():
+    (curve,) = curves([result("p", [[None, 0.4], [None, 0.6]], [None, None])])
+    assert curve.rounds == [2]
+    assert curve.mean == [0.5]
+    assert curve.low[0] == pytest.approx(0.4)
+    assert curve.megabytes == [pytest.approx(0.006)]
+
+
+def test_the_table_names_the_best_and_fits_its_terminal():
+    results = [result("good", [[0.5, 0.9]], [2]), result("bad", [[0.1, 0.2]], [None])]
+    rows, lines = comparison(results), curves(results)
+    from rich.console import Console
+
+    for width in (80, 120):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(comparison_table(rows, lines, 0.8, "title", width))
+        text = console.export_text()
+        assert "not reached" in text
+        assert ("accuracy by round" in text) == (width == 120)
+        assert max(map(len, text.splitlines())) <= width
+
+
+def test_sparklines():
+    assert sparkline([0.0, 1.0]) == "▁█"
+    assert len(sparkline([0.5] * 1000)) <= 24
