@@ -14,6 +14,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedcohort.policies import Uniform
@@ -59,6 +60,15 @@ def free_port():
         return listener.getsockname()[1]
 
 
+def save(folder, trial):
+    """Write the clients' data to a file and return its name."""
+    whole, arrays = trial.federation(), {}
+    for client, part in whole.parts.items():
+        arrays[f"{client}.x"], arrays[f"{client}.y"] = whole.dataset.x[part], whole.dataset.y[part]
+    np.savez(folder / "data.npz", **arrays)
+    return str(folder / "data.npz")
+
+
 class Deployment:
     """Processes of a federation, each with its children in a group that can be ended."""
 
@@ -78,6 +88,7 @@ class Deployment:
             "FLWR_HOME": str(home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
             "OMP_NUM_THREADS": "1",
         }
 
@@ -135,7 +146,7 @@ class Deployment:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory, trial):
     """Four clients; one is killed while it trains in the third round, a fifth then joins."""
     folder = tmp_path_factory.mktemp("deployment")
     clients = [f"client-{i}" for i in range(8)]
@@ -144,7 +155,8 @@ def run(tmp_path_factory):
     part = {"policy": "with-losses", "cohort_size": SIZE, "seed": seed}
     part |= {"rounds": 4, "timeout": TIMEOUT, "nodes": 4}
     hang = {"client": victim, "round": 3, "file": str(marker)}
-    deployment = Deployment(folder, {"parts": [part], "hang": hang, "out": str(out)})
+    plan = {"parts": [part], "hang": hang, "out": str(out), "data": save(folder, trial)}
+    deployment = Deployment(folder, plan)
     try:
         deployment.start_link()
         for number in range(4):

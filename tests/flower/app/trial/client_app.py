@@ -15,6 +15,9 @@ from trial.task import LOCAL, federation, model, plan
 
 
 def data(context):
+    if "data" in plan():  # every message starts a process, and reading a file is quicker
+        with np.load(plan()["data"]) as file:
+            return file[f"{own_id(context)}.x"], file[f"{own_id(context)}.y"]
     whole = federation()
     part = whole.parts[own_id(context)]
     return whole.dataset.x[part], whole.dataset.y[part]
