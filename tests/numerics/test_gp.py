@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
-from fedcohort.numerics import gp
+from fedcohort.numerics import _gp_loops, gp
 
 
 def _algorithm_1(cov, p, alpha, size, available):
@@ -105,6 +105,22 @@ def test_all_negative_scores_over_a_subset() -> None:
     alpha = np.array([1.0, 1.0, 0.5])
     assert gp.greedy(cov, np.ones(3), alpha, 1, [1, 2]) == [2]  # the paper's rule
     assert gp.greedy(cov, np.ones(3), alpha, 1, [1, 2], demote=True) == [1]
+
+
+def test_compiled_loops_equal_plain_python() -> None:
+    rng = np.random.default_rng(0)
+    left, drawn, spent = rng.random(9), rng.normal(size=9), np.full(9, 0.3)
+    rise, fall = rng.random(9), rng.random(9)
+    barrier = np.where(np.arange(9) == 4, -np.inf, 0.0)
+    fast, slow = np.empty(9), np.empty(9)
+    _gp_loops.score(left, drawn, spent, rise, fall, barrier, fast)
+    _gp_loops.score.py_func(left, drawn, spent, rise, fall, barrier, slow)
+    np.testing.assert_array_equal(fast, slow)
+    column = rng.normal(size=9)
+    twins = [(left.copy(), drawn.copy()) for _ in range(2)]
+    _gp_loops.absorb(*twins[0], column, 0.7)
+    _gp_loops.absorb.py_func(*twins[1], column, 0.7)
+    np.testing.assert_array_equal(twins[0], twins[1])
 
 
 def test_mean_does_not_matter_and_scale_cancels() -> None:

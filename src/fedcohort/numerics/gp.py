@@ -24,8 +24,9 @@ __all__ = ["fit_gradient", "fit_low_rank", "greedy", "greedy_low_rank", "log_lik
 
 Array = NDArray[np.float64]
 
-_SPENT = 1e-10  # share of a variance below which conditioning has explained a client away
+_TINY = 1e-300
 _TIE = 1e-9  # scores this close are equal but for rounding; the first client is taken
+_SPENT = 1e-10  # share of a variance below which conditioning has explained a client away
 
 
 def greedy(
@@ -155,40 +156,29 @@ def _select(
     Conditioning on k takes from Sigma the outer product of k's column over its deviation, so the
     variances lose that column's square and the pull a multiple of it.
     """
+    from fedcohort.numerics._gp_loops import absorb, score
+
     clients = model.variance.size
-    weights, factor = _vector(p, "p", clients), _vector(alpha, "alpha", clients)
-    closed = _closed(clients, size, available)
-    pull = model.times(weights)
-    left, drawn, spent = model.variance.copy(), pull.copy(), _SPENT * model.variance
+    weights, rise = _vector(p, "p", clients), _vector(alpha, "alpha", clients)
+    fall = 1 / np.maximum(rise, _TINY) if demote else rise
+    barrier = np.where(_closed(clients, size, available), -np.inf, 0.0)
+    pull, spent = model.times(weights), np.maximum(_SPENT * model.variance, _TINY)
+    left, drawn, scores = model.variance.copy(), pull.copy(), np.empty(clients)
     chosen: list[int] = []
     for _ in range(size):
-        alive = (left > spent) & ~closed
-        if not alive.any() and (model.variance[~closed] > 0).any():
-            left, drawn = model.variance.copy(), pull.copy()
+        score(left, drawn, spent, rise, fall, barrier, scores)
+        if scores.max() <= 0 and not ((left > spent) & (barrier == 0)).any():
             model.restart()
-            alive = (left > spent) & ~closed
-        scores = np.zeros(clients)
-        scores[alive] = drawn[alive] / np.sqrt(left[alive])
-        pick = _best(_annealed(scores, factor, demote), closed)
+            left, drawn = model.variance.copy(), pull.copy()
+            score(left, drawn, spent, rise, fall, barrier, scores)
+        top = scores.max()
+        pick = int(np.argmax(scores >= top - _TIE * abs(top)))
         chosen.append(pick)
-        closed[pick] = True
-        if alive[pick]:
+        barrier[pick] = -np.inf
+        if left[pick] > spent[pick]:
             column = model.condition(pick)
-            left -= column**2
-            drawn -= (column @ weights) * column
+            absorb(left, drawn, column, float(column @ weights))
     return chosen
-
-
-def _annealed(scores: Array, alpha: Array, demote: bool) -> Array:
-    if not demote:
-        return scores * alpha
-    return np.where(scores < 0, scores / np.maximum(alpha, np.finfo(float).tiny), scores * alpha)
-
-
-def _best(scores: Array, closed: NDArray[np.bool_]) -> int:
-    scores[closed] = -np.inf
-    top = scores.max()
-    return int(np.argmax(scores >= top - _TIE * abs(top)))
 
 
 def _closed(
