@@ -63,7 +63,7 @@ def selection():
 
 
 def skipping():
-    for name in ("mnist", "fashion-mnist", "cifar10"):
+    for name in ("fashion-mnist", "mnist", "cifar10"):
         path = RESULTS / f"skipping-{name}.json"
         if not path.exists():
             continue
