@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError
@@ -17,6 +16,7 @@ from fedcohort.rounds import ClientId, stream
 from fedcohort.signals.projection import Projection
 from fedcohort.signals.race import RaceSketch
 from fedcohort.signals.transforms import Transform
+from fedcohort.signals.updates import last_layer, update_distance
 from fedcohort.simulate.evaluate import mean_losses
 from fedcohort.simulate.jobs import Data, Job
 from fedcohort.simulate.projector import project
@@ -191,15 +191,15 @@ class Collector:
         else:
             updates = trained - self.model
         if options.get("last_layer", False):
-            updates = updates[:, -last_layer_size(self.trainer.worker.model) :]
-        sizes = torch.tensor([len(self.federation.parts[c]) for c in clients], dtype=torch.float64)
-        weights = sizes if options.get("weighted", False) else torch.ones_like(sizes)
-        updates = updates.double()
-        weights = (weights / weights.sum()).to(updates.device)
-        distances = (updates - weights @ updates).norm(dim=1).cpu()
-        if options.get("scale_by_size", False):
-            distances = distances * sizes.sqrt()
-        return dict(zip(clients, distances.numpy(), strict=True))
+            named = dict(self.trainer.worker.model.named_parameters())
+            updates = updates[:, -last_layer(list(named), [p.numel() for p in named.values()]) :]
+        distances = update_distance(
+            updates.cpu().numpy(),
+            [len(self.federation.parts[c]) for c in clients],
+            weighted=options.get("weighted", False),
+            scale_by_size=options.get("scale_by_size", False),
+        )
+        return dict(zip(clients, distances, strict=True))
 
     def _trained(self, clients: Sequence[ClientId]) -> torch.Tensor:
         """Local training from the current model, on batches of its own so that none is reused."""
@@ -216,15 +216,3 @@ class Collector:
             self._projections[key] = Projection(self.trainer.size, **options)
         rows = project(self._projections[key], vectors)
         return dict(zip(clients, np.asarray(rows, np.float32), strict=True))
-
-
-def last_layer_size(model: nn.Module) -> int:
-    """Count the parameters of the last layer, which end the flat vector.
-
-    Examples
-    --------
-    >>> last_layer_size(nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 2)))
-    8
-    """
-    owners = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
-    return sum(p.numel() for p in owners[-1].parameters(recurse=False))
