@@ -64,8 +64,8 @@ def _cpu() -> str:
 
 
 def _gpu() -> str | None:
-    if "torch" not in sys.modules:
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
         return None
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
