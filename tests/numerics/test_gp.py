@@ -70,6 +70,29 @@ def test_low_rank_equals_dense(seed: int, demote: bool) -> None:
     assert gp.greedy_low_rank(x, p, alpha, 5, some, demote=demote) == expected
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("noise", [0.05, 0.7])
+def test_low_rank_with_noise_equals_dense(seed: int, noise: float) -> None:
+    """With noise no variance is ever spent, so that the picks go on beyond the rank."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(4, 12))
+    p, alpha = rng.dirichlet(np.ones(12)), 0.9 ** rng.integers(0, 4, size=12)
+    some = rng.choice(12, 10, replace=False).tolist()
+    expected = gp.greedy(x.T @ x + noise**2 * np.eye(12), p, alpha, 9, some)
+    assert gp.greedy_low_rank(x, p, alpha, 9, some, noise_std=noise) == expected
+
+
+def test_noise_keeps_small_leftovers_from_looking_like_news() -> None:
+    """Five kinds of four clients each, almost alike within a kind: one of each is right."""
+    rng = np.random.default_rng(0)
+    kinds = np.repeat(np.arange(5), 4)
+    x = 3 * np.eye(5)[:, kinds] + 0.002 * rng.normal(size=(5, 20))
+    x = np.vstack([x, 0.002 * rng.normal(size=(3, 20))])
+    p = np.ones(20) / 20
+    with_noise = gp.greedy_low_rank(x, p, np.ones(20), 5, noise_std=0.05)
+    assert sorted(kinds[with_noise].tolist()) == [0, 1, 2, 3, 4]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

@@ -83,11 +83,14 @@ def greedy_low_rank(
     size: int,
     available: Sequence[int] | NDArray[np.int64] | None = None,
     *,
+    noise_std: float = 0.0,
     demote: bool = False,
 ) -> list[int]:
-    """As :func:`greedy` with cov = X^T X for an embedding X of shape (rank, N).
+    """As :func:`greedy` with cov = X^T X + noise_std^2 I for an embedding X of shape (rank, N).
 
-    The covariance is never formed: a pick costs O(N rank).
+    The covariance is never formed: a pick costs O(N rank). Give the noise of the fit: without it
+    what little conditioning leaves of a client's variance counts as much as a full one, and the
+    picks after the first few repeat what is already there.
 
     Examples
     --------
@@ -97,7 +100,9 @@ def greedy_low_rank(
     factors = _finite(embedding, "embedding")
     if factors.ndim != 2:
         raise ValueError(f"greedy: embedding must be (rank, N), its shape is {factors.shape}")
-    return _select(_LowRank(factors), p, alpha, size, available, demote)
+    if not 0 <= noise_std < np.inf:
+        raise ValueError(f"greedy: noise_std={noise_std} must not be negative")
+    return _select(_LowRank(factors, noise_std**2), p, alpha, size, available, demote)
 
 
 class _Dense:
@@ -120,27 +125,31 @@ class _Dense:
 
 
 class _LowRank:
-    """The covariance X^T X, conditioned by removing directions from the columns of X."""
+    """The covariance X^T P X + noise I: conditioning changes only P, the latent covariance."""
 
-    def __init__(self, factors: Array) -> None:
-        self.factors = factors
-        self.variance = np.einsum("ij,ij->j", factors, factors)
-        self.basis: list[Array] = []
+    def __init__(self, factors: Array, noise: float) -> None:
+        self.factors, self.noise = factors, noise
+        self.variance = np.einsum("ij,ij->j", factors, factors) + noise
+        self.latent = np.eye(len(factors))
+        self.known: list[int] = []
 
     def times(self, p: Array) -> Array:
-        return np.asarray((self.factors @ p) @ self.factors)
+        return np.asarray((self.factors @ p) @ self.factors + self.noise * p)
 
     def condition(self, k: int) -> Array:
-        direction = self.factors[:, k]
-        for _ in range(2):  # twice restores the orthogonality that rounding lost
-            for known in self.basis:
-                direction = direction - (known @ direction) * known
-        direction = direction / np.linalg.norm(direction)
-        self.basis.append(direction)
-        return np.asarray(direction @ self.factors)
+        gain = self.latent @ self.factors[:, k]
+        variance = gain @ self.factors[:, k] + self.noise
+        self.latent = self.latent - np.outer(gain, gain) / variance
+        column = np.asarray(gain @ self.factors)
+        column[k] += self.noise
+        column[self.known] = 0.0  # their changes, noise included, are given: nothing moves them
+        self.known.append(k)
+        column /= np.sqrt(variance)
+        return column
 
     def restart(self) -> None:
-        self.basis.clear()
+        self.latent = np.eye(len(self.factors))
+        self.known = []
 
 
 def _select(

@@ -55,7 +55,7 @@ class FedCor(Policy):
     rank : int, default=15
         Rows of X, d.
     noise_std : float, default=0.01
-        Standard deviation of the noise that makes the likelihood proper.
+        Standard deviation of the noise that makes the likelihood proper; selection counts it too.
     discount : float, default=0.95
         Weight of a sample relative to the next newer one, gamma.
     history : int, default=30
@@ -211,12 +211,12 @@ class FedCor(Policy):
                 alpha[self._column[client]] = factor
         share = sizes(signals, self._members)
         share = share / share.sum() if share.any() else np.ones(share.size)
-        pool = columns[modelled]
-        taken = gp.greedy_low_rank(embedding, share, alpha, size, pool, demote=True)
+        model = (embedding, share, alpha, size, columns[modelled])
+        taken = gp.greedy_low_rank(*model, noise_std=self.noise_std, demote=True)
         chosen = tuple(self.state.clients[i] for i in taken)
         scores = dict(zip(chosen, alpha[taken].tolist(), strict=True))
-        others = [round.available[i] for i in strangers.tolist()] if places else []
-        return Selection(chosen + pick(others, round.size - size, rng), scores=scores)
+        others = pick([round.available[i] for i in strangers.tolist()], round.size - size, rng)
+        return Selection(chosen + others, scores=scores)
 
     def _columns(self, clients: tuple[ClientId, ...], *, add: bool) -> Indices:
         """Column of each client, -1 for a stranger; `add` gives strangers a new one."""
