@@ -172,6 +172,18 @@ def test_safetensors_files_are_copied_and_others_refused(registry, make, tmp_pat
     assert check(registry) == []
 
 
+def test_other_users_may_read_what_the_umask_allows(registry, make):
+    import os
+
+    before = os.umask(0o022)
+    try:
+        registry.add("ann", make(0.0), MODEL)
+    finally:
+        os.umask(before)
+    path = registry.models.path(registry.get("ann").model)
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
 def test_models_must_be_named_numbers(registry, make):
     for model in ({}, {"w": np.array(["a"])}, {"w": np.array([object()])}, {3: np.zeros(1)}):
         with pytest.raises(ValueError, match="model"):

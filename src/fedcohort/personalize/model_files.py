@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,16 +57,16 @@ class ModelFiles:
     def put(self, model: Model) -> str:
         """Store named arrays, or a copy of a safetensors file, and return the hash."""
         self.folder.mkdir(exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self.folder, prefix="incoming.")
+        incoming = self.folder / f"incoming.{secrets.token_hex(8)}"
         try:
-            with os.fdopen(handle, "wb") as file:
+            with open(incoming, "xb") as file:
                 _write(model, file)
                 file.flush()
                 os.fsync(file.fileno())
-            digest = _file_digest(Path(name))
-            self._settle(Path(name), self.path(digest))
+            digest = _file_digest(incoming)
+            self._settle(incoming, self.path(digest))
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            incoming.unlink(missing_ok=True)
             raise
         return digest
 
