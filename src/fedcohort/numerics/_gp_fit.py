@@ -125,14 +125,14 @@ def log_likelihood(
 
 
 def _closed_form(changes: Array, shares: Array, rank: int, noise_std: float) -> Array:
-    scaled = np.sqrt(shares)[:, None] * changes
-    values, vectors = np.linalg.eigh(scaled @ scaled.T)
+    roots = np.sqrt(shares)  # applied to small matrices, so that no copy of all changes is made
+    values, vectors = np.linalg.eigh(np.outer(roots, roots) * (changes @ changes.T))
     top = np.argsort(values)[::-1][:rank]
     values, vectors = values[top], vectors[:, top]
     signal = np.maximum(values - noise_std**2, 0.0)
     gain = np.sqrt(np.divide(signal, values, out=np.zeros_like(values), where=signal > 0))
     factors = np.zeros((rank, changes.shape[1]))
-    factors[: top.size] = (gain * vectors).T @ scaled
+    factors[: top.size] = (gain * vectors * roots[:, None]).T @ changes
     return factors
 
 
@@ -193,11 +193,12 @@ def _checked(
             f"fit: loss_changes has shape {changes.shape} and weights {shares.shape}; "
             "they must be (samples, clients) and (samples,)"
         )
-    if np.isinf(changes).any():
+    seen = np.isfinite(changes)
+    complete = bool(seen.all())
+    if not complete and np.isinf(changes).any():
         raise ValueError("fit: loss_changes has an infinite value; use NaN for a missing loss")
     if rank < 1 or not noise_std > 0:
         raise ValueError(f"fit: rank={rank} must be at least 1 and noise_std={noise_std} above 0")
     if (shares < 0).any() or not 0 < shares.sum() < np.inf:
         raise ValueError("fit: weights must be non-negative, with a positive sum")
-    seen = ~np.isnan(changes)
-    return np.where(seen, changes, 0.0), seen, shares / shares.sum()
+    return changes if complete else np.where(seen, changes, 0.0), seen, shares / shares.sum()
