@@ -201,9 +201,13 @@ def test_an_index_is_kept_and_followed_by_changes(registry, make, engine, monkey
         after = {f.client for f in opened.nearest(query, k=5)}
         assert len(after) == 5
         assert not after & {near.client for near in before}
+        for i in range(150):
+            if f"c{i}" in registry and i != 70:
+                registry.remove(f"c{i}")
+        assert {f.client for f in opened.nearest(query, k=5)} == {"c70", "twin"}
     folders = list((registry.path / "index").iterdir())
     assert len(folders) == 1
-    Search(registry, exact=100).build()
+    Search(registry, exact=0).build()
     assert len(list((registry.path / "index").iterdir())) == 1
     assert list((registry.path / "index").iterdir()) != folders
 

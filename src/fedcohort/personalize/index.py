@@ -165,7 +165,7 @@ class Index:
     def best(self, query: Points, k: int) -> Ints:
         """Return the positions of the k best among the candidates, compared as they are."""
         point = self.compressor.points(query[None])[0]
-        near = np.sort(self.engine.nearest(point, max(CANDIDATES, 4 * k)))
+        near = np.sort(self.engine.nearest(point, max(CANDIDATES, k)))
         return self.pile.best(query, k, near)
 
     def save(self, folder: Path) -> None:

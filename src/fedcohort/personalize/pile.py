@@ -92,6 +92,19 @@ def vector(sketch: RaceSketch) -> NDArray[np.float32]:
     return sketch.normalized().reshape(-1).astype(np.float32)
 
 
+def joined(*piles: Pile | None) -> Pile | None:
+    """Return several piles as one."""
+    some = [pile for pile in piles if pile is not None]
+    if len(some) < 2:
+        return some[0] if some else None
+    return Pile(
+        np.concatenate([pile.counts for pile in some]),
+        np.concatenate([pile.n for pile in some]),
+        np.concatenate([pile.energy for pile in some]),
+        np.concatenate([pile.numbers for pile in some]),
+    )
+
+
 class PileWriter:
     """Collects sketches block by block, in memory or in a file, in integers that fit.
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcohort.exceptions import ConfigError, DataError, NoClients, UnlikeSketches
-from fedcohort.personalize.index import Index
-from fedcohort.personalize.pile import CAUTION, Ints, Pile, PileWriter, vector
+from fedcohort.personalize.index import CANDIDATES, Index
+from fedcohort.personalize.pile import CAUTION, Ints, Pile, PileWriter, joined, vector
 from fedcohort.personalize.records import check_size
 from fedcohort.personalize.registry import Registry
 from fedcohort.rounds import ClientId
@@ -122,19 +122,24 @@ class Search:
             raise NoClients(f"no client is registered in {self.registry.path}")
         if sketch.spec != self.spec:
             raise UnlikeSketches(f"the query: {difference(self.spec, sketch.spec)}")
-        wanted = k + SPARE + (without is not None)
+        wanted, there = k + SPARE + (without is not None), self._stacked()
         while True:
             numbers = self._candidates(vector(sketch), wanted)
             found = [(c, s) for c, s in self.fetch(numbers.tolist()) if c != without]
-            if len(found) >= k or len(numbers) < wanted:
-                break
-            wanted *= 2  # many were removed since
-        return _ranked(sketch, found, k) if found else []
+            if len(found) >= k or wanted >= there:
+                return _ranked(sketch, found, k) if found else []
+            wanted *= 4  # many were removed since
+
+    def _stacked(self) -> int:
+        indexed = 0 if self.index is None else len(self.index.pile)
+        return indexed + (0 if self.rest is None else len(self.rest))
 
     def _candidates(self, query: Any, count: int) -> Ints:
         parts = []
         if self.index is not None:
-            parts.append(self.index.pile.numbers[self.index.best(query, count)])
+            few = count <= CANDIDATES // 4
+            best = self.index.best if few else self.index.pile.best
+            parts.append(self.index.pile.numbers[best(query, count)])
         if self.rest is not None:
             parts.append(self.rest.numbers[self.rest.best(query, count)])
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
@@ -217,19 +222,6 @@ def _blocks(registry: Registry, after: int) -> Iterator[list[tuple[int, RaceSket
     rows = registry.db.pages(_PAGE, after)
     while block := [(number, RaceSketch.from_bytes(b)) for number, b in islice(rows, 4096)]:
         yield block
-
-
-def joined(*piles: Pile | None) -> Pile | None:
-    """Return several piles as one."""
-    some = [pile for pile in piles if pile is not None]
-    if len(some) < 2:
-        return some[0] if some else None
-    return Pile(
-        np.concatenate([pile.counts for pile in some]),
-        np.concatenate([pile.n for pile in some]),
-        np.concatenate([pile.energy for pile in some]),
-        np.concatenate([pile.numbers for pile in some]),
-    )
 
 
 def _ranked(
