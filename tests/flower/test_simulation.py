@@ -21,7 +21,11 @@ SCRIPT = """
 from flwr.simulation import run_simulation
 from trial.client_app import app as client
 from trial.server_app import app as server
-run_simulation(server, client, 8, backend_config={"client_resources": {"num_cpus": 1}})
+backend = {
+    "client_resources": {"num_cpus": 1},
+    "init_args": {"address": "local", "num_cpus": 2},  # never another test's cluster
+}
+run_simulation(server, client, 8, backend_config=backend)
 """
 PARTS = [
     {
@@ -61,7 +65,6 @@ def results(tmp_path_factory):
         "RAY_USAGE_STATS_ENABLED": "0",
         "OMP_NUM_THREADS": "1",
     }
-    environment.pop("RAY_ADDRESS", None)  # no cluster of somebody else's
     with open(folder / "log.txt", "w") as log:
         command = [sys.executable, "-c", SCRIPT]
         subprocess.run(
