@@ -28,7 +28,8 @@ from fedcohort.signals.table import Signals
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_FITTED = 20_000  # sketches that k-means is fitted to; with more, the rest join the nearest centre
+_FITTED = 5_000  # sketches that k-means is fitted to; with more, the rest join the nearest centre
+_PER_CLUSTER = 10  # but so many for each cluster
 
 
 @dataclass
@@ -69,6 +70,10 @@ class SketchToSelect(Policy):
     weights : {None, "inverse-inclusion"}
         The latter weighs a client by its share of the data times the size of its cluster, which
         makes the aggregate unbiased, given the clusters.
+    restarts : int, default=10
+        Starts of k-means, of which the best is kept. The paper speaks of one; with one label a
+        client, that now and then puts two labels into one cluster, and the label that is left out
+        for the next `interval` rounds is forgotten.
 
     Notes
     -----
@@ -101,13 +106,15 @@ class SketchToSelect(Policy):
         signal: str = "model_sketch",
         candidates: int | None = None,
         weights: str | None = None,
+        restarts: int = 10,
     ) -> None:
-        at_least("SketchToSelect", 1, interval=interval, k=k, candidates=candidates)
+        counts = {"interval": interval, "k": k, "candidates": candidates, "restarts": restarts}
+        at_least("SketchToSelect", 1, **counts)
         check_weights("SketchToSelect", weights)
         extra = ("num_examples",) if weights else ()
         self.needs = vector_needs("SketchToSelect", signal, *extra)
         self.interval, self.signal, self.weights = interval, signal, weights
-        self.asked = candidates
+        self.asked, self.restarts = candidates, restarts
         if signal not in PROFILES:
             options: dict[str, Option] = {"k": k, "kind": kind, "seed": seed}
             if signal == "model_sketch":
@@ -155,7 +162,7 @@ class SketchToSelect(Policy):
         self.state = SketchToSelectState()
         if not len(positions):
             return
-        labels = _kmeans(rows, round.size, rng)
+        labels = _kmeans(rows, round.size, self.restarts, rng)
         clients = [round.available[i] for i in positions.tolist()]
         self.state.cluster = dict(zip(clients, labels.tolist(), strict=True))
         for label in range(labels.max() + 1):
@@ -187,12 +194,12 @@ def _holds(available: tuple[ClientId, ...], client: ClientId) -> bool:
     return at < len(available) and available[at] == client
 
 
-def _kmeans(rows: Array, clusters: int, rng: Generator) -> Indices:
-    """Labels by k-means++ and Lloyd; no more clusters than different rows."""
+def _kmeans(rows: Array, clusters: int, restarts: int, rng: Generator) -> Indices:
+    """Labels by k-means++ and Lloyd, the best of some starts; no more clusters than different rows."""
     from sklearn.cluster import KMeans
 
-    fitted = rows[some(len(rows), _FITTED, rng)]
+    fitted = rows[some(len(rows), max(_FITTED, _PER_CLUSTER * clusters), rng)]
     clusters = min(clusters, len(np.unique(fitted, axis=0)))
-    model = KMeans(clusters, n_init=1, random_state=int(rng.integers(2**31 - 1)))
+    model = KMeans(clusters, n_init=restarts, random_state=int(rng.integers(2**31 - 1)))
     model.fit(fitted)
     return np.asarray(model.predict(rows), np.int64)
