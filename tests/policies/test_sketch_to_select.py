@@ -28,6 +28,23 @@ def test_one_client_of_each_cluster(seed: int) -> None:
     assert all(p == pytest.approx(1 / 6) for p in selection.scores.values())
 
 
+def test_one_start_of_k_means_misses_groups_that_ten_find() -> None:
+    """Fifty clients in ten groups, ten wanted: as with one label a client."""
+    ids = tuple(f"{i:02d}" for i in range(50))
+    missed = {1: 0, 10: 0}
+    for trial in range(20):
+        rng = np.random.default_rng(trial)
+        centres = rng.normal(size=(10, 10))
+        signals = Signals()
+        rows = {c: centres[int(c) % 10] + 0.3 * rng.normal(size=10) for c in ids}
+        signals.record("model_sketch", rows, 0)
+        for restarts in missed:
+            policy = SketchToSelect(restarts=restarts)
+            chosen = policy.select(Round(0, ids, 10), signals, stream(trial)).clients
+            missed[restarts] += len({int(c) % 10 for c in chosen}) < 10
+    assert missed[10] == 0 < missed[1]
+
+
 def test_members_of_a_cluster_are_equally_likely() -> None:
     counts = np.zeros(24)
     for i in range(480):

@@ -142,6 +142,8 @@ class Directory:
                 continue
             if client is None and self.identity == "auto" and _is_plain(reply.message):
                 client = _fingerprint(info)
+                reason = failure(reply.message)
+                LOG.info("node %d did not say who it is (%s): %s", info.node, reason, client)
             if client is not None:
                 found[info.node] = client
         return found
