@@ -212,4 +212,6 @@ def batch_plan(
     if n < 1:
         raise ConfigError(f"client {client!r} has {n} samples: it cannot train")
     bounds, epochs = _cuts(n, local.batch_size, local.epochs, local.steps)
-    return Plan(n, bounds, epochs, stream(seed, "batches", round_number, client))
+    whole = n <= local.batch_size  # every batch holds all samples: there is nothing to shuffle
+    rng = None if whole else stream(seed, "batches", round_number, client)
+    return Plan(n, bounds, epochs, rng)

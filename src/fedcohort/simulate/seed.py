@@ -93,6 +93,7 @@ class Seed:
         self.finished: tuple[ClientId, ...] = ()
         self.differences: dict[ClientId, torch.Tensor] = {}
         self.clock = 0.0
+        self._known_seconds: dict[ClientId, float] = {}
 
     def select(self, number: int, availability: Availability, dropout: float) -> None:
         """Pick the cohort and draw who drops out before the end of training."""
@@ -178,6 +179,11 @@ class Seed:
             gate.aggregated(before.cpu().numpy(), self.model.cpu().numpy())
 
     def _seconds(self, client: ClientId) -> float:
+        if client not in self._known_seconds:
+            self._known_seconds[client] = self._simulated_seconds(client)
+        return self._known_seconds[client]
+
+    def _simulated_seconds(self, client: ClientId) -> float:
         local = self.trainer.local
         n = len(self.federation.parts[client])
         samples = n * local.epochs if local.steps is None else local.steps * local.batch_size
