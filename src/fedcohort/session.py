@@ -154,8 +154,8 @@ class Session:
         asked = set(self._admitted)
         self._withheld = tuple(c for c in answers if c not in asked)
         self.skipped = not self._admitted and bool(answers)
-        if any(sizes.values()):
-            self.ledger.charge(number, "gate", "down", answers, 1)  # the decision, one byte
+        if any(sizes.values()):  # a byte asks for an upload; silence means no
+            self.ledger.charge(number, "gate", "down", self._admitted, 1)
         return self._admitted
 
     def finish(self, replies: Mapping[str, Readings], finished: Iterable[ClientId]) -> Outcome:

@@ -105,7 +105,5 @@ def test_options_of_signals_travel_with_the_query(digits, policy):
 def test_a_gate_decides_the_same(digits, gate):
     flower, accuracies = run_flower(digits, POLICIES["uniform"](), copy.deepcopy(gate))
     session, records = run_simulation(digits, POLICIES["uniform"](), copy.deepcopy(gate))
-    held_back = sum(len(r.withheld) for r in flower.history)
-    assert held_back > 0  # else the gate did nothing here
-    # In Flower silence says no; the simulator's decision costs everybody a byte.
-    check_same(flower, accuracies, session, records, extra_down=-held_back)
+    assert any(r.withheld for r in flower.history)  # else the gate did nothing here
+    check_same(flower, accuracies, session, records)

@@ -54,8 +54,9 @@ def test_a_skipped_round_moves_no_model_and_keeps_the_cohort():
     assert "model" not in run.ledger.by_kind("down", 1)
     assert "model" not in run.ledger.by_kind("up", 0)
     assert run.ledger.by_kind("up", 1)["model"] == 2000
-    # The gate: five floats and a decision down, a flag up, for each client.
-    assert run.ledger.by_kind("down", 0)["gate"] == 2 * (20 + 1)
+    # The gate: five floats down and a flag up for each client; a byte asks for each upload.
+    assert run.ledger.by_kind("down", 0)["gate"] == 2 * 20
+    assert run.ledger.by_kind("down", 1)["gate"] == 2 * (20 + 1)
     assert run.ledger.by_kind("up", 0)["gate"] == 2
     assert [number for number, _ in run.policy.seen] == [1]
 

@@ -126,21 +126,11 @@ class Cohort:
             session.ledger.charge_each(session.round_number, "gate", "up", size)
             return None
 
-    def upload(
-        self, admitted: Iterable[ClientId], answers: Mapping[ClientId, NDArray[Any]]
-    ) -> list[Message]:
-        """Return the requests for the models of those that the gate admitted.
-
-        Those that it holds back hear nothing: silence means no. The session charges everybody a
-        byte for the decision; theirs is taken back.
-        """
-        asked, session = tuple(admitted), self.delivery.session
-        if any(answer.nbytes for answer in answers.values()):
-            silent = [client for client in answers if client not in asked]
-            session.ledger.charge(session.round_number, "gate", "down", silent, -1)
+    def upload(self, admitted: Iterable[ClientId]) -> list[Message]:
+        """Return the requests for the models of those that the gate admitted."""
         config = ConfigRecord({RECORD: self.request.to_json(), "decision": b"\x01"})
         content = RecordDict({self.template.config: config})
-        self.sent = {c: self._message(c, content, UPLOAD) for c in asked}
+        self.sent = {c: self._message(c, content, UPLOAD) for c in admitted}
         return list(self.sent.values())
 
     def seconds(self, replied: Mapping[str, float]) -> dict[ClientId, float]:

@@ -181,7 +181,7 @@ class CohortStrategy(Strategy):
         announced = self.session.announce(flatten(cohort.model.arrays))
         answers = cohort.probe(self.gate, announced, grid)
         self.replies.miss("gate", len(cohort.selection.clients) - len(answers))
-        return cohort.upload(self.session.admit(answers), answers)
+        return cohort.upload(self.session.admit(answers))
 
     def _begun(self, template: Template, current: Model, grid: Grid) -> Cohort:
         """Ask for signals and let the policy pick."""

@@ -195,7 +195,7 @@ def _holds(available: tuple[ClientId, ...], client: ClientId) -> bool:
 
 
 def _kmeans(rows: Array, clusters: int, restarts: int, rng: Generator) -> Indices:
-    """Labels by k-means++ and Lloyd, the best of some starts; no more clusters than different rows."""
+    """Labels by k-means++ and Lloyd, the best of some starts; no more than different rows."""
     from sklearn.cluster import KMeans
 
     fitted = rows[some(len(rows), max(_FITTED, _PER_CLUSTER * clusters), rng)]
