@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from fedcohort import __version__
 from fedcohort.cli import app, invoke
 
 SMALL = ["--rounds", "4", "--seeds", "2", "--clients", "20", "--device", "cpu"]
@@ -34,6 +35,12 @@ def test_every_command_has_help_an_example_and_formats(path, command, capsys):
     assert f"fedcohort {' '.join(path)}" in " ".join(capsys.readouterr().out.split())
     assert "Example" in command.help
     assert any("--format" in p.opts for p in command.params)
+    assert all(p.help for p in command.params)
+
+
+def test_version(capsys):
+    assert invoke(["--version"]) == 0
+    assert capsys.readouterr().out == f"fedcohort {__version__}\n"
 
 
 def test_compare_prints_a_table_and_writes_a_folder(tmp_path, capsys):

@@ -53,7 +53,7 @@ def run_simulation(digits, policy, gate=None):
     return simulation.sessions[0], [simulation.step()[0] for _ in range(ROUNDS)]
 
 
-def check_same(flower, accuracies, session, records, extra_down=0, extra_gate=0):
+def check_same(flower, accuracies, session, records, extra_down=0):
     assert [r.selected for r in flower.history] == [r.selected for r in records]
     assert [r.finished for r in flower.history] == [r.finished for r in records]
     assert accuracies == pytest.approx([r.accuracy for r in records], abs=1e-4)

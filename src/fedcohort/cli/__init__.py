@@ -6,10 +6,12 @@ Heavy imports happen inside the commands, so that ``fedcohort --help`` is quick.
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import click
 import typer
 
+from fedcohort import __version__
 from fedcohort.cli import (
     compare,
     data,
@@ -44,8 +46,19 @@ app.add_typer(registry.app, name="registry")
 app.add_typer(data.app, name="data")
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedcohort {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+    ] = False,
+) -> None:
     """Measure how different federated clients are, and pick better cohorts."""
 
 
