@@ -18,9 +18,10 @@ import numpy as np
 from provenance import write
 
 from fedcohort.distribute.cluster import cluster, need_ray
+from fedcohort.distribute.runs import run_all
 from fedcohort.distribute.sketching import sketch_folder
-from fedcohort.distribute.sweep import run_all
-from fedcohort.experiments.sweep import expand, in_turn
+from fedcohort.experiments.several import in_turn
+from fedcohort.experiments.sweep import expand
 from fedcohort.files import Want, open_source
 from fedcohort.files.sketching import sketch_source
 from fedcohort.signals.race import RaceSketch
@@ -69,8 +70,6 @@ def warm(workers: int) -> None:
     """Let every worker import what it needs."""
 
     def load() -> None:
-        import fedcohort.distribute.sketching
-        import fedcohort.distribute.sweep  # noqa: F401
 
         RaceSketch.srp(DIM, ROWS, BITS).add(np.ones((2, DIM), np.float32))
         time.sleep(2)

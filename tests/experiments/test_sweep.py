@@ -7,6 +7,7 @@ import pytest
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import sweep
 from fedcohort.experiments.run import run
+from fedcohort.experiments.several import run_several
 
 
 def test_every_combination_once_and_the_last_key_fastest():
@@ -69,11 +70,15 @@ def test_a_sweep_equals_its_runs(tmp_path):
         {"rounds": 2, "device": "cpu", "sweep": {"policy": ["uniform", "oort"]}}
     )
     seen = []
-    results = sweep.run_sweep(settings, tmp_path, on_round=lambda name, r: seen.append(name))
+
+    def on_round(name, records):
+        seen.append(name)
+
+    results = run_several(settings, tmp_path, "sweep.json", on_round=on_round)
     assert seen == ["policy=uniform"] * 2 + ["policy=oort"] * 2
     for result, (name, experiment) in zip(results, settings, strict=True):
         assert result.policy == name
         assert run(experiment, tmp_path / "alone" / name) == result.summaries
     assert list(json.loads((tmp_path / "sweep.json").read_text())) == [s.name for s in settings]
     with pytest.raises(ConfigError, match="--resume"):
-        sweep.run_sweep(settings, tmp_path)
+        run_several(settings, tmp_path, "sweep.json")

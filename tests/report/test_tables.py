@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from fedcohort.experiments.compare import PolicyResult
+from fedcohort.experiments.several import PolicyResult
 from fedcohort.experiments.summary import Overhead, Summary, spread
 from fedcohort.report.tables import comparison, curves
 from fedcohort.report.terminal import comparison_table, sparkline

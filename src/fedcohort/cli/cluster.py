@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from fedcohort.experiments.several import Runner
 
 RayOption = Annotated[
     str | None,
@@ -25,3 +28,14 @@ def on_cluster(address: str | None) -> AbstractContextManager[None]:
     from fedcohort.distribute.cluster import cluster
 
     return cluster(address)
+
+
+def runner_on(address: str | None) -> Runner:
+    """Return what runs several experiments: one after the other, or as tasks of the cluster."""
+    if address is None:
+        from fedcohort.experiments.several import in_turn
+
+        return in_turn
+    from fedcohort.distribute.runs import run_all
+
+    return run_all

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcohort.cli.cluster import RayOption, on_cluster
+from fedcohort.cli.cluster import RayOption, on_cluster, runner_on
 from fedcohort.cli.common import (
     Format,
     FormatOption,
@@ -22,9 +22,6 @@ from fedcohort.cli.common import (
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fedcohort.experiments.compare import PolicyResult
     from fedcohort.experiments.config import Experiment, NamedConfig
 
 
@@ -138,11 +135,10 @@ def _compare(
     from fedcohort.report.plots import draw_curves
     from fedcohort.report.tables import comparison, curves
 
-    how: Callable[..., list[PolicyResult]] = compare
-    if ray is not None:
-        from fedcohort.distribute.sweep import compare as how
     with on_cluster(ray), RoundBars(setting.rounds) as bars:
-        results = how(setting, policies, out, resume=resume, on_round=bars)
+        results = compare(
+            setting, policies, out, resume=resume, on_round=bars, runner=runner_on(ray)
+        )
     rows, lines = comparison(results), curves(results)
     title = f"{setting.data.dataset}, {setting.data.clients} clients, {setting.data.partition}"
     draw_curves(lines, out / "curves.png", target=setting.target, title=title)

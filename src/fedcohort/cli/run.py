@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcohort.cli.cluster import RayOption, on_cluster
+from fedcohort.cli.cluster import RayOption, on_cluster, runner_on
 from fedcohort.cli.common import Format, FormatOption, RoundBars, console, show, show_json
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from fedcohort.experiments.sweep import Setting
+    from fedcohort.experiments.several import Setting
     from fedcohort.simulate.history import RoundRecord
 
 
@@ -75,17 +75,14 @@ def _run(config: Path, folder: Path, resume: bool, track: str | None, format: Fo
 def _sweep(
     settings: list[Setting], folder: Path, resume: bool, ray: str | None, format: Format
 ) -> None:
-    from fedcohort.experiments.sweep import Runner, in_turn, run_sweep
+    from fedcohort.experiments.several import run_several
     from fedcohort.report.tables import comparison, curves
 
-    runner: Runner = in_turn
-    if ray is not None:
-        from fedcohort.distribute.sweep import run_all
-
-        runner = run_all
     rounds = max(setting.experiment.rounds for setting in settings)
     with on_cluster(ray), RoundBars(rounds) as bars:
-        results = run_sweep(settings, folder, resume=resume, on_round=bars, runner=runner)
+        results = run_several(
+            settings, folder, "sweep.json", resume=resume, on_round=bars, runner=runner_on(ray)
+        )
     rows = comparison(results)
     if format is Format.json:
         show_json({"folder": str(folder), "runs": rows})

@@ -18,32 +18,16 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from fedcohort.atomic import write_atomically
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import config
-from fedcohort.experiments.build import dataset_of, gate_of, policy_of
-from fedcohort.experiments.compare import OnRound, PolicyResult
-from fedcohort.experiments.config import Experiment
-from fedcohort.experiments.run import read_histories, run
-from fedcohort.experiments.summary import Summary
-from fedcohort.simulate.history import RoundRecord
+from fedcohort.experiments.build import gate_of, policy_of
+from fedcohort.experiments.several import Setting
 
 LONGEST_NAME = 100
-
-
-class Setting(NamedTuple):
-    """One experiment of several, and the name of its folder."""
-
-    name: str
-    experiment: Experiment
-
-
-#: Runs settings, each in the folder of its name, and returns their summaries.
-Runner = Callable[..., list[list[Summary]]]
 
 
 def read(path: str | os.PathLike[str]) -> list[Setting] | None:
@@ -81,61 +65,6 @@ def expand(values: Mapping[str, Any]) -> list[Setting]:
         raise ConfigError('[sweep] must be a table of lists, such as "local.lr" = [0.1, 0.2]')
     combinations = itertools.product(*axes.values())
     return [_setting(base, dict(zip(axes, chosen, strict=True))) for chosen in combinations]
-
-
-def run_sweep(
-    settings: Sequence[Setting],
-    folder: str | os.PathLike[str],
-    *,
-    resume: bool = False,
-    on_round: OnRound | None = None,
-    runner: Runner | None = None,
-) -> list[PolicyResult]:
-    """Run every setting in a folder of its own under `folder`, and write ``sweep.json``.
-
-    `runner` spreads the runs (see `fedcohort.distribute.sweep.run_all`); by default they run one
-    after the other. The results bear the settings' names.
-    """
-    execute = runner or in_turn
-    summaries = execute(settings, folder, resume=resume, on_round=on_round)
-    return collect(settings, summaries, Path(folder), "sweep.json")
-
-
-def in_turn(
-    settings: Sequence[Setting],
-    folder: str | os.PathLike[str],
-    *,
-    resume: bool = False,
-    on_round: OnRound | None = None,
-) -> list[list[Summary]]:
-    """Run settings one after the other; a data set is loaded once for all its neighbours."""
-    summaries, loaded, dataset = [], None, None
-    for name, experiment in settings:
-        data = experiment.data
-        key = (data.dataset, data.root, data.standardize)
-        if dataset is None or key != loaded:
-            loaded, dataset = key, dataset_of(data)
-
-        def report(records: Sequence[RoundRecord], name: str = name) -> None:
-            if on_round is not None:
-                on_round(name, records)
-
-        place = Path(folder) / name
-        summaries.append(run(experiment, place, resume=resume, on_round=report, dataset=dataset))
-    return summaries
-
-
-def collect(
-    settings: Sequence[Setting], summaries: Sequence[list[Summary]], folder: Path, file: str
-) -> list[PolicyResult]:
-    """Read what the runs left in their folders, and write their summaries to one file."""
-    results = []
-    for (name, _), own in zip(settings, summaries, strict=True):
-        seconds = json.loads((folder / name / "summary.json").read_text())["seconds"]
-        results.append(PolicyResult(name, own, read_histories(folder / name), seconds))
-    content = {r.policy: [s._asdict() for s in r.summaries] for r in results}
-    write_atomically(folder / file, json.dumps(content, indent=2).encode())
-    return results
 
 
 def _axes(table: Any, where: str) -> Iterator[tuple[str, list[Any]]]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcohort.experiments.compare import PolicyResult
+from fedcohort.experiments.several import PolicyResult
 from fedcohort.experiments.summary import Spread, spread
 
 

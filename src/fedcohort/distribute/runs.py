@@ -6,7 +6,6 @@ task whose worker or node died is started again elsewhere and continues from its
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import json
 import os
@@ -18,31 +17,14 @@ from typing import Any
 from fedcohort.datasets import Dataset
 from fedcohort.distribute.cluster import blame, gpus_for, need_ray
 from fedcohort.exceptions import ConfigError, FedcohortError
-from fedcohort.experiments.build import dataset_of, policy_of
-from fedcohort.experiments.compare import OnRound, PolicyResult
-from fedcohort.experiments.config import Experiment, NamedConfig
+from fedcohort.experiments.build import dataset_of
+from fedcohort.experiments.config import Experiment
 from fedcohort.experiments.run import run
+from fedcohort.experiments.several import OnRound, Setting
 from fedcohort.experiments.summary import Summary
-from fedcohort.experiments.sweep import Setting, collect
 from fedcohort.simulate.history import record_from
 
 POLL_SECONDS = 0.3
-
-
-def compare(
-    setting: Experiment,
-    policies: Sequence[NamedConfig],
-    folder: str | os.PathLike[str],
-    *,
-    resume: bool = False,
-    on_round: OnRound | None = None,
-) -> list[PolicyResult]:
-    """Do what `fedcohort.experiments.compare.compare` does, with a task for each policy."""
-    for policy in policies:
-        policy_of(policy)
-    settings = [Setting(p.name, dataclasses.replace(setting, policy=p)) for p in policies]
-    summaries = run_all(settings, folder, resume=resume, on_round=on_round)
-    return collect(settings, summaries, Path(folder), "comparison.json")
 
 
 def run_all(

@@ -10,11 +10,12 @@ import time
 import pytest
 
 from fedcohort.cli import invoke
-from fedcohort.distribute import sweep
+from fedcohort.distribute.runs import run_all
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import compare as local
 from fedcohort.experiments.config import NamedConfig
-from fedcohort.experiments.sweep import Setting, expand, in_turn, run_sweep
+from fedcohort.experiments.several import Setting, in_turn, run_several
+from fedcohort.experiments.sweep import expand
 
 SMALL = dataclasses.replace(
     local.DEFAULT_SETTING, rounds=4, seeds=(0, 1), checkpoint_every=2, device="cpu"
@@ -30,9 +31,11 @@ def lines(folder, name):
 def test_compare_equals_a_local_run(connected, tmp_path):
     here, there, seen = tmp_path / "here", tmp_path / "there", []
     expected = local.compare(SMALL, POLICIES, here)
-    found = sweep.compare(
-        SMALL, POLICIES, there, on_round=lambda name, r: seen.append((name, r[0].round, len(r)))
-    )
+
+    def on_round(name, records):
+        seen.append((name, records[0].round, len(records)))
+
+    found = local.compare(SMALL, POLICIES, there, on_round=on_round, runner=run_all)
     for policy in POLICIES:
         assert lines(there, policy.name) == lines(here, policy.name)
     assert (there / "comparison.json").read_bytes() == (here / "comparison.json").read_bytes()
@@ -41,10 +44,10 @@ def test_compare_equals_a_local_run(connected, tmp_path):
     ]
     assert sorted(seen) == sorted((p.name, n, 2) for p in POLICIES for n in range(4))
     with pytest.raises(ConfigError, match="--resume"):
-        sweep.compare(SMALL, POLICIES, there)
+        local.compare(SMALL, POLICIES, there, runner=run_all)
     other = dataclasses.replace(SMALL, rounds=5)
     with pytest.raises(ConfigError, match="rounds differ"):  # raised on a worker, shown as here
-        sweep.run_all([Setting("uniform", other)], there, resume=True)
+        run_all([Setting("uniform", other)], there, resume=True)
 
 
 @pytest.mark.timeout(120)
@@ -96,7 +99,7 @@ def test_a_node_killed_mid_job_changes_nothing(connected, tmp_path):
 
     killer = threading.Thread(target=kill)
     killer.start()
-    results = run_sweep(settings, there, runner=sweep.run_all)
+    results = run_several(settings, there, "sweep.json", runner=run_all)
     killer.join()
     connected.add_node(num_cpus=1, object_store_memory=100 << 20)
     assert all(60 <= lines_then < 300 for lines_then in at_death.values()), at_death

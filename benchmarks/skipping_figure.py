@@ -1,0 +1,74 @@
+"""Accuracy over the share of models sent, for every threshold: as paper 2's Figure 1.
+
+python benchmarks/skipping_figure.py OUT.svg benchmarks/results/skipping-*.json
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+FAMILIES = {  # pattern of the variant: legend, colour, marker
+    r"FedAvg, random": ("FedAvg, random cohorts", "#404040", "s"),
+    r"select": ("sketch-to-select", "#1f77b4", "s"),
+    r"select, skip ([\d.]+)": ("and skip: all or none (paper 2)", "#1f77b4", "o"),
+    r"select, skip ([\d.]+), by client": ("and skip: by client", "#d62728", "o"),
+    r"select, skip [\d.]+, at most (\d+) in a row": ("and skip: bounded run", "#2ca02c", "^"),
+    r"select, auto [\d.]+(?:, adaptive)?": ("and skip: threshold found by itself", "#9467bd", "D"),
+}
+
+
+def draw(axis, runs) -> None:
+    for pattern, (legend, colour, marker) in FAMILIES.items():
+        found = [(re.fullmatch(pattern, run["variant"]), run) for run in runs]
+        points = [(m[1] if m.re.groups else "", run) for m, run in found if m]
+        points.sort(key=lambda point: (float(point[0] or 0), point[1]["up %"]))
+        if not points:
+            continue
+        up = [run["up %"] for _, run in points]
+        accuracy = [run["accuracy"] for _, run in points]
+        style = {"marker": marker, "color": colour, "label": legend, "markersize": 5}
+        axis.plot(up, accuracy, linestyle="-" if len(points) > 2 else "", **style)
+        for (text, _), x, y in zip(points, up, accuracy, strict=True):
+            axis.annotate(text, (x, y), (3, 4), textcoords="offset points", fontsize=7)
+    axis.set_xscale("log")
+    axis.grid(alpha=0.3)
+
+
+def main(target: str, *sources: str) -> None:
+    results = [json.loads(Path(source).read_text())["result"] for source in sources]
+    panels = {(r["dataset"], run["case"]): [] for r in results for run in r["runs"]}
+    for r in results:
+        for run in r["runs"]:
+            panels[r["dataset"], run["case"]].append(run)
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(5 * columns, 3.4 * rows), squeeze=False, layout="constrained"
+    )
+    for axis, ((dataset, case), runs) in zip(axes.flat, sorted(panels.items()), strict=False):
+        draw(axis, runs)
+        axis.set_title(f"{dataset}, {case}", fontsize=10)
+    for axis in axes[-1]:
+        axis.set_xlabel("models uploaded, % of FedAvg")
+    for row in axes:
+        row[0].set_ylabel("test accuracy")
+    lines = {label: line for axis in axes.flat for line, label in zip(*_legend(axis), strict=True)}
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=3, fontsize=8)
+    plt.rcParams["svg.hashsalt"] = "fedcohort"
+    figure.savefig(target, metadata={"Date": None})
+
+
+def _legend(axis):
+    return axis.get_legend_handles_labels()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
