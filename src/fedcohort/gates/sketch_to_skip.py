@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 from fedcohort.gates.base import Floats, Gate, register
 from fedcohort.rounds import ClientId
 from fedcohort.signals.projection import Projection
+
+_GAIN = 0.1  # of the adaptive threshold
+_SMALLEST = 1e-12  # of a threshold found from drifts: models that did not move at all are close
 
 
 def drift(sketches: Floats, reference: Floats) -> NDArray[np.float64]:
@@ -49,7 +53,7 @@ def model_close(sketch_a: Floats, sketch_b: Floats, threshold: float) -> bool:
 
 @dataclass
 class SkipState:
-    """What the server remembers: skips in a row, and the threshold as found from drifts."""
+    """What the server remembers: skips in a row, and the threshold as found from the drifts."""
 
     skips: int = 0
     threshold: float | None = None
@@ -68,9 +72,9 @@ class SketchToSkip(Gate):
     Parameters
     ----------
     threshold : float or "auto", default="auto"
-        The paper's delta, which it never states. "auto" watches the drift of rounds that start
-        from a fresh global model and picks the threshold at which a cohort would skip `skip_rate`
-        of the rounds; `state.threshold` says what it chose.
+        The paper's delta, which it never states. "auto" watches the drift of the first rounds and
+        picks the threshold at which a cohort would skip `skip_rate` of the rounds;
+        `state.threshold` says what it chose.
     k : int, default=100
         Sketch size.
     kind : {"uniform", "sparse", "gaussian"}
@@ -89,10 +93,10 @@ class SketchToSkip(Gate):
     skip_rate : float, default=0.8
         Wanted share of skipped rounds, for "auto".
     adaptive : bool, default=False
-        Go on adjusting an automatic threshold by the latest `window` drifts: training slows down,
-        and a threshold fixed early skips more and more.
+        Go on adjusting an automatic threshold, so that the rate is met in the long run: training
+        slows down, and a threshold fixed early skips more and more.
     window : int, default=20
-        Drifts that "auto" looks at.
+        Rounds that "auto" watches, or a few more to complete a cycle.
 
     Notes
     -----
@@ -100,10 +104,15 @@ class SketchToSkip(Gate):
     `max_skips` rounds; by always claiming to have moved it can only cause the traffic that there
     would be without a gate.
 
-    In "keep" mode a drift of D a round reaches m D after m rounds, so a share s of skipped rounds
-    needs the threshold (m - 1/2) D with m = 1 / (1 - s) rounds a cycle. In "reset" mode it is the
-    s-quantile of the drifts. D is the largest drift in the cohort ("round") or the median one
-    ("client").
+    In "keep" mode a share s of skipped rounds means cycles of m = 1 / (1 - s) rounds, of which the
+    last is not skipped. While "auto" watches, cycles are just that long, and it sees how drift adds
+    up in them: the threshold lies halfway between the (median) drift after m - 1 and after m
+    rounds. In "reset" mode it is the s-quantile of the drifts. A cohort's drift is its largest
+    ("round") or its median one ("client").
+
+    An adaptive threshold is multiplied by exp(g (u - (1 - s))) after every round, where u is the
+    share of clients that were asked for their model and g = 0.1. It comes to rest only where u is
+    1 - s on average: after T rounds the rates differ by log(last / first threshold) / (g T).
 
     An engine whose models do not live in main memory sets `project` to a function of its own.
     """
@@ -153,12 +162,11 @@ class SketchToSkip(Gate):
     def announce(self, model: Floats) -> NDArray[np.float32]:
         """Return the model's sketch and the threshold; NaN asks clients for their drift."""
         sketch = self._project(model[None])[0]
-        server_decides = self.state.threshold is None or (self.automatic and self.adaptive)
-        threshold = np.nan if server_decides else self.state.threshold
+        threshold = np.nan if self.state.threshold is None else self.state.threshold
         return np.append(sketch, threshold).astype(np.float32)
 
     def probe(self, announced: NDArray[Any] | None, start: Floats, models: Floats) -> NDArray[Any]:
-        """Return each client's flag (1: close, skip), or its drift if the server decides."""
+        """Return each client's flag (1: close, skip), or its drift while there is no threshold."""
         assert announced is not None
         sketch, threshold = announced[:-1], announced[-1]
         drifts = drift(self._project(models).astype(np.float32), sketch)
@@ -170,51 +178,53 @@ class SketchToSkip(Gate):
 
     def decide(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
         """Skip if and only if all that answered are close."""
-        close = self._close(answers)
+        if self.state.threshold is None:
+            return self._watch(_read(answers, "f"))
+        close = {c: bool(v) for c, v in _read(answers, "bu").items() if v in (0, 1)}
         if not close:
             return ()
-        moved = tuple(client for client, near in close.items() if not near)
-        if not moved and self.state.skips < self.max_skips:
+        asked = tuple(client for client, near in close.items() if not near)
+        if not asked and self.state.skips < self.max_skips:
             self.state.skips += 1
+        else:
+            self.state.skips = 0
+            asked = tuple(close) if self.mode == "round" or not asked else asked
+        if self.automatic and self.adaptive:
+            excess = len(asked) / len(close) - (1 - self.skip_rate)
+            self.state.threshold *= math.exp(_GAIN * excess)
+        return asked
+
+    def _watch(self, drifts: dict[ClientId, float]) -> tuple[ClientId, ...]:
+        """Skip as often as is wanted, note the drifts, and pick the threshold when all are seen."""
+        state, cycle = self.state, self._cycle
+        finite = [d for d in drifts.values() if math.isfinite(d)]
+        if finite:
+            own = max(finite) if self.mode == "round" else float(np.median(finite))
+            state.drifts = [*state.drifts, own]
+        else:  # a model of zeros, or nobody answered: begin the cycle again
+            state.drifts = state.drifts[: len(state.drifts) // cycle * cycle]
+        if len(state.drifts) % cycle:
+            state.skips += 1
             return ()
-        self.state.skips = 0
-        return tuple(close) if self.mode == "round" or not moved else moved
+        state.skips = 0
+        if len(state.drifts) >= self.window:
+            chosen = self._chosen(np.array(state.drifts).reshape(-1, cycle))
+            state.threshold = max(chosen, _SMALLEST)
+        return tuple(drifts)
 
-    def _close(self, answers: Mapping[ClientId, NDArray[Any]]) -> dict[ClientId, bool]:
-        """Read flags or drifts; clients that sent neither are left out."""
-        flags: dict[ClientId, bool] = {}
-        drifts: dict[ClientId, float] = {}
-        for client, answer in answers.items():
-            if answer.shape != (1,):
-                continue
-            value = float(answer[0])
-            if answer.dtype.kind == "f" and value >= 0:
-                drifts[client] = value
-            elif answer.dtype.kind in "bu" and value in (0, 1):
-                flags[client] = bool(value)
-        if drifts:
-            limit = self.state.threshold
-            self._learn(list(drifts.values()))
-            flags |= {c: limit is not None and d < limit for c, d in drifts.items()}
-        return {c: flags[c] for c in answers if c in flags}
-
-    def _learn(self, drifts: list[float]) -> None:
-        """Watch rounds that began from a fresh model; pick the threshold when enough were seen."""
-        state = self.state
-        if not self.automatic or state.skips:
-            return
-        finite = [d for d in drifts if np.isfinite(d)]
-        if not finite or (len(state.drifts) >= self.window and not self.adaptive):
-            return
-        one = max(finite) if self.mode == "round" else float(np.median(finite))
-        state.drifts = [*state.drifts, one][-self.window :]
-        if len(state.drifts) == self.window:
-            state.threshold = self._chosen(np.array(state.drifts))
+    @property
+    def _cycle(self) -> int:
+        """Rounds from one upload to the next while drifts are watched."""
+        if self.on_skip == "reset":
+            return 1
+        return min(math.ceil(1 / (1 - self.skip_rate) - 1e-9), self.max_skips + 1)
 
     def _chosen(self, drifts: NDArray[np.float64]) -> float:
+        """Return the threshold from drifts, (cycles, rounds of a cycle)."""
         if self.on_skip == "reset":
             return float(np.quantile(drifts, self.skip_rate))
-        return float(np.median(drifts) * (1 / (1 - self.skip_rate) - 0.5))
+        growth = [0.0, *np.median(drifts, axis=0)]
+        return float(np.interp(1 / (1 - self.skip_rate) - 0.5, range(len(growth)), growth))
 
     def _project(self, models: Floats) -> NDArray[np.float64]:
         dim = models.shape[1]
@@ -223,6 +233,12 @@ class SketchToSkip(Gate):
         if self._projection is None or self._projection.dim != dim:
             self._projection = Projection(dim, self.k, kind=self.kind, seed=self.seed)
         return self.project(self._projection, models)
+
+
+def _read(answers: Mapping[ClientId, NDArray[Any]], kinds: str) -> dict[ClientId, float]:
+    """Return the answers that are one number, at least 0, of such a dtype; others count as none."""
+    fit = {c: a for c, a in answers.items() if a.shape == (1,) and a.dtype.kind in kinds}
+    return {c: float(a[0]) for c, a in fit.items() if a[0] >= 0}
 
 
 def _check_threshold(threshold: float) -> None:
