@@ -71,7 +71,13 @@ def test_compare_with_a_gate(tmp_path, capsys):
     arguments = ["compare", "--policies", "uniform", "--out", str(tmp_path), "--gate"]
     arguments += ["sketch-to-skip:k=20", "--threshold", "0.5", "--local", "steps=1;batch_size=8"]
     assert invoke([*arguments, *SMALL]) == 0
-    assert "skipped %" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("fedavg", "change %", "skipped %", "up %", "down %"))
+    assert invoke([*arguments, *SMALL, "--resume", "--format", "json"]) == 0
+    plain, gated = json.loads(capsys.readouterr().out)["policies"]
+    assert (plain["policy"], plain["accuracy_change"]["mean"]) == ("fedavg", 0.0)
+    assert plain["overhead_up"]["mean"] == 100.0
+    assert gated["overhead_up"]["mean"] < 100.0
 
 
 def test_run_and_resume(tmp_path, capsys):

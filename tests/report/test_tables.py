@@ -40,6 +40,14 @@ def test_rows_are_means_over_seeds_and_say_what_is_missing():
     assert row.megabytes_down.mean == pytest.approx(0.004)
 
 
+def test_changes_are_relative_to_plain_fedavg_seed_by_seed():
+    plain = result("fedavg", [[0.5], [0.8]], [None, None])
+    base, row = comparison([plain, result("p", [[0.6], [0.6]], [None, None])])
+    assert base.accuracy_change.mean == 0
+    assert row.accuracy_change.mean == pytest.approx((20 - 25) / 2)
+    assert comparison([result("p", [[0.6]], [None])])[0].accuracy_change is None
+
+
 def test_curves_skip_rounds_without_evaluation():
     (curve,) = curves([result("p", [[None, 0.4], [None, 0.6]], [None, None])])
     assert curve.rounds == [2]

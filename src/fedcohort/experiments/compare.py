@@ -6,8 +6,8 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from fedcohort.experiments.build import policy_of
-from fedcohort.experiments.config import DataConfig, Experiment, LocalConfig, NamedConfig
+from fedcohort.experiments.build import gate_of, policy_of
+from fedcohort.experiments.config import NO_GATE, DataConfig, Experiment, LocalConfig, NamedConfig
 from fedcohort.experiments.several import (
     OnRound,
     PolicyResult,
@@ -27,6 +27,9 @@ DEFAULT_SETTING = Experiment(
     local=LocalConfig(epochs=5, batch_size=8, lr=0.05),
 )
 
+#: What a gate's accuracy and traffic are compared with: random cohorts that always upload.
+BASELINE = "fedavg"
+
 
 def compare(
     setting: Experiment,
@@ -39,6 +42,8 @@ def compare(
 ) -> list[PolicyResult]:
     """Run each policy in a folder of its own under `folder`, and write ``comparison.json``.
 
+    With a gate, plain FedAvg runs first, named `BASELINE`: random cohorts and no gate.
+
     Parameters
     ----------
     setting : Experiment
@@ -48,9 +53,13 @@ def compare(
     folder, resume, on_round, runner
         As for `fedcohort.experiments.several.run_several`.
     """
+    gate_of(setting.gate)
     for policy in policies:
         policy_of(policy)
     settings = [Setting(p.name, dataclasses.replace(setting, policy=p)) for p in policies]
+    if setting.gate != NO_GATE:
+        plain = dataclasses.replace(setting, policy=NamedConfig("uniform"), gate=NO_GATE)
+        settings.insert(0, Setting(BASELINE, plain))
     return run_several(
         settings, folder, "comparison.json", resume=resume, on_round=on_round, runner=runner
     )

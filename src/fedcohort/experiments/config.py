@@ -89,6 +89,9 @@ class NamedConfig:
     options: Options = field(default_factory=dict)
 
 
+NO_GATE = NamedConfig("none")
+
+
 @dataclass(frozen=True)
 class Experiment:
     """One setting and one policy, over several seeds."""
@@ -105,7 +108,7 @@ class Experiment:
     model: ModelConfig = ModelConfig()
     local: LocalConfig = LocalConfig()
     policy: NamedConfig = NamedConfig("uniform")
-    gate: NamedConfig = NamedConfig("none")
+    gate: NamedConfig = NO_GATE
     aggregation: NamedConfig = NamedConfig("mean")
     availability: NamedConfig = NamedConfig("always")
 

@@ -7,12 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedcohort.experiments.compare import BASELINE
 from fedcohort.experiments.several import PolicyResult
-from fedcohort.experiments.summary import Spread, spread
+from fedcohort.experiments.summary import Spread, Summary, spread
 
 
 class ComparisonRow(NamedTuple):
-    """One policy in a comparison, over all seeds."""
+    """One policy in a comparison, over all seeds.
+
+    Overheads and the change of accuracy are in percent of plain FedAvg, the latter where it is
+    among the results.
+    """
 
     policy: str
     seeds: int
@@ -27,6 +32,7 @@ class ComparisonRow(NamedTuple):
     overhead_down: Spread
     overhead_down_to_all: Spread
     skipped: Spread
+    accuracy_change: Spread | None
 
 
 class Curve(NamedTuple):
@@ -48,6 +54,7 @@ def comparison(results: Sequence[PolicyResult]) -> list[ComparisonRow]:
 
     The accuracy is the terminal one of `experiments.summary`.
     """
+    plain = [r.summaries for r in results if r.policy == BASELINE]
     return [
         ComparisonRow(
             policy=r.policy,
@@ -63,9 +70,16 @@ def comparison(results: Sequence[PolicyResult]) -> list[ComparisonRow]:
             overhead_down=spread([s.overhead.down for s in r.summaries]),
             overhead_down_to_all=spread([s.overhead.down_to_all for s in r.summaries]),
             skipped=spread([s.overhead.skipped for s in r.summaries]),
+            accuracy_change=_change(r.summaries, plain[0]) if plain else None,
         )
         for r in results
     ]
+
+
+def _change(own: Sequence[Summary], plain: Sequence[Summary]) -> Spread:
+    """Relative change of the accuracy in percent, seed by seed."""
+    pairs = [(a.terminal_accuracy, b.terminal_accuracy) for a, b in zip(own, plain, strict=True)]
+    return spread([100 * (a / b - 1) if b else None for a, b in pairs])
 
 
 def curves(results: Sequence[PolicyResult]) -> list[Curve]:

@@ -24,7 +24,8 @@ def comparison_table(
     """Lay out a comparison; the best accuracy and the fewest rounds stand out.
 
     Curves are left out where the terminal is too narrow for them, and the gate's columns where
-    no gate held anything back.
+    no gate held anything back. Those are in percent of plain FedAvg, for the downlink both with
+    the cohort and with all clients receiving the model.
     """
     gated = any(row.skipped.mean or row.overhead_up.mean < 99 for row in rows)
     table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
@@ -32,10 +33,13 @@ def comparison_table(
     table.add_column("accuracy %", justify="right", no_wrap=True)
     if target is not None:
         table.add_column(f"rounds to {target:.0%}", justify="right", no_wrap=True)
-    names = ["skipped %", "up %", "down %"] if gated else ["GEMD", "MB up", "MB down", "s"]
+    names = ["GEMD", "MB up", "MB down", "s"]
+    if gated:
+        names = ["change %", "skipped %", "up %", "down %", "(all) %"]
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    if width >= 105:
+    drawn = width >= (125 if gated else 105)
+    if drawn:
         table.add_column("accuracy by round", no_wrap=True)
     top = max(row.accuracy.mean for row in rows)
     reached = [r.rounds_to_target.mean for r in rows if not r.rounds_to_target.missing]
@@ -45,12 +49,14 @@ def comparison_table(
             best = bool(reached) and row.rounds_to_target.mean == min(reached)
             cells.append(_bold(_rounds(row.rounds_to_target, row.seeds), best))
         if gated:
-            shares = (row.skipped, row.overhead_up, row.overhead_down)
-            cells += [f"{share.mean:.1f}" for share in shares]
+            change = row.accuracy_change
+            cells.append("" if change is None else f"{change.mean:+.1f}")
+            downs = (row.overhead_down, row.overhead_down_to_all)
+            cells += [f"{share.mean:.1f}" for share in (row.skipped, row.overhead_up, *downs)]
         else:
             cells += [f"{row.gemd.mean:.2f}", f"{row.megabytes_up.mean:.1f}"]
             cells += [f"{row.megabytes_down.mean:.1f}", f"{row.seconds:.1f}"]
-        if width >= 105:
+        if drawn:
             cells.append(sparkline(curve.mean))
         table.add_row(*cells)
     return table
