@@ -139,12 +139,12 @@ def part_of(first: Path, files: Sequence[Path], root: Path, want: Want) -> Sourc
         from fedcohort.files.tables import TableSource
 
         table = TableSource(together, root, want)
-        table._tables = table._tables[1:]
+        table.files = table.files[1:]
         return table
     if kind_of(first) == "text":
         return TextSource(files, want)
     if len(files) == 1 and first == files[0]:
         return ArraySource(files, want)
     array = ArraySource(together, want)
-    array._parts = array._parts[1:]
+    array.files = array.files[1:]
     return array

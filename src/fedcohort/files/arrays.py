@@ -35,16 +35,20 @@ class ArraySource(Source):
         if len(files) > 1 and (want.label or want.by) and kind_of(files[0]) != "npz":
             raise ConfigError(f"{files[0].parent}: a folder of arrays has no --label or --by")
         self._want = want
-        self._parts = [_Part(path, want) for path in files]
-        self.dim = self._parts[0].dim
-        for part in self._parts:
+        self.files = [_Part(path, want) for path in files]
+        self.dim = self.files[0].dim
+        for part in self.files:
             if part.dim != self.dim:
                 raise DataError(f"{part.path}: rows of {part.dim} numbers, not {self.dim}")
-        self.rows = sum(part.rows for part in self._parts)
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        """Rows in all."""
+        return sum(part.rows for part in self.files)
 
     def blocks(self) -> Iterator[Block]:
         """Yield arrays (n, dim) of the dtype that the file has."""
-        for part in self._parts:
+        for part in self.files:
             yield from part.blocks(self._want)
 
 

@@ -52,12 +52,12 @@ class TableSource(Source):
 
     def __init__(self, files: Sequence[Path], root: Path, want: Want) -> None:
         need_pyarrow()
-        self._tables = [TableFile(path, root) for path in files]
+        self.files = [TableFile(path, root) for path in files]
         self._want = want
         self._use: dict[str, str] = {}
         self.form = want.form
         if want.text is not None:
-            lists = self._tables[0].kind(want.text) == "list"
+            lists = self.files[0].kind(want.text) == "list"
             self.form = "sets" if lists else "texts"
             self.columns, use = (want.text,), "tokens" if lists else "texts"
         else:
@@ -70,14 +70,14 @@ class TableSource(Source):
                 raise ConfigError(f"--{role} {column}: also one of the columns that are hashed")
             if column is not None:
                 self._use[column] = role
-        self._check(self._tables[0])
-        self._widths = [self._tables[0].width(c) for c in self.columns]
+        self._check(self.files[0])
+        self._widths = [self.files[0].width(c) for c in self.columns]
         self.dim = sum(self._widths) if self.form == "vectors" else 0
 
     @property
     def rows(self) -> int | None:  # type: ignore[override]
         """Rows in all, where the files say so."""
-        counts = [table.rows for table in self._tables]
+        counts = [table.rows for table in self.files]
         return None if None in counts else sum(n for n in counts if n is not None)
 
     def blocks(self) -> Iterator[Block]:
@@ -85,7 +85,7 @@ class TableSource(Source):
         rows = self._want.rows_for(self.dim)
         as_text = [c for c, use in self._use.items() if use in ("texts", "by")]
         as_numbers = [c for c, use in self._use.items() if use in ("vectors", "label")]
-        for table in self._tables:
+        for table in self.files:
             self._check(table)
             first = 0
             for batch in table.batches(tuple(self._use), rows, as_text, as_numbers):
@@ -96,16 +96,16 @@ class TableSource(Source):
         """Return the columns asked for, patterns such as ``p*`` replaced by those they match."""
         found: list[str] = []
         for name in self._want.columns:
-            exact = name in self._tables[0].names or not set(name) & set("*?[")
-            matching = [c for c in self._tables[0].names if fnmatchcase(c, name)]
+            exact = name in self.files[0].names or not set(name) & set("*?[")
+            matching = [c for c in self.files[0].names if fnmatchcase(c, name)]
             if not exact and not matching:
-                self._tables[0].kind(name)  # says which columns there are
+                self.files[0].kind(name)  # says which columns there are
             found += [name] if exact else matching
         return tuple(found)
 
     def _all_columns(self) -> tuple[str, ...]:
         """Return every column that has the form, in the file's order."""
-        table, taken = self._tables[0], (self._want.label, self._want.by)
+        table, taken = self.files[0], (self._want.label, self._want.by)
         allowed = ALLOWED[self.form]
         found = [c for c in table.names if c not in taken and table.kind(c) in allowed]
         if not found:
