@@ -45,7 +45,7 @@ def variants(thresholds):
     yield f"random, skip {middle}", "uniform", long(middle)
     for t in thresholds[:-1]:
         yield f"select, skip {t}, by client", select, SketchToSkip(t, mode="client")
-    for most in (2, 5):
+    for most in (2, 5, 10, 20):
         gate = SketchToSkip(high, max_skips=most)
         yield f"select, skip {high}, at most {most} in a row", select, gate
     yield "select, auto 0.8", select, SketchToSkip("auto", skip_rate=0.8)
