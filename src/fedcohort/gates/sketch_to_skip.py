@@ -92,7 +92,7 @@ class SketchToSkip(Gate):
         Skipped rounds in a row after which everybody is asked, so that it cannot skip for ever.
     skip_rate : float, default=0.8
         Wanted share of skipped rounds, for "auto".
-    adaptive : bool, default=False
+    adaptive : bool, default=True
         Go on adjusting an automatic threshold, so that the rate is met in the long run: training
         slows down, and a threshold fixed early skips more and more.
     window : int, default=20
@@ -128,7 +128,7 @@ class SketchToSkip(Gate):
         on_skip: Literal["keep", "reset"] = "keep",
         max_skips: int = 50,
         skip_rate: float = 0.8,
-        adaptive: bool = False,
+        adaptive: bool = True,
         window: int = 20,
     ) -> None:
         if threshold != "auto":
