@@ -24,7 +24,7 @@ def provenance() -> dict[str, Any]:
         except PackageNotFoundError:
             versions[name] = "absent"
     return {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", *map(_without_place, sys.argv)]),
         "commit": os.environ.get("FEDCOHORT_COMMIT") or _commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": {
@@ -43,6 +43,17 @@ def write(path: str | os.PathLike[str], result: Any) -> None:
     content = {"provenance": provenance(), "result": result}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _without_place(argument: str) -> str:
+    """Leave out where on this machine something lies; results go to benchmarks/results."""
+    path = Path(argument)
+    if not path.is_absolute():
+        return argument
+    root = Path(__file__).resolve().parent
+    if path.is_relative_to(root.parent):
+        return str(path.relative_to(root.parent))
+    return f"benchmarks/results/{path.name}" if path.suffix in (".json", ".svg") else path.name
 
 
 def _commit() -> str:
