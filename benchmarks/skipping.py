@@ -100,6 +100,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--evaluate-every", type=int, default=10)
     parser.add_argument("--thresholds", type=float, nargs="+", default=[0.02, 0.05, 0.1, 0.2])
+    parser.add_argument("--model", help="In place of the paper's.")
+    parser.add_argument("--lr", type=float)
     parser.add_argument("--pixels", default="standardised", choices=["standardised", "raw"])
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=CASES)
     parser.add_argument("--only", nargs="*", help="Run only variants of these names.")
@@ -109,8 +111,10 @@ def main() -> None:
     if args.pixels == "standardised":
         dataset = dataset.standardized()
     name, lr = SETTINGS[args.dataset]
+    name, lr = args.model or name, args.lr or lr
     done = json.loads(Path(args.out).read_text())["result"] if Path(args.out).exists() else {}
     results = done.get("runs", [])
+    stated = {"dataset": args.dataset, "pixels": args.pixels, "model": name, "lr": lr}
     known = {(row["case"], row["variant"]): row["accuracy"] for row in results}
     for case in args.cases:
         partition, options = CASES[case]
@@ -146,7 +150,7 @@ def main() -> None:
                 f"(all {summary['down to all %']:6.2f} %) {summary['seconds']:.0f} s",
                 flush=True,
             )
-            write(args.out, {"dataset": args.dataset, "pixels": args.pixels, "runs": results})
+            write(args.out, {**stated, "runs": results})
 
 
 if __name__ == "__main__":
