@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import stream
 from fedcohort.simulate import stacked
 from fedcohort.simulate.choice import choose
+from fedcohort.simulate.graphs import GraphStepper
 from fedcohort.simulate.jobs import Job
 from fedcohort.simulate.local import LocalTraining
-from fedcohort.simulate.models import CharLSTM
+from fedcohort.simulate.models import CharLSTM, build
 from fedcohort.simulate.trainer import Trainer
 
 # an even kernel makes padding="same" uneven, which PyTorch warns is slow
@@ -56,6 +58,11 @@ def make(name):
             third = (nn.Conv2d(6, 3, 2, padding="same"), nn.ReLU())
             dense = (nn.Flatten(), nn.Linear(9, 5))
             return nn.Sequential(nn.Sequential(*first), *second, *third, *dense)
+        if name == "norms":  # windows that are even, odd and wider than the channels; strong
+            first = (nn.Conv2d(1, 6, 3), nn.ReLU(), nn.LocalResponseNorm(4, alpha=2.0, k=0.5))
+            second = (nn.MaxPool2d(2), nn.LocalResponseNorm(15, alpha=1.0, beta=1.5), nn.Tanh())
+            third = (nn.Conv2d(6, 4, 2), nn.LocalResponseNorm(3, 0.5), nn.LocalResponseNorm(1))
+            return nn.Sequential(*first, *second, *third, nn.Flatten(), nn.Linear(16, 5))
         if name == "lstm":
             return CharLSTM(vocabulary=5, embedding=3, hidden=6)
         return Branches()
@@ -113,7 +120,7 @@ OPTIONS = {
 }
 ENGINES = [
     ("mlp", "loop"), ("mlp", "stacked"), ("mlp", "vmap"), ("odd", "stacked"),
-    ("cnn", "loop"), ("cnn", "stacked"), ("cnn", "vmap"),
+    ("cnn", "loop"), ("cnn", "stacked"), ("cnn", "vmap"), ("norms", "stacked"), ("norms", "vmap"),
     ("lstm", "loop"), ("lstm", "vmap"), ("branches", "loop"), ("branches", "vmap"),
 ]  # fmt: skip
 
@@ -135,7 +142,7 @@ def test_training_equals_torch_optim(name, engine, options):
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", ["mlp", "cnn"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "norms"])
 def test_the_tables_of_a_gpu_give_the_same_without_one(name, options):
     """All of the GPU's path but the capture itself, in rounds that shrink and grow."""
     local = LocalTraining(**{"epochs": 3, "batch_size": BATCH, "lr": 0.1} | OPTIONS[options])
@@ -154,13 +161,14 @@ def test_the_tables_of_a_gpu_give_the_same_without_one(name, options):
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_batches_cut_into_parts_give_the_same(options, monkeypatch):
+@pytest.mark.parametrize("name", ["cnn", "norms"])
+def test_batches_cut_into_parts_give_the_same(name, options, monkeypatch):
     local = LocalTraining(**{"epochs": 2, "batch_size": BATCH, "lr": 0.1} | OPTIONS[options])
-    trainer = Trainer(make("cnn"), local, engine="stacked", device="cpu")
-    held, jobs = trainer.data(*data("cnn")), jobs_of(trainer, rows=1)
+    trainer = Trainer(make(name), local, engine="stacked", device="cpu")
+    held, jobs = trainer.data(*data(name)), jobs_of(trainer, rows=1)
     expected = trainer.train(trainer.flat(), jobs, held)
     monkeypatch.setitem(stacked.PARTS, "cpu", 12)  # five clients: 4 parts of 2, later 8 of 1
-    other = Trainer(make("cnn"), local, engine="stacked", device="cpu")
+    other = Trainer(make(name), local, engine="stacked", device="cpu")
     found = other.train(other.flat(), jobs, held)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     expected, found = (t.gradients(t.flat(), jobs, held) for t in (trainer, other))
@@ -290,6 +298,23 @@ def test_the_engine_is_chosen_by_model_and_device():
     assert choose("auto", make("lstm"), cpu) == "loop"
     assert choose("auto", make("cnn"), gpu) == "stacked"
     assert choose("auto", make("branches"), gpu) == "vmap"
+    assert choose("auto", build("lrn-cnn", (3, 32, 32), 10), gpu) == "stacked"
+
+
+def test_a_norm_of_what_is_no_image_is_left_to_pytorch():
+    dense = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.LocalResponseNorm(3))
+    assert stacked.modules(dense) is None
+    first = nn.Sequential(nn.LocalResponseNorm(3), nn.Conv2d(1, 2, 3), nn.Flatten())
+    assert stacked.modules(first) is None
+
+
+@pytest.mark.parametrize("clients", [1, 5, 30, 50, 1000])
+def test_steps_are_captured_for_few_sizes_close_to_what_is_needed(clients):
+    kernel = SimpleNamespace(clients=clients)
+    sizes = [GraphStepper._size(kernel, active) for active in range(1, clients + 1)]
+    over = [size / active for active, size in enumerate(sizes, start=1)]
+    assert 1 <= min(over) <= max(over) <= 1.25 and max(sizes) <= clients
+    assert len(set(sizes)) <= 4 * clients.bit_length()
 
 
 def test_batch_norm_is_refused_unless_it_tracks_nothing():

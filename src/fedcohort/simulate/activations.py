@@ -1,4 +1,4 @@
-"""Stacked layers without parameters: activations, dropout and changes of shape."""
+"""Stacked layers without parameters: activations, norms, dropout and changes of shape."""
 # ruff: noqa: D102 (what the methods do is said once, in `Layer`)
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcohort.simulate.layers import Arena, Layer, Tape, aten
 
@@ -39,6 +39,49 @@ ACTIVATIONS: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
     "Tanh": (torch.tanh, aten.tanh_backward.grad_input, ()),
     "Sigmoid": (torch.sigmoid, aten.sigmoid_backward.grad_input, ()),
 }
+
+
+class ResponseNorm(Layer):
+    """`nn.LocalResponseNorm`: x / (k + alpha * mean of the squares of nearby channels) ^ beta.
+
+    The sum over nearby channels is a product with a band matrix, its transpose on the way back.
+    """
+
+    def __init__(self, place: int, arena: Arena, norm: nn.LocalResponseNorm) -> None:
+        super().__init__(place, arena)
+        self.norm = norm
+
+    def _band(self, channels: int) -> Tensor:
+        """Entry (c, d) is alpha / size if channel d is among the neighbours of c, else 0."""
+        at = torch.arange(channels, device=self.arena.device)
+        offset = at - at[:, None]
+        near = (offset >= -(self.norm.size // 2)) & (offset <= (self.norm.size - 1) // 2)
+        return near * (self.norm.alpha / self.norm.size)
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        self.x = x
+        self.band = self._band(x.shape[1]).expand(len(x), -1, -1)
+        self.base, self.spare = (self.memory(name, x.shape) for name in ("base", "spare"))
+        self.factor, self.y = (self.memory(name, x.shape) for name in ("factor", "out"))
+        tape += [
+            partial(torch.mul, x, x, out=self.spare),
+            partial(torch.bmm, self.band, self.spare.flatten(2), out=self.base.flatten(2)),
+            partial(self.base.add_, self.norm.k),
+            partial(torch.pow, self.base, -self.norm.beta, out=self.factor),
+            partial(torch.mul, x, self.factor, out=self.y),
+        ]
+        return self.y
+
+    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
+        around = self.memory("around", grad.shape)
+        tape += [
+            partial(torch.mul, grad, self.y, out=self.spare),
+            partial(self.spare.div_, self.base),
+            partial(torch.bmm, self.band.mT, self.spare.flatten(2), out=around.flatten(2)),
+            partial(grad.mul_, self.factor),
+            partial(grad.addcmul_, self.x, around, value=-2 * self.norm.beta),
+        ]
+        return grad
 
 
 class Dropout(Layer):

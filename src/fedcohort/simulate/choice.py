@@ -27,7 +27,8 @@ def choose(engine: str, model: nn.Module, device: torch.device) -> str:
     if engine == "stacked" and not stackable:
         raise ConfigError(
             "engine='stacked' needs an nn.Sequential of Flatten, Linear, Conv2d, MaxPool2d, "
-            "Dropout, ReLU, Tanh and Sigmoid layers: choose 'vmap', 'loop' or 'auto'"
+            "LocalResponseNorm, Dropout, ReLU, Tanh and Sigmoid layers: choose 'vmap', 'loop' or "
+            "'auto'"
         )
     if engine == "vmap" and mixes:
         raise ConfigError("batch norm sees padding when clients are batched: choose engine='loop'")

@@ -15,7 +15,7 @@ from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.losses import SampleLoss, record_gradient
 
 PARTS = {"cuda": 256}  # products that a device should get at once
-_PLAIN = (nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Identity)
+_PLAIN = (nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Identity, nn.LocalResponseNorm)
 
 
 def modules(model: nn.Module) -> list[nn.Module] | None:
@@ -33,7 +33,7 @@ def modules(model: nn.Module) -> list[nn.Module] | None:
     once = weighted and len(weighted) == len(set(weighted))
     trained = all(p.requires_grad for p in model.parameters())
     known = all(_known(module, first=i == 0) for i, module in enumerate(flat))
-    return flat if once and trained and known and _ends_flat(flat) else None
+    return flat if once and trained and known and _shapes_fit(flat) else None
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
@@ -58,11 +58,11 @@ def _known(module: nn.Module, first: bool) -> bool:
     return type(module) in _PLAIN
 
 
-def _ends_flat(flat: list[nn.Module]) -> bool:
-    """Whether images are flattened before the dense layers and at the end."""
+def _shapes_fit(flat: list[nn.Module]) -> bool:
+    """Whether dense layers and the end come after a Flatten, and norms after a convolution."""
     image = False
     for module in flat:
-        if image and isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear if image else nn.LocalResponseNorm):
             return False
         image = (image or isinstance(module, (nn.Conv2d, nn.MaxPool2d))) and not isinstance(
             module, nn.Flatten
@@ -139,6 +139,8 @@ class Stacked(Kernel):
                 image = False
             elif isinstance(module, nn.Unflatten):
                 yield activations.Split(*here, module.unflattened_size)
+            elif isinstance(module, nn.LocalResponseNorm):
+                yield activations.ResponseNorm(*here, module)
             elif isinstance(module, nn.Dropout):
                 yield activations.Dropout(*here, module.p)
             elif not isinstance(module, nn.Identity):
