@@ -35,17 +35,3 @@ def seeded(seeds: Sequence[int], device: torch.device, wanted: bool = True) -> I
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(mixed)
         yield
-
-
-@contextmanager
-def precision(device: torch.device, tf32: bool) -> Iterator[None]:
-    """Choose a GPU's float32 arithmetic inside the block and put the choice back after it."""
-    if device.type != "cuda":
-        yield
-        return
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before

@@ -19,7 +19,7 @@ from fedcohort.simulate.choice import check, choose, device_name, room
 from fedcohort.simulate.jobs import Data, Job
 from fedcohort.simulate.local import Ints, LocalTraining, batch_plan
 from fedcohort.simulate.losses import SampleLoss, sample_loss
-from fedcohort.simulate.randomness import precision
+from fedcohort.simulate.precision import precision
 from fedcohort.simulate.worker import Loop, Worker, write
 
 Doubles = NDArray[np.float64]
@@ -55,7 +55,7 @@ class Trainer:
     memory : int, optional
         Bytes for clients side by side; a cohort that needs more trains in several groups.
     tf32 : bool
-        Let a GPU round matrix products to 10 bits of mantissa, for speed.
+        Let a GPU round what it multiplies to 10 bits of mantissa, for speed.
 
     Examples
     --------
@@ -172,16 +172,19 @@ class Trainer:
 
     def losses(self, params: Tensor, jobs: Sequence[Job], data: Data) -> Doubles:
         """Return the mean loss of each job's samples under its row of `params`."""
-        return evaluate.mean_losses(self.worker, self._rows(params, jobs), jobs, data)
+        with precision(self.device, self.tf32):
+            return evaluate.mean_losses(self.worker, self._rows(params, jobs), jobs, data)
 
     def features(self, params: Tensor, jobs: Sequence[Job], data: Data) -> NDArray[np.float32]:
         """Return the mean output of the layer `fc1` (else the first nn.Linear) for each job."""
         rows = self._rows(params, jobs)
-        return evaluate.mean_features(self.worker, rows, jobs, data).astype(np.float32)
+        with precision(self.device, self.tf32):
+            return evaluate.mean_features(self.worker, rows, jobs, data).astype(np.float32)
 
     def evaluate(self, params: Tensor, data: Data) -> tuple[Doubles, Doubles]:
         """Return accuracy and mean loss of every row of `params`."""
-        return evaluate.accuracy_and_loss(self.worker, self._rows(params, ()), data)
+        with precision(self.device, self.tf32):
+            return evaluate.accuracy_and_loss(self.worker, self._rows(params, ()), data)
 
     def _rows(self, params: Tensor, jobs: Sequence[Job]) -> Tensor:
         rows = params.detach().unsqueeze(0) if params.dim() == 1 else params.detach()

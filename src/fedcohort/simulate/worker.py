@@ -13,6 +13,7 @@ from fedcohort.simulate.jobs import Data, Job, plan_of
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.losses import SampleLoss, cross_entropy
 from fedcohort.simulate.optimizers import Optimizer, rates
+from fedcohort.simulate.precision import gradients_without_training
 from fedcohort.simulate.randomness import seeded
 
 
@@ -106,15 +107,15 @@ class Loop:
 
     def gradients(self, params: Tensor, jobs: Sequence[Job], data: Data, out: Tensor) -> None:
         """Write the gradient of each job's mean loss to its row of `out`."""
-        self.worker.model.eval()
-        for job, row in zip(jobs, out, strict=True):
-            self.worker.write(params[job.row])
-            total = [torch.zeros_like(p) for p in self.worker.params]
-            positions = torch.from_numpy(job.positions).to(data.x.device)
-            for x, y in self.worker.chunks(data, positions):
-                share = self.worker.mean_loss(x, y) * (len(y) / len(positions))
-                torch._foreach_add_(total, _gradient(share, self.worker.params))
-            read(total, row)
+        with gradients_without_training(self.worker.model):
+            for job, row in zip(jobs, out, strict=True):
+                self.worker.write(params[job.row])
+                total = [torch.zeros_like(p) for p in self.worker.params]
+                positions = torch.from_numpy(job.positions).to(data.x.device)
+                for x, y in self.worker.chunks(data, positions):
+                    share = self.worker.mean_loss(x, y) * (len(y) / len(positions))
+                    torch._foreach_add_(total, _gradient(share, self.worker.params))
+                read(total, row)
 
 
 def _gradient(loss: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
