@@ -45,11 +45,12 @@ def variants(thresholds):
     yield f"random, skip {middle}", "uniform", long(middle)
     for t in thresholds[:-1]:
         yield f"select, skip {t}, by client", select, SketchToSkip(t, mode="client")
-    for most in (2, 5, 10, 20):
+    for most in (1, 2, 5, 10, 20):
         gate = SketchToSkip(high, max_skips=most)
         yield f"select, skip {high}, at most {most} in a row", select, gate
     yield "select, auto 0.8", select, SketchToSkip("auto", skip_rate=0.8, adaptive=False)
     yield "select, auto 0.8, adaptive", select, SketchToSkip("auto", skip_rate=0.8)
+    yield "select, auto 0.5, adaptive", select, SketchToSkip("auto", skip_rate=0.5)
     yield f"select, skip {high}, literal reset", select, long(high, on_skip="reset")
     finer = partial(select, k=100)
     yield "select by 100 numbers", finer, None
