@@ -1,5 +1,7 @@
 """Accuracy over the share of models sent, for every threshold: as paper 2's Figure 1.
 
+A dashed line shows what fewer rounds without a gate reach with the same number of models.
+
 python benchmarks/skipping_figure.py OUT.svg benchmarks/results/skipping-*.json
 """
 
@@ -11,6 +13,7 @@ import sys
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -25,7 +28,18 @@ FAMILIES = {  # pattern of the variant: legend, colour, marker
 }
 
 
+def stopped_early(axis, run) -> None:
+    """Draw the accuracy of a run without a gate over its rounds, as a share of all of them."""
+    accuracy = np.mean([seed["accuracy"] for seed in run["seeds"]], axis=0)
+    ends = range(1, len(accuracy) + 1)
+    smooth = [accuracy[end - -(-end // 10) : end].mean() for end in ends]  # the last tenth
+    share = 100 * np.array(ends) / len(accuracy)
+    axis.plot(share, smooth, "--", color="#1f77b4", alpha=0.6, lw=1, label="stopped early")
+
+
 def draw(axis, runs) -> None:
+    bottom = min(run["accuracy"] for run in runs if "reset" not in run["variant"])
+    stopped_early(axis, next(run for run in runs if run["variant"] == "select"))
     for pattern, (legend, colour, marker) in FAMILIES.items():
         found = [(re.fullmatch(pattern, run["variant"]), run) for run in runs]
         points = [(m[1] if m.re.groups else "", run) for m, run in found if m]
@@ -39,6 +53,8 @@ def draw(axis, runs) -> None:
         for (text, _), x, y in zip(points, up, accuracy, strict=True):
             axis.annotate(text, (x, y), (3, 4), textcoords="offset points", fontsize=7)
     axis.set_xscale("log")
+    axis.set_xlim(0.3, 130)
+    axis.set_ylim(bottom=bottom - 0.02)
     axis.grid(alpha=0.3)
 
 
