@@ -35,7 +35,7 @@ SETTINGS = {  # model, learning rate, thresholds (a smaller rate drifts less)
 
 def variants(thresholds):
     """Name, policy and gate of every run; the first is the baseline."""
-    select = partial(POLICIES["sketch-to-select"], interval=100)
+    select = partial(POLICIES["sketch-to-select"], interval=100, compare="models")
     long = partial(SketchToSkip, max_skips=200)
     middle, high = thresholds[1], thresholds[-2]
     yield "FedAvg, random", "uniform", None
@@ -52,6 +52,12 @@ def variants(thresholds):
     yield "select, auto 0.8, adaptive", select, SketchToSkip("auto", skip_rate=0.8)
     yield "select, auto 0.5, adaptive", select, SketchToSkip("auto", skip_rate=0.5)
     yield f"select, skip {high}, literal reset", select, long(high, on_skip="reset")
+    steps = partial(select, compare="steps")
+    yield "select by steps", steps, None
+    yield f"select by steps, skip {middle}", steps, long(middle)
+    most = SketchToSkip(high, max_skips=5)
+    yield f"select by steps, skip {high}, at most 5 in a row", steps, most
+    yield "select by steps, auto 0.8, adaptive", steps, SketchToSkip("auto", skip_rate=0.8)
     finer = partial(select, k=100)
     yield "select by 100 numbers", finer, None
     yield f"select by 100 numbers, skip {middle}", finer, long(middle)

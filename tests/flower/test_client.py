@@ -14,6 +14,7 @@ from fedcohort.flower import Privacy, attach
 from fedcohort.flower.messages import RECORD, Request, from_record
 from fedcohort.flower.sketches import sketch
 from fedcohort.signals.budget import BudgetLedger
+from fedcohort.signals.projection import Projection
 from fedcohort.signals.race import RaceSketch
 
 X = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
@@ -184,6 +185,24 @@ def test_an_upload_without_a_probe_is_an_error(context):
     assert reply.content["arrays"] == ARRAYS
     with pytest.raises(DataError, match="no update"):  # sent once, then forgotten
         app(train_message("train.upload"), context)
+
+
+@pytest.mark.parametrize("step", [False, True])
+def test_the_users_own_training_is_sketched_whole_or_as_a_step(context, step):
+    def train(message, context):
+        (given,) = message.content["arrays"].to_numpy_ndarrays()
+        content = RecordDict({"arrays": ArrayRecord([given + np.arange(4, dtype=np.float32)])})
+        return Message(content, reply_to=message)
+
+    app = ClientApp()
+    attach(app, (X, Y), lambda: None, train=train, signals=["model_sketch"])
+    given = np.full(4, 10, np.float32)
+    options = {"model_sketch": {"k": 2, "kind": "uniform", "seed": 3, "fresh": True, "step": step}}
+    arrays = ArrayRecord([given])
+    message = train_message("query.model_sketch", arrays, version="v", options=options)
+    answer = from_record(app(message, context).content[RECORD], "model_sketch", 100)
+    expected = np.arange(4) + (0 if step else given)
+    np.testing.assert_allclose(answer, Projection(4, 2, seed=3).apply(expected), rtol=1e-6)
 
 
 def test_a_client_that_lost_the_model_says_so(context):

@@ -81,6 +81,7 @@ def test_a_policy_picks_the_same_cohorts(digits, name):
     "policy",
     [
         POLICIES["sketch-to-select"](interval=1, fresh=False),
+        POLICIES["sketch-to-select"](interval=1, compare="models"),
         POLICIES["fedacs"](last_layer=True, weighted=True),
         POLICIES["race-softmax"](label_weight=0.5),
     ],

@@ -39,10 +39,47 @@ def test_one_start_of_k_means_misses_groups_that_ten_find() -> None:
         rows = {c: centres[int(c) % 10] + 0.3 * rng.normal(size=10) for c in ids}
         signals.record("model_sketch", rows, 0)
         for restarts in missed:
-            policy = SketchToSelect(restarts=restarts)
+            policy = SketchToSelect(compare="models", restarts=restarts)
             chosen = policy.select(Round(0, ids, 10), signals, stream(trial)).clients
             missed[restarts] += len({int(c) % 10 for c in chosen}) < 10
     assert missed[10] == 0 < missed[1]
+
+
+@pytest.mark.parametrize("signal", ["model_sketch", "gradient_sketch"])
+def test_clients_that_hardly_move_are_told_apart_by_where_they_move(signal: str) -> None:
+    """Ten labels, learned to different degrees: steps from 1 down to 0.001, noise of a fifth."""
+    ids = tuple(f"{i:02d}" for i in range(50))
+    found = {"steps": [], "models": []}
+    for trial in range(20):
+        rng = np.random.default_rng(trial)
+        towards, size = rng.normal(size=(10, 10)), np.logspace(-3, 0, 10)
+        labels = {c: int(c) % 10 for c in ids}
+        steps = {c: size[y] * (towards[y] + 0.2 * rng.normal(size=10)) for c, y in labels.items()}
+        signals = Signals()
+        signals.record(signal, steps, 0)
+        for compare, covered in found.items():
+            policy = SketchToSelect(signal=signal, compare=compare)
+            chosen = policy.select(Round(0, ids, 10), signals, stream(trial)).clients
+            covered.append(len({labels[c] for c in chosen}))
+    assert np.mean(found["steps"]) > 9.9
+    assert np.mean(found["models"]) < 6
+
+
+def test_profiles_of_data_are_compared_as_they_are() -> None:
+    """On a line there are but two directions."""
+    signals = Signals()
+    signals.record("feature_profile", {c: [float(int(c) % 4) ** 2] for c in IDS}, 0)
+    policy = SketchToSelect(signal="feature_profile")
+    chosen = policy.select(Round(0, IDS, 4), signals, stream(0)).clients
+    assert sorted(int(c) % 4 for c in chosen) == [0, 1, 2, 3]
+
+
+def test_a_client_that_does_not_move_has_no_direction() -> None:
+    signals = Signals()
+    rows = {c: [[-1.0, 0.0], [0.0, 0.0], [3.0, 0.0]][int(c) % 3] for c in IDS}
+    signals.record("model_sketch", rows, 0)
+    chosen = SketchToSelect().select(Round(0, IDS, 3), signals, stream(0)).clients
+    assert sorted(int(c) % 3 for c in chosen) == [0, 1, 2]
 
 
 def test_members_of_a_cluster_are_equally_likely() -> None:

@@ -14,6 +14,7 @@ from fedcohort.datasets import federate, load
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint, NoClients
 from fedcohort.gates import SketchToSkip
 from fedcohort.policies import POLICIES, Uniform
+from fedcohort.signals.projection import Projection
 from fedcohort.simulate import LocalTraining, Simulation, Trace, build, simulate
 from fedcohort.simulate.local import batch_plan
 
@@ -80,6 +81,23 @@ def test_every_policy_runs(digits):
     for name in POLICIES:
         (history,) = run(digits, name, rounds=3)
         assert np.isfinite(history.accuracy).all(), name
+
+
+def test_a_sketched_step_is_the_difference_of_sketched_models(digits):
+    simulation = Simulation(
+        clients(digits), model(), "sketch-to-select", cohort_size=4, local=LOCAL, device="cpu"
+    )
+    collector = simulation.seeds[0].collector
+    names = simulation.seeds[0].clients[:3]
+    readings = {}
+    for step in (False, True):
+        options = {"k": 10, "seed": 1, "step": step}
+        collector.policy.signal_options = {"model_sketch": options}
+        readings[step] = np.stack(list(collector("model_sketch", names).values()))
+    start = Projection(simulation.trainer.size, 10, seed=1).apply(simulation.seeds[0].model.numpy())
+    # float32 readings of numbers about 10 in size
+    np.testing.assert_allclose(readings[True], readings[False] - start, atol=1e-5)
+    assert np.abs(readings[True]).max() > 0.01
 
 
 def test_resume_equals_an_uninterrupted_run(digits, tmp_path):

@@ -149,10 +149,11 @@ class Answers:
         arrays: ArrayRecord,
         options: dict[str, Any],
     ) -> NDArray[Any]:
-        """Project the model after the user's own training."""
+        """Project the model after the user's own training, or its step."""
         message.content[request.arrays] = arrays
+        start = flatten(arrays) if options.pop("step", False) else np.float32(0)
         trained = next(iter(train(message, context).content.array_records.values()))
-        flat = flatten(trained)
+        flat = flatten(trained) - start
         return Projection(len(flat), **options).apply(flat).astype(np.float32)
 
     def examples(self, context: Context) -> tuple[Any, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.random import Generator
@@ -70,6 +71,12 @@ class SketchToSelect(Policy):
     weights : {None, "inverse-inclusion"}
         The latter weighs a client by its share of the data times the size of its cluster, which
         makes the aggregate unbiased, given the clusters.
+    compare : {"steps", "models"}
+        "models" is the paper's. A client that has learned its data hardly moves any more, so that
+        in time most models fall into one cluster, whatever their data. "steps" clusters the
+        directions of the clients' steps away from the global model (or of gradients or updates, if
+        the signal is one of these). Profiles of data, and models that are not fresh, are always
+        clustered as they are.
     restarts : int, default=10
         Starts of k-means, of which the best is kept. The paper speaks of one; with one label a
         client, that now and then puts two labels into one cluster, and the label that is left out
@@ -106,19 +113,23 @@ class SketchToSelect(Policy):
         signal: str = "model_sketch",
         candidates: int | None = None,
         weights: str | None = None,
+        compare: Literal["steps", "models"] = "steps",
         restarts: int = 10,
     ) -> None:
         counts = {"interval": interval, "k": k, "candidates": candidates, "restarts": restarts}
         at_least("SketchToSelect", 1, **counts)
         check_weights("SketchToSelect", weights)
+        if compare not in ("steps", "models"):
+            raise ValueError(f"SketchToSelect: compare={compare!r} must be 'steps' or 'models'")
         extra = ("num_examples",) if weights else ()
         self.needs = vector_needs("SketchToSelect", signal, *extra)
         self.interval, self.signal, self.weights = interval, signal, weights
         self.asked, self.restarts = candidates, restarts
+        self.by_direction = compare == "steps" and fresh and signal not in PROFILES
         if signal not in PROFILES:
             options: dict[str, Option] = {"k": k, "kind": kind, "seed": seed}
             if signal == "model_sketch":
-                options["fresh"] = fresh
+                options |= {"fresh": fresh, "step": self.by_direction}
             self.signal_options = {signal: options}
         elif signal == "race_sketch":
             self.signal_options = {signal: {"rows": 10, "bits": 6, "seed": seed}}
@@ -162,6 +173,8 @@ class SketchToSelect(Policy):
         self.state = SketchToSelectState()
         if not len(positions):
             return
+        if self.by_direction:
+            rows = _directions(rows)
         labels = _kmeans(rows, round.size, self.restarts, rng)
         clients = [round.available[i] for i in positions.tolist()]
         self.state.cluster = dict(zip(clients, labels.tolist(), strict=True))
@@ -192,6 +205,12 @@ def _holds(available: tuple[ClientId, ...], client: ClientId) -> bool:
     """Whether a client is among the available, who are sorted."""
     at = bisect_left(available, client)
     return at < len(available) and available[at] == client
+
+
+def _directions(rows: Array) -> Array:
+    """Scale rows to length one; zeros stay."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(lengths > 0, lengths, 1.0)
 
 
 def _kmeans(rows: Array, clusters: int, restarts: int, rng: Generator) -> Indices:

@@ -166,11 +166,16 @@ class Collector:
         return dict(zip(clients, np.sqrt(means), strict=True))
 
     def _model_sketch(self, clients: Sequence[ClientId], options: dict[str, Any]) -> Readings:
-        """Sketch models after fresh local training, or, literally, the models clients hold."""
+        """Sketch models after fresh local training, or, literally, the models clients hold.
+
+        Or only their steps away from the global model.
+        """
         if options.pop("fresh", True):
             models = self._trained(clients)
         else:
             models = torch.stack([self.held.get(c, self.model) for c in clients])
+        if options.pop("step", False):
+            models -= self.model
         return self._projected(clients, models, options)
 
     def _gradient_sketch(self, clients: Sequence[ClientId], options: dict[str, Any]) -> Readings:
