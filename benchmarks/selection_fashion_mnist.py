@@ -72,6 +72,7 @@ VARIANTS = {
     "race-softmax (released distance)": lambda: RaceSoftmax(distance="row-l2", center="pooled"),
     "fedacs": FedACS,
     "sketch-to-select (every 10 rounds)": lambda: SketchToSelect(interval=10),
+    "sketch-to-select (models)": lambda: SketchToSelect(interval=10, compare="models"),
     "sketch-to-select (literal)": lambda: SketchToSelect(interval=10, fresh=False),
     "fedcor": FedCor,
     "fedcor (gradient fit)": lambda: FedCor(fit="gradient"),
