@@ -205,6 +205,20 @@ def test_the_users_own_training_is_sketched_whole_or_as_a_step(context, step):
     np.testing.assert_allclose(answer, Projection(4, 2, seed=3).apply(expected), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("k", "refused"), [(100, False), (10**9, True)])
+def test_small_models_may_be_sketched_but_not_by_a_flood_of_numbers(context, k, refused):
+    app = ClientApp()
+    attach(app, (X, Y), lambda: None, train=echo, signals=["model_sketch"])
+    options = {"model_sketch": {"k": k}}
+    message = train_message("query.model_sketch", ARRAYS, version="v", options=options)
+    if refused:
+        with pytest.raises(ConfigError, match="numbers to sketch a model of 4"):
+            app(message, context)
+    else:
+        answer = from_record(app(message, context).content[RECORD], "model_sketch", 1000)
+        assert answer.shape == (k,)
+
+
 def test_a_client_that_lost_the_model_says_so(context):
     app = ClientApp()
     attach(app, (X, Y), train=echo)

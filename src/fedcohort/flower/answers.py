@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MODEL_FREE = ("num_examples", "race_sketch", "insight")
 MOST_BYTES = 1 << 26  # of what a server may send beside arrays
+SHORT = 1024  # numbers that a sketch may always have, however small the model
 
 
 def config_of(message: Message) -> ConfigRecord:
@@ -112,7 +113,7 @@ class Answers:
             Memory(context),
             flatten(arrays),
         )
-        if int(options.get("k", 0)) > len(flat):
+        if int(options.get("k", 0)) > max(len(flat), SHORT):
             raise ConfigError(f"k={options['k']} numbers to sketch a model of {len(flat)}: refused")
         if name == "model_sketch" and self.train is not None and options.pop("fresh", True):
             return self._own_sketch(self.train, message, context, request, arrays, options)

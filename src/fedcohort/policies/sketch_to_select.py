@@ -54,8 +54,8 @@ class SketchToSelect(Policy):
     ----------
     interval : int, default=100
         Rounds between selections, u.
-    k : int, default=10
-        Length of a projection.
+    k : int, default=100
+        Length of a projection. The paper's is 10, which is too short to tell directions apart.
     kind : {"uniform", "gaussian", "sparse"}
         Of the projection; the paper's entries are uniform in (-1, 1).
     seed : int, default=0
@@ -106,7 +106,7 @@ class SketchToSelect(Policy):
     def __init__(
         self,
         interval: int = 100,
-        k: int = 10,
+        k: int = 100,
         kind: str = "uniform",
         seed: int = 0,
         fresh: bool = True,
