@@ -8,6 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,15 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def write(path: str | os.PathLike[str], result: Any) -> None:
-    """Write a result with its provenance."""
-    content = {"provenance": provenance(), "result": result}
+def write(
+    path: str | os.PathLike[str], result: Any, earlier: Sequence[Any] = (), **about: Any
+) -> None:
+    """Write a result with its provenance, after that of `earlier` runs that the result goes on from.
+
+    `about` says more of this run, for example which rows are its own.
+    """
+    own = {**provenance(), **about}
+    content = {"provenance": [*earlier, own] if earlier else own, "result": result}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps(content, indent=1) + "\n")
 

@@ -81,7 +81,13 @@ def readings(name: str, count: int, rng: np.random.Generator) -> np.ndarray:
             mean = shapes[kinds[part]] * n[part, None, None]
             out["counts"][part] = np.round(mean + rng.random(mean.shape) - 0.5)
         return out
-    width = {"feature_profile": 64, "gradient_sketch": 50, "update_sketch": 50}.get(name, 10)
+    widths = {
+        "feature_profile": 64,
+        "gradient_sketch": 50,
+        "update_sketch": 50,
+        "model_sketch": 100,
+    }
+    width = widths.get(name, 10)
     centres = 3 * np.random.default_rng(1).normal(size=(10, width)).astype(np.float32)
     return centres[kinds] + rng.standard_normal((count, width), dtype=np.float32)
 

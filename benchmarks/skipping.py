@@ -99,6 +99,15 @@ def run(federations, dataset, name, lr, policy, gate, args):
     return rows
 
 
+def before(path):
+    """Return the provenance and the runs of a result file, or nothing where there is none."""
+    if not path.exists():
+        return [], []
+    held = json.loads(path.read_text())
+    origin = held["provenance"]
+    return origin if isinstance(origin, list) else [origin], held["result"]["runs"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", default="fashion-mnist", choices=SETTINGS)
@@ -120,8 +129,8 @@ def main() -> None:
         dataset = dataset.standardized()
     name, lr, thresholds = SETTINGS[args.dataset]
     name, lr, thresholds = args.model or name, args.lr or lr, args.thresholds or thresholds
-    done = json.loads(Path(args.out).read_text())["result"] if Path(args.out).exists() else {}
-    results = done.get("runs", [])
+    earlier, results = before(Path(args.out))
+    own = []
     stated = {"dataset": args.dataset, "pixels": args.pixels, "model": name, "lr": lr}
     known = {(row["case"], row["variant"]): row["accuracy"] for row in results}
     for case in args.cases:
@@ -151,6 +160,7 @@ def main() -> None:
                 "seconds": time.perf_counter() - started,
             }
             results.append({**summary, "seeds": rows})
+            own.append(f"{case}: {label}")
             print(
                 f"{case:17} {label:38} acc {final:.3f} ± {summary['spread']:.3f} "
                 f"({summary['accuracy change %']:+6.2f} %) "
@@ -158,7 +168,7 @@ def main() -> None:
                 f"(all {summary['down to all %']:6.2f} %) {summary['seconds']:.0f} s",
                 flush=True,
             )
-            write(args.out, {**stated, "runs": results})
+            write(args.out, {**stated, "runs": results}, earlier, rows=own)
 
 
 if __name__ == "__main__":

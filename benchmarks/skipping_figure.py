@@ -21,6 +21,8 @@ from matplotlib import pyplot as plt
 FAMILIES = {  # pattern of the variant: legend, colour, marker
     r"FedAvg, random": ("FedAvg, random cohorts", "#404040", "s"),
     r"select": ("sketch-to-select", "#1f77b4", "s"),
+    r"select by steps": ("sketch-to-select by steps", "#ff7f0e", "s"),
+    r"select by steps, .*": ("and skip, by steps", "#ff7f0e", "D"),
     r"select, skip ([\d.]+)": ("and skip: all or none (paper 2)", "#1f77b4", "o"),
     r"select, skip ([\d.]+), by client": ("and skip: by client", "#d62728", "o"),
     r"select, skip [\d.]+, at most (\d+) in a row": ("and skip: bounded run", "#2ca02c", "^"),
@@ -49,7 +51,8 @@ def draw(axis, runs) -> None:
         up = [run["up %"] for _, run in points]
         accuracy = [run["accuracy"] for _, run in points]
         style = {"marker": marker, "color": colour, "label": legend, "markersize": 5}
-        axis.plot(up, accuracy, linestyle="-" if len(points) > 2 else "", **style)
+        joined = len(points) > 2 and bool(points[0][0])
+        axis.plot(up, accuracy, linestyle="-" if joined else "", **style)
         for (text, _), x, y in zip(points, up, accuracy, strict=True):
             axis.annotate(text, (x, y), (3, 4), textcoords="offset points", fontsize=7)
     axis.set_xscale("log")

@@ -208,9 +208,10 @@ def _holds(available: tuple[ClientId, ...], client: ClientId) -> bool:
 
 
 def _directions(rows: Array) -> Array:
-    """Scale rows to length one; zeros stay."""
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(lengths > 0, lengths, 1.0)
+    """Scale rows to length one, in place; zeros stay."""
+    lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    rows /= np.where(lengths > 0, lengths, 1.0)[:, None]
+    return rows
 
 
 def _kmeans(rows: Array, clusters: int, restarts: int, rng: Generator) -> Indices:
