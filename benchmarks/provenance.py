@@ -42,7 +42,7 @@ def provenance() -> dict[str, Any]:
 def write(
     path: str | os.PathLike[str], result: Any, earlier: Sequence[Any] = (), **about: Any
 ) -> None:
-    """Write a result with its provenance, after that of `earlier` runs that the result goes on from.
+    """Write a result with its provenance, after that of `earlier` runs that it goes on from.
 
     `about` says more of this run, for example which rows are its own.
     """

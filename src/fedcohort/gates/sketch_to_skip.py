@@ -82,7 +82,9 @@ class SketchToSkip(Gate):
     seed : int, default=0
         Of the projection, shared by server and clients.
     mode : {"round", "client"}
-        "round" is the paper's: all upload or none. "client" asks only those that moved.
+        "round" is the paper's: all upload or none. "client" asks only those that moved. The mean
+        is over those, so that a client which uploads alone moves the global model by all that it
+        learned: a larger step than FedAvg's, good on like data and bad on unlike.
     on_skip : {"keep", "reset"}
         "keep" lets clients that did not upload go on from what they learned, so that drift
         accumulates until it is worth sending. "reset" is the literal reading of Algorithm 2
