@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from fedcohort.policies.base import pick
 from fedcohort.rounds import ClientId
@@ -35,7 +35,11 @@ def vector_needs(policy: str, signal: str, *profile: str) -> Needs:
 
 
 def vectors(
-    signals: Signals, name: str, clients: Sequence[ClientId], since: int | None = None
+    signals: Signals,
+    name: str,
+    clients: Sequence[ClientId],
+    since: int | None = None,
+    dtype: DTypeLike = np.float64,
 ) -> tuple[Indices, Array]:
     """Positions of the clients with a usable reading, and the readings as rows of numbers.
 
@@ -49,7 +53,7 @@ def vectors(
     if not len(positions):
         return positions, np.empty((0, 0))
     if readings.dtype.names is None:
-        return positions, readings.reshape(len(positions), -1).astype(np.float64)
+        return positions, readings.reshape(len(positions), -1).astype(dtype)
     return _sketch_vectors(positions, readings)
 
 

@@ -169,7 +169,8 @@ class SketchToSelect(Policy):
 
     def _cluster(self, round: Round, signals: Signals, rng: Generator) -> None:
         since = round.number if self.signal in QUERIES else None
-        positions, rows = vectors(signals, self.signal, round.available, since)
+        dtype = np.float32 if self.by_direction else np.float64  # models may be far from zero
+        positions, rows = vectors(signals, self.signal, round.available, since, dtype)
         self.state = SketchToSelectState()
         if not len(positions):
             return
