@@ -1,7 +1,7 @@
 """How long policies take: per round, as federations grow, and against other implementations.
 
     python benchmarks/selection.py --out benchmarks/results/selection-speed.json \
-        --plot benchmarks/results/selection-speed.svg --dppy-python venv-dppy/bin/python
+        --plot docs/images/selection-speed.svg --dppy-python venv-dppy/bin/python
 
 A round is `candidates`, `select` and `observe`; signals are made up beforehand and not timed. Each
 policy and size runs in a process of its own, so that its peak memory is known.
