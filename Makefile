@@ -11,7 +11,7 @@ demo: $(READY)
 	$(BIN)/fedcohort compare --out demo --resume
 
 test: lint
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples
