@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/fedcohort compare --out demo --resume
 
-test: lint
+test: lint  # a thread for each worker, or they fight over the cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 lint: $(READY)

@@ -11,14 +11,12 @@ from __future__ import annotations
 import argparse
 from itertools import product
 
-import numpy as np
 import torch
 from provenance import write
 
 from fedcohort.datasets import federate, load
 from fedcohort.policies import SketchToSelect
 from fedcohort.rounds import Round, stream
-from fedcohort.signals.projection import Projection
 from fedcohort.signals.table import Signals
 from fedcohort.simulate import LocalTraining, Simulation, build
 
@@ -28,15 +26,12 @@ PROJECTIONS = range(6)
 
 def covered(simulation, labels, k, compare, projection):
     """Return the number of labels in one cohort."""
-    seed = simulation.seeds[0]
-    collector = seed.collector
-    collector.model, collector.round_number = seed.model, simulation.round_number
+    seed, number = simulation.seeds[0], simulation.round_number
     policy = SketchToSelect(k=k, compare=compare, seed=projection)
-    models = collector._trained(seed.clients)
-    steps = models - seed.model if compare == "steps" else models
-    rows = Projection(steps.shape[1], k, seed=projection).apply(steps.numpy()).astype(np.float32)
+    collect = seed.collector
+    collect.policy, collect.model, collect.round_number = policy, seed.model, number
     signals = Signals()
-    signals.record("model_sketch", dict(zip(seed.clients, rows, strict=True)), 0)
+    signals.record("model_sketch", collect("model_sketch", seed.clients), 0)
     chosen = policy.select(Round(0, seed.clients, 10), signals, stream(projection)).clients
     return len({labels[c] for c in chosen})
 
@@ -70,9 +65,8 @@ def main() -> None:
                     found.setdefault((k, compare), []).append(labels_in)
         for (k, compare), counts in found.items():
             row = {"data": name, "lr": lr, "k": k, "compare": compare, "labels": counts}
-            results.append(
-                {**row, "mean": np.mean(counts), "all ten": np.mean(np.equal(counts, 10))}
-            )
+            share = counts.count(10) / len(counts)
+            results.append({**row, "mean": sum(counts) / len(counts), "all ten": share})
             print(results[-1], flush=True)
         write(args.out, results)
 

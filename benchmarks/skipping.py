@@ -99,13 +99,16 @@ def run(federations, dataset, name, lr, policy, gate, args):
     return rows
 
 
-def before(path):
+def before(path, stated):
     """Return the provenance and the runs of a result file, or nothing where there is none."""
     if not path.exists():
         return [], []
     held = json.loads(path.read_text())
-    origin = held["provenance"]
-    return origin if isinstance(origin, list) else [origin], held["result"]["runs"]
+    origin, result = held["provenance"], held["result"]
+    other = {key: result.get(key) for key in stated if result.get(key, stated[key]) != stated[key]}
+    if other:
+        raise SystemExit(f"{path} holds runs with {other}, not {stated}: choose another --out")
+    return origin if isinstance(origin, list) else [origin], result["runs"]
 
 
 def main() -> None:
@@ -129,9 +132,9 @@ def main() -> None:
         dataset = dataset.standardized()
     name, lr, thresholds = SETTINGS[args.dataset]
     name, lr, thresholds = args.model or name, args.lr or lr, args.thresholds or thresholds
-    earlier, results = before(Path(args.out))
-    own = []
     stated = {"dataset": args.dataset, "pixels": args.pixels, "model": name, "lr": lr}
+    earlier, results = before(Path(args.out), stated)
+    own = []
     known = {(row["case"], row["variant"]): row["accuracy"] for row in results}
     for case in args.cases:
         partition, options = CASES[case]

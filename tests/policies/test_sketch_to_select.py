@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,11 @@ def clustered(number: int = 0, groups: int = 4, seed: int = 0) -> Signals:
     rows = {c: centres[int(c) % groups] + 0.1 * rng.normal(size=5) for c in IDS}
     signals.record("model_sketch", rows, number)
     return signals
+
+
+def signals_of(signals: Signals) -> tuple[tuple[str, ...], np.ndarray]:
+    positions, rows = signals.read("model_sketch", IDS)
+    return tuple(IDS[i] for i in positions), rows
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -72,6 +79,24 @@ def test_profiles_of_data_are_compared_as_they_are() -> None:
     policy = SketchToSelect(signal="feature_profile")
     chosen = policy.select(Round(0, IDS, 4), signals, stream(0)).clients
     assert sorted(int(c) % 4 for c in chosen) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("size", [1e20, 1e39, 1e300, 1e-300])
+def test_a_hostile_sketch_neither_stops_a_selection_nor_takes_it_over(size: float) -> None:
+    signals = clustered()
+    rows = {**dict(zip(*signals_of(signals), strict=True)), "00": np.full(5, size)}
+    signals = Signals()
+    signals.record("model_sketch", rows, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chosen = SketchToSelect().select(Round(0, IDS, 5), signals, stream(0)).clients
+    assert {int(c) % 4 for c in chosen if c != "00"} == {0, 1, 2, 3}
+
+
+def test_gradients_have_directions_whether_models_are_fresh_or_not() -> None:
+    assert SketchToSelect(signal="gradient_sketch", fresh=False).by_direction
+    assert not SketchToSelect(fresh=False).by_direction
+    assert not SketchToSelect(signal="race_sketch").by_direction
 
 
 def test_a_client_that_does_not_move_has_no_direction() -> None:

@@ -40,11 +40,12 @@ def vectors(
     clients: Sequence[ClientId],
     since: int | None = None,
     dtype: DTypeLike = np.float64,
-) -> tuple[Indices, Array]:
+) -> tuple[Indices, NDArray[Any]]:
     """Positions of the clients with a usable reading, and the readings as rows of numbers.
 
     A sketch becomes its counts over n; an empty one is not usable. With `since`, readings of
-    earlier rounds are left out.
+    earlier rounds are left out. `dtype` is that of the rows, but for sketches; a number that it
+    cannot hold becomes infinite.
     """
     positions, readings = signals.read(name, clients)
     if since is not None and len(positions):
@@ -53,7 +54,8 @@ def vectors(
     if not len(positions):
         return positions, np.empty((0, 0))
     if readings.dtype.names is None:
-        return positions, readings.reshape(len(positions), -1).astype(dtype)
+        with np.errstate(over="ignore"):
+            return positions, readings.reshape(len(positions), -1).astype(dtype)
     return _sketch_vectors(positions, readings)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.random import Generator
@@ -26,7 +26,7 @@ from fedcohort.policies.base import Option, Policy, register
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.table import Signals
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.int64]
 
 _FITTED = 5_000  # sketches that k-means is fitted to; with more, the rest join the nearest centre
@@ -125,7 +125,8 @@ class SketchToSelect(Policy):
         self.needs = vector_needs("SketchToSelect", signal, *extra)
         self.interval, self.signal, self.weights = interval, signal, weights
         self.asked, self.restarts = candidates, restarts
-        self.by_direction = compare == "steps" and fresh and signal not in PROFILES
+        as_it_is = signal in PROFILES or (signal == "model_sketch" and not fresh)
+        self.by_direction = compare == "steps" and not as_it_is
         if signal not in PROFILES:
             options: dict[str, Option] = {"k": k, "kind": kind, "seed": seed}
             if signal == "model_sketch":
@@ -208,14 +209,20 @@ def _holds(available: tuple[ClientId, ...], client: ClientId) -> bool:
     return at < len(available) and available[at] == client
 
 
-def _directions(rows: Array) -> Array:
-    """Scale rows to length one, in place; zeros stay."""
-    lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-    rows /= np.where(lengths > 0, lengths, 1.0)[:, None]
+def _directions(rows: Floats) -> Floats:
+    """Scale rows to length one, in place; what has no length, or none that float32 holds, is zero.
+
+    Whatever a client sends, it moves a cluster's centre no more than another.
+    """
+    with np.errstate(over="ignore"):
+        lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    usable = np.isfinite(lengths) & (lengths > 0)
+    rows[~usable] = 0
+    rows /= np.where(usable, lengths, 1)[:, None]
     return rows
 
 
-def _kmeans(rows: Array, clusters: int, restarts: int, rng: Generator) -> Indices:
+def _kmeans(rows: Floats, clusters: int, restarts: int, rng: Generator) -> Indices:
     """Labels by k-means++ and Lloyd, the best of some starts; no more than different rows."""
     from sklearn.cluster import KMeans
 

@@ -43,11 +43,7 @@ SIGNALS: dict[str, Signal] = {
         Signal("feature_profile", "forward", "mean output of the first dense layer"),
         Signal("loss", "forward", "mean loss of the current model over all local data"),
         Signal("loss_rms", "forward", "root mean square of the per-example losses, all local data"),
-        Signal(
-            "model_sketch",
-            "train",
-            "projection of the locally trained model, or of its step",
-        ),
+        Signal("model_sketch", "train", "projection of the locally trained model or of its step"),
         Signal("gradient_sketch", "train", "projection of the full-batch gradient"),
         Signal("duration", "server", "seconds from sending the model to receiving the update"),
         Signal("update_distance", "server", "distance of the update from the cohort's mean update"),

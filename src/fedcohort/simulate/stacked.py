@@ -62,7 +62,8 @@ def _shapes_fit(flat: list[nn.Module]) -> bool:
     """Whether dense layers and the end come after a Flatten, and norms after a convolution."""
     image = False
     for module in flat:
-        if isinstance(module, nn.Linear if image else nn.LocalResponseNorm):
+        misplaced = nn.Linear if image else nn.LocalResponseNorm
+        if isinstance(module, misplaced):
             return False
         image = (image or isinstance(module, (nn.Conv2d, nn.MaxPool2d))) and not isinstance(
             module, nn.Flatten

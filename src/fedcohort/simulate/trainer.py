@@ -19,7 +19,7 @@ from fedcohort.simulate.choice import check, choose, device_name, room
 from fedcohort.simulate.jobs import Data, Job
 from fedcohort.simulate.local import Ints, LocalTraining, batch_plan
 from fedcohort.simulate.losses import SampleLoss, sample_loss
-from fedcohort.simulate.precision import precision
+from fedcohort.simulate.switches import precision
 from fedcohort.simulate.worker import Loop, Worker, write
 
 Doubles = NDArray[np.float64]

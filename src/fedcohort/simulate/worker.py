@@ -13,8 +13,8 @@ from fedcohort.simulate.jobs import Data, Job, plan_of
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.losses import SampleLoss, cross_entropy
 from fedcohort.simulate.optimizers import Optimizer, rates
-from fedcohort.simulate.precision import gradients_without_training
 from fedcohort.simulate.randomness import seeded
+from fedcohort.simulate.switches import gradients_without_training
 
 
 class Worker:

@@ -1,4 +1,4 @@
-"""How a GPU computes in float32, chosen for a block of code and put back after it."""
+"""PyTorch's global switches, set for a block of code and put back after it."""
 
 from __future__ import annotations
 
