@@ -18,7 +18,7 @@ import numpy as np
 from fedcohort.atomic import write_atomically
 from fedcohort.exceptions import InvalidCheckpoint
 
-FORMAT = "fedcohort-checkpoint-1"
+FORMAT = "fedcohort-checkpoint-2"  # 1 had other random numbers for the same seed
 
 
 def save(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:

@@ -88,10 +88,15 @@ def stream(seed: int, *path: int | str) -> np.random.Generator:
     >>> float(stream(0, "a").random()) == float(stream(0, "b").random())
     False
     """
-    text = "\x1f".join([str(int(seed)), *(f"{type(p).__name__[0]}{p}" for p in path)])
-    digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+    digest = hashlib.blake2b(b"".join(map(_part, (int(seed), *path))), digest_size=16).digest()
     # NumPy takes any ISeedSequence; its stubs name SeedSequence alone.
     return np.random.Generator(np.random.Philox(_Key(digest)))  # type: ignore[arg-type]
+
+
+def _part(part: int | str) -> bytes:
+    """Encode one part of a path: its type, its length and its text, so that no two paths agree."""
+    text = str(part).encode("utf-8", "surrogatepass")
+    return b"%s%d:%s" % (b"s" if isinstance(part, str) else b"i", len(text), text)
 
 
 class _Key(ISeedSequence):

@@ -36,7 +36,7 @@ from fedcohort.signals.privacy import Release
 from fedcohort.signals.transforms import Tokenizer, Transform
 
 MAGIC = b"FCSKETCH"
-VERSION = 1
+VERSION = 2  # 1 had other hash functions for the same seed
 PREFIX = struct.Struct("<8sHII")
 DIGEST = 32
 MAX_HEADER = 1 << 22

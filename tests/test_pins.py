@@ -1,0 +1,565 @@
+"""Behavior that moving code must not change: cohorts, hashes, bytes, files and import paths.
+
+Expected values are in `tests/pins/pins.json`. After an intended change of behavior, write them anew
+and read the diff::
+
+    python tests/test_pins.py --write
+
+Readings and data are made here from SHA-256 and whole numbers, so that values depend neither on
+the library's own test helpers nor on the machine. Floats are compared to 1e-5.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib
+import io
+import json
+import math
+import struct
+import sys
+import tempfile
+import zipfile
+import zlib
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from fedcohort import POLICIES, Session, checkpoint, stream
+from fedcohort.datasets import federate, load
+from fedcohort.gates import GATES, SketchToSkip
+from fedcohort.signals.race import RaceSketch
+from fedcohort.signals.transforms import Tokenizer, Transform
+from fedcohort.simulate import LocalTraining, Simulation, build, simulate
+
+PINS = Path(__file__).parent / "pins" / "pins.json"
+CLIENTS = tuple(f"c{i:02d}" for i in range(20))
+COHORT = 5
+
+
+def own(registry):
+    """Names of what the library itself registers; examples in the docs register more."""
+    return sorted(n for n, made in registry.items() if made.__module__.startswith("fedcohort."))
+
+
+# Policies in a session, on made-up readings.
+
+# Each policy as it is by default, and the ways in which it differs most.
+VARIANTS = {
+    "clustered-sampling, similarity": (
+        "clustered-sampling",
+        {"by": "similarity", "interval": 2},
+    ),
+    "clustered-sampling, profiles": (
+        "clustered-sampling",
+        {"by": "similarity", "signal": "feature_profile"},
+    ),
+    "divfl, stochastic": ("divfl", {"method": "stochastic", "weights": "coverage"}),
+    "divfl, sketches": ("divfl", {"signal": "race_sketch"}),
+    "divfl, updates": ("divfl", {"signal": "update_sketch"}),
+    "fedacs, insight": ("fedacs", {"insight": True}),
+    "fedcor, short warm-up": ("fedcor", {"warmup": 3, "interval": 2}),
+    "fedcor, gradient": ("fedcor", {"warmup": 2, "fit": "gradient", "steps": 20}),
+    "fedcor, panel": ("fedcor", {"warmup": 3, "panel": 8}),
+    "kdpp, sketches": ("kdpp", {"signal": "race_sketch", "weights": "inverse-inclusion"}),
+    "kdpp, features": ("kdpp", {"kernel": "features", "candidates": 12}),
+    "oort, no exploration": ("oort", {"exploration": 0.2, "window": 2}),
+    "power-of-choice, 15": ("power-of-choice", {"d": 15}),
+    "race-softmax, pooled": (
+        "race-softmax",
+        {"center": "pooled", "distance": "row-l2", "weights": "inverse-inclusion"},
+    ),
+    "race-softmax, debiased": ("race-softmax", {"debias": True, "temperature": 0.1}),
+    "sketch-match, random": ("sketch-match", {"pool": "random", "average": "equal", "turns": 2}),
+    "sketch-to-select, often": ("sketch-to-select", {"interval": 2, "candidates": 12}),
+    "sketch-to-select, profiles": (
+        "sketch-to-select",
+        {"signal": "feature_profile", "weights": "inverse-inclusion"},
+    ),
+}
+
+
+def shares(count, *parts):
+    """Numbers in [0, 1) that are a function of `parts`, exact in 32 bits."""
+    text = "/".join(map(str, parts))
+    blocks = (hashlib.sha256(f"{text}#{i}".encode()).digest() for i in range(-(-count // 8)))
+    return np.frombuffer(b"".join(blocks), "<u4")[:count] / 2.0**32
+
+
+def reading(name, client, number):
+    """Make up a reading of any signal."""
+    if name == "num_examples":
+        return 1 + int(100 * shares(1, name, client)[0])
+    if name == "race_sketch":
+        form = np.dtype([("n", "f8"), ("noise", "f8"), ("counts", "i2", (4, 8))])
+        sketch = np.zeros((), form)
+        sketch["n"] = n = 5 + int(45 * shares(1, name, client)[0])
+        low, width = shares(2, name, client, "where")
+        places = (low + width * shares(4 * n, name, client, "samples").reshape(4, n)) % 1
+        for row, place in enumerate(places):
+            sketch["counts"][row] = np.bincount((8 * place).astype(int), minlength=8)
+        return sketch
+    if name in ("loss", "loss_rms", "duration", "update_distance"):
+        return float(0.5 + shares(1, name, client)[0] + shares(1, name, client, number)[0] / 4)
+    vector = shares(6, name, client) + shares(6, name, client, number) / 4 - 0.625
+    return vector.astype(np.float32)
+
+
+def drive(session, rounds):
+    """Run rounds; in every third one the first client of the cohort does not finish."""
+    selections = []
+    for _ in range(rounds):
+        number = session.round_number
+
+        def answer(name, clients, number=number):
+            return {c: reading(name, c, number) for c in clients}
+
+        selection = session.begin(CLIENTS, answer)
+        finished = selection.clients[1 if number % 3 == 1 else 0 :]
+        replies = {name: answer(name, finished) for name in session.policy.needs.reply}
+        session.finish(replies, finished)
+        selections.append(selection)
+    return selections
+
+
+def in_session(name, options):
+    session = Session(POLICIES[name](**options), cohort_size=COHORT, seed=7, model_bytes=1000)
+    selections = drive(session, 6)
+    weights = [s.weights for s in selections]
+    return {
+        "cohorts": [" ".join(s.clients) for s in selections],
+        "weights": None if weights == [None] * 6 else [w and rounded(w) for w in weights],
+        **traffic(session),
+    }
+
+
+def traffic(session):
+    return {way: dict(sorted(session.ledger.by_kind(way).items())) for way in ("up", "down")}
+
+
+def rounded(values):
+    return [round(float(v), 6) for v in values]
+
+
+# Policies and gates in the simulator.
+
+SIMULATED = {
+    "clustered-sampling, similarity": (
+        "clustered-sampling",
+        {"by": "similarity", "interval": 1},
+    ),
+    "fedcor, short warm-up": ("fedcor", {"warmup": 2}),
+    "kdpp, sketches": ("kdpp", {"signal": "race_sketch"}),
+    "race-softmax, private": ("race-softmax", {"epsilon": 2.0, "label_weight": 1.0}),
+}
+GATED = {
+    "sketch-to-skip, threshold": {"threshold": 0.2, "k": 20},
+    "sketch-to-skip, client": {"threshold": 0.25, "k": 20, "mode": "client", "on_skip": "reset"},
+}
+LOCAL = LocalTraining(epochs=3, batch_size=16, lr=0.1)
+
+
+@cache
+def federation():
+    return federate(load("digits"), "shards", clients=20, seed=0)
+
+
+def settings(policy):
+    model = build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
+    options = {"cohort_size": COHORT, "local": LOCAL, "device": "cpu", "seeds": (3,)}
+    return (federation(), model, policy), options
+
+
+def in_simulator(name, options):
+    policy = POLICIES[name](**options)
+    (history,), session = simulated(policy, 3)
+    return {"cohorts": [" ".join(s) for s in history.selections], **traffic(session)}
+
+
+def simulated(policy, rounds):
+    """Run `simulate`, and read the session's ledger from the checkpoint that it leaves."""
+    arguments, options = settings(policy)
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/run"
+        histories = simulate(*arguments, rounds=rounds, checkpoint=path, **options)
+        state = checkpoint.load(path)["simulation"]["seeds"][0]["session"]
+    session = Session(policy, cohort_size=COHORT, seed=3)
+    session.ledger.load_state_dict(state["ledger"])
+    return histories, session
+
+
+def gated(gate, rounds=6):
+    arguments, options = settings("uniform")
+    simulation = Simulation(*arguments, gate=gate, evaluate_every=0, **options)
+    records = [simulation.step()[0] for _ in range(rounds)]
+    return {
+        "cohorts": [" ".join(r.selected) for r in records],
+        "finished": [" ".join(r.finished) for r in records],
+        "skipped": [r.skipped for r in records],
+        **traffic(simulation.sessions[0]),
+    }
+
+
+def whole_run():
+    (history,), _ = simulated(POLICIES["uniform"](), 3)
+    return {
+        "cohorts": [" ".join(s) for s in history.selections],
+        "accuracy": rounded(history.accuracy),
+        "loss": rounded(r.loss for r in history.rounds),
+        "bytes": [[r.bytes_up, r.bytes_down] for r in history.rounds],
+        "seconds": rounded(r.seconds for r in history.rounds),
+    }
+
+
+# Sketches.
+
+DIM = 12
+TEXTS = ["To be, or not to be", "that is the question", "", "Whether 'tis nobler", "ÄÖ naïve ☃ to"]
+TOKENS = [["a", "b", "c"], ["b", "a"], [], [1, 2, 3], [-1, 2**40], [b"raw", "raw", 7], ["naïve ☃"]]
+CENTER = Transform(center=[i / 8 for i in range(DIM)], scale=2.0)
+LABELS = Transform(center=0.25, unit=True, classes=3, label_weight=0.5)
+
+
+def vectors(columns=DIM):
+    """Whole numbers over 16: exact in every float type."""
+    return np.random.default_rng(1).integers(-64, 64, (60, columns)) / 16
+
+
+def filled(sketch, *data):
+    sketch.add(*data)
+    return sketch
+
+
+def srp(**options):
+    return RaceSketch.srp(DIM, **{"rows": 20, "bits": 4, "seed": 5} | options)
+
+
+def pstable(**options):
+    return RaceSketch.pstable(DIM, **{"rows": 20, "buckets": 16, "seed": 5} | options)
+
+
+def minhash(**options):
+    return RaceSketch.minhash(rows=20, buckets=16, seed=5, **options)
+
+
+def small():
+    """Return a sketch of few bytes, with a label and all of a transform that a file can hold."""
+    transform = Transform("name", center=0.5, scale=2.0, unit=True, classes=3, label_weight=0.5)
+    hidden = Transform(**{**transform.spec(), "function": np.asarray})
+    return filled(RaceSketch.srp(DIM, 8, 2, 5, transform=hidden), vectors(), labels())
+
+
+def labels():
+    return np.arange(60) % 3
+
+
+def private(sketch, *budget, **options):
+    return sketch.privatize(*budget, **options, rng=np.random.default_rng(11))
+
+
+def thinned():
+    return sparse.csr_matrix(np.where(vectors() > 2, vectors(), 0))
+
+
+SKETCHES = {
+    "srp fast": lambda: filled(srp(), vectors()),
+    "srp dense": lambda: filled(srp(family="dense"), vectors()),
+    "srp float32": lambda: filled(srp(), vectors().astype(np.float32)),
+    "srp integers": lambda: filled(srp(), (16 * vectors()).astype(np.int16)),
+    "srp sparse": lambda: filled(srp(), thinned()),
+    "srp wide": lambda: filled(RaceSketch.srp(700, 30, 6, 2), vectors(700)),
+    "srp far": lambda: filled(srp(), np.ldexp(vectors(), 60)),
+    "srp center": lambda: filled(srp(transform=CENTER), vectors()),
+    "srp unit": lambda: filled(srp(transform=Transform(unit=True)), vectors()),
+    "srp labels": lambda: filled(srp(transform=LABELS), vectors(), labels()),
+    "srp dense labels": lambda: filled(srp(family="dense", transform=LABELS), vectors(), labels()),
+    "pstable": lambda: filled(pstable(), vectors()),
+    "pstable wide steps": lambda: filled(pstable(width=8.0), vectors()),
+    "pstable center": lambda: filled(pstable(transform=CENTER), vectors()),
+    "pstable labels": lambda: filled(pstable(transform=LABELS), vectors(), labels()),
+    "minhash tokens": lambda: filled(minhash(), TOKENS),
+    "minhash sparse": lambda: filled(minhash(), thinned()),
+    "minhash words": lambda: filled(minhash(transform=Tokenizer("word")), TEXTS),
+    "minhash characters": lambda: filled(
+        minhash(transform=Tokenizer("char_wb", (2, 3), lowercase=False)), TEXTS
+    ),
+    "merged": lambda: filled(srp(), vectors()) + filled(srp(), -vectors()),
+    "private laplace": lambda: private(filled(srp(), vectors()), 1.0),
+    "private gaussian": lambda: private(filled(srp(rows=200), vectors()), 1.0, 1e-3),
+    "private replace": lambda: private(filled(minhash(), TOKENS), 2.0, neighbours="replace"),
+    "private n": lambda: private(
+        filled(pstable(transform=LABELS), vectors(), labels()), 1.0, n="private"
+    ),
+    "private merged": lambda: (
+        private(filled(srp(), vectors()), 1.0) + private(filled(srp(), -vectors()), 0.5)
+    ),
+}
+
+
+def digest(data):
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def sketched(make):
+    sketch = make()
+    told = sketch.reading()
+    release = sketch.release and {
+        k: float(f"{v:.7g}") if isinstance(v, float) else v
+        for k, v in sketch.release.spec().items()
+    }
+    return {
+        "counts": digest(sketch.counts.astype("<i8").tobytes()),
+        "n": sketch.n,
+        "reading": [told.nbytes, str(told["counts"].dtype), list(told["counts"].shape)],
+        "release": release,
+    }
+
+
+# Files.
+
+FILES = {
+    "exact": small,
+    # Gaussian noise, whose header holds no rounded logarithm: the same bytes on every machine.
+    "private": lambda: private(small(), 1.0, 1e-2),
+    "tokens": lambda: filled(RaceSketch.minhash(3, 8, transform=Tokenizer("char", (1, 2))), TEXTS),
+}
+
+
+def sketch_file(make):
+    """Pin the whole file, and what must be so whichever zlib compressed it."""
+    with tempfile.TemporaryDirectory() as folder:
+        make().save(f"{folder}/sketch")
+        data = Path(f"{folder}/sketch").read_bytes()
+    magic, version, head, packed = struct.unpack_from("<8sHII", data)
+    header, body, checksum = data[18 : 18 + head], data[18 + head : -32], data[-32:]
+    assert len(body) == packed
+    counts = zlib.decompress(body)
+    assert body == zlib.compress(counts, 6)
+    assert checksum == hashlib.blake2b(data[:-32], digest_size=32).digest()
+    return {
+        "magic": magic.decode(),
+        "version": version,
+        "header": header.decode(),
+        "counts": hashlib.sha256(counts).hexdigest(),
+        "file": base64.b64encode(data).decode(),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+
+
+def plain_state():
+    """All kinds of values that a checkpoint takes."""
+    return {
+        "none": None,
+        "numbers": [1, -2.5, 1e300, True, np.int64(3), np.float32(0.5)],
+        "text": "naïve ☃\n",
+        "nested": {"__array__": {"": ()}, "list": [[], {}, [{"x": np.arange(3, dtype=np.int16)}]]},
+        "arrays": [np.eye(2, dtype=np.float32), np.zeros((0, 3)), np.array(True)],
+        "columns": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "record": np.array([(1, 2.0)], [("n", "<i4"), ("x", "<f8")]),
+    }
+
+
+def session_state(name, gate=None, **options):
+    session = Session(
+        POLICIES[name](**options), cohort_size=COHORT, seed=7, model_bytes=1000, gate=gate
+    )
+    drive(session, 3)
+    return session.state_dict()
+
+
+# Policies whose state holds nothing that a BLAS library could round in another way.
+CHECKPOINTS = {
+    "plain values": plain_state,
+    "uniform with a gate": lambda: session_state("uniform", SketchToSkip(0.1, k=4)),
+    "oort": lambda: session_state("oort"),
+    "fedcor in warm-up": lambda: session_state("fedcor"),
+    "fedacs": lambda: session_state("fedacs"),
+    "power-of-choice": lambda: session_state("power-of-choice"),
+    "clustered-sampling": lambda: session_state("clustered-sampling"),
+    "sketch-match": lambda: session_state("sketch-match"),
+}
+
+
+def members(make):
+    """Pin the members of the zip file; the file itself holds the time at which it was written."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint.save(f"{folder}/state", make())
+        with zipfile.ZipFile(f"{folder}/state") as archive:
+            found = {
+                entry.filename: archive.read(entry)
+                for entry in archive.infolist()
+                if entry.compress_type == zipfile.ZIP_STORED
+            }
+            assert len(found) == len(archive.infolist())
+    out = {name: hashlib.sha256(content).hexdigest() for name, content in found.items()}
+    if make is plain_state:  # kept whole, so that a later version can be asked to read it
+        out = {name: base64.b64encode(content).decode() for name, content in found.items()}
+    return out
+
+
+# What is computed, by section and case.
+
+
+def cases():
+    plain = {name: (name, {}) for name in own(POLICIES)}
+    gates = {name: (name,) for name in own(GATES)}
+    gates["cmfl"] = ("cmfl", 3)  # in the fourth round a client is within rounding of the threshold
+    gates |= {name: (SketchToSkip(**options),) for name, options in GATED.items()}
+    return {
+        "session": {k: (in_session, *v) for k, v in (plain | VARIANTS).items()},
+        "simulator": {k: (in_simulator, *v) for k, v in (plain | SIMULATED).items()},
+        "gates": {k: (gated, *v) for k, v in gates.items()},
+        "run": {"uniform": (whole_run,)},
+        "sketches": {k: (sketched, v) for k, v in SKETCHES.items()},
+        "sketch files": {k: (sketch_file, v) for k, v in FILES.items()},
+        "checkpoints": {k: (members, v) for k, v in CHECKPOINTS.items()},
+    }
+
+
+CASES = cases()
+EXPECTED = json.loads(PINS.read_text("utf-8")) if PINS.exists() else {}
+
+
+def compute(section, case):
+    function, *arguments = CASES[section][case]
+    return function(*arguments)
+
+
+def differences(found, expected, where=""):
+    """Say where two trees of plain values differ; floats may by 1e-5."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        if list(found) != list(expected):
+            return [f"{where}: {list(found)} is not {list(expected)}"]
+        pairs = [(k, found[k], expected[k]) for k in found]
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        pairs = [(i, a, b) for i, (a, b) in enumerate(zip(found, expected, strict=True))]
+    elif isinstance(found, float) and isinstance(expected, float):
+        same = math.isclose(found, expected, rel_tol=1e-5, abs_tol=1e-5)
+        return [] if same else [f"{where}: {found} is not {expected}"]
+    else:
+        same = type(found) is type(expected) and found == expected
+        return [] if same else [f"{where}: {found!r} is not {expected!r}"]
+    return [text for key, a, b in pairs for text in differences(a, b, f"{where}/{key}")]
+
+
+@pytest.mark.parametrize(
+    ("section", "case"), [(section, case) for section in CASES for case in CASES[section]]
+)
+def test_pinned(section, case):
+    found, expected = compute(section, case), dict(EXPECTED[section][case])
+    if section == "sketch files" and _body(found) != _body(expected):
+        # Another zlib may pack the same counts in other bytes; `sketch_file` checked its own.
+        for key in ("file", "sha256"):
+            del found[key], expected[key]
+    assert not differences(found, expected)
+
+
+def _body(pinned):
+    data = base64.b64decode(pinned["file"])
+    return data[18 + len(pinned["header"].encode()) : -32]
+
+
+def test_everything_that_is_pinned_is_still_there():
+    assert {s: sorted(c) for s, c in CASES.items()} == {s: sorted(c) for s, c in EXPECTED.items()}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_pinned_sketch_file_can_be_read(case):
+    data = base64.b64decode(EXPECTED["sketch files"][case]["file"])
+    assert RaceSketch.from_bytes(data) == FILES[case]()
+
+
+def test_a_pinned_checkpoint_can_be_read(tmp_path):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in EXPECTED["checkpoints"]["plain values"].items():
+            archive.writestr(name, base64.b64decode(content))
+    (tmp_path / "old").write_bytes(buffer.getvalue())
+    checkpoint.save(tmp_path / "new", plain_state())
+    old, new = checkpoint.load(tmp_path / "old"), checkpoint.load(tmp_path / "new")
+    assert repr(old) == repr(new)
+    assert old["nested"]["list"][2][0]["x"].tolist() == [0, 1, 2]
+
+
+# Streams.
+
+
+def test_a_stream_is_pinned():
+    assert stream(0, "select", 3).integers(0, 1000, 4).tolist() == [39, 65, 926, 509]
+    assert stream(7, "session", 12, "naïve ☃").integers(0, 1000, 4).tolist() == [900, 929, 657, 729]
+
+
+def test_paths_that_join_to_the_same_text_have_their_own_streams():
+    draws = [
+        stream(0, *path).integers(1 << 62).item()
+        for path in (("", ""), ("\x1fs",), ("",), (), ("1",), (1,), (1, 1), (11,), ("0:",))
+    ]
+    assert len(set(draws)) == len(draws)
+
+
+# Import paths that README.md, docs and examples use.
+
+IMPORTS = """
+from fedcohort import Needs, Policy, Selection
+from fedcohort.datasets import federate, from_arrays, load
+from fedcohort.distribute.cluster import cluster
+from fedcohort.distribute.rounds import ShardedTrainer
+from fedcohort.files import Want, open_source
+from fedcohort.files.sketching import sketch_clients
+from fedcohort.flower import CohortStrategy, Privacy, attach, own_id
+from fedcohort.gates import SketchToSkip
+from fedcohort.personalize import ColdStart, Registry
+from fedcohort.personalize.finetune import finetune, named_arrays
+from fedcohort.policies import KDPP, PowerOfChoice, SketchMatch, register
+from fedcohort.report.heterogeneity import measure
+from fedcohort.report.page import page
+from fedcohort.session import Session
+from fedcohort.signals.race import RaceSketch
+from fedcohort.signals.transforms import Transform
+from fedcohort.simulate import LocalTraining, Simulation, build, simulate
+from fedcohort.testing import check_policy
+"""
+
+
+@pytest.mark.parametrize("line", IMPORTS.strip().splitlines())
+def test_documented_imports(line):
+    path, names = line.removeprefix("from ").split(" import ")
+    try:
+        module = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name.split(".")[0] == "fedcohort":
+            raise
+        pytest.skip(f"{path} needs {error.name}")
+    for name in names.split(", "):
+        assert hasattr(module, name) or importlib.import_module(f"{path}.{name}")
+
+
+def text_of(value, depth=0):
+    """Return JSON with a line for each value of a case, so that a diff can be read."""
+    if depth == 3 or not isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    pad = "  " * (depth + 1)
+    lines = [f"{pad}{json.dumps(k)}: {text_of(v, depth + 1)}" for k, v in value.items()]
+    return "{\n" + ",\n".join(lines) + "\n" + pad[2:] + "}"
+
+
+def write():
+    """Write all expected values, and say which changed."""
+    computed = {s: {case: compute(s, case) for case in CASES[s]} for s in CASES}
+    for section, found in computed.items():
+        for case in found:
+            was = EXPECTED.get(section, {}).get(case)
+            if was is None or differences(found[case], was):
+                print(f"{'new' if was is None else 'changed'}: {section}, {case}")
+    PINS.parent.mkdir(exist_ok=True)
+    PINS.write_text(text_of(computed) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit("usage: python tests/test_pins.py --write")
+    write()
