@@ -155,15 +155,15 @@ def retrieve(judge, sketch, private, seed):
         others = [start.search.nearest(s, 20, without=c) for c, s in warm.items()]
         for strategy in (*MIXED, "cluster"):
             advices = [
-                start.advise(s, strategy, neighbours=n) for s, n in zip(cold, near, strict=True)
+                start.advise(s, strategy, neighbors=n) for s, n in zip(cold, near, strict=True)
             ]
             out[strategy] = judge.score(advices, split.cold_test, judge.test)
             squares = np.array([advice.squared for advice in advices])
-            allowed = [limit.squared_for(advice.neighbours[0].error) for advice in advices]
+            allowed = [limit.squared_for(advice.neighbors[0].error) for advice in advices]
             _limited(out, away, judge, f"{strategy}, auto", strategy, squares <= allowed)
             if strategy in MIXED:
                 held = [
-                    start.advise(s, strategy, neighbours=n)
+                    start.advise(s, strategy, neighbors=n)
                     for s, n in zip(warm.values(), others, strict=True)
                 ]
                 rows = list(split.warm.values())

@@ -28,8 +28,8 @@ def main(source: str, target: str) -> None:
     figure, axes = plt.subplots(1, len(splits), figsize=(4.5 * len(splits), 3.2), sharey=True)
     for axis, split in zip([axes] if len(splits) == 1 else axes, splits, strict=True):
         known = split["by client, seed 0"]
-        for key, (label, colour) in LINES.items():
-            axis.plot(sorted(known[key]), label=label, color=colour)
+        for key, (label, color) in LINES.items():
+            axis.plot(sorted(known[key]), label=label, color=color)
         axis.set_title(f"{result['dataset']}, {split['split']}")
         axis.set_xlabel("cold clients, sorted")
         axis.set_ylim(0, 1.02)

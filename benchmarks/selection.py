@@ -88,8 +88,8 @@ def readings(name: str, count: int, rng: np.random.Generator) -> np.ndarray:
         "model_sketch": 100,
     }
     width = widths.get(name, 10)
-    centres = 3 * np.random.default_rng(1).normal(size=(10, width)).astype(np.float32)
-    return centres[kinds] + rng.standard_normal((count, width), dtype=np.float32)
+    centers = 3 * np.random.default_rng(1).normal(size=(10, width)).astype(np.float32)
+    return centers[kinds] + rng.standard_normal((count, width), dtype=np.float32)
 
 
 class Table:

@@ -3,7 +3,7 @@
 python benchmarks/selection_fashion_mnist.py --out benchmarks/results/selection-fashion-mnist.json
 
 100 clients, MLP 784-64-30-10, 3 epochs, batch 64, SGD 0.005 halved at rounds 150 and 300, 500
-rounds, plain mean, pixels standardised as in the authors' code. --setting runs one of the four
+rounds, plain mean, pixels standardized as in the authors' code. --setting runs one of the four
 splits, so that they can share a machine; --join puts the parts together.
 """
 
@@ -36,7 +36,7 @@ from fedcohort.policies import (
     Uniform,
 )
 from fedcohort.rounds import Selection
-from fedcohort.signals.catalogue import Needs
+from fedcohort.signals.catalog import Needs
 from fedcohort.simulate import History, LocalTraining, Schedule, Simulation, build
 
 SETTINGS = {

@@ -122,13 +122,13 @@ def main() -> None:
     parser.add_argument("--thresholds", type=float, nargs="+")
     parser.add_argument("--model", help="In place of the paper's.")
     parser.add_argument("--lr", type=float)
-    parser.add_argument("--pixels", default="standardised", choices=["standardised", "raw"])
+    parser.add_argument("--pixels", default="standardized", choices=["standardized", "raw"])
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=CASES)
     parser.add_argument("--only", nargs="*", help="Run only variants of these names.")
     parser.add_argument("--out", required=True, help="What it holds already is not run again.")
     args = parser.parse_args()
     dataset = load(args.dataset, args.root)
-    if args.pixels == "standardised":
+    if args.pixels == "standardized":
         dataset = dataset.standardized()
     name, lr, thresholds = SETTINGS[args.dataset]
     name, lr, thresholds = args.model or name, args.lr or lr, args.thresholds or thresholds

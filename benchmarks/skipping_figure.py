@@ -18,7 +18,7 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-FAMILIES = {  # pattern of the variant: legend, colour, marker
+FAMILIES = {  # pattern of the variant: legend, color, marker
     r"FedAvg, random": ("FedAvg, random cohorts", "#404040", "s"),
     r"select": ("sketch-to-select", "#1f77b4", "s"),
     r"select by steps": ("sketch-to-select by steps", "#ff7f0e", "s"),
@@ -42,7 +42,7 @@ def stopped_early(axis, run) -> None:
 def draw(axis, runs) -> None:
     bottom = min(run["accuracy"] for run in runs if "reset" not in run["variant"])
     stopped_early(axis, next(run for run in runs if run["variant"] == "select"))
-    for pattern, (legend, colour, marker) in FAMILIES.items():
+    for pattern, (legend, color, marker) in FAMILIES.items():
         found = [(re.fullmatch(pattern, run["variant"]), run) for run in runs]
         points = [(m[1] if m.re.groups else "", run) for m, run in found if m]
         points.sort(key=lambda point: (float(point[0] or 0), point[1]["up %"]))
@@ -50,7 +50,7 @@ def draw(axis, runs) -> None:
             continue
         up = [run["up %"] for _, run in points]
         accuracy = [run["accuracy"] for _, run in points]
-        style = {"marker": marker, "color": colour, "label": legend, "markersize": 5}
+        style = {"marker": marker, "color": color, "label": legend, "markersize": 5}
         joined = len(points) > 2 and bool(points[0][0])
         axis.plot(up, accuracy, linestyle="-" if joined else "", **style)
         for (text, _), x, y in zip(points, up, accuracy, strict=True):

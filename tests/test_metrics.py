@@ -109,10 +109,10 @@ def test_participation_counts_in_the_order_of_clients():
 
 
 def test_participation_entropy_exact():
-    assert participation_entropy([1, 1, 2], normalised=False) == pytest.approx(1.5)
+    assert participation_entropy([1, 1, 2], normalized=False) == pytest.approx(1.5)
     assert participation_entropy([1, 1, 2]) == pytest.approx(1.5 / math.log2(3))
     assert participation_entropy([7]) == 1.0
-    assert participation_entropy([7], normalised=False) == 0.0
+    assert participation_entropy([7], normalized=False) == 0.0
     for bad in ([], [0, 0], [1, -1], [1, NAN]):
         with pytest.raises(ValueError, match="counts must be"):
             participation_entropy(bad)

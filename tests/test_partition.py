@@ -459,7 +459,7 @@ def test_deal_gives_the_mix_while_supply_lasts():
     assert short.sum(axis=0).tolist() == [7, 8]
 
 
-def test_deal_favours_nobody_when_a_class_runs_short():
+def test_deal_favors_nobody_when_a_class_runs_short():
     mix = np.array([[1.0, 0.0], [1.0, 0.0]])
     size, supply = np.array([5, 5]), np.array([5, 5])
     first = [int(deal(mix, size, supply, np.random.default_rng(seed))[0, 0]) for seed in range(20)]

@@ -290,7 +290,7 @@ SKETCHES = {
     "merged": lambda: filled(srp(), vectors()) + filled(srp(), -vectors()),
     "private laplace": lambda: private(filled(srp(), vectors()), 1.0),
     "private gaussian": lambda: private(filled(srp(rows=200), vectors()), 1.0, 1e-3),
-    "private replace": lambda: private(filled(minhash(), TOKENS), 2.0, neighbours="replace"),
+    "private replace": lambda: private(filled(minhash(), TOKENS), 2.0, neighbors="replace"),
     "private n": lambda: private(
         filled(pstable(transform=LABELS), vectors(), labels()), 1.0, n="private"
     ),

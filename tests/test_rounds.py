@@ -39,7 +39,7 @@ def test_different_paths_have_different_streams(one, other):
     assert (first == second) == (one == other)
 
 
-def test_streams_of_neighbouring_rounds_are_uncorrelated():
+def test_streams_of_neighboring_rounds_are_uncorrelated():
     draws = np.array([stream(0, "r", i).random() for i in range(4000)])
     # Mean 1/2 with standard error 1/sqrt(12 * 4000) = 0.0046; lag-1 correlation within 4/sqrt(n).
     assert abs(draws.mean() - 0.5) < 0.02

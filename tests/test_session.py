@@ -9,7 +9,7 @@ from fedcohort.exceptions import InvalidCheckpoint, NoClients, PolicyError
 from fedcohort.policies import Policy, PowerOfChoice, Uniform
 from fedcohort.rounds import Selection
 from fedcohort.session import MAX_ASKS, Session
-from fedcohort.signals.catalogue import Needs
+from fedcohort.signals.catalog import Needs
 
 
 @dataclass

@@ -6,7 +6,7 @@ from fedcohort.exceptions import FedcohortError
 from fedcohort.policies import POLICIES, Policy
 from fedcohort.rounds import ClientId, Outcome, Round, Selection, stream
 from fedcohort.session import Session
-from fedcohort.signals.catalogue import SIGNALS, Needs, Signal
+from fedcohort.signals.catalog import SIGNALS, Needs, Signal
 from fedcohort.signals.table import Signals
 
 __version__ = "0.1.0"

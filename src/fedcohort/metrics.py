@@ -145,21 +145,21 @@ def participation(selections: Iterable[Iterable[str]], clients: Sequence[str]) -
     return counts
 
 
-def participation_entropy(counts: ArrayLike, *, normalised: bool = True) -> float:
+def participation_entropy(counts: ArrayLike, *, normalized: bool = True) -> float:
     """Entropy of the distribution of participations over clients.
 
     Parameters
     ----------
     counts : array (clients,)
         How often each client took part, as from `participation`.
-    normalised : bool
+    normalized : bool
         Divide by its maximum, log2 of the number of clients, so that 1 means that all took part
         equally often and 0 that one client did all the work (a lone client counts as 1);
         otherwise the entropy is in bits.
 
     Examples
     --------
-    >>> participation_entropy([3, 3, 3, 3]), participation_entropy([3, 3, 3, 3], normalised=False)
+    >>> participation_entropy([3, 3, 3, 3]), participation_entropy([3, 3, 3, 3], normalized=False)
     (1.0, 2.0)
     >>> participation_entropy([5, 0])
     0.0
@@ -169,7 +169,7 @@ def participation_entropy(counts: ArrayLike, *, normalised: bool = True) -> floa
         raise ValueError("participation_entropy: counts must be non-negative, at least one above 0")
     share = array[array > 0] / array.sum()
     bits = max(0.0, -float((share * np.log2(share)).sum()))
-    if not normalised:
+    if not normalized:
         return bits
     return 1.0 if array.size == 1 else min(1.0, bits / float(np.log2(array.size)))
 

@@ -19,7 +19,7 @@ from fedcohort.gates.base import Gate
 from fedcohort.ledger import Ledger
 from fedcohort.policies.base import Policy, pick
 from fedcohort.rounds import ClientId, Outcome, Round, Selection, stream
-from fedcohort.signals.catalogue import SIGNALS
+from fedcohort.signals.catalog import SIGNALS
 from fedcohort.signals.table import Signals, as_array
 
 Readings = Mapping[ClientId, ArrayLike | None]

@@ -51,12 +51,12 @@ def test_nearest_for_machines(warm, tmp_path, capsys):
     assert invoke(["nearest", new, "--registry", warm, "--k", "3", "--format", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["near"] is True
-    assert {n["client"] for n in told["neighbours"][:2]} == {"c2", "c3"}
+    assert {n["client"] for n in told["neighbors"][:2]} == {"c2", "c3"}
     assert list(told["weights"].values()) == [1.0]
-    distances = [n["distance"] for n in told["neighbours"]]
+    distances = [n["distance"] for n in told["neighbors"]]
     assert len(distances) == 3
     assert distances[0] <= told["max_distance"]
-    assert told["neighbours"][0]["metadata"]["i"] in (2, 3)
+    assert told["neighbors"][0]["metadata"]["i"] in (2, 3)
 
 
 def test_nearest_for_people_and_the_advised_model(warm, tmp_path, capsys):
@@ -136,7 +136,7 @@ def test_mistakes_are_one_line(warm, tmp_path, capsys):
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_ids_cannot_colour_or_break_the_terminal(tmp_path, capsys):
+def test_ids_cannot_color_or_break_the_terminal(tmp_path, capsys):
     folder, file = str(tmp_path / "warm"), sketch(tmp_path / "a.sketch", 0.0)
     hostile = "[red]x\x1b[2J\n"
     assert invoke(["registry", "add", folder, hostile, file, "--reference", "r"]) == 0

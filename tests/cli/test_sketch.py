@@ -137,12 +137,12 @@ def test_a_private_sketch_is_planned_for_a_public_number_of_records(table, capsy
 
 
 def test_noise_above_the_signal_warns_on_standard_error(table, capsys):
-    options = ["--epsilon", 0.1, "--rows", 200, "--n", "private", "--neighbours", "replace"]
+    options = ["--epsilon", 0.1, "--rows", 200, "--n", "private", "--neighbors", "replace"]
     assert run("sketch", table, "-o", "a.sketch", *options) == 0
     shown = capsys.readouterr()
     assert "warning: the noise exceeds the signal in 1 of 1 sketches" in shown.err
     release = RaceSketch.load("a.sketch").release
-    assert (release.neighbours, release.n) == ("replace", "private")
+    assert (release.neighbors, release.n) == ("replace", "private")
 
 
 def test_a_budget_is_spent_and_then_refuses(table, tmp_path, capsys):

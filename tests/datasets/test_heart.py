@@ -52,7 +52,7 @@ def test_heart_clients_and_split(tmp_path):
     everything = np.concatenate([data.x, data.x_test])
     incomplete = everything[everything[:, 0] == 0.0]  # aged 50
     assert len(incomplete) == 4
-    assert incomplete[0, 2] == incomplete[0, 4] == 0.0  # missing: at the centre
+    assert incomplete[0, 2] == incomplete[0, 4] == 0.0  # missing: at the center
     # num of 1 to 4 is a disease: rows 0, 3, 5, 10 of each twelve are healthy
     assert int((np.concatenate([data.y, data.y_test]) == 0).sum()) == 16
 

@@ -64,16 +64,16 @@ def check_same(flower, accuracies, session, records, extra_down=0):
     assert down["model"] == session.ledger.by_kind("down")["model"]
 
 
-# Durations are real seconds in Flower and modelled ones in the simulator.
+# Durations are real seconds in Flower and modeled ones in the simulator.
 UNLIKE = {"oort"}
 
 
 @pytest.mark.parametrize("name", sorted(set(POLICIES) - UNLIKE))
 def test_a_policy_picks_the_same_cohorts(digits, name):
     policy = POLICIES[name]
-    # Flower's clients must be sent the public centre; simulated ones share the server's memory.
-    centred = policy().signal_options.get("race_sketch", {}).get("center")
-    extra = len(digits.clients) * 64 * 8 if centred else 0
+    # Flower's clients must be sent the public center; simulated ones share the server's memory.
+    centerd = policy().signal_options.get("race_sketch", {}).get("center")
+    extra = len(digits.clients) * 64 * 8 if centerd else 0
     check_same(*run_flower(digits, policy()), *run_simulation(digits, policy()), extra_down=extra)
 
 

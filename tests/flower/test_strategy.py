@@ -18,7 +18,7 @@ from fedcohort.gates import CMFL, NoGate, SketchToSkip
 from fedcohort.policies import POLICIES, Uniform
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import Selection
-from fedcohort.signals.catalogue import Needs
+from fedcohort.signals.catalog import Needs
 
 
 def named(gate):

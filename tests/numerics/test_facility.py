@@ -35,7 +35,7 @@ def test_lazy_equals_plain_greedy(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(15))
 def test_every_prefix_costs_what_plain_greedy_costs(seed: int) -> None:
-    """With equal weights two mutual neighbours tie exactly, so costs are compared, not names."""
+    """With equal weights two mutual neighbors tie exactly, so costs are compared, not names."""
     table = _table(seed)
     lazy, plain = facility.lazy_greedy(table, 9), _plain_greedy(table, 9, np.ones(9))
     for size in range(1, 10):

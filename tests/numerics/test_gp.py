@@ -123,7 +123,7 @@ def test_beyond_the_rank_selection_starts_again_from_the_prior() -> None:
 
 
 def test_all_negative_scores_over_a_subset() -> None:
-    """Clients 1 and 2 both raise the overall loss; annealing client 2 must not favour it."""
+    """Clients 1 and 2 both raise the overall loss; annealing client 2 must not favor it."""
     cov = np.array([[9.0, -2.0, -2.0], [-2.0, 1.0, 0.0], [-2.0, 0.0, 1.0]])
     alpha = np.array([1.0, 1.0, 0.5])
     assert gp.greedy(cov, np.ones(3), alpha, 1, [1, 2]) == [2]  # the paper's rule

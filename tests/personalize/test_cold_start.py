@@ -81,12 +81,12 @@ def test_the_limit_can_be_set_or_lifted_or_stored(warm, make):
         ColdStart(warm, max_distance=-1)
 
 
-def test_neighbours_found_before_are_used(warm, make):
+def test_neighbors_found_before_are_used(warm, make):
     start = ColdStart(warm)
     query = make(2.0, 100)
     found = start.nearest(query, 20)
     for strategy in ("nearest", "k-nearest", "match"):
-        assert start.advise(query, strategy, neighbours=found) == start.advise(query, strategy)
+        assert start.advise(query, strategy, neighbors=found) == start.advise(query, strategy)
 
 
 def test_a_mixture_of_two_kinds_is_matched(warm, make):

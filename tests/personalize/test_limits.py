@@ -60,7 +60,7 @@ def test_leave_one_out_finds_each_clients_nearest_other(registry, make):
 
 
 def test_calibration_by_gains_separates_near_from_far(registry, make):
-    """Pairs near and far; only near neighbours helped, so the limit lies between."""
+    """Pairs near and far; only near neighbors helped, so the limit lies between."""
     angles = {"a": 0.0, "b": 0.1, "c": 2.0, "d": 3.2}
     registry.add_many(
         Record(c, make(angle, i, 2000), reference=c) for i, (c, angle) in enumerate(angles.items())

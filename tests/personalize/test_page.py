@@ -22,4 +22,4 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys):
     wanted = sum(w * np.isin(data.y[parts[c]], (3, 8)).mean() for c, w in advice.weights.items())
     assert wanted > 0.7  # 0.2 if clients were taken at random
     assert world["arrays"].keys() == dict(world["model"].named_parameters()).keys()
-    assert "Neighbour(client=" in capsys.readouterr().out
+    assert "Neighbor(client=" in capsys.readouterr().out

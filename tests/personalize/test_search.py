@@ -57,7 +57,7 @@ def test_exact_search_is_the_definition(registry, make, private):
             assert near.distance == pytest.approx(max(near.squared, 0) ** 0.5)
 
 
-def test_fewer_neighbours_are_the_first_of_more(registry, make):
+def test_fewer_neighbors_are_the_first_of_more(registry, make):
     fill(registry, make, 30)
     search = Search(registry)
     query = make(1.0, 99)

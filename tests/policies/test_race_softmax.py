@@ -122,7 +122,7 @@ def test_zero_distances_come_first_and_do_not_blow_up() -> None:
     readings["n"], readings["counts"] = 8, np.ones((5, 8))
     readings["counts"][2] *= 0
     readings["counts"][2][:, 0] = 8
-    readings = np.concatenate([readings, readings])  # centre: not at any client
+    readings = np.concatenate([readings, readings])  # center: not at any client
     signals = recorded(readings[[0, 1]], ("a", "b"))
     chosen = RaceSoftmax(temperature=1e-9).select(Round(0, ("a", "b"), 1), signals, stream(0))
     assert chosen.clients[0] in "ab"  # both at distance zero

@@ -16,9 +16,9 @@ IDS = tuple(f"{i:02d}" for i in range(24))
 
 def clustered(number: int = 0, groups: int = 4, seed: int = 0) -> Signals:
     rng = np.random.default_rng(seed)
-    centres = 10 * rng.normal(size=(groups, 5))
+    centers = 10 * rng.normal(size=(groups, 5))
     signals = Signals()
-    rows = {c: centres[int(c) % groups] + 0.1 * rng.normal(size=5) for c in IDS}
+    rows = {c: centers[int(c) % groups] + 0.1 * rng.normal(size=5) for c in IDS}
     signals.record("model_sketch", rows, number)
     return signals
 
@@ -41,9 +41,9 @@ def test_one_start_of_k_means_misses_groups_that_ten_find() -> None:
     missed = {1: 0, 10: 0}
     for trial in range(20):
         rng = np.random.default_rng(trial)
-        centres = rng.normal(size=(10, 10))
+        centers = rng.normal(size=(10, 10))
         signals = Signals()
-        rows = {c: centres[int(c) % 10] + 0.3 * rng.normal(size=10) for c in ids}
+        rows = {c: centers[int(c) % 10] + 0.3 * rng.normal(size=10) for c in ids}
         signals.record("model_sketch", rows, 0)
         for restarts in missed:
             policy = SketchToSelect(compare="models", restarts=restarts)
@@ -211,4 +211,4 @@ def test_many_sketches_are_fitted_on_a_part(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sketch_to_select, "_FITTED", 12)
     policy = SketchToSelect()
     policy.select(Round(0, IDS, 4), clustered(), stream(1))
-    assert set(policy.state.cluster) == set(IDS)  # the others joined the nearest centre
+    assert set(policy.state.cluster) == set(IDS)  # the others joined the nearest center

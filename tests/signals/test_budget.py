@@ -15,8 +15,8 @@ from fedcohort.signals.privacy import noise_for
 from fedcohort.signals.race import RaceSketch
 
 
-def pure(epsilon, neighbours="add-remove"):
-    return noise_for(10, epsilon, 0.0, neighbours)
+def pure(epsilon, neighbors="add-remove"):
+    return noise_for(10, epsilon, 0.0, neighbors)
 
 
 def test_pure_releases_add_up_and_overspending_is_refused(tmp_path):

@@ -99,7 +99,7 @@ def test_huge_sums_are_bounded_by_the_integral():
 
 def test_sensitivity_and_wrong_budgets():
     assert sensitivity(7, "replace") == 14
-    with pytest.raises(ValueError, match="neighbours"):
+    with pytest.raises(ValueError, match="neighbors"):
         sensitivity(7, "swap")
     with pytest.raises(ValueError, match="too small"):
         laplace_scale(10**6, 1e-12)

@@ -52,7 +52,7 @@ def test_no_other_size_promises_less_error():
     assert plan(5000, 0.5, dim=3).bits <= 3
     assert plan(5000, 0.5).rows <= plan(5000, 5.0).rows
     assert plan(100, 0.1).signal_to_noise < 1
-    assert plan(5000, 0.5, neighbours="replace").error > best.error
+    assert plan(5000, 0.5, neighbors="replace").error > best.error
 
 
 def test_edges():

@@ -15,18 +15,18 @@ def filled(n=2000, seed=0, rows=10, bits=5, mean=0.0):
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
-@pytest.mark.parametrize("neighbours", ["add-remove", "replace"])
-def test_noise_is_what_the_release_says(delta, neighbours):
+@pytest.mark.parametrize("neighbors", ["add-remove", "replace"])
+def test_noise_is_what_the_release_says(delta, neighbors):
     # 64,000 cells: the variance is off by 1.3% (Laplace) at four standard errors of 0.9%.
     sketch = filled(rows=1000, bits=6)
-    private = sketch.privatize(1.0, delta, neighbours, rng=np.random.default_rng(1))
+    private = sketch.privatize(1.0, delta, neighbors, rng=np.random.default_rng(1))
     noise = (private.counts - sketch.counts).astype(float)
     made = private.release
     assert made.mechanism == ("gaussian" if delta else "laplace")
     assert abs(noise.mean()) < 4 * np.sqrt(made.variance / noise.size)
     assert noise.var() == pytest.approx(made.variance, rel=0.04)
     assert noise.std() == pytest.approx(np.sqrt(made.variance), rel=0.02)
-    factor = 2 if neighbours == "replace" else 1
+    factor = 2 if neighbors == "replace" else 1
     if not delta:
         assert made.variance == pytest.approx(2 * (factor * 1000) ** 2, rel=1e-3)
     else:
@@ -112,7 +112,7 @@ def test_what_would_break_the_promise_is_refused():
     for act in (exact.__add__, exact.__sub__):
         with pytest.raises(UnlikeSketches, match="protect nobody"):
             act(private)
-    other = exact.privatize(1.0, neighbours="replace", rng=rng)
+    other = exact.privatize(1.0, neighbors="replace", rng=rng)
     with pytest.raises(UnlikeSketches, match="replace"):
         private + other
 
@@ -124,7 +124,7 @@ def test_what_would_break_the_promise_is_refused():
         ({"epsilon": float("inf")}, "epsilon=inf"),
         ({"epsilon": 1, "delta": 1.0}, "delta=1"),
         ({"epsilon": 1, "delta": -0.1}, "delta=-0.1"),
-        ({"epsilon": 1, "neighbours": "swap"}, "swap"),
+        ({"epsilon": 1, "neighbors": "swap"}, "swap"),
         ({"epsilon": 1, "n": "secret"}, "secret"),
     ],
 )
@@ -143,10 +143,10 @@ def test_release_round_trip_and_hostile_values():
         ("parts", 0),
         ("parts", True),
         ("mechanism", "none"),
-        ("neighbours", None),
+        ("neighbors", None),
         ("rho", True),
     ):
-        with pytest.raises(ValueError, match=r"release|epsilon|neighbours"):
+        with pytest.raises(ValueError, match=r"release|epsilon|neighbors"):
             Release.from_spec({**made.spec(), key: value})
     with pytest.raises(ValueError, match="state"):
         Release.from_spec({"epsilon": 1.0})

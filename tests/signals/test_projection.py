@@ -54,8 +54,8 @@ def test_uniform_entries_are_uniform_and_independent_looking() -> None:
     rows = np.corrcoef(entries)
     # off-diagonal correlations have deviation 1/sqrt(4000) = 0.016; 2,450 of them within 5
     assert np.abs(rows - np.eye(50)).max() < 5 / np.sqrt(4000)
-    neighbours = np.corrcoef(entries[:, :-1].ravel(), entries[:, 1:].ravel())[0, 1]
-    assert abs(neighbours) < 5 / np.sqrt(entries.size)
+    neighbors = np.corrcoef(entries[:, :-1].ravel(), entries[:, 1:].ravel())[0, 1]
+    assert abs(neighbors) < 5 / np.sqrt(entries.size)
 
 
 def test_gaussian_entries_are_normal() -> None:

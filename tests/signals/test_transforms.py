@@ -44,16 +44,16 @@ def test_unit_length_does_not_depend_on_company():
     np.testing.assert_array_equal(unit_length(x), alone)
 
 
-def test_centring_sharpens_positive_data():
+def test_centering_sharpens_positive_data():
     # Positive vectors all point the same way; hyperplanes through their mean split them.
     rng = np.random.default_rng(1)
     x = rng.uniform(0, 255, (500, 20))
     plain = RaceSketch.srp(dim=20, rows=100, bits=6)
-    centred = RaceSketch.srp(dim=20, rows=100, bits=6, transform=Transform(center=127.5))
-    for sketch in (plain, centred):
+    centerd = RaceSketch.srp(dim=20, rows=100, bits=6, transform=Transform(center=127.5))
+    for sketch in (plain, centerd):
         sketch.add(x)
-    peak_plain, peak_centred = ((s.normalized() ** 2).sum(axis=1).mean() for s in (plain, centred))
-    assert peak_plain > 2 * peak_centred
+    peak_plain, peak_centerd = ((s.normalized() ** 2).sum(axis=1).mean() for s in (plain, centerd))
+    assert peak_plain > 2 * peak_centerd
 
 
 @pytest.mark.parametrize(

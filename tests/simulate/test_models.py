@@ -8,16 +8,16 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.simulate.evaluate import feature_layer
 from fedcohort.simulate.models import MODELS, build
 
-IMAGE, COLOUR = (1, 28, 28), (3, 32, 32)
+IMAGE, COLOR = (1, 28, 28), (3, 32, 32)
 COUNTS = {
     "mlp-512": (IMAGE, 10, 407_050),
     "mlp-64-30": (IMAGE, 10, 52_500),
     "fcnn-300": (IMAGE, 10, 238_510),
     "lenet5": (IMAGE, 62, 66_126),
     "cnn": (IMAGE, 10, 582_026),
-    "fedcor-cnn": (COLOUR, 10, 66_570),
-    "cifar-cnn": (COLOUR, 10, 62_006),
-    "lrn-cnn": (COLOUR, 10, 555_178),
+    "fedcor-cnn": (COLOR, 10, 66_570),
+    "cifar-cnn": (COLOR, 10, 62_006),
+    "lrn-cnn": (COLOR, 10, 555_178),
     "char-lstm": ((80,), 80, 293_584),
 }
 

@@ -36,9 +36,9 @@ def list_(
     table = Table(title="Data sets", title_justify="left", header_style="bold")
     for name in ("name", "status", "examples", "clients", "where", "detail"):
         table.add_column(name, justify="right" if name in ("examples", "clients") else "left")
-    colours = {"ok": "green", "missing": "yellow", "damaged": "red"}
+    colors = {"ok": "green", "missing": "yellow", "damaged": "red"}
     for row in rows:
-        status = f"[{colours[row.status]}]{row.status}[/]"
+        status = f"[{colors[row.status]}]{row.status}[/]"
         counts = ["" if n is None else f"{n:,}" for n in (row.samples, row.clients)]
         table.add_row(row.name, status, *counts, row.where, row.detail)
     show(table)

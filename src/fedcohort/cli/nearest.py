@@ -47,7 +47,7 @@ def command(
     ] = None,
     format: FormatOption = Format.table,
 ) -> None:
-    """Say from which model a client with unlabelled data should start.
+    """Say from which model a client with unlabeled data should start.
 
     Example: `fedcohort nearest new.sketch --registry warm/ --k 5 --format json`
     """
@@ -68,20 +68,20 @@ def command(
 
 
 def _show_advice(registry: Registry, advice: Advice, format: Format) -> None:
-    entries = [registry.get(near.client) for near in advice.neighbours]
+    entries = [registry.get(near.client) for near in advice.neighbors]
     if format is Format.json:
         rows = [
             {**near._asdict(), "model": e.model, "reference": e.reference, "metadata": e.metadata}
-            for near, e in zip(advice.neighbours, entries, strict=True)
+            for near, e in zip(advice.neighbors, entries, strict=True)
         ]
-        show_json({**asdict(advice), "near": advice.near, "neighbours": rows})
+        show_json({**asdict(advice), "near": advice.near, "neighbors": rows})
         return
     from rich.table import Table
 
     table = Table(header_style="bold")
     for name in ("client", "distance", "weight", "model"):
         table.add_column(name, justify="right" if name in ("distance", "weight") else "left")
-    for near, entry in zip(advice.neighbours, entries, strict=True):
+    for near, entry in zip(advice.neighbors, entries, strict=True):
         weight = advice.weights.get(near.client)
         share = "" if weight is None else f"{weight:.3f}"
         table.add_row(printable(near.client), f"{near.distance:.4f}", share, where(entry))

@@ -88,7 +88,7 @@ class Publisher:
         p = self.privacy
         if p.epsilon is None:
             return sketch
-        options: dict[str, Any] = {"neighbours": str(p.neighbours), "n": str(p.n)}
+        options: dict[str, Any] = {"neighbors": str(p.neighbors), "n": str(p.n)}
         with user_values():
             if self.ledger is None:
                 return sketch.privatize(p.epsilon, p.delta, **options)

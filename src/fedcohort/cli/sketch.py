@@ -29,7 +29,7 @@ class Nulls(StrEnum):
     zero = "zero"
 
 
-class Neighbours(StrEnum):
+class Neighbors(StrEnum):
     """Data sets that a private sketch must not tell apart."""
 
     added = "add-remove"
@@ -165,10 +165,10 @@ def command(
             help="Above 0 allows Gaussian noise: less, for many rows.", rich_help_panel=PRIVACY
         ),
     ] = 0.0,
-    neighbours: Annotated[
-        Neighbours,
+    neighbors: Annotated[
+        Neighbors,
         typer.Option(help="A record added or removed, or replaced.", rich_help_panel=PRIVACY),
-    ] = Neighbours.added,
+    ] = Neighbors.added,
     n: Annotated[
         Size, typer.Option("--n", help="Publish the number of records?", rich_help_panel=PRIVACY)
     ] = Size.public,
@@ -215,7 +215,7 @@ def command(
     shape = made.Shape(kind, rows, bits, buckets, width, seed)
     labels = made.Labels(label is not None, classes, label_weight)
     preparation = made.Preparation(center, scale, labels, analyzer, ngrams)
-    privacy = made.Privacy(epsilon, delta, neighbours, n, expect)
+    privacy = made.Privacy(epsilon, delta, neighbors, n, expect)
     wanted = made.split(columns), text, label, by, nulls, batch_rows
     source = made.open_data(data, kind, *wanted)
     empty = made.empty_sketch(source, shape, preparation, privacy)

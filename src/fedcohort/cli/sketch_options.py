@@ -59,7 +59,7 @@ class Privacy:
 
     epsilon: float | None
     delta: float
-    neighbours: str
+    neighbors: str
     n: str
     expect: int
 
@@ -150,7 +150,7 @@ def _size(source: Source, shape: Shape, privacy: Privacy) -> tuple[int, int]:
     if privacy.epsilon is not None and (shape.rows is None or shape.bits is None):
         dim = source.dim if shape.hash == "srp" else None
         made = plan(
-            privacy.expect, privacy.epsilon, privacy.delta, dim, cast("Any", privacy.neighbours)
+            privacy.expect, privacy.epsilon, privacy.delta, dim, cast("Any", privacy.neighbors)
         )
         rows, bits = made.rows, made.bits
     return (

@@ -2,7 +2,7 @@
 
 from fedcohort.datasets.arrays import from_arrays
 from fedcohort.datasets.base import Dataset
-from fedcohort.datasets.catalogue import DATASETS, Availability, available, load
+from fedcohort.datasets.catalog import DATASETS, Availability, available, load
 from fedcohort.datasets.federation import Federation, federate
 
 __all__ = [

@@ -17,8 +17,8 @@ HOLDS = (
     "comma-separated rows of age, sex, cp, trestbps, chol, fbs, restecg, thalach, exang, oldpeak, "
     "slope, ca, thal, num, without a header; ? is missing"
 )
-# Column, name, centre and scale. The constants are round clinical values, not statistics of the
-# data: standardising needs no round of communication and gives nothing away.
+# Column, name, center and scale. The constants are round clinical values, not statistics of the
+# data: standardizing needs no round of communication and gives nothing away.
 NUMBERS = (
     (0, "age", 50.0, 10.0),
     (1, "sex", 0.0, 1.0),
@@ -49,7 +49,7 @@ def read(folder: Folder, *, complete: bool = True, scale: bool = True) -> Datase
     ----------
     folder : Folder
     complete : bool
-        Keep only rows without a missing value (740, FLamby's); otherwise all 920, with the centre
+        Keep only rows without a missing value (740, FLamby's); otherwise all 920, with the center
         below, or 0, for what is missing. (A cholesterol of 0, as in all rows of Switzerland, is
         taken as it stands, as FLamby does.)
     scale : bool
@@ -100,9 +100,9 @@ def _check(path: Path, table: NDArray[np.float64]) -> None:
 
 def _features(rows: NDArray[np.float64], scale: bool) -> NDArray[np.float32]:
     columns = [c for c, _, _, _ in NUMBERS]
-    centre = np.array([m for _, _, m, _ in NUMBERS])
-    numbers = np.where(np.isnan(rows[:, columns]), centre, rows[:, columns])
+    center = np.array([m for _, _, m, _ in NUMBERS])
+    numbers = np.where(np.isnan(rows[:, columns]), center, rows[:, columns])
     if scale:
-        numbers = (numbers - centre) / np.array([s for _, _, _, s in NUMBERS])
+        numbers = (numbers - center) / np.array([s for _, _, _, s in NUMBERS])
     indicators = [rows[:, c] == v for c, _, values in CATEGORIES for v in values[1:]]
     return np.column_stack([numbers, *indicators]).astype(np.float32)

@@ -46,7 +46,7 @@ def in_turn(
     resume: bool = False,
     on_round: OnRound | None = None,
 ) -> list[list[Summary]]:
-    """Run settings one after the other; a data set is loaded once for all its neighbours."""
+    """Run settings one after the other; a data set is loaded once for all its neighbors."""
     summaries, loaded, dataset = [], None, None
     for name, experiment in settings:
         data = experiment.data

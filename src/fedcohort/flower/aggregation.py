@@ -16,7 +16,7 @@ from fedcohort.flower.queries import reading_of
 from fedcohort.flower.replies import Update
 from fedcohort.policies.base import Option, Policy
 from fedcohort.rounds import ClientId, Selection
-from fedcohort.signals.catalogue import SIGNALS
+from fedcohort.signals.catalog import SIGNALS
 from fedcohort.signals.projection import Projection
 from fedcohort.signals.updates import last_layer, update_distance
 

@@ -15,7 +15,7 @@ from fedcohort.flower.memory import Memory
 from fedcohort.flower.messages import RECORD, Request, from_record, raw, to_record
 from fedcohort.flower.sketches import Privacy, sketch
 from fedcohort.rounds import ClientId
-from fedcohort.signals.catalogue import SIGNALS
+from fedcohort.signals.catalog import SIGNALS
 from fedcohort.signals.projection import Projection
 
 if TYPE_CHECKING:

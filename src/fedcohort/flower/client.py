@@ -16,7 +16,7 @@ from fedcohort.flower.identity import answer, own_id
 from fedcohort.flower.sketches import Privacy
 from fedcohort.flower.training import Handler, Training
 from fedcohort.rounds import ClientId
-from fedcohort.signals.catalogue import SIGNALS
+from fedcohort.signals.catalog import SIGNALS
 
 if TYPE_CHECKING:
     import torch

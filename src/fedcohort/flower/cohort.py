@@ -18,7 +18,7 @@ from fedcohort.gates import Gate
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, Selection
 from fedcohort.session import Session
-from fedcohort.signals.catalogue import SIGNALS
+from fedcohort.signals.catalog import SIGNALS
 
 PROBE, UPLOAD = "train.probe", "train.upload"
 MAX_ANSWER = 1 << 16  # bytes of a client's answer to a gate; Sketch-to-Skip's has one

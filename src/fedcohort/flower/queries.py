@@ -18,7 +18,7 @@ from fedcohort.flower.forms import fits, most_bytes
 from fedcohort.flower.messages import RECORD, Request, from_record, pack, raw, refused
 from fedcohort.policies.base import Option
 from fedcohort.rounds import ClientId
-from fedcohort.signals.catalogue import SIGNALS
+from fedcohort.signals.catalog import SIGNALS
 
 Readings = dict[ClientId, NDArray[Any]]
 
@@ -60,7 +60,7 @@ class Queries:
     timeout, limit
         Seconds to wait for replies, bytes that a reading may have.
     center : array, optional
-        Public centre of the data, for sketches that want one.
+        Public center of the data, for sketches that want one.
     """
 
     def __init__(

@@ -95,7 +95,7 @@ def sketch(
     classes : int
         Number of labels, where they are hashed.
     center : array, optional
-        The public centre, where data are centred.
+        The public center, where data are centerd.
 
     Examples
     --------
@@ -107,7 +107,7 @@ def sketch(
         raise ConfigError(f"a sketch of rows={rows}, bits={bits} is refused: too many counters")
     weight = float(options.get("label_weight", 0.0))
     if bool(options.get("center")) != (center is not None):
-        raise ConfigError("a centred sketch needs the public centre, and only that one")
+        raise ConfigError("a centerd sketch needs the public center, and only that one")
     if weight and classes < 2:
         raise ConfigError(f"label_weight={weight}: pass attach(classes=...), the number of labels")
     flat = np.asarray(x).reshape(len(x), -1)

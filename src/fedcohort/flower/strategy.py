@@ -64,7 +64,7 @@ class CohortStrategy(Strategy):
     identity : {"auto", "client", "name", "public-key"}
         Where the stable ids of clients come from; see `Directory`.
     center : array, optional
-        Public centre of the data, for policies whose sketches are centred.
+        Public center of the data, for policies whose sketches are centerd.
     max_bytes : int, default=64 MiB
         Largest reading accepted where its size does not follow from the policy's options.
 

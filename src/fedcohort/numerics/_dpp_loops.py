@@ -31,7 +31,7 @@ def draw_projection(eigenvectors: Array, chosen: Indices, rng: np.random.Generat
 
     The chain rule picks an item in proportion to its squared distance from the span of those
     picked. Proposing by the unconditional squared norms and accepting by the ratio needs about
-    k log k distances instead of N k. Inner loops run along memory, so that they vectorise
+    k log k distances instead of N k. Inner loops run along memory, so that they vectorize
     without changing the order of any sum.
     """
     k, size = chosen.size, eigenvectors.shape[1]

@@ -38,7 +38,7 @@ def fit_low_rank(
     noise_std
         Standard deviation of the independent noise.
     em_steps
-        Steps of expectation-maximisation when losses are missing, from a start in which a missing
+        Steps of expectation-maximization when losses are missing, from a start in which a missing
         change is the mean change of its sample. A client never seen gets a zero column.
 
     Examples
@@ -71,7 +71,7 @@ def fit_gradient(
     initial: ArrayLike | None = None,
     rng: np.random.Generator | None = None,
 ) -> Array:
-    """Fit X by Adam steps on the same likelihood, as the paper does; early stopping regularises.
+    """Fit X by Adam steps on the same likelihood, as the paper does; early stopping regularizes.
 
     Parameters
     ----------

@@ -104,7 +104,7 @@ def thompson_pool_one_draw(
 ) -> list[int]:
     """Approximate the pool by one Beta draw a client and the `size` largest, in O(N).
 
-    Not Algorithm 1: a client has one chance instead of a fresh one for every pick, which favours
+    Not Algorithm 1: a client has one chance instead of a fresh one for every pick, which favors
     uncertain clients less. For a pair the probabilities can differ by 15 percent. For federations
     of millions whose counts are all different.
 

@@ -1,6 +1,6 @@
 """Facility location: few candidates such that every client has one nearby.
 
-DivFL picks the cohort S that minimises sum_i w_i min_{j in S} d_ij, the distance of each client's
+DivFL picks the cohort S that minimizes sum_i w_i min_{j in S} d_ij, the distance of each client's
 gradient from the nearest picked one. The decrease of that cost is submodular, so greedy picks
 reach at least 63 percent of the best possible decrease.
 

@@ -55,7 +55,7 @@ def greedy(
     demote
         Over a subset every score can be negative; multiplying by a smaller alpha then raises a
         client. The default keeps the paper's rule; True divides negative scores by alpha
-        instead, so that annealing never favours anyone.
+        instead, so that annealing never favors anyone.
 
     Returns
     -------

@@ -77,7 +77,7 @@ def match(
     sweeps: int = 2,
     gram: ArrayLike | None = None,
 ) -> list[int]:
-    """Choose the set that minimises :func:`objective`, greedily and then by exchanges.
+    """Choose the set that minimizes :func:`objective`, greedily and then by exchanges.
 
     A pick costs O(N D), or O(N) when the Gram matrix is given.
 
@@ -168,7 +168,7 @@ class _Problem:
 
 
 class _Cohort:
-    """A set under construction: sums that make the objective of every neighbour O(1)."""
+    """A set under construction: sums that make the objective of every neighbor O(1)."""
 
     def __init__(self, problem: _Problem) -> None:
         self.problem = problem

@@ -1,4 +1,4 @@
-"""Splits of a labelled data set over clients.
+"""Splits of a labeled data set over clients.
 
 Every function in `PARTITIONS` is called `partition(labels, clients, rng, *, min_size=1, ...)` and
 returns one ascending array of sample indices per client. All samples are handed out, each once,

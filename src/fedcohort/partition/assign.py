@@ -102,7 +102,7 @@ def deal(mix: Floats, sizes: Counts, supply: Counts, rng: Generator) -> Counts:
 
 
 def _over_open(mix: Floats, left: Counts) -> Floats:
-    """Normalise each mix over the classes of which something is left."""
+    """Normalize each mix over the classes of which something is left."""
     wish: Floats = mix * (left > 0)
     wish[wish.sum(axis=1) == 0.0] = left
     wish /= wish.sum(axis=1, keepdims=True)

@@ -8,14 +8,14 @@ from fedcohort.personalize.integrity import Problem, check, remove_orphans
 from fedcohort.personalize.limits import Limit
 from fedcohort.personalize.records import Entry, Record
 from fedcohort.personalize.registry import Registry
-from fedcohort.personalize.search import Neighbour, Search
+from fedcohort.personalize.search import Neighbor, Search
 
 __all__ = [
     "Advice",
     "ColdStart",
     "Entry",
     "Limit",
-    "Neighbour",
+    "Neighbor",
     "Problem",
     "Record",
     "Registry",

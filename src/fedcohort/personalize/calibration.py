@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.personalize.limits import NEVER, Limit, gains_limit, spread_limit
 from fedcohort.personalize.registry import Registry
-from fedcohort.personalize.search import Neighbour, Search
+from fedcohort.personalize.search import Neighbor, Search
 from fedcohort.rounds import ClientId, stream
 
 SAMPLED = 1000
 
 
-def leave_one_out(search: Search, most: int = SAMPLED, seed: int = 0) -> dict[ClientId, Neighbour]:
+def leave_one_out(search: Search, most: int = SAMPLED, seed: int = 0) -> dict[ClientId, Neighbor]:
     """Return the nearest other client of each warm client, or of `most` of them.
 
     Parameters

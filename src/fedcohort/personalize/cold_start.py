@@ -1,4 +1,4 @@
-"""A newcomer with unlabelled data: which model to start from, or "none is near".
+"""A newcomer with unlabeled data: which model to start from, or "none is near".
 
 References
 ----------
@@ -22,7 +22,7 @@ from fedcohort.personalize.clusters import MOST, clusters
 from fedcohort.personalize.limits import Limit
 from fedcohort.personalize.mixing import average
 from fedcohort.personalize.registry import Registry
-from fedcohort.personalize.search import Neighbour, Search
+from fedcohort.personalize.search import Neighbor, Search
 from fedcohort.personalize.weights import by_distance, matching, mixture_square
 from fedcohort.rounds import ClientId
 from fedcohort.signals.distances import distances_to, gram
@@ -42,18 +42,18 @@ class Advice:
     Parameters
     ----------
     strategy : str
-    neighbours : tuple of Neighbour
+    neighbors : tuple of Neighbor
         The nearest clients, the nearest first.
     weights : dict
         Whose models to average, by how much. Empty: nobody is near, take the global model.
     distance, squared : float
-        From the newcomer to that average of clients: debiased, as in `Neighbour`.
+        From the newcomer to that average of clients: debiased, as in `Neighbor`.
     max_distance : float
         The limit for this newcomer; infinite if there is none, 0 if nobody could be near.
     """
 
     strategy: str
-    neighbours: tuple[Neighbour, ...]
+    neighbors: tuple[Neighbor, ...]
     weights: dict[ClientId, float]
     distance: float
     squared: float
@@ -120,7 +120,7 @@ class ColdStart:
             self._limit = calibration.calibrated(self.search, most=SAMPLED)
         return self._limit
 
-    def nearest(self, sketch: RaceSketch, k: int = 1) -> list[Neighbour]:
+    def nearest(self, sketch: RaceSketch, k: int = 1) -> list[Neighbor]:
         """Return the k nearest clients with their distances, whatever the limit."""
         return self.search.nearest(sketch, k)
 
@@ -130,7 +130,7 @@ class ColdStart:
         strategy: Strategy = "nearest",
         k: int | None = None,
         *,
-        neighbours: Sequence[Neighbour] | None = None,
+        neighbors: Sequence[Neighbor] | None = None,
     ) -> Advice:
         """Say whose model, or which average of models, to start from.
 
@@ -144,14 +144,14 @@ class ColdStart:
             up to the newcomer's; or that of the nearest group of clients.
         k : int, optional
             How many clients to consider: by default 1, 5, 20 and 1.
-        neighbours : sequence of Neighbour, optional
+        neighbors : sequence of Neighbor, optional
             What `nearest` returned for this sketch, to spare the search.
         """
         if strategy not in get_args(Strategy):
             known = ", ".join(get_args(Strategy))
             raise ConfigError(f"unknown strategy {strategy!r}; there are {known}")
         count = k or TAKEN[strategy]
-        found = self.search.nearest(sketch, count) if neighbours is None else neighbours[:count]
+        found = self.search.nearest(sketch, count) if neighbors is None else neighbors[:count]
         if not found:
             raise NoClients(f"nobody is registered in {self.registry.path}, or nobody else")
         if strategy == "cluster":
@@ -169,7 +169,7 @@ class ColdStart:
         )
 
     def _blend(
-        self, found: Sequence[Neighbour], strategy: str
+        self, found: Sequence[Neighbor], strategy: str
     ) -> tuple[dict[ClientId, float], float]:
         if strategy == "nearest" or len(found) == 1:
             return {found[0].client: 1.0}, found[0].squared
@@ -208,7 +208,7 @@ class ColdStart:
         return names, sketches, shares, gram(sketches, debias=True) * sketches[0].rows
 
     def model(self, advice: Advice) -> dict[str, NDArray[Any]]:
-        """Load what is advised: the average of the neighbours' models, or the global model."""
+        """Load what is advised: the average of the neighbors' models, or the global model."""
         if not advice.near:
             return self.registry.global_model()
         return average({c: (w, self.registry.model(c)) for c, w in advice.weights.items()})

@@ -107,7 +107,7 @@ class Scan:
 
 
 class InvertedFile:
-    """faiss' IndexIVFFlat: points in about 2 sqrt(N) lists around centres, few of them searched."""
+    """faiss' IndexIVFFlat: points in about 2 sqrt(N) lists around centers, few of them searched."""
 
     def __init__(self, index: Any) -> None:
         self.index = index
@@ -115,7 +115,7 @@ class InvertedFile:
 
     @classmethod
     def build(cls, pile: Pile, compressor: Compressor, seed: int = 0) -> InvertedFile:
-        """Train the centres on a sample, then add everybody, a block at a time."""
+        """Train the centers on a sample, then add everybody, a block at a time."""
         import faiss
 
         lists = max(1, int(2 * len(pile) ** 0.5))

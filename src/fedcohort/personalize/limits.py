@@ -8,7 +8,7 @@ among the others. Two rules:
   time in twenty; or if it is at most its own standard error: a distance that sampling and noise
   explain is no reason to abstain, however alike the warm clients are.
 - `gains_limit` also knows how much better than the global model each warm client fared with its
-  neighbour's model. It takes the limit under which these gains sum to most.
+  neighbor's model. It takes the limit under which these gains sum to most.
 """
 
 from __future__ import annotations

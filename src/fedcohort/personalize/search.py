@@ -34,7 +34,7 @@ _PAGE = (
 )
 
 
-class Neighbour(NamedTuple):
+class Neighbor(NamedTuple):
     """A client near to a query.
 
     Parameters
@@ -79,7 +79,7 @@ class Search:
     ...         registry.add("east", sketch([1, 0]), reference="models/east")
     ...         registry.add("north", sketch([0, 1]), reference="models/north")
     ...         found = Search(registry).nearest(sketch([0.1, 0.9]), k=2)
-    >>> [neighbour.client for neighbour in found]
+    >>> [neighbor.client for neighbor in found]
     ['north', 'east']
     """
 
@@ -103,7 +103,7 @@ class Search:
 
     def nearest(
         self, sketch: RaceSketch, k: int = 1, *, without: ClientId | None = None
-    ) -> list[Neighbour]:
+    ) -> list[Neighbor]:
         """Return the k nearest clients, the nearest first (paper 0, algorithm 2).
 
         Parameters
@@ -112,7 +112,7 @@ class Search:
             Of the newcomer's data, like those of the registry.
         k : int
         without : str, optional
-            A client to leave out: itself, where it is asked for its own neighbours.
+            A client to leave out: itself, where it is asked for its own neighbors.
         """
         if k < 1:
             raise ConfigError(f"nearest: k={k} must be at least 1")
@@ -226,7 +226,7 @@ def _blocks(registry: Registry, after: int) -> Iterator[list[tuple[int, RaceSket
 
 def _ranked(
     sketch: RaceSketch, found: Sequence[tuple[ClientId, RaceSketch]], k: int
-) -> list[Neighbour]:
+) -> list[Neighbor]:
     """Compare in full precision, with standard errors for those that are returned."""
     sketches = [other for _, other in found]
     squares = distances_to(sketches, sketch, "mmd") * sketch.rows
@@ -235,5 +235,5 @@ def _ranked(
     for i in order.tolist():
         error = distance_with_error(sketch, sketches[i], "mmd").error * sketch.rows
         square = float(squares[i])
-        out.append(Neighbour(found[i][0], max(square, 0.0) ** 0.5, square, error))
+        out.append(Neighbor(found[i][0], max(square, 0.0) ** 0.5, square, error))
     return out

@@ -1,4 +1,4 @@
-"""How much of each neighbour's model a newcomer gets."""
+"""How much of each neighbor's model a newcomer gets."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ HEAVY = 1e4  # weight of the sum, of the largest curvature
 
 
 def by_distance(squares: ArrayLike, errors: ArrayLike) -> Floats:
-    """Weigh neighbours by 1 / (squared distance + its standard error)^2.
+    """Weigh neighbors by 1 / (squared distance + its standard error)^2.
 
-    A twin outweighs everybody else; neighbours that cannot be told apart weigh alike.
+    A twin outweighs everybody else; neighbors that cannot be told apart weigh alike.
 
     Parameters
     ----------

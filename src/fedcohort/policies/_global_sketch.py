@@ -69,14 +69,14 @@ class GlobalSketch:
         return self.counts / self.n if kind == "pooled" else self.shapes / self.clients
 
     def share(self, n: Array, kind: str) -> Array:
-        """Return what clients of the given sizes weigh in the centre."""
+        """Return what clients of the given sizes weigh in the center."""
         return n / self.n if kind == "pooled" else np.full(n.size, 1 / self.clients)
 
     def distances(self, readings: NDArray[Any], center: str, kind: str, debias: bool) -> Array:
-        """Distance of each client to the centre; NaN where there is none.
+        """Distance of each client to the center; NaN where there is none.
 
         `kind` is "frobenius" or "row-l2"; `debias` removes from the square what sample size and
-        noise add to it, each client being part of the centre.
+        noise add to it, each client being part of the center.
         """
         goal = self.center(center)
         result = np.full(len(readings), np.nan)
@@ -98,7 +98,7 @@ class GlobalSketch:
         return result
 
     def _excess(self, n: Array, center: str, energy: Array) -> Array:
-        """Energy of the difference between a client and a centre that it is part of."""
+        """Energy of the difference between a client and a center that it is part of."""
         if center == "pooled":
             whole = self.pooled_energy / self.n**2
         else:

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from fedcohort.policies.base import pick
 from fedcohort.rounds import ClientId
-from fedcohort.signals.catalogue import Needs
+from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
 
 Array = NDArray[np.float64]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedcohort.policies.base import Policy, pick, register
 from fedcohort.rounds import Round, Selection
-from fedcohort.signals.catalogue import Needs
+from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
 
 

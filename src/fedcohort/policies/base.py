@@ -12,7 +12,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
-from fedcohort.signals.catalogue import Needs
+from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
 
 Option = int | float | str | bool
@@ -100,7 +100,7 @@ def pick(
 ) -> tuple[ClientId, ...]:
     """Draw `size` different clients, uniformly or one after the other in proportion to exp(logits).
 
-    Successive sampling without replacement as one vectorised pass: the top `size` of logits plus
+    Successive sampling without replacement as one vectorized pass: the top `size` of logits plus
     Gumbel noise have exactly that law, and weights of any range neither overflow nor vanish.
     Clients with a logit of minus infinity are never drawn, even if the cohort falls short.
 

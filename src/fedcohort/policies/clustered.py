@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedcohort.policies._readings import PROFILES, at_least, sizes, vector_needs, vectors
 from fedcohort.policies.base import Option, Policy, register
 from fedcohort.rounds import ClientId, Round, Selection
-from fedcohort.signals.catalogue import Needs
+from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
 
 Array = NDArray[np.float64]
@@ -57,7 +57,7 @@ class ClusteredSampling(Policy):
     Notes
     -----
     The paper draws from the distributions independently, so that a client may be drawn twice.
-    Here draws from neighbouring distributions are coupled such that no client comes twice, with
+    Here draws from neighboring distributions are coupled such that no client comes twice, with
     the same probability for each: a cohort has as many clients as wanted. A client whose share of
     the data exceeds one place in the cohort is always in it, with its share as weight. The scores
     are the inclusion probabilities.

@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 class DivFL(Policy):
     """Diverse client selection by facility location, of Balakrishnan et al. [1]_.
 
-    The cohort minimises, greedily, the summed distance of each client's gradient to the nearest
+    The cohort minimizes, greedily, the summed distance of each client's gradient to the nearest
     picked one. Gradients travel as random projections, which keep distances.
 
     Parameters

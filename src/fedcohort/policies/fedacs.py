@@ -13,7 +13,7 @@ from fedcohort.numerics import bandits
 from fedcohort.policies._readings import vectors
 from fedcohort.policies.base import Option, Policy, register
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
-from fedcohort.signals.catalogue import Needs
+from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
 
 Array = NDArray[np.float64]

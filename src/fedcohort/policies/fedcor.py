@@ -14,7 +14,7 @@ from fedcohort.numerics import gp
 from fedcohort.policies._readings import at_least, sizes, some
 from fedcohort.policies.base import Policy, pick, register
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
-from fedcohort.signals.catalogue import Needs
+from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
 
 Array = NDArray[np.float64]
@@ -200,18 +200,18 @@ class FedCor(Policy):
             return Selection(())
         embedding = _widened(self.state.embedding, len(self.state.clients), 0.0)
         columns = self._columns(round.available, add=False)
-        modelled = columns >= 0
-        modelled[modelled] = embedding[:, columns[modelled]].any(axis=0)
-        strangers = np.flatnonzero(~modelled)
+        modeled = columns >= 0
+        modeled[modeled] = embedding[:, columns[modeled]].any(axis=0)
+        strangers = np.flatnonzero(~modeled)
         places = int(np.floor(round.size * strangers.size / len(round.available) + 0.5))
-        size = min(round.size - places, int(modelled.sum()))
+        size = min(round.size - places, int(modeled.sum()))
         alpha = np.ones(len(self.state.clients))
         for client, factor in self.state.alpha.items():
             if client in self._column:
                 alpha[self._column[client]] = factor
         share = sizes(signals, self._members)
         share = share / share.sum() if share.any() else np.ones(share.size)
-        model = (embedding, share, alpha, size, columns[modelled])
+        model = (embedding, share, alpha, size, columns[modeled])
         taken = gp.greedy_low_rank(*model, noise_std=self.noise_std, demote=True)
         chosen = tuple(self.state.clients[i] for i in taken)
         scores = dict(zip(chosen, alpha[taken].tolist(), strict=True))

@@ -9,7 +9,7 @@ from numpy.random import Generator
 
 from fedcohort.policies.base import Policy, pick, register
 from fedcohort.rounds import ClientId, Round, Selection
-from fedcohort.signals.catalogue import Needs
+from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
 
 

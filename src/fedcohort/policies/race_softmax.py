@@ -13,7 +13,7 @@ from fedcohort.policies._global_sketch import GlobalSketch
 from fedcohort.policies._readings import check_weights, draw, inverse_inclusion
 from fedcohort.policies.base import Option, Policy, register
 from fedcohort.rounds import ClientId, Round, Selection
-from fedcohort.signals.catalogue import Needs
+from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
 
 Array = NDArray[np.float64]
@@ -51,7 +51,7 @@ class RaceSoftmax(Policy):
         picked, which makes the aggregate unbiased.
     rows, bits, seed, label_weight, centered, epsilon
         Of the sketches: rows of 2^bits buckets; weight of the label appended to the input (0:
-        none); whether inputs are centred by public constants; privacy budget (0: exact).
+        none); whether inputs are centerd by public constants; privacy budget (0: exact).
 
     Notes
     -----

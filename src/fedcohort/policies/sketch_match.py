@@ -14,7 +14,7 @@ from fedcohort.policies._global_sketch import GlobalSketch
 from fedcohort.policies._readings import at_least
 from fedcohort.policies.base import Option, Policy, register
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
-from fedcohort.signals.catalogue import Needs
+from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
 
 Array = NDArray[np.float64]
@@ -42,7 +42,7 @@ class SketchMatch(Policy):
     Sketches merge: the sum of the cohort's counts is the sketch of its data together. Its squared
     distance to the global sketch is rows times the squared maximum mean discrepancy, under the
     hash family's kernel, between the data the cohort trains on and all data. Each round a greedy
-    selection, like kernel herding [1]_, followed by exchanges, minimises it over a pool of the
+    selection, like kernel herding [1]_, followed by exchanges, minimizes it over a pool of the
     clients used least, so that all take part. One sketch a client, once; no losses, no warm-up,
     no model. For private sketches [2]_ the noise's known energy is left out of the distance.
 
@@ -64,7 +64,7 @@ class SketchMatch(Policy):
         With more clients, the pool is a random part of the less used.
     rows, bits, seed, label_weight, centered, epsilon
         Of the sketches: rows of 2^bits buckets (10 x 64 take 1.3 kB); weight of the one-hot label
-        appended to the unit-length input (0: no labels); whether inputs are centred by public
+        appended to the unit-length input (0: no labels); whether inputs are centerd by public
         constants, which sharpens angles; privacy budget (0: exact).
 
     References

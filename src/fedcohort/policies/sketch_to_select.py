@@ -29,7 +29,7 @@ from fedcohort.signals.table import Signals
 Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.int64]
 
-_FITTED = 5_000  # sketches that k-means is fitted to; with more, the rest join the nearest centre
+_FITTED = 5_000  # sketches that k-means is fitted to; with more, the rest join the nearest center
 _PER_CLUSTER = 10  # but so many for each cluster
 
 
@@ -212,7 +212,7 @@ def _holds(available: tuple[ClientId, ...], client: ClientId) -> bool:
 def _directions(rows: Floats) -> Floats:
     """Scale rows to length one, in place; what has no length, or none that float32 holds, is zero.
 
-    Whatever a client sends, it moves a cluster's centre no more than another.
+    Whatever a client sends, it moves a cluster's center no more than another.
     """
     with np.errstate(over="ignore"):
         lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))

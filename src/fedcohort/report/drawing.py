@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedcohort.report.png import RAMP, matrix_image
 
 Floats = NDArray[np.float64]
-COLOURS = (
+COLORS = (
     "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9",
     "#d55e00", "#8c6bb1", "#7f7f7f", "#b5a400", "#5b4636",
 )  # fmt: skip
@@ -26,7 +26,7 @@ class Mark(NamedTuple):
     value: float
     low: float
     high: float
-    colour: str
+    color: str
     strong: bool
     tip: str
 
@@ -37,7 +37,7 @@ def short(name: str, most: int = 22) -> str:
 
 
 def bars(marks: Sequence[Mark]) -> str:
-    """Draw labelled bars from the largest, with their standard errors."""
+    """Draw labeled bars from the largest, with their standard errors."""
     left, width, step = 170, 960, 20
     most = max(*(m.high for m in marks), 1e-12)
     scale = (width - left - 70) / most
@@ -52,7 +52,7 @@ def bars(marks: Sequence[Mark]) -> str:
             f'<text x="{left - 8}" y="{y + 11}" text-anchor="end"{weight}>'
             f"{escape(short(m.name))}</text>"
             f'<rect x="{left}" y="{y}" width="{max(x - left, 0.5):.1f}" height="14" rx="2" '
-            f'fill="{m.colour}" fill-opacity="0.85"/>'
+            f'fill="{m.color}" fill-opacity="0.85"/>'
             f'<path d="M{low:.1f} {y + 7}H{high:.1f}M{low:.1f} {y + 4}v6M{high:.1f} {y + 4}v6" '
             'stroke="#333" stroke-width="1" fill="none" stroke-opacity="0.6"/>'
             f'<text x="{high + 6:.1f}" y="{y + 11}" class="value">{m.value:.3f}</text></g>'
@@ -79,7 +79,7 @@ def dots(marks: Sequence[Mark]) -> str:
         parts.append(
             f'<g><title>{escape(m.tip)}</title><path d="M{x:.1f} {floor - up * m.low:.1f}'
             f'V{floor - up * m.high:.1f}" stroke="#cdd3da" stroke-width="0.8"/>'
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{4 if m.strong else 2.4}" fill="{m.colour}"/>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{4 if m.strong else 2.4}" fill="{m.color}"/>'
             "</g>"
         )
         if m.strong and len(boxes) < NAMED:
@@ -100,7 +100,7 @@ def scatter(marks: Sequence[Mark], positions: Floats, name_all: bool) -> str:
     for m, (x, y) in zip(marks, at.tolist(), strict=True):
         ring = ' stroke="#111" stroke-width="2"' if m.strong else ' stroke="#fff"'
         parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{6 if m.strong else 4.5}" fill="{m.colour}" '
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{6 if m.strong else 4.5}" fill="{m.color}" '
             f'fill-opacity="0.85"{ring}><title>{escape(m.tip)}</title></circle>'
         )
     for m, (x, y) in zip(marks, at.tolist(), strict=True):
@@ -115,8 +115,8 @@ def scatter(marks: Sequence[Mark], positions: Floats, name_all: bool) -> str:
     return _svg(width, height, parts, "Map of the clients")
 
 
-def matrix(values: Floats, names: Sequence[str], colours: Sequence[str]) -> str:
-    """Draw a matrix as one picture, with a strip of the clients' colours and a scale."""
+def matrix(values: Floats, names: Sequence[str], colors: Sequence[str]) -> str:
+    """Draw a matrix as one picture, with a strip of the clients' colors and a scale."""
     n, named = len(values), len(values) <= NAMED
     left, top, side = (140 if named else 24), 18, 400
     most = float(np.quantile(values, 0.99))  # a few extreme pairs must not pale all others
@@ -127,11 +127,11 @@ def matrix(values: Floats, names: Sequence[str], colours: Sequence[str]) -> str:
         f'href="{matrix_image(values, most)}"/>'
         f'<rect x="{left}" y="{top}" width="{side}" height="{side}" fill="none" stroke="#c8ccd2"/>'
     ]
-    for i, (name, colour) in enumerate(zip(names, colours, strict=True)):
+    for i, (name, color) in enumerate(zip(names, colors, strict=True)):
         y = top + i * cell
         parts.append(
             f'<rect x="{left - 10}" y="{y:.2f}" width="7" height="{cell + 0.1:.2f}" '
-            f'fill="{colour}"/>'
+            f'fill="{color}"/>'
         )
         if named:
             size = min(11.0, cell)
@@ -139,14 +139,14 @@ def matrix(values: Floats, names: Sequence[str], colours: Sequence[str]) -> str:
                 f'<text x="{left - 14}" y="{y + cell / 2 + size / 3:.1f}" text-anchor="end" '
                 f'font-size="{size:.1f}">{escape(short(name, 18))}</text>'
             )
-    parts.append(_colour_scale(left, top + side + 14, side, most))
+    parts.append(_color_scale(left, top + side + 14, side, most))
     return _svg(left + side + 20, top + side + 50, parts, "Distance between every two clients")
 
 
-def _colour_scale(x: float, y: float, width: float, most: float) -> str:
+def _color_scale(x: float, y: float, width: float, most: float) -> str:
     stops = "".join(
-        f'<stop offset="{i / (len(RAMP) - 1):.3f}" stop-color="{colour}"/>'
-        for i, colour in enumerate(RAMP)
+        f'<stop offset="{i / (len(RAMP) - 1):.3f}" stop-color="{color}"/>'
+        for i, color in enumerate(RAMP)
     )
     return (
         f'<defs><linearGradient id="scale">{stops}</linearGradient></defs>'

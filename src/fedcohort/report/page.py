@@ -6,7 +6,7 @@ from html import escape
 
 import numpy as np
 
-from fedcohort.report.drawing import COLOURS, Mark, bars, dots, matrix, scatter
+from fedcohort.report.drawing import COLORS, Mark, bars, dots, matrix, scatter
 from fedcohort.report.heterogeneity import OUTLIER, ClientRow, Heterogeneity, few
 
 BARS = 60  # clients; more are drawn as dots
@@ -60,7 +60,7 @@ def page(found: Heterogeneity, title: str = "How different are the clients?") ->
         f"{found.map_share:.0%} of what there is to see.</p>{_map(found)}</section>",
         "<section><h2>Every pair</h2>"
         '<p class="soft">Light pairs are alike. Clients are ordered so that like ones are '
-        f"neighbours.</p>{_matrix(found)}</section>",
+        f"neighbors.</p>{_matrix(found)}</section>",
         "</div>",
         "<h2>Clients</h2>",
         _table(found),
@@ -112,13 +112,13 @@ def _headline(found: Heterogeneity) -> str:
 
 def _marks(found: Heterogeneity) -> list[Mark]:
     return [
-        Mark(c.name, c.distance, c.low, c.high, _colour(c), c.outlier, _tip(c))
+        Mark(c.name, c.distance, c.low, c.high, _color(c), c.outlier, _tip(c))
         for c in found.clients
     ]
 
 
-def _colour(client: ClientRow) -> str:
-    return COLOURS[client.cluster % len(COLOURS)]
+def _color(client: ClientRow) -> str:
+    return COLORS[client.cluster % len(COLORS)]
 
 
 def _tip(c: ClientRow) -> str:
@@ -139,7 +139,7 @@ def _matrix(found: Heterogeneity) -> str:
     order = found.order
     clients = [found.clients[i] for i in order]
     values = found.matrix[np.ix_(order, order)]
-    return matrix(values, [c.name for c in clients], [_colour(c) for c in clients])
+    return matrix(values, [c.name for c in clients], [_color(c) for c in clients])
 
 
 def _table(found: Heterogeneity) -> str:
@@ -153,7 +153,7 @@ def _table(found: Heterogeneity) -> str:
         f"<tr{' class=odd' if c.outlier else ''}><td>{escape(c.name)}</td>"
         f'<td class="r">{c.n:,.0f}</td><td class="r">{c.distance:.4f}</td>'
         f'<td class="r">{c.low:.4f} to {c.high:.4f}</td><td class="r">{c.z:.1f}</td>'
-        f'<td><span class="dot" style="background:{_colour(c)}"></span>{c.cluster + 1}</td>'
+        f'<td><span class="dot" style="background:{_color(c)}"></span>{c.cluster + 1}</td>'
         f"<td>{escape(c.nearest)} ({c.nearest_distance:.3f})</td>"
         f"<td>{'yes' if c.private else 'no'}</td></tr>"
         for c in rows

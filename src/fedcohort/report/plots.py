@@ -38,7 +38,7 @@ def draw_curves(
         if len(curves) <= SHADED:
             axes.fill_between(x, curve.low, curve.high, color=line.get_color(), alpha=0.15)
     if target is not None:
-        axes.axhline(target, color="grey", linestyle=":", linewidth=1)
+        axes.axhline(target, color="gray", linestyle=":", linewidth=1)
     axes.set_xlabel("round" if over == "rounds" else "megabytes sent, both directions")
     axes.set_ylabel("test accuracy")
     axes.set_title(title, loc="left")

@@ -38,9 +38,9 @@ def matrix_image(values: NDArray[np.float64], most: float) -> str:
 
 
 def ramp() -> NDArray[np.uint8]:
-    """Return 256 colours from alike to far."""
+    """Return 256 colors from alike to far."""
     stops = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in RAMP], float)
     where = np.linspace(0, len(RAMP) - 1, 256)
     mixed = [np.interp(where, np.arange(len(RAMP)), stops[:, k]) for k in range(3)]
-    colours: NDArray[np.uint8] = np.rint(np.stack(mixed, axis=1)).astype(np.uint8)
-    return colours
+    colors: NDArray[np.uint8] = np.rint(np.stack(mixed, axis=1)).astype(np.uint8)
+    return colors

@@ -54,9 +54,7 @@ def privacy(sketch: RaceSketch) -> str:
         return "none: exact counts"
     budget = f"epsilon={made.epsilon:g}" + (f", delta={made.delta:g}" if made.delta else "")
     merged = f", {made.parts} sketches merged" if made.parts > 1 else ""
-    return (
-        f"{budget} for one record ({made.neighbours}), {made.mechanism} noise, n {made.n}{merged}"
-    )
+    return f"{budget} for one record ({made.neighbors}), {made.mechanism} noise, n {made.n}{merged}"
 
 
 def facts_table(facts: Mapping[str, str], title: str) -> Table:

@@ -50,8 +50,8 @@ def classical_map(squares: Floats) -> Map:
     ([1.0, 2.0], 1.0)
     """
     n = len(squares)
-    centred = squares - squares.mean(axis=0)
-    inner = -(centred - centred.mean(axis=1, keepdims=True)) / 2
+    centerd = squares - squares.mean(axis=0)
+    inner = -(centerd - centerd.mean(axis=1, keepdims=True)) / 2
     values, vectors = np.linalg.eigh((inner + inner.T) / 2)
     values, vectors = np.maximum(values[::-1], 0), vectors[:, ::-1]
     positions = np.zeros((n, 2))

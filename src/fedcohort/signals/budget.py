@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcohort.atomic import write_atomically
 from fedcohort.exceptions import BudgetExceeded, DataError
-from fedcohort.signals.calibration import Neighbours, check_budget, sensitivity
+from fedcohort.signals.calibration import Neighbors, check_budget, sensitivity
 from fedcohort.signals.privacy import Release, noise_for
 
 if TYPE_CHECKING:
@@ -34,28 +34,28 @@ class Account:
     delta: float = 0.0
     rho: float = 0.0
     releases: int = 0
-    neighbours: Neighbours = "add-remove"
+    neighbors: Neighbors = "add-remove"
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "delta", "rho", "releases"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value < math.inf:
                 raise ValueError(f"{name}={value!r} is no amount")
-        sensitivity(1, self.neighbours)
+        sensitivity(1, self.neighbors)
 
     def after(self, release: Release) -> Account:
         """Return the account with one more release."""
-        if self.releases and self.neighbours != release.neighbours:
+        if self.releases and self.neighbors != release.neighbors:
             raise ValueError(
-                f"earlier releases were for neighbours={self.neighbours!r}, this one for "
-                f"{release.neighbours!r}; they do not add up"
+                f"earlier releases were for neighbors={self.neighbors!r}, this one for "
+                f"{release.neighbors!r}; they do not add up"
             )
         return Account(
             self.epsilon + release.epsilon,
             self.delta + release.delta,
             self.rho + release.rho,
             self.releases + 1,
-            release.neighbours,
+            release.neighbors,
         )
 
     def total(self, delta: float) -> float:
@@ -129,12 +129,12 @@ class BudgetLedger:
         sketch: RaceSketch,
         epsilon: float,
         delta: float = 0.0,
-        neighbours: Neighbours = "add-remove",
+        neighbors: Neighbors = "add-remove",
         **options: Any,
     ) -> RaceSketch:
         """Spend first, then return the private sketch; options as in `RaceSketch.privatize`."""
-        self.spend(client, noise_for(sketch.rows, epsilon, delta, neighbours))
-        return sketch.privatize(epsilon, delta, neighbours, **options)
+        self.spend(client, noise_for(sketch.rows, epsilon, delta, neighbors))
+        return sketch.privatize(epsilon, delta, neighbors, **options)
 
     def _read(self) -> dict[str, Account]:
         if not self.path.exists():

@@ -25,13 +25,13 @@ import numpy as np
 
 from fedcohort.signals.noise import LARGEST_SCALE, LARGEST_SIGMA
 
-Neighbours = Literal["add-remove", "replace"]
+Neighbors = Literal["add-remove", "replace"]
 FINE = 16  # sigma is a multiple of 1 / FINE
 SMALLEST_SIGMA = 2.0
 MOST_TERMS = 1 << 21
 
 
-def sensitivity(rows: int, neighbours: Neighbours) -> int:
+def sensitivity(rows: int, neighbors: Neighbors) -> int:
     """How many counts one record can change, by one each.
 
     Examples
@@ -39,9 +39,9 @@ def sensitivity(rows: int, neighbours: Neighbours) -> int:
     >>> sensitivity(10, "add-remove"), sensitivity(10, "replace")
     (10, 20)
     """
-    if neighbours not in ("add-remove", "replace"):
-        raise ValueError(f"neighbours={neighbours!r} is neither 'add-remove' nor 'replace'")
-    return rows if neighbours == "add-remove" else 2 * rows
+    if neighbors not in ("add-remove", "replace"):
+        raise ValueError(f"neighbors={neighbors!r} is neither 'add-remove' nor 'replace'")
+    return rows if neighbors == "add-remove" else 2 * rows
 
 
 def check_budget(epsilon: float, delta: float) -> None:

@@ -138,7 +138,7 @@ def gram(readings: Readings, debias: bool | None = None) -> Floats:
     clients with weights w and v, without bias.
     """
     stack = Stack(readings)
-    out = _products(stack, centred=False)
+    out = _products(stack, centerd=False)
     if _settle(stack, "frobenius", debias):
         out[np.diag_indices_from(out)] -= stack.energy()
     out /= stack.rows
@@ -182,12 +182,12 @@ def _to_center(stack: Stack, center: Floats, kind: Kind, energy: Floats | None) 
     return np.sqrt(total) if kind == "frobenius" else total / stack.rows
 
 
-def _products(stack: Stack, centred: bool) -> Floats:
+def _products(stack: Stack, centerd: bool) -> Floats:
     """Inner products of the sketches, as seen from the origin or from their mean."""
     out = np.zeros((len(stack), len(stack)))
     full = np.flatnonzero(~np.isnan(stack.n))
     for _, q in stack.chunks():
-        if centred and len(full):
+        if centerd and len(full):
             q -= q[full].mean(axis=0) if len(full) < len(q) else q.mean(axis=0)
         flat = q.reshape(len(q), -1)
         out += flat @ flat.T
@@ -196,7 +196,7 @@ def _products(stack: Stack, centred: bool) -> Floats:
 
 def _squares(stack: Stack) -> Floats:
     """Squared Frobenius distances, seen from the mean: like numbers lose no digits."""
-    products = _products(stack, centred=True)
+    products = _products(stack, centerd=True)
     own = np.diag(products)
     return np.maximum(own[:, None] + own - 2 * products, 0)
 

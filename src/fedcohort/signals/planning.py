@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedcohort.signals.calibration import Neighbours
+from fedcohort.signals.calibration import Neighbors
 from fedcohort.signals.privacy import Release, noise_for
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def plan(
     epsilon: float,
     delta: float = 0.0,
     dim: int | None = None,
-    neighbours: Neighbours = "add-remove",
+    neighbors: Neighbors = "add-remove",
 ) -> Plan:
     """Recommend rows and bits for clients of n records and a privacy budget.
 
@@ -58,7 +58,7 @@ def plan(
     ----------
     n : float
         Records of a typical client.
-    epsilon, delta, neighbours
+    epsilon, delta, neighbors
         The budget of the release.
     dim : int, optional
         Columns: more hyperplanes than columns leave buckets that nothing can reach.
@@ -73,7 +73,7 @@ def plan(
         raise ValueError(f"plan: n={n} records are too few to be measured")
     most = max(2, min(BITS[-1], dim or BITS[-1]))
     sizes = [(rows, bits) for rows in ROWS for bits in BITS if bits <= most]
-    noises = {rows: noise_for(rows, epsilon, delta, neighbours) for rows in ROWS}
+    noises = {rows: noise_for(rows, epsilon, delta, neighbors) for rows in ROWS}
     return min(
         (_expect(n, rows, bits, noises[rows]) for rows, bits in sizes), key=lambda p: p.error
     )

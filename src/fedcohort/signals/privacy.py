@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedcohort.exceptions import UnlikeSketches
 from fedcohort.signals.calibration import (
-    Neighbours,
+    Neighbors,
     check_budget,
     gaussian_scale,
     laplace_scale,
@@ -40,7 +40,7 @@ class Release:
         Discrete noise on every count; mixed after a merge of both.
     epsilon, delta : float
         The guarantee for one record.
-    neighbours : {"add-remove", "replace"}
+    neighbors : {"add-remove", "replace"}
         What may happen to that record.
     n : {"public", "private"}
         Whether the number of records was published as it is.
@@ -56,7 +56,7 @@ class Release:
     mechanism: Mechanism
     epsilon: float
     delta: float
-    neighbours: Neighbours
+    neighbors: Neighbors
     n: Size
     variance: float
     fourth: float
@@ -71,7 +71,7 @@ class Release:
             if not math.isfinite(value):
                 raise ValueError(f"release: {name}={value!r} must be finite")
         check_budget(self.epsilon, self.delta)
-        sensitivity(1, self.neighbours)
+        sensitivity(1, self.neighbors)
         if self.mechanism not in ("laplace", "gaussian", "mixed") or self.n not in (
             "public",
             "private",
@@ -82,16 +82,16 @@ class Release:
 
     def joined(self, other: Release) -> Release:
         """Return the release of a merged sketch: noise adds up, the weakest part guarantees."""
-        if self.neighbours != other.neighbours:
+        if self.neighbors != other.neighbors:
             raise UnlikeSketches(
-                f"private for neighbours={self.neighbours!r} and {other.neighbours!r}: "
+                f"private for neighbors={self.neighbors!r} and {other.neighbors!r}: "
                 "a merged sketch could promise neither"
             )
         return Release(
             self.mechanism if self.mechanism == other.mechanism else "mixed",
             max(self.epsilon, other.epsilon),
             max(self.delta, other.delta),
-            self.neighbours,
+            self.neighbors,
             "private" if "private" in (self.n, other.n) else "public",
             self.variance + other.variance,
             self.fourth + other.fourth,
@@ -125,7 +125,7 @@ class Release:
         return cls(**spec)
 
 
-def noise_for(rows: int, epsilon: float, delta: float, neighbours: Neighbours) -> Release:
+def noise_for(rows: int, epsilon: float, delta: float, neighbors: Neighbors) -> Release:
     """Choose the mechanism with less noise and calibrate it.
 
     Examples
@@ -138,17 +138,17 @@ def noise_for(rows: int, epsilon: float, delta: float, neighbours: Neighbours) -
     ('gaussian', 17856, 8000000)
     """
     check_budget(epsilon, delta)
-    cells = sensitivity(rows, neighbours)
+    cells = sensitivity(rows, neighbors)
     t, s = laplace_scale(cells, epsilon)
     variance, fourth = laplace_moments(t / s)
     rho = epsilon**2 / 2
-    laplace = Release("laplace", epsilon, 0.0, neighbours, "public", variance, fourth, rho)
+    laplace = Release("laplace", epsilon, 0.0, neighbors, "public", variance, fourth, rho)
     if delta == 0:
         return laplace
     u, s = gaussian_scale(cells, epsilon, delta)
     rho = cells * (s / u) ** 2 / 2
     wide = (u / s) ** 2
-    gaussian = Release("gaussian", epsilon, delta, neighbours, "public", wide, 0.0, rho)
+    gaussian = Release("gaussian", epsilon, delta, neighbors, "public", wide, 0.0, rho)
     return min(laplace, gaussian, key=lambda made: made.variance)
 
 
@@ -156,7 +156,7 @@ def release(
     counts: NDArray[np.int64],
     epsilon: float,
     delta: float = 0.0,
-    neighbours: Neighbours = "add-remove",
+    neighbors: Neighbors = "add-remove",
     n: Size = "public",
     rng: np.random.Generator | None = None,
 ) -> tuple[NDArray[np.int64], Release]:
@@ -169,7 +169,7 @@ def release(
     epsilon, delta : float
         The budget. With delta = 0 Laplace noise; else whichever of Laplace and Gaussian noise is
         less, which for many rows is the Gaussian.
-    neighbours : {"add-remove", "replace"}
+    neighbors : {"add-remove", "replace"}
         Data sets that must look alike: one record more or less, or one exchanged.
     n : {"public", "private"}
         Whether the number of records is published as it is. Under "add-remove" that number is
@@ -181,8 +181,8 @@ def release(
     if n not in ("public", "private"):
         raise ValueError(f"n={n!r} is neither 'public' nor 'private'")
     rows = len(counts)
-    made = noise_for(rows, epsilon, delta, neighbours)
-    cells = sensitivity(rows, neighbours)
+    made = noise_for(rows, epsilon, delta, neighbors)
+    cells = sensitivity(rows, neighbors)
     source = words(rng)
     if made.mechanism == "laplace":
         drawn = discrete_laplace(source, counts.size, *laplace_scale(cells, epsilon))

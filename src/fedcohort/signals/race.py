@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import UnlikeSketches
-from fedcohort.signals.calibration import Neighbours
+from fedcohort.signals.calibration import Neighbors
 from fedcohort.signals.counting import tally
 from fedcohort.signals.density import Estimator, over_rows
 from fedcohort.signals.distances import (
@@ -206,7 +206,7 @@ class RaceSketch(StoredSketch):
         self,
         epsilon: float,
         delta: float = 0.0,
-        neighbours: Neighbours = "add-remove",
+        neighbors: Neighbors = "add-remove",
         n: Size = "public",
         rng: np.random.Generator | None = None,
     ) -> RaceSketch:
@@ -214,6 +214,6 @@ class RaceSketch(StoredSketch):
         if self.release is not None:
             raise ValueError("already private: privatize the exact sketch, once")
         out = self.empty_like()
-        out.counts, out.release = release(self.counts, epsilon, delta, neighbours, n, rng)
+        out.counts, out.release = release(self.counts, epsilon, delta, neighbors, n, rng)
         out.n = self.n if n == "public" else float(out.counts.sum()) / self.rows
         return out

@@ -21,7 +21,7 @@ Constant = float | tuple[float, ...]
 
 @dataclass(frozen=True)
 class Transform:
-    """Prepare vectors: embed, centre and scale, unit length, append the label; in this order.
+    """Prepare vectors: embed, center and scale, unit length, append the label; in this order.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Transform:
     function : callable, optional
         The function itself: maps a block of raw samples to an array (n, dim).
     center, scale : float or sequence of float
-        Public constants: x becomes (x - center) / scale. Centring sharpens sign projections,
+        Public constants: x becomes (x - center) / scale. Centering sharpens sign projections,
         which see angles only: vectors with positive entries all point the same way.
     unit : bool
         Divide each vector by its length; the zero vector stays.

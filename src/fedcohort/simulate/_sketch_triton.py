@@ -12,7 +12,7 @@ TILE_ROWS, TILE_SAMPLES = 128, 16
 
 @triton.jit
 def _pair_stage(x, M: tl.constexpr):
-    """One stage of butterflies on neighbours; the lowest bit of the index becomes the highest."""
+    """One stage of butterflies on neighbors; the lowest bit of the index becomes the highest."""
     low, high = tl.split(tl.reshape(x, (M // 2, 2)))
     return tl.reshape(tl.permute(tl.join(low + high, low - high), (1, 0)), (M,))
 

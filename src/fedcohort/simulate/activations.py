@@ -52,7 +52,7 @@ class ResponseNorm(Layer):
         self.norm = norm
 
     def _band(self, channels: int) -> Tensor:
-        """Entry (c, d) is alpha / size if channel d is among the neighbours of c, else 0."""
+        """Entry (c, d) is alpha / size if channel d is among the neighbors of c, else 0."""
         at = torch.arange(channels, device=self.arena.device)
         offset = at - at[:, None]
         near = (offset >= -(self.norm.size // 2)) & (offset <= (self.norm.size - 1) // 2)

@@ -27,7 +27,7 @@ def mean_step(
     updates : Tensor (clients, parameters)
         The trained models.
     sizes : sequence of int or None
-        Weigh by these, normalised to sum one; None weighs all alike.
+        Weigh by these, normalized to sum one; None weighs all alike.
     weights : sequence of float, optional
         Used as they are, in place of sizes: inverse-inclusion weights need not sum to one.
     """

@@ -1,4 +1,4 @@
-"""What simulated clients answer: every signal of the catalogue, computed from their data."""
+"""What simulated clients answer: every signal of the catalog, computed from their data."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Collector:
     def _blank_sketch(
         self, rows: int, bits: int, seed: int = 0, label_weight: float = 0.0, center: bool = False
     ) -> RaceSketch:
-        """An empty sketch; the centre is the mean of the test set, which the server holds."""
+        """An empty sketch; the center is the mean of the test set, which the server holds."""
         dataset = self.federation.dataset
         flat = dataset.x_test.reshape(len(dataset.x_test), -1)
         transform = Transform(

@@ -21,7 +21,7 @@ def meeting_rate(a, b, buckets=64, seeds=4):
 
 
 # 2^17 rows in all: four standard errors are at most 0.0056. A given pair of sets also carries the
-# error of one fixed pre-hash; neighbouring integers would show a poor one.
+# error of one fixed pre-hash; neighboring integers would show a poor one.
 @pytest.mark.parametrize("buckets", [2, 64, 512])
 @pytest.mark.parametrize(
     ("a", "b"),

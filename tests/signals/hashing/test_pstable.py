@@ -65,7 +65,7 @@ def test_large_numbers_keep_their_digits():
 
 
 def test_vectors_beyond_the_reach_of_integers_are_refused():
-    with pytest.raises(ValueError, match="standardise"):
+    with pytest.raises(ValueError, match="standardize"):
         PStable(2, rows=4, width=1.0).codes(np.array([[0.0, 1e17]]))
 
 

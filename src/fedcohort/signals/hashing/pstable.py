@@ -98,7 +98,7 @@ class PStable(HashFamily):
         if len(far):
             raise ValueError(
                 f"pstable: a vector reaches {np.abs(x[far[0]]).max():.3g}, too far for "
-                f"width={self.width}; standardise the columns or widen the steps"
+                f"width={self.width}; standardize the columns or widen the steps"
             )
 
 

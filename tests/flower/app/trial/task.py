@@ -11,7 +11,7 @@ from typing import Any
 
 from fedcohort.datasets import Federation, federate, load
 from fedcohort.policies import Uniform
-from fedcohort.signals.catalogue import Needs
+from fedcohort.signals.catalog import Needs
 from fedcohort.simulate import LocalTraining, build
 
 CLIENTS = 8
