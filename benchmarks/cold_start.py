@@ -27,8 +27,8 @@ from fedcohort.datasets import Federation, load
 from fedcohort.personalize import ColdStart, Record, Registry
 from fedcohort.personalize.finetune import accuracies, finetune, mixed, own_accuracies
 from fedcohort.personalize.limits import gains_limit
+from fedcohort.privacy.planning import plan
 from fedcohort.rounds import stream
-from fedcohort.signals.planning import plan
 from fedcohort.simulate import LocalTraining, Simulation, build
 
 PAPER = {

@@ -8,8 +8,8 @@ import numpy as np
 
 from fedcohort.datasets import federate
 from fedcohort.rounds import stream
-from fedcohort.signals.race import RaceSketch
-from fedcohort.signals.transforms import Transform
+from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import Transform
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,10 @@ from provenance import write
 from fedcohort.distribute.cluster import cluster, need_ray
 from fedcohort.distribute.runs import run_all
 from fedcohort.distribute.sketching import sketch_folder
-from fedcohort.experiments.several import in_turn
-from fedcohort.experiments.sweep import expand
+from fedcohort.experiments.several import expand, in_turn
 from fedcohort.files import Want, open_source
 from fedcohort.files.sketching import sketch_source
-from fedcohort.signals.race import RaceSketch
+from fedcohort.sketch.race import RaceSketch
 
 DIM, ROWS, BITS = 64, 500, 6
 SWEEP = {

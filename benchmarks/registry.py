@@ -31,10 +31,17 @@ from provenance import write
 
 from fedcohort.datasets import load
 from fedcohort.personalize import Record, Registry, Search
-from fedcohort.personalize.index import CANDIDATES, Compressor, InvertedFile
-from fedcohort.personalize.pile import CAUTION, Pile, PileWriter, vector
-from fedcohort.signals.race import RaceSketch
-from fedcohort.signals.transforms import Transform
+from fedcohort.personalize.index import (
+    CANDIDATES,
+    CAUTION,
+    Compressor,
+    InvertedFile,
+    Pile,
+    PileWriter,
+    vector,
+)
+from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import Transform
 
 ROWS, BITS = 10, 6
 BLOCK = 20_000

@@ -37,8 +37,8 @@ from fedcohort.policies import (
     Uniform,
 )
 from fedcohort.rounds import Outcome, Round, stream
-from fedcohort.signals.stack import reading_dtype
 from fedcohort.signals.table import Column, Signals
+from fedcohort.sketch.distances import reading_dtype
 
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
 SCALARS = ("num_examples", "loss", "loss_rms", "duration", "update_distance")

@@ -25,7 +25,7 @@ import numpy as np
 from provenance import write
 
 from fedcohort.datasets import load
-from fedcohort.signals.race import RaceSketch, distance_matrix
+from fedcohort.sketch.race import RaceSketch, distance_matrix
 
 ROWS, BITS, PERMUTATIONS = 1000, 6, 200
 
@@ -116,7 +116,7 @@ def mnist_job(x, repeats):
 MEMORY = """
 import sys
 import numpy as np
-from fedcohort.signals.race import RaceSketch
+from fedcohort.sketch.race import RaceSketch
 def peak():
     lines = open("/proc/self/status").read().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
@@ -145,7 +145,7 @@ def memory(x):
 FIRST = """
 import time
 import numpy as np
-from fedcohort.signals.race import RaceSketch
+from fedcohort.sketch.race import RaceSketch
 x = np.ones((10, 784), np.float32)
 wall, cpu = time.perf_counter(), time.process_time()
 RaceSketch.srp(dim=784, rows=1000, bits=6).add(x)

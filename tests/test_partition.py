@@ -22,7 +22,7 @@ from fedcohort.partition import (
     uniform_plus_dirichlet,
 )
 from fedcohort.partition.assign import apportion, deal, dirichlet, even_sizes
-from fedcohort.partition.environment import skewness_levels
+from fedcohort.partition.dirichlet import skewness_levels
 
 MNIST_CLASSES = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 

@@ -32,9 +32,9 @@ from scipy import sparse
 from fedcohort import POLICIES, Session, checkpoint, stream
 from fedcohort.datasets import federate, load
 from fedcohort.gates import GATES, SketchToSkip
-from fedcohort.signals.race import RaceSketch
-from fedcohort.signals.transforms import Tokenizer, Transform
 from fedcohort.simulate import LocalTraining, Simulation, build, simulate
+from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import Tokenizer, Transform
 
 PINS = Path(__file__).parent / "pins" / "pins.json"
 CLIENTS = tuple(f"c{i:02d}" for i in range(20))
@@ -518,8 +518,8 @@ from fedcohort.policies import KDPP, PowerOfChoice, SketchMatch, register
 from fedcohort.report.heterogeneity import measure
 from fedcohort.report.page import page
 from fedcohort.session import Session
-from fedcohort.signals.race import RaceSketch
-from fedcohort.signals.transforms import Transform
+from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import Transform
 from fedcohort.simulate import LocalTraining, Simulation, build, simulate
 from fedcohort.testing import check_policy
 """

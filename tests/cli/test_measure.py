@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedcohort.cli import invoke
-from fedcohort.signals.planning import plan
+from fedcohort.privacy.planning import plan
 
 PAGE = Path(__file__).parents[2] / "docs" / "measure.md"
 

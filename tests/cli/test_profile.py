@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcohort.cli import invoke
-from fedcohort.signals.race import RaceSketch
+from fedcohort.sketch.race import RaceSketch
 
 
 @pytest.fixture

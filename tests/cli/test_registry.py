@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from fedcohort.cli import invoke
-from fedcohort.signals.race import RaceSketch
+from fedcohort.sketch.race import RaceSketch
 
 EMPTY = RaceSketch.srp(dim=2, rows=30, bits=3)
 

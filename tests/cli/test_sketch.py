@@ -15,10 +15,10 @@ import pytest
 
 from fedcohort.cli import invoke
 from fedcohort.files.sketching import columns_name
-from fedcohort.signals.planning import plan
-from fedcohort.signals.race import RaceSketch, distance_matrix
-from fedcohort.signals.transforms import Tokenizer, Transform
-from fedcohort.signals.uncertainty import distance_with_error
+from fedcohort.privacy.planning import plan
+from fedcohort.sketch.errors import distance_with_error
+from fedcohort.sketch.race import RaceSketch, distance_matrix
+from fedcohort.sketch.transforms import Tokenizer, Transform
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(120, 3)) + 1

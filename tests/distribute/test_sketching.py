@@ -14,7 +14,7 @@ from fedcohort.distribute.sketching import part_of, split
 from fedcohort.exceptions import DataError
 from fedcohort.files import Want, open_source
 from fedcohort.files.finding import find_files
-from fedcohort.signals.race import RaceSketch
+from fedcohort.sketch.race import RaceSketch
 
 RNG = np.random.default_rng(0)
 

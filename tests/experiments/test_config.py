@@ -6,8 +6,8 @@ import pytest
 
 from fedcohort.datasets import DATASETS
 from fedcohort.exceptions import ConfigError
-from fedcohort.experiments.build import gate_of, local_of, policy_of
 from fedcohort.experiments.config import Experiment, dump, papers, parse, read
+from fedcohort.experiments.folder import gate_of, local_of, policy_of
 from fedcohort.partition import PARTITIONS
 from fedcohort.simulate import MODELS
 

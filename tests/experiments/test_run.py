@@ -11,10 +11,9 @@ import time
 import pytest
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.experiments.compare import DEFAULT_SETTING, compare
 from fedcohort.experiments.config import NamedConfig, dump, parse
-from fedcohort.experiments.run import read_histories, run
-from fedcohort.experiments.tracking import tracker
+from fedcohort.experiments.folder import read_histories, run, tracker
+from fedcohort.experiments.several import DEFAULT_SETTING, compare
 
 SMALL = dataclasses.replace(
     DEFAULT_SETTING, rounds=6, seeds=(0, 1), checkpoint_every=4, device="cpu"

@@ -13,16 +13,18 @@ from hypothesis import strategies as st
 
 from fedcohort.exceptions import DataError, InvalidSketch, UnlikeSketches
 from fedcohort.files import Want, open_source
-from fedcohort.files.loading import load_alike, load_sketch, sketch_files
-from fedcohort.files.names import FileNames, client_names
+from fedcohort.files.finding import FileNames, client_names
 from fedcohort.files.sketching import (
     columns_name,
+    load_alike,
+    load_sketch,
     named_columns,
     sketch_clients,
+    sketch_files,
     sketch_source,
 )
-from fedcohort.signals.race import RaceSketch
-from fedcohort.signals.transforms import Tokenizer, Transform
+from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import Tokenizer, Transform
 
 RNG = np.random.default_rng(1)
 X = RNG.normal(size=(90, 3))

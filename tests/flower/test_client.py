@@ -11,11 +11,11 @@ from flwr.clientapp import ClientApp
 
 from fedcohort.exceptions import BudgetExceeded, ConfigError, DataError
 from fedcohort.flower import Privacy, attach
+from fedcohort.flower.answers import sketch
 from fedcohort.flower.messages import RECORD, Request, from_record
-from fedcohort.flower.sketches import sketch
-from fedcohort.signals.budget import BudgetLedger
+from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.signals.projection import Projection
-from fedcohort.signals.race import RaceSketch
+from fedcohort.sketch.race import RaceSketch
 
 X = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
 Y = np.arange(50) % 3

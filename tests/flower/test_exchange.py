@@ -10,7 +10,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedcohort.flower.exchange import TimedGrid, exchange
+from fedcohort.flower.grid import TimedGrid, exchange
 
 
 def echo():

@@ -14,10 +14,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedcohort.exceptions import DataError
-from fedcohort.flower.forms import fits, most_bytes
-from fedcohort.flower.messages import Request, from_record, pack, refused, to_record, unpack
-from fedcohort.signals.stack import reading_dtype
+from fedcohort.flower.messages import (
+    Request,
+    fits,
+    from_record,
+    most_bytes,
+    pack,
+    refused,
+    to_record,
+    unpack,
+)
 from fedcohort.signals.table import Signals
+from fedcohort.sketch.distances import reading_dtype
 
 PLAIN = hnp.arrays(
     st.sampled_from(["<i2", "<i8", "|u1", "<f4", "<f8", "|b1", ">f4", ">i4"]),

@@ -72,8 +72,8 @@ UNLIKE = {"oort"}
 def test_a_policy_picks_the_same_cohorts(digits, name):
     policy = POLICIES[name]
     # Flower's clients must be sent the public center; simulated ones share the server's memory.
-    centerd = policy().signal_options.get("race_sketch", {}).get("center")
-    extra = len(digits.clients) * 64 * 8 if centerd else 0
+    centered = policy().signal_options.get("race_sketch", {}).get("center")
+    extra = len(digits.clients) * 64 * 8 if centered else 0
     check_same(*run_flower(digits, policy()), *run_simulation(digits, policy()), extra_down=extra)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from fedcohort.numerics import _dpp_loops, dpp
+from fedcohort.numerics import _loops, dpp
 
 
 def _kernel(n: int, rank: int, seed: int) -> np.ndarray:
@@ -87,10 +87,10 @@ def test_compiled_loops_equal_plain_python() -> None:
     chances = process._chance_table(5)
     for seed in range(20):
         fast, plain = np.random.default_rng(seed), np.random.default_rng(seed)
-        chosen = _dpp_loops.draw_eigenvectors(chances, 5, fast)
-        assert chosen.tolist() == _dpp_loops.draw_eigenvectors.py_func(chances, 5, plain).tolist()
-        items = _dpp_loops.draw_projection(process.eigenvectors, chosen, fast)
-        again = _dpp_loops.draw_projection.py_func(process.eigenvectors, chosen, plain)
+        chosen = _loops.draw_eigenvectors(chances, 5, fast)
+        assert chosen.tolist() == _loops.draw_eigenvectors.py_func(chances, 5, plain).tolist()
+        items = _loops.draw_projection(process.eigenvectors, chosen, fast)
+        again = _loops.draw_projection.py_func(process.eigenvectors, chosen, plain)
         assert items.tolist() == again.tolist()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from fedcohort.numerics import _facility_loop, facility
+from fedcohort.numerics import _loops, facility
 
 
 def _table(seed: int, n: int = 9) -> np.ndarray:
@@ -72,10 +72,10 @@ def test_looking_at_everybody_is_greedy() -> None:
 def test_compiled_loop_equals_plain_python() -> None:
     table = np.ascontiguousarray(_table(6, n=21))
     shares = np.random.default_rng(0).random(21)
-    compiled = _facility_loop.lazy_loop(table, shares, 7)
-    gain = _facility_loop._gain.py_func
-    space = vars(_facility_loop) | {"_gain": gain}
-    plain = types.FunctionType(_facility_loop.lazy_loop.py_func.__code__, space)
+    compiled = _loops.lazy_loop(table, shares, 7)
+    gain = _loops._gain.py_func
+    space = vars(_loops) | {"_gain": gain}
+    plain = types.FunctionType(_loops.lazy_loop.py_func.__code__, space)
     assert compiled.tolist() == plain(table, shares, 7).tolist()
 
 

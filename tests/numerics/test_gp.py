@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
-from fedcohort.numerics import _gp_loops, gp
+from fedcohort.numerics import _loops, gp
 
 
 def _algorithm_1(cov, p, alpha, size, available):
@@ -136,13 +136,13 @@ def test_compiled_loops_equal_plain_python() -> None:
     rise, fall = rng.random(9), rng.random(9)
     barrier = np.where(np.arange(9) == 4, -np.inf, 0.0)
     fast, slow = np.empty(9), np.empty(9)
-    _gp_loops.score(left, drawn, spent, rise, fall, barrier, fast)
-    _gp_loops.score.py_func(left, drawn, spent, rise, fall, barrier, slow)
+    _loops.score(left, drawn, spent, rise, fall, barrier, fast)
+    _loops.score.py_func(left, drawn, spent, rise, fall, barrier, slow)
     np.testing.assert_array_equal(fast, slow)
     column = rng.normal(size=9)
     twins = [(left.copy(), drawn.copy()) for _ in range(2)]
-    _gp_loops.absorb(*twins[0], column, 0.7)
-    _gp_loops.absorb.py_func(*twins[1], column, 0.7)
+    _loops.absorb(*twins[0], column, 0.7)
+    _loops.absorb.py_func(*twins[1], column, 0.7)
     np.testing.assert_array_equal(twins[0], twins[1])
 
 
@@ -225,7 +225,7 @@ def test_gradient_matches_finite_differences() -> None:
     y, w = _samples(3, t=4, n=5)
     y[1, 2] = np.nan
     x = np.random.default_rng(0).normal(size=(2, 5))
-    from fedcohort.numerics._gp_fit import _checked, _value_and_gradient
+    from fedcohort.numerics.gp import _checked, _value_and_gradient
 
     changes, seen, shares = _checked(y, w, 2, 0.3)
     _, slope = _value_and_gradient(x, changes, seen, shares, 0.3)
@@ -271,7 +271,7 @@ def test_em_steps_never_lower_the_likelihood_and_help() -> None:
 
 
 def test_em_is_at_rest_at_the_closed_form() -> None:
-    from fedcohort.numerics._gp_fit import _checked, _em_step
+    from fedcohort.numerics.gp import _checked, _em_step
 
     y, w = _samples(10)
     x = gp.fit_low_rank(y, w, 3, 0.15)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcohort.personalize import Registry
-from fedcohort.signals.race import RaceSketch
+from fedcohort.sketch.race import RaceSketch
 
 EMPTY = RaceSketch.srp(dim=2, rows=30, bits=3, seed=0)
 

@@ -5,10 +5,9 @@ import pytest
 
 from fedcohort.exceptions import ConfigError, DataError, NoClients
 from fedcohort.personalize import ColdStart, Limit, Record
-from fedcohort.personalize.calibration import keep
-from fedcohort.personalize.clusters import clusters
-from fedcohort.personalize.mixing import average
-from fedcohort.signals.race import RaceSketch
+from fedcohort.personalize.cold_start import average, clusters
+from fedcohort.personalize.limits import keep
+from fedcohort.sketch.race import RaceSketch
 
 ANGLES = [0.0, 0.0, 0.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0]
 
@@ -146,7 +145,7 @@ def test_much_noise_makes_one_cluster(make):
 
 
 def test_clusters_of_too_many_are_refused(make, monkeypatch):
-    monkeypatch.setattr("fedcohort.personalize.clusters.MOST", 3)
+    monkeypatch.setattr("fedcohort.personalize.cold_start.MOST", 3)
     with pytest.raises(ConfigError, match="4 clients are more than 3"):
         clusters([make(0.0, i) for i in range(4)])
 

@@ -17,7 +17,7 @@ WRITER = """
 import os, signal, sys
 import numpy as np
 from fedcohort.personalize import Registry
-from fedcohort.signals.race import RaceSketch
+from fedcohort.sketch.race import RaceSketch
 
 path, point = sys.argv[1:]
 sketch = RaceSketch.srp(dim=2, rows=30, bits=3)

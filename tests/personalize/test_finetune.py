@@ -6,15 +6,9 @@ import torch
 from torch import nn
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.personalize.finetune import (
-    accuracies,
-    finetune,
-    mixed,
-    named_arrays,
-    own_accuracies,
-)
+from fedcohort.personalize.finetune import accuracies, finetune, mixed, named_arrays, own_accuracies
+from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.local import LocalTraining
-from fedcohort.simulate.trainer import Trainer
 
 
 @pytest.fixture(scope="module")

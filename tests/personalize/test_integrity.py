@@ -44,7 +44,7 @@ def test_a_damaged_and_an_unlike_sketch_are_found(two, make):
     content = bytearray(two.sketch("ann").to_bytes())
     content[40] ^= 1
     set_sketch(two, "ann", bytes(content))
-    from fedcohort.signals.race import RaceSketch
+    from fedcohort.sketch.race import RaceSketch
 
     other = RaceSketch.srp(dim=2, rows=30, bits=3, seed=5)
     other.add(np.eye(2))

@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.personalize import Record, Search
-from fedcohort.personalize.calibration import calibrated, keep, kept, leave_one_out
-from fedcohort.personalize.limits import NEVER, Limit, distance_limit, gains_limit, spread_limit
+from fedcohort.personalize.limits import (
+    NEVER,
+    Limit,
+    calibrated,
+    distance_limit,
+    gains_limit,
+    keep,
+    kept,
+    leave_one_out,
+    spread_limit,
+)
 
 
 def test_the_spread_limit_is_the_quantile_or_a_standard_error():

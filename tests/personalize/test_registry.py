@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedcohort.exceptions import ConfigError, DataError, UnknownClient, UnlikeSketches
 from fedcohort.personalize import Record, Registry, check
-from fedcohort.signals.race import RaceSketch
+from fedcohort.sketch.race import RaceSketch
 
 MODEL = {"layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(2)}
 

@@ -7,11 +7,10 @@ import pytest
 
 from fedcohort.exceptions import ConfigError, DataError, NoClients, UnlikeSketches
 from fedcohort.personalize import Record, Registry, Search
-from fedcohort.personalize.index import Compressor, Index, Scan
-from fedcohort.personalize.pile import CAUTION, PileWriter, vector
-from fedcohort.signals.race import RaceSketch, distance
-from fedcohort.signals.stack import Stack
-from fedcohort.signals.uncertainty import distance_with_error
+from fedcohort.personalize.index import CAUTION, Compressor, Index, PileWriter, Scan, vector
+from fedcohort.sketch.distances import Stack
+from fedcohort.sketch.errors import distance_with_error
+from fedcohort.sketch.race import RaceSketch, distance
 
 needs_faiss = pytest.mark.skipif(
     importlib.util.find_spec("faiss") is None, reason="faiss is not installed"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcohort.personalize.weights import RIDGE, by_distance, matching, mixture_square
+from fedcohort.personalize.cold_start import RIDGE, by_distance, matching, mixture_square
 
 
 def problem(seed, k=6, dim=4):

@@ -11,8 +11,8 @@ from scipy.stats import chi2
 from fedcohort.numerics import dpp
 from fedcohort.policies import KDPP
 from fedcohort.rounds import Round, stream
-from fedcohort.signals.stack import reading_dtype
 from fedcohort.signals.table import Signals
+from fedcohort.sketch.distances import reading_dtype
 
 IDS = tuple("abcdef")
 PROFILES = np.random.default_rng(0).normal(size=(6, 3))

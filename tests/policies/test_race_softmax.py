@@ -10,9 +10,8 @@ from scipy.stats import chi2
 
 from fedcohort.policies import RaceSoftmax
 from fedcohort.rounds import Round, stream
-from fedcohort.signals.distances import distances_to_global
-from fedcohort.signals.stack import reading_dtype
 from fedcohort.signals.table import Signals
+from fedcohort.sketch.distances import distances_to_global, reading_dtype
 
 IDS = tuple("abcdef")
 

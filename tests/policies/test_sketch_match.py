@@ -8,8 +8,8 @@ import pytest
 from fedcohort.policies import SketchMatch, Uniform, sketch_match
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.session import Session
-from fedcohort.signals.stack import reading_dtype
 from fedcohort.signals.table import Signals
+from fedcohort.sketch.distances import reading_dtype
 
 
 def federation(clients: int = 40, seed: int = 0, noise: float = 0.0):

@@ -16,14 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcohort.exceptions import DataError
-from fedcohort.report.drawing import bars, dots, scatter
-from fedcohort.report.heterogeneity import measure, robust_scores
+from fedcohort.report.drawing import RAMP, bars, dots, matrix_image, ramp, scatter
+from fedcohort.report.heterogeneity import (
+    classical_map,
+    measure,
+    robust_scores,
+    silhouette,
+    suggest_clusters,
+)
 from fedcohort.report.page import page
-from fedcohort.report.png import RAMP, matrix_image, ramp
-from fedcohort.report.structure import classical_map, silhouette, suggest_clusters
-from fedcohort.report.uncertainty import errors_to_global, pair_errors, tightened
-from fedcohort.signals.distances import distance_matrix, distances_to_global
-from fedcohort.signals.race import RaceSketch
+from fedcohort.sketch.distances import distance_matrix, distances_to_global
+from fedcohort.sketch.errors import errors_to_global, pair_errors, tightened
+from fedcohort.sketch.race import RaceSketch
 
 EMPTY = RaceSketch.srp(8, rows=50, bits=5)
 MEANS = np.random.default_rng(0).normal(size=(4, 8)) * 2

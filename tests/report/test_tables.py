@@ -7,8 +7,7 @@ import pytest
 
 from fedcohort.experiments.several import PolicyResult
 from fedcohort.experiments.summary import Overhead, Summary, spread
-from fedcohort.report.tables import comparison, curves
-from fedcohort.report.terminal import comparison_table, sparkline
+from fedcohort.report.tables import comparison, comparison_table, curves, sparkline
 from fedcohort.simulate.history import History, RoundRecord
 
 

@@ -14,13 +14,12 @@ from torch import nn
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import stream
-from fedcohort.simulate import stacked
-from fedcohort.simulate.choice import choose
-from fedcohort.simulate.graphs import GraphStepper
-from fedcohort.simulate.jobs import Job
+from fedcohort.simulate.engine import stacked
+from fedcohort.simulate.engine.graphs import GraphStepper
+from fedcohort.simulate.engine.jobs import Job
+from fedcohort.simulate.engine.trainer import Trainer, choose
 from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.models import CharLSTM, build
-from fedcohort.simulate.trainer import Trainer
 
 # an even kernel makes padding="same" uneven, which PyTorch warns is slow
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
@@ -367,7 +366,7 @@ def test_short_runs_do_not_pay_for_a_compiler(name):
 import sys
 import numpy as np
 from fedcohort.simulate.models import build
-from fedcohort.simulate.trainer import Trainer
+from fedcohort.simulate.engine.trainer import Trainer
 trainer = Trainer(build({name!r}, (1, 28, 28), 10), device="cpu")
 data = trainer.data(np.zeros((9, 1, 28, 28), np.float32), np.arange(9))
 jobs = [trainer.job(0, 0, "a", np.arange(9))]

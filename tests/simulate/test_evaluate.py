@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.simulate.jobs import Job
+from fedcohort.simulate.engine.jobs import Job
+from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.models import build
-from fedcohort.simulate.trainer import Trainer
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(150, 1, 16, 16)).astype(np.float32)

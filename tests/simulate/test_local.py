@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import stream
-from fedcohort.simulate.jobs import Job, lockstep, sweep
+from fedcohort.simulate.engine.jobs import Job, lockstep, sweep
 from fedcohort.simulate.local import LocalTraining, Schedule, batch_plan
 
 SMALL = st.integers(1, 40)

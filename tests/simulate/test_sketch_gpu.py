@@ -5,9 +5,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fedcohort.signals.race import RaceSketch  # noqa: E402
 from fedcohort.simulate import sketch_gpu  # noqa: E402
 from fedcohort.simulate.sketch_gpu import hadamard, hash_counts  # noqa: E402
+from fedcohort.sketch.race import RaceSketch  # noqa: E402
 
 SIZES = [(784, 1000, 6, "u1"), (100, 300, 5, "f4"), (600, 70, 3, "f8"), (3, 10, 2, "i8")]
 
@@ -49,7 +49,7 @@ def test_extreme_scales_are_hashed_alike():
 
 
 def test_transform_agrees_with_numpy():
-    from fedcohort.signals.hashing.rotation import hadamard as plain
+    from fedcohort.sketch.hashing.base import hadamard as plain
 
     x = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
     np.testing.assert_array_equal(hadamard(torch.from_numpy(x)).numpy(), plain(x))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedcohort.simulate.engine.switches import gradients_without_training, precision
 from fedcohort.simulate.models import CharLSTM
-from fedcohort.simulate.switches import gradients_without_training, precision
 
 
 def tf32() -> list[bool]:

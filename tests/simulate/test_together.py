@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedcohort.simulate import build, evaluate
-from fedcohort.simulate.trainer import Trainer
+from fedcohort.simulate import build
+from fedcohort.simulate.engine import evaluate
+from fedcohort.simulate.engine.trainer import Trainer
 
 CASES = [("mlp-64-30", (1, 8, 8), 10), ("cnn", (1, 28, 28), 10), ("char-lstm", (12,), 80)]
 

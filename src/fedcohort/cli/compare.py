@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcohort.cli.cluster import RayOption, on_cluster, runner_on
 from fedcohort.cli.common import (
     Format,
     FormatOption,
+    RayOption,
     RoundBars,
     console,
+    on_cluster,
     parse_named,
     parse_value,
+    runner_on,
     show,
     show_json,
 )
@@ -83,8 +85,8 @@ def command(
 
 def make_setting(config: Path | None, given: dict[str, Any]) -> Experiment:
     """Return the setting of a file, or the default one, with the given options on top."""
-    from fedcohort.experiments.compare import DEFAULT_SETTING
     from fedcohort.experiments.config import dump, parse, read
+    from fedcohort.experiments.several import DEFAULT_SETTING
 
     values = dump(DEFAULT_SETTING if config is None else read(config))
     for key, value in given.items():
@@ -131,7 +133,7 @@ def _compare(
     ray: str | None,
     format: Format,
 ) -> None:
-    from fedcohort.experiments.compare import compare
+    from fedcohort.experiments.several import compare
     from fedcohort.report.plots import draw_curves
     from fedcohort.report.tables import comparison, curves
 
@@ -146,7 +148,7 @@ def _compare(
     if format is Format.json:
         show_json({"folder": str(out), "setting": dataclasses.asdict(setting), "policies": rows})
         return
-    from fedcohort.report.terminal import comparison_table
+    from fedcohort.report.tables import comparison_table
 
     title = f"{title}, {len(setting.seeds)} seeds"
     show(comparison_table(rows, lines, setting.target, title, console().width))

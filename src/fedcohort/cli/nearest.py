@@ -52,9 +52,9 @@ def command(
     Example: `fedcohort nearest new.sketch --registry warm/ --k 5 --format json`
     """
     from fedcohort.atomic import write_atomically
-    from fedcohort.files.loading import load_sketch
+    from fedcohort.files.sketching import load_sketch
     from fedcohort.personalize import ColdStart, Registry
-    from fedcohort.personalize.model_files import pack
+    from fedcohort.personalize.records import pack
     from fedcohort.personalize.search import EXACT
 
     with Registry(registry) as known:

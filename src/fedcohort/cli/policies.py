@@ -19,12 +19,12 @@ def command(
 
     Example: `fedcohort policies --clients 1000 --parameters 1000000`
     """
-    from fedcohort.report.costs import policy_costs
+    from fedcohort.report.tables import policy_costs
 
     rows = policy_costs(clients, cohort_size, 4 * parameters)
     if format is Format.json:
         show_json(rows)
         return
-    from fedcohort.report.terminal import cost_table
+    from fedcohort.report.tables import cost_table
 
     show(cost_table(rows, clients, cohort_size, parameters))

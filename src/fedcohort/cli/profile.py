@@ -29,7 +29,7 @@ def command(
     Example: `fedcohort profile site-*.sketch -o heterogeneity.html`
     """
     from fedcohort.cli.release import writing
-    from fedcohort.files.names import client_names
+    from fedcohort.files.finding import client_names
     from fedcohort.report.heterogeneity import measure
     from fedcohort.report.page import page
 

@@ -50,7 +50,7 @@ def add(
 
     Example: `fedcohort registry add warm/ ann ann.sketch --model ann.safetensors`
     """
-    from fedcohort.files.loading import load_sketch
+    from fedcohort.files.sketching import load_sketch
     from fedcohort.personalize import Registry
 
     loaded, known = load_sketch(sketch), _object(metadata)
@@ -159,15 +159,15 @@ def index(folder: Folder, format: FormatOption = Format.table) -> None:
 
     Example: `fedcohort registry index warm/`
     """
-    from fedcohort.personalize import Registry, Search, calibration
+    from fedcohort.personalize import Registry, Search, limits
     from fedcohort.personalize.search import EXACT
 
     with Registry(folder) as registry:
         search = Search(registry)
         if len(registry) > EXACT:
             search.build()
-        limit = calibration.calibrated(search)
-        calibration.keep(registry, limit)
+        limit = limits.calibrated(search)
+        limits.keep(registry, limit)
         distance = max(limit.squared, 0.0) ** 0.5
         what = {"clients": len(registry), "max_distance": distance}
         _say(format, what, f"{len(registry):,} clients; near is up to a distance of {distance:.4g}")

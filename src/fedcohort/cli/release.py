@@ -15,12 +15,12 @@ import typer
 from fedcohort.cli.common import Format, progress, show, show_json
 from fedcohort.cli.sketch_options import Privacy, user_values
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.files.names import INDEX, FileNames
+from fedcohort.files.finding import INDEX, FileNames
 from fedcohort.files.sketching import OnRows
+from fedcohort.privacy.budget import BudgetLedger
+from fedcohort.privacy.planning import signal_to_noise
 from fedcohort.report.sketches import describe, facts_table
-from fedcohort.signals.budget import BudgetLedger
-from fedcohort.signals.planning import signal_to_noise
-from fedcohort.signals.race import RaceSketch
+from fedcohort.sketch.race import RaceSketch
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcohort.cli.cluster import RayOption, on_cluster, runner_on
-from fedcohort.cli.common import Format, FormatOption, RoundBars, console, show, show_json
+from fedcohort.cli.common import (
+    Format,
+    FormatOption,
+    RayOption,
+    RoundBars,
+    console,
+    on_cluster,
+    runner_on,
+    show,
+    show_json,
+)
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -36,9 +45,9 @@ def command(
 
     Example: `fedcohort run sweep.toml --ray local`, where the file has a `[sweep]` table
     """
-    from fedcohort.experiments import sweep
+    from fedcohort.experiments import several
 
-    settings = sweep.read(config)
+    settings = several.read(config)
     folder = out or Path("runs") / config.stem.removeprefix("paper:")
     if settings is None and ray is not None:
         raise ConfigError(f"--ray spreads a sweep, and {config} has no [sweep] table")
@@ -52,8 +61,7 @@ def command(
 
 def _run(config: Path, folder: Path, resume: bool, track: str | None, format: Format) -> None:
     from fedcohort.experiments.config import read
-    from fedcohort.experiments.run import run
-    from fedcohort.experiments.tracking import tracker
+    from fedcohort.experiments.folder import run, tracker
 
     experiment = read(config)
     parameters = dataclasses.asdict(experiment)
@@ -67,7 +75,7 @@ def _run(config: Path, folder: Path, resume: bool, track: str | None, format: Fo
     if format is Format.json:
         show_json({"folder": str(folder), "seeds": summaries})
         return
-    from fedcohort.report.terminal import summary_table
+    from fedcohort.report.tables import summary_table
 
     show(summary_table(summaries, f"{experiment.policy.name}: {folder}"))
 
@@ -87,7 +95,7 @@ def _sweep(
     if format is Format.json:
         show_json({"folder": str(folder), "runs": rows})
         return
-    from fedcohort.report.terminal import comparison_table
+    from fedcohort.report.tables import comparison_table
 
     targets = {setting.experiment.target for setting in settings}
     target = targets.pop() if len(targets) == 1 else None

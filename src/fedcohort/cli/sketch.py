@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedcohort.cli.cluster import RayOption, on_cluster
-from fedcohort.cli.common import Format, FormatOption
+from fedcohort.cli.common import Format, FormatOption, RayOption, on_cluster
 
 
 class Hash(StrEnum):

@@ -17,8 +17,8 @@ from fedcohort.files import Source, Want, open_source
 from fedcohort.files.finding import kind_of
 from fedcohort.files.sketching import columns_name
 from fedcohort.files.source import Form, Nulls
-from fedcohort.signals.race import RaceSketch
-from fedcohort.signals.transforms import Tokenizer, Transform
+from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import Tokenizer, Transform
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _size(source: Source, shape: Shape, privacy: Privacy) -> tuple[int, int]:
 
     A plan is made for a public number of records, so that all sites get sketches of one size.
     """
-    from fedcohort.signals.planning import plan
+    from fedcohort.privacy.planning import plan
 
     rows, bits = 200, 6
     if privacy.epsilon is not None and (shape.rows is None or shape.bits is None):

@@ -16,7 +16,7 @@ from fedcohort.cli.common import Format, FormatOption, console, show, show_json
 from fedcohort.exceptions import ConfigError, DataError, UnlikeSketches
 
 if TYPE_CHECKING:
-    from fedcohort.signals.race import RaceSketch
+    from fedcohort.sketch.race import RaceSketch
 
 Matrix = list[list[float]]
 Sketches = Annotated[
@@ -70,8 +70,8 @@ def distance(
     Example: `fedcohort distance site-a.sketch site-b.sketch --errors`
     """
     from fedcohort.cli.sketch_options import user_values
-    from fedcohort.files.names import client_names
-    from fedcohort.signals.distances import distance_matrix
+    from fedcohort.files.finding import client_names
+    from fedcohort.sketch.distances import distance_matrix
 
     paths, loaded = load_several(sketches, "a distance")
     names, found = client_names(paths), None
@@ -98,9 +98,9 @@ def inspect(
 
     Example: `fedcohort inspect site-a.sketch`
     """
-    from fedcohort.files.loading import load_sketch
+    from fedcohort.files.sketching import load_sketch
+    from fedcohort.privacy.planning import signal_to_noise
     from fedcohort.report.sketches import describe, facts_table
-    from fedcohort.signals.planning import signal_to_noise
 
     loaded, size = load_sketch(sketch), sketch.stat().st_size
     if format is Format.json:
@@ -119,7 +119,7 @@ def merge(
     Example: `fedcohort merge site-*.sketch -o all.sketch`
     """
     from fedcohort.cli.release import writing
-    from fedcohort.files.loading import load_alike
+    from fedcohort.files.sketching import load_alike
     from fedcohort.report.sketches import describe, facts_table
 
     total: RaceSketch | None = None
@@ -140,7 +140,7 @@ def merge(
 
 def load_several(paths: Sequence[Path], what: str) -> tuple[list[Path], list[RaceSketch]]:
     """Load alike sketches, two or more."""
-    from fedcohort.files.loading import load_alike
+    from fedcohort.files.sketching import load_alike
 
     found = list(load_alike(paths))
     if len(found) < 2:
@@ -150,7 +150,7 @@ def load_several(paths: Sequence[Path], what: str) -> tuple[list[Path], list[Rac
 
 def _errors(sketches: Sequence[RaceSketch], kind: str) -> Matrix:
     """Return the standard error of every distance, 0 on the diagonal and NaN where it has none."""
-    from fedcohort.signals.uncertainty import distance_with_error
+    from fedcohort.sketch.errors import distance_with_error
 
     found = [[0.0] * len(sketches) for _ in sketches]
     for i, a in enumerate(sketches):

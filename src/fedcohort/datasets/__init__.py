@@ -1,7 +1,6 @@
 """Data sets, and their division among clients."""
 
-from fedcohort.datasets.arrays import from_arrays
-from fedcohort.datasets.base import Dataset
+from fedcohort.datasets.base import Dataset, from_arrays
 from fedcohort.datasets.catalog import DATASETS, Availability, available, load
 from fedcohort.datasets.federation import Federation, federate
 

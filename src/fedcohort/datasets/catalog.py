@@ -8,17 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedcohort.datasets import cifar, digits, femnist, heart, idx, shakespeare
+from fedcohort.datasets import heart, images, shakespeare
 from fedcohort.datasets.base import Dataset
 from fedcohort.datasets.files import Folder, MissingData, places
 from fedcohort.exceptions import ConfigError, DataError
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
-    "digits": digits.read,
-    "mnist": idx.read,
-    "fashion-mnist": idx.read,
-    "cifar10": cifar.read,
-    "femnist": femnist.read,
+    "digits": images.read_digits,
+    "mnist": images.read_idx,
+    "fashion-mnist": images.read_idx,
+    "cifar10": images.read_cifar,
+    "femnist": images.read_femnist,
     "shakespeare": shakespeare.read,
     "heart-disease": heart.read,
 }

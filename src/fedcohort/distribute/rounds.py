@@ -17,12 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedcohort.distribute.cluster import need_ray
-from fedcohort.distribute.pool import Pool
+from fedcohort.distribute.cluster import Pool, need_ray
 from fedcohort.exceptions import ConfigError
-from fedcohort.simulate.jobs import Data, Job, plan_of
+from fedcohort.simulate.engine.jobs import Data, Job, plan_of
+from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.local import LocalTraining
-from fedcohort.simulate.trainer import Trainer
 
 Array = NDArray[np.float32]
 

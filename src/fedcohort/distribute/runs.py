@@ -17,9 +17,8 @@ from typing import Any
 from fedcohort.datasets import Dataset
 from fedcohort.distribute.cluster import blame, gpus_for, need_ray
 from fedcohort.exceptions import ConfigError, FedcohortError
-from fedcohort.experiments.build import dataset_of
 from fedcohort.experiments.config import Experiment
-from fedcohort.experiments.run import run
+from fedcohort.experiments.folder import dataset_of, run
 from fedcohort.experiments.several import OnRound, Setting
 from fedcohort.experiments.summary import Summary
 from fedcohort.simulate.history import record_from

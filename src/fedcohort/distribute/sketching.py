@@ -20,7 +20,7 @@ from fedcohort.files.arrays import ArraySource
 from fedcohort.files.finding import find_files, kind_of
 from fedcohort.files.sketching import OnRows, sketch_clients, sketch_source
 from fedcohort.files.text import TextSource
-from fedcohort.signals.race import RaceSketch
+from fedcohort.sketch.race import RaceSketch
 
 TASKS_PER_CPU = 4  # so that a slow worker does not keep the others waiting
 NO_ROWS = "the data have no rows, so there is nothing to sketch"

@@ -11,9 +11,8 @@ from flwr.clientapp import ClientApp
 from numpy.typing import ArrayLike
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.flower.answers import MODEL_FREE, Answers
+from fedcohort.flower.answers import MODEL_FREE, Answers, Privacy
 from fedcohort.flower.identity import answer, own_id
-from fedcohort.flower.sketches import Privacy
 from fedcohort.flower.training import Handler, Training
 from fedcohort.rounds import ClientId
 from fedcohort.signals.catalog import SIGNALS

@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.flower.exchange import LOG, TimedGrid, exchange, failure
+from fedcohort.flower.grid import LOG, TimedGrid, exchange, failure
 from fedcohort.flower.messages import RECORD
 from fedcohort.rounds import ClientId
 

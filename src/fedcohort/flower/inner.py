@@ -51,7 +51,7 @@ def check_policy(policy: Policy, has_center: bool) -> None:
     options = policy.signal_options
     if options.get("race_sketch", {}).get("center") and not has_center:
         raise ConfigError(
-            "CohortStrategy: the policy's sketches are centerd: pass center=, the mean of a "
+            "CohortStrategy: the policy's sketches are centered: pass center=, the mean of a "
             "public data set, or turn its centering off"
         )
     if options.get("update_distance", {}).get("insight_step"):

@@ -14,9 +14,9 @@ from fedcohort.datasets import Dataset, Federation
 from fedcohort.flower.arrays import Flat
 from fedcohort.flower.messages import Request
 from fedcohort.rounds import ClientId
-from fedcohort.simulate.collect import Collector
+from fedcohort.simulate.clients import Collector
+from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.local import LocalTraining
-from fedcohort.simulate.trainer import Trainer
 
 
 class Learner:

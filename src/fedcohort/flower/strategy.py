@@ -1,8 +1,12 @@
-"""`CohortStrategy`: a policy of ours picks the cohort, any Flower strategy does the rest."""
+"""The grid that an inner strategy sees: clients that are known, and a limit to waiting.
+
+`CohortStrategy`: a policy of ours picks the cohort, any Flower strategy does the rest.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -12,24 +16,48 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import ArrayLike
 
-from fedcohort.exceptions import ConfigError
+from fedcohort.exceptions import ConfigError, NoClients
+from fedcohort.flower import checkpoint as checkpoints
 from fedcohort.flower import inner as inners
-from fedcohort.flower import progress
-from fedcohort.flower.aggregation import reply_signals, weigh
 from fedcohort.flower.arrays import flatten, payload
-from fedcohort.flower.cohort import Cohort, Template, first_request, training_request
-from fedcohort.flower.delivery import Delivery, Model
-from fedcohort.flower.exchange import LOG, TimedGrid
+from fedcohort.flower.checkpoint import RoundReport
+from fedcohort.flower.cohort import Cohort, Queries, Template, first_request, training_request
+from fedcohort.flower.grid import LOG, Delivery, Model, TimedGrid
 from fedcohort.flower.identity import Directory, Identity
 from fedcohort.flower.messages import RECORD
-from fedcohort.flower.progress import RoundReport
-from fedcohort.flower.queries import Queries
-from fedcohort.flower.replies import Replies, sound_metrics
-from fedcohort.flower.waiting import PatientGrid
+from fedcohort.flower.replies import Replies, reply_signals, sound_metrics, weigh
 from fedcohort.gates import Gate, NoGate
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId
 from fedcohort.session import Session
+
+
+class PatientGrid(TimedGrid):
+    """Shows the nodes that said who they are; a strategy may wait for more, but not for ever.
+
+    Flower's strategies ask for the nodes again and again until there are enough. The first
+    question starts the clock.
+    """
+
+    def __init__(self, grid: Grid, directory: Directory, wait: float, timeout: float) -> None:
+        super().__init__(grid, timeout)
+        self.directory, self.wait = directory, wait
+        self._asked = 0
+        self._start = time.monotonic()
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the known nodes; NoClients once the strategy has waited too long for more."""
+        nodes = sorted(self.directory.refresh(self.grid).values())
+        self._asked += 1
+        waited = time.monotonic() - self._start
+        if self._asked > 3 and waited > self.wait:
+            raise NoClients(
+                f"too few clients: {len(nodes)} online after {waited:.0f} s, and the strategy "
+                "still waits for more; start more SuperNodes, lower its min_available_nodes and "
+                "min_train_nodes, or raise CohortStrategy(wait=...)"
+            )
+        return nodes
+
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -64,7 +92,7 @@ class CohortStrategy(Strategy):
     identity : {"auto", "client", "name", "public-key"}
         Where the stable ids of clients come from; see `Directory`.
     center : array, optional
-        Public center of the data, for policies whose sketches are centerd.
+        Public center of the data, for policies whose sketches are centered.
     max_bytes : int, default=64 MiB
         Largest reading accepted where its size does not follow from the policy's options.
 
@@ -147,7 +175,7 @@ class CohortStrategy(Strategy):
 
         The parameters are Flower's; `timeout` is by default that of the strategy.
         """
-        arrays = progress.resume(self, initial_arrays)
+        arrays = checkpoints.resume(self, initial_arrays)
         limit = self.timeout if timeout is None else timeout
         self._grid = TimedGrid(grid, limit)
         before = self.rounds_before
@@ -160,7 +188,7 @@ class CohortStrategy(Strategy):
             evaluate_config,
             None if evaluate_fn is None else lambda number, a: evaluate_fn(number + before, a),
         )
-        return progress.renumbered(result, before, arrays)
+        return checkpoints.renumbered(result, before, arrays)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -220,7 +248,7 @@ class CohortStrategy(Strategy):
         policy, model = self.session.policy, cohort.model
         seconds = cohort.seconds({} if self._grid is None else self._grid.seconds)
         signals = reply_signals(policy, updates, model, seconds, self.max_bytes)
-        self.history.append(progress.finish(self.session, signals, updates))
+        self.history.append(checkpoints.finish(self.session, signals, updates))
         arrays, metrics = None, None
         if updates:
             weigh(updates, cohort.selection, model, self.replies.weight_key)
@@ -230,7 +258,7 @@ class CohortStrategy(Strategy):
             arrays, metrics = self.inner.aggregate_train(number, sound)
         if arrays is not None and self.gate is not None:
             self.gate.aggregated(flatten(model.arrays), flatten(arrays))
-        progress.save(self, model.arrays if arrays is None else arrays)
+        checkpoints.save(self, model.arrays if arrays is None else arrays)
         return arrays, metrics
 
     def configure_evaluate(

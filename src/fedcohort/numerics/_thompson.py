@@ -19,7 +19,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.numerics._jit import jit
+from fedcohort.numerics._loops import jit
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]

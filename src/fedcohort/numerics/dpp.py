@@ -84,7 +84,7 @@ class KDPP:
         Eigenvectors are drawn first (Kulesza and Taskar, Algorithm 2), then the items of the
         projection that they span. The cost is O(N k + k^3 log k).
         """
-        from fedcohort.numerics._dpp_loops import draw_eigenvectors, draw_projection
+        from fedcohort.numerics._loops import draw_eigenvectors, draw_projection
 
         _check_size(k, self.size)
         core = min(k, self.rank)

@@ -56,7 +56,7 @@ def lazy_greedy(distances: ArrayLike, size: int, weights: ArrayLike | None = Non
     >>> lazy_greedy([[0, 1, 9, 9], [1, 0, 9, 9], [9, 9, 0, 2], [9, 9, 2, 0]], size=2)
     [0, 2]
     """
-    from fedcohort.numerics._facility_loop import lazy_loop
+    from fedcohort.numerics._loops import lazy_loop
 
     table, shares = _checked(distances, size, weights)
     return [int(j) for j in lazy_loop(table, shares, size)]

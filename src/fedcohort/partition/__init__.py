@@ -12,15 +12,14 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from fedcohort.partition.assign import IndexArray
-from fedcohort.partition.classes import one_label, skewness
 from fedcohort.partition.dirichlet import (
+    dirichlet_environment,
     dirichlet_per_class,
     dirichlet_per_client,
     dirichlet_prior,
     uniform_plus_dirichlet,
 )
-from fedcohort.partition.environment import dirichlet_environment
-from fedcohort.partition.even import iid, natural, shards
+from fedcohort.partition.labels import iid, natural, one_label, shards, skewness
 
 Partition: TypeAlias = Callable[..., list[IndexArray]]
 

@@ -1,4 +1,10 @@
-"""A newcomer with unlabeled data: which model to start from, or "none is near".
+"""Averages of models.
+
+How much of each neighbor's model a newcomer gets.
+
+Groups of warm clients that their sketches cannot tell apart.
+
+A newcomer with unlabeled data: which model to start from, or "none is near".
 
 References
 ----------
@@ -8,28 +14,209 @@ Federated Learning (paper 0), algorithm 2. The mixtures, the clusters and the li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from fedcohort.exceptions import ConfigError, NoClients
-from fedcohort.personalize import calibration, limits
-from fedcohort.personalize.clusters import MOST, clusters
+from fedcohort.exceptions import ConfigError, DataError, NoClients
+from fedcohort.personalize import limits
 from fedcohort.personalize.limits import Limit
-from fedcohort.personalize.mixing import average
 from fedcohort.personalize.registry import Registry
 from fedcohort.personalize.search import Neighbor, Search
-from fedcohort.personalize.weights import by_distance, matching, mixture_square
 from fedcohort.rounds import ClientId
-from fedcohort.signals.distances import distances_to, gram
-from fedcohort.signals.race import RaceSketch
-from fedcohort.signals.stack import Stack
+from fedcohort.sketch.distances import Stack, distance_matrix, distances_to, gram
+from fedcohort.sketch.errors import distance_with_error
+from fedcohort.sketch.race import RaceSketch
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def average(models: Mapping[ClientId, tuple[float, Arrays]]) -> dict[str, NDArray[Any]]:
+    """Average models of one architecture, array by array.
+
+    Parameters
+    ----------
+    models : mapping of client to (weight, named arrays)
+        Weights sum to one. Whole numbers, such as counters, are taken from the heaviest model.
+
+    Examples
+    --------
+    >>> ann, bob = {"w": np.array([0.0, 4.0])}, {"w": np.array([4.0, 0.0])}
+    >>> average({"ann": (0.75, ann), "bob": (0.25, bob)})
+    {'w': array([1., 3.])}
+    """
+    if not models:
+        raise ConfigError("average: give at least one model")
+    heaviest = max(models, key=lambda client: models[client][0])
+    out = {}
+    for name, like in models[heaviest][1].items():
+        total = np.zeros(like.shape, np.float64)
+        for client, (weight, arrays) in models.items():
+            _check(client, arrays, heaviest, models[heaviest][1], name)
+            total += weight * arrays[name].astype(np.float64)
+        out[name] = total.astype(like.dtype) if like.dtype.kind == "f" else like
+    return out
+
+
+def _check(client: ClientId, arrays: Arrays, other: ClientId, like: Arrays, name: str) -> None:
+    if arrays.keys() != like.keys():
+        odd = sorted(arrays.keys() ^ like.keys())[0]
+        raise DataError(f"clients {client!r} and {other!r}: only one of their models has {odd!r}")
+    if arrays[name].shape != like[name].shape:
+        raise DataError(
+            f"clients {client!r} and {other!r}: {name!r} has shapes {arrays[name].shape} "
+            f"and {like[name].shape}; only like models can be averaged"
+        )
+
 
 Floats = NDArray[np.float64]
+RIDGE = 0.3
+TINY = 1e-9  # least curvature, of the largest
+HEAVY = 1e4  # weight of the sum, of the largest curvature
+
+
+def by_distance(squares: ArrayLike, errors: ArrayLike) -> Floats:
+    """Weigh neighbors by 1 / (squared distance + its standard error)^2.
+
+    A twin outweighs everybody else; neighbors that cannot be told apart weigh alike.
+
+    Parameters
+    ----------
+    squares : array (k,)
+        Squared distances without bias; negative ones count as zero.
+    errors : array (k,)
+        Their standard errors.
+
+    Examples
+    --------
+    >>> by_distance([0.0, 1.0, 1.0], [1.0, 1.0, 1.0]).round(3).tolist()
+    [0.667, 0.167, 0.167]
+    """
+    scale = np.maximum(squares, 0) + np.asarray(errors, float)
+    scale = np.maximum(scale, 1e-12 * max(float(scale.max()), 1e-300))
+    raw = (scale.min() / scale) ** 2
+    weights: Floats = raw / raw.sum()
+    return weights
+
+
+def matching(gram: ArrayLike, squares: ArrayLike, energy: ArrayLike) -> Floats:
+    """Find the mixture of clients whose sketch is nearest to the newcomer's.
+
+    Minimizes the squared distance between the newcomer's sketch and sum_i w_i q_i over weights
+    w >= 0 that sum to one. A share RIDGE of the mixture's own energy, sum_i w_i^2 e_i, is left in,
+    so that no single noisy sketch is trusted too much.
+
+    Parameters
+    ----------
+    gram : array (k, k)
+        Debiased inner products of the clients' sketches, summed over rows.
+    squares : array (k,)
+        Debiased squared distances of the newcomer to the clients.
+    energy : array (k,)
+        Of the clients' sketches.
+
+    Examples
+    --------
+    >>> clients, newcomer = np.array([[1.0, 0.0], [0.0, 1.0], [5.0, 5.0]]), np.array([0.25, 0.75])
+    >>> squares = ((clients - newcomer) ** 2).sum(axis=1)
+    >>> matching(clients @ clients.T, squares, np.zeros(3)).round(3).tolist()
+    [0.25, 0.75, 0.0]
+    """
+    from scipy.optimize import nnls
+
+    own, far = np.array(gram, float), np.asarray(squares, float)
+    slope = (far - np.diag(own)) / 2  # see mixture_square
+    own += RIDGE * np.diag(np.asarray(energy, float))
+    values, axes = np.linalg.eigh(own)
+    # debiasing can leave directions without curvature, or with a negative one
+    values = np.maximum(values, TINY * max(float(values[-1]), 1e-300))
+    root = np.sqrt(values)[:, None] * axes.T  # root' root = own
+    target = -(axes.T @ slope) / np.sqrt(values)
+    heavy = HEAVY * float(np.sqrt(values[-1]))  # the weights sum to one
+    table = np.vstack([root, np.full(len(far), heavy)])
+    weights: Floats = nnls(table, np.append(target, heavy))[0]
+    weights /= weights.sum()
+    return weights
+
+
+def mixture_square(gram: ArrayLike, squares: ArrayLike, weights: ArrayLike) -> float:
+    """Squared distance, without bias, between a mixture of clients and the newcomer.
+
+    With weights that sum to one, |sum_i w_i q_i - x|^2 = w'Gw + sum_i w_i (|q_i - x|^2 - G_ii).
+
+    Examples
+    --------
+    >>> clients = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> mixture_square(clients @ clients.T, [1.0, 1.0], [0.5, 0.5])
+    0.5
+    """
+    products, share = np.asarray(gram, float), np.asarray(weights, float)
+    gaps = np.asarray(squares, float) - np.diag(products)
+    return float(share @ products @ share + share @ gaps)
+
+
+MOST = 2000  # clients; all their distances are computed
+SAMPLED_PAIRS = 200
+CUT = 0.5  # of a standard error, which is an upper bound and mostly a loose one
+
+
+def clusters(sketches: Sequence[RaceSketch], cut: float | None = None) -> NDArray[np.int64]:
+    """Group clients by average linkage of their debiased squared distances.
+
+    Parameters
+    ----------
+    sketches : sequence of RaceSketch
+    cut : float, optional
+        Groups are joined while their squared distance, on average, is below. By default half the
+        median standard error of such a distance: what noise and sampling explain is joined, and
+        under much noise all become one group.
+
+    Returns
+    -------
+    int array
+        The group of each client, from 0.
+
+    Examples
+    --------
+    >>> empty = RaceSketch.srp(dim=2, rows=50, bits=3)
+    >>> def sketch(center, seed):
+    ...     made = empty.empty_like()
+    ...     made.add(np.random.default_rng(seed).normal(center, 0.2, (200, 2)))
+    ...     return made
+    >>> clusters([sketch(c, i) for i, c in enumerate([(1, 0), (0, 1), (1, 0), (0, 1)])]).tolist()
+    [0, 1, 0, 1]
+    """
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
+    if len(sketches) > MOST:
+        raise ConfigError(
+            f"clusters: {len(sketches)} clients are more than {MOST}; "
+            "use the strategy 'match' or 'k-nearest'"
+        )
+    if len(sketches) < 2:
+        return np.zeros(len(sketches), np.int64)
+    squares = np.maximum(distance_matrix(sketches, "mmd") * sketches[0].rows, 0)
+    tree = linkage(squareform(squares, checks=False), "average")
+    height = CUT * typical_error(sketches) if cut is None else cut
+    groups = fcluster(tree, height, "distance")
+    _, first, inverse = np.unique(groups, return_index=True, return_inverse=True)
+    names: NDArray[np.int64] = np.argsort(np.argsort(first))[inverse]  # in order of appearance
+    return names
+
+
+def typical_error(sketches: Sequence[RaceSketch]) -> float:
+    """Median standard error of the squared distance between two of the clients."""
+    pairs = zip(sketches, [*sketches[1:], sketches[0]], strict=True)
+    errors = [distance_with_error(a, b, "mmd").error for a, b in islice(pairs, SAMPLED_PAIRS)]
+    return float(np.median(errors)) * sketches[0].rows
+
+
 Strategy = Literal["nearest", "k-nearest", "match", "cluster"]
 TAKEN = {"nearest": 1, "k-nearest": 5, "match": 20, "cluster": 1}
 SAMPLED = 200
@@ -72,7 +259,7 @@ class ColdStart:
     ----------
     registry : Registry
     max_distance : float, "auto" or None
-        Beyond it the advice is the global model. "auto": the limit that `calibration.keep`
+        Beyond it the advice is the global model. "auto": the limit that `limits.keep`
         stored, else one by the distances among up to 200 warm clients (`limits`). None: no limit.
     search : Search, optional
 
@@ -115,9 +302,9 @@ class ColdStart:
     def limit(self) -> Limit:
         """Up to where somebody is near."""
         if self._limit is None:
-            self._limit = calibration.kept(self.registry)
+            self._limit = limits.kept(self.registry)
         if self._limit is None:
-            self._limit = calibration.calibrated(self.search, most=SAMPLED)
+            self._limit = limits.calibrated(self.search, most=SAMPLED)
         return self._limit
 
     def nearest(self, sketch: RaceSketch, k: int = 1) -> list[Neighbor]:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import ClientId
-from fedcohort.simulate.jobs import Data
-from fedcohort.simulate.trainer import Trainer
+from fedcohort.simulate.engine.jobs import Data
+from fedcohort.simulate.engine.trainer import Trainer
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from fedcohort.exceptions import DataError, InvalidSketch
 from fedcohort.personalize.registry import Registry, wanted_models
-from fedcohort.signals.race import RaceSketch
-from fedcohort.signals.transforms import difference
+from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import difference
 
 
 class Problem(NamedTuple):

@@ -13,16 +13,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcohort.exceptions import ConfigError, DataError, NoClients, UnlikeSketches
-from fedcohort.personalize.index import CANDIDATES, Index
-from fedcohort.personalize.pile import CAUTION, Ints, Pile, PileWriter, joined, vector
+from fedcohort.personalize.index import (
+    CANDIDATES,
+    CAUTION,
+    Index,
+    Ints,
+    Pile,
+    PileWriter,
+    joined,
+    vector,
+)
 from fedcohort.personalize.records import check_size
 from fedcohort.personalize.registry import Registry
 from fedcohort.rounds import ClientId
-from fedcohort.signals.distances import distances_to
-from fedcohort.signals.race import RaceSketch
-from fedcohort.signals.stack import Stack
-from fedcohort.signals.transforms import difference
-from fedcohort.signals.uncertainty import distance_with_error
+from fedcohort.sketch.distances import Stack, distances_to
+from fedcohort.sketch.errors import distance_with_error
+from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import difference
 
 EXACT = 10_000
 SPARE = 4  # more than asked for, in case rounding swapped them or somebody was removed

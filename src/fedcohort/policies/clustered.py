@@ -9,8 +9,16 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcohort.policies._readings import PROFILES, at_least, sizes, vector_needs, vectors
-from fedcohort.policies.base import Option, Policy, register
+from fedcohort.policies.base import (
+    PROFILES,
+    Option,
+    Policy,
+    at_least,
+    register,
+    sizes,
+    vector_needs,
+    vectors,
+)
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals

@@ -9,16 +9,19 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.numerics import facility
-from fedcohort.policies._readings import (
+from fedcohort.policies.base import (
     PROFILES,
     QUERIES,
+    Option,
+    Policy,
     at_least,
+    pick,
+    register,
     sizes,
     some,
     vector_needs,
     vectors,
 )
-from fedcohort.policies.base import Option, Policy, pick, register
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.table import Signals
 

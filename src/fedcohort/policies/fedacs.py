@@ -10,8 +10,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.numerics import bandits
-from fedcohort.policies._readings import vectors
-from fedcohort.policies.base import Option, Policy, register
+from fedcohort.policies.base import Option, Policy, register, vectors
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals

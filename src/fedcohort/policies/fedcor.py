@@ -11,8 +11,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.numerics import gp
-from fedcohort.policies._readings import at_least, sizes, some
-from fedcohort.policies.base import Policy, pick, register
+from fedcohort.policies.base import Policy, at_least, pick, register, sizes, some
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals

@@ -10,17 +10,18 @@ from numpy.typing import NDArray
 
 from fedcohort.numerics.dpp import KDPP as Process
 from fedcohort.numerics.dpp import similarity_kernel
-from fedcohort.policies._readings import (
+from fedcohort.policies.base import (
     PROFILES,
+    Policy,
     at_least,
     check_weights,
     inverse_inclusion,
+    register,
     sizes,
     some,
     vector_needs,
     vectors,
 )
-from fedcohort.policies.base import Policy, register
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.table import Signals
 

@@ -9,12 +9,11 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.numerics import successive
-from fedcohort.policies._global_sketch import GlobalSketch
-from fedcohort.policies._readings import check_weights, draw, inverse_inclusion
-from fedcohort.policies.base import Option, Policy, register
+from fedcohort.policies.base import Option, Policy, check_weights, draw, inverse_inclusion, register
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
+from fedcohort.sketch.federation import GlobalSketch
 
 Array = NDArray[np.float64]
 
@@ -51,7 +50,7 @@ class RaceSoftmax(Policy):
         picked, which makes the aggregate unbiased.
     rows, bits, seed, label_weight, centered, epsilon
         Of the sketches: rows of 2^bits buckets; weight of the label appended to the input (0:
-        none); whether inputs are centerd by public constants; privacy budget (0: exact).
+        none); whether inputs are centered by public constants; privacy budget (0: exact).
 
     Notes
     -----

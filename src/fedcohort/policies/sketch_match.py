@@ -10,12 +10,11 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.numerics import herding
-from fedcohort.policies._global_sketch import GlobalSketch
-from fedcohort.policies._readings import at_least
-from fedcohort.policies.base import Option, Policy, register
+from fedcohort.policies.base import Option, Policy, at_least, register
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
+from fedcohort.sketch.federation import GlobalSketch
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -64,7 +63,7 @@ class SketchMatch(Policy):
         With more clients, the pool is a random part of the less used.
     rows, bits, seed, label_weight, centered, epsilon
         Of the sketches: rows of 2^bits buckets (10 x 64 take 1.3 kB); weight of the one-hot label
-        appended to the unit-length input (0: no labels); whether inputs are centerd by public
+        appended to the unit-length input (0: no labels); whether inputs are centered by public
         constants, which sharpens angles; privacy budget (0: exact).
 
     References

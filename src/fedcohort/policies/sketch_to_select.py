@@ -11,18 +11,20 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcohort.policies._readings import (
+from fedcohort.policies.base import (
     PROFILES,
     QUERIES,
+    Option,
+    Policy,
     at_least,
     check_weights,
     inverse_inclusion,
+    register,
     sizes,
     some,
     vector_needs,
     vectors,
 )
-from fedcohort.policies.base import Option, Policy, register
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.table import Signals
 

@@ -6,7 +6,14 @@ from html import escape
 
 import numpy as np
 
-from fedcohort.report.drawing import COLORS, Mark, bars, dots, matrix, scatter
+from fedcohort.report.drawing import (
+    COLORS,
+    Mark,
+    bars,
+    dots,
+    matrix,
+    scatter,
+)
 from fedcohort.report.heterogeneity import OUTLIER, ClientRow, Heterogeneity, few
 
 BARS = 60  # clients; more are drawn as dots

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcohort.files.sketching import named_columns
-from fedcohort.signals.planning import signal_to_noise
-from fedcohort.signals.race import RaceSketch
+from fedcohort.privacy.planning import signal_to_noise
+from fedcohort.sketch.race import RaceSketch
 
 
 def describe(sketch: RaceSketch) -> dict[str, str]:

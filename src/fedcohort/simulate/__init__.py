@@ -8,18 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedcohort.simulate.availability import (
-        Always,
-        Bernoulli,
-        Durations,
-        Trace,
-        UniformSubset,
-    )
+    from fedcohort.simulate.availability import Always, Bernoulli, Durations, Trace, UniformSubset
     from fedcohort.simulate.history import History, RoundRecord
     from fedcohort.simulate.local import LocalTraining, Schedule
     from fedcohort.simulate.models import MODELS, build
-    from fedcohort.simulate.run import simulate
-    from fedcohort.simulate.simulation import Simulation
+    from fedcohort.simulate.simulation import Simulation, simulate
 
 _HOME = {
     "Always": "availability",

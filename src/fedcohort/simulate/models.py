@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.simulate.randomness import seeded
+from fedcohort.simulate.engine.switches import seeded
 
 Shape = Sequence[int]
 

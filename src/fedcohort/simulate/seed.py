@@ -18,10 +18,10 @@ from fedcohort.rounds import ClientId, Selection, stream
 from fedcohort.session import Session
 from fedcohort.simulate.aggregation import AGGREGATIONS
 from fedcohort.simulate.availability import Availability, Durations, dropouts
-from fedcohort.simulate.collect import Collector, Insight
-from fedcohort.simulate.jobs import Data
+from fedcohort.simulate.clients import Collector, Insight
+from fedcohort.simulate.engine.jobs import Data
+from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.projector import project
-from fedcohort.simulate.trainer import Trainer
 
 Policies = str | Policy | Callable[[], Policy]
 

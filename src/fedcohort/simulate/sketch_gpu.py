@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedcohort.signals.hashing import SRP
-from fedcohort.signals.hashing.rotation import Rotations, rotations
+from fedcohort.sketch.hashing import SRP
+from fedcohort.sketch.hashing.base import Rotations, rotations
 
 LARGEST_IN_REGISTERS = 4096
 SCRATCH = 1 << 28  # numbers held at a time
@@ -34,7 +34,7 @@ def hash_counts(x: Tensor, family: SRP, method: Method = "auto") -> Tensor:
 
     Examples
     --------
-    >>> from fedcohort.signals.race import RaceSketch
+    >>> from fedcohort.sketch.race import RaceSketch
     >>> x = torch.tensor([[1.0, 2.0, 3.0], [-1.0, 0.5, 0.0]])
     >>> sketch = RaceSketch.srp(dim=3, rows=4, bits=2)
     >>> sketch.add(x.numpy())

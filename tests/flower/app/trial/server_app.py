@@ -13,7 +13,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from fedcohort.flower import CohortStrategy
-from fedcohort.flower.exchange import TimedGrid
+from fedcohort.flower.grid import TimedGrid
 from fedcohort.gates import GATES
 from fedcohort.policies import POLICIES
 from trial.task import CLIENTS, WithLosses, federation, model, plan

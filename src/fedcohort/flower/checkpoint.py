@@ -1,0 +1,102 @@
+"""Where a run stands, in one file: a restart continues with the next round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Result
+
+from fedcohort import checkpoint
+from fedcohort.flower import inner
+from fedcohort.flower.arrays import as_saved, from_saved
+from fedcohort.flower.grid import LOG, Model
+from fedcohort.rounds import ClientId
+from fedcohort.session import Session
+
+if TYPE_CHECKING:
+    from fedcohort.flower.strategy import CohortStrategy
+
+
+class RoundReport(NamedTuple):
+    """What happened in a round; numbers start at 0."""
+
+    round: int
+    selected: tuple[ClientId, ...]
+    finished: tuple[ClientId, ...]
+    withheld: tuple[ClientId, ...]
+    bytes_up: int
+    bytes_down: int
+
+
+def finish(
+    session: Session, signals: dict[str, dict[ClientId, Any]], updates: Iterable[ClientId]
+) -> RoundReport:
+    """End a session's round and return what happened."""
+    number, ledger = session.round_number, session.ledger
+    outcome = session.finish(signals, updates)
+    LOG.info("cohort of round %d: %s", number + 1, ", ".join(outcome.selected))
+    return RoundReport(
+        number,
+        outcome.selected,
+        outcome.finished,
+        outcome.withheld,
+        ledger.total("up", number),
+        ledger.total("down", number),
+    )
+
+
+def save(strategy: CohortStrategy, arrays: ArrayRecord) -> None:
+    """Write everything that the next round depends on, where the strategy has a checkpoint."""
+    if strategy.checkpoint is None or strategy.initial is None:
+        return
+    state = {
+        "session": strategy.session.state_dict(),
+        "initial": as_saved(strategy.initial.arrays),
+        "arrays": as_saved(arrays),
+        "inner": inner.state_dict(strategy.inner, strategy.made_with),
+        "refused": dict(strategy.refused),
+        "history": [report._asdict() for report in strategy.history],
+    }
+    checkpoint.save(strategy.checkpoint, state)
+
+
+def resume(strategy: CohortStrategy, arrays: ArrayRecord) -> ArrayRecord:
+    """Load the checkpoint where there is one, and return the model to go on with."""
+    if strategy.checkpoint is None or not Path(strategy.checkpoint).exists():
+        return arrays
+    state = checkpoint.load(strategy.checkpoint)
+    session = strategy.session
+    if strategy.cohort_size is None:
+        session.cohort_size = int(state["session"]["cohort_size"])
+    session.load_state_dict(state["session"])
+    inner.load_state_dict(strategy.inner, state["inner"])
+    strategy.initial = Model(from_saved(state["initial"]))
+    strategy.continuing = tuple(state["session"]["cohort"])
+    strategy.rounds_before = session.round_number
+    strategy.refused.clear()
+    strategy.refused.update(state["refused"])
+    strategy.history[:] = [RoundReport(**_tuples(saved)) for saved in state["history"]]
+    return from_saved(state["arrays"])
+
+
+def _tuples(saved: dict[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
+
+
+def renumbered(result: Result, before: int, arrays: ArrayRecord) -> Result:
+    """Return Flower's result with the rounds numbered from the first of all runs."""
+    if before == 0:
+        return result
+    for name in (
+        "train_metrics_clientapp",
+        "evaluate_metrics_clientapp",
+        "evaluate_metrics_serverapp",
+    ):
+        found = {number + before: metrics for number, metrics in getattr(result, name).items()}
+        setattr(result, name, found)
+    if not result.arrays:
+        result.arrays = arrays
+    return result

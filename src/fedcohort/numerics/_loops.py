@@ -1,0 +1,172 @@
+"""Compile a hot loop with Numba where it is installed.
+
+Every loop compiled here is plain Python that gives the same numbers without Numba, only slower.
+Modules that use it are imported when first needed, because importing Numba takes a second.
+
+The two loops of a k-DPP draw, compiled.
+
+The loop of lazy greedy facility location, compiled.
+
+The passes over all clients in a pick of FedCor's Algorithm 1, compiled and free of branches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def jit(function: F) -> F:
+    """Compile `function` and keep the machine code on disk; return it as it is without Numba."""
+    try:
+        from numba import njit
+    except ImportError:
+        return function
+    compiled: Any = njit(cache=True, nogil=True)(function)
+    return cast(F, compiled)
+
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+
+@jit
+def draw_eigenvectors(chances: Array, k: int, rng: np.random.Generator) -> Indices:
+    """Walk down the eigenvalues; `chances[i, j]` takes number i when j are still wanted."""
+    chosen = np.empty(k, np.int64)
+    wanted = k
+    index = chances.shape[0] - 1
+    while wanted > 0:
+        if rng.random() < chances[index, wanted]:
+            wanted -= 1
+            chosen[wanted] = index
+        index -= 1
+    return chosen
+
+
+@jit
+def draw_projection(eigenvectors: Array, chosen: Indices, rng: np.random.Generator) -> Indices:
+    """Draw the items of the projection DPP that the chosen eigenvectors (rows) span.
+
+    The chain rule picks an item in proportion to its squared distance from the span of those
+    picked. Proposing by the unconditional squared norms and accepting by the ratio needs about
+    k log k distances instead of N k. Inner loops run along memory, so that they vectorize
+    without changing the order of any sum.
+    """
+    k, size = chosen.size, eigenvectors.shape[1]
+    norms = np.zeros(size)
+    for j in chosen:
+        for i in range(size):
+            norms[i] += eigenvectors[j, i] * eigenvectors[j, i]
+    cumulative = np.cumsum(norms)
+    basis, transposed = np.zeros((k, k)), np.zeros((k, k))
+    vector = np.empty(k)
+    items = np.empty(k, np.int64)
+    found = 0
+    while found < k:
+        mark = rng.random() * cumulative[-1]
+        item = min(np.searchsorted(cumulative, mark, "right"), size - 1)
+        limit = rng.random() * norms[item]
+        for j in range(k):
+            vector[j] = eigenvectors[chosen[j], item]
+        along = _along(transposed, vector, found)
+        if norms[item] - (along * along).sum() <= limit or (items[:found] == item).any():
+            continue
+        _subtract(vector, basis, along)
+        _subtract(vector, basis, _along(transposed, vector, found))  # restores what rounding lost
+        basis[found] = vector / np.sqrt((vector * vector).sum())
+        transposed[:, found] = basis[found]
+        items[found] = item
+        found += 1
+    return items
+
+
+@jit
+def _along(transposed: Array, vector: Array, found: int) -> Array:
+    along = np.zeros(found)
+    for j in range(vector.size):
+        for b in range(found):
+            along[b] += transposed[j, b] * vector[j]
+    return along
+
+
+@jit
+def _subtract(vector: Array, basis: Array, along: Array) -> None:
+    for b in range(along.size):
+        for j in range(vector.size):
+            vector[j] -= along[b] * basis[b, j]
+
+
+_BLOCK = 32  # bounds are searched by blocks: about the root of a thousand
+
+
+@jit
+def lazy_loop(table: Array, shares: Array, size: int) -> NDArray[np.int64]:
+    """Pick `size` rows (candidates) of a table of distances to clients (columns)."""
+    nearest = np.zeros(shares.size)
+    for row in table:
+        for i in range(row.size):
+            nearest[i] = max(nearest[i], row[i])
+    bounds = np.full(-(-len(table) // _BLOCK) * _BLOCK, -np.inf)
+    for j in range(len(table)):
+        bounds[j] = _gain(table[j], shares, nearest)
+    computed = np.zeros(len(table), np.int64)  # how many were picked when a bound was computed
+    leaders = np.empty(bounds.size // _BLOCK)  # the largest bound of each block
+    for block in range(leaders.size):
+        leaders[block] = bounds[block * _BLOCK : (block + 1) * _BLOCK].max()
+    chosen = np.empty(size, np.int64)
+    found = 0
+    while found < size:
+        first = np.argmax(leaders) * _BLOCK
+        best = first + np.argmax(bounds[first : first + _BLOCK])
+        if computed[best] < found:
+            bounds[best] = _gain(table[best], shares, nearest)
+            computed[best] = found
+        else:
+            chosen[found] = best
+            bounds[best] = -np.inf
+            nearest = np.minimum(nearest, table[best])
+            found += 1
+        leaders[first // _BLOCK] = bounds[first : first + _BLOCK].max()
+    return chosen
+
+
+@jit
+def _gain(row: Array, shares: Array, nearest: Array) -> float:
+    """Weighted decrease of the distances to the nearest if the row's candidate is added."""
+    total = 0.0
+    for i in range(row.size):
+        nearer = nearest[i] - row[i]
+        if nearer > 0:
+            total += shares[i] * nearer
+    return total
+
+
+@jit
+def score(
+    left: Array, drawn: Array, spent: Array, rise: Array, fall: Array, barrier: Array, out: Array
+) -> None:
+    """Write each client's score: Sigma p over its deviation, annealed.
+
+    `left` holds the variances, `drawn` Sigma p. A variance of at most `spent` counts as none and
+    scores 0. Scores are multiplied by `rise`, negative ones by `fall`; `barrier` is minus infinity
+    for those who cannot be picked and 0 otherwise.
+    """
+    for i in range(left.size):
+        value = drawn[i] / math.sqrt(max(left[i], spent[i]))
+        value *= rise[i] if value >= 0 else fall[i]
+        out[i] = (value if left[i] > spent[i] else 0.0) + barrier[i]
+
+
+@jit
+def absorb(left: Array, drawn: Array, column: Array, pull: float) -> None:
+    """Condition variances and Sigma p on a pick; `column` is its column over its deviation."""
+    for i in range(column.size):
+        left[i] -= column[i] * column[i]
+        drawn[i] -= pull * column[i]

@@ -1,0 +1,1 @@
+"""Differential privacy: noise, how much is needed, releases, budgets and planning."""

@@ -1,0 +1,109 @@
+"""How many rows and buckets a privacy budget can carry.
+
+Noise grows with the rows (one record is in all of them) and sits in every bucket; the signal, the
+squared MMD between clients, is the same in every row. So few rows drown least, but each row is
+one random partition, and few of them judge the distance roughly. The plan weighs the two: it
+minimizes the expected relative error of a squared distance,
+
+    spread(bits)^2 / rows  +  (standard error by noise / (rows * signal(bits)))^2.
+
+The model of the signal is fitted to MNIST, Fashion-MNIST, the digits and Gaussian clusters,
+divided by Dirichlet(0.5): samples of like classes agree in a bit with probability 0.68, of unlike
+ones with 0.48, and about 9% of the mass differs. For token sets and Euclidean sketches it is a
+rough guide only.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from fedcohort.privacy.calibration import Neighbors
+from fedcohort.privacy.release import Release, noise_for
+
+if TYPE_CHECKING:
+    from fedcohort.sketch.race import RaceSketch
+
+ALIKE, UNLIKE, SHARE = 0.68, 0.48, 0.09
+ROWS = (1, 2, 3, 4, 5, 7, 10, 14, 20, 30, 50, 70, 100, 140, 200, 300, 500, 700, 1000)
+BITS = range(2, 9)
+
+
+class Plan(NamedTuple):
+    """A recommended size, and what to expect of it.
+
+    `signal_to_noise` is the squared distance of typically unlike clients over its standard error
+    by noise; `error` is the expected relative error of that square, few rows included.
+    """
+
+    rows: int
+    bits: int
+    buckets: int
+    mechanism: str
+    variance: float
+    signal_to_noise: float
+    error: float
+
+
+def plan(
+    n: float,
+    epsilon: float,
+    delta: float = 0.0,
+    dim: int | None = None,
+    neighbors: Neighbors = "add-remove",
+) -> Plan:
+    """Recommend rows and bits for clients of n records and a privacy budget.
+
+    Parameters
+    ----------
+    n : float
+        Records of a typical client.
+    epsilon, delta, neighbors
+        The budget of the release.
+    dim : int, optional
+        Columns: more hyperplanes than columns leave buckets that nothing can reach.
+
+    Examples
+    --------
+    >>> small, large = plan(2000, 1.0), plan(200_000, 1.0, 1e-6)
+    >>> small.rows < large.rows
+    True
+    """
+    if not n >= 2:
+        raise ValueError(f"plan: n={n} records are too few to be measured")
+    most = max(2, min(BITS[-1], dim or BITS[-1]))
+    sizes = [(rows, bits) for rows in ROWS for bits in BITS if bits <= most]
+    noises = {rows: noise_for(rows, epsilon, delta, neighbors) for rows in ROWS}
+    return min(
+        (_expect(n, rows, bits, noises[rows]) for rows, bits in sizes), key=lambda p: p.error
+    )
+
+
+def signal_to_noise(sketch: RaceSketch) -> float:
+    """Typical squared distance over its standard error by noise: below 1, noise prevails.
+
+    Infinite for an exact sketch.
+    """
+    if sketch.release is None:
+        return math.inf
+    bits = math.log2(sketch.buckets)
+    return _expect(max(float(sketch.n), 1.0), sketch.rows, bits, sketch.release).signal_to_noise
+
+
+def signal(bits: float) -> float:
+    """Typical squared MMD between clients in one row of 2 ** bits buckets."""
+    return float(SHARE * (ALIKE**bits - UNLIKE**bits))
+
+
+def _expect(n: float, rows: int, bits: float, noise: Release) -> Plan:
+    buckets = 2**bits
+    square = rows * signal(bits)
+    spread = 2 * noise.variance / n**2  # of a cell of the gap between two alike sketches
+    fourth = 2 * noise.fourth / n**4
+    scatter = square + 2 * rows / n
+    variance = 4 * spread * scatter + rows * buckets * (2 * spread**2 + fourth)
+    ratio = square / math.sqrt(variance) if variance > 0 else math.inf
+    partition = (0.3 + 1 / bits) ** 2 / rows
+    error = math.sqrt(partition + 1 / ratio**2)
+    size = rows, round(bits), round(buckets)
+    return Plan(*size, noise.mechanism, noise.variance, ratio, error)

@@ -1,0 +1,191 @@
+"""Differentially private sketches.
+
+What is protected is one record of the data: whoever sees the noisy counts can hardly tell whether
+it was there. Not protected: facts about the client as a whole (its distribution is what the
+sketch is for), records that belong together (ten photographs of one person are ten records),
+and, with n="public", the number of records. Every further release of the same data spends more
+of the budget; `budget.BudgetLedger` adds up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcohort.exceptions import UnlikeSketches
+from fedcohort.privacy.calibration import (
+    Neighbors,
+    check_budget,
+    gaussian_scale,
+    laplace_scale,
+    sensitivity,
+)
+from fedcohort.privacy.noise import discrete_gaussian, discrete_laplace, laplace_moments, words
+
+Mechanism = Literal["laplace", "gaussian", "mixed"]
+Size = Literal["public", "private"]
+
+
+@dataclass(frozen=True)
+class Release:
+    """How a sketch was made private.
+
+    Parameters
+    ----------
+    mechanism : {"laplace", "gaussian", "mixed"}
+        Discrete noise on every count; mixed after a merge of both.
+    epsilon, delta : float
+        The guarantee for one record.
+    neighbors : {"add-remove", "replace"}
+        What may happen to that record.
+    n : {"public", "private"}
+        Whether the number of records was published as it is.
+    variance, fourth : float
+        Variance and fourth cumulant of the noise on each count.
+    rho : float
+        The same guarantee in zero-concentrated terms, for composing many releases.
+    parts : int
+        How many private sketches were merged. The guarantee is then that of the weakest part,
+        provided that no record is in two of them.
+    """
+
+    mechanism: Mechanism
+    epsilon: float
+    delta: float
+    neighbors: Neighbors
+    n: Size
+    variance: float
+    fourth: float
+    rho: float
+    parts: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "delta", "variance", "fourth", "rho"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+                raise ValueError(f"release: {name}={value!r} must be a number of at least 0")
+            if not math.isfinite(value):
+                raise ValueError(f"release: {name}={value!r} must be finite")
+        check_budget(self.epsilon, self.delta)
+        sensitivity(1, self.neighbors)
+        if self.mechanism not in ("laplace", "gaussian", "mixed") or self.n not in (
+            "public",
+            "private",
+        ):
+            raise ValueError(f"release: unknown mechanism={self.mechanism!r} or n={self.n!r}")
+        if type(self.parts) is not int or self.parts < 1:
+            raise ValueError(f"release: parts={self.parts!r} must be a whole number above 0")
+
+    def joined(self, other: Release) -> Release:
+        """Return the release of a merged sketch: noise adds up, the weakest part guarantees."""
+        if self.neighbors != other.neighbors:
+            raise UnlikeSketches(
+                f"private for neighbors={self.neighbors!r} and {other.neighbors!r}: "
+                "a merged sketch could promise neither"
+            )
+        return Release(
+            self.mechanism if self.mechanism == other.mechanism else "mixed",
+            max(self.epsilon, other.epsilon),
+            max(self.delta, other.delta),
+            self.neighbors,
+            "private" if "private" in (self.n, other.n) else "public",
+            self.variance + other.variance,
+            self.fourth + other.fourth,
+            max(self.rho, other.rho),
+            self.parts + other.parts,
+        )
+
+    def without(self, part: Release) -> Release | None:
+        """Return the release of what is left when a part of a merged sketch is subtracted.
+
+        The part takes its noise with it. None when nothing is left.
+        """
+        left = self.variance - part.variance
+        if self.parts == part.parts and left == 0:
+            return None
+        if self.parts <= part.parts or left <= 0:
+            raise ValueError("cannot subtract: the second sketch is not a part of the first")
+        fourth = max(0.0, self.fourth - part.fourth)
+        return replace(self, variance=left, fourth=fourth, parts=self.parts - part.parts)
+
+    def spec(self) -> dict[str, Any]:
+        """Return the release as plain values for a header."""
+        return asdict(self)
+
+    @classmethod
+    def from_spec(cls, spec: Any) -> Release:
+        """Rebuild from `spec`; ValueError for anything else."""
+        names = {f.name for f in fields(cls)}
+        if not isinstance(spec, dict) or set(spec) != names:
+            raise ValueError("a release must state " + ", ".join(sorted(names)))
+        return cls(**spec)
+
+
+def noise_for(rows: int, epsilon: float, delta: float, neighbors: Neighbors) -> Release:
+    """Choose the mechanism with less noise and calibrate it.
+
+    Examples
+    --------
+    >>> few = noise_for(10, 1.0, 0.0, "add-remove")
+    >>> few.mechanism, round(few.variance)
+    ('laplace', 200)
+    >>> many = noise_for(1000, 1.0, 1e-6, "add-remove")
+    >>> many.mechanism, round(many.variance), round(noise_for(1000, 1.0, 0, "replace").variance)
+    ('gaussian', 17856, 8000000)
+    """
+    check_budget(epsilon, delta)
+    cells = sensitivity(rows, neighbors)
+    t, s = laplace_scale(cells, epsilon)
+    variance, fourth = laplace_moments(t / s)
+    rho = epsilon**2 / 2
+    laplace = Release("laplace", epsilon, 0.0, neighbors, "public", variance, fourth, rho)
+    if delta == 0:
+        return laplace
+    u, s = gaussian_scale(cells, epsilon, delta)
+    rho = cells * (s / u) ** 2 / 2
+    wide = (u / s) ** 2
+    gaussian = Release("gaussian", epsilon, delta, neighbors, "public", wide, 0.0, rho)
+    return min(laplace, gaussian, key=lambda made: made.variance)
+
+
+def release(
+    counts: NDArray[np.int64],
+    epsilon: float,
+    delta: float = 0.0,
+    neighbors: Neighbors = "add-remove",
+    n: Size = "public",
+    rng: np.random.Generator | None = None,
+) -> tuple[NDArray[np.int64], Release]:
+    """Return noisy counts and how they were made.
+
+    Parameters
+    ----------
+    counts : int array (rows, buckets)
+        Exact counts.
+    epsilon, delta : float
+        The budget. With delta = 0 Laplace noise; else whichever of Laplace and Gaussian noise is
+        less, which for many rows is the Gaussian.
+    neighbors : {"add-remove", "replace"}
+        Data sets that must look alike: one record more or less, or one exchanged.
+    n : {"public", "private"}
+        Whether the number of records is published as it is. Under "add-remove" that number is
+        itself a secret, and publishing it leaves only (2 epsilon)-protection against exchanging
+        a record. If private, n is taken from the noisy counts, at no further cost.
+    rng : Generator, optional
+        A seeded source, for tests and simulations only. Default: the operating system's.
+    """
+    if n not in ("public", "private"):
+        raise ValueError(f"n={n!r} is neither 'public' nor 'private'")
+    rows = len(counts)
+    made = noise_for(rows, epsilon, delta, neighbors)
+    cells = sensitivity(rows, neighbors)
+    source = words(rng)
+    if made.mechanism == "laplace":
+        drawn = discrete_laplace(source, counts.size, *laplace_scale(cells, epsilon))
+    else:
+        drawn = discrete_gaussian(source, counts.size, *gaussian_scale(cells, epsilon, delta))
+    return counts + drawn.reshape(counts.shape), replace(made, n=n)

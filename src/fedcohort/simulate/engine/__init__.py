@@ -1,0 +1,1 @@
+"""Many models trained at once: steppers, layers, optimizers, devices."""

@@ -1,0 +1,179 @@
+"""Convolutions and pooling of many models at once.
+
+A client's batch may be cut into `split` parts, each with a copy of the client's weights, as if
+there were more clients: the products become shorter and more, which suits a GPU.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedcohort.simulate.engine.layers import (
+    Arena,
+    Layer,
+    Sink,
+    Tape,
+    Weighted,
+    aten,
+)
+
+# ruff: noqa: D102 (what the methods do is said once, in `Layer`)
+
+
+@cache
+def _triton_is_here() -> bool:
+    return find_spec("triton") is not None
+
+
+def _kernels(x: Tensor) -> Any:
+    """Return our own GPU kernels where they run: PyTorch's strided copies take thrice as long."""
+    if not (x.is_cuda and _triton_is_here()):
+        return None
+    from fedcohort.simulate.engine import _conv_triton
+
+    return _conv_triton
+
+
+class Bias(Weighted):
+    """The bias of an `nn.Conv2d`, one number a channel."""
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        parts = self.parts(x)
+        bias = self.sink.params[self.at][: len(parts)]
+        tape.append(partial(parts.add_, bias[:, None, :, None, None, None]))
+        return x
+
+    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
+        self.gather_sum(tape, self.at, self.parts(grad).flatten(3), (1, 3))
+        return grad
+
+
+class Conv(Weighted):
+    """`nn.Conv2d` without its bias, as one matrix product a client over unfolded patches."""
+
+    def __init__(self, place: int, arena: Arena, sink: Sink, at: int, conv: nn.Conv2d) -> None:
+        super().__init__(place, arena, sink, at)
+        self.kernel, self.stride = conv.kernel_size, conv.stride
+        self.pad = conv._reversed_padding_repeated_twice  # left, right, top, bottom
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        rows, channels, samples = x.shape[:3]
+        self.input, self.output = x.shape, (samples, *self._size(x))
+        patches = self.memory("cols", (rows, channels, *self.kernel, *self.output))
+        self._unfold(tape, x, patches)
+        self.cols = patches.view(rows, -1, patches[0, 0, 0, 0].numel())
+        weight = self.weight(rows // self.split)
+        # A copy, because backward needs it after `gather` may have changed the weight.
+        self.copy = self.memory("weight", (rows, *weight.shape[1:]))
+        tape.append(partial(self.parts(self.copy).copy_, weight.unsqueeze(1)))
+        out = self.memory("out", (rows, weight.shape[1], self.cols.shape[2]))
+        tape.append(partial(torch.bmm, self.copy, self.cols, out=out))
+        return out.view(rows, -1, *self.output)
+
+    def _size(self, x: Tensor) -> tuple[int, int]:
+        left, right, top, bottom = self.pad
+        high = (x.shape[3] + top + bottom - self.kernel[0]) // self.stride[0] + 1
+        wide = (x.shape[4] + left + right - self.kernel[1]) // self.stride[1] + 1
+        return high, wide
+
+    def _unfold(self, tape: Tape, x: Tensor, patches: Tensor) -> None:
+        kernels = _kernels(x)
+        if kernels:
+            corner = (self.pad[2], self.pad[0])
+            tape.append(partial(kernels.unfold, x, patches, self.stride, corner))
+            return
+        x = self._padded(tape, x)
+        windows = x.unfold(3, self.kernel[0], self.stride[0])
+        windows = windows.unfold(4, self.kernel[1], self.stride[1])
+        tape.append(partial(patches.copy_, windows.permute(0, 1, 5, 6, 2, 3, 4)))
+
+    def _padded(self, tape: Tape, x: Tensor) -> Tensor:
+        if not any(self.pad):
+            return x
+        left, right, top, bottom = self.pad
+        high, wide = x.shape[3:]
+        out = self.memory("padded", (*x.shape[:3], high + top + bottom, wide + left + right))
+        tape.append(out.zero_)  # other sizes of batch lie differently in the same memory
+        tape.append(partial(out[..., top : top + high, left : left + wide].copy_, x))
+        return out
+
+    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
+        flat = grad.flatten(2)
+        if self.split == 1:
+            self.gather(tape, flat, self.cols.mT)
+        else:
+            each = self.memory("each", self.copy.shape)
+            tape.append(partial(torch.bmm, flat, self.cols.mT, out=each))
+            self.gather_sum(tape, self.at, self.parts(each), 1)
+        if not wanted:
+            return grad
+        tape.append(partial(torch.bmm, self.copy.mT, flat, out=self.cols))
+        below = self.memory("below", self.input)
+        self._fold(tape, self.cols.view(*self.input[:2], *self.kernel, *self.output), below)
+        return below
+
+    def _fold(self, tape: Tape, patches: Tensor, below: Tensor) -> None:
+        """Append the sum of each patch's gradient into the pixels that it was copied from."""
+        kernels = _kernels(below)
+        if kernels:
+            corner = (self.pad[2], self.pad[0])
+            tape.append(partial(kernels.fold, patches, below, self.stride, corner))
+            return
+        left, right, top, bottom = self.pad
+        high, wide = below.shape[3:]
+        shape = (*below.shape[:3], high + top + bottom, wide + left + right)
+        padded = self.memory("unpadded", shape) if any(self.pad) else below
+        tape.append(padded.zero_)
+        for i in range(self.kernel[0]):
+            for j in range(self.kernel[1]):
+                rows = slice(i, i + self.stride[0] * (self.output[1] - 1) + 1, self.stride[0])
+                columns = slice(j, j + self.stride[1] * (self.output[2] - 1) + 1, self.stride[1])
+                tape.append(partial(padded[..., rows, columns].add_, patches[:, :, i, j]))
+        if any(self.pad):
+            inner = padded[..., top : top + high, left : left + wide]
+            tape.append(partial(below.copy_, inner))
+
+
+class MaxPool(Layer):
+    """`nn.MaxPool2d`."""
+
+    def __init__(self, place: int, arena: Arena, pool: nn.MaxPool2d) -> None:
+        super().__init__(place, arena)
+        pairs = [_pair(v) for v in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)]
+        self.options: tuple[Any, ...] = (*pairs, pool.ceil_mode)
+        self.tiles = pairs[1:] == [pairs[0], [0, 0], [1, 1]] and not pool.ceil_mode
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        self.x = x
+        shape = torch.nn.functional.max_pool2d(x[0, :1], *self.options).shape[2:]
+        out = self.memory("out", (*x.shape[:3], *shape))
+        self.kernels = _kernels(x) if self.tiles else None
+        kind = torch.uint8 if self.kernels else torch.int64
+        self.chosen = self.memory("chosen", out.shape, kind)
+        if self.kernels:
+            tape.append(partial(self.kernels.pool, x, out, self.chosen, self.options[0]))
+        else:
+            pool, flat = aten.max_pool2d_with_indices.out, (x.flatten(0, 1), *self.options)
+            found = {"out": out.flatten(0, 1), "indices": self.chosen.flatten(0, 1)}
+            tape.append(partial(pool, *flat, **found))
+        return out
+
+    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
+        below = self.memory("below", self.x.shape)
+        if self.kernels:
+            tape.append(partial(self.kernels.unpool, grad, self.chosen, below, self.options[0]))
+            return below
+        unpool = aten.max_pool2d_with_indices_backward.grad_input
+        given = (grad.flatten(0, 1), self.x.flatten(0, 1), *self.options)
+        into = below.flatten(0, 1)
+        tape.append(partial(unpool, *given, self.chosen.flatten(0, 1), grad_input=into))
+        return below
+
+
+def _pair(value: int | tuple[int, ...]) -> list[int]:
+    return [value, value] if isinstance(value, int) else list(value)

@@ -1,0 +1,221 @@
+"""Losses, one number a sample, and their gradients at the model's outputs.
+
+Many copies of a model, stacked, that learn in one step: what the batched engines share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.simulate.engine.layers import Arena, Tape
+from fedcohort.simulate.local import LocalTraining, Optimizer
+
+SampleLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return the cross-entropy of each sample, from logits and class numbers."""
+    return F.cross_entropy(outputs, y, reduction="none")
+
+
+def sample_loss(loss: str | SampleLoss) -> SampleLoss:
+    """Return the loss named, or the callable given.
+
+    Examples
+    --------
+    >>> sample_loss("cross-entropy")(torch.zeros(2, 4), torch.tensor([1, 3]))
+    tensor([1.3863, 1.3863])
+    """
+    if callable(loss):
+        return loss
+    if loss != "cross-entropy":
+        raise ConfigError(
+            f"loss={loss!r} is unknown: use 'cross-entropy' or a callable of (outputs, y) that "
+            "returns one loss a sample"
+        )
+    return cross_entropy
+
+
+def record_gradient(
+    tape: Tape, arena: Arena, loss: SampleLoss, outputs: Tensor, y: Tensor, weight: Tensor
+) -> Tensor:
+    """Append d(sum of weight * loss)/d(outputs) of stacked jobs to a tape.
+
+    Parameters
+    ----------
+    outputs : Tensor
+        (clients, samples, outputs); overwritten.
+    y, weight : Tensor
+        (clients, samples).
+    """
+    if loss is not cross_entropy:
+        tape.append(partial(_by_autograd, loss, outputs, y, weight))
+        return outputs
+    each = weight.unsqueeze(-1)
+    if outputs.is_cuda:  # the fewer kernels the better
+        ones = torch.full_like(each, -1.0)
+        tape += [
+            partial(torch.ops.aten._softmax.out, outputs, 2, False, out=outputs),
+            partial(outputs.scatter_add_, -1, y.unsqueeze(-1), ones),
+            partial(outputs.mul_, each),
+        ]
+        return outputs
+    top, minus = arena.take("top", each.shape), arena.take("minus", each.shape)
+    tape += [  # six small operations beat torch.softmax, which is slow along a short last axis
+        partial(torch.amax, outputs, -1, keepdim=True, out=top),
+        partial(outputs.sub_, top),
+        outputs.exp_,
+        partial(torch.sum, outputs, -1, keepdim=True, out=top),
+        partial(torch.div, each, top, out=top),
+        partial(outputs.mul_, top),
+        partial(torch.neg, each, out=minus),
+        partial(outputs.scatter_add_, -1, y.unsqueeze(-1), minus),
+    ]
+    return outputs
+
+
+def _by_autograd(loss: SampleLoss, outputs: Tensor, y: Tensor, weight: Tensor) -> None:
+    leaf = outputs.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        each = loss(leaf.flatten(0, 1), y.flatten(0, 1)).view(weight.shape)
+        (grad,) = torch.autograd.grad((each * weight).sum(), leaf)
+    outputs.copy_(grad)
+
+
+class Gradient:
+    """Sums gradients, in place of an optimizer."""
+
+    beta, alpha, direct = 1.0, 1.0, False
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.params = list(params)
+        self.targets = [torch.zeros_like(p) for p in params]
+
+    def restart(self) -> None:
+        """Begin a new sum."""
+        for target in self.targets:
+            target.zero_()
+
+    def add(self, grads: Sequence[Tensor], scale: float = 1.0, active: int | None = None) -> None:
+        """Add gradients of the first `active` clients."""
+        for target, grad in zip(self.targets, grads, strict=True):
+            target[:active].add_(grad, alpha=scale)
+
+    def update(self, rate: Tensor | float, eps: Tensor | float, active: int | None = None) -> None:
+        """Leave the parameters as they are."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of `len(x)` clients, prepared: fill in the tensors, then run.
+
+    `x` and `y` are (clients, samples, ...). `weight`, (clients, samples), is what each sample
+    contributes: 1 / (samples of the batch), or 0 for padding; times the learning rate where the
+    sink is `direct`. `rate`, (clients,), and `eps` are the optimizer's.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    rate: Tensor
+    eps: Tensor
+    run: Callable[[], None]
+
+
+class Kernel:
+    """Up to `clients` copies of a model side by side.
+
+    Parameters
+    ----------
+    model : nn.Module
+    local : LocalTraining or None
+        None sums gradients and changes no parameter.
+    loss : callable
+    clients : int
+    device : torch.device
+    """
+
+    random = True  # whether learning draws random numbers
+    sink: Optimizer | Gradient
+
+    def __init__(
+        self,
+        model: nn.Module,
+        local: LocalTraining | None,
+        loss: SampleLoss,
+        clients: int,
+        device: torch.device,
+    ) -> None:
+        shapes = [p.shape for p in model.parameters()]
+        self.params = [torch.zeros(clients, *shape, device=device) for shape in shapes]
+        self.loss, self.clients, self.arena = loss, clients, Arena(device)
+        self.trained = [p.requires_grad for p in model.parameters()]
+        moving = [p for p, on in zip(self.params, self.trained, strict=True) if on]
+        self.sink = Gradient(moving) if local is None else Optimizer(local, moving)
+        ends = torch.tensor([0, *(shape.numel() for shape in shapes)]).cumsum(0).tolist()
+        self.spans = [slice(a, b) for a, b in pairwise(ends)]
+        self.steps: dict[tuple[int, int], Step] = {}
+
+    def load(self, params: Tensor, rows: Tensor) -> None:
+        """Give client j a copy of params[rows[j]] and start afresh."""
+        for stack, span in zip(self.params, self.spans, strict=True):
+            block = stack.view(self.clients, -1)[: len(rows)]
+            if len(params) == 1:
+                block.copy_(params[:, span])
+            else:
+                block.copy_(params[:, span].index_select(0, rows))
+        self.sink.restart()
+
+    def store(self, out: Tensor, order: list[int]) -> None:
+        """Write client j's parameters, or gradient, to out[order[j]]."""
+        kept: list[Tensor] = self.params
+        if isinstance(self.sink, Gradient):
+            found = iter(self.sink.targets)
+            both = zip(self.params, self.trained, strict=True)
+            kept = [next(found) if on else torch.zeros_like(p) for p, on in both]
+        in_order = order == list(range(order[0], order[0] + len(order)))
+        rows = torch.tensor(order, device=out.device)
+        for stack, span in zip(kept, self.spans, strict=True):
+            block = stack.view(self.clients, -1)[: len(order)]
+            if in_order:
+                out[order[0] : order[-1] + 1, span] = block
+            else:
+                out[:, span].index_copy_(0, rows, block)
+
+    def step(self, clients: int, samples: int, like: tuple[Tensor, Tensor]) -> Step:
+        """Return the step of the first `clients` clients on `samples` samples each.
+
+        `like` are the data set's x and y.
+        """
+        key = (clients, samples)
+        if key not in self.steps:
+            x, y = (
+                self.arena.take(name, (clients, samples, *t.shape[1:]), t.dtype)
+                for name, t in zip("xy", like, strict=True)
+            )
+            weight = self.arena.take("weight", (clients, samples))
+            rate, eps = self.arena.take("rate", (clients,)), self.arena.take("eps", ())
+            run = self.prepare(x, y, weight, rate, eps)
+            self.steps[key] = Step(x, y, weight, rate, eps, run)
+        return self.steps[key]
+
+    def footprint(self, samples: int, like: tuple[Tensor, Tensor]) -> int:
+        """Return the bytes in use once a step on `samples` samples is prepared."""
+        self.step(self.clients, samples, like)
+        copies = self.sink.copies if isinstance(self.sink, Optimizer) else 2
+        blocks = self.arena.blocks.values()
+        return 4 * copies * sum(p.numel() for p in self.params) + sum(b.nbytes for b in blocks)
+
+    def prepare(
+        self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor, eps: Tensor
+    ) -> Callable[[], None]:
+        """Return a function that learns from what lies in these tensors when it is called."""
+        raise NotImplementedError

@@ -1,0 +1,159 @@
+"""Stacked copies of any model by torch.func.vmap."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedcohort.simulate.engine.kernel import Kernel, SampleLoss
+from fedcohort.simulate.local import LocalTraining
+
+
+class Vmapped(Kernel):
+    """Copies of any model that `torch.func.vmap` can batch.
+
+    `nn.LSTM` cannot be batched; it is replaced by the same recurrence, written out.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        local: LocalTraining | None,
+        loss: SampleLoss,
+        clients: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(model, local, loss, clients, device)
+        self.model = unrolled(copy.deepcopy(model)).to(device).train(local is not None)
+        names = [name for name, _ in model.named_parameters()]
+
+        def total(
+            trained: list[Tensor], frozen: list[Tensor], x: Tensor, y: Tensor, w: Tensor
+        ) -> Tensor:
+            both, rest = iter(trained), iter(frozen)
+            values = [next(both) if is_trained else next(rest) for is_trained in self.trained]
+            outputs = functional_call(self.model, dict(zip(names, values, strict=True)), (x,))
+            return (loss(outputs, y) * w).sum()
+
+        self.gradient: Callable[..., Any] = vmap(grad(total), randomness="different")
+
+    def footprint(self, samples: int, like: tuple[Tensor, Tensor]) -> int:
+        """Add what autograd keeps: outputs of all modules, their gradients and some scratch."""
+        seen: list[int] = []
+        probe = copy.deepcopy(self.model).eval()
+        for module in probe.modules():
+            module.register_forward_hook(lambda _, inputs, output: seen.append(_bytes(output)))
+        with torch.no_grad():
+            probe(like[0][:1])
+        return super().footprint(samples, like) + 4 * samples * sum(seen)
+
+    def prepare(
+        self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor, eps: Tensor
+    ) -> Callable[[], None]:
+        """Differentiate all clients' losses in one call, then update."""
+        clients = len(x)
+        heads = [p[:clients] for p in self.params]
+        trained = [p for p, on in zip(heads, self.trained, strict=True) if on]
+        frozen = [p for p, on in zip(heads, self.trained, strict=True) if not on]
+
+        def run() -> None:
+            with torch.no_grad():
+                self.sink.add(self.gradient(trained, frozen, x, y, weight), active=clients)
+                self.sink.update(rate, eps, clients)
+
+        return run
+
+
+def _bytes(output: object) -> int:
+    if isinstance(output, Tensor):
+        return output.nbytes
+    return sum(map(_bytes, output)) if isinstance(output, (tuple, list)) else 0
+
+
+class UnrolledLSTM(nn.Module):
+    """`nn.LSTM` step by step, with the same parameters under the same names."""
+
+    def __init__(self, lstm: nn.LSTM) -> None:
+        super().__init__()
+        self.layers, self.hidden, self.batch_first = (
+            lstm.num_layers,
+            lstm.hidden_size,
+            lstm.batch_first,
+        )
+        self.dropout = lstm.dropout
+        for name, parameter in lstm.named_parameters():
+            self.register_parameter(name, parameter)
+
+    def forward(
+        self, x: Tensor, state: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return all outputs and the last state, as `nn.LSTM` does."""
+        steps = x.transpose(0, 1) if self.batch_first else x
+        last: list[tuple[Tensor, Tensor]] = []
+        for layer in range(self.layers):
+            zero = steps.new_zeros(steps.shape[1], self.hidden)
+            h, c = (zero, zero) if state is None else (state[0][layer], state[1][layer])
+            steps, h, c = self._run(layer, steps, h, c)
+            last.append((h, c))
+            if self.dropout and layer + 1 < self.layers:
+                steps = nn.functional.dropout(steps, self.dropout, self.training)
+        out = steps.transpose(0, 1) if self.batch_first else steps
+        return out, (torch.stack([h for h, _ in last]), torch.stack([c for _, c in last]))
+
+    def _run(
+        self, layer: int, steps: Tensor, h: Tensor, c: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        values = dict(self.named_parameters())
+        inputs = nn.functional.linear(
+            steps, values[f"weight_ih_l{layer}"], values.get(f"bias_ih_l{layer}")
+        )
+        weight, bias = values[f"weight_hh_l{layer}"], values.get(f"bias_hh_l{layer}")
+        outputs = []
+        for step in inputs.unbind(0):
+            i, f, g, o = (step + nn.functional.linear(h, weight, bias)).chunk(4, -1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+            outputs.append(h)
+        return torch.stack(outputs), h, c
+
+
+def unrolled(model: nn.Module) -> nn.Module:
+    """Replace every `nn.LSTM` inside a model (in place) by one that can be batched."""
+    for name, child in model.named_children():
+        if isinstance(child, nn.LSTM) and not child.bidirectional and not child.proj_size:
+            setattr(model, name, UnrolledLSTM(child))
+        else:
+            unrolled(child)
+    return model
+
+
+def forward_rows(model: nn.Module, params: Tensor, x: Tensor) -> Tensor:
+    """Return the outputs of a model, in its current mode, under each row of `params`.
+
+    Examples
+    --------
+    >>> outputs = forward_rows(nn.Linear(2, 3), torch.zeros(4, 9), torch.ones(5, 2))
+    >>> outputs.shape
+    torch.Size([4, 5, 3])
+    """
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    sizes = [shape.numel() for shape in shapes.values()]
+    plain = unrolled(copy.deepcopy(model)) if _has_lstm(model) else model
+
+    def one(row: Tensor) -> Tensor:
+        parts = zip(shapes.items(), torch.split(row, sizes), strict=True)
+        values = {name: part.view(shape) for (name, shape), part in parts}
+        outputs: Tensor = functional_call(plain, values, (x,))
+        return outputs
+
+    rows: Tensor = vmap(one)(params)
+    return rows
+
+
+def _has_lstm(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.LSTM) for module in model.modules())

@@ -1,0 +1,1 @@
+"""Distribution sketches: what they are, how far apart they are, how they travel."""

@@ -1,0 +1,313 @@
+"""The sketches of many clients side by side, read a few rows at a time.
+
+Write q for a client's counts / n. Its row r is an average of n one-hot vectors, so it scatters
+around the true bucket probabilities p_r with E|q_r - p_r|^2 = (1 - |p_r|^2) / n: small clients
+look far from everybody. (1 - |q_r|^2) / (n - 1) estimates that part without bias. Noise of
+variance s on every count adds rows * buckets * s / n^2. The sum of both is the client's `energy`.
+
+Distances between normalized sketches, for a whole federation at once.
+
+Four kinds, for normalized sketches a and b of the same hash functions:
+
+- ``frobenius``: the root of the summed squares of a - b (paper 0, section 3.2.2);
+- ``row-l2``: the mean over rows of the row's Euclidean distance (the paper's released code);
+- ``mmd``: the squared maximum mean discrepancy of the kernel "probability to meet in a row",
+  without bias, so that it may fall below zero (a folded kernel is (1 - 1 / buckets) times the
+  unfolded one up to a constant, and so is its MMD);
+- ``tvd-lower``: half the mean over rows of the row's summed absolute differences, which never
+  exceeds the total variation between the two data sets.
+
+`debias` removes each side's energy (see `stack.py`) from the squared Frobenius distance, whose
+expectation then is rows times the squared MMD. A distance is its root, 0 where noise left it
+negative; ``row-l2`` then is that root / sqrt(rows), because a root a row would be biased again.
+Clients without data get NaN, and with `debias` those of fewer than two records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from fedcohort.exceptions import UnlikeSketches
+
+if TYPE_CHECKING:
+    from fedcohort.sketch.race import RaceSketch
+
+Readings: TypeAlias = "NDArray[Any] | Sequence[RaceSketch]"
+Floats = NDArray[np.float64]
+CHUNK = 1 << 22  # numbers read at a time
+
+
+def reading_dtype(rows: int, buckets: int, kind: DTypeLike) -> np.dtype[np.void]:
+    """Return the form of a sketch as a signal: n, noise variance of a count, the counts."""
+    return np.dtype([("n", "f8"), ("noise", "f8"), ("counts", kind, (rows, buckets))])
+
+
+def reading(n: float, noise: float, counts: NDArray[np.int64]) -> NDArray[Any]:
+    """Return a sketch as a signal, its counts in the smallest integers that fit."""
+    low, high = int(counts.min()), int(counts.max())
+    bits = next(b for b in (16, 32, 64) if -(1 << (b - 1)) <= low <= high < 1 << (b - 1))
+    out = np.zeros((), reading_dtype(counts.shape[0], counts.shape[1], f"i{bits // 8}"))
+    out["n"], out["noise"], out["counts"] = n, noise, counts
+    return out
+
+
+class Stack:
+    """The sketches of N clients: stacked readings, or a sequence of sketches.
+
+    Examples
+    --------
+    >>> one = np.zeros(1, reading_dtype(1, 2, "i2"))
+    >>> one["n"], one["counts"] = 4, [[3, 1]]
+    >>> Stack(one).energy().tolist()                     # (1 - (9 + 1) / 16) / 3
+    [0.125]
+    """
+
+    def __init__(self, readings: Readings) -> None:
+        if isinstance(readings, np.ndarray):
+            stacked = np.atleast_1d(readings)
+            self.n, self.noise = stacked["n"].astype(float), stacked["noise"].astype(float)
+            self._tables: Any = stacked["counts"]
+        else:
+            for other in readings[1:]:
+                readings[0].check_alike(other)
+            self.n = np.array([s.n for s in readings], float)
+            self.noise = np.array([s.noise for s in readings], float)
+            self._tables = [s.counts for s in readings]
+        if not len(self.n):
+            raise ValueError("no sketches to compare")
+        self.rows, self.buckets = self._tables[0].shape
+        self.n[~(self.n > 0)] = np.nan  # no data, no distribution
+
+    def __len__(self) -> int:
+        return len(self.n)
+
+    def chunks(self) -> Iterator[tuple[slice, Floats]]:
+        """Yield slices of rows and those rows of every client, normalized: (N, ..., buckets)."""
+        step = max(1, CHUNK // (len(self) * self.buckets))
+        for lo in range(0, self.rows, step):
+            rows = slice(lo, min(lo + step, self.rows))
+            if isinstance(self._tables, np.ndarray):
+                part = self._tables[:, rows].astype(float)
+            else:
+                part = np.array([table[rows] for table in self._tables], float)
+            part /= self.n[:, None, None]
+            yield rows, part
+
+    def energy(self) -> Floats:
+        """What sampling and noise add to |q - p|^2, estimated without bias; NaN if n < 2."""
+        squares = np.zeros(len(self))
+        for _, q in self.chunks():
+            squares += np.einsum("irb,irb->i", q, q)
+        noise = self.rows * self.buckets * self.noise / self.n**2
+        degrees = np.where(self.n >= 2, self.n - 1, np.nan)
+        energy: Floats = (self.rows - squares + noise) / degrees + noise
+        return energy
+
+    def weights(self, center: str) -> Floats:
+        """Return what each client weighs in the global sketch; nothing without data."""
+        if center not in ("pooled", "mean"):
+            raise ValueError(f"unknown center {center!r}; use 'pooled' or 'mean'")
+        sizes = np.nan_to_num(self.n, nan=0.0)
+        weights = sizes if center == "pooled" else (sizes > 0).astype(float)
+        if not weights.any():
+            raise ValueError("all sketches are empty")
+        share: Floats = weights / weights.sum()
+        return share
+
+    def mixture(self, weights: Floats) -> Floats:
+        """Return the weighted sum of the normalized sketches, (rows, buckets)."""
+        out = np.empty((self.rows, self.buckets))
+        used = np.flatnonzero(weights)
+        for rows, q in self.chunks():
+            out[rows] = np.tensordot(weights[used], q[used], axes=1)
+        return out
+
+
+Kind = Literal["frobenius", "row-l2", "mmd", "tvd-lower"]
+Center = Literal["pooled", "mean"]
+
+
+def normalized(readings: Readings, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    """Counts / n of every client, (N, rows, buckets); NaN for a client without data."""
+    stack = Stack(readings)
+    out = np.empty((len(stack), stack.rows, stack.buckets), dtype)
+    for rows, q in stack.chunks():
+        out[:, rows] = q
+    return out
+
+
+def distance(
+    a: RaceSketch, b: RaceSketch, kind: Kind = "frobenius", debias: bool | None = None
+) -> float:
+    """Distance between two sketches, normalized; kinds and `debias` as in `distances`.
+
+    ValueError if a sketch is empty, or too small to be debiased.
+    """
+    value = float(distances_to([a], b, kind, debias)[0])
+    if np.isnan(value):
+        raise ValueError(f"no {kind} distance between sketches of n={a.n:g} and n={b.n:g} samples")
+    return value
+
+
+def distance_matrix(
+    readings: Readings, kind: Kind = "frobenius", debias: bool | None = None
+) -> Floats:
+    """Distance between every two clients, (N, N), with a zero diagonal.
+
+    Parameters
+    ----------
+    readings : structured array (N,) or sequence of RaceSketch
+        Alike sketches.
+    kind : {"frobenius", "row-l2", "mmd", "tvd-lower"}
+        See above. The first and third take one matrix product; the others compare pair by pair.
+    debias : bool, optional
+        Whether to remove what is only sample size and noise; None does so for noisy sketches.
+    """
+    stack = Stack(readings)
+    if _settle(stack, kind, debias):
+        energy = stack.energy()
+        out = _finish(stack, _squares(stack) - (energy[:, None] + energy), kind)
+    elif kind == "frobenius":
+        out = np.sqrt(_squares(stack))
+    else:
+        out = _pairwise(stack, kind)
+    np.fill_diagonal(out, np.where(np.isnan(np.diag(out)), np.nan, 0.0))
+    return out
+
+
+def distances_to_global(
+    readings: Readings,
+    center: Center = "pooled",
+    kind: Kind = "frobenius",
+    debias: bool | None = None,
+) -> Floats:
+    """Distance of every client to the global sketch, (N,).
+
+    Parameters
+    ----------
+    readings, kind, debias
+        As in `distance_matrix`. The client is part of the global sketch: of the difference
+        sum_i w_i q_i - q_j, sum_i w_i^2 e_i + (1 - 2 w_j) e_j is energy.
+    center : {"pooled", "mean"}
+        The sketch of all data together, or the paper's unweighted mean of sketches.
+    """
+    stack = Stack(readings)
+    weights = stack.weights(center)
+    energy = None
+    if _settle(stack, kind, debias):
+        own = stack.energy()
+        energy = np.nansum(weights**2 * own) + (1 - 2 * weights) * own
+    return _to_center(stack, stack.mixture(weights), kind, energy)
+
+
+def distances_to(
+    readings: Readings,
+    other: NDArray[Any] | np.void | RaceSketch,
+    kind: Kind = "frobenius",
+    debias: bool | None = None,
+) -> Floats:
+    """Distance of every client to one other sketch of other data, (N,)."""
+    stack = Stack(readings)
+    if isinstance(other, (np.ndarray, np.void)):
+        single = Stack(np.asarray(other))
+    else:
+        single = Stack([other])
+        if not isinstance(readings, np.ndarray):
+            readings[0].check_alike(other)
+    if (stack.rows, stack.buckets) != (single.rows, single.buckets):
+        raise UnlikeSketches(
+            f"a sketch of {single.rows} x {single.buckets} cannot be compared with one of "
+            f"{stack.rows} x {stack.buckets}"
+        )
+    energy = None
+    if _settle(stack, kind, debias) | _settle(single, kind, debias):
+        energy = stack.energy() + single.energy()
+    return _to_center(stack, single.mixture(np.ones(1)), kind, energy)
+
+
+def gram(readings: Readings, debias: bool | None = None) -> Floats:
+    """Mean over rows of the inner products of normalized sketches, (N, N).
+
+    With debiased diagonal, (w - v)' G (w - v) estimates the squared MMD between the mixtures of
+    clients with weights w and v, without bias.
+    """
+    stack = Stack(readings)
+    out = _products(stack, centered=False)
+    if _settle(stack, "frobenius", debias):
+        out[np.diag_indices_from(out)] -= stack.energy()
+    out /= stack.rows
+    return out
+
+
+def _settle(stack: Stack, kind: Kind, debias: bool | None) -> bool:
+    """Whether to debias: what None means, and what cannot be had."""
+    if kind not in get_args(Kind):
+        raise ValueError(f"unknown kind {kind!r}; use one of {', '.join(get_args(Kind))}")
+    noisy = bool((stack.noise > 0).any())
+    if kind == "tvd-lower" and (debias or noisy):
+        why = "noise breaks the bound" if noisy else "it cannot be debiased"
+        raise ValueError(f"tvd-lower: {why}; use kind='frobenius' or 'mmd'")
+    if kind == "mmd" and debias is False:
+        raise ValueError("mmd is debiased by definition; use kind='frobenius' for the raw distance")
+    return kind == "mmd" or (noisy if debias is None else debias)
+
+
+def _finish(stack: Stack, squares: Floats, kind: Kind) -> Floats:
+    """Turn debiased squared Frobenius distances into the wanted kind."""
+    if kind == "mmd":
+        out: Floats = squares / stack.rows
+    else:
+        out = np.sqrt(np.maximum(squares, 0) / (stack.rows if kind == "row-l2" else 1))
+    return out
+
+
+def _to_center(stack: Stack, center: Floats, kind: Kind, energy: Floats | None) -> Floats:
+    total = np.zeros(len(stack))
+    for rows, q in stack.chunks():
+        gap = q - center[rows]
+        if energy is None and kind == "tvd-lower":
+            total += np.abs(gap).sum(axis=(1, 2)) / 2
+        elif energy is None and kind == "row-l2":
+            total += np.sqrt((gap**2).sum(axis=2)).sum(axis=1)
+        else:
+            total += np.einsum("irb,irb->i", gap, gap)
+    if energy is not None:
+        return _finish(stack, total - energy, kind)
+    return np.sqrt(total) if kind == "frobenius" else total / stack.rows
+
+
+def _products(stack: Stack, centered: bool) -> Floats:
+    """Inner products of the sketches, as seen from the origin or from their mean."""
+    out = np.zeros((len(stack), len(stack)))
+    full = np.flatnonzero(~np.isnan(stack.n))
+    for _, q in stack.chunks():
+        if centered and len(full):
+            q -= q[full].mean(axis=0) if len(full) < len(q) else q.mean(axis=0)
+        flat = q.reshape(len(q), -1)
+        out += flat @ flat.T
+    return out
+
+
+def _squares(stack: Stack) -> Floats:
+    """Squared Frobenius distances, seen from the mean: like numbers lose no digits."""
+    products = _products(stack, centered=True)
+    own = np.diag(products)
+    return np.maximum(own[:, None] + own - 2 * products, 0)
+
+
+def _pairwise(stack: Stack, kind: Kind) -> Floats:
+    from scipy.spatial.distance import cdist
+
+    out = np.zeros((len(stack), len(stack)))
+    for _, q in stack.chunks():
+        if kind == "tvd-lower":
+            out += cdist(q.reshape(len(q), -1), q.reshape(len(q), -1), "cityblock") / 2
+        else:
+            for row in range(q.shape[1]):
+                out += cdist(q[:, row], q[:, row], "euclidean")
+    out /= stack.rows
+    return out

@@ -1,0 +1,246 @@
+"""What happens to data before they are hashed. A sketch's header states it.
+
+Sketches are comparable only when everybody prepared the data the same way, so a transform holds
+public constants and is part of what makes two sketches alike. Constants must not be computed from
+the data of one client: then they would differ, and give the client's data away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from numbers import Real
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Constant = float | tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Prepare vectors: embed, center and scale, unit length, append the label; in this order.
+
+    Parameters
+    ----------
+    embedding : str, optional
+        Name of a function of the user's. Only the name is stored.
+    function : callable, optional
+        The function itself: maps a block of raw samples to an array (n, dim).
+    center, scale : float or sequence of float
+        Public constants: x becomes (x - center) / scale. Centering sharpens sign projections,
+        which see angles only: vectors with positive entries all point the same way.
+    unit : bool
+        Divide each vector by its length; the zero vector stays.
+    classes : int
+        With labels: how many there are. `classes` columns are appended to x.
+    label_weight : float
+        What stands in the column of the sample's label; 1 gives the label as much weight as a
+        vector of unit length.
+
+    Examples
+    --------
+    >>> step = Transform(center=1.0, unit=True, classes=2, label_weight=0.5)
+    >>> step.apply(np.array([[1.0, 3.0]]), np.array([1])).tolist()
+    [[0.0, 1.0, 0.0, 0.5]]
+    """
+
+    embedding: str | None = None
+    function: Callable[[Any], Any] | None = field(default=None, compare=False, repr=False)
+    center: Any = 0.0
+    scale: Any = 1.0
+    unit: bool = False
+    classes: int = 0
+    label_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.embedding is not None and not (isinstance(self.embedding, str) and self.embedding):
+            raise ValueError(f"transform: embedding={self.embedding!r} must be a name")
+        if self.function is not None and self.embedding is None:
+            raise ValueError("transform: name the embedding function: embedding='...'")
+        object.__setattr__(self, "center", _constant("center", self.center))
+        object.__setattr__(self, "scale", _constant("scale", self.scale))
+        if not np.all(np.asarray(self.scale) > 0):
+            raise ValueError("transform: scale must be above 0")
+        self._check_labels()
+
+    def _check_labels(self) -> None:
+        whole = isinstance(self.classes, int) and not isinstance(self.classes, bool)
+        if not whole or not 0 <= self.classes <= 1 << 16 or not isinstance(self.unit, bool):
+            raise ValueError(f"transform: classes={self.classes!r} or unit={self.unit!r} is wrong")
+        weight = self.label_weight
+        if not isinstance(weight, Real) or not (0 <= weight < np.inf):
+            raise ValueError(f"transform: label_weight={weight!r} must be a number, 0 or more")
+        object.__setattr__(self, "label_weight", float(weight))
+        if (weight > 0) != (self.classes > 0):
+            raise ValueError(
+                f"transform: label_weight={self.label_weight} and classes={self.classes}: "
+                "give both above 0, or neither"
+            )
+
+    def check_dim(self, dim: int) -> None:
+        """Refuse constants that do not fit vectors of `dim` columns."""
+        for name, value in (("center", self.center), ("scale", self.scale)):
+            if isinstance(value, tuple) and len(value) != dim:
+                raise ValueError(f"transform: {name} has {len(value)} numbers for dim={dim}")
+
+    def embed(self, x: Any) -> Any:
+        """Return the raw samples as vectors."""
+        if self.embedding is None:
+            return x
+        if self.function is None:
+            raise ValueError(
+                f"this sketch needs the embedding {self.embedding!r}, of which a file holds only "
+                "the name: load it with embedding=your_function to add or query"
+            )
+        return np.asarray(self.function(x))
+
+    def apply(self, x: NDArray[Any], y: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Do everything after the embedding to a dense block."""
+        if self.center != 0.0 or self.scale != 1.0:
+            x = (x - np.asarray(self.center)) / np.asarray(self.scale)
+        if self.unit:
+            x = unit_length(x)
+        if not self.classes:
+            return x
+        return np.concatenate([x, self._one_hot(y)], axis=1)
+
+    def _one_hot(self, y: NDArray[Any] | None) -> NDArray[np.float64]:
+        if y is None:
+            raise ValueError(f"this sketch hashes {self.classes} labels too: call add(X, y)")
+        if y.dtype.kind not in "iu" or (len(y) and not 0 <= y.min() <= y.max() < self.classes):
+            raise ValueError(f"labels must be whole numbers from 0 to {self.classes - 1}")
+        chosen: NDArray[np.float64] = (y[:, None] == np.arange(self.classes)).astype(float)
+        return chosen * self.label_weight
+
+    def spec(self) -> dict[str, Any]:
+        """Return what the header states: only what differs from doing nothing."""
+        plain = Transform()
+        names = ("embedding", "center", "scale", "unit", "classes", "label_weight")
+        stated = {n: getattr(self, n) for n in names if getattr(self, n) != getattr(plain, n)}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in stated.items()}
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Turn texts into token sets with scikit-learn's analyzers.
+
+    Parameters
+    ----------
+    analyzer : {"word", "char", "char_wb"}
+        Words of two letters or more, characters, or characters within word bounds.
+    ngrams : tuple of int
+        Shortest and longest run of words or characters that makes a token.
+    lowercase : bool
+        Whether case is ignored.
+
+    Examples
+    --------
+    >>> Tokenizer("word").sets(["To be, or not to be"])
+    [['to', 'be', 'or', 'not', 'to', 'be']]
+    """
+
+    analyzer: Literal["word", "char", "char_wb"] = "word"
+    ngrams: tuple[int, int] = (1, 1)
+    lowercase: bool = True
+
+    def __post_init__(self) -> None:
+        if self.analyzer not in ("word", "char", "char_wb"):
+            raise ValueError(f"tokenizer: analyzer={self.analyzer!r}; use word, char or char_wb")
+        pair = tuple(self.ngrams)
+        if len(pair) != 2 or not all(type(k) is int for k in pair) or not 1 <= pair[0] <= pair[1]:
+            raise ValueError(f"tokenizer: ngrams={self.ngrams!r} must be two numbers, 1 or more")
+        if not isinstance(self.lowercase, bool):
+            raise ValueError(f"tokenizer: lowercase={self.lowercase!r} must be true or false")
+        object.__setattr__(self, "ngrams", pair)
+
+    @cached_property
+    def _analyze(self) -> Callable[[str], list[str]]:
+        from sklearn.feature_extraction.text import CountVectorizer
+
+        made: Callable[[str], list[str]] = CountVectorizer(
+            analyzer=self.analyzer, ngram_range=self.ngrams, lowercase=self.lowercase
+        ).build_analyzer()
+        return made
+
+    def sets(self, texts: Iterable[str]) -> list[list[str]]:
+        """Return the tokens of each text."""
+        return [self._analyze(text) for text in texts]
+
+    def spec(self) -> dict[str, Any]:
+        """Return what the header states."""
+        return {
+            "analyzer": self.analyzer,
+            "ngrams": list(self.ngrams),
+            "lowercase": self.lowercase,
+        }
+
+
+def from_spec(spec: Any, function: Callable[[Any], Any] | None = None) -> Transform | Tokenizer:
+    """Rebuild a transform from its `spec`; ValueError or TypeError for anything else."""
+    if not isinstance(spec, dict):
+        raise ValueError("a transform must be an object")
+    if "analyzer" in spec:
+        return Tokenizer(**spec)
+    if "function" in spec:
+        raise ValueError("a file cannot hold a function")
+    return Transform(**spec, function=function)
+
+
+def appended(transform: Transform | None, dim: int) -> int:
+    """How many columns the transform appends, after checking that it fits `dim` columns."""
+    if transform is None:
+        return 0
+    if not isinstance(transform, Transform):
+        raise ValueError(f"vectors take a Transform, not a {type(transform).__name__}")
+    transform.check_dim(dim)
+    return transform.classes
+
+
+def difference(mine: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """Say in what two sketches' specs differ first.
+
+    Examples
+    --------
+    >>> difference({"hash": {"seed": 0}}, {"hash": {"seed": 1}})
+    'hash seed: 0 is not 1; make all sketches with the same settings'
+    """
+    for part, own in mine.items():
+        for key in sorted(own.keys() | theirs[part].keys()):
+            one, two = repr(own.get(key)), repr(theirs[part].get(key))
+            if one != two:
+                short = f"{one[:40]} is not {two[:40]}"
+                return f"{part} {key}: {short}; make all sketches with the same settings"
+    return "the sketches are unlike"
+
+
+def unit_length(x: NDArray[Any]) -> NDArray[np.float64]:
+    """Divide each row by its length, summed in a fixed order so that machines agree.
+
+    Examples
+    --------
+    >>> unit_length(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[0.6, 0.8], [0.0, 0.0]]
+    """
+    x = x.astype(np.float64)
+    peak = np.abs(x).max(axis=1, keepdims=True, initial=0)
+    x /= np.where(peak > 0, peak, 1)  # squares neither overflow nor vanish
+    squares = x * x
+    while squares.shape[1] > 1:
+        half = (squares.shape[1] + 1) // 2
+        rest = squares[:, half:]
+        squares = squares[:, :half].copy()
+        squares[:, : rest.shape[1]] += rest
+    length = np.sqrt(squares) if squares.shape[1] else np.ones((len(x), 1))
+    return x / np.where(length > 0, length, 1)
+
+
+def _constant(name: str, value: ArrayLike) -> Constant:
+    if isinstance(value, (str, bytes)):
+        raise ValueError(f"transform: {name}={value!r} must be a number, or one a column")
+    array = np.asarray(value, np.float64)
+    if array.ndim > 1 or not np.isfinite(array).all():
+        raise ValueError(f"transform: {name} must be a finite number, or one a column")
+    return float(array) if array.ndim == 0 else tuple(array.tolist())

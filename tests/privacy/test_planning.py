@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from fedcohort.privacy.planning import plan, signal_to_noise
+from fedcohort.sketch.distances import distance_matrix
+from fedcohort.sketch.race import RaceSketch
+
+
+def federation(rows, bits, epsilon, delta=0.0, n=2000, seed=0):
+    """Distances of 12 clients, private, of Gaussian clusters mixed by Dirichlet(0.5)."""
+    rng = np.random.default_rng(seed)
+    centers = rng.standard_normal((10, 20))
+    sketches = []
+    for _ in range(12):
+        labels = rng.choice(10, n, p=rng.dirichlet(np.full(10, 0.5)))
+        sketch = RaceSketch.srp(dim=20, rows=rows, bits=bits)
+        sketch.add(centers[labels] + rng.standard_normal((n, 20)))
+        sketches.append(sketch)
+    upper = np.triu_indices(12, 1)
+    private = [s.privatize(epsilon, delta, rng=rng) for s in sketches] if epsilon else sketches
+    return distance_matrix(private, "mmd")[upper], private
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+def test_the_plan_ranks_clients_where_a_thousand_rows_drown(delta):
+    truth, _ = federation(1000, 6, None)
+    size = plan(2000, 1.0, delta, dim=20)
+    planned, sketches = federation(size.rows, size.bits, 1.0, delta)
+    assert spearmanr(truth, planned).statistic > 0.85
+    assert signal_to_noise(sketches[0]) == pytest.approx(size.signal_to_noise)
+    if delta == 0:
+        drowned, noisy = federation(1000, 6, 1.0)
+        assert spearmanr(truth, drowned).statistic < 0.5
+        assert signal_to_noise(noisy[0]) < 1
+
+
+def test_ten_rows_of_64_buckets_serve():
+    truth, _ = federation(1000, 6, None)
+    served, sketches = federation(10, 6, 1.0)
+    assert spearmanr(truth, served).statistic > 0.8
+    assert signal_to_noise(sketches[0]) > 3
+
+
+def test_no_other_size_promises_less_error():
+    best = plan(5000, 0.5)
+    assert best.error <= min(plan(5000, 0.5, dim=d).error for d in (2, 3, 5))
+    assert plan(5000, 0.5, dim=3).bits <= 3
+    assert plan(5000, 0.5).rows <= plan(5000, 5.0).rows
+    assert plan(100, 0.1).signal_to_noise < 1
+    assert plan(5000, 0.5, neighbors="replace").error > best.error
+
+
+def test_edges():
+    exact = RaceSketch.minhash(rows=3, buckets=8)
+    assert signal_to_noise(exact) == math.inf
+    with pytest.raises(ValueError, match="n=1"):
+        plan(1, 1.0)

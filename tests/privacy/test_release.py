@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedcohort.exceptions import UnlikeSketches
+from fedcohort.privacy.release import Release, noise_for
+from fedcohort.sketch.race import RaceSketch, distance, pooled
+
+
+def filled(n=2000, seed=0, rows=10, bits=5, mean=0.0):
+    sketch = RaceSketch.srp(dim=4, rows=rows, bits=bits)
+    sketch.add(np.random.default_rng(seed).standard_normal((n, 4)) + mean)
+    return sketch
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+@pytest.mark.parametrize("neighbors", ["add-remove", "replace"])
+def test_noise_is_what_the_release_says(delta, neighbors):
+    # 64,000 cells: the variance is off by 1.3% (Laplace) at four standard errors of 0.9%.
+    sketch = filled(rows=1000, bits=6)
+    private = sketch.privatize(1.0, delta, neighbors, rng=np.random.default_rng(1))
+    noise = (private.counts - sketch.counts).astype(float)
+    made = private.release
+    assert made.mechanism == ("gaussian" if delta else "laplace")
+    assert abs(noise.mean()) < 4 * np.sqrt(made.variance / noise.size)
+    assert noise.var() == pytest.approx(made.variance, rel=0.04)
+    assert noise.std() == pytest.approx(np.sqrt(made.variance), rel=0.02)
+    factor = 2 if neighbors == "replace" else 1
+    if not delta:
+        assert made.variance == pytest.approx(2 * (factor * 1000) ** 2, rel=1e-3)
+    else:
+        assert made.variance == pytest.approx(factor * 1000 * 4.2247**2, rel=1e-2)
+
+
+def test_the_mechanism_with_less_noise_is_taken():
+    assert noise_for(1, 1.0, 1e-6, "add-remove").mechanism == "laplace"
+    assert noise_for(1, 1.0, 1e-6, "add-remove").delta == 0
+    assert noise_for(100, 1.0, 1e-6, "add-remove").mechanism == "gaussian"
+
+
+def test_rho_is_that_of_the_mechanism():
+    pure = noise_for(10, 0.5, 0.0, "add-remove")
+    assert pure.rho == pytest.approx(0.125)
+    gaussian = noise_for(100, 0.5, 1e-6, "replace")
+    assert gaussian.rho == pytest.approx(200 / (2 * gaussian.variance))
+
+
+def test_the_exact_sketch_is_left_alone_and_n_is_handled():
+    sketch = filled()
+    before = sketch.counts.copy()
+    public = sketch.privatize(1.0, rng=np.random.default_rng(0))
+    hidden = sketch.privatize(1.0, n="private", rng=np.random.default_rng(0))
+    np.testing.assert_array_equal(sketch.counts, before)
+    assert not sketch.private
+    assert public.n == 2000
+    assert hidden.n == pytest.approx(hidden.counts.sum(axis=1).mean())
+    assert hidden.n != 2000
+    assert abs(hidden.n - 2000) < 4 * np.sqrt(hidden.noise * 32 / 10)
+
+
+def test_noise_source():
+    sketch = filled(10)
+    seeded = [sketch.privatize(1.0, rng=np.random.default_rng(3)) for _ in range(2)]
+    secure = [sketch.privatize(1.0) for _ in range(2)]
+    assert seeded[0] == seeded[1]
+    assert secure[0] != secure[1]
+
+
+def test_debiased_distances_survive_noise_on_average():
+    # 400 pairs of releases of the same data; the mean of the unbiased square has s.e. sd/20.
+    a, b = filled(seed=1), filled(seed=2, mean=[0.7, 0, 0, 0])
+    rng = np.random.default_rng(0)
+    squares = [
+        distance(a.privatize(1.0, rng=rng), b.privatize(1.0, rng=rng), "mmd") for _ in range(400)
+    ]
+    exact = distance(a, b, "mmd")
+    assert abs(np.mean(squares) - exact) < 4 * np.std(squares) / 20
+    raw = [distance(a.privatize(1.0, rng=rng), b, debias=False) for _ in range(20)]
+    assert np.mean(raw) > 1.03 * distance(a, b)
+
+
+def test_merging_adds_noise_and_says_so():
+    rng = np.random.default_rng(0)
+    a, b = filled(seed=1).privatize(1.0, rng=rng), filled(seed=2).privatize(0.5, rng=rng)
+    merged = a + b
+    assert merged.release.variance == pytest.approx(a.noise + b.noise)
+    assert merged.release.epsilon == 1.0
+    assert merged.release.parts == 2
+    assert merged.n == 4000
+    np.testing.assert_array_equal(merged.counts, a.counts + b.counts)
+    left = merged - b
+    assert left.noise == pytest.approx(a.noise)
+    assert left.release.parts == 1
+    np.testing.assert_array_equal(left.counts, a.counts)
+    gaussian = filled(seed=3).privatize(1.0, 1e-5, rng=rng)
+    assert (a + gaussian).release.mechanism in ("mixed", "laplace")
+    assert pooled([filled(0), a]).noise == a.noise
+    assert (a - a).release is None
+    with pytest.raises(ValueError, match="not a part"):
+        a - merged
+
+
+def test_what_would_break_the_promise_is_refused():
+    rng = np.random.default_rng(0)
+    exact = filled(50)
+    private = exact.privatize(1.0, rng=rng)
+    with pytest.raises(ValueError, match="once"):
+        private.privatize(1.0)
+    with pytest.raises(ValueError, match="no more data"):
+        private.add(np.ones((1, 4)))
+    for act in (exact.__add__, exact.__sub__):
+        with pytest.raises(UnlikeSketches, match="protect nobody"):
+            act(private)
+    other = exact.privatize(1.0, neighbors="replace", rng=rng)
+    with pytest.raises(UnlikeSketches, match="replace"):
+        private + other
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epsilon": 0}, "epsilon=0"),
+        ({"epsilon": float("inf")}, "epsilon=inf"),
+        ({"epsilon": 1, "delta": 1.0}, "delta=1"),
+        ({"epsilon": 1, "delta": -0.1}, "delta=-0.1"),
+        ({"epsilon": 1, "neighbors": "swap"}, "swap"),
+        ({"epsilon": 1, "n": "secret"}, "secret"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        filled(5).privatize(**options)
+
+
+def test_release_round_trip_and_hostile_values():
+    made = noise_for(10, 1.0, 0.0, "add-remove")
+    assert Release.from_spec(made.spec()) == made
+    for key, value in (
+        ("epsilon", -1.0),
+        ("epsilon", "1"),
+        ("variance", float("nan")),
+        ("parts", 0),
+        ("parts", True),
+        ("mechanism", "none"),
+        ("neighbors", None),
+        ("rho", True),
+    ):
+        with pytest.raises(ValueError, match=r"release|epsilon|neighbors"):
+            Release.from_spec({**made.spec(), key: value})
+    with pytest.raises(ValueError, match="state"):
+        Release.from_spec({"epsilon": 1.0})

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcohort.exceptions import UnlikeSketches
+from fedcohort.sketch.distances import (
+    Stack,
+    distance,
+    distance_matrix,
+    distances_to,
+    distances_to_global,
+    gram,
+    normalized,
+    reading_dtype,
+)
+from fedcohort.sketch.hashing.srp import collision
+from fedcohort.sketch.race import RaceSketch, mean_sketch, pooled
+
+# A tiny world: 3 items, 2 rows of 3 buckets; CODES[r][item] is the bucket.
+CODES = np.array([[0, 1, 1], [2, 0, 1]])
+ONE_HOT = np.eye(3)[CODES].transpose(1, 0, 2)  # (item, row, bucket)
+
+
+def readings(*clients, noise=None):
+    out = np.zeros(len(clients), reading_dtype(2, 3, "i8"))
+    for i, items in enumerate(clients):
+        out["n"][i] = len(items)
+        out["counts"][i] = ONE_HOT[list(items)].sum(axis=0)
+    return out
+
+
+def all_samples(p, n):
+    """Every sample of n items with its probability."""
+    for items in product(range(3), repeat=n):
+        yield items, float(np.prod([p[i] for i in items]))
+
+
+def true_square(p, q):
+    gap = np.tensordot(np.asarray(p) - np.asarray(q), ONE_HOT, axes=1)
+    return float((gap**2).sum())
+
+
+P, Q, S = (0.5, 0.3, 0.2), (0.1, 0.2, 0.7), (0.3, 0.4, 0.3)
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 2), (2, 4), (3, 2)])
+def test_debiased_square_has_the_exact_expectation(n, m):
+    mmd = raw = 0.0
+    for a, pa in all_samples(P, n):
+        for b, pb in all_samples(Q, m):
+            two = readings(a, b)
+            mmd += pa * pb * distances_to(two[:1], two[1:], "mmd")[0]
+            raw += pa * pb * distances_to(two[:1], two[1:])[0] ** 2
+    assert mmd == pytest.approx(true_square(P, Q) / 2)
+    assert raw > true_square(P, Q) + 0.1  # what debiasing removes is not small
+
+
+def test_noise_energy_has_the_exact_expectation():
+    # Noise of -1 or +1 on each of 6 counts of one side, all 64 patterns.
+    total = 0.0
+    for a, pa in all_samples(P, 2):
+        for b, pb in all_samples(Q, 2):
+            two = readings(a, b)
+            two["noise"][0] = 1.0
+            counts = two["counts"][0].copy()
+            for pattern in product((-1, 1), repeat=6):
+                two["counts"][0] = counts + np.reshape(pattern, (2, 3))
+                total += pa * pb / 64 * distances_to(two[:1], two[1:], "mmd")[0]
+    assert total == pytest.approx(true_square(P, Q) / 2)
+
+
+@pytest.mark.parametrize("center", ["pooled", "mean"])
+def test_debiased_distance_to_the_global_sketch_has_the_exact_expectation(center):
+    sizes = (2, 3, 2)
+    weights = np.array(sizes) / 7 if center == "pooled" else np.ones(3) / 3
+    total = np.zeros(3)
+    for (a, pa), (b, pb), (c, pc) in product(
+        all_samples(P, 2), all_samples(Q, 3), all_samples(S, 2)
+    ):
+        total += pa * pb * pc * distances_to_global(readings(a, b, c), center, "mmd")
+    mixture = weights @ np.array([P, Q, S])
+    expected = [true_square(mixture, p) / 2 for p in (P, Q, S)]
+    np.testing.assert_allclose(total, expected)
+
+
+def test_debiased_gram_has_the_exact_expectation():
+    total = np.zeros((2, 2))
+    for (a, pa), (b, pb) in product(all_samples(P, 2), all_samples(Q, 3)):
+        total += pa * pb * gram(readings(a, b), debias=True)
+    means = [np.tensordot(p, ONE_HOT, axes=1).ravel() for p in (P, Q)]
+    np.testing.assert_allclose(total, np.array(means) @ np.transpose(means) / 2)
+
+
+def test_expected_square_is_rows_times_mmd_of_the_kernel():
+    # Two finite populations; 40 seeds x 500 rows make the tolerance about 4 standard errors.
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((8, 4)), rng.standard_normal((6, 4)) + 1
+    unit = np.concatenate([x, y]) / np.linalg.norm(np.concatenate([x, y]), axis=1, keepdims=True)
+    kernel = collision(unit @ unit.T, bits=3)
+    weights = np.r_[np.full(8, 1 / 8), np.full(6, -1 / 6)]
+    exact = weights @ kernel @ weights
+    squares = []
+    for seed in range(40):
+        a = RaceSketch.srp(dim=4, rows=500, bits=3, seed=seed)
+        b = a.empty_like()
+        a.add(x)
+        b.add(y)
+        squares.append(distance(a, b) ** 2 / 500)
+    assert np.mean(squares) == pytest.approx(exact, rel=0.04)
+
+
+def clients(sizes=(5, 30, 200), shift=1.0):
+    out = []
+    for i, n in enumerate(sizes):
+        sketch = RaceSketch.srp(dim=6, rows=25, bits=3, seed=2)
+        sketch.add(np.random.default_rng(i).standard_normal((n, 6)) + i * shift)
+        out.append(sketch)
+    return out
+
+
+def brute(a, b, kind):
+    gap = a.normalized() - b.normalized()
+    return {
+        "frobenius": np.sqrt((gap**2).sum()),
+        "row-l2": np.linalg.norm(gap, axis=1).mean(),
+        "tvd-lower": np.abs(gap).sum() / 2 / a.rows,
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["frobenius", "row-l2", "tvd-lower"])
+def test_all_ways_to_a_distance_agree(kind, monkeypatch):
+    made = clients()
+    stacked = np.stack([s.reading() for s in made])
+    expected = [[brute(a, b, kind) for b in made] for a in made]
+    monkeypatch.setattr("fedcohort.sketch.distances.CHUNK", 100)  # many chunks
+    np.testing.assert_allclose(distance_matrix(made, kind), expected, atol=1e-12)
+    np.testing.assert_allclose(distance_matrix(stacked, kind), expected, atol=1e-12)
+    np.testing.assert_allclose(distances_to(stacked, stacked[1], kind), expected[1], atol=1e-12)
+    assert distance(made[0], made[1], kind) == pytest.approx(expected[0][1])
+    for center, target in (("pooled", pooled(made).normalized()), ("mean", mean_sketch(made))):
+        single = pooled(made)
+        single.counts, single.n = target, 1
+        to_global = distances_to_global(stacked, center, kind)
+        np.testing.assert_allclose(to_global, [brute(s, single, kind) for s in made])
+
+
+@pytest.mark.parametrize("kind", ["frobenius", "row-l2", "mmd"])
+def test_debiased_matrix_agrees_with_single_distances(kind):
+    made = clients()
+    matrix = distance_matrix(made, kind, debias=True)
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert matrix[i, j] == pytest.approx(distance(made[i], made[j], kind, debias=True))
+    assert (np.diag(matrix) == 0).all()
+    np.testing.assert_array_equal(matrix, matrix.T)
+
+
+def test_gram_gives_the_mmd_of_mixtures():
+    made = clients()
+    matrix = gram(made, debias=True)
+    for i, j in ((0, 1), (1, 2)):
+        w = np.eye(3)[i] - np.eye(3)[j]
+        assert w @ matrix @ w == pytest.approx(distance(made[i], made[j], "mmd"))
+
+
+def test_small_alike_clients_are_near_and_small_unlike_ones_far():
+    # Finding: raw distance puts an alike client of 20 samples beyond an unlike one of 2,000.
+    def make(n, mean, seed):
+        sketch = RaceSketch.srp(dim=10, rows=300, bits=5)
+        sketch.add(np.random.default_rng(seed).standard_normal((n, 10)) + mean)
+        return sketch
+
+    big, small = make(5000, 1.0, 0), make(20, 1.0, 1)
+    unlike = make(2000, np.r_[2.0, np.ones(9)], 2)
+    assert distance(big, small) > distance(big, unlike)
+    assert distance(big, small, debias=True) < distance(big, unlike, debias=True) / 2
+
+
+def test_nearly_equal_sketches_keep_their_digits():
+    a, b, c = clients((50, 50, 50))
+    for sketch in (a, b, c):
+        sketch.counts, sketch.n = sketch.counts * 10**9, sketch.n * 10**9
+    b.counts, b.n = a.counts.copy(), a.n
+    b.counts[0, 0] -= 1
+    b.counts[0, 1] += 1
+    exact = np.sqrt(2) / a.n
+    assert distance(a, b) == pytest.approx(exact, rel=1e-6)
+    # by the matrix product from the mean: half the digits of the largest distance at most
+    assert distance_matrix([a, b, c])[0, 1] < 1e-7
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1), st.lists(st.integers(0, 5), min_size=1))
+def test_lower_bound_never_exceeds_total_variation(a, b):
+    points = np.random.default_rng(0).standard_normal((6, 3))
+    one = RaceSketch.srp(dim=3, rows=30, bits=4)
+    two = one.empty_like()
+    one.add(points[a])
+    two.add(points[b])
+    shares = [np.bincount(s, minlength=6) / len(s) for s in (a, b)]
+    exact = np.abs(shares[0] - shares[1]).sum() / 2
+    assert distance(one, two, "tvd-lower") <= exact + 1e-12
+
+
+def test_odd_clients_get_nan_and_spoil_nobody():
+    made = clients((0, 1, 30, 40))
+    raw = distance_matrix(made)
+    assert np.isnan(raw[0]).all()
+    assert np.isfinite(raw[1:, 1:]).all()
+    debiased = distance_matrix(made, debias=True)
+    assert np.isnan(debiased[:2]).all()
+    assert np.isfinite(debiased[2:, 2:]).all()
+    to_global = distances_to_global(made, debias=True)
+    assert np.isnan(to_global[:2]).all()
+    assert np.isfinite(to_global[2:]).all()
+    np.testing.assert_allclose(distances_to_global(made)[1:], distances_to_global(made[1:]))
+    assert np.isnan(normalized(np.stack([s.reading() for s in made]))[0]).all()
+    with pytest.raises(ValueError, match="n=1"):
+        distance(made[1], made[2], debias=True)
+
+
+def test_what_cannot_be_had_is_refused():
+    made = clients((5, 6))
+    with pytest.raises(ValueError, match="unknown kind"):
+        distance_matrix(made, "euclid")
+    with pytest.raises(ValueError, match="cannot be debiased"):
+        distance_matrix(made, "tvd-lower", debias=True)
+    with pytest.raises(ValueError, match="mmd"):
+        distance_matrix(made, "mmd", debias=False)
+    with pytest.raises(ValueError, match="unknown center"):
+        distances_to_global(made, "median")
+    with pytest.raises(ValueError, match="no sketches"):
+        distance_matrix([])
+    with pytest.raises(ValueError, match="empty"):
+        distances_to_global(clients((0, 0)))
+    other = RaceSketch.srp(dim=6, rows=5, bits=3, seed=2)
+    with pytest.raises(UnlikeSketches, match="rows"):
+        distances_to(made, other)
+    with pytest.raises(UnlikeSketches, match="5 x 8"):
+        distances_to(np.stack([s.reading() for s in made]), other.reading())
+
+
+def test_noise_turns_debiasing_on():
+    made = clients((50, 60))
+    stacked = np.stack([s.reading() for s in made])
+    raw = distance_matrix(stacked)[0, 1]
+    stacked["noise"] = 0.1
+    assert distance_matrix(stacked)[0, 1] < raw
+    assert distance_matrix(stacked, debias=False)[0, 1] == raw
+    assert Stack(stacked).energy()[0] > Stack(made).energy()[0]
+    with pytest.raises(ValueError, match="noise breaks"):
+        distance_matrix(stacked, "tvd-lower")

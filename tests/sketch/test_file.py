@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcohort.exceptions import InvalidSketch
+from fedcohort.sketch import file
+from fedcohort.sketch.file import DIGEST, MAGIC, PREFIX, VERSION
+from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import Tokenizer, Transform
+
+
+def srp(n=50):
+    step = Transform(center=(0.1, 0.2, 0.3), unit=True, classes=2, label_weight=0.7)
+    sketch = RaceSketch.srp(dim=3, rows=6, bits=3, seed=4, transform=step)
+    rng = np.random.default_rng(0)
+    sketch.add(rng.standard_normal((n, 3)), rng.integers(0, 2, n))
+    return sketch
+
+
+def minhash():
+    sketch = RaceSketch.minhash(rows=4, buckets=10, transform=Tokenizer("char", (2, 3)))
+    sketch.add(["to be", "or not"])
+    return sketch
+
+
+def pstable():
+    sketch = RaceSketch.pstable(dim=2, rows=3, width=0.1, buckets=5)
+    sketch.add(np.ones((200, 2)))
+    return sketch
+
+
+ALL = [
+    srp(),
+    srp(0),
+    minhash(),
+    pstable(),
+    srp().privatize(0.01, rng=np.random.default_rng(0)),
+    srp().privatize(1.0, 1e-5, "replace", "private", np.random.default_rng(0)),
+]
+GOOD = ALL[0].to_bytes()
+
+
+def sealed(header, packed):
+    """A file whose checksum is right, whatever it holds."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    body = PREFIX.pack(MAGIC, VERSION, len(text), len(packed)) + text + packed
+    return body + hashlib.blake2b(body, digest_size=DIGEST).digest()
+
+
+def opened(sketch=None):
+    return file.unpack((sketch or ALL[0]).to_bytes())
+
+
+@pytest.mark.parametrize("sketch", ALL, ids=repr)
+def test_round_trip(sketch, tmp_path):
+    assert RaceSketch.from_bytes(sketch.to_bytes()) == sketch
+    sketch.save(tmp_path / "a.sketch")
+    loaded = RaceSketch.load(tmp_path / "a.sketch")
+    assert loaded == sketch
+    assert loaded.header() == sketch.header()
+    assert type(loaded.n) is type(sketch.n)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.sketch"]
+
+
+def test_loaded_sketches_go_on():
+    loaded = RaceSketch.from_bytes(GOOD)
+    direct = srp()
+    for sketch in (loaded, direct):
+        sketch.add(np.ones((1, 3)), [1])
+    assert loaded == direct
+
+
+def test_embedding_is_given_again_on_loading():
+    step = Transform(embedding="first three", function=lambda x: x[:, :3])
+    sketch = RaceSketch.srp(dim=3, rows=4, bits=2, transform=step)
+    sketch.add(np.ones((2, 5)))
+    data = sketch.to_bytes()
+    bare, whole = RaceSketch.from_bytes(data), RaceSketch.from_bytes(data, step.function)
+    assert bare == whole == sketch
+    whole.add(np.ones((1, 9)))
+    with pytest.raises(ValueError, match="first three"):
+        bare.add(np.ones((1, 9)))
+
+
+def test_files_are_small_and_stable():
+    # 1,000 x 64 counts of a few hundred samples: about one byte each before compression.
+    sketch = RaceSketch.srp(dim=10, rows=1000, bits=6)
+    sketch.add(np.random.default_rng(0).standard_normal((500, 10)))
+    assert len(sketch.to_bytes()) < 50_000
+    assert sketch.to_bytes() == RaceSketch.from_bytes(sketch.to_bytes()).to_bytes()
+
+
+def test_saving_over_a_file_is_all_or_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "a.sketch"
+    srp().save(path)
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        minhash().save(path)
+    assert RaceSketch.load(path) == srp()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@given(st.integers(0, len(GOOD) - 1))
+def test_truncation_is_found(length):
+    with pytest.raises(InvalidSketch):
+        RaceSketch.from_bytes(GOOD[:length])
+
+
+@given(st.integers(0, 8 * len(GOOD) - 1))
+def test_every_flipped_bit_is_found(bit):
+    data = bytearray(GOOD)
+    data[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(InvalidSketch):
+        RaceSketch.from_bytes(bytes(data))
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_refused(data):
+    for candidate in (data, MAGIC + data, GOOD + data if data else b""):
+        with pytest.raises(InvalidSketch):
+            RaceSketch.from_bytes(candidate)
+
+
+@given(st.binary(max_size=100), st.binary(max_size=100))
+def test_random_headers_with_a_right_checksum_are_refused(header, packed):
+    with pytest.raises(InvalidSketch):
+        RaceSketch.from_bytes(sealed(header, packed))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+PATHS = [
+    ("hash",), ("transform",), ("n",), ("release",), ("width",),
+    ("hash", "name"), ("hash", "dim"), ("hash", "rows"), ("hash", "bits"), ("hash", "seed"),
+    ("hash", "family"), ("hash", "extra"), ("transform", "center"), ("transform", "unit"),
+    ("transform", "classes"), ("transform", "label_weight"), ("transform", "function"),
+    ("release", "epsilon"), ("release", "variance"), ("release", "parts"), ("release", "n"),
+]  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(PATHS), json_values | st.just(10**30) | st.just(2**40), st.booleans())
+def test_altered_headers_are_refused_or_harmless(path, value, private):
+    header, packed = opened(ALL[4] if private else ALL[0])
+    place = header
+    for key in path[:-1]:
+        place = place[key] if isinstance(place.get(key), dict) else {}
+    place[path[-1]] = value
+    try:
+        sketch = RaceSketch.from_bytes(sealed(json.dumps(header).encode(), packed))
+    except InvalidSketch:
+        return
+    assert sketch.counts.shape == (sketch.rows, sketch.buckets)
+    assert sketch.counts.size <= 1 << 24
+    assert RaceSketch.from_bytes(sketch.to_bytes()) == sketch
+
+
+def peak_of(data):
+    tracemalloc.start()
+    with pytest.raises(InvalidSketch):
+        RaceSketch.from_bytes(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
+def test_bombs_and_huge_claims_allocate_nothing_large():
+    header, packed = opened()
+    bomb = zlib.compress(bytes(50_000_000), 9)
+    assert peak_of(sealed(header, bomb)) < 1_000_000  # unpacks 50 MB where 48 bytes belong
+    huge = {**header, "hash": {**header["hash"], "rows": 1 << 21}}
+    assert peak_of(sealed(huge, packed)) < 1_000_000  # claims 16 million counts in 60 bytes
+    wide = {**header, "hash": {**header["hash"], "rows": 1 << 40}}
+    assert peak_of(sealed(wide, packed)) < 1_000_000
+    nested = b"[" * 200_000 + b"]" * 200_000
+    assert peak_of(sealed(nested, packed)) < 30_000_000
+    digits = b'{"n": ' + b"9" * 100_000 + b"}"
+    assert peak_of(sealed(digits, packed)) < 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n": 51}, "each hold"),
+        ({"n": 50.5}, "each hold"),
+        ({"n": None}, "no number"),
+        ({"n": True}, "no number"),
+        ({"width": 3}, "width"),
+        ({"width": 2}, "not 6 x 8"),
+        ({"hash": {"name": "sha"}}, "unknown hash family"),
+        ({"transform": {"function": "os.system"}}, "function"),
+        ({"release": {}}, "state"),
+    ],
+)
+def test_what_is_wrong_is_said(change, message):
+    header, packed = opened()
+    with pytest.raises(InvalidSketch, match=message):
+        RaceSketch.from_bytes(sealed({**header, **change}, packed))
+
+
+def test_negative_counts_are_for_private_sketches_only():
+    header, packed = opened()
+    counts = np.zeros((6, 8), "i1")
+    counts[:, 0], counts[:, 1] = 51, -1
+    forged = zlib.compress(counts.tobytes())
+    with pytest.raises(InvalidSketch, match="each hold"):
+        RaceSketch.from_bytes(sealed(header, forged))
+    private, _ = opened(ALL[4])
+    loaded = RaceSketch.from_bytes(sealed({**private, "width": 1}, forged))
+    assert loaded.counts.min() == -1
+    trailing = packed + b"more"
+    with pytest.raises(InvalidSketch, match="not 6 x 8"):
+        RaceSketch.from_bytes(sealed(header, trailing))
+
+
+def test_other_versions_and_long_files(tmp_path, monkeypatch):
+    body = PREFIX.pack(MAGIC, 1, 0, 0)
+    with pytest.raises(InvalidSketch, match="version 1"):
+        RaceSketch.from_bytes(body + bytes(DIGEST))
+    monkeypatch.setattr(file, "MAX_FILE", 100)
+    srp().save(tmp_path / "a.sketch")
+    with pytest.raises(InvalidSketch, match="longer"):
+        RaceSketch.load(tmp_path / "a.sketch")
+    with pytest.raises(FileNotFoundError):
+        RaceSketch.load(tmp_path / "none.sketch")
+
+
+def test_headers_have_a_limit(monkeypatch):
+    monkeypatch.setattr(file, "MAX_HEADER", 100)
+    with pytest.raises(ValueError, match="fewer constants"):
+        srp().to_bytes()

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from fedcohort.exceptions import UnlikeSketches
+from fedcohort.sketch import counting
+from fedcohort.sketch.hashing import base
+from fedcohort.sketch.hashing.srp import collision
+from fedcohort.sketch.race import RaceSketch, distance, mean_sketch, pooled
+from fedcohort.sketch.transforms import Tokenizer, Transform
+
+
+def data(n, dim=5, seed=0):
+    return np.random.default_rng(seed).standard_normal((n, dim))
+
+
+def filled(n, seed=0, **options):
+    sketch = RaceSketch.srp(dim=5, rows=20, bits=3, **options)
+    sketch.add(data(n, seed=seed))
+    return sketch
+
+
+def brute_force(sketch, codes):
+    counts = np.zeros_like(sketch.counts)
+    for row in range(sketch.rows):
+        for code in codes[row]:
+            counts[row, code] += 1
+    return counts
+
+
+def test_counts_are_the_hashes_counted():
+    x = data(300)
+    sketch = filled(300)
+    np.testing.assert_array_equal(sketch.counts, brute_force(sketch, sketch.family.codes(x)))
+    assert sketch.n == 300
+    assert sketch.counts.dtype == np.int64
+    np.testing.assert_allclose(sketch.normalized().sum(axis=1), 1.0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=5), st.integers(0, 100))
+def test_streaming_merging_and_order_do_not_matter(sizes, seed):
+    x = data(sum(sizes), seed=seed)
+    whole = RaceSketch.srp(dim=5, rows=20, bits=3)
+    whole.add(x)
+    streamed, merged = whole.empty_like(), whole.empty_like()
+    for part in np.split(x[::-1], np.cumsum(sizes)[:-1]):
+        streamed.add(part)
+        single = whole.empty_like()
+        single.add(part)
+        merged.merge(single)
+    assert whole == streamed == merged
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_threads_and_compiled_loops_change_nothing(threads, compiled, monkeypatch):
+    expected = filled(2000)
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    monkeypatch.setattr(counting, "block_length", lambda rows, dim: 64)
+    if not compiled:
+        monkeypatch.setattr(base, "kernels", lambda: None)
+    assert filled(2000) == expected
+
+
+def test_input_kinds_agree(tmp_path):
+    x = np.random.default_rng(1).integers(0, 256, (200, 12)).astype(np.uint8)
+    np.save(tmp_path / "x.npy", x)
+    kinds = [
+        x.astype(np.float32),
+        x.astype(np.float64),
+        x.astype(np.int64),
+        x.reshape(200, 3, 4),
+        x.tolist(),
+        np.asfortranarray(x),
+        sparse.csr_matrix(x),
+        sparse.coo_array(x),
+        np.load(tmp_path / "x.npy", mmap_mode="r"),
+    ]
+    expected = RaceSketch.srp(dim=12, rows=30, bits=4)
+    expected.add(x)
+    for kind in kinds:
+        sketch = expected.empty_like()
+        sketch.add(kind)
+        assert sketch == expected
+
+
+def test_subtraction_undoes_addition_and_refuses_strangers():
+    a, b = filled(50, seed=1), filled(70, seed=2)
+    assert (a + b) - b == a
+    assert pooled([a, b, a]).n == 170
+    with pytest.raises(ValueError, match="not a part"):
+        a - b
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (RaceSketch.srp(dim=5, rows=20, bits=3, seed=1), "seed: 0 is not 1"),
+        (RaceSketch.srp(dim=6, rows=20, bits=3), "dim: 5 is not 6"),
+        (RaceSketch.srp(dim=5, rows=20, bits=3, family="dense"), "family"),
+        (RaceSketch.minhash(rows=20, buckets=8), "bits: 3 is not None"),
+        (
+            RaceSketch.srp(dim=5, rows=20, bits=3, transform=Transform(center=0.5)),
+            "transform center: None is not 0.5",
+        ),
+    ],
+)
+def test_unlike_sketches_are_refused(other, message):
+    sketch = filled(10)
+    for act in (sketch.merge, sketch.__add__, sketch.__sub__, lambda o: distance(sketch, o)):
+        with pytest.raises(UnlikeSketches, match=message):
+            act(other)
+
+
+def test_density_is_the_kernel_density():
+    # 4,000 rows: a density has a standard error of at most 0.5 / sqrt(4000) = 0.008.
+    x, queries = data(40), data(6, seed=9)
+    sketch = RaceSketch.srp(dim=5, rows=4000, bits=4, seed=3)
+    sketch.add(x)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    aim = queries / np.linalg.norm(queries, axis=1, keepdims=True)
+    exact = collision(aim @ unit.T, bits=4).mean(axis=1)
+    for estimator in ("mean", "median-of-means"):
+        np.testing.assert_allclose(sketch.density(queries, estimator), exact, atol=0.02)
+
+
+def test_plain_median_converges_elsewhere():
+    # Two orthogonal points, one bit: at each, rows read 1/2 or 1, evenly: the density is 3/4.
+    sketch = RaceSketch.srp(dim=2, rows=4001, bits=3, seed=0)
+    sketch.add([[1.0, 0.0], [0.0, 1.0]])
+    query = [[1.0, 0.0]]
+    assert sketch.density(query)[0] == pytest.approx((1 + 1 / 8) / 2, abs=0.01)
+    assert sketch.density(query, "median-of-means")[0] == pytest.approx(9 / 16, abs=0.02)
+    assert sketch.density(query, "median")[0] == 0.5
+
+
+def test_mean_and_pooled_global_sketches_differ_by_client_size():
+    a, b = filled(10, seed=1), filled(90, seed=2)
+    np.testing.assert_allclose(mean_sketch([a, b]), (a.normalized() + b.normalized()) / 2)
+    weighted = 0.1 * a.normalized() + 0.9 * b.normalized()
+    np.testing.assert_allclose(pooled([a, b]).normalized(), weighted)
+
+
+def test_labels_are_seen():
+    # Same images, other labels: only a sketch that hashes labels can tell.
+    x, y = data(400), np.zeros(400, int)
+    step = Transform(unit=True, classes=3, label_weight=1.0)
+    a = RaceSketch.srp(dim=5, rows=200, bits=4, transform=step)
+    b = a.empty_like()
+    a.add(x, y)
+    b.add(x, y + 2)
+    assert a.family.dim == 8
+    assert distance(a, b) > 0.3
+    with pytest.raises(ValueError, match="add"):
+        a.add(x)
+    with pytest.raises(ValueError, match="from 0 to 2"):
+        a.add(x, y + 3)
+    with pytest.raises(ValueError, match="from 0 to 2"):
+        a.add(x, y + 0.5)
+    with pytest.raises(ValueError, match="shape"):
+        a.add(x, y[:5])
+    with pytest.raises(ValueError, match="classes"):
+        filled(1).add(x, y)
+
+
+def test_texts_and_token_sets():
+    texts = ["To be or not to be", "that is the question", ""]
+    a = RaceSketch.minhash(rows=50, buckets=16, transform=Tokenizer("word"))
+    a.add(texts)
+    b = RaceSketch.minhash(rows=50, buckets=16)
+    b.add([{"to", "be", "or", "not"}, ["that", "is", "the", "question"], []])
+    np.testing.assert_array_equal(a.counts, b.counts)
+    c = RaceSketch.minhash(rows=50, buckets=16)
+    c.add(sparse.csr_matrix([[0, 3, 0, 1], [0, 0, 0, 0]]))
+    d = c.empty_like()
+    d.add([[1, 3], []])
+    assert c == d
+    with pytest.raises(ValueError, match="not one string"):
+        b.add("To be")
+    with pytest.raises(ValueError, match="labels"):
+        b.add([["a"]], [1])
+
+
+def test_embedding_is_applied_and_stated():
+    step = Transform(embedding="halves", function=lambda x: np.asarray(x)[:, :5] / 2)
+    a = RaceSketch.srp(dim=5, rows=20, bits=3, transform=step)
+    a.add(np.hstack([data(30), data(30)]))
+    np.testing.assert_array_equal(a.counts, filled(30).counts)
+    assert a.header()["transform"] == {"embedding": "halves"}
+    with pytest.raises(UnlikeSketches, match="embedding"):
+        a + filled(3)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.ones(5), "table of vectors"),
+        (np.ones((2, 4)), "4 columns"),
+        (np.array([["a"] * 5]), "dtype"),
+        (np.ones((2, 5)) * 1j, "dtype"),
+    ],
+)
+def test_wrong_data_is_named(x, message):
+    with pytest.raises(ValueError, match=message):
+        filled(0).add(x)
+
+
+def test_non_finite_rows_are_named_and_nothing_is_added():
+    x = data(5000)
+    x[4321, 2] = np.nan
+    sketch = filled(0)
+    with pytest.raises(ValueError, match="row 4321"):
+        sketch.add(x)
+    assert sketch == filled(0)
+
+
+def test_empty_clients():
+    sketch = filled(0)
+    assert sketch.n == 0
+    assert not sketch.counts.any()
+    for act in (sketch.normalized, lambda: sketch.density(data(1))):
+        with pytest.raises(ValueError, match="no distribution"):
+            act()
+    with pytest.raises(ValueError, match="n=0"):
+        distance(sketch, filled(3))
+    with pytest.raises(ValueError, match="no sketches"):
+        pooled([])
+
+
+def test_reading_is_small_and_complete():
+    reading = filled(300).reading()
+    assert reading.shape == ()
+    assert reading["counts"].dtype == np.int16
+    assert float(reading["n"]) == 300.0
+    assert float(reading["noise"]) == 0.0
+    np.testing.assert_array_equal(reading["counts"], filled(300).counts)
+    big = filled(1)
+    big.counts = big.counts * 40_000
+    assert big.reading()["counts"].dtype == np.int32
+
+
+def test_constant_memory(monkeypatch):
+    # Blocks are made one by one: never more than a few wait for the hashing threads.
+    alive, most = set(), 0
+
+    class Watched:
+        def __init__(self, n):
+            self.n = n
+
+        def __iter__(self):
+            nonlocal most
+            for i in range(self.n):
+                alive.add(i)
+                most = max(most, len(alive))
+                yield i
+
+    sketch = filled(0)
+
+    def work(i):
+        alive.discard(i)
+        return data(3)
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    _, n = counting.tally(sketch.family, Watched(200), work)
+    assert n == 600
+    assert most <= 8

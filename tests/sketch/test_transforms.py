@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import Tokenizer, Transform, from_spec, unit_length
+
+
+def test_order_of_the_steps():
+    step = Transform(center=[1, 2], scale=[1, 4], unit=True, classes=3, label_weight=2.0)
+    made = step.apply(np.array([[4.0, 18.0]]), np.array([2]))
+    np.testing.assert_allclose(made, [[0.6, 0.8, 0, 0, 2]])
+
+
+def test_doing_nothing_keeps_the_data_as_they_are():
+    x = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    assert Transform().apply(x) is x
+
+
+@given(
+    arrays(
+        float,
+        st.tuples(st.integers(1, 4), st.integers(1, 9)),
+        elements=st.floats(-1e300, 1e300, allow_subnormal=False),
+    )
+)
+def test_unit_length_at_any_scale(x):
+    made = unit_length(x)
+    scaled = x / np.maximum(np.abs(x).max(axis=1, keepdims=True), 1e-320)
+    length = np.linalg.norm(scaled, axis=1)
+    np.testing.assert_allclose(np.linalg.norm(made, axis=1), (length > 0).astype(float))
+    assert ((made == 0) | (np.sign(made) == np.sign(x))).all()
+
+
+def test_unit_length_does_not_depend_on_company():
+    x = np.random.default_rng(0).standard_normal((50, 77))
+    alone = np.concatenate([unit_length(row[None]) for row in x])
+    np.testing.assert_array_equal(unit_length(x), alone)
+
+
+def test_centering_sharpens_positive_data():
+    # Positive vectors all point the same way; hyperplanes through their mean split them.
+    rng = np.random.default_rng(1)
+    x = rng.uniform(0, 255, (500, 20))
+    plain = RaceSketch.srp(dim=20, rows=100, bits=6)
+    centered = RaceSketch.srp(dim=20, rows=100, bits=6, transform=Transform(center=127.5))
+    for sketch in (plain, centered):
+        sketch.add(x)
+    peak_plain, peak_centered = (
+        (s.normalized() ** 2).sum(axis=1).mean() for s in (plain, centered)
+    )
+    assert peak_plain > 2 * peak_centered
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Transform(),
+        Transform(center=0.1, scale=(1.0, 2.0), unit=True, classes=3, label_weight=0.5),
+        Transform(embedding="resnet"),
+        Tokenizer(),
+        Tokenizer("char", (2, 3), lowercase=False),
+    ],
+)
+def test_spec_survives_json(step):
+    assert from_spec(json.loads(json.dumps(step.spec()))) == step
+
+
+def test_a_function_is_never_taken_from_a_spec_and_never_compared():
+    step = Transform(embedding="f", function=len)
+    assert "function" not in step.spec()
+    assert step == Transform(embedding="f")
+    with pytest.raises(ValueError, match="function"):
+        from_spec({"embedding": "f", "function": "os.system"})
+    with pytest.raises(ValueError, match="the embedding 'f'"):
+        Transform(embedding="f").embed([1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"center": float("nan")}, "center"),
+        ({"center": [[1.0]]}, "center"),
+        ({"center": "1"}, "center"),
+        ({"scale": [1.0, 0.0]}, "scale"),
+        ({"classes": 3}, "label_weight"),
+        ({"label_weight": 1.0}, "classes"),
+        ({"classes": 2, "label_weight": "1"}, "label_weight='1'"),
+        ({"classes": -1, "label_weight": 1.0}, "classes"),
+        ({"unit": 1}, "unit"),
+        ({"function": len}, "embedding"),
+        ({"embedding": ""}, "embedding"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        Transform(**options)
+
+
+def test_constants_must_fit_the_columns():
+    with pytest.raises(ValueError, match="2 numbers for dim=3"):
+        RaceSketch.srp(dim=3, transform=Transform(center=(1.0, 2.0)))
+    with pytest.raises(ValueError, match="Tokenizer"):
+        RaceSketch.srp(dim=3, transform=Tokenizer())
+    with pytest.raises(ValueError, match="Transform"):
+        RaceSketch.minhash(transform=Transform(unit=True))
+
+
+def test_tokenizers():
+    assert Tokenizer("char", (2, 2)).sets(["Abc"]) == [["ab", "bc"]]
+    assert Tokenizer("char", lowercase=False).sets(["Ab"]) == [["A", "b"]]
+    assert Tokenizer("word", (1, 2)).sets(["not to be"]) == [["not", "to", "be", "not to", "to be"]]
+    assert Tokenizer().sets([""]) == [[]]
+    for wrong in ({"analyzer": "bytes"}, {"ngrams": (2, 1)}, {"ngrams": (0, 1)}, {"lowercase": 1}):
+        with pytest.raises(ValueError, match="tokenizer"):
+            Tokenizer(**wrong)

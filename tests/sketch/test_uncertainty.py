@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fedcohort.sketch.errors import distance_with_error, noise_variance, sampling_variance
+from fedcohort.sketch.race import RaceSketch, distance
+
+
+def filled(n, mean, rng, rows=10, bits=4):
+    sketch = RaceSketch.srp(dim=4, rows=rows, bits=bits, seed=1)
+    sketch.add(rng.standard_normal((n, 4)) + np.array([mean, 0, 0, 0]))
+    return sketch
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (0.3, 0.0), (1.0, 1e-5)])
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_noise_variance_is_that_of_repeated_releases(epsilon, delta, shift):
+    # Same data, 400 releases: the standard deviation of the squares is known to about 5%.
+    rng = np.random.default_rng(5)
+    a, b = filled(1500, 0.0, rng), filled(2500, shift, rng)
+    squares, predicted = [], []
+    for _ in range(400):
+        p, q = (s.privatize(epsilon, delta, rng=rng) for s in (a, b))
+        squares.append(distance(p, q, "mmd") * 10)
+        predicted.append(noise_variance(p, q))
+    assert np.std(squares) == pytest.approx(math.sqrt(np.mean(predicted)), rel=0.2)
+
+
+def test_hidden_n_adds_its_part():
+    rng = np.random.default_rng(6)
+    a, b = filled(400, 0.0, rng, rows=2), filled(400, 2.0, rng, rows=2)
+    squares, predicted = [], []
+    for _ in range(400):
+        p, q = (s.privatize(1.0, n="private", rng=rng) for s in (a, b))
+        squares.append(distance(p, q, "mmd") * 2)
+        predicted.append(noise_variance(p, q))
+    assert np.std(squares) == pytest.approx(math.sqrt(np.mean(predicted)), rel=0.2)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+@pytest.mark.parametrize("epsilon", [None, 2.0])
+def test_sampling_variance_bounds_that_of_repeated_data(shift, epsilon):
+    # Fresh data 250 times, same hash functions: never above the bound, nor far below it.
+    rng = np.random.default_rng(7)
+    squares, bounds, whole = [], [], []
+    for _ in range(250):
+        a, b = filled(300, 0.0, rng), filled(500, shift, rng)
+        if epsilon is not None:
+            a, b = (s.privatize(epsilon, rng=rng) for s in (a, b))
+        squares.append(distance(a, b, "mmd") * 10)
+        bounds.append(sampling_variance(a, b))
+        whole.append(sampling_variance(a, b) + noise_variance(a, b))
+    spread = np.std(squares)
+    assert spread < 1.15 * math.sqrt(np.mean(whole))
+    assert spread > math.sqrt(np.mean(whole)) / 4
+
+
+def test_single_row_bound_is_the_exact_variance():
+    # With one row there is nothing to bound: 4 u'Cu + 2 tr C^2 is the variance but for 1/n^3.
+    rng = np.random.default_rng(8)
+    squares, bounds = [], []
+    for _ in range(1000):
+        a, b = filled(400, 0.0, rng, rows=1), filled(300, 1.0, rng, rows=1)
+        squares.append(distance(a, b, "mmd"))
+        bounds.append(sampling_variance(a, b))
+    assert np.std(squares) == pytest.approx(math.sqrt(np.mean(bounds)), rel=0.1)
+
+
+def test_kinds_and_zero():
+    rng = np.random.default_rng(9)
+    a, b = filled(2000, 0.0, rng).privatize(1.0, rng=rng), filled(2000, 1.5, rng)
+    square, error = distance_with_error(a, b, "mmd")
+    value, near = distance_with_error(a, b)
+    assert value == pytest.approx(math.sqrt(10 * square))
+    assert near == pytest.approx(10 * error / (2 * value), rel=0.05)
+    value, near = distance_with_error(a, a)
+    assert value == 0
+    assert 0 < near < 1
+    with pytest.raises(ValueError, match="row-l2"):
+        distance_with_error(a, b, "row-l2")
