@@ -90,22 +90,25 @@ def shares(count, *parts):
     return np.frombuffer(b"".join(blocks), "<u4")[:count] / 2.0**32
 
 
-def reading(name, client, number):
-    """Make up a reading of any signal."""
+def reading(name, client, number, options):
+    """Make up a reading of any signal, of the size that the policy's options ask for."""
     if name == "num_examples":
         return 1 + int(100 * shares(1, name, client)[0])
     if name == "race_sketch":
-        form = np.dtype([("n", "f8"), ("noise", "f8"), ("counts", "i2", (4, 8))])
+        rows, buckets = options["rows"], 2 ** options["bits"]
+        form = np.dtype([("n", "f8"), ("noise", "f8"), ("counts", "i2", (rows, buckets))])
         sketch = np.zeros((), form)
         sketch["n"] = n = 5 + int(45 * shares(1, name, client)[0])
         low, width = shares(2, name, client, "where")
-        places = (low + width * shares(4 * n, name, client, "samples").reshape(4, n)) % 1
-        for row, place in enumerate(places):
-            sketch["counts"][row] = np.bincount((8 * place).astype(int), minlength=8)
+        drawn = shares(rows * n, name, client, "samples").reshape(rows, n)
+        for row, place in enumerate((low + width * drawn) % 1):
+            filled = np.bincount((buckets * place).astype(int), minlength=buckets)
+            sketch["counts"][row] = filled
         return sketch
     if name in ("loss", "loss_rms", "duration", "update_distance"):
         return float(0.5 + shares(1, name, client)[0] + shares(1, name, client, number)[0] / 4)
-    vector = shares(6, name, client) + shares(6, name, client, number) / 4 - 0.625
+    size = options.get("k", 6)
+    vector = shares(size, name, client) + shares(size, name, client, number) / 4 - 0.625
     return vector.astype(np.float32)
 
 
@@ -116,7 +119,8 @@ def drive(session, rounds):
         number = session.round_number
 
         def answer(name, clients, number=number):
-            return {c: reading(name, c, number) for c in clients}
+            options = session.policy.signal_options.get(name, {})
+            return {c: reading(name, c, number, options) for c in clients}
 
         selection = session.begin(CLIENTS, answer)
         finished = selection.clients[1 if number % 3 == 1 else 0 :]
