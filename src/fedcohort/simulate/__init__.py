@@ -27,7 +27,7 @@ _HOME = {
     "Trace": "availability",
     "UniformSubset": "availability",
     "build": "models",
-    "simulate": "run",
+    "simulate": "simulation",
 }
 
 __all__ = [
