@@ -42,6 +42,12 @@ def test_accuracy_losses_and_features_equal_float64(model):
     assert loss == pytest.approx([e.mean() for e in each], rel=1e-5)
     losses = trainer.losses(rows, JOBS, data)
     assert losses == pytest.approx([each[job.row][job.positions].mean() for job in JOBS], rel=1e-5)
+    squares = trainer.losses(rows, JOBS, data, power=2)
+    expected = [(each[job.row][job.positions] ** 2).mean() for job in JOBS]
+    assert squares == pytest.approx(expected, rel=1e-5)
+    for job in JOBS:
+        right = (outputs[job.row].argmax(1) == y).numpy()[job.positions]
+        assert trainer.hits(rows[job.row], job.positions, data).tolist() == right.tolist()
     features = trainer.features(rows, JOBS, data)
     assert features.dtype == np.float32
     expected = [hidden[job.row][job.positions].mean(0) for job in JOBS]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.simulate.engine.evaluate import feature_layer
+from fedcohort.simulate.engine.worker import feature_layer
 from fedcohort.simulate.models import MODELS, build
 
 IMAGE, COLOR = (1, 28, 28), (3, 32, 32)

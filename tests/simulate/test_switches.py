@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from fedcohort.personalize.finetune import accuracies, own_accuracies
 from fedcohort.simulate.engine.switches import gradients_without_training, precision
+from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.models import CharLSTM
 
 
@@ -41,3 +44,37 @@ def test_recurrent_models_do_without_cudnn_for_gradients(model, cudnn):
         raise KeyError
     assert seen == (False, before and cudnn)
     assert torch.backends.cudnn.enabled is before
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_every_pass_of_a_trainer_is_guarded(wanted):
+    """Losses, hits and features do not follow PyTorch's global setting, whatever it is."""
+    seen = []
+
+    class Watched(nn.Linear):
+        def forward(self, x):
+            seen.append(tf32())
+            return super().forward(x)
+
+    trainer = Trainer(nn.Sequential(Watched(3, 2)), device="cpu", engine="loop", tf32=wanted)
+    data = trainer.data(np.eye(3), np.array([0, 1, 1]))
+    trainer.device = torch.device("cuda")  # the guard's, not the tensors'
+    jobs = [trainer.job(0, 0, "ann", np.arange(3))]
+    before = tf32()
+    calls = {
+        "train": lambda: trainer.train(trainer._initial, jobs, data),
+        "gradients": lambda: trainer.gradients(trainer._initial, jobs, data),
+        "losses": lambda: trainer.losses(trainer._initial, jobs, data),
+        "losses squared": lambda: trainer.losses(trainer._initial, jobs, data, power=2),
+        "features": lambda: trainer.features(trainer._initial, jobs, data),
+        "evaluate": lambda: trainer.evaluate(trainer._initial, data),
+        "hits": lambda: trainer.hits(trainer._initial, np.arange(3), data),
+        "accuracies": lambda: accuracies(trainer, trainer._initial[None], [np.arange(2)], data),
+        "own": lambda: own_accuracies(trainer, trainer._initial[None], [np.arange(2)], data),
+    }
+    for name, call in calls.items():
+        call()
+        assert seen, name
+        assert all(switch == [wanted, wanted] for switch in seen), name
+        seen.clear()
+        assert tf32() == before

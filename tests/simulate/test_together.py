@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedcohort.simulate import build
-from fedcohort.simulate.engine import evaluate
+from fedcohort.simulate.engine import worker
 from fedcohort.simulate.engine.trainer import Trainer
 
 CASES = [("mlp-64-30", (1, 8, 8), 10), ("cnn", (1, 28, 28), 10), ("char-lstm", (12,), 80)]
@@ -25,7 +25,7 @@ def test_side_by_side(name, shape, classes):
     one, together = torch.zeros(3, 2).double(), torch.zeros(3, 2).double()
     trainer.worker.model.eval()
     with torch.no_grad():
-        evaluate._add_one_by_one(trainer.worker, rows, data, one)
-        evaluate._add_together(trainer.worker, rows, data, together)
+        worker._add_one_by_one(trainer.worker, rows, data, one)
+        worker._add_together(trainer.worker, rows, data, together)
     assert together[:, 0].tolist() == one[:, 0].tolist()
     torch.testing.assert_close(together[:, 1], one[:, 1], rtol=1e-5, atol=1e-4)

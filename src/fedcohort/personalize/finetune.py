@@ -1,4 +1,4 @@
-"""Personal models from the global one, for many clients at once (needs PyTorch)."""
+"""Fine-tune the global model on the data of many clients at once (needs PyTorch)."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def finetune(
     Parameters
     ----------
     trainer : Trainer
-        Its `local` says how long, with which optimizer and learning rate.
+        Its `local` sets the epochs, the optimizer and the learning rate.
     model : Tensor (size,)
         The global model.
     parts : mapping of str to int array
-        The clients' rows of `data`.
+        The rows of `data` that each client holds.
     data : Data
         On the trainer's device.
     seed : int
-        Of the order of batches, which differs from that of any federated round.
+        Seed of the batch order, which differs from that of every federated round.
 
     Returns
     -------
@@ -65,9 +65,9 @@ def finetune(
 
 
 def accuracies(trainer: Trainer, models: Tensor, parts: Sequence[Rows], data: Data) -> Floats:
-    """Accuracy of every model on every client's rows of `data`, (models, clients).
+    """Return the accuracy of every model on every client's rows of `data`, (models, clients).
 
-    Each model looks at each row once, however many clients share it.
+    Each model classifies each row once, even when several clients share it.
     """
     rows, place = np.unique(np.concatenate(parts), return_inverse=True)
     sizes = np.array([len(part) for part in parts])
@@ -75,31 +75,19 @@ def accuracies(trainer: Trainer, models: Tensor, parts: Sequence[Rows], data: Da
         raise ConfigError(f"accuracies: client {int(np.argmin(sizes))} has no samples")
     out = np.empty((len(models), len(parts)))
     for i, model in enumerate(models):
-        hits = _hits(trainer, model, rows, data)[place].astype(float)
+        hits = trainer.hits(model, rows, data)[place].astype(float)
         out[i] = np.add.reduceat(hits, np.cumsum(sizes) - sizes) / sizes
     return out
 
 
 def own_accuracies(trainer: Trainer, models: Tensor, parts: Sequence[Rows], data: Data) -> Floats:
-    """Accuracy of model i on the rows of client i."""
+    """Return the accuracy of model i on the rows of client i."""
     pairs = zip(models, parts, strict=True)
-    return np.array([_hits(trainer, model, part, data).mean() for model, part in pairs])
-
-
-def _hits(trainer: Trainer, model: Tensor, rows: Rows, data: Data) -> NDArray[np.bool_]:
-    """Whether a model is right, row by row."""
-    worker = trainer.worker
-    worker.model.eval()
-    with torch.no_grad():
-        worker.write(model)
-        at = torch.from_numpy(rows).to(trainer.device)
-        parts = [worker.forward(x).argmax(1) == y for x, y in worker.chunks(data, at)]
-    hits: NDArray[np.bool_] = torch.cat(parts).cpu().numpy()
-    return hits
+    return np.array([trainer.hits(model, part, data).mean() for model, part in pairs])
 
 
 def mixed(models: Tensor, weights: ArrayLike) -> Tensor:
-    """Average models by weights that sum to one: (answers, clients) @ (clients, size)."""
+    """Average models with weights that sum to one: (answers, clients) @ (clients, size)."""
     share = torch.as_tensor(np.atleast_2d(np.asarray(weights, np.float32)), device=models.device)
     return share @ models
 

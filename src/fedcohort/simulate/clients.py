@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, stream
 from fedcohort.signals.projection import Projection
 from fedcohort.signals.updates import last_layer, update_distance
-from fedcohort.simulate.engine.evaluate import mean_losses
 from fedcohort.simulate.engine.jobs import Data, Job
 from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.projector import project
@@ -159,10 +157,7 @@ class Collector:
         return dict(zip(clients, losses, strict=True))
 
     def _loss_rms(self, clients: Sequence[ClientId], options: dict[str, Any]) -> Readings:
-        loss = self.trainer.worker.loss
-        squared = copy.copy(self.trainer.worker)
-        squared.loss = lambda outputs, y: loss(outputs, y).square()
-        means = mean_losses(squared, self.model[None], self._jobs(clients), self.data)
+        means = self.trainer.losses(self.model, self._jobs(clients), self.data, power=2)
         return dict(zip(clients, np.sqrt(means), strict=True))
 
     def _model_sketch(self, clients: Sequence[ClientId], options: dict[str, Any]) -> Readings:

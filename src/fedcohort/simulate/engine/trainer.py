@@ -17,12 +17,21 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import ClientId
-from fedcohort.simulate.engine import evaluate, stacked
+from fedcohort.simulate.engine import stacked
 from fedcohort.simulate.engine.batched import Batched
 from fedcohort.simulate.engine.jobs import Data, Job
 from fedcohort.simulate.engine.kernel import SampleLoss, sample_loss
 from fedcohort.simulate.engine.switches import precision
-from fedcohort.simulate.engine.worker import Loop, Worker, write
+from fedcohort.simulate.engine.worker import (
+    Doubles,
+    Loop,
+    Worker,
+    accuracy_and_loss,
+    hits,
+    mean_features,
+    mean_losses,
+    write,
+)
 from fedcohort.simulate.local import Ints, LocalTraining, batch_plan
 
 ENGINES = ("auto", "loop", "stacked", "vmap")
@@ -83,9 +92,6 @@ def device_name(name: str) -> str:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device={name!r}, but PyTorch sees no GPU: choose 'cpu' or 'auto'")
     return name
-
-
-Doubles = NDArray[np.float64]
 
 
 class Engine(Protocol):
@@ -215,7 +221,7 @@ class Trainer:
         """
         rows = self._rows(params, jobs)
         if len(self._out) < len(jobs):
-            self._out = torch.empty(len(jobs), self.size, device=self.device)
+            self._out = rows.new_empty(len(jobs), self.size)
         out = self._out[: len(jobs)]
         if jobs:
             with precision(self.device, self.tf32):
@@ -225,27 +231,40 @@ class Trainer:
     def gradients(self, params: Tensor, jobs: Sequence[Job], data: Data) -> Tensor:
         """Return the gradient of each job's mean loss, (jobs, size), without dropout."""
         rows = self._rows(params, jobs)
-        out = torch.empty(len(jobs), self.size, device=self.device)
+        out = rows.new_empty(len(jobs), self.size)
         if jobs:
             with precision(self.device, self.tf32):
                 self._engine.gradients(rows, jobs, data, out)
         return out
 
-    def losses(self, params: Tensor, jobs: Sequence[Job], data: Data) -> Doubles:
-        """Return the mean loss of each job's samples under its row of `params`."""
+    def losses(
+        self, params: Tensor, jobs: Sequence[Job], data: Data, *, power: float = 1.0
+    ) -> Doubles:
+        """Return the mean of loss ** power over each job's samples, under its row of `params`.
+
+        The square root of the result with ``power=2`` is the root mean square that Oort uses.
+        """
+        rows = self._rows(params, jobs)
         with precision(self.device, self.tf32):
-            return evaluate.mean_losses(self.worker, self._rows(params, jobs), jobs, data)
+            return mean_losses(self.worker, rows, jobs, data, power)
 
     def features(self, params: Tensor, jobs: Sequence[Job], data: Data) -> NDArray[np.float32]:
         """Return the mean output of the layer `fc1` (else the first nn.Linear) for each job."""
         rows = self._rows(params, jobs)
         with precision(self.device, self.tf32):
-            return evaluate.mean_features(self.worker, rows, jobs, data).astype(np.float32)
+            return mean_features(self.worker, rows, jobs, data).astype(np.float32)
 
     def evaluate(self, params: Tensor, data: Data) -> tuple[Doubles, Doubles]:
         """Return accuracy and mean loss of every row of `params`."""
         with precision(self.device, self.tf32):
-            return evaluate.accuracy_and_loss(self.worker, self._rows(params, ()), data)
+            return accuracy_and_loss(self.worker, self._rows(params, ()), data)
+
+    def hits(self, params: Tensor, positions: Ints, data: Data) -> NDArray[np.bool_]:
+        """Return for each position in `data` whether one flat model classifies it correctly."""
+        (row,) = self._rows(params, ())
+        at = torch.from_numpy(np.asarray(positions, np.int64)).to(data.x.device)
+        with precision(self.device, self.tf32):
+            return hits(self.worker, row, at, data)
 
     def _rows(self, params: Tensor, jobs: Sequence[Job]) -> Tensor:
         rows = params.detach().unsqueeze(0) if params.dim() == 1 else params.detach()
