@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
 import time
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -109,3 +112,99 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path):
     state = checkpoint.load(path)
     assert state["i"] >= 0, "the writer never got to write"
     assert (state["a"] == state["i"]).all()
+
+
+def archive_of(path, members, compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def state_json(tree):
+    return json.dumps({"format": checkpoint.FORMAT, "state": tree})
+
+
+def npy_file(header, values=b""):
+    text = header.encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + values
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {},
+        {"state.json": "not JSON"},
+        {"state.json": "[" * 100_000},
+        {"state.json": "[]"},
+        {"state.json": "{}"},
+        {"state.json": state_json([])},
+        {"state.json": state_json({})},
+        {"state.json": state_json({"__dict__": []})},
+        {"state.json": state_json({"__dict__": {"a": {"__array__": 0}}})},
+        {"state.json": state_json({"__dict__": {"a": {"__array__": []}}})},
+        *(
+            {"state.json": state_json({"__dict__": {"a": {"__array__": 0}}}), "0.npy": content}
+            for content in (
+                b"",
+                b"\x93NUMPY\x09\x00",
+                npy_file("(((("),
+                npy_file("-" * 3500 + "1"),
+                npy_file("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", b"12345678"),
+                npy_file("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,), }", b""),
+                npy_file("{'descr': '<f8', 'fortran_order': False, 'shape': (2,), }", b"12345678"),
+                npy_file("{'descr': '<f8', 'fortran_order': False, 'shape': (1<<40,), }"),
+                npy_file("{'descr': ('<f8', (99999999,)), 'fortran_order': 0, 'shape': (9,), }"),
+            )
+        ),
+    ],
+)
+def test_any_other_content_of_a_valid_archive_is_refused(tmp_path, members):
+    archive_of(tmp_path / "x", members)
+    with pytest.raises(InvalidCheckpoint, match=str(tmp_path / "x")):
+        checkpoint.load(tmp_path / "x")
+
+
+def test_a_compressed_member_cannot_take_memory(tmp_path):
+    """100 MB of zeros in a file of 100 kB: refused before anything is unpacked."""
+    zeros = npy_file(
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (100000000,), }", bytes(10**8)
+    )
+    archive_of(
+        tmp_path / "x",
+        {"state.json": state_json({"__dict__": {"a": {"__array__": 0}}}), "0.npy": zeros},
+        zipfile.ZIP_DEFLATED,
+    )
+    del zeros
+    tracemalloc.start()
+    with pytest.raises(InvalidCheckpoint, match="a member is compressed"):
+        checkpoint.load(tmp_path / "x")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10**7
+
+
+def test_equal_states_give_equal_files_on_any_clock(tmp_path, monkeypatch):
+    """Zip archives cannot hold years before 1980, and need not hold the time at all."""
+    checkpoint.save(tmp_path / "now", {"a": np.arange(3)})
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    monkeypatch.setattr(time, "localtime", lambda *_: time.gmtime(0))
+    checkpoint.save(tmp_path / "1970", {"a": np.arange(3)})
+    assert (tmp_path / "now").read_bytes() == (tmp_path / "1970").read_bytes()
+
+
+def test_a_state_that_does_not_fit_is_an_invalid_checkpoint(tmp_path):
+    for error in (KeyError("x"), IndexError(), TypeError("no"), AttributeError("x")):
+
+        def load_state_dict(state, error=error):
+            raise error
+
+        with pytest.raises(InvalidCheckpoint, match="does not fit"):
+            checkpoint.restore(tmp_path, load_state_dict, {})
+
+
+def test_loaded_arrays_can_be_written(tmp_path):
+    checkpoint.save(tmp_path / "x", {"a": np.arange(3), "f": np.asfortranarray(np.eye(2))})
+    state = checkpoint.load(tmp_path / "x")
+    state["a"][0] = 7
+    assert state["a"].tolist() == [7, 1, 2]
+    assert state["f"].tolist() == [[1, 0], [0, 1]]

@@ -6,12 +6,13 @@
     ├── ConfigError          a configuration key or an option is wrong        (ValueError)
     ├── DataError            a data file is missing, damaged or misshapen     (ValueError)
     ├── NoClients            a round without any available client             (ValueError)
-    ├── UnknownClient        a client id that nobody registered               (KeyError)
+    ├── UnknownClient        a client id that is not registered                (KeyError)
     ├── PolicyError          a policy broke its contract                      (RuntimeError)
     ├── InvalidSketch        a truncated, altered or hostile sketch file      (ValueError)
     ├── UnlikeSketches       sketches that must not be compared or merged     (ValueError)
     ├── BudgetExceeded       a release would overspend the privacy budget     (ValueError)
-    └── InvalidCheckpoint    a checkpoint that is damaged or of another run   (ValueError)
+    ├── InvalidCheckpoint    a checkpoint that is damaged or of another run   (ValueError)
+    └── FolderInUse          another process is writing the folder            (RuntimeError)
 
 Each message names the culprit, its value and, where there is one, the remedy.
 """
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 
 class FedcohortError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base class of all errors raised on purpose."""
 
 
 class ConfigError(FedcohortError, ValueError):
@@ -36,7 +37,7 @@ class NoClients(FedcohortError, ValueError):
 
 
 class UnknownClient(FedcohortError, KeyError):
-    """A client id that nobody registered."""
+    """A client id that is not registered."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -51,7 +52,7 @@ class InvalidSketch(FedcohortError, ValueError):
 
 
 class UnlikeSketches(FedcohortError, ValueError):
-    """Sketches of unlike family, size, seed or preprocessing."""
+    """Sketches of different family, size, seed or preprocessing."""
 
 
 class BudgetExceeded(FedcohortError, ValueError):
@@ -60,3 +61,7 @@ class BudgetExceeded(FedcohortError, ValueError):
 
 class InvalidCheckpoint(FedcohortError, ValueError):
     """A checkpoint that is damaged or belongs to another run."""
+
+
+class FolderInUse(FedcohortError, RuntimeError):
+    """Another process is writing the folder."""

@@ -14,7 +14,34 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
+from fedcohort.exceptions import ConfigError
+
 ClientId: TypeAlias = str
+
+
+def check_id(client: object, whose: str = "client id") -> ClientId:
+    """Return a client id; ConfigError unless it is a non-empty string that UTF-8 can encode.
+
+    Sessions, registries, budgets and files all use this rule, so that an id that one of them
+    takes can be written by the others.
+
+    Examples
+    --------
+    >>> check_id("ann")
+    'ann'
+    >>> check_id(7)
+    Traceback (most recent call last):
+    fedcohort.exceptions.ConfigError: client id 7 is not a string
+    """
+    if not isinstance(client, str):
+        raise ConfigError(f"{whose} {client!r:.80} is not a string")
+    if not client:
+        raise ConfigError(f"{whose} is empty; every client needs a name")
+    try:
+        client.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{whose} {client!r:.80} cannot be encoded as UTF-8") from None
+    return client
 
 
 @dataclass(frozen=True)

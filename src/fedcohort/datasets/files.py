@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
-import math
 import os
 import tokenize
 import zipfile
@@ -15,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-import numpy as np
 from numpy.typing import NDArray
 
+from fedcohort import npy
 from fedcohort.exceptions import DataError
 
 VARIABLE = "FEDCOHORT_DATA"
@@ -110,11 +108,4 @@ def _read_member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
     size = archive.getinfo(name).file_size
     if size > MEMBER_LIMIT:
         raise ValueError(f"{name} has {size} bytes, more than {MEMBER_LIMIT}")
-    data = io.BytesIO(archive.read(name))  # checks the checksum before anything is interpreted
-    version = np.lib.format.read_magic(data)
-    if version != (1, 0):
-        raise ValueError(f"{name} has format version {version}")
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(data)
-    if dtype.hasobject or fortran or math.prod(shape) * dtype.itemsize != size - data.tell():
-        raise ValueError(f"{name} claims {dtype} of shape {shape} in {size} bytes")
-    return np.frombuffer(data.getbuffer(), dtype=dtype, offset=data.tell()).reshape(shape)
+    return npy.decode(archive.read(name))  # checks the checksum before anything is interpreted

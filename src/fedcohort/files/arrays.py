@@ -21,6 +21,7 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcohort import npy
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.finding import kind_of
 from fedcohort.files.source import Block, Place, Source, Want, fill
@@ -151,16 +152,7 @@ def _members(path: Path) -> dict[str, ArrayFile]:
 def _member(path: Path, archive: zipfile.ZipFile, name: str) -> ArrayFile:
     where = f"{path}[{name[:-4]}]"
     with archive.open(name) as file:
-        version = np.lib.format.read_magic(file)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"{name} has format version {version}")
-        parse = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
-        shape, fortran, dtype = parse(file)
-        start = file.tell()
+        shape, fortran, dtype, start = npy.read_header(file)
     return _Stream(where, shape, dtype, path, name, start, fortran and len(shape) > 1)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from fedcohort import npy
 from fedcohort.exceptions import DataError
 
 Flat = NDArray[np.float32]
@@ -101,16 +101,14 @@ def _decoded(name: str, array: Array, like: Array) -> NDArray[Any]:
     """Decode an .npy file by hand: NumPy's reader would allocate whatever the header claims."""
     stream = BytesIO(array.data)
     try:
-        major = npy.read_magic(stream)[0]
-        read = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
-        shape, fortran, dtype = read(stream)
-    except (ValueError, TypeError, SyntaxError) as error:
+        shape, fortran, dtype, start = npy.read_header(stream)
+    except ValueError as error:
         raise DataError(f"array {name!r} cannot be decoded: {error}") from None
     size = np.dtype(like.dtype).itemsize * math.prod(like.shape)
-    whole = len(array.data) - stream.tell() == size
+    whole = len(array.data) - start == size
     if dtype != np.dtype(like.dtype) or shape != tuple(like.shape) or not whole:
         raise DataError(f"array {name!r} is {dtype} {shape}, not what it says")
-    values = np.frombuffer(array.data, dtype, offset=stream.tell())
+    values = np.frombuffer(array.data, dtype, offset=start)
     return values.reshape(shape, order="F" if fortran else "C")
 
 

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedcohort.atomic import LOCK, SUFFIX, locked_folder, remove_leftovers, write_atomically
+from fedcohort.exceptions import FolderInUse
+
+WRITER = """
+import os, signal, sys
+from fedcohort import atomic
+os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
+atomic.write_atomically(sys.argv[1], b"new")
+"""
+HOLDER = """
+import sys, time
+from fedcohort.atomic import locked_folder
+with locked_folder(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_writer_leaves_the_old_file_and_a_leftover_that_is_removed(tmp_path):
+    target = tmp_path / "x"
+    target.write_bytes(b"old")
+    subprocess.run([sys.executable, "-c", WRITER, str(target)], check=False)
+    assert target.read_bytes() == b"old"
+    left = [p for p in tmp_path.iterdir() if p != target]
+    assert len(left) == 1
+    assert left[0].name.endswith(SUFFIX)
+    assert remove_leftovers(tmp_path) == left
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_the_temporary_file_of_a_live_writer_is_kept(tmp_path, monkeypatch):
+    """The writer cleans up in the middle of its own write, where its file looks like a leftover."""
+    real = os.replace
+
+    def replace(old, new):
+        assert remove_leftovers(tmp_path) == []
+        real(old, new)
+
+    monkeypatch.setattr(os, "replace", replace)
+    write_atomically(tmp_path / "x", b"new")
+    assert (tmp_path / "x").read_bytes() == b"new"
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_other_hidden_files_are_not_touched(tmp_path):
+    for name in (".x.part", "x" + SUFFIX, ".gitignore"):
+        (tmp_path / name).touch()
+    assert remove_leftovers(tmp_path) == []
+
+
+def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(OSError, match="full"):
+        write_atomically(tmp_path / "x", b"new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_is_synced_after_the_rename(tmp_path, monkeypatch):
+    calls = []
+    real_sync, real_replace = os.fsync, os.replace
+    kind = lambda handle: "folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "file"  # noqa: E731
+    monkeypatch.setattr(os, "fsync", lambda h: (calls.append(kind(h)), real_sync(h)))
+    monkeypatch.setattr(os, "replace", lambda *n: (calls.append("rename"), real_replace(*n)))
+    write_atomically(tmp_path / "x", b"new")
+    assert calls == ["file", "rename", "folder"]
+
+
+def test_permissions_follow_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "x", b"new")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_folder_is_held_by_one_process_until_it_dies(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with (
+            pytest.raises(FolderInUse, match="by another process"),
+            locked_folder(tmp_path),
+        ):
+            raise AssertionError("the lock was given twice")
+        holder.kill()
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            with locked_folder(tmp_path):
+                break
+        except FolderInUse:
+            assert time.monotonic() < deadline
+    assert [p.name for p in tmp_path.iterdir()] == [LOCK]
