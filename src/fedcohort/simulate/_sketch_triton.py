@@ -1,4 +1,4 @@
-"""Triton kernels of `sketch_gpu`. Triton has no types, so they live alone here."""
+"""Triton kernels of `sketch_gpu`, in a file of their own because Triton has no types."""
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _planes(
     x_ptr, first_ptr, second_ptr, third_ptr, out_ptr, dim, total, used,
     K: tl.constexpr, M: tl.constexpr, LOG: tl.constexpr,
 ):  # fmt: skip
-    """Write the sign of projection p of sample i to out[i, p]; one program a sample."""
+    """Write the sign of projection p of sample i to out[i, p]; one program per sample."""
     i = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, M)
     x = tl.load(x_ptr + i * dim + j, mask=j < dim, other=0).to(tl.float32)
@@ -58,10 +58,10 @@ def _planes(
 
 @triton.jit
 def _count(
-    planes_ptr, counts_ptr, n, rows, total,
+    planes_ptr, owners_ptr, counts_ptr, n, rows, total,
     BITS: tl.constexpr, BUCKETS: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """Add one to the bucket of every sample and row of a tile."""
+    """Add one to the bucket of every sample and row of a tile, for the sample's owner."""
     r = (tl.program_id(1) * R + tl.arange(0, R))[None, :]
     i = (tl.program_id(0) * S + tl.arange(0, S)).to(tl.int64)[:, None]
     inside = (i < n) & (r < rows)
@@ -69,19 +69,21 @@ def _count(
     for b in tl.static_range(BITS):
         bit = tl.load(planes_ptr + i * total + b * rows + r, mask=inside, other=0)
         code += bit.to(tl.int32) << b
-    tl.atomic_add(counts_ptr + r * BUCKETS + code, 1, mask=inside, sem="relaxed")
+    owner = tl.load(owners_ptr + i, mask=i < n, other=0)
+    tl.atomic_add(counts_ptr + (owner * rows + r) * BUCKETS + code, 1, mask=inside, sem="relaxed")
 
 
 def count(
     x: torch.Tensor,
+    owners: torch.Tensor,
     first: torch.Tensor,
     second: torch.Tensor,
     third: torch.Tensor,
     used: int,
     counts: torch.Tensor,
 ) -> None:
-    """Add the hashes of x to counts (rows, buckets), int32."""
-    rows, buckets = counts.shape
+    """Add the hash of x[i] to counts[owners[i]]; counts are int32 (clients, rows, buckets)."""
+    _, rows, buckets = counts.shape
     bits = buckets.bit_length() - 1
     total = rows * bits
     n, m = len(x), len(first)
@@ -94,5 +96,14 @@ def count(
     )  # fmt: skip
     grid = triton.cdiv(n, TILE_SAMPLES), triton.cdiv(rows, TILE_ROWS)
     _count[grid](
-        planes, counts, n, rows, total, BITS=bits, BUCKETS=buckets, R=TILE_ROWS, S=TILE_SAMPLES
+        planes,
+        owners,
+        counts,
+        n,
+        rows,
+        total,
+        BITS=bits,
+        BUCKETS=buckets,
+        R=TILE_ROWS,
+        S=TILE_SAMPLES,
     )
