@@ -155,7 +155,7 @@ def main() -> None:
         }
         for name in args.policies:
             rows, seconds = run(name, federations, dataset, cohort_size, target, args)
-            keys = ("rounds_to_target", "terminal_accuracy", "terminal_spread", "gemd")
+            keys = ("rounds_to_target", "accuracy", "accuracy_deviation", "gemd")
             keys += ("participation_entropy", "bytes_up", "bytes_down")
             shown = {key: table(rows, key) for key in keys}
             results.append(
@@ -171,7 +171,7 @@ def main() -> None:
             rounds = shown["rounds_to_target"]
             print(
                 f"{setting:14} {name:38} rounds {rounds['mean']:6.1f} ± {rounds['std']:5.1f} "
-                f"(missing {rounds['missing']}) acc {shown['terminal_accuracy']['mean']:.3f} "
+                f"(missing {rounds['missing']}) acc {shown['accuracy']['mean']:.3f} "
                 f"gemd {shown['gemd']['mean']:.2f} {seconds:.0f} s",
                 flush=True,
             )

@@ -63,7 +63,7 @@ def test_gemd_of_everyone_is_zero_and_absent_classes_add_nothing(counts):
         ([[1, 2]], [1], "from 0 to 0"),
         ([[1, 2]], [-1], "from 0 to 0"),
         ([[1, 2]], [0.0], "row numbers"),
-        ([[1, 2], [0, 0]], [1], "no sample"),
+        ([[1, 2], [0, 0]], [1], "no examples"),
         ([1, 2], [0], "clients x classes"),
         ([[1, -2]], [0], "non-negative"),
         ([[1, NAN]], [0], "non-negative"),
@@ -80,7 +80,7 @@ def test_rounds_to_target_counts_from_one_and_takes_the_first():
     assert rounds_to_target([0.1, NAN, 0.5], 0.4) == 3
     assert rounds_to_target([0.1, NAN], 0.4) is None
     assert rounds_to_target([], 0.4) is None
-    with pytest.raises(ValueError, match="one row"):
+    with pytest.raises(ValueError, match="one-dimensional"):
         rounds_to_target([[0.1]], 0.4)
 
 

@@ -1,4 +1,4 @@
-"""What a run is judged by: label balance of cohorts, accuracy reached, who took part."""
+"""Measures of a run: label balance of its cohorts, accuracy, and how evenly clients took part."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fedcohort.exceptions import UnknownClient
 
 
 def gemd(label_counts: ArrayLike, selected: ArrayLike) -> float:
-    """Group earth mover's distance between a cohort's labels and everyone's.
+    """Group earth mover's distance between the labels of a cohort and of all clients.
 
     Eq. 15 of FL-DP3S (paper 4): the L1 distance, without a factor of one half, between the label
-    distribution of the cohort's pooled data and that of all clients' pooled data. It runs from 0
-    (the cohort mirrors the federation) to below 2.
+    distribution of the cohort's pooled data and that of all clients' pooled data. It is 0 if the
+    cohort mirrors the federation, and always below 2.
 
     Parameters
     ----------
     label_counts : array (clients, classes)
-        Samples of each class that each client holds.
+        Number of examples per client and class.
     selected : sequence of int
-        Rows of the cohort.
+        Row numbers of the cohort's clients.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def gemd(label_counts: ArrayLike, selected: ArrayLike) -> float:
         raise ValueError("gemd: label_counts must be non-negative counts (clients x classes)")
     cohort = counts[_rows(selected, len(counts))].sum(axis=0)
     if cohort.sum() == 0:
-        raise ValueError("gemd: the selected clients hold no sample")
+        raise ValueError("gemd: the selected clients hold no examples")
     everyone = counts.sum(axis=0)
     return float(np.abs(cohort / cohort.sum() - everyone / everyone.sum()).sum())
 
@@ -55,14 +55,14 @@ def rounds_to_target(accuracy: ArrayLike, target: float) -> int | None:
     Parameters
     ----------
     accuracy : array (rounds,)
-        Accuracy after each round; NaN where it was not measured.
+        Accuracy after each round, NaN if it was not measured.
     target : float
         In the same unit as `accuracy`.
 
     Returns
     -------
     int or None
-        1 if the first round reached it, None if no round did.
+        1 if the first round reached the target, None if no round did.
 
     Examples
     --------
@@ -76,14 +76,14 @@ def rounds_to_target(accuracy: ArrayLike, target: float) -> int | None:
 
 
 def time_to_target(accuracy: ArrayLike, seconds: ArrayLike, target: float) -> float | None:
-    """Add up the seconds of all rounds up to the one that first reaches the target.
+    """Sum the durations of the rounds until the accuracy first reaches the target.
 
     Parameters
     ----------
     accuracy : array (rounds,)
         As in `rounds_to_target`.
     seconds : array (rounds,)
-        How long each round took.
+        Duration of each round.
     target : float
         In the same unit as `accuracy`.
 
@@ -104,7 +104,7 @@ def time_to_target(accuracy: ArrayLike, seconds: ArrayLike, target: float) -> fl
 def terminal_accuracy(accuracy: ArrayLike, last: int = 50) -> float:
     """Average the accuracy over the last rounds, as FedACS (paper 1) does with 50.
 
-    A shorter run is averaged whole; rounds that were not measured (NaN) are left out.
+    A shorter run is averaged as a whole. Rounds without a measurement (NaN) are ignored.
 
     Examples
     --------
@@ -126,9 +126,9 @@ def participation(selections: Iterable[Iterable[str]], clients: Sequence[str]) -
     Parameters
     ----------
     selections : iterable of cohorts
-        The client ids of each round.
+        The client ids selected in each round.
     clients : sequence of str
-        All clients; the counts come in this order.
+        All clients. The counts are in this order.
 
     Examples
     --------
@@ -146,16 +146,16 @@ def participation(selections: Iterable[Iterable[str]], clients: Sequence[str]) -
 
 
 def participation_entropy(counts: ArrayLike, *, normalized: bool = True) -> float:
-    """Entropy of the distribution of participations over clients.
+    """Return the entropy of the participation counts over clients.
 
     Parameters
     ----------
     counts : array (clients,)
-        How often each client took part, as from `participation`.
-    normalized : bool
-        Divide by its maximum, log2 of the number of clients, so that 1 means that all took part
-        equally often and 0 that one client did all the work (a lone client counts as 1);
-        otherwise the entropy is in bits.
+        How often each client took part, as `participation` returns it.
+    normalized : bool, default=True
+        Divide by the maximum, log2 of the number of clients: 1 means that all clients took part
+        equally often, 0 that one client did all the work. A federation of one client has 1.
+        If False, the entropy is in bits.
 
     Examples
     --------
@@ -166,7 +166,7 @@ def participation_entropy(counts: ArrayLike, *, normalized: bool = True) -> floa
     """
     array = _row("counts", counts)
     if array.size == 0 or (array < 0).any() or not 0 < array.sum() < np.inf:
-        raise ValueError("participation_entropy: counts must be non-negative, at least one above 0")
+        raise ValueError("participation_entropy: counts must be non-negative and not all 0")
     share = array[array > 0] / array.sum()
     bits = max(0.0, -float((share * np.log2(share)).sum()))
     if not normalized:
@@ -177,5 +177,5 @@ def participation_entropy(counts: ArrayLike, *, normalized: bool = True) -> floa
 def _row(name: str, values: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
-        raise ValueError(f"{name} must be one row of numbers, not of shape {array.shape}")
+        raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
     return array

@@ -56,9 +56,9 @@ def test_killed_at_any_moment_and_resumed(tmp_path):
     config = tmp_path / "exp.json"
     config.write_text(json.dumps(dump(experiment)))
     code = (
-        "import json, sys, time; from fedcohort.experiments import config, run\n"
+        "import json, sys, time; from fedcohort.experiments import config, folder\n"
         "e = config.parse(json.load(open(sys.argv[1])))\n"
-        "run.run(e, sys.argv[2], resume=True, on_round=lambda r: time.sleep(0.05))"
+        "folder.run(e, sys.argv[2], resume=True, on_round=lambda r: time.sleep(0.05))"
     )
     place, kills = tmp_path / "stormy", 0
     lines = place / "rounds.jsonl"

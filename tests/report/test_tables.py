@@ -4,9 +4,10 @@ import io
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedcohort.experiments.several import PolicyResult
-from fedcohort.experiments.summary import Overhead, Summary, spread
+from fedcohort.experiments.summary import Overhead, Summary
 from fedcohort.report.tables import comparison, comparison_table, curves, sparkline
 from fedcohort.simulate.history import History, RoundRecord
 
@@ -23,18 +24,24 @@ def result(policy, accuracies, reached):
         whole = Overhead(0.0, 100.0, 100.0, 100.0)
         summaries.append(
             Summary(
-                seed, len(values), last, last, 0.0, last, rounds, None, 0.5, 0.9,
+                seed, len(values), last, 0.0, last, last, rounds, None, 0.5, 0.9,
                 1000 * len(values), 2000 * len(values), {}, whole,
             )
         )  # fmt: skip
     return PolicyResult(policy, summaries, histories, 1.0)
 
 
+def printed(rows, lines, width):
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(comparison_table(rows, lines, 0.8, "title", width))
+    return console.export_text()
+
+
 def test_rows_are_means_over_seeds_and_say_what_is_missing():
     (row,) = comparison([result("p", [[0.1, 0.4], [0.2, 0.6]], [2, None])])
     assert row.accuracy.mean == pytest.approx(0.5)
     assert row.accuracy.std == pytest.approx(np.std([0.4, 0.6], ddof=1))
-    assert row.rounds_to_target == spread([2, None])
+    assert row.rounds_to_target.mean == 2 and np.isnan(row.rounds_to_target.std)
     assert row.rounds_to_target.missing == 1
     assert row.megabytes_down.mean == pytest.approx(0.004)
 
@@ -58,15 +65,19 @@ def test_curves_skip_rounds_without_evaluation():
 def test_the_table_names_the_best_and_fits_its_terminal():
     results = [result("good", [[0.5, 0.9]], [2]), result("bad", [[0.1, 0.2]], [None])]
     rows, lines = comparison(results), curves(results)
-    from rich.console import Console
-
     for width in (80, 120):
-        console = Console(width=width, record=True, file=io.StringIO())
-        console.print(comparison_table(rows, lines, 0.8, "title", width))
-        text = console.export_text()
+        text = printed(rows, lines, width)
         assert "not reached" in text
         assert ("accuracy by round" in text) == (width == 120)
         assert max(map(len, text.splitlines())) <= width
+
+
+def test_one_seed_shows_no_deviation():
+    results = [result("p", [[0.5, 0.9]], [2])]
+    text = printed(comparison(results), curves(results), 120)
+    assert "90.0" in text and "2.0" in text and "±" not in text
+    two = [result("p", [[0.5, 0.9], [0.5, 0.8]], [2, 2])]
+    assert "85.0 ± 7.1" in printed(comparison(two), curves(two), 120)
 
 
 def test_sparklines():

@@ -1,4 +1,8 @@
-"""The few numbers that a run comes down to."""
+"""A run's result in a few numbers, and their spread over seeds.
+
+`accuracy` has one meaning in every table and file: the mean test accuracy over the last rounds (see
+`Summary`). A run's last and best single rounds are `last_accuracy` and `best_accuracy`.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,20 @@ from fedcohort.simulate.history import History
 
 
 class Overhead(NamedTuple):
-    """Bytes in percent of plain FedAvg's over the same rounds (paper 2, section 4.1).
+    """Traffic in percent of plain FedAvg's traffic over the same rounds (paper 2, section 4.1).
 
-    Everything that crosses is counted: models, sketches, flags. The paper does not say who
-    receives FedAvg's broadcast, so there are two downlinks: to the cohort, as the ledger counts,
-    and to all clients, in both methods.
+    All traffic counts: models, sketches and flags. The paper does not say who receives FedAvg's
+    broadcast, so the downlink is given twice: to the cohort, as the ledger counts it, and to all
+    clients, in both methods.
+
+    Attributes
+    ----------
+    skipped : float
+        Rounds in which no model was uploaded.
+    up, down : float
+        Bytes that the ledger counted.
+    down_to_all : float
+        Downlink if every broadcast goes to all clients.
     """
 
     skipped: float
@@ -28,38 +41,38 @@ class Overhead(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """One seed of one run.
+    """The result of one seed of a run.
 
     Attributes
     ----------
-    accuracy : float
-        Of the last evaluated round.
-    terminal_accuracy, terminal_spread : float
-        Mean and standard deviation of the accuracy over the last 50 rounds, or over the last
-        fifth of a run of fewer than 250.
-    best_accuracy : float
-        The highest of all rounds.
+    seed, rounds : int
+        The seed, and the number of rounds.
+    accuracy, accuracy_deviation : float
+        Mean and standard deviation of the test accuracy over the last 50 evaluated rounds, or
+        over the last fifth if fewer than 250 rounds were evaluated.
+    last_accuracy, best_accuracy : float
+        Test accuracy of the last evaluated round and of the best round.
     rounds_to_target : int or None
-        Rounds until the target was reached, None if it never was or there is none.
+        Rounds until the target accuracy was reached; None if it was not, or if there is none.
     seconds_to_target : float or None
-        The same in simulated seconds.
+        Simulated seconds until then.
     gemd : float
-        Mean group earth mover's distance of the cohorts (paper 4, eq. 15).
+        Group earth mover's distance (paper 4, eq. 15), mean over the cohorts.
     participation_entropy : float
-        1 when all clients took part equally often, 0 when one did all.
+        1 if all clients took part equally often, 0 if one client did all the work.
     bytes_up, bytes_down : int
-        All rounds, all messages.
+        Bytes of all messages in all rounds.
     bytes_by_kind : dict
-        The same by kind of message, both directions.
+        The same bytes by kind of message and direction.
     overhead : Overhead
-        Bytes as a share of FedAvg's.
+        Traffic relative to FedAvg.
     """
 
     seed: int
     rounds: int
     accuracy: float
-    terminal_accuracy: float
-    terminal_spread: float
+    accuracy_deviation: float
+    last_accuracy: float
     best_accuracy: float
     rounds_to_target: int | None
     seconds_to_target: float | None
@@ -78,7 +91,21 @@ def summarize(
     target: float | None,
     model_bytes: int,
 ) -> Summary:
-    """Condense one seed's history."""
+    """Summarize one seed's history.
+
+    Parameters
+    ----------
+    history : History
+        The rounds.
+    federation : Federation
+        Who holds which labels, for `gemd`.
+    ledger : Ledger
+        The bytes of the run.
+    target : float or None
+        Accuracy to reach.
+    model_bytes : int
+        Size of one model, for `overhead`.
+    """
     accuracy = history.accuracy
     measured = accuracy[np.isfinite(accuracy)]
     last = measured[-min(50, max(1, len(measured) // 5)) :]
@@ -93,9 +120,9 @@ def summarize(
     return Summary(
         seed=history.seed,
         rounds=len(history.rounds),
-        accuracy=float(last[-1]),
-        terminal_accuracy=float(last.mean()),
-        terminal_spread=float(last.std()),
+        accuracy=float(last.mean()),
+        accuracy_deviation=float(last.std()),
+        last_accuracy=float(last[-1]),
         best_accuracy=float(measured.max()) if len(measured) else float("nan"),
         rounds_to_target=None if target is None else metrics.rounds_to_target(accuracy, target),
         seconds_to_target=(
@@ -111,7 +138,7 @@ def summarize(
 
 
 def overhead(history: History, ledger: Ledger, clients: int, model_bytes: int) -> Overhead:
-    """Compare a run's bytes with those of FedAvg with as many clients a round."""
+    """Compare a run's traffic with that of FedAvg with equally large cohorts."""
     rounds = len(history.rounds)
     skipped = sum(r.skipped for r in history.rounds)
     fedavg = sum(len(r.selected) for r in history.rounds) * model_bytes
@@ -135,7 +162,10 @@ def _mean_gemd(history: History, federation: Federation) -> float:
 
 
 class Spread(NamedTuple):
-    """Mean and sample standard deviation over seeds; `missing` seeds had no value."""
+    """Mean and sample standard deviation over seeds.
+
+    `std` is NaN for fewer than two values. `missing` counts the seeds without a value.
+    """
 
     mean: float
     std: float
@@ -143,16 +173,18 @@ class Spread(NamedTuple):
 
 
 def spread(values: Sequence[float | None]) -> Spread:
-    """Mean and sample standard deviation of the values that are there.
+    """Return the mean and sample standard deviation of the values that are known.
 
     Examples
     --------
     >>> spread([1.0, 3.0, None])
     Spread(mean=2.0, std=1.4142135623730951, missing=1)
+    >>> spread([1.0])
+    Spread(mean=1.0, std=nan, missing=0)
     """
     known = [v for v in values if v is not None and np.isfinite(v)]
     missing = len(values) - len(known)
     if not known:
         return Spread(float("nan"), float("nan"), missing)
-    std = float(np.std(known, ddof=1)) if len(known) > 1 else 0.0
+    std = float(np.std(known, ddof=1)) if len(known) > 1 else float("nan")
     return Spread(float(np.mean(known)), std, missing)

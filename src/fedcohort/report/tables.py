@@ -1,12 +1,12 @@
-"""Results -> rows: what tables show and plots draw, as values that a test can read.
+"""Rows and curves computed from results, and the tables that a terminal shows.
 
-What a policy's signals cost, measured by running its session on made-up readings.
-
-Tables for a terminal.
+`comparison` and `curves` return plain values, which tables print, figures draw and tests read.
+`policy_costs` measures what the signals of each policy cost in bytes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,10 +22,10 @@ from fedcohort.testing import drive
 
 
 class ComparisonRow(NamedTuple):
-    """One policy in a comparison, over all seeds.
+    """One policy of a comparison, over all seeds.
 
-    Overheads and the change of accuracy are in percent of plain FedAvg, the latter where it is
-    among the results.
+    The overheads are in percent of plain FedAvg, and so is `accuracy_change`, which is None if
+    FedAvg is not among the results.
     """
 
     policy: str
@@ -45,9 +45,9 @@ class ComparisonRow(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Mean accuracy over seeds and one standard deviation around it.
+    """Mean accuracy over seeds, and one standard deviation to either side.
 
-    `rounds` counts from 1; `megabytes` is what had been sent in both directions by then.
+    `rounds` counts from 1. `megabytes` is the total traffic so far, in both directions.
     """
 
     policy: str
@@ -59,16 +59,13 @@ class Curve(NamedTuple):
 
 
 def comparison(results: Sequence[PolicyResult]) -> list[ComparisonRow]:
-    """One row a policy, in the order of the results.
-
-    The accuracy is the terminal one of `experiments.summary`.
-    """
+    """Return one row per policy, in the order of the results."""
     plain = [r.summaries for r in results if r.policy == BASELINE]
     return [
         ComparisonRow(
             policy=r.policy,
             seeds=len(r.summaries),
-            accuracy=spread([s.terminal_accuracy for s in r.summaries]),
+            accuracy=spread([s.accuracy for s in r.summaries]),
             rounds_to_target=spread([s.rounds_to_target for s in r.summaries]),
             gemd=spread([s.gemd for s in r.summaries]),
             participation_entropy=spread([s.participation_entropy for s in r.summaries]),
@@ -86,13 +83,13 @@ def comparison(results: Sequence[PolicyResult]) -> list[ComparisonRow]:
 
 
 def _change(own: Sequence[Summary], plain: Sequence[Summary]) -> Spread:
-    """Relative change of the accuracy in percent, seed by seed."""
-    pairs = [(a.terminal_accuracy, b.terminal_accuracy) for a, b in zip(own, plain, strict=True)]
+    """Return the relative change of accuracy in percent, paired by seed."""
+    pairs = [(a.accuracy, b.accuracy) for a, b in zip(own, plain, strict=True)]
     return spread([100 * (a / b - 1) if b else None for a, b in pairs])
 
 
 def curves(results: Sequence[PolicyResult]) -> list[Curve]:
-    """One curve a policy, over the rounds in which every seed was evaluated."""
+    """Return one curve per policy, over the rounds in which every seed was evaluated."""
     drawn = []
     for result in results:
         accuracy = np.array([h.accuracy for h in result.histories])
@@ -175,11 +172,11 @@ def comparison_table(
     title: str,
     width: int = 120,
 ) -> Table:
-    """Lay out a comparison; the best accuracy and the fewest rounds stand out.
+    """Lay out a comparison, with the best accuracy and the fewest rounds in bold.
 
-    Curves are left out where the terminal is too narrow for them, and the gate's columns where
-    no gate held anything back. Those are in percent of plain FedAvg, for the downlink both with
-    the cohort and with all clients receiving the model.
+    A narrow terminal gets no sparklines. The columns of a gate appear only if a gate withheld
+    something. They are in percent of plain FedAvg; the downlink is given twice, with models
+    going to the cohort and to all clients.
     """
     gated = any(row.skipped.mean or row.overhead_up.mean < 99 for row in rows)
     table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
@@ -217,7 +214,7 @@ def comparison_table(
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """Draw values between 0 and 1 as a row of bars.
+    """Draw values between 0 and 1 as a row of block characters.
 
     Examples
     --------
@@ -230,14 +227,19 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
 
 
 def _percent(value: Spread) -> str:
-    return f"{100 * value.mean:.1f} ± {100 * value.std:.1f}"
+    return _plus_minus(Spread(100 * value.mean, 100 * value.std, value.missing))
+
+
+def _plus_minus(value: Spread) -> str:
+    """Format a mean with its deviation, or alone if there is only one value."""
+    return f"{value.mean:.1f}" + ("" if math.isnan(value.std) else f" ± {value.std:.1f}")
 
 
 def _rounds(value: Spread, seeds: int) -> str:
-    """Show rounds to target; seeds that never reached it are said, not averaged away."""
+    """Format the rounds to the target, with the share of seeds that reached it if not all did."""
     if value.missing == seeds:
         return "not reached"
-    text = f"{value.mean:.1f} ± {value.std:.1f}"
+    text = _plus_minus(value)
     return text if not value.missing else f"{text} ({seeds - value.missing}/{seeds})"
 
 
@@ -246,10 +248,17 @@ def _bold(text: str, yes: bool) -> str:
 
 
 def cost_table(rows: Sequence[CostRow], clients: int, cohort_size: int, parameters: int) -> Table:
-    """Lay out what policies ask for."""
-    title = f"{clients} clients, cohorts of {cohort_size}, a model of {parameters:,} numbers"
+    """Lay out which signals the policies need and what these cost."""
+    title = f"{clients} clients, cohorts of {cohort_size}, a model of {parameters:,} parameters"
     table = Table(title=title, title_justify="left", header_style="bold", show_lines=True)
-    for name in ("policy", "asks for", "kB once", "kB a round", "models a round", "use it when"):
+    for name in (
+        "policy",
+        "asks for",
+        "kB once",
+        "kB per round",
+        "models per round",
+        "use it when",
+    ):
         right = name.startswith(("kB", "models"))
         table.add_column(name, justify="right" if right else "left", no_wrap=name == "policy")
     for row in rows:
@@ -266,13 +275,13 @@ def cost_table(rows: Sequence[CostRow], clients: int, cohort_size: int, paramete
 
 
 def summary_table(summaries: Sequence[Summary], title: str) -> Table:
-    """Lay out the seeds of one run."""
+    """Lay out one run, one row per seed."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for name in ("seed", "rounds", "accuracy %", "to target", "GEMD", "MB up", "MB down"):
         table.add_column(name, justify="right", no_wrap=True)
     for s in summaries:
         reached = "" if s.rounds_to_target is None else str(s.rounds_to_target)
-        cells = [str(s.seed), str(s.rounds), f"{100 * s.terminal_accuracy:.1f}", reached]
+        cells = [str(s.seed), str(s.rounds), f"{100 * s.accuracy:.1f}", reached]
         cells += [f"{s.gemd:.2f}", f"{s.bytes_up / 1e6:.1f}", f"{s.bytes_down / 1e6:.1f}"]
         table.add_row(*cells)
     return table
