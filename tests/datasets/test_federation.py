@@ -92,7 +92,7 @@ def test_natural_clients_all_or_some():
 @pytest.mark.parametrize(
     ("partition", "options", "message"),
     [
-        ("dirichlet", {"clients": 2}, "no partition 'dirichlet'; there are natural, iid, shards"),
+        ("dirichlet", {"clients": 2}, "unknown partition 'dirichlet'"),
         ("iid", {}, "say how many clients"),
         ("iid", {"clients": 2, "alpha": 1.0}, "unexpected keyword argument 'alpha'.*min_size"),
         ("dirichlet-prior", {"clients": 2}, "missing a required.*'alpha'"),
@@ -108,7 +108,7 @@ def test_bad_partitions_are_refused(partition, options, message):
 
 def test_natural_options_are_checked():
     data = from_arrays(X, Y, np.repeat(["ann", "bob"], 10), test_fraction=0)
-    with pytest.raises(ConfigError, match="no option 'alpha'"):
+    with pytest.raises(ConfigError, match="unknown option 'alpha' of partition 'natural'"):
         federate(data, "natural", alpha=1.0)
     with pytest.raises(ConfigError, match="clients=3 must be from 1 to 2"):
         federate(data, "natural", clients=3)

@@ -74,7 +74,7 @@ def test_killed_at_any_moment_and_resumed(tmp_path):
                 kills += 1
                 break
             time.sleep(0.01)
-        process.wait(timeout=60)
+        assert process.wait(timeout=60) in (0, -signal.SIGKILL)
     assert kills == 3
     assert lines.read_bytes() == (tmp_path / "calm" / "rounds.jsonl").read_bytes()
 
@@ -106,8 +106,8 @@ def test_compare_runs_each_policy_on_the_same_split(tmp_path):
 @pytest.mark.parametrize(
     ("policy", "complaint"),
     [
-        (NamedConfig("bogus"), r"\[policy\] name = 'bogus' is unknown"),
-        (NamedConfig("oort", {"speed": 1}), "'oort' has no option 'speed'; known: alpha"),
+        (NamedConfig("bogus"), "unknown policy 'bogus'"),
+        (NamedConfig("oort", {"speed": 1}), "unknown option 'speed' of policy 'oort'"),
         (NamedConfig("oort", {"alpha": -1}), "alpha=-1"),
     ],
 )
@@ -131,7 +131,7 @@ def test_tracking(tmp_path, kind, monkeypatch):
 
 def test_unknown_trackers(tmp_path):
     with (
-        pytest.raises(ConfigError, match="track = 'bogus'"),
+        pytest.raises(ConfigError, match="unknown tracker 'bogus'"),
         tracker("bogus", tmp_path, {}),
     ):
         pass

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from fedcohort.datasets import heart, images, shakespeare
 from fedcohort.datasets.base import Dataset
 from fedcohort.datasets.files import Folder, MissingData, places
-from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.exceptions import DataError
+from fedcohort.registry import lookup, unknown
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": images.read_digits,
@@ -52,14 +53,12 @@ def load(
     >>> load("digits")
     Dataset('digits', 1438 + 359 samples of shape (1, 8, 8), 10 classes)
     """
-    if name not in DATASETS:
-        raise ConfigError(f"no data set {name!r}; there are {', '.join(DATASETS)}")
-    known = list(inspect.signature(DATASETS[name]).parameters)[1:]
+    reader = lookup("data set", name, DATASETS)
+    known = list(inspect.signature(reader).parameters)[1:]
     for option in options:
         if option not in known:
-            there = f"it has {', '.join(known)}" if known else "it has none"
-            raise ConfigError(f"data set {name} has no option {option!r}; {there}")
-    return DATASETS[name](Folder(name, places(root)), **options)
+            raise unknown("option", option, known, f"of data set {name!r}")
+    return reader(Folder(name, places(root)), **options)
 
 
 @dataclass(frozen=True)

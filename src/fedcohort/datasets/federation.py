@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedcohort.datasets.base import Dataset
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.partition import PARTITIONS, IndexArray, natural
+from fedcohort.registry import lookup, unknown
 from fedcohort.rounds import ClientId, stream
 
 
@@ -141,18 +142,17 @@ def _call(
     options: dict[str, Any],
 ) -> Any:
     name = partition if isinstance(partition, str) else getattr(partition, "__name__", "partition")
-    if isinstance(partition, str) and partition not in PARTITIONS:
-        raise ConfigError(f"no partition {name!r}; there are natural, {', '.join(PARTITIONS)}")
-    function = PARTITIONS[partition] if isinstance(partition, str) else partition
+    known: dict[str, Callable[..., Any]] = {**PARTITIONS, "natural": natural}
+    function = lookup("partition", partition, known) if isinstance(partition, str) else partition
     if clients is None:
         raise ConfigError(f"partition {name}: say how many clients")
     rng = stream(seed, "partition")
     try:
         inspect.signature(function).bind(dataset.y, clients, rng, **options)
     except TypeError as error:
-        known = list(inspect.signature(function).parameters.values())[3:]
+        own = list(inspect.signature(function).parameters.values())[3:]
         raise ConfigError(
-            f"partition {name}: {error}; its options are {', '.join(map(str, known))}"
+            f"partition {name}: {error}; its options are {', '.join(map(str, own))}"
         ) from error
     return function(dataset.y, clients, rng, **options)
 
@@ -160,8 +160,8 @@ def _call(
 def _natural(
     dataset: Dataset, clients: int | None, seed: int, options: dict[str, Any]
 ) -> dict[ClientId, IndexArray]:
-    if unknown := set(options) - {"min_size"}:
-        raise ConfigError(f"natural has no option {min(unknown)!r}; it has min_size")
+    if surplus := set(options) - {"min_size"}:
+        raise unknown("option", min(surplus), ["min_size"], "of partition 'natural'")
     if dataset.client_ids is None:
         raise ConfigError(f"data set {dataset.name} has no natural clients; choose a partition")
     parts = natural(dataset.client_ids, **options)

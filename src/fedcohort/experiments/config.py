@@ -30,7 +30,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import tomllib
 import types
@@ -41,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.registry import lookup, unknown
 
 Options = Mapping[str, Any]
 
@@ -138,10 +138,7 @@ def read(path: str | os.PathLike[str]) -> Experiment:
     """Read an experiment from a TOML file, or ``paper:NAME`` from the package."""
     name = os.fspath(path)
     if name.startswith("paper:"):
-        known = papers()
-        if name[6:] not in known:
-            raise ConfigError(f"no paper setting {name[6:]!r}; known: {', '.join(known)}")
-        path = known[name[6:]]
+        path = lookup("paper setting", name[6:], papers())
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -161,10 +158,10 @@ def parse(values: Mapping[str, Any]) -> Experiment:
     --------
     >>> parse({"rounds": 3, "local": {"lr": 0.1}}).local.lr
     0.1
-    >>> parse({"local": {"epoch": 3}})
+    >>> parse({"gate": {"nam": "cmfl"}})
     Traceback (most recent call last):
     ...
-    fedcohort.exceptions.ConfigError: [local] has no key 'epoch'; did you mean 'epochs'?
+    fedcohort.exceptions.ConfigError: unknown key 'nam' in [gate]; did you mean 'name'? ...
     """
     experiment: Experiment = _build(Experiment, values, "")
     return experiment
@@ -181,7 +178,7 @@ def _build(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
     given = {}
     for key, value in values.items():
         if key not in hints:
-            raise ConfigError(_unknown(key, list(hints), where))
+            raise unknown("key", key, hints, f"in [{where}]" if where else "")
         path = f"{where}.{key}" if where else key
         if dataclasses.is_dataclass(hints[key]):
             if isinstance(value, str) and "name" in typing.get_type_hints(hints[key]):
@@ -217,10 +214,3 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise ConfigError(f"{where} = {value!r} must be of type {hint.__name__}")
     return value
-
-
-def _unknown(key: str, known: list[str], where: str) -> str:
-    owner = f"[{where}]" if where else "the experiment"
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-    return f"{owner} has no key {key!r}; {hint}"

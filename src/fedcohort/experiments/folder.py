@@ -31,6 +31,7 @@ from fedcohort.experiments.config import DataConfig, Experiment, LocalConfig, Na
 from fedcohort.experiments.summary import Summary, summarize
 from fedcohort.gates import GATES, Gate
 from fedcohort.policies import POLICIES, Policy
+from fedcohort.registry import lookup, unknown
 from fedcohort.simulate.aggregation import AGGREGATIONS
 from fedcohort.simulate.availability import AVAILABILITIES, Availability
 from fedcohort.simulate.history import History, RoundRecord, record_from
@@ -114,15 +115,11 @@ def local_of(config: LocalConfig) -> LocalTraining:
 
 def _made(what: str, registry: Mapping[str, Callable[..., Any]], config: NamedConfig) -> Any:
     """Call a registry's entry with the configured options."""
-    if config.name not in registry:
-        known = ", ".join(sorted(registry))
-        raise ConfigError(f"[{what}] name = {config.name!r} is unknown; known: {known}")
-    maker = registry[config.name]
+    maker = lookup(what, config.name, registry)
     allowed = list(inspect.signature(maker).parameters)
     for key in config.options:
         if key not in allowed:
-            known = ", ".join(allowed) or "none"
-            raise ConfigError(f"[{what}] {config.name!r} has no option {key!r}; known: {known}")
+            raise unknown("option", key, allowed, f"of {what} {config.name!r}")
     try:
         return maker(**config.options)
     except (TypeError, ValueError) as error:
@@ -258,7 +255,7 @@ def tracker(kind: str | None, folder: Path, parameters: Mapping[str, Any]) -> It
         with _mlflow(folder, parameters) as log:
             yield log
     else:
-        raise ConfigError(f"track = {kind!r} is unknown; known: tensorboard, mlflow")
+        raise unknown("tracker", kind, ["tensorboard", "mlflow"])
 
 
 def metrics_of(record: RoundRecord) -> dict[str, float]:

@@ -10,12 +10,13 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
-from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.exceptions import DataError
 from fedcohort.flower.answers import MOST_BYTES, Answers, config_of, request_of
 from fedcohort.flower.arrays import flatten, unflatten
 from fedcohort.flower.memory import Memory, metrics
 from fedcohort.flower.messages import RECORD, Request, from_record, raw, to_record
 from fedcohort.gates import GATES
+from fedcohort.registry import lookup
 
 Handler = Callable[[Message, Context], Message]
 
@@ -116,9 +117,7 @@ def _update(content: RecordDict) -> ArrayRecord:
 
 
 def _gate(request: Request) -> Any:
-    if request.gate not in GATES:
-        raise ConfigError(f"the server uses the gate {request.gate!r}, which is unknown here")
-    return GATES[request.gate](**request.options.get("gate", {}))
+    return lookup("gate", str(request.gate), GATES)(**request.options.get("gate", {}))
 
 
 def _announced(message: Message) -> NDArray[Any] | None:

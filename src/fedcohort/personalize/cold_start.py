@@ -28,6 +28,7 @@ from fedcohort.personalize import limits
 from fedcohort.personalize.limits import Limit
 from fedcohort.personalize.registry import Registry
 from fedcohort.personalize.search import Neighbor, Search
+from fedcohort.registry import unknown
 from fedcohort.rounds import ClientId
 from fedcohort.sketch.distances import Stack, distance_matrix, distances_to, gram
 from fedcohort.sketch.errors import distance_with_error
@@ -335,8 +336,7 @@ class ColdStart:
             What `nearest` returned for this sketch, to spare the search.
         """
         if strategy not in get_args(Strategy):
-            known = ", ".join(get_args(Strategy))
-            raise ConfigError(f"unknown strategy {strategy!r}; there are {known}")
+            raise unknown("strategy", strategy, get_args(Strategy))
         count = k or TAKEN[strategy]
         found = self.search.nearest(sketch, count) if neighbors is None else neighbors[:count]
         if not found:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import DTypeLike, NDArray
 
+from fedcohort.registry import unknown
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -135,7 +136,7 @@ def vector_needs(policy: str, signal: str, *profile: str) -> Needs:
     """Return the needs of a policy that compares clients by the vectors of `signal`."""
     known = (*PROFILES, *QUERIES, *REPLIES)
     if signal not in known:
-        raise ValueError(f"{policy}: signal={signal!r} is none of {', '.join(known)}")
+        raise unknown("signal", signal, known, f"of {policy}")
     return Needs(
         profile=frozenset({signal} if signal in PROFILES else ()) | frozenset(profile),
         query=frozenset({signal} if signal in QUERIES else ()),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fedcohort.registry import lookup
+
 Work = Literal["server", "data", "forward", "train"]
 
 
@@ -72,6 +74,4 @@ class Needs:
 
     def __post_init__(self) -> None:
         for name in self.profile | self.query | self.reply:
-            if name not in SIGNALS:
-                known = ", ".join(SIGNALS)
-                raise ValueError(f"Needs: unknown signal {name!r}; known: {known}")
+            lookup("signal", name, SIGNALS)

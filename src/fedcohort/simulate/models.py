@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.registry import lookup
 from fedcohort.simulate.engine.switches import seeded
 
 Shape = Sequence[int]
@@ -168,9 +169,8 @@ def build(name: str, input_shape: Shape, classes: int, seed: int = 0) -> nn.Modu
     >>> sum(p.numel() for p in model.parameters())
     52500
     """
-    if name not in MODELS:
-        raise ConfigError(f"model={name!r} is unknown: choose one of {', '.join(sorted(MODELS))}")
+    make = lookup("model", name, MODELS)
     if classes < 1 or not input_shape or min(input_shape) < 1:
         raise ConfigError(f"model {name!r}: input_shape={tuple(input_shape)}, classes={classes}")
     with seeded([seed], torch.device("cpu")):
-        return MODELS[name](input_shape, classes)
+        return make(input_shape, classes)

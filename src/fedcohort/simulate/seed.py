@@ -14,6 +14,7 @@ from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError
 from fedcohort.gates import GATES, Gate, SketchToSkip
 from fedcohort.policies.base import POLICIES, Policy
+from fedcohort.registry import lookup
 from fedcohort.rounds import ClientId, Selection, stream
 from fedcohort.session import Session
 from fedcohort.simulate.aggregation import AGGREGATIONS
@@ -217,9 +218,6 @@ class Seed:
 def made(thing: Any, registry: Any, what: str, kind: type) -> Any:
     """Return a fresh object from a registry's name, an example of it or a factory."""
     if isinstance(thing, str):
-        if thing not in registry:
-            known = ", ".join(sorted(registry))
-            raise ConfigError(f"unknown {what} {thing!r}; known: {known}")
-        return registry[thing]()
+        return lookup(what, thing, registry)()
     is_factory = isinstance(thing, type) or not isinstance(thing, kind)
     return thing() if is_factory else copy.deepcopy(thing)

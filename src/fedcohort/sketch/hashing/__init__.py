@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedcohort.registry import lookup
 from fedcohort.sketch.hashing.base import HashFamily
 from fedcohort.sketch.hashing.minhash import MinHash
 from fedcohort.sketch.hashing.pstable import PStable
@@ -29,6 +30,4 @@ def from_spec(spec: Any) -> HashFamily:
     if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
         raise ValueError("a hash family must be an object with a name")
     options = {key: value for key, value in spec.items() if key != "name"}
-    if spec["name"] not in FAMILIES:
-        raise ValueError(f"unknown hash family {spec['name']!r}; known: {', '.join(FAMILIES)}")
-    return FAMILIES[spec["name"]](**options)
+    return lookup("hash family", spec["name"], FAMILIES)(**options)

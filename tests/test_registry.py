@@ -1,0 +1,67 @@
+"""One lookup of names: one error message, and entry points of installed packages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedcohort.datasets import federate, load
+from fedcohort.exceptions import ConfigError
+from fedcohort.gates import GATES
+from fedcohort.policies import POLICIES
+from fedcohort.registry import GROUPS, load_installed, lookup
+from fedcohort.signals.catalog import Needs
+from fedcohort.simulate.models import build
+from fedcohort.sketch.hashing import from_spec
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: lookup("policy", "Power_of_choise", POLICIES), "did you mean 'power-of-choice'?"),
+        (lambda: lookup("gate", "cmlf", GATES), "unknown gate 'cmlf'; did you mean 'cmfl'?"),
+        (lambda: load("mnits"), "unknown data set 'mnits'; did you mean 'mnist'?"),
+        (lambda: build("lenet", (1, 28, 28), 10), "unknown model 'lenet'; did you mean 'lenet5'?"),
+        (lambda: federate(load(), "shard", 3), "unknown partition 'shard'; did you mean 'shards'?"),
+        (lambda: Needs(reply=frozenset({"los"})), "unknown signal 'los'; did you mean 'loss'?"),
+        (lambda: from_spec({"name": "spr"}), "unknown hash family 'spr'; did you mean 'srp'?"),
+        (lambda: lookup("policy", ["oort"], POLICIES), "unknown policy ['oort']"),  # type: ignore[arg-type]
+    ],
+)
+def test_unknown_name_suggests_the_nearest_and_lists_all(ask, message):
+    with pytest.raises(ConfigError) as error:
+        ask()
+    assert message in str(error.value)
+    assert " Known: " in str(error.value)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install a package that offers one policy, and one that cannot be imported."""
+    (tmp_path / "fc_plugin.py").write_text(
+        "from fedcohort.policies import Uniform\nclass Mine(Uniform):\n    '''Mine.'''\n"
+    )
+    info = tmp_path / "fc_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fc-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        f"[{GROUPS['policy']}]\nmine = fc_plugin:Mine\nbroken = fc_plugin:Absent\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return info
+
+
+def test_entry_point_is_found_by_its_name(package: Path):
+    known = dict(POLICIES)
+    assert lookup("policy", "mine", known).__name__ == "Mine"
+    assert known["mine"] is lookup("policy", "mine", known)
+    with pytest.raises(ConfigError, match=r"did you mean 'mine'\?.*uniform.*mine, broken"):
+        lookup("policy", "mime", POLICIES)
+
+
+def test_entry_point_that_cannot_be_imported_is_named(package: Path):
+    with pytest.raises(ConfigError, match=r"'broken' of fc-plugin cannot be imported.*Absent"):
+        lookup("policy", "broken", POLICIES)
+    with pytest.raises(ConfigError, match="broken"):
+        load_installed("policy", dict(POLICIES))
