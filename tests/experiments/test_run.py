@@ -12,7 +12,8 @@ import pytest
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments.config import NamedConfig, dump, parse
-from fedcohort.experiments.folder import read_histories, run, tracker
+from fedcohort.experiments.folder import run, tracker
+from fedcohort.experiments.results import read_histories
 from fedcohort.experiments.several import DEFAULT_SETTING, compare
 
 SMALL = dataclasses.replace(

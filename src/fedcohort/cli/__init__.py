@@ -15,11 +15,13 @@ from fedcohort import __version__
 from fedcohort.cli import (
     compare,
     data,
+    export,
     nearest,
     policies,
     profile,
     registry,
     run,
+    show,
     sketch,
     sketches,
 )
@@ -35,6 +37,8 @@ app = typer.Typer(
 )
 app.command("compare")(compare.command)
 app.command("run")(run.command)
+app.command("show")(show.command)
+app.command("export")(export.command)
 app.command("policies")(policies.command)
 app.command("sketch")(sketch.command)
 app.command("distance")(sketches.distance)

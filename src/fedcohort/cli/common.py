@@ -74,9 +74,9 @@ def console() -> Console:
     return Console() if Console().is_terminal else Console(width=120)
 
 
-def show(table: Table) -> None:
-    """Print a table to standard output."""
-    console().print(table)
+def show(table: Table, width: int | None = None) -> None:
+    """Print a table to standard output, `width` columns wide or as wide as the terminal."""
+    console().print(table, width=width)
 
 
 def show_json(value: Any) -> None:

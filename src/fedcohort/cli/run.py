@@ -77,7 +77,7 @@ def _run(config: Path, folder: Path, resume: bool, track: str | None, format: Fo
         return
     from fedcohort.report.tables import summary_table
 
-    show(summary_table(summaries, f"{experiment.policy.name}: {folder}"))
+    show(summary_table(summaries, f"{experiment.policy.name}: {folder}", console().width))
 
 
 def _sweep(
@@ -95,9 +95,10 @@ def _sweep(
     if format is Format.json:
         show_json({"folder": str(folder), "runs": rows})
         return
-    from fedcohort.report.tables import comparison_table
+    from fedcohort.report.tables import comparison_table, setting_columns
 
     targets = {setting.experiment.target for setting in settings}
     target = targets.pop() if len(targets) == 1 else None
     title = f"{len(settings)} settings: {folder}"
-    show(comparison_table(rows, curves(results), target, title, console().width))
+    columns = setting_columns(results)
+    show(comparison_table(rows, curves(results), target, title, console().width, columns))

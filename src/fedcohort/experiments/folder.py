@@ -2,8 +2,9 @@
 
 Run an experiment in a folder of its own, so that nothing is lost when it is interrupted.
 
-The folder holds ``config.json`` (every default filled in), ``rounds.jsonl`` (a line a round and
-seed, flushed as it happens), ``checkpoint`` (all that the next round depends on) and, at the end,
+The folder holds ``config.json`` (every default filled in), ``provenance.json`` (command, versions),
+``federation.json`` (who holds which labels), ``rounds.jsonl`` (one line per round and seed, flushed
+as it happens), ``checkpoint`` (all that the next round depends on) and, at the end,
 ``summary.json``. A run that was killed continues with ``resume=True`` and leaves the same lines as
 one that was not.
 
@@ -12,9 +13,13 @@ Logging to TensorBoard or MLflow, where one of them is installed.
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 import json
 import os
+import platform
+import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,19 +27,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import fedcohort
 from fedcohort import checkpoint
 from fedcohort.atomic import write_atomically
 from fedcohort.datasets import Dataset, Federation, federate, load
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import config
 from fedcohort.experiments.config import DataConfig, Experiment, LocalConfig, NamedConfig
+from fedcohort.experiments.results import read_histories
 from fedcohort.experiments.summary import Summary, summarize
 from fedcohort.gates import GATES, Gate
 from fedcohort.policies import POLICIES, Policy
 from fedcohort.registry import lookup, unknown
 from fedcohort.simulate.aggregation import AGGREGATIONS
 from fedcohort.simulate.availability import AVAILABILITIES, Availability
-from fedcohort.simulate.history import History, RoundRecord, record_from
+from fedcohort.simulate.history import RoundRecord
 from fedcohort.simulate.local import LocalTraining, Schedule
 from fedcohort.simulate.models import build as build_model
 from fedcohort.simulate.seed import Aggregation
@@ -155,35 +162,23 @@ def run(
     place = Path(folder)
     _claim(place, experiment, resume)
     simulation = simulation_of(experiment, dataset or dataset_of(experiment.data))
+    _describe(place, simulation)
+    started = time.perf_counter()
     if (place / "checkpoint").exists():
-        simulation.load_state_dict(checkpoint.load(place / "checkpoint"))
+        state = checkpoint.load(place / "checkpoint")
+        simulation.load_state_dict(state)
+        started -= state.get("wall_seconds", 0.0)
     lines = place / "rounds.jsonl"
     _keep_lines(lines, simulation.round_number * len(experiment.seeds))
-    started = time.perf_counter()
     with lines.open("a", encoding="utf-8") as file:
         while simulation.round_number < experiment.rounds:
             records = simulation.step()
             file.writelines(json.dumps(asdict(r)) + "\n" for r in records)
             file.flush()
-            _save_if_due(simulation, experiment, place)
+            _save_if_due(simulation, experiment, place, time.perf_counter() - started)
             if on_round is not None:
                 on_round(records)
     return _summarized(simulation, experiment, place, time.perf_counter() - started)
-
-
-def read_histories(folder: str | os.PathLike[str]) -> list[History]:
-    """Read the rounds of a run folder, one history a seed."""
-    path = Path(folder) / "rounds.jsonl"
-    if not path.exists():
-        raise ConfigError(f"{folder}: no run here (there is no rounds.jsonl)")
-    histories: dict[int, History] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            record = record_from(json.loads(line))
-        except (ValueError, TypeError, KeyError) as error:
-            raise ConfigError(f"{path}, line {number}: not a round record ({error})") from None
-        histories.setdefault(record.seed, History(record.seed)).rounds.append(record)
-    return list(histories.values())
 
 
 def _claim(folder: Path, experiment: Experiment, resume: bool) -> None:
@@ -202,6 +197,33 @@ def _claim(folder: Path, experiment: Experiment, resume: bool) -> None:
         write_atomically(path, json.dumps(wanted, indent=2).encode())
 
 
+def _describe(folder: Path, simulation: Simulation) -> None:
+    """Write what a report needs beyond the rounds: where the run comes from, and its clients."""
+    if not (folder / "provenance.json").exists():
+        write_atomically(folder / "provenance.json", json.dumps(provenance(), indent=2).encode())
+    content = {
+        "model_bytes": simulation.sessions[0].model_bytes,
+        "seeds": [
+            {
+                "seed": session.seed,
+                "clients": list(federation.clients),
+                "label_counts": federation.label_counts().tolist(),
+            }
+            for session, federation in zip(simulation.sessions, simulation.federations, strict=True)
+        ],
+    }
+    write_atomically(folder / "federation.json", json.dumps(content).encode())
+
+
+def provenance() -> dict[str, Any]:
+    """Return the command of this process and the versions that its results depend on."""
+    versions = {"fedcohort": fedcohort.__version__, "python": platform.python_version()}
+    for name in ("numpy", "scipy", "scikit-learn", "torch"):
+        versions[name] = importlib.metadata.version(name)
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return {"command": shlex.join(command), "versions": versions, "machine": platform.machine()}
+
+
 def _keep_lines(path: Path, count: int) -> None:
     """Drop the lines of rounds that the checkpoint does not know: they are run again."""
     if not path.exists():
@@ -212,10 +234,13 @@ def _keep_lines(path: Path, count: int) -> None:
     write_atomically(path, b"".join(lines[:count]))
 
 
-def _save_if_due(simulation: Simulation, experiment: Experiment, folder: Path) -> None:
+def _save_if_due(
+    simulation: Simulation, experiment: Experiment, folder: Path, seconds: float
+) -> None:
     number = simulation.round_number
     if number == experiment.rounds or number % experiment.checkpoint_every == 0:
-        checkpoint.save(folder / "checkpoint", simulation.state_dict())
+        state = {**simulation.state_dict(), "wall_seconds": seconds}
+        checkpoint.save(folder / "checkpoint", state)
 
 
 def _summarized(
@@ -229,7 +254,7 @@ def _summarized(
     content: dict[str, Any] = {
         "policy": experiment.policy.name,
         "seconds": seconds,
-        "seeds": [s._asdict() for s in summaries],
+        "seeds": [s.as_dict() for s in summaries],
         "dropped_readings": [dict(s.signals.dropped) for s in simulation.sessions],
     }
     write_atomically(folder / "summary.json", json.dumps(content, indent=2).encode())

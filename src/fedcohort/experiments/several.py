@@ -31,9 +31,10 @@ from fedcohort.atomic import write_atomically
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import config
 from fedcohort.experiments.config import NO_GATE, DataConfig, Experiment, LocalConfig, NamedConfig
-from fedcohort.experiments.folder import dataset_of, gate_of, policy_of, read_histories, run
+from fedcohort.experiments.folder import dataset_of, gate_of, policy_of, run
+from fedcohort.experiments.results import PolicyResult, Results, read_histories
 from fedcohort.experiments.summary import Summary
-from fedcohort.simulate.history import History, RoundRecord
+from fedcohort.simulate.history import RoundRecord
 
 
 class Setting(NamedTuple):
@@ -41,15 +42,6 @@ class Setting(NamedTuple):
 
     name: str
     experiment: Experiment
-
-
-class PolicyResult(NamedTuple):
-    """All seeds of one setting; a comparison's settings bear their policies' names."""
-
-    policy: str
-    summaries: list[Summary]
-    histories: list[History]
-    seconds: float
 
 
 #: Called with a setting's name and the records of every new round.
@@ -91,7 +83,7 @@ def run_several(
     resume: bool = False,
     on_round: OnRound | None = None,
     runner: Runner = in_turn,
-) -> list[PolicyResult]:
+) -> Results:
     """Run settings under `folder`, and write all their summaries to one `file` there.
 
     Parameters
@@ -106,12 +98,13 @@ def run_several(
         What runs them: `in_turn`, or `fedcohort.distribute.runs.run_all` on a cluster.
     """
     root = Path(folder)
-    results = []
+    results = Results()
     summaries = runner(settings, root, resume=resume, on_round=on_round)
-    for (name, _), own in zip(settings, summaries, strict=True):
-        seconds = json.loads((root / name / "summary.json").read_text())["seconds"]
-        results.append(PolicyResult(name, own, read_histories(root / name), seconds))
-    content = {r.policy: [s._asdict() for s in r.summaries] for r in results}
+    for (name, experiment), own in zip(settings, summaries, strict=True):
+        place = root / name
+        seconds = json.loads((place / "summary.json").read_text())["seconds"]
+        results.append(PolicyResult(name, own, read_histories(place), seconds, experiment, place))
+    content = {r.policy: [s.as_dict() for s in r.summaries] for r in results}
     write_atomically(root / file, json.dumps(content, indent=2).encode())
     return results
 
@@ -138,7 +131,7 @@ def compare(
     resume: bool = False,
     on_round: OnRound | None = None,
     runner: Runner = in_turn,
-) -> list[PolicyResult]:
+) -> Results:
     """Run each policy in a folder of its own under `folder`, and write ``comparison.json``.
 
     With a gate, plain FedAvg runs first, named `BASELINE`: random cohorts and no gate.

@@ -6,14 +6,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcohort import metrics
 from fedcohort.datasets import Federation
 from fedcohort.ledger import Ledger
+from fedcohort.rounds import ClientId
 from fedcohort.simulate.history import History
 
 
@@ -83,6 +86,19 @@ class Summary(NamedTuple):
     bytes_by_kind: dict[str, int]
     overhead: Overhead
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the summary for JSON: nested dictionaries, None for what is not finite."""
+        return {
+            key: _finite(value._asdict() if isinstance(value, Overhead) else value)
+            for key, value in self._asdict().items()
+        }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
 
 def summarize(
     history: History,
@@ -106,17 +122,34 @@ def summarize(
     model_bytes : int
         Size of one model, for `overhead`.
     """
-    accuracy = history.accuracy
-    measured = accuracy[np.isfinite(accuracy)]
-    last = measured[-min(50, max(1, len(measured) // 5)) :]
-    last = last if len(last) else np.array([np.nan])
-    seconds = [r.seconds for r in history.rounds]
     kinds = {
         f"{kind} {way}": size
         for way in ("up", "down")
         for kind, size in sorted(ledger.by_kind(way).items())
     }
-    counts = metrics.participation(history.selections, sorted(federation.parts))
+    clients, counts = sorted(federation.parts), federation.label_counts()
+    return summarize_rounds(history, clients, counts, target, model_bytes, kinds)
+
+
+def summarize_rounds(
+    history: History,
+    clients: Sequence[ClientId],
+    label_counts: NDArray[np.int64],
+    target: float | None,
+    model_bytes: int,
+    bytes_by_kind: Mapping[str, int] | None = None,
+) -> Summary:
+    """Summarize rounds that may have been read from disk, of a run that may not be finished.
+
+    What cannot be known is NaN: GEMD without label counts, overheads without the size of a model
+    or, for `down_to_all`, without `bytes_by_kind`.
+    """
+    accuracy = history.accuracy
+    measured = accuracy[np.isfinite(accuracy)]
+    last = measured[-min(50, max(1, len(measured) // 5)) :]
+    last = last if len(last) else np.array([np.nan])
+    seconds = [r.seconds for r in history.rounds]
+    counts = metrics.participation(history.selections, clients)
     return Summary(
         seed=history.seed,
         rounds=len(history.rounds),
@@ -128,37 +161,48 @@ def summarize(
         seconds_to_target=(
             None if target is None else metrics.time_to_target(accuracy, seconds, target)
         ),
-        gemd=_mean_gemd(history, federation),
+        gemd=_mean(gemd_by_round(history, clients, label_counts)),
         participation_entropy=metrics.participation_entropy(counts),
-        bytes_up=ledger.total("up"),
-        bytes_down=ledger.total("down"),
-        bytes_by_kind=kinds,
-        overhead=overhead(history, ledger, len(federation.parts), model_bytes),
+        bytes_up=sum(r.bytes_up for r in history.rounds),
+        bytes_down=sum(r.bytes_down for r in history.rounds),
+        bytes_by_kind=dict(bytes_by_kind or {}),
+        overhead=_overhead(history, bytes_by_kind, len(clients), model_bytes),
     )
 
 
-def overhead(history: History, ledger: Ledger, clients: int, model_bytes: int) -> Overhead:
+def gemd_by_round(
+    history: History, clients: Sequence[ClientId], label_counts: NDArray[np.int64]
+) -> list[float]:
+    """Return the GEMD of each round's finished clients, NaN if none finished.
+
+    It is also NaN where the labels are unknown, that is where `label_counts` has no column.
+    """
+    position = {client: i for i, client in enumerate(clients)}
+    cohorts = [[position[c] for c in r.finished] for r in history.rounds]
+    known = label_counts.shape[1] > 0
+    return [metrics.gemd(label_counts, c) if known and c else float("nan") for c in cohorts]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return spread(values).mean
+
+
+def _overhead(
+    history: History, kinds: Mapping[str, int] | None, clients: int, model_bytes: int
+) -> Overhead:
     """Compare a run's traffic with that of FedAvg with equally large cohorts."""
-    rounds = len(history.rounds)
+    rounds, nan = len(history.rounds), float("nan")
     skipped = sum(r.skipped for r in history.rounds)
-    fedavg = sum(len(r.selected) for r in history.rounds) * model_bytes
-    small = ledger.total("down") - ledger.by_kind("down").get("model", 0)
+    up, down = (sum(getattr(r, f"bytes_{w}") for r in history.rounds) for w in ("up", "down"))
+    fedavg = sum(len(r.selected) for r in history.rounds) * model_bytes or nan
+    small = nan if kinds is None else down - kinds.get("model down", 0)
     broadcast = (rounds - skipped) * clients * model_bytes
     return Overhead(
         skipped=100 * skipped / rounds,
-        up=100 * ledger.total("up") / fedavg,
-        down=100 * ledger.total("down") / fedavg,
-        down_to_all=100 * (broadcast + small) / (rounds * clients * model_bytes),
+        up=100 * up / fedavg,
+        down=100 * down / fedavg,
+        down_to_all=100 * (broadcast + small) / (rounds * clients * model_bytes or nan),
     )
-
-
-def _mean_gemd(history: History, federation: Federation) -> float:
-    counts = federation.label_counts()
-    position = {client: i for i, client in enumerate(sorted(federation.parts))}
-    cohorts = [[position[c] for c in r.finished] for r in history.rounds if r.finished]
-    if not cohorts:
-        return float("nan")
-    return float(np.mean([metrics.gemd(counts, cohort) for cohort in cohorts]))
 
 
 class Spread(NamedTuple):

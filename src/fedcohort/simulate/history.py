@@ -1,23 +1,39 @@
-"""What a simulation leaves behind: a record a round and seed."""
+"""The history of a simulation: one record per round and seed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import ClientId
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
 class RoundRecord:
     """One round of one seed, as it is written to disk.
 
-    Bytes are those of this round; seconds is the simulated time at its end; accuracy and loss are
-    None in rounds without evaluation; skipped says that a gate let no model move.
+    Attributes
+    ----------
+    seed, round : int
+        Rounds count from 0.
+    accuracy, loss : float or None
+        Of the global model on the test set after the round; None without an evaluation.
+    selected, finished, withheld : tuple of str
+        The cohort, the clients whose update arrived, and those whose upload the gate withheld.
+    bytes_up, bytes_down : int
+        Traffic of this round.
+    seconds : float
+        Simulated time at the end of the round.
+    skipped : bool
+        Whether the gate withheld all uploads.
     """
 
     seed: int
@@ -30,6 +46,7 @@ class RoundRecord:
     bytes_down: int
     seconds: float
     skipped: bool = False
+    withheld: tuple[ClientId, ...] = ()
 
 
 @dataclass
@@ -49,8 +66,29 @@ class History:
         """The cohort of every round."""
         return [r.selected for r in self.rounds]
 
+    def records(self) -> list[dict[str, Any]]:
+        """Return one flat record per round; rounds count from 1, and cohorts are lists."""
+        cohorts = ("selected", "finished", "withheld")
+        return [
+            {
+                **asdict(r),
+                "round": r.round + 1,
+                **{name: list(getattr(r, name)) for name in cohorts},
+            }
+            for r in self.rounds
+        ]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per round as a pandas frame (needs pandas)."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise ConfigError("History.to_frame: install pandas (pip install pandas)") from None
+        names = [field.name for field in fields(RoundRecord)]
+        return pd.DataFrame(self.records(), columns=names)
+
 
 def record_from(values: Mapping[str, Any]) -> RoundRecord:
-    """Make a record of what was written to disk."""
-    cohort = {key: tuple(values[key]) for key in ("selected", "finished")}
+    """Make a record from values that were read from disk."""
+    cohort = {key: tuple(values.get(key, ())) for key in ("selected", "finished", "withheld")}
     return RoundRecord(**{**values, **cohort})

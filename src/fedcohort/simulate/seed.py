@@ -92,6 +92,7 @@ class Seed:
         self.selection = Selection(())
         self.training: tuple[ClientId, ...] = ()
         self.finished: tuple[ClientId, ...] = ()
+        self.withheld: tuple[ClientId, ...] = ()
         self.differences: dict[ClientId, torch.Tensor] = {}
         self.clock = 0.0
         self._known_seconds: dict[ClientId, float] = {}
@@ -132,7 +133,7 @@ class Seed:
             needs = self.session.policy.needs.reply
             replies = self.collector.replies(needs, self.finished, updates, seconds)
             self.collector.remember(self.finished, updates)
-        self.session.finish(replies, self.finished)
+        self.withheld = self.session.finish(replies, self.finished).withheld
         self.clock += max(seconds.values())
         if self.finished:
             self._aggregate(updates)

@@ -204,6 +204,7 @@ class Simulation:
                 bytes_down=seed.session.ledger.total("down", number),
                 seconds=seed.clock,
                 skipped=seed.session.skipped,
+                withheld=seed.withheld,
             )
             for seed, (accuracy, loss) in zip(self.seeds, scores, strict=True)
         ]

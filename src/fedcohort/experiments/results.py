@@ -1,0 +1,260 @@
+"""Results of runs: collected in memory, read from folders, and handed on as tables.
+
+`read` finds the runs under a folder, finished or not. `Results.to_arrow` and `Results.records` give
+one row per run, seed and round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.experiments import config
+from fedcohort.experiments.config import NO_GATE, Experiment, NamedConfig
+from fedcohort.experiments.summary import Summary, summarize_rounds
+from fedcohort.rounds import ClientId
+from fedcohort.simulate.history import History, record_from
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Names of the run that others are compared with, where settings are unknown.
+BASELINES = ("fedavg", "uniform")
+
+
+class Members(NamedTuple):
+    """The clients of one seed and how many examples of each class they hold."""
+
+    clients: list[ClientId]
+    label_counts: np.ndarray[Any, np.dtype[np.int64]]
+
+
+class PolicyResult(NamedTuple):
+    """All seeds of one setting.
+
+    Attributes
+    ----------
+    policy : str
+        Name of the setting. In a comparison it is the name of the policy.
+    summaries, histories : list
+        One per seed.
+    seconds : float
+        Wall-clock time of the run, over all its resumptions; NaN while it is not finished.
+    experiment : Experiment or None
+        The settings.
+    folder : Path or None
+        Where the run is stored.
+    """
+
+    policy: str
+    summaries: list[Summary]
+    histories: list[History]
+    seconds: float
+    experiment: Experiment | None = None
+    folder: Path | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are there."""
+        wanted = 0 if self.experiment is None else self.experiment.rounds
+        return bool(self.histories) and all(len(h.rounds) >= wanted for h in self.histories)
+
+    def members(self) -> list[Members]:
+        """Return the clients of each seed; an older folder knows only those that were selected."""
+        saved = {} if self.folder is None else _saved_members(self.folder)
+        return [saved.get(h.seed) or _selected_members(h) for h in self.histories]
+
+
+class Results(list[PolicyResult]):
+    """The runs of a comparison or a sweep, or a single run."""
+
+    @property
+    def target(self) -> float | None:
+        """The target accuracy, if all runs have the same."""
+        targets = {None if r.experiment is None else r.experiment.target for r in self}
+        return targets.pop() if len(targets) == 1 else None
+
+    def state(self) -> str:
+        """Say how many runs there are, and how many of them are not finished."""
+        unfinished = sum(not r.finished for r in self)
+        runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
+        return f"{runs}, {unfinished} of them not finished" if unfinished else runs
+
+    def baseline(self, result: PolicyResult) -> PolicyResult | None:
+        """Return the run with uniform cohorts, no gate and otherwise the settings of `result`."""
+        for other in self:
+            if result.experiment is None or other.experiment is None:
+                if other.policy in BASELINES:
+                    return other
+            elif other.experiment == dataclasses.replace(
+                result.experiment, policy=NamedConfig("uniform"), gate=NO_GATE
+            ):
+                return other
+        return None
+
+    def varied(self) -> list[dict[str, Any]]:
+        """Return, for each run, the settings in which the runs differ.
+
+        Keys are dotted, as in ``local.lr``. A run without an option has no such key.
+        """
+        flat = [{} if r.experiment is None else dict(_flat(r.experiment)) for r in self]
+        keys = dict.fromkeys(key for values in flat for key in values)
+        differ = [k for k in keys if len({repr(values.get(k)) for values in flat}) > 1]
+        return [{k: values[k] for k in differ if k in values} for values in flat]
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield one flat record per run, seed and round; rounds count from 1."""
+        varied = self.varied()
+        keys = dict.fromkeys(key for values in varied for key in values)
+        for result, values in zip(self, varied, strict=True):
+            own = {"run": result.policy, **{key: values.get(key) for key in keys}}
+            for history in result.histories:
+                for row in history.records():
+                    yield {**own, **row}
+
+    def to_arrow(self) -> pa.Table:
+        """Return one row per run, seed and round as an Arrow table (needs PyArrow)."""
+        try:
+            import pyarrow as pa
+        except ImportError:
+            raise ConfigError("Results.to_arrow: install PyArrow (pip install pyarrow)") from None
+        rows = list(self.records())
+        names = list(rows[0]) if rows else []
+        columns = {name: _column([row[name] for row in rows]) for name in names}
+        return pa.table(columns)
+
+
+def read(*folders: str | os.PathLike[str]) -> Results:
+    """Read the runs in `folders`: run folders, comparisons or sweeps.
+
+    An unfinished run is read as far as it got. Runs of several folders are told apart by the
+    names of their folders where their own names are equal.
+    """
+    found = [(Path(folder), run) for folder in folders for run in run_folders(folder)]
+    names = [run.resolve().name for _, run in found]
+    results = Results()
+    for (folder, run), name in zip(found, names, strict=True):
+        if names.count(name) > 1:
+            name = f"{folder.resolve().name}/{name}" if folder != run else str(run)
+        results.append(read_run(run, name))
+    return results
+
+
+def run_folders(folder: str | os.PathLike[str]) -> list[Path]:
+    """Return the run folders at or directly below `folder`, in the order in which they ran."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise ConfigError(f"{folder}: no such folder; give the folder of a run or a comparison")
+    if (root / "config.json").exists():
+        return [root]
+    runs = {p.parent.name: p.parent for p in root.glob("*/config.json")}
+    if not runs:
+        raise ConfigError(f"{folder}: no run here (no config.json in it or one level below)")
+    listed = [name for file in ("comparison.json", "sweep.json") for name in _json(root / file, {})]
+    order = {name: position for position, name in enumerate(listed)}
+
+    def key(name: str) -> tuple[float, float, str]:
+        return order.get(name, math.inf), (runs[name] / "config.json").stat().st_mtime, name
+
+    return [runs[name] for name in sorted(runs, key=key)]
+
+
+def read_run(folder: Path, name: str | None = None) -> PolicyResult:
+    """Read one run, as far as it got."""
+    try:
+        experiment = config.parse(_json(folder / "config.json"))
+    except (ConfigError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{folder / 'config.json'}: {error}") from None
+    known = _json(folder / "summary.json", {})
+    try:
+        seconds = float(known.get("seconds", math.nan))
+        kinds = {int(s["seed"]): s["bytes_by_kind"] for s in known.get("seeds", [])}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{folder / 'summary.json'}: not a summary ({error!r})") from None
+    histories = read_histories(folder)
+    result = PolicyResult(name or folder.name, [], histories, seconds, experiment, folder)
+    model_bytes = int(_json(folder / "federation.json", {}).get("model_bytes", 0))
+    for history, members in zip(histories, result.members(), strict=True):
+        summary = summarize_rounds(
+            history, *members, experiment.target, model_bytes, kinds.get(history.seed)
+        )
+        result.summaries.append(summary)
+    return result
+
+
+def read_histories(folder: str | os.PathLike[str]) -> list[History]:
+    """Read the rounds of a run folder, one history per seed.
+
+    A last line that is still being written is ignored.
+    """
+    path = Path(folder) / "rounds.jsonl"
+    if not path.exists():
+        raise ConfigError(f"{folder}: no run here (there is no rounds.jsonl)")
+    histories: dict[int, History] = {}
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            record = record_from(json.loads(line))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(f"{path}, line {number}: not a round record ({error})") from None
+        histories.setdefault(record.seed, History(record.seed)).rounds.append(record)
+    return list(histories.values())
+
+
+def _json(path: Path, default: Any = None) -> Any:
+    """Read a JSON file; a missing file is the default, or an error if there is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if default is not None:
+            return default
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from None
+
+
+def _saved_members(folder: Path) -> dict[int, Members]:
+    path = folder / "federation.json"
+    try:
+        return {
+            int(seed["seed"]): Members(
+                [str(c) for c in seed["clients"]], np.array(seed["label_counts"], np.int64)
+            )
+            for seed in _json(path, {}).get("seeds", [])
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: not a federation ({error!r})") from None
+
+
+def _selected_members(history: History) -> Members:
+    clients = sorted({client for cohort in history.selections for client in cohort})
+    return Members(clients, np.zeros((len(clients), 0), np.int64))
+
+
+def _flat(experiment: Experiment) -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and values of the settings that can differ between runs to compare."""
+
+    def walk(values: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                yield from walk(value, f"{where}{key}.")
+            else:
+                yield f"{where}{key}", list(value) if isinstance(value, tuple) else value
+
+    return walk(config.dump(experiment), "")
+
+
+def _column(values: Sequence[Any]) -> list[Any]:
+    """Return values of one type: words where a swept setting mixes types."""
+    kinds = {type(v) for v in values if v is not None}
+    plain = kinds <= {int, float} or len(kinds) < 2
+    return list(values) if plain else [None if v is None else json.dumps(v) for v in values]

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import time
+
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from fedcohort.cli import invoke
+from fedcohort.exceptions import ConfigError
+from fedcohort.experiments.config import NamedConfig
+from fedcohort.experiments.folder import run
+from fedcohort.experiments.results import Results, read, read_run
+from fedcohort.experiments.several import DEFAULT_SETTING, Setting, compare, run_several
+from fedcohort.report.tables import comparison, comparison_table, curves, setting_columns
+
+SMALL = dataclasses.replace(
+    DEFAULT_SETTING, rounds=5, seeds=(0, 1), checkpoint_every=2, device="cpu"
+)
+POLICIES = [NamedConfig("uniform"), NamedConfig("power-of-choice", {"d": 8})]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    return compare(SMALL, POLICIES, folder), folder
+
+
+def sweep(folder):
+    settings = [
+        Setting(
+            f"lr={lr}", dataclasses.replace(SMALL, local=dataclasses.replace(SMALL.local, lr=lr))
+        )
+        for lr in (0.0125, 0.05)
+    ]
+    return run_several(settings, folder, "sweep.json")
+
+
+def test_a_folder_gives_back_what_the_comparison_returned(compared):
+    returned, folder = compared
+    found = read(folder)
+    assert [r.policy for r in found] == ["uniform", "power-of-choice"]
+    assert [r.summaries for r in found] == [r.summaries for r in returned]
+    assert [r.histories for r in found] == [r.histories for r in returned]
+    assert [r.experiment for r in found] == [r.experiment for r in returned]
+    assert found.baseline(found[1]) is found[0]
+    written = json.loads((folder / "comparison.json").read_text())
+    assert written["uniform"][0]["accuracy"] == returned[0].summaries[0].accuracy
+    assert comparison(found)[0].accuracy.mean == pytest.approx(
+        sum(s["accuracy"] for s in written["uniform"]) / 2
+    )
+
+
+def test_an_unfinished_run_is_read_as_far_as_it_got(compared, tmp_path):
+    _, folder = compared
+    lines = (folder / "uniform" / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    for name in ("config.json", "federation.json"):
+        (tmp_path / name).write_bytes((folder / "uniform" / name).read_bytes())
+    (tmp_path / "rounds.jsonl").write_bytes(b"".join(lines[:6]) + lines[6][:20])
+    (result,) = read(tmp_path)
+    assert not result.finished
+    assert [s.rounds for s in result.summaries] == [3, 3]
+    assert math.isnan(result.seconds)
+    assert math.isfinite(result.summaries[0].gemd)
+
+
+def test_older_folders_lack_only_what_needs_the_labels(compared, tmp_path):
+    _, folder = compared
+    for name in ("config.json", "rounds.jsonl"):
+        (tmp_path / name).write_bytes((folder / "uniform" / name).read_bytes())
+    result, whole = read_run(tmp_path), read_run(folder / "uniform")
+    assert math.isnan(result.summaries[0].gemd)
+    assert result.summaries[0].accuracy == whole.summaries[0].accuracy
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "complaint"),
+    [
+        ("config.json", "{", "config.json: .*cannot be read"),
+        ("config.json", '{"rounds": "x"}', "config.json: rounds = 'x'"),
+        ("config.json", "[]", "config.json"),
+        ("summary.json", '{"seeds": [{}]}', "summary.json: not a summary"),
+        ("federation.json", '{"seeds": [{"seed": 0}]}', "federation.json: not a federation"),
+        ("rounds.jsonl", "{}\n", "line 1: not a round record"),
+    ],
+)
+def test_damaged_files_are_named(compared, tmp_path, file, content, complaint):
+    _, folder = compared
+    for name in ("config.json", "rounds.jsonl", "summary.json", "federation.json"):
+        (tmp_path / name).write_bytes((folder / "uniform" / name).read_bytes())
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ConfigError, match=complaint):
+        read(tmp_path)
+
+
+def test_folders_without_runs_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no run here"):
+        read(tmp_path)
+    with pytest.raises(ConfigError, match="no such folder"):
+        read(tmp_path / "missing")
+
+
+def test_wall_clock_time_survives_a_resume(tmp_path):
+    def slow(records):
+        time.sleep(0.5)
+        if records[0].round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(SMALL, tmp_path, on_round=slow)
+    run(SMALL, tmp_path, resume=True)
+    assert json.loads((tmp_path / "summary.json").read_text())["seconds"] >= 0.5
+    run(SMALL, tmp_path, resume=True)  # nothing is left to do, and no time is lost
+    assert json.loads((tmp_path / "summary.json").read_text())["seconds"] >= 0.5
+
+
+def test_provenance_names_command_and_versions(compared):
+    _, folder = compared
+    found = json.loads((folder / "uniform" / "provenance.json").read_text())
+    assert found["command"]
+    assert {"fedcohort", "python", "numpy", "torch"} <= set(found["versions"])
+
+
+def test_frames_and_arrow_hold_every_round(compared):
+    returned, _ = compared
+    frame = returned[0].histories[1].to_frame()
+    assert list(frame["round"]) == [1, 2, 3, 4, 5]
+    assert list(frame["accuracy"]) == pytest.approx(returned[0].histories[1].accuracy)
+    assert frame["selected"][0] == list(returned[0].histories[1].rounds[0].selected)
+    table = returned.to_arrow()
+    assert table.num_rows == 2 * 2 * 5
+    assert table.column("policy.options.d").to_pylist() == [None] * 10 + [8] * 10
+    assert Results().to_arrow().num_rows == 0
+
+
+@pytest.mark.parametrize("to", ["csv", "json", "parquet"])
+def test_exports_agree(compared, tmp_path, to):
+    returned, folder = compared
+    out = tmp_path / f"rounds.{to}"
+    assert invoke(["export", str(folder), "--to", to, "-o", str(out)]) == 0
+    if to == "csv":
+        rows = list(csv.DictReader(io.StringIO(out.read_text())))
+        rows = [{**row, "selected": json.loads(row["selected"])} for row in rows]
+    elif to == "json":
+        rows = json.loads(out.read_text())
+    else:
+        rows = pq.read_table(out).to_pylist()
+    expected = list(returned.records())
+    assert len(rows) == len(expected)
+    for row, wanted in zip(rows, expected, strict=True):
+        assert float(row["accuracy"]) == wanted["accuracy"]
+        assert (row["run"], int(row["round"])) == (wanted["run"], wanted["round"])
+        assert row["selected"] == wanted["selected"]
+
+
+def test_export_says_what_parquet_needs(compared, capsys):
+    _, folder = compared
+    assert invoke(["export", str(folder), "--to", "parquet"]) == 2
+    assert "-o" in capsys.readouterr().err
+
+
+def test_swept_settings_are_columns(tmp_path):
+    results = sweep(tmp_path)
+    assert setting_columns(results) == [{"lr": "0.0125"}, {"lr": "0.05"}]
+    assert [c["policy"] for c in setting_columns(read(tmp_path / "lr=0.05"))] == ["lr=0.05"]
+
+
+def test_show_never_cuts_a_number(compared, capsys):
+    returned, folder = compared
+    rows, lines = comparison(returned), curves(returned)
+    numbers = [f"{100 * row.accuracy.mean:.1f}" for row in rows]
+    for width in (24, 40, 60, 80, 120, 200):
+        assert invoke(["show", str(folder), "--width", str(width)]) == 0
+        text = capsys.readouterr().out
+        assert all(number in text for number in numbers)
+        assert "…" not in text
+        assert max(map(len, text.splitlines())) <= width
+    wide = Console(width=400, record=True, file=io.StringIO())
+    wide.print(comparison_table(rows, lines, 0.8, "title", 400))
+    assert "accuracy by round" in wide.export_text()
+
+
+def test_show_one_run_and_json(compared, capsys):
+    _, folder = compared
+    assert invoke(["show", str(folder / "uniform")]) == 0
+    assert "seed" in capsys.readouterr().out
+    assert invoke(["show", str(folder), "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["runs"]
+    assert [row["policy"] for row in shown] == ["uniform", "power-of-choice"]
