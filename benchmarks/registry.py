@@ -9,7 +9,7 @@ Clients are as real as a million can be: each draws a label mixture from Dirichl
 - scale: everything through `Registry` and `Search`, each stage in a process of its own, whose
   peak memory is read; recall@1 is against all clients' full sketches, compared exactly;
 - engines: the same points in the libraries that could search them, for the choice of one;
-- caution: which ranking retrieves clients with the most similar labels (`personalize.pile`).
+- caution: which ranking retrieves clients with the most similar labels (`personalize.index`).
 
 Other processes on the machine disturb seconds less than CPU seconds; both are given.
 """
@@ -33,12 +33,12 @@ from fedcohort.datasets import load
 from fedcohort.personalize import Record, Registry, Search
 from fedcohort.personalize.index import (
     CANDIDATES,
-    CAUTION,
+    ENERGY_SHARE,
     Compressor,
     InvertedFile,
-    Pile,
-    PileWriter,
-    vector,
+    SketchTable,
+    SketchTableWriter,
+    query_vector,
 )
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
@@ -133,9 +133,9 @@ def query(args):
             seconds.append(time.perf_counter() - start)
             cpu.append(time.thread_time() - own)
         status = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]
-        pile = search.index.pile
-        truth = exact(pile, queries)
-    names = [f"client {number - 1}" for number in pile.numbers[truth]]
+        table = search.index.table
+        truth = exact(table, queries)
+    names = [f"client {number - 1}" for number in table.numbers[truth]]
     hits = [near.client == name for near, name in zip(found, names, strict=True)]
     return {
         "opening seconds": opened,
@@ -156,14 +156,14 @@ def quantiles(seconds):
     }
 
 
-def exact(pile: Pile, queries, caution=CAUTION):
+def exact(table: SketchTable, queries, caution=ENERGY_SHARE):
     """Position of the best client of each query, over all of them."""
-    wanted = np.stack([vector(sketch) for sketch in queries])
+    wanted = np.stack([query_vector(sketch) for sketch in queries])
     best, where = np.full(len(queries), np.inf), np.zeros(len(queries), int)
-    for lo in range(0, len(pile), BLOCK):
-        part = slice(lo, min(lo + BLOCK, len(pile)))
-        vectors = pile.vectors(part)
-        own = np.einsum("ij,ij->i", vectors, vectors) - (1 - caution) * pile.energy[part]
+    for lo in range(0, len(table), BLOCK):
+        part = slice(lo, min(lo + BLOCK, len(table)))
+        vectors = table.vectors(part)
+        own = np.einsum("ij,ij->i", vectors, vectors) - (1 - caution) * table.energy[part]
         scores = own - 2 * (wanted @ vectors.T)
         first = scores.argmin(axis=1)
         value = scores[np.arange(len(queries)), first]
@@ -173,7 +173,7 @@ def exact(pile: Pile, queries, caution=CAUTION):
 
 
 def stacked(population, clients):
-    writer = PileWriter(clients, population.empty)
+    writer = SketchTableWriter(clients, population.empty)
     for number in range(clients // BLOCK):
         writer.add(enumerate(population.sketches(number), number * BLOCK + 1))
     return writer.done()
@@ -182,21 +182,21 @@ def stacked(population, clients):
 def engines(args):
     """Build time, latency and recall of what could search the points."""
     population = Population(root=args.root)
-    pile = stacked(population, args.compare)
-    compressor = Compressor(pile.cells, float(np.quantile(pile.energy, 0.99)))
+    table = stacked(population, args.compare)
+    compressor = Compressor(table.cells, float(np.quantile(table.energy, 0.99)))
     points = np.concatenate(
         [
-            compressor.points(pile.vectors(slice(lo, lo + BLOCK)), pile.energy[lo : lo + BLOCK])
-            for lo in range(0, len(pile), BLOCK)
+            compressor.points(table.vectors(slice(lo, lo + BLOCK)), table.energy[lo : lo + BLOCK])
+            for lo in range(0, len(table), BLOCK)
         ]
     )
     sketches = list(population.sketches(10_000, args.queries))
-    wanted = np.stack([vector(sketch) for sketch in sketches])
-    truth = exact(pile, sketches)
+    wanted = np.stack([query_vector(sketch) for sketch in sketches])
+    truth = exact(table, sketches)
     rows = []
     for name, make in ENGINES.items():
         started, cpu = time.perf_counter(), time.process_time()
-        nearest = make(points, pile, compressor)
+        nearest = make(points, table, compressor)
         row = {
             "engine": name,
             "build seconds": time.perf_counter() - started,
@@ -207,29 +207,29 @@ def engines(args):
             start = time.thread_time()
             near = nearest(compressor.points(full[None])[0])
             seconds.append(time.thread_time() - start)
-            hits.append(int(pile.best(full, 1, np.sort(near))[0]) == best)
+            hits.append(int(table.best(full, 1, np.sort(near))[0]) == best)
         row |= {"recall@1": float(np.mean(hits)), "cpu milliseconds": quantiles(seconds)}
         rows.append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
-    return {"clients": len(pile), "dimension": points.shape[1], "engines": rows}
+    return {"clients": len(table), "dimension": points.shape[1], "engines": rows}
 
 
-def _scan(points, pile, compressor):
+def _scan(points, table, compressor):
     from fedcohort.personalize.index import Scan
 
     scan = Scan(points)
     return lambda point: scan.nearest(point, CANDIDATES)
 
 
-def _inverted(points, pile, compressor):
+def _inverted(points, table, compressor):
     import faiss
 
-    index = InvertedFile.build(pile, compressor)
+    index = InvertedFile(points, *InvertedFile.cluster(points))
     faiss.omp_set_num_threads(1)
     return lambda point: index.nearest(point, CANDIDATES)
 
 
-def _faiss_graph(points, pile, compressor):
+def _faiss_graph(points, table, compressor):
     import faiss
 
     faiss.omp_set_num_threads(2)
@@ -241,7 +241,7 @@ def _faiss_graph(points, pile, compressor):
     return lambda point: index.search(point[None], CANDIDATES)[1][0]
 
 
-def _usearch_graph(points, pile, compressor):
+def _usearch_graph(points, table, compressor):
     from usearch.index import Index
 
     options = {"connectivity": 16, "expansion_add": 64, "expansion_search": CANDIDATES}
@@ -263,11 +263,13 @@ def caution(args):
     out = []
     for rows in (4, 10, 50):
         population = Population(rows, args.root)
-        pile = stacked(population, BLOCK)
+        table = stacked(population, BLOCK)
         mixtures, queried = population.block(0)[2], population.block(10_000, args.queries)[2]
         sketches = list(population.sketches(10_000, args.queries))
         for clients in (200, BLOCK):
-            part = Pile(*(a[:clients] for a in (pile.counts, pile.n, pile.energy, pile.numbers)))
+            part = SketchTable(
+                *(a[:clients] for a in (table.counts, table.n, table.energy, table.numbers))
+            )
             row = {"rows": rows, "clients": clients}
             gaps = np.abs(queried[:, None] - mixtures[:clients]).sum(axis=2) / 2
             row["best possible"] = float(gaps.min(axis=1).mean())

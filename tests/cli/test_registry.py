@@ -75,7 +75,7 @@ def test_nobody_is_near(warm, tmp_path, capsys):
     new = sketch(tmp_path / "new.sketch", 4.0, 9)
     capsys.readouterr()
     assert invoke(["nearest", new, "--registry", warm]) == 0
-    assert "nobody is near" in capsys.readouterr().out
+    assert "no client is close enough" in capsys.readouterr().out
     out = str(tmp_path / "start.safetensors")
     assert invoke(["nearest", new, "--registry", warm, "--out", out]) == 2
     assert "no global model" in capsys.readouterr().err
@@ -118,13 +118,16 @@ def test_check_finds_damage_and_removes_orphans(warm, tmp_path, capsys):
 def test_mistakes_are_one_line(warm, tmp_path, capsys):
     new = sketch(tmp_path / "new.sketch", 2.0, 9)
     other = sketch(tmp_path / "o.sketch", 0.0, 0, RaceSketch.srp(dim=2, rows=30, bits=3, seed=4))
+    odd = tmp_path / "odd.safetensors"
+    save_file({"v": np.ones(3)}, odd)
     cases = {
-        "no registry": ["nearest", new, "--registry", str(tmp_path / "nowhere")],
+        "not a registry": ["nearest", new, "--registry", str(tmp_path / "nowhere")],
         "seed: 0 is not 4": ["nearest", other, "--registry", warm],
-        "'x' is no number": ["nearest", new, "--registry", warm, "--max-distance", "x"],
+        "'x' is not a number": ["nearest", new, "--registry", warm, "--max-distance", "x"],
         "is registered already": ["registry", "add", warm, "c1", new, "--reference", "r"],
-        "give a model or a reference": ["registry", "add", warm, "c9", new],
-        "no JSON": ["registry", "add", warm, "c9", new, "--reference", "r", "--metadata", "{"],
+        "another architecture": ["registry", "add", warm, "c9", new, "--model", str(odd)],
+        "not a folder": ["registry", "add", warm, "c9"],
+        "not JSON": ["registry", "add", warm, "c9", new, "--reference", "r", "--metadata", "{"],
         "no client 'c9'": ["registry", "remove", warm, "c9"],
     }
     for message, arguments in cases.items():
@@ -145,3 +148,50 @@ def test_ids_cannot_color_or_break_the_terminal(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "\x1b[2J" not in shown
     assert "[red]x" in shown
+
+
+def test_show_export_and_add_a_folder(warm, tmp_path, capsys):
+    hostile = "evil\x1b[2J/../x"
+    new = sketch(tmp_path / "new.sketch", 2.0, 9)
+    assert invoke(["registry", "add", warm, hostile, new]) == 0
+    capsys.readouterr()
+    assert invoke(["registry", "show", warm, hostile]) == 0
+    assert invoke(["registry", "list", warm]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+    assert invoke(["registry", "show", warm, "c2", "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["client"], told["n"], told["arrays"]) == ("c2", 200.0, {"w": [1]})
+    out = tmp_path / "files"
+    assert invoke(["registry", "export", warm, str(out)]) == 0
+    assert "5 clients written" in capsys.readouterr().out
+    assert len(list(out.glob("*.sketch"))) == 5
+    (out / "c1.sketch").write_bytes(b"damaged")
+    again = str(tmp_path / "again")
+    assert invoke(["registry", "add", again, str(out)]) == 1
+    told = capsys.readouterr()
+    assert "4 clients added, 1 skipped" in told.out
+    assert "skipped 'c1.sketch'" in told.err
+    assert invoke(["registry", "list", again, "--format", "json"]) == 0
+    entries = json.loads(capsys.readouterr().out)["entries"]
+    assert [e["client"] for e in entries] == ["c0", "c2", "c3", hostile]
+    assert entries[1]["metadata"] == {"i": 2}
+    (out / "clients.json").unlink()
+    (out / "c1.sketch").unlink()
+    assert invoke(["registry", "add", str(tmp_path / "third"), str(out)]) == 0
+    assert "4 clients added" in capsys.readouterr().out
+
+
+def test_a_damaged_index_is_rebuilt_by_index(warm, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("fedcohort.personalize.search.EXACT", 2)
+    monkeypatch.setattr("fedcohort.personalize.search.Search.__init__.__defaults__", (2,))
+    assert invoke(["registry", "index", warm]) == 0
+    folder = next(p for p in (tmp_path / "warm" / "index").iterdir() if p.is_dir())
+    (folder / "numbers.npy").write_bytes(b"damaged")
+    capsys.readouterr()
+    assert invoke(["registry", "check", warm]) == 1
+    assert "index:" in capsys.readouterr().out
+    new = sketch(tmp_path / "new.sketch", 2.0, 9)
+    with pytest.warns(RuntimeWarning, match="all clients are compared"):
+        assert invoke(["nearest", new, "--registry", warm]) == 0
+    assert invoke(["registry", "index", warm]) == 0
+    assert invoke(["registry", "check", warm]) == 0

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from fedcohort.exceptions import ConfigError
 from fedcohort.personalize import Record, Search
 from fedcohort.personalize.limits import (
-    NEVER,
+    NO_LIMIT,
     Limit,
     calibrated,
     distance_limit,
     gains_limit,
-    keep,
-    kept,
     leave_one_out,
     spread_limit,
+    store_limit,
+    stored_limit,
 )
 
 
@@ -31,7 +31,7 @@ def test_the_spread_limit_is_the_quantile_or_a_standard_error():
 
 def test_limits_that_a_person_sets_know_no_tolerance():
     assert distance_limit(3.0).squared_for(1e6) == 9.0
-    assert NEVER.squared_for(1.0) == inf
+    assert NO_LIMIT.squared_for(1.0) == inf
     for bad in (-1.0, float("nan")):
         with pytest.raises(ConfigError, match="max_distance"):
             distance_limit(bad)
@@ -79,17 +79,17 @@ def test_calibration_by_gains_separates_near_from_far(registry, make):
     limit = calibrated(search, {"a": 0.2, "b": 0.1, "c": -0.3, "d": -0.2})
     assert nearest["b"].squared < limit.squared < nearest["c"].squared
     assert limit.errors == 0
-    with pytest.raises(ConfigError, match="none of the gains"):
+    with pytest.raises(ConfigError, match="no gain belongs"):
         calibrated(search, {"nobody": 1.0})
 
 
 def test_limits_are_stored(registry, make):
-    assert kept(registry) is None
-    for limit in (Limit(2.5, 0.5), Limit(-inf), NEVER):
-        keep(registry, limit)
-        assert kept(registry) == limit
+    assert stored_limit(registry) is None
+    for limit in (Limit(2.5, 0.5), Limit(-inf), NO_LIMIT):
+        store_limit(registry, limit)
+        assert stored_limit(registry) == limit
 
 
 def test_one_client_gives_no_limit(registry, make):
     registry.add("ann", make(0.0), reference="x")
-    assert calibrated(Search(registry)) == NEVER
+    assert calibrated(Search(registry)) == NO_LIMIT

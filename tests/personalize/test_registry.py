@@ -1,15 +1,24 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import threading
+import warnings
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedcohort.exceptions import ConfigError, DataError, UnknownClient, UnlikeSketches
-from fedcohort.personalize import Record, Registry, check
+from fedcohort.exceptions import (
+    ConfigError,
+    DataError,
+    FedcohortError,
+    UnknownClient,
+    UnlikeSketches,
+)
+from fedcohort.personalize import ColdStart, Record, Registry, check
 from fedcohort.sketch.race import RaceSketch
 
 MODEL = {"layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(2)}
@@ -42,7 +51,7 @@ def test_another_process_reads_the_same(registry, make):
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(client=st.text())
+@given(client=st.text(min_size=1))
 def test_any_text_is_an_id_and_none_becomes_a_path(registry, make, client):
     before = {p for p in registry.path.parent.rglob("*") if "models" not in p.parts}
     registry.add(client, make(0.0), MODEL, replace=True)
@@ -55,7 +64,7 @@ def test_any_text_is_an_id_and_none_becomes_a_path(registry, make, client):
 
 
 @pytest.mark.parametrize(
-    "client", ["../../etc/passwd", "/abs", "a\x00b", "'; DROP TABLE clients; --", "", "\U0001f600"]
+    "client", ["../../etc/passwd", "/abs", "a\x00b", "'; DROP TABLE clients; --", " ", "\U0001f600"]
 )
 def test_hostile_ids(registry, make, client):
     registry.add(client, make(0.0), MODEL)
@@ -67,9 +76,12 @@ def test_hostile_ids(registry, make, client):
 
 
 def test_ids_that_are_no_text_are_refused(registry, make):
-    for client in (7, None, "lone \ud800"):
+    for client in (7, None, b"ann", "", "lone \ud800"):
         with pytest.raises(ConfigError, match="client id"):
             registry.add(client, make(0.0), MODEL)
+        with pytest.raises(ConfigError, match="client id"):
+            registry.get(client)
+        assert client not in registry
     assert len(registry) == 0
 
 
@@ -112,10 +124,99 @@ def test_references_are_kept_and_never_opened(registry, make, tmp_path):
     assert check(registry) == []
 
 
-def test_model_or_reference_not_both_not_neither(registry, make):
-    for model, reference in ((None, None), (MODEL, "x")):
-        with pytest.raises(ConfigError, match="a model or a reference"):
-            registry.add("ann", make(0.0), model, reference=reference)
+def test_model_or_reference_not_both(registry, make):
+    with pytest.raises(ConfigError, match="a model or a reference, not both"):
+        registry.add("ann", make(0.0), MODEL, reference="x")
+
+
+def test_another_architecture_is_refused(registry, make, tmp_path):
+    from safetensors.numpy import save_file
+
+    registry.add("ann", make(0.0), MODEL)
+    registry.add("bob", make(0.0), {k: np.asarray(v) + 1 for k, v in MODEL.items()})
+    before = sorted(registry.models.folder.rglob("*"))
+    for model, problem in (
+        ({"bias": np.ones(2)}, "array 'layer.weight' is missing"),
+        ({**MODEL, "more": np.ones(1)}, "array 'more' is new"),
+        ({**MODEL, "bias": np.ones(3)}, r"array 'bias' has shape \[3\], not \[2\]"),
+    ):
+        path = tmp_path / "other.safetensors"
+        save_file(model, path)
+        for form in (model, path):
+            with pytest.raises(ConfigError, match=f"'new': another architecture.*{problem}"):
+                registry.add("new", make(1.0), form)
+            with pytest.raises(ConfigError, match="global model: another architecture"):
+                registry.set_global(form)
+    assert sorted(registry.models.folder.rglob("*")) == before
+    registry.remove("ann")
+    registry.remove("bob")
+    registry.add("new", make(1.0), {"w": np.zeros(1)})  # no model is stored: any will do
+
+
+def test_damaged_rows_are_named_and_never_another_error(registry, make):
+    registry.add("ann", make(0.0), MODEL)
+    registry.add("bob", make(1.0), MODEL)
+    values = [b"\xff\xfe", "not JSON", "[" * 100_000, 7, -1e999, 2**62, "\x00", "[]", "NaN"]
+    for column in ("id", "n", "epsilon", "model", "reference", "metadata", "registered"):
+        for value in values:
+            with registry.db.writing() as db:
+                saved = db.execute("SELECT * FROM clients WHERE number = 1").fetchone()
+                with contextlib.suppress(sqlite3.IntegrityError):
+                    db.execute(f"UPDATE clients SET {column} = ? WHERE number = 1", (value,))
+            for act in (
+                lambda: list(registry.entries()),
+                lambda: registry.model("ann"),
+                lambda: registry.sketch("ann"),
+                lambda: ColdStart(registry).advise(make(0.0, 3)),
+            ):
+                with contextlib.suppress(FedcohortError), warnings.catch_warnings():
+                    warnings.simplefilter("ignore", RuntimeWarning)
+                    act()
+            check(registry)
+            with registry.db.writing() as db:
+                db.execute(
+                    f"UPDATE clients SET {column} = ? WHERE number = 1", (saved[COLUMN[column]],)
+                )
+    for name in ("spec", "global", "limit", "index", "architecture"):
+        for value in values:
+            with registry.db.writing() as db:
+                saved = db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+                db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+            for act in (
+                lambda: registry.add("new", make(0.0), MODEL),
+                lambda: registry.global_model(),
+                lambda: ColdStart(registry).advise(make(0.0, 3)),
+            ):
+                with contextlib.suppress(FedcohortError), warnings.catch_warnings():
+                    warnings.simplefilter("ignore", RuntimeWarning)
+                    act()
+            check(registry)
+            with registry.db.writing() as db:
+                db.execute("DELETE FROM facts WHERE name = ?", (name,))
+                if saved:
+                    db.execute("INSERT INTO facts VALUES (?, ?)", (name, saved[0]))
+                db.execute("DELETE FROM clients WHERE id = 'new'")
+    assert registry.sketch("ann") == make(0.0)
+
+
+COLUMN = {
+    name: i
+    for i, name in enumerate(
+        ("number", "id", "n", "epsilon", "model", "reference", "metadata", "registered")
+    )
+}
+
+
+def test_a_database_with_other_tables_is_refused(registry, make):
+    """A view in the place of a table could run for ever."""
+    registry.add("ann", make(0.0), MODEL)
+    with registry.db.writing() as db:
+        db.execute(
+            "CREATE VIEW more AS WITH RECURSIVE t(x) AS (VALUES(1) UNION ALL SELECT 1 FROM t) "
+            "SELECT x FROM t"
+        )
+    with pytest.raises(DataError, match="other tables"):
+        Registry(registry.path)
 
 
 def test_known_clients_are_replaced_only_when_asked(registry, make):
@@ -164,7 +265,7 @@ def test_safetensors_files_are_copied_and_others_refused(registry, make, tmp_pat
     path.unlink()
     np.testing.assert_array_equal(registry.model("ann")["bias"], np.ones(2))
     path.write_bytes(b"\x80\x04pickle")
-    with pytest.raises(DataError, match="no safetensors file"):
+    with pytest.raises(DataError, match="not a safetensors file"):
         registry.add("bob", make(1.0), path)
     with pytest.raises(DataError, match="no model file"):
         registry.add("bob", make(1.0), tmp_path / "missing")
@@ -200,7 +301,7 @@ def test_arrays_keep_their_order_and_shape(registry, make):
 
 def test_metadata_must_be_json(registry, make):
     for metadata in ({"x": object()}, {"x": float("nan")}):
-        with pytest.raises(ConfigError, match="metadata of client 'ann' is no JSON"):
+        with pytest.raises(ConfigError, match="metadata of client 'ann' cannot be written as JSON"):
             registry.add("ann", make(0.0), MODEL, metadata=metadata)
     assert len(registry) == 0
 
@@ -209,7 +310,7 @@ def test_many_clients_are_added_all_or_none(registry, make):
     good = [Record(f"c{i}", make(i / 10, i), {"w": np.array([float(i)])}) for i in range(20)]
     assert registry.add_many(good) == 20
     assert [e.client for e in registry.entries()] == [f"c{i}" for i in range(20)]
-    bad = [Record("new", make(0.5), MODEL), Record("c3", make(0.5), MODEL)]
+    bad = [Record("new", make(0.5), {"w": np.ones(1) / 2}), Record("c3", make(0.5))]
     with pytest.raises(ConfigError, match="'c3' is registered already"):
         registry.add_many(bad)
     assert len(registry) == 20
@@ -223,7 +324,7 @@ def test_unknown_clients(registry):
 
 
 def test_folders_that_are_no_registry(tmp_path, registry):
-    with pytest.raises(DataError, match="no registry"):
+    with pytest.raises(DataError, match="not a registry"):
         Registry(tmp_path / "missing")
     with pytest.raises(ConfigError, match="not an empty folder"):
         Registry.create(registry.path)

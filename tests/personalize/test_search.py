@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 
 import numpy as np
 import pytest
 
-from fedcohort.exceptions import ConfigError, DataError, NoClients, UnlikeSketches
-from fedcohort.personalize import Record, Registry, Search
-from fedcohort.personalize.index import CAUTION, Compressor, Index, PileWriter, Scan, vector
+from fedcohort.exceptions import ConfigError, NoClients, UnlikeSketches
+from fedcohort.personalize import ColdStart, Record, Registry, Search, check
+from fedcohort.personalize.index import (
+    ENERGY_SHARE,
+    Compressor,
+    Scan,
+    SketchTableWriter,
+    query_vector,
+)
 from fedcohort.sketch.distances import Stack
 from fedcohort.sketch.errors import distance_with_error
 from fedcohort.sketch.race import RaceSketch, distance
@@ -37,7 +44,7 @@ def ranked_by_hand(query, sketches):
     score = {}
     for client, other in sketches.items():
         square = distance(query, other, "mmd") * query.rows
-        score[client] = square + CAUTION * float(Stack([other]).energy()[0])
+        score[client] = square + ENERGY_SHARE * float(Stack([other]).energy()[0])
     return sorted(score, key=score.get)
 
 
@@ -119,7 +126,7 @@ def test_counts_beyond_16_bits(registry, make):
     registry.add("small", make(0.0, 1), reference="x")
     registry.add("big", big, reference="x")
     search = Search(registry)
-    assert search.rest.counts.dtype == np.int32
+    assert search.recent.counts.dtype == np.int32
     assert search.nearest(big, without=None)[0].client == "big"
     registry.add("later", make(0.0, 2), reference="x")
     assert {f.client for f in search.nearest(big, k=3)} == {"small", "big", "later"}
@@ -129,25 +136,25 @@ def test_points_rank_as_sketches_do(make):
     """Where nothing is compressed, squared distances of points are the ranking plus a constant."""
     empty = RaceSketch.srp(dim=2, rows=10, bits=3)
     sketches = [make(i / 3, i, 20 + 30 * i, empty=empty) for i in range(12)]
-    writer = PileWriter(12, sketches[0])
+    writer = SketchTableWriter(12, sketches[0])
     writer.add(enumerate(sketches))
-    pile = writer.done()
-    compressor = Compressor(pile.cells, ceiling=float(pile.energy.max()))
-    points = compressor.points(pile.vectors(slice(None)), pile.energy)
-    query = vector(make(1.0, 50, empty=empty))
+    table = writer.done()
+    compressor = Compressor(table.cells, ceiling=float(table.energy.max()))
+    points = compressor.points(table.vectors(slice(None)), table.energy)
+    query = query_vector(make(1.0, 50, empty=empty))
     squares = ((points - compressor.points(query[None])) ** 2).sum(axis=1)
-    expected = pile.scores(query) + (1 - CAUTION) * pile.energy.max()
+    expected = table.scores(query) + (1 - ENERGY_SHARE) * table.energy.max()
     np.testing.assert_allclose(squares, expected, atol=1e-5)
 
 
 def test_compression_keeps_distances(make):
     """CountSketch to 256: squared distances within 5 standard deviations, sqrt(2/256) each."""
     sketches = [make(i / 3, i, 300, empty=WIDE) for i in range(12)]
-    writer = PileWriter(12, sketches[0])
+    writer = SketchTableWriter(12, sketches[0])
     writer.add(enumerate(sketches))
-    pile = writer.done()
-    vectors = pile.vectors(slice(None)).astype(float)
-    points = Compressor(pile.cells, 1.0).points(vectors)
+    table = writer.done()
+    vectors = table.vectors(slice(None)).astype(float)
+    points = Compressor(table.cells, 1.0).points(vectors)
     assert points.shape == (12, 257)
     gaps = ((vectors[:, None] - vectors) ** 2).sum(axis=2)
     short = ((points[:, None] - points) ** 2).sum(axis=2)
@@ -163,7 +170,7 @@ def test_an_index_finds_what_exact_search_finds(registry, make, engine, monkeypa
     """
     monkeypatch.setattr("fedcohort.personalize.index.CANDIDATES", 80)
     if engine == "scan":
-        monkeypatch.setattr("fedcohort.personalize.index.InvertedFile.build", _no_faiss)
+        monkeypatch.setattr("fedcohort.personalize.index.InvertedFile.cluster", _no_faiss)
     sketches = fill(registry, make, 400, empty=WIDE)
     exact, many = Search(registry), Search(registry, exact=100)
     assert exact.index is None
@@ -173,24 +180,24 @@ def test_an_index_finds_what_exact_search_finds(registry, make, engine, monkeypa
         query = make(seed, 5000 + seed, 200, empty=WIDE)
         agree += exact.nearest(query) == many.nearest(query)
     assert agree >= 28
-    assert len(sketches) == len(many.index.pile)
+    assert len(sketches) == len(many.index.table)
 
 
-def _no_faiss(pile, compressor, seed=0):
+def _no_faiss(points, seed=0):
     raise ImportError("as if faiss were not installed")
 
 
 @pytest.mark.parametrize("engine", ["scan", pytest.param("faiss", marks=needs_faiss)])
 def test_an_index_is_kept_and_followed_by_changes(registry, make, engine, monkeypatch):
     if engine == "scan":
-        monkeypatch.setattr("fedcohort.personalize.index.InvertedFile.build", _no_faiss)
+        monkeypatch.setattr("fedcohort.personalize.index.InvertedFile.cluster", _no_faiss)
     fill(registry, make, 150, empty=WIDE)
     built = Search(registry, exact=100)
     query = make(2.0, 7777, 300, empty=WIDE)
     before = built.nearest(query, k=5)
     with Registry(registry.path) as other:
         opened = Search(other, exact=100)
-        assert opened.index.pile.counts.shape == (150, 80, 16)
+        assert opened.index.table.counts.shape == (150, 80, 16)
         assert opened.nearest(query, k=5) == before
         registry.add("twin", make(2.0, 7778, 300, empty=WIDE), reference="twin")
         assert "twin" in {f.client for f in opened.nearest(query, k=5)}
@@ -204,28 +211,128 @@ def test_an_index_is_kept_and_followed_by_changes(registry, make, engine, monkey
             if f"c{i}" in registry and i != 70:
                 registry.remove(f"c{i}")
         assert {f.client for f in opened.nearest(query, k=5)} == {"c70", "twin"}
-    folders = list((registry.path / "index").iterdir())
+    folders = indexes(registry)
     assert len(folders) == 1
     Search(registry, exact=0).build()
-    assert len(list((registry.path / "index").iterdir())) == 1
-    assert list((registry.path / "index").iterdir()) != folders
+    assert len(indexes(registry)) == 1
+    assert indexes(registry) != folders
 
 
-def test_a_deleted_index_is_built_anew_and_a_damaged_one_refused(registry, make, monkeypatch):
+def indexes(registry):
+    return [path for path in (registry.path / "index").iterdir() if path.is_dir()]
+
+
+def damage(path, rng):
+    """Change, cut or lengthen a file."""
+    content = bytearray(path.read_bytes())
+    match rng.integers(4):
+        case 0:
+            content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+        case 1:
+            del content[rng.integers(len(content)) :]
+        case 2:
+            content += b"more"
+        case 3:
+            at = rng.integers(len(content))
+            content[at : at + 8] = rng.bytes(8)
+    if bytes(content) == path.read_bytes():
+        content += b"more"
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("engine", ["scan", pytest.param("faiss", marks=needs_faiss)])
+def test_a_damaged_index_is_found_and_searched_around_and_built_again(
+    registry, make, engine, monkeypatch
+):
+    """`check` finds every damage; a search answers with or without the index, never crashes."""
+    if engine == "scan":
+        monkeypatch.setattr("fedcohort.personalize.index.InvertedFile.cluster", _no_faiss)
+    sketches = fill(registry, make, 120, empty=WIDE)
+    search = Search(registry, exact=100)
+    query = make(2.0, 7777, 300, empty=WIDE)
+    expected = ranked_by_hand(query, sketches)[0]
+    rng = np.random.default_rng(0)
+    names = sorted(path.name for path in indexes(registry)[0].iterdir())
+    assert len(names) == {"scan": 6, "faiss": 8}[engine]
+    used = 0
+    for name in [name for name in names for _ in range(6)]:
+        damage(indexes(registry)[0] / name, rng)
+        assert [p.kind for p in check(registry)] == ["index"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            found = Search(registry, exact=100)
+        used += found.index is not None
+        if found.index is None:
+            assert found.nearest(query)[0].client == expected
+        else:  # damaged numbers may hide a client, but those returned are compared exactly
+            assert found.nearest(query)[0].squared >= search.nearest(query)[0].squared
+        search.rebuild()
+        assert check(registry) == []
+        assert search.nearest(query)[0].client == expected
+    assert used < len(names) * 6 / 2
+
+
+def test_a_damaged_index_is_warned_about(registry, make):
+    fill(registry, make, 120, empty=WIDE)
+    Search(registry, exact=100)
+    (indexes(registry)[0] / "index.json").write_text("{}")
+    with pytest.warns(RuntimeWarning, match=r"damaged.*`fedcohort registry index`.*are compared"):
+        search = Search(registry, exact=100)
+    assert search.index is None
+    search.rebuild()
+    assert search.index is not None
+
+
+def test_a_deleted_index_is_built_again_and_other_names_lead_nowhere(registry, make):
     import shutil
 
-    monkeypatch.setattr("fedcohort.personalize.index.InvertedFile.build", _no_faiss)
     fill(registry, make, 120, empty=WIDE)
     Search(registry, exact=100)
     shutil.rmtree(registry.path / "index")
     assert Search(registry, exact=100).index is not None
-    folder = next((registry.path / "index").iterdir())
-    (folder / "points.npy").write_bytes(b"nothing")
-    with pytest.raises(DataError, match="build it anew"):
-        Search(registry, exact=100)
-    (folder / "index.json").write_text("{}")
-    with pytest.raises(DataError, match="build it anew"):
-        Index.load(folder)
-    registry.set_fact("index", "../../elsewhere")
-    with pytest.raises(DataError, match="no name of an index"):
-        Search(registry)
+    for name in ("../../elsewhere", 7, ["x"]):
+        registry.set_fact("index", name)
+        assert [p.kind for p in check(registry)] == ["index"]
+        with pytest.warns(RuntimeWarning, match="not the name of an index"):
+            assert Search(registry, exact=100).index is None
+
+
+def test_few_clients_need_no_index(registry, make):
+    fill(registry, make, 20)
+    search = Search(registry, exact=10)
+    assert search.index is not None
+    Search(registry).rebuild()
+    assert registry.fact("index") is None
+    assert not (registry.path / "index").exists()
+
+
+def test_a_damaged_sketch_is_skipped_and_named(registry, make):
+    sketches = fill(registry, make, 10)
+    query = make(1.0, 99)
+    best, second = ranked_by_hand(query, sketches)[:2]
+    with registry.db.writing() as db:
+        number = db.execute("SELECT number FROM clients WHERE id = ?", (best,)).fetchone()
+        db.execute("UPDATE sketches SET content = ? WHERE number = ?", (b"nothing", *number))
+    with pytest.warns(RuntimeWarning, match=f"client '{best}' is skipped"):
+        search = Search(registry)
+    assert search.skipped.keys() == {best}
+    assert search.nearest(query)[0].client == second
+    assert {f.client for f in search.nearest(query, k=10)} == sketches.keys() - {best}
+    registry.add(best, sketches[best], reference="x", replace=True)
+    assert Search(registry).nearest(query)[0].client == best
+
+
+def test_clients_without_models_are_found_but_not_advised(registry, make):
+    for i in range(5):
+        registry.add(f"bare {i}", make(1.0, i))
+    registry.add("with", make(1.2, 9), {"w": np.ones(2)})
+    assert registry.get("bare 0").model is None
+    with pytest.raises(ConfigError, match="'bare 0' was registered without a model"):
+        registry.model("bare 0")
+    start = ColdStart(registry, max_distance=None)
+    assert len(start.nearest(make(1.0, 20), k=6)) == 6
+    for strategy in ("nearest", "k-nearest", "match", "cluster"):
+        assert start.advise(make(1.0, 20), strategy).weights == {"with": 1.0}
+    registry.remove("with")
+    with pytest.raises(NoClients, match="no client with a model"):
+        start.advise(make(1.0, 20))

@@ -38,33 +38,35 @@ def command(
             help="The nearest client's model; the k nearest averaged by distance; averaged so "
             "that their sketches match the newcomer's; or the nearest group's."
         ),
-    ] = Strategy.nearest,
+    ] = Strategy.match,
     max_distance: Annotated[
-        str, typer.Option(help="Beyond it nobody is near: a number, 'auto' or 'none'.")
+        str, typer.Option(help="Beyond it no client is near enough: a number, 'auto' or 'none'.")
     ] = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Write the advised model there.", show_default=False)
     ] = None,
     format: FormatOption = Format.table,
 ) -> None:
-    """Say from which model a client with unlabeled data should start.
+    """Print from which model a client with unlabeled data should start.
 
     Example: `fedcohort nearest new.sketch --registry warm/ --k 5 --format json`
     """
     from fedcohort.atomic import write_atomically
     from fedcohort.files.sketching import load_sketch
     from fedcohort.personalize import ColdStart, Registry
-    from fedcohort.personalize.records import pack
+    from fedcohort.personalize.models import pack
     from fedcohort.personalize.search import EXACT
 
     with Registry(registry) as known:
-        if known.fact("index") is None and len(known) > EXACT:
-            typer.echo("building the index; once, this takes a while", err=True)
+        if known.fact("index") is None and len(known) > EXACT and not known.db.read_only:
+            typer.echo("building the index once; this takes a while", err=True)
         start = ColdStart(known, max_distance=_limit(max_distance))
         advice = start.advise(load_sketch(sketch), strategy.value, k)
         if out is not None:
             write_atomically(out, pack(start.model(advice)))
         _show_advice(known, advice, format)
+    if out is not None and format is not Format.json:
+        typer.echo(f"wrote {out}")
 
 
 def _show_advice(registry: Registry, advice: Advice, format: Format) -> None:
@@ -87,7 +89,9 @@ def _show_advice(registry: Registry, advice: Advice, format: Format) -> None:
         table.add_row(printable(near.client), f"{near.distance:.4f}", share, where(entry))
     show(table)
     far = f"distance {advice.distance:.4g}, limit {advice.max_distance:.4g}"
-    typer.echo(f"near: {far}" if advice.near else f"nobody is near: {far}; use the global model")
+    typer.echo(
+        f"near: {far}" if advice.near else f"no client is close enough: {far}; use the global model"
+    )
 
 
 def _limit(text: str) -> float | Literal["auto"] | None:
@@ -98,4 +102,4 @@ def _limit(text: str) -> float | Literal["auto"] | None:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"--max-distance {text!r} is no number, 'auto' or 'none'") from None
+        raise ConfigError(f"--max-distance {text!r} is not a number, 'auto' or 'none'") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ from fedcohort.cli.common import Format, FormatOption, show, show_json
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from fedcohort.personalize import Entry
+    from fedcohort.personalize import Entry, Registry
 
 app = typer.Typer(
     help="Warm clients: their sketches and personal models, in a folder.", no_args_is_help=True
@@ -38,25 +39,91 @@ def _group() -> None:
 @app.command("add")
 def add(
     folder: Folder,
-    client: Client,
-    sketch: Annotated[Path, typer.Argument(help="The client's sketch file.", show_default=False)],
+    client: Annotated[
+        str,
+        typer.Argument(help="The client's id, or a folder of sketch files.", show_default=False),
+    ],
+    sketch: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The client's sketch file; leave it out to add a folder.", show_default=False
+        ),
+    ] = None,
     model: ModelOption = None,
     reference: ReferenceOption = None,
     metadata: Annotated[str, typer.Option(help="A JSON object.")] = "{}",
     replace: Annotated[bool, typer.Option("--replace", help="Replace a known client.")] = False,
     format: FormatOption = Format.table,
 ) -> None:
-    """Register a client; the folder is made if it is not there.
+    """Register a client, or a folder of clients; the registry is made if it does not exist.
 
-    Example: `fedcohort registry add warm/ ann ann.sketch --model ann.safetensors`
+    Without a model, a client is found by searches but never advised. In a folder, the model of
+    NAME.sketch is NAME.safetensors.
+
+    Examples: `fedcohort registry add warm/ ann ann.sketch --model ann.safetensors`,
+    `fedcohort registry add warm/ clients/`
     """
     from fedcohort.files.sketching import load_sketch
     from fedcohort.personalize import Registry
 
-    loaded, known = load_sketch(sketch), _object(metadata)
+    loaded, known = None if sketch is None else load_sketch(sketch), _object(metadata)
     with Registry(folder) if folder.exists() else Registry.create(folder) as registry:
+        if loaded is None:
+            _add_folder(registry, Path(client), replace, format)
+            return
         registry.add(client, loaded, model, reference=reference, metadata=known, replace=replace)
         _say(format, {"client": client, "clients": len(registry)}, f"{len(registry)} clients")
+
+
+def _add_folder(registry: Registry, source: Path, replace: bool, format: Format) -> None:
+    from fedcohort.personalize.transfer import add_folder
+
+    count, skipped = add_folder(registry, source, replace=replace)
+    for name, reason in skipped.items():
+        typer.echo(f"skipped {name!r}: {plain(reason)}", err=True)
+    result = {"added": count, "skipped": skipped, "clients": len(registry)}
+    _say(format, result, f"{count} clients added, {len(skipped)} skipped; {len(registry)} in all")
+    if skipped:
+        raise typer.Exit(1)
+
+
+@app.command("show")
+def show_client(folder: Folder, client: Client, format: FormatOption = Format.table) -> None:
+    """Show all that is known about a client.
+
+    Example: `fedcohort registry show warm/ ann`
+    """
+    from fedcohort.personalize import Registry
+    from fedcohort.personalize.models import shapes_of
+
+    with Registry(folder) as registry:
+        entry, sketch = registry.get(client), registry.sketch(client)
+        path = None if entry.model is None else registry.models.path(entry.model)
+        arrays = None if path is None else shapes_of(path)
+    known = {**asdict(entry), "sketch": sketch.spec, "arrays": arrays}
+    if format is Format.json:
+        show_json(known)
+        return
+    for name, value in known.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        typer.echo(f"{name:<12}{plain(text)}")
+
+
+@app.command("export")
+def export(
+    folder: Folder,
+    out: Annotated[Path, typer.Argument(help="A new or empty folder.", show_default=False)],
+    format: FormatOption = Format.table,
+) -> None:
+    """Write all clients' sketches and models as files, with a list of them.
+
+    Example: `fedcohort registry export warm/ clients/`
+    """
+    from fedcohort.personalize import Registry, transfer
+
+    with Registry(folder) as registry:
+        count = transfer.export(registry, out)
+    _say(format, {"clients": count, "folder": str(out)}, f"{count} clients written to {out}")
 
 
 @app.command("global")
@@ -66,7 +133,7 @@ def global_(
     reference: ReferenceOption = None,
     format: FormatOption = Format.table,
 ) -> None:
-    """Keep the global model, for newcomers to whom nobody is near.
+    """Keep the global model, for newcomers that are far from every client.
 
     Example: `fedcohort registry global warm/ --model global.safetensors`
     """
@@ -81,7 +148,7 @@ def global_(
 def list_(
     folder: Folder,
     limit: Annotated[
-        int | None, typer.Option(help="Show so many.", min=1, show_default=False)
+        int | None, typer.Option(help="Show at most this many.", min=1, show_default=False)
     ] = None,
     format: FormatOption = Format.table,
 ) -> None:
@@ -113,7 +180,7 @@ def list_(
 def check(
     folder: Folder,
     remove_orphans: Annotated[
-        bool, typer.Option("--remove-orphans", help="Delete model files that nobody has.")
+        bool, typer.Option("--remove-orphans", help="Delete model files that no client has.")
     ] = False,
     format: FormatOption = Format.table,
 ) -> None:
@@ -132,9 +199,9 @@ def check(
         )
     else:
         for path in removed:
-            typer.echo(f"removed {path}")
+            typer.echo(f"removed {plain(str(path))}")
         for problem in problems:
-            typer.echo(f"{problem.kind}: {problem.subject!r}: {problem.detail}")
+            typer.echo(f"{problem.kind}: {problem.subject!r}: {plain(problem.detail)}")
         typer.echo(f"{count:,} clients, {len(problems)} problems")
     if problems:
         raise typer.Exit(1)
@@ -142,7 +209,7 @@ def check(
 
 @app.command("remove")
 def remove(folder: Folder, client: Client, format: FormatOption = Format.table) -> None:
-    """Forget a client, and its model if nobody else has the same.
+    """Remove a client, and its model unless another client has the same.
 
     Example: `fedcohort registry remove warm/ ann`
     """
@@ -155,19 +222,19 @@ def remove(folder: Folder, client: Client, format: FormatOption = Format.table) 
 
 @app.command("index")
 def index(folder: Folder, format: FormatOption = Format.table) -> None:
-    """Prepare for many questions: index more than 10,000 clients, store the distance limit.
+    """Build the index (for more than 10,000 clients) and store the distance limit.
 
     Example: `fedcohort registry index warm/`
     """
     from fedcohort.personalize import Registry, Search, limits
-    from fedcohort.personalize.search import EXACT
 
     with Registry(folder) as registry:
-        search = Search(registry)
-        if len(registry) > EXACT:
-            search.build()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # the index is rebuilt below
+            search = Search(registry)
+        search.rebuild()
         limit = limits.calibrated(search)
-        limits.keep(registry, limit)
+        limits.store_limit(registry, limit)
         distance = max(limit.squared, 0.0) ** 0.5
         what = {"clients": len(registry), "max_distance": distance}
         _say(format, what, f"{len(registry):,} clients; near is up to a distance of {distance:.4g}")
@@ -177,9 +244,9 @@ def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"--metadata {text!r} is no JSON: {error}") from None
+        raise ConfigError(f"--metadata {text!r} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"--metadata {text!r} is no JSON object")
+        raise ConfigError(f"--metadata {text!r} is not a JSON object")
     return value
 
 
@@ -192,7 +259,14 @@ def _say(format: Format, value: Any, sentence: str) -> None:
 
 def where(entry: Entry) -> str:
     """Return the hash of a stored model, shortened, or the reference to one elsewhere."""
-    return entry.model[:12] if entry.model is not None else printable(str(entry.reference))
+    if entry.model is not None:
+        return printable(entry.model[:12])
+    return printable(entry.reference or "")
+
+
+def plain(text: str) -> str:
+    """Return text without control characters, which could command a terminal."""
+    return text if text.isprintable() else repr(text)
 
 
 def printable(text: str) -> str:
@@ -205,4 +279,4 @@ def printable(text: str) -> str:
     """
     from rich.markup import escape
 
-    return escape(text if text.isprintable() else repr(text))
+    return escape(plain(text))

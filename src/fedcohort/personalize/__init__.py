@@ -1,4 +1,4 @@
-"""Models for newcomers: a registry of warm clients, and who among them is near.
+"""Models for newcomers: a registry of warm clients, and a search for the nearest of them.
 
 `finetune` needs PyTorch and is imported by its own name.
 """
@@ -6,8 +6,7 @@
 from fedcohort.personalize.cold_start import Advice, ColdStart
 from fedcohort.personalize.integrity import Problem, check, remove_orphans
 from fedcohort.personalize.limits import Limit
-from fedcohort.personalize.records import Entry, Record
-from fedcohort.personalize.registry import Registry
+from fedcohort.personalize.registry import Entry, Record, Registry
 from fedcohort.personalize.search import Neighbor, Search
 
 __all__ = [

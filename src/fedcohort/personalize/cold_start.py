@@ -1,20 +1,19 @@
-"""Averages of models.
+"""A newcomer with unlabeled data: which model it should start from, or "no client is near enough".
 
-How much of each neighbor's model a newcomer gets.
-
-Groups of warm clients that their sketches cannot tell apart.
-
-A newcomer with unlabeled data: which model to start from, or "none is near".
+Four strategies: the model of the nearest client; the k nearest clients' models averaged by
+distance; averaged by the weights with which their sketches add up to the newcomer's (`matching`,
+the default: it was best wherever it was measured, see docs/personalize.md); or the average model of
+the nearest cluster of clients, which are clients that their sketches cannot tell apart.
 
 References
 ----------
 Liu, Xu, Coleman, Shrivastava: One-Pass Distribution Sketch for Measuring Data Heterogeneity in
-Federated Learning (paper 0), algorithm 2. The mixtures, the clusters and the limit are ours.
+Federated Learning (paper 0), algorithm 2. The averages, the clusters and the limit are ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -23,9 +22,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedcohort.exceptions import ConfigError, DataError, NoClients
+from fedcohort.exceptions import ConfigError, NoClients
 from fedcohort.personalize import limits
 from fedcohort.personalize.limits import Limit
+from fedcohort.personalize.models import average
 from fedcohort.personalize.registry import Registry
 from fedcohort.personalize.search import Neighbor, Search
 from fedcohort.registry import unknown
@@ -34,57 +34,22 @@ from fedcohort.sketch.distances import Stack, distance_matrix, distances_to, gra
 from fedcohort.sketch.errors import distance_with_error
 from fedcohort.sketch.race import RaceSketch
 
-Arrays = Mapping[str, NDArray[Any]]
-
-
-def average(models: Mapping[ClientId, tuple[float, Arrays]]) -> dict[str, NDArray[Any]]:
-    """Average models of one architecture, array by array.
-
-    Parameters
-    ----------
-    models : mapping of client to (weight, named arrays)
-        Weights sum to one. Whole numbers, such as counters, are taken from the heaviest model.
-
-    Examples
-    --------
-    >>> ann, bob = {"w": np.array([0.0, 4.0])}, {"w": np.array([4.0, 0.0])}
-    >>> average({"ann": (0.75, ann), "bob": (0.25, bob)})
-    {'w': array([1., 3.])}
-    """
-    if not models:
-        raise ConfigError("average: give at least one model")
-    heaviest = max(models, key=lambda client: models[client][0])
-    out = {}
-    for name, like in models[heaviest][1].items():
-        total = np.zeros(like.shape, np.float64)
-        for client, (weight, arrays) in models.items():
-            _check(client, arrays, heaviest, models[heaviest][1], name)
-            total += weight * arrays[name].astype(np.float64)
-        out[name] = total.astype(like.dtype) if like.dtype.kind == "f" else like
-    return out
-
-
-def _check(client: ClientId, arrays: Arrays, other: ClientId, like: Arrays, name: str) -> None:
-    if arrays.keys() != like.keys():
-        odd = sorted(arrays.keys() ^ like.keys())[0]
-        raise DataError(f"clients {client!r} and {other!r}: only one of their models has {odd!r}")
-    if arrays[name].shape != like[name].shape:
-        raise DataError(
-            f"clients {client!r} and {other!r}: {name!r} has shapes {arrays[name].shape} "
-            f"and {like[name].shape}; only like models can be averaged"
-        )
-
-
 Floats = NDArray[np.float64]
-RIDGE = 0.3
-TINY = 1e-9  # least curvature, of the largest
-HEAVY = 1e4  # weight of the sum, of the largest curvature
+RIDGE = 0.3  # share of a mixture's own energy that is left in
+MIN_CURVATURE = 1e-9  # relative to the largest
+SUM_WEIGHT = 1e4  # weight of "the weights sum to one", relative to the largest curvature
+MAX_CLUSTERED = 2000  # clients; all their distances are computed
+SAMPLED_PAIRS = 200
+CUT = 0.5  # of a standard error, which is an upper bound and usually a loose one
+Strategy = Literal["nearest", "k-nearest", "match", "cluster"]
+DEFAULT_K = {"nearest": 1, "k-nearest": 5, "match": 20, "cluster": 1}
+CALIBRATED = 200  # clients that the limit is calibrated on
 
 
 def by_distance(squares: ArrayLike, errors: ArrayLike) -> Floats:
     """Weigh neighbors by 1 / (squared distance + its standard error)^2.
 
-    A twin outweighs everybody else; neighbors that cannot be told apart weigh alike.
+    A twin outweighs all others; neighbors that cannot be told apart have equal weights.
 
     Parameters
     ----------
@@ -135,10 +100,10 @@ def matching(gram: ArrayLike, squares: ArrayLike, energy: ArrayLike) -> Floats:
     own += RIDGE * np.diag(np.asarray(energy, float))
     values, axes = np.linalg.eigh(own)
     # debiasing can leave directions without curvature, or with a negative one
-    values = np.maximum(values, TINY * max(float(values[-1]), 1e-300))
+    values = np.maximum(values, MIN_CURVATURE * max(float(values[-1]), 1e-300))
     root = np.sqrt(values)[:, None] * axes.T  # root' root = own
     target = -(axes.T @ slope) / np.sqrt(values)
-    heavy = HEAVY * float(np.sqrt(values[-1]))  # the weights sum to one
+    heavy = SUM_WEIGHT * float(np.sqrt(values[-1]))  # the weights sum to one
     table = np.vstack([root, np.full(len(far), heavy)])
     weights: Floats = nnls(table, np.append(target, heavy))[0]
     weights /= weights.sum()
@@ -161,11 +126,6 @@ def mixture_square(gram: ArrayLike, squares: ArrayLike, weights: ArrayLike) -> f
     return float(share @ products @ share + share @ gaps)
 
 
-MOST = 2000  # clients; all their distances are computed
-SAMPLED_PAIRS = 200
-CUT = 0.5  # of a standard error, which is an upper bound and mostly a loose one
-
-
 def clusters(sketches: Sequence[RaceSketch], cut: float | None = None) -> NDArray[np.int64]:
     """Group clients by average linkage of their debiased squared distances.
 
@@ -173,9 +133,9 @@ def clusters(sketches: Sequence[RaceSketch], cut: float | None = None) -> NDArra
     ----------
     sketches : sequence of RaceSketch
     cut : float, optional
-        Groups are joined while their squared distance, on average, is below. By default half the
-        median standard error of such a distance: what noise and sampling explain is joined, and
-        under much noise all become one group.
+        Groups are joined while their average squared distance is below it. By default half the
+        median standard error of such a distance: groups whose difference noise and sampling
+        explain are joined, and under much noise all clients become one group.
 
     Returns
     -------
@@ -195,9 +155,9 @@ def clusters(sketches: Sequence[RaceSketch], cut: float | None = None) -> NDArra
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
 
-    if len(sketches) > MOST:
+    if len(sketches) > MAX_CLUSTERED:
         raise ConfigError(
-            f"clusters: {len(sketches)} clients are more than {MOST}; "
+            f"clusters: {len(sketches)} clients are more than {MAX_CLUSTERED}; "
             "use the strategy 'match' or 'k-nearest'"
         )
     if len(sketches) < 2:
@@ -218,11 +178,6 @@ def typical_error(sketches: Sequence[RaceSketch]) -> float:
     return float(np.median(errors)) * sketches[0].rows
 
 
-Strategy = Literal["nearest", "k-nearest", "match", "cluster"]
-TAKEN = {"nearest": 1, "k-nearest": 5, "match": 20, "cluster": 1}
-SAMPLED = 200
-
-
 @dataclass(frozen=True)
 class Advice:
     """What a newcomer should start from.
@@ -233,11 +188,12 @@ class Advice:
     neighbors : tuple of Neighbor
         The nearest clients, the nearest first.
     weights : dict
-        Whose models to average, by how much. Empty: nobody is near, take the global model.
+        Weights of the clients whose models are averaged. Empty: no client is near enough, so the
+        newcomer should start from the global model.
     distance, squared : float
         From the newcomer to that average of clients: debiased, as in `Neighbor`.
     max_distance : float
-        The limit for this newcomer; infinite if there is none, 0 if nobody could be near.
+        The limit for this newcomer; infinite if there is none, 0 if no client can be near.
     """
 
     strategy: str
@@ -249,7 +205,7 @@ class Advice:
 
     @property
     def near(self) -> bool:
-        """Whether somebody is near."""
+        """Whether a client is near enough."""
         return bool(self.weights)
 
 
@@ -260,8 +216,8 @@ class ColdStart:
     ----------
     registry : Registry
     max_distance : float, "auto" or None
-        Beyond it the advice is the global model. "auto": the limit that `limits.keep`
-        stored, else one by the distances among up to 200 warm clients (`limits`). None: no limit.
+        Beyond it the advice is the global model. "auto": the limit that `limits.store_limit`
+        stored, else one from the distances among at most 200 warm clients. None: no limit.
     search : Search, optional
 
     Examples
@@ -295,17 +251,17 @@ class ColdStart:
         self.search = Search(registry) if search is None else search
         self._limit: Limit | None = None  # not known yet
         if max_distance is None:
-            self._limit = limits.NEVER
+            self._limit = limits.NO_LIMIT
         elif max_distance != "auto":
             self._limit = limits.distance_limit(float(max_distance))
 
     @property
     def limit(self) -> Limit:
-        """Up to where somebody is near."""
+        """The largest distance that counts as near."""
         if self._limit is None:
-            self._limit = limits.kept(self.registry)
+            self._limit = limits.stored_limit(self.registry)
         if self._limit is None:
-            self._limit = limits.calibrated(self.search, most=SAMPLED)
+            self._limit = limits.calibrated(self.search, most=CALIBRATED)
         return self._limit
 
     def nearest(self, sketch: RaceSketch, k: int = 1) -> list[Neighbor]:
@@ -315,12 +271,12 @@ class ColdStart:
     def advise(
         self,
         sketch: RaceSketch,
-        strategy: Strategy = "nearest",
+        strategy: Strategy = "match",
         k: int | None = None,
         *,
         neighbors: Sequence[Neighbor] | None = None,
     ) -> Advice:
-        """Say whose model, or which average of models, to start from.
+        """Return whose model, or which average of models, to start from.
 
         Parameters
         ----------
@@ -333,14 +289,16 @@ class ColdStart:
         k : int, optional
             How many clients to consider: by default 1, 5, 20 and 1.
         neighbors : sequence of Neighbor, optional
-            What `nearest` returned for this sketch, to spare the search.
+            What `search.nearest` returned for this sketch, to save a second search.
         """
         if strategy not in get_args(Strategy):
             raise unknown("strategy", strategy, get_args(Strategy))
-        count = k or TAKEN[strategy]
-        found = self.search.nearest(sketch, count) if neighbors is None else neighbors[:count]
+        count = k or DEFAULT_K[strategy]
+        if neighbors is None:
+            neighbors = self.search.nearest(sketch, count, with_model=True)
+        found = neighbors[:count]
         if not found:
-            raise NoClients(f"nobody is registered in {self.registry.path}, or nobody else")
+            raise NoClients(f"no client with a model is registered in {self.registry.path}")
         if strategy == "cluster":
             weights, square = self._nearest_group(sketch)
         else:
@@ -380,14 +338,15 @@ class ColdStart:
 
     @cached_property
     def _groups(self) -> tuple[list[ClientId], list[RaceSketch], Floats, Floats]:
-        """The clients, each group's weights of them, and their inner products; made once."""
-        if len(self.registry) > MOST:
+        """The clients with models, their weights in each group, and their inner products."""
+        if len(self.registry) > MAX_CLUSTERED:
             raise ConfigError(
-                f"cluster: {len(self.registry)} clients are more than {MOST}; "
+                f"cluster: {len(self.registry)} clients are more than {MAX_CLUSTERED}; "
                 "use the strategy 'match' or 'k-nearest'"
             )
-        names = [entry.client for entry in self.registry.entries()]
-        sketches = [self.registry.sketch(name) for name in names]
+        numbers = self.registry.db.rows("SELECT number FROM clients ORDER BY number")
+        found = self.search.fetch([number for (number,) in numbers], with_model=True)
+        names, sketches = [client for client, _ in found], [sketch for _, sketch in found]
         groups = clusters(sketches)
         sizes = np.array([sketch.n for sketch in sketches], float)
         shares = np.where(groups == np.arange(groups.max() + 1)[:, None], sizes, 0.0)
@@ -395,7 +354,7 @@ class ColdStart:
         return names, sketches, shares, gram(sketches, debias=True) * sketches[0].rows
 
     def model(self, advice: Advice) -> dict[str, NDArray[Any]]:
-        """Load what is advised: the average of the neighbors' models, or the global model."""
+        """Load the advised model: the average of the neighbors' models, or the global model."""
         if not advice.near:
             return self.registry.global_model()
         return average({c: (w, self.registry.model(c)) for c, w in advice.weights.items()})

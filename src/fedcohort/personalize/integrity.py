@@ -1,23 +1,26 @@
-"""Is a registry whole? Every file against its hash, every sketch against its checksum."""
+"""Checks a registry: every file against its hash, every sketch against its checksum, the index."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedcohort.exceptions import DataError, InvalidSketch
-from fedcohort.personalize.registry import Registry, wanted_models
+from fedcohort.personalize import index
+from fedcohort.personalize.registry import COLUMNS, Entry, Registry
+from fedcohort.personalize.search import open_index
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
 
 
 class Problem(NamedTuple):
-    """Something wrong.
+    """Something that is wrong with a registry.
 
     Parameters
     ----------
-    kind : {"database", "sketch", "unlike", "model", "orphan"}
+    kind : {"database", "client", "sketch", "unlike", "model", "index", "orphan"}
     subject : str
         The client's id, or the file.
     detail : str
@@ -29,7 +32,7 @@ class Problem(NamedTuple):
 
 
 def check(registry: Registry) -> list[Problem]:
-    """Return all that is wrong with a registry; orphans are harmless, the rest is not.
+    """Return all problems of a registry; only orphans are harmless.
 
     Examples
     --------
@@ -41,39 +44,44 @@ def check(registry: Registry) -> list[Problem]:
     """
     try:
         damage = [str(row[0]) for row in registry.db.rows("PRAGMA integrity_check")]
+        if damage == ["ok"]:
+            parts = (_sketches, _models, _index, _orphans)
+            return [problem for part in parts for problem in part(registry)]
     except DataError as error:
         damage = [str(error)]
-    if damage != ["ok"]:
-        return [Problem("database", str(registry.db.path), line) for line in damage]
-    return [*_sketches(registry), *_models(registry), *_orphans(registry)]
+    return [Problem("database", str(registry.db.path), line) for line in damage]
 
 
 def _sketches(registry: Registry) -> Iterator[Problem]:
-    spec = registry.fact("spec")
+    spec = registry.spec
     sql = (
-        "SELECT number, id, content FROM clients LEFT JOIN sketches USING (number) "
+        f"SELECT number, content, {COLUMNS} FROM clients LEFT JOIN sketches USING (number) "
         "WHERE number > ? ORDER BY number LIMIT ?"
     )
-    for _, client, content in registry.db.pages(sql, size=256):
+    for _, content, *row in registry.db.pages(sql, size=256):
+        client = str(row[0])
         try:
+            Entry.from_row(tuple(row))
             if not isinstance(content, bytes):
                 raise InvalidSketch("it is missing")
             sketch = RaceSketch.from_bytes(content)
         except InvalidSketch as error:
             yield Problem("sketch", client, str(error))
-            continue
-        if sketch.spec != spec:
-            yield Problem("unlike", client, difference(spec, sketch.spec))
+        except DataError as error:
+            yield Problem("client", client, str(error))
+        else:
+            if sketch.spec != spec:
+                yield Problem("unlike", client, difference(spec or {}, sketch.spec))
 
 
 def _models(registry: Registry) -> Iterator[Problem]:
     """Hash each file once, however many clients share it."""
-    stated = registry.fact("global") or {"model": None}
+    stated = registry.global_entry() or {"model": None}
     if stated["model"] is not None:
         yield from _model(registry, "the global model", stated["model"])
     sql = "SELECT min(id), model FROM clients WHERE model IS NOT NULL GROUP BY model"
     for client, digest in registry.db.rows(sql):
-        yield from _model(registry, client, digest)
+        yield from _model(registry, str(client), digest)
 
 
 def _model(registry: Registry, whose: str, digest: str) -> Iterator[Problem]:
@@ -83,17 +91,30 @@ def _model(registry: Registry, whose: str, digest: str) -> Iterator[Problem]:
         yield Problem("model", whose, str(error))
 
 
+def _index(registry: Registry) -> Iterator[Problem]:
+    try:
+        if open_index(registry) is not None:
+            index.verify(registry.path / "index" / registry.fact("index"))
+    except DataError as error:
+        yield Problem("index", str(registry.path / "index"), str(error))
+
+
+def _writers_excluded(registry: Registry) -> AbstractContextManager[Any]:
+    """Exclude writers, because a model is stored before the row that names it."""
+    return nullcontext() if registry.db.read_only else registry.db.writing()
+
+
 def _orphans(registry: Registry) -> Iterator[Problem]:
-    with registry.db.writing() as db:  # a model whose row is about to come is no orphan
-        strays = list(registry.models.strays(wanted_models(db)))
-    for path in strays:
+    with _writers_excluded(registry):
+        found = list(registry.models.unreferenced(registry.wanted_models()))
+    for path in found:
         yield Problem("orphan", str(path), "no client has this model")
 
 
 def remove_orphans(registry: Registry) -> list[Path]:
-    """Delete files in the folder of models that belong to nobody, and return them."""
-    with registry.db.writing() as db:
-        strays = list(registry.models.strays(wanted_models(db)))
-        for path in strays:
+    """Delete the files in the folder of models that no client has, and return them."""
+    with registry.db.writing():
+        found = list(registry.models.unreferenced(registry.wanted_models()))
+        for path in found:
             path.unlink(missing_ok=True)
-    return strays
+    return found

@@ -1,23 +1,21 @@
-"""How far is too far: when a newcomer had better start from the global model.
+"""How far is too far: beyond a limit, a newcomer had better start from the global model.
 
-Calibrated by leaving out one: each warm client is taken for a newcomer and looks for its nearest
-among the others. Two rules:
+The limit of a registry comes from its own clients: each in turn is treated as a newcomer and looks
+for its nearest among the others. Two rules:
 
-- `spread_limit` knows distances alone. A newcomer is near if the squared distance is at most the
-  95% quantile of those among warm clients, so that a newcomer like the others is sent away one
-  time in twenty; or if it is at most its own standard error: a distance that sampling and noise
-  explain is no reason to abstain, however alike the warm clients are.
-- `gains_limit` also knows how much better than the global model each warm client fared with its
-  neighbor's model. It takes the limit under which these gains sum to most.
-
-The limit of a registry, from its own clients: leave one out, look for its nearest.
+- `spread_limit` uses distances only. A newcomer is near if the squared distance is at most the
+  95% quantile of those among warm clients, so that one in twenty newcomers like the others is sent
+  away; or if it is at most its own standard error: a distance that sampling and noise explain is
+  not a reason to abstain, however alike the warm clients are.
+- `gains_limit` also uses how much better than the global model each warm client did with its
+  neighbor's model. It takes the limit under which the sum of these gains is largest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
+from math import inf, isnan
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -33,14 +31,14 @@ ERRORS = 1.0
 
 @dataclass(frozen=True)
 class Limit:
-    """Up to where somebody is near.
+    """The largest distance that counts as near.
 
     Parameters
     ----------
     squared : float
-        Squared distance that is near for everybody.
+        Squared distance that is near for every newcomer.
     errors : float
-        So many standard errors of its own squared distance are near for a newcomer in any case.
+        A squared distance of at most this many of its own standard errors is also near.
 
     Examples
     --------
@@ -53,11 +51,11 @@ class Limit:
     errors: float = 0.0
 
     def squared_for(self, error: float) -> float:
-        """Return the limit for a newcomer whose squared distance has that standard error."""
+        """Return the limit for a newcomer whose squared distance has this standard error."""
         return max(self.squared, self.errors * error) if self.errors else self.squared
 
 
-NEVER = Limit(inf)  # abstain never
+NO_LIMIT = Limit(inf)
 
 
 def distance_limit(distance: float) -> Limit:
@@ -68,7 +66,7 @@ def distance_limit(distance: float) -> Limit:
 
 
 def spread_limit(squares: ArrayLike, quantile: float = QUANTILE) -> Limit:
-    """Return the limit from distances among warm clients (above).
+    """Return the limit from distances among warm clients.
 
     Parameters
     ----------
@@ -87,7 +85,7 @@ def spread_limit(squares: ArrayLike, quantile: float = QUANTILE) -> Limit:
 
 
 def gains_limit(squares: ArrayLike, gains: ArrayLike) -> Limit:
-    """Return the limit that would have served the warm clients best (above).
+    """Return the limit that would have served the warm clients best.
 
     Parameters
     ----------
@@ -105,14 +103,14 @@ def gains_limit(squares: ArrayLike, gains: ArrayLike) -> Limit:
     """
     far, gain = np.asarray(squares, float), np.asarray(gains, float)
     if far.shape != gain.shape or not far.size or not np.isfinite(gain).all():
-        raise ConfigError("gains_limit: give one finite gain a squared distance")
+        raise ConfigError("gains_limit: give one finite gain per squared distance")
     order = np.argsort(far, kind="stable")
     total = np.concatenate([[0.0], np.cumsum(gain[order])])
     kept = int(np.argmax(total))
     if kept == 0:
         return Limit(-inf)
     if kept == len(order):
-        return Limit(float(far[order[-1]]))  # nothing is known beyond
+        return Limit(float(far[order[-1]]))  # nothing is known beyond it
     return Limit(float(far[order[kept - 1]] + far[order[kept]]) / 2)
 
 
@@ -126,9 +124,9 @@ def leave_one_out(search: Search, most: int = SAMPLED, seed: int = 0) -> dict[Cl
     ----------
     search : Search
     most : int
-        More clients than that are sampled.
+        If there are more clients, this many are sampled.
     seed : int
-        Of the sample.
+        Seed of the sample.
     """
     registry = search.registry
     numbers = [row[0] for row in registry.db.rows("SELECT number FROM clients ORDER BY number")]
@@ -137,7 +135,7 @@ def leave_one_out(search: Search, most: int = SAMPLED, seed: int = 0) -> dict[Cl
         numbers = [numbers[i] for i in sorted(drawn.tolist())]
     out = {}
     for client, sketch in search.fetch(numbers):
-        others = search.nearest(sketch, without=client)
+        others = search.nearest(sketch, without=client, with_model=True)
         if others:
             out[client] = others[0]
     return out
@@ -146,39 +144,45 @@ def leave_one_out(search: Search, most: int = SAMPLED, seed: int = 0) -> dict[Cl
 def calibrated(
     search: Search, gains: Mapping[ClientId, float] | None = None, most: int = SAMPLED
 ) -> Limit:
-    """Return the limit for newcomers; with fewer than two warm clients there is none.
+    """Return the limit for newcomers; there is none with fewer than two warm clients.
 
     Parameters
     ----------
     search : Search
     gains : mapping, optional
         For clients of `leave_one_out`: how much more accurate than the global model the nearest
-        other's model is on the client's data. Without it, distances alone decide (`limits`).
+        other's model is on the client's data. Without it, distances alone decide.
     most : int
-        More clients than that are sampled.
+        If there are more clients, this many are sampled.
     """
     nearest = leave_one_out(search, most)
     if gains is not None:
         known = [client for client in nearest if client in gains]
         if not known:
-            raise ConfigError("calibrated: none of the gains is of a client of leave_one_out")
+            raise ConfigError("calibrated: no gain belongs to a client of leave_one_out")
         return gains_limit([nearest[c].squared for c in known], [gains[c] for c in known])
     if not nearest:
-        return NEVER
+        return NO_LIMIT
     return spread_limit([one.squared for one in nearest.values()])
 
 
-def keep(registry: Registry, limit: Limit) -> None:
-    """Store a limit for everybody who asks with max_distance="auto"."""
+def store_limit(registry: Registry, limit: Limit) -> None:
+    """Store the limit that max_distance="auto" stands for."""
     registry.set_fact("limit", {"squared": repr(limit.squared), "errors": limit.errors})
 
 
-def kept(registry: Registry) -> Limit | None:
+def stored_limit(registry: Registry) -> Limit | None:
     """Return the stored limit."""
     stored = registry.fact("limit")
     if stored is None:
         return None
     try:
-        return Limit(float(stored["squared"]), float(stored["errors"]))
+        limit = Limit(float(stored["squared"]), float(stored["errors"]))
+        if isnan(limit.squared) or not 0 <= limit.errors < inf:
+            raise ValueError
     except (TypeError, KeyError, ValueError):
-        raise DataError(f"{registry.path}: {stored!r} is no limit; calibrate it anew") from None
+        raise DataError(
+            f"{registry.path}: {stored!r:.80} is not a distance limit; "
+            "store it again with `fedcohort registry index`"
+        ) from None
+    return limit

@@ -1,0 +1,227 @@
+"""Models as named arrays: stored in files named by their content, compared and averaged.
+
+A file is in the safetensors format and named by the SHA-256 of its content. It is written under a
+temporary name and renamed when complete, so a file that exists under its name is complete, and two
+clients with the same model share one file. Paths are made of hashes only, never of client ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedcohort.atomic import sync_folder
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.rounds import ClientId
+
+Arrays = Mapping[str, NDArray[Any]]
+Model = Mapping[str, ArrayLike] | str | os.PathLike[str]
+Shapes = dict[str, list[int]]
+SUFFIX = ".safetensors"
+BLOCK = 1 << 20
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+class ModelFiles:
+    """A folder of models.
+
+    Parameters
+    ----------
+    folder : Path
+        Holds ``ab/abcd....safetensors``, named by the SHA-256 of the file.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     files = ModelFiles(Path(folder))
+    ...     digest = files.put({"w": np.arange(3.0)})
+    ...     len(digest), files.load(digest)
+    (64, {'w': array([0., 1., 2.])})
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, digest: str) -> Path:
+        """Return the path of a model; DataError unless `digest` is a SHA-256."""
+        if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+            raise DataError(f"{str(digest)[:80]!r} is not the SHA-256 of a model")
+        return self.folder / digest[:2] / (digest + SUFFIX)
+
+    def put(self, model: Model) -> str:
+        """Store named arrays, or a copy of a safetensors file, and return the hash."""
+        self.folder.mkdir(exist_ok=True)
+        incoming = self.folder / f"incoming.{secrets.token_hex(8)}"
+        try:
+            with open(incoming, "xb") as file:
+                _write(model, file)
+                file.flush()
+                os.fsync(file.fileno())
+            digest = _file_digest(incoming)
+            self._rename(incoming, self.path(digest))
+        except BaseException:
+            incoming.unlink(missing_ok=True)
+            raise
+        return digest
+
+    def _rename(self, incoming: Path, target: Path) -> None:
+        """Give a complete file its name, and make the name survive a power cut."""
+        if not target.parent.is_dir():
+            target.parent.mkdir(exist_ok=True)
+            sync_folder(self.folder)
+        os.replace(incoming, target)
+        sync_folder(target.parent)
+
+    def load(self, digest: str) -> dict[str, NDArray[Any]]:
+        """Read a model after checking its content against its hash."""
+        self.verify(digest)
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            arrays: dict[str, NDArray[Any]] = load_file(self.path(digest))
+        except (SafetensorError, KeyError, AttributeError, TypeError) as error:
+            raise DataError(
+                f"{self.path(digest)} cannot be read as NumPy arrays ({error}); "
+                "open the file with the library that wrote it"
+            ) from error
+        return arrays
+
+    def verify(self, digest: str) -> None:
+        """Raise DataError unless the file exists and has the content that its name states."""
+        path = self.path(digest)
+        try:
+            found = _file_digest(path)
+        except FileNotFoundError:
+            raise DataError(f"the model file {path} is missing") from None
+        except OSError as error:
+            raise DataError(f"the model file {path} cannot be read: {error}") from None
+        if found != digest:
+            raise DataError(f"the model file {path} is damaged: its SHA-256 is {found}")
+
+    def discard(self, digest: str) -> None:
+        """Remove a model, if it exists."""
+        self.path(digest).unlink(missing_ok=True)
+
+    def unreferenced(self, wanted: set[str]) -> Iterator[Path]:
+        """Yield the files that are not wanted models, such as those that a crash left."""
+        known = {self.path(digest) for digest in wanted if _DIGEST.fullmatch(digest)}
+        for path in sorted(self.folder.rglob("*")):
+            if not path.is_dir() and path not in known:
+                yield path
+
+
+def _write(model: Model, file: Any) -> None:
+    if isinstance(model, str | os.PathLike):
+        with open(model, "rb") as source:
+            shutil.copyfileobj(source, file, BLOCK)
+    else:
+        file.write(pack(model))
+
+
+def pack(model: Mapping[str, ArrayLike]) -> bytes:
+    """Return named arrays as the content of a safetensors file.
+
+    Examples
+    --------
+    >>> pack({"b": [1.0], "a": [2.0]}) == pack({"a": [2.0], "b": [1.0]})
+    True
+    """
+    from safetensors.numpy import save
+
+    if not model:
+        raise ValueError("a model needs at least one array")
+    arrays = {}
+    for name, values in model.items():
+        array = np.asarray(values, order="C")
+        if not isinstance(name, str) or array.dtype.kind not in "fiub":
+            raise ValueError(f"model: {name!r} must name an array of numbers, not {array.dtype}")
+        arrays[name] = array
+    content: bytes = save(arrays)
+    return content
+
+
+def shapes_of(model: Model) -> Shapes:
+    """Return the shape of every array; DataError for a file that is not in the safetensors format.
+
+    Examples
+    --------
+    >>> shapes_of({"w": np.zeros((2, 3))})
+    {'w': [2, 3]}
+    """
+    if not isinstance(model, str | os.PathLike):
+        return {name: list(np.shape(values)) for name, values in sorted(model.items(), key=str)}
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(model, "numpy") as file:
+            return {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+    except FileNotFoundError:
+        raise DataError(f"there is no model file {model}") from None
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{model} is not a safetensors file: {error}") from None
+
+
+def unlike(own: Shapes, other: Shapes) -> str | None:
+    """Return the first difference between two architectures, None if they are alike.
+
+    Examples
+    --------
+    >>> unlike({"w": [2]}, {"w": [3]})
+    "array 'w' has shape [2], not [3]"
+    """
+    if own.keys() != other.keys():
+        name = sorted(own.keys() ^ other.keys())[0]
+        return f"array {name!r} is {'new' if name in own else 'missing'}"
+    for name, shape in own.items():
+        if shape != other[name]:
+            return f"array {name!r} has shape {shape}, not {other[name]}"
+    return None
+
+
+def average(models: Mapping[ClientId, tuple[float, Arrays]]) -> dict[str, NDArray[Any]]:
+    """Average models of one architecture, array by array.
+
+    Parameters
+    ----------
+    models : mapping of client to (weight, named arrays)
+        Weights sum to one. Integers, such as counters, are taken from the heaviest model.
+
+    Examples
+    --------
+    >>> ann, bob = {"w": np.array([0.0, 4.0])}, {"w": np.array([4.0, 0.0])}
+    >>> average({"ann": (0.75, ann), "bob": (0.25, bob)})
+    {'w': array([1., 3.])}
+    """
+    if not models:
+        raise ConfigError("average: give at least one model")
+    heaviest = max(models, key=lambda client: models[client][0])
+    expected = models[heaviest][1]
+    for client, (_, arrays) in models.items():
+        if problem := unlike(shapes_of(arrays), shapes_of(expected)):
+            raise DataError(
+                f"clients {client!r} and {heaviest!r}: {problem}; "
+                "only models of one architecture can be averaged"
+            )
+    out = {}
+    for name, like in expected.items():
+        total = np.zeros(like.shape, np.float64)
+        for weight, arrays in models.values():
+            total += weight * arrays[name].astype(np.float64)
+        out[name] = total.astype(like.dtype) if like.dtype.kind == "f" else like
+    return out
+
+
+def _file_digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
