@@ -131,6 +131,9 @@ class Digits:
         attach(app, self.examples(client), self.model, local=self.local, **options)
         return app
 
+    def empty_grid(self) -> LocalGrid:
+        return LocalGrid()
+
     def grid(self, **options) -> LocalGrid:
         grid = LocalGrid()
         for i, client in enumerate(self.clients):

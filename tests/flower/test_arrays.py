@@ -12,8 +12,10 @@ from fedcohort.exceptions import DataError
 from fedcohort.flower.arrays import (
     as_saved,
     checked,
+    dtypes_of,
     flatten,
     from_saved,
+    in_dtypes,
     payload,
     unflatten,
     version,
@@ -55,6 +57,34 @@ def test_a_sound_update_is_accepted():
     assert checked(column_major, model())[:6].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32])
+def test_any_real_dtype_is_accepted(dtype):
+    """Clients answer in their own dtypes; averages of counters are float64."""
+    record = ArrayRecord({k: Array(np.asarray(a.numpy(), dtype)) for k, a in model(3.0).items()})
+    assert checked(record, model()).tolist() == flatten(model(3.0)).tolist()
+
+
+def test_arrays_may_come_in_another_order():
+    backwards = ArrayRecord(dict(reversed(list(model(3.0).items()))))
+    assert checked(backwards, model()).tolist() == flatten(model(3.0)).tolist()
+
+
+def test_models_are_sent_in_the_dtypes_that_the_app_started_with():
+    averaged = ArrayRecord(
+        {k: Array(np.asarray(a.numpy() + 0.6, np.float64)) for k, a in model().items()}
+    )
+    cast = in_dtypes(averaged, dtypes_of(model()))
+    assert dtypes_of(cast) == dtypes_of(model())
+    assert cast["fc.count"].numpy() == 5  # truncated, as load_state_dict does
+    assert in_dtypes(model(), dtypes_of(model())) == model()
+
+
+def test_arrays_that_are_not_parameters_come_from_the_update():
+    own = ArrayRecord(dict(model()))
+    own["fc.count"] = Array(np.array(7.0))
+    assert unflatten(flatten(model()), model(), own)["fc.count"].numpy() == 7.0
+
+
 def lie(name, array):
     record = ArrayRecord(dict(model()))
     record[name] = array
@@ -79,7 +109,10 @@ def zipped():
         (lie("fc.bias", Array(np.array([1.0, np.nan], np.float32))), "not finite"),
         (lie("fc.bias", Array(np.array([np.inf, 0.0], np.float32))), "not finite"),
         (lie("fc.bias", Array(np.zeros(3, np.float32))), "fc.bias"),
-        (lie("fc.bias", Array(np.zeros(2, np.float64))), "fc.bias"),
+        (lie("fc.bias", Array(np.zeros(2, np.complex64))), "real numbers"),
+        (lie("fc.bias", Array(np.array([1e300, 0.0]))), "not finite"),
+        (lie("fc.count", Array(np.array(np.nan))), "not finite"),
+        (lie("fc.bias", Array("nonsense", (2,), "numpy.ndarray", npy(np.zeros(2)))), "unknown"),
         (lie("fc.other", Array(np.zeros(2, np.float32))), "named"),
         (lie("fc.bias", Array("float32", (2,), "numpy.ndarray", b"")), "decoded"),
         (lie("fc.bias", Array("float32", (2,), "numpy.ndarray", b"\x93NUMPY")), "decoded"),

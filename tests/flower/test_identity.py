@@ -91,3 +91,35 @@ def test_registered_names_need_no_question(local_grid):
     assert Directory("client", 0.2).refresh(grid) == {"liar": 5}
     with pytest.raises(ConfigError, match="identity='node'"):
         Directory("node")
+
+
+def test_a_claim_never_keeps_a_registered_name_out(local_grid):
+    """Found in a deployment with TLS and authentication: the impostor kept the real one out."""
+    grid, directory = local_grid, Directory("auto", 0.2)
+    grid.add(4, saying("bergen"))
+    assert directory.refresh(grid) == {"bergen": 4}  # nobody is registered: claims are all there is
+    grid.add(5, saying("x"), name="bergen")
+    found = directory.refresh(grid)
+    assert found["bergen"] == 5
+    (impostor,) = set(found) - {"bergen"}
+    assert impostor.startswith("key-") and found[impostor] == 4
+    grid.remove(5)
+    assert directory.refresh(grid) == {impostor: 4}  # nor while the real one is offline
+
+
+def test_no_claim_counts_where_names_are_registered(local_grid):
+    grid, directory = local_grid, Directory("auto", 0.2)
+    grid.add(5, saying("x"), name="bergen")
+    grid.add(6, saying("como"))
+    found = directory.refresh(grid)
+    assert found.pop("bergen") == 5 and list(found.values()) == [6]
+    assert next(iter(found)).startswith("key-")
+    assert grid.sent("query.identity") == []
+
+
+@pytest.mark.parametrize("value", ["key-0123456789abcdef", "node-5"])
+def test_fingerprints_cannot_be_claimed(local_grid, value):
+    grid, directory = local_grid, Directory("auto", 0.2)
+    grid.add(5, saying(value))
+    assert directory.refresh(grid) == {}
+    assert directory.refused == {"node 5": 1}

@@ -1,4 +1,8 @@
-"""Models as ArrayRecords and as flat vectors."""
+"""Models as Flower's ArrayRecords and as flat vectors.
+
+An `ArrayRecord` from a client is untrusted: its claims about dtype, shape and size are checked
+before anything is decoded, and checked again afterwards.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,12 @@ from fedcohort import npy
 from fedcohort.exceptions import DataError
 
 Flat = NDArray[np.float32]
-HEADER = 4096  # bytes; an .npy header of a plain array has 128
+HEADER = 4096  # bytes; the .npy header of a plain array has 128
+NUMPY = "numpy.ndarray"  # how Flower says that an array is serialized as .npy
+
+
+class WrongForm(DataError):
+    """An update whose records, names, shapes or metrics the inner strategy cannot use."""
 
 
 def is_float(array: Array) -> bool:
@@ -32,19 +41,60 @@ def flatten(record: ArrayRecord) -> Flat:
     >>> flatten(ArrayRecord([np.ones((2, 2), np.float32), np.zeros(1, np.float32)])).tolist()
     [1.0, 1.0, 1.0, 1.0, 0.0]
     """
-    parts = [array.numpy().ravel() for array in record.values() if is_float(array)]
-    return np.concatenate(parts).astype(np.float32) if parts else np.empty(0, np.float32)
+    return _joined([array.numpy() for array in record.values() if is_float(array)])
 
 
-def unflatten(flat: Flat, like: ArrayRecord) -> ArrayRecord:
-    """Return a model with the parameters of a vector and the form of another model."""
-    out, start = {}, 0
+def _joined(parts: list[NDArray[Any]]) -> Flat:
+    if not parts:
+        return np.empty(0, np.float32)
+    with np.errstate(over="ignore"):  # numbers beyond float32 become infinite and are refused
+        return np.concatenate([part.ravel() for part in parts]).astype(np.float32)
+
+
+def unflatten(flat: Flat, like: ArrayRecord, others: ArrayRecord | None = None) -> ArrayRecord:
+    """Return a model with the parameters of a vector and the form of another model.
+
+    Arrays that are not parameters come from `others`, by default from `like`.
+    """
+    out, start, rest = {}, 0, like if others is None else others
     for name, array in like.items():
-        size = math.prod(array.shape) if is_float(array) else 0
-        part = flat[start : start + size].reshape(array.shape) if size else array.numpy()
+        if not is_float(array):
+            out[name] = rest[name]
+            continue
+        size = math.prod(array.shape)
+        part = flat[start : start + size].reshape(array.shape)
         out[name] = Array(np.ascontiguousarray(part, array.dtype))
         start += size
     return ArrayRecord(out)
+
+
+def dtypes_of(record: ArrayRecord) -> dict[str, str]:
+    """Return the dtype of each array."""
+    return {name: str(array.dtype) for name, array in record.items()}
+
+
+def in_dtypes(record: ArrayRecord, dtypes: Mapping[str, str]) -> ArrayRecord:
+    """Return a model in the given dtypes, the same record if it has them already.
+
+    Server optimizers and averages of counters return float64. Clients are sent the dtypes that
+    their app started with. Numbers are rounded, and truncated to integers, as
+    ``load_state_dict`` does.
+
+    Examples
+    --------
+    >>> averaged = ArrayRecord([np.array([0.5]), np.array(3.6)])
+    >>> cast = in_dtypes(averaged, {"0": "float32", "1": "int64"})
+    >>> [(a.dtype, a.numpy().tolist()) for a in cast.values()]
+    [('float32', [0.5]), ('int64', 3)]
+    """
+    if all(dtypes.get(name, array.dtype) == array.dtype for name, array in record.items()):
+        return record
+    return ArrayRecord(
+        {
+            name: Array(np.asarray(array.numpy(), dtypes.get(name, array.dtype)))
+            for name, array in record.items()
+        }
+    )
 
 
 def payload(record: ArrayRecord) -> int:
@@ -68,45 +118,57 @@ def version(record: ArrayRecord) -> str:
 
 
 def checked(record: ArrayRecord, like: ArrayRecord) -> Flat:
-    """Return a client's model as a vector; DataError unless it is finite and of the same form.
+    """Return a client's model as a vector; DataError unless it is finite and like the global one.
 
-    Names, dtypes and shapes as stated, and the sizes of the bytes, are compared before anything is
-    decoded; then what was decoded is compared again, for statements can lie.
+    Names and shapes must be the global model's. Any real dtype will do: clients answer in the
+    dtypes of their own models.
     """
-    if list(record) != list(like):
-        raise DataError(f"arrays named {_short(list(record))}, not {_short(list(like))}")
+    if set(record) != set(like):
+        raise WrongForm(f"arrays named {_short(list(record))}, not {_short(list(like))}")
     for name, array in record.items():
-        _check_claim(name, array, like[name])
-    decoded = {name: _decoded(name, array, like[name]) for name, array in record.items()}
-    parts = [part.ravel() for name, part in decoded.items() if is_float(like[name])]
-    flat = np.concatenate(parts).astype(np.float32) if parts else np.empty(0, np.float32)
+        if tuple(array.shape) != tuple(like[name].shape):
+            expected = tuple(like[name].shape)
+            raise WrongForm(f"array {name!r} of shape {tuple(array.shape)}, not {expected}")
+    values = decoded(record)
+    flat = _joined([values[name] for name in like if is_float(like[name])])
     if not np.isfinite(flat).all():
         raise DataError("an update that is not finite")
     return flat
 
 
-def _check_claim(name: str, array: Array, like: Array) -> None:
-    if array.dtype != like.dtype or tuple(array.shape) != tuple(like.shape):
-        raise DataError(
-            f"array {name!r} of {array.dtype} {tuple(array.shape)}, not {like.dtype} "
-            f"{tuple(like.shape)}"
-        )
-    if array.stype != like.stype:
-        raise DataError(f"array {name!r} is serialized as {array.stype!r}")
-    if len(array.data) > np.dtype(like.dtype).itemsize * math.prod(like.shape) + HEADER:
+def decoded(record: ArrayRecord) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a client's record; DataError unless they are sound and finite."""
+    values = {}
+    for name, array in record.items():
+        values[name] = value = _decoded(name, array, _claimed_dtype(name, array))
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise DataError(f"an update that is not finite (array {name!r})")
+    return values
+
+
+def _claimed_dtype(name: str, array: Array) -> np.dtype[Any]:
+    try:
+        dtype = np.dtype(array.dtype)
+    except (TypeError, ValueError, SyntaxError):
+        raise WrongForm(f"array {name!r} has the unknown dtype {str(array.dtype)[:40]!r}") from None
+    if dtype.kind not in "fiub" or dtype.itemsize > 8:
+        raise WrongForm(f"array {name!r} of {dtype} does not hold real numbers")
+    if array.stype != NUMPY:
+        raise WrongForm(f"array {name!r} is serialized as {array.stype!r}")
+    if len(array.data) > dtype.itemsize * math.prod(array.shape) + HEADER:
         raise DataError(f"array {name!r} of {len(array.data)} bytes is longer than it says")
+    return dtype
 
 
-def _decoded(name: str, array: Array, like: Array) -> NDArray[Any]:
+def _decoded(name: str, array: Array, claimed: np.dtype[Any]) -> NDArray[Any]:
     """Decode an .npy file by hand: NumPy's reader would allocate whatever the header claims."""
     stream = BytesIO(array.data)
     try:
         shape, fortran, dtype, start = npy.read_header(stream)
     except ValueError as error:
         raise DataError(f"array {name!r} cannot be decoded: {error}") from None
-    size = np.dtype(like.dtype).itemsize * math.prod(like.shape)
-    whole = len(array.data) - start == size
-    if dtype != np.dtype(like.dtype) or shape != tuple(like.shape) or not whole:
+    whole = len(array.data) - start == claimed.itemsize * math.prod(array.shape)
+    if dtype != claimed or shape != tuple(array.shape) or not whole:
         raise DataError(f"array {name!r} is {dtype} {shape}, not what it says")
     values = np.frombuffer(array.data, dtype, offset=start)
     return values.reshape(shape, order="F" if fortran else "C")

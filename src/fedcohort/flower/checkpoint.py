@@ -1,4 +1,4 @@
-"""Where a run stands, in one file: a restart continues with the next round."""
+"""The state of a run in one file, from which a restart continues with the next round."""
 
 from __future__ import annotations
 
@@ -58,13 +58,14 @@ def save(strategy: CohortStrategy, arrays: ArrayRecord) -> None:
         "arrays": as_saved(arrays),
         "inner": inner.state_dict(strategy.inner, strategy.made_with),
         "refused": dict(strategy.refused),
+        "registered": sorted(strategy.directory.registered),
         "history": [report._asdict() for report in strategy.history],
     }
     checkpoint.save(strategy.checkpoint, state)
 
 
 def resume(strategy: CohortStrategy, arrays: ArrayRecord) -> ArrayRecord:
-    """Load the checkpoint where there is one, and return the model to go on with."""
+    """Load the checkpoint if it exists, and return the model to continue with."""
     if strategy.checkpoint is None or not Path(strategy.checkpoint).exists():
         return arrays
     state = checkpoint.load(strategy.checkpoint)
@@ -74,6 +75,7 @@ def resume(strategy: CohortStrategy, arrays: ArrayRecord) -> ArrayRecord:
     session.load_state_dict(state["session"])
     inner.load_state_dict(strategy.inner, state["inner"])
     strategy.initial = Model(from_saved(state["initial"]))
+    strategy.directory.registered.update(state["registered"])
     strategy.continuing = tuple(state["session"]["cohort"])
     strategy.rounds_before = session.round_number
     strategy.refused.clear()

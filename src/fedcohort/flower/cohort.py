@@ -14,7 +14,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedcohort.exceptions import DataError
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.flower.arrays import dtypes_of, in_dtypes
 from fedcohort.flower.grid import LOG, Delivery, Model, exchange, failure
 from fedcohort.flower.messages import (
     RECORD,
@@ -134,7 +135,7 @@ MAX_ANSWER = 1 << 16  # bytes of a client's answer to a gate; Sketch-to-Skip's h
 
 
 class Template:
-    """What the inner strategy wants to send, to nodes that it drew itself."""
+    """What the inner strategy wants to send, to the nodes that it sampled itself."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = {m.metadata.dst_node_id: m for m in messages}
@@ -144,13 +145,44 @@ class Template:
         self.arrays: ArrayRecord | None = records.get(self.name)
         self.config = next(iter(self._any.content.config_records), "config")
 
-    def content_for(self, node: int, extra: Mapping[str, Any], carry: bool) -> RecordDict:
+        self.per_node = any(
+            m.content is not self._any.content and m.content != self._any.content for m in messages
+        )
+
+    def own_arrays(self, node: int) -> ArrayRecord | None:
+        """Return the model that the inner strategy sends to this node alone, or None."""
+        if not self.per_node or node not in self.messages:
+            return None
+        own = self.messages[node].content.array_records.get(self.name)
+        return None if own is None or own is self.arrays or own == self.arrays else own
+
+    def covers(self, nodes: Iterable[int]) -> bool:
+        """Whether each node can be sent what the inner strategy wants to send to it."""
+        return not self.per_node or all(node in self.messages for node in nodes)
+
+    def check_covers(self, nodes: Mapping[ClientId, int]) -> None:
+        """ConfigError unless the inner strategy made a message for each of the nodes."""
+        missing = sorted(c for c, node in nodes.items() if node not in self.messages)
+        if missing:
+            raise ConfigError(
+                "CohortStrategy: the inner strategy sends each node a message of its own, but none "
+                f"to {', '.join(missing)}; make its configure_train build one for every node of "
+                "grid.get_node_ids()"
+            )
+
+    def content_for(
+        self, node: int, extra: Mapping[str, Any], arrays: ArrayRecord | None
+    ) -> RecordDict:
         """Return what a node is sent: the inner strategy's records, and our entries in its config.
+
+        `arrays` is the model, None where the node holds it already.
 
         In its config, not beside it, since Flower's clipping mods want exactly one ConfigRecord.
         """
         inner = self.messages.get(node, self._any).content
-        content = RecordDict({k: v for k, v in inner.items() if carry or k != self.name})
+        content = RecordDict({k: v for k, v in inner.items() if k != self.name})
+        if arrays is not None:
+            content[self.name] = arrays
         content[self.config] = ConfigRecord({**inner.config_records.get(self.config, {}), **extra})
         return content
 
@@ -255,11 +287,16 @@ class Cohort:
         request: Request,
         extra: Mapping[str, Any],
     ) -> list[Message]:
-        entries = {RECORD: request.to_json(), **extra}
+        entries = dict(extra)
         self.sent = {}
         for client in clients:
-            carry = self.delivery.must_carry(client, self.model)
-            content = self.template.content_for(self.nodes[client], entries, carry)
+            own = self.template.own_arrays(self.nodes[client])
+            model = (
+                self.model if own is None else Model(in_dtypes(own, dtypes_of(self.model.arrays)))
+            )
+            entries[RECORD] = replace(request, version=model.version).to_json()
+            arrays = model.arrays if self.delivery.must_carry(client, model) else None
+            content = self.template.content_for(self.nodes[client], entries, arrays)
             self.sent[client] = self._message(client, content, kind)
         return list(self.sent.values())
 

@@ -1,7 +1,4 @@
-"""Sending messages and collecting replies, with a limit in time and the arrival of each.
-
-Which client holds which model, so that no model is sent twice in a round.
-"""
+"""Messages to clients: sent and collected within a time limit, without sending a model twice."""
 
 from __future__ import annotations
 
@@ -58,7 +55,7 @@ def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> list[Re
 
 
 def failure(message: Message) -> str | None:
-    """Return why a reply brings nothing, None if it brings something.
+    """Return why a reply has no content, None if it has some.
 
     Examples
     --------
@@ -86,14 +83,14 @@ def _pushed(grid: Grid, messages: list[Message]) -> dict[str, Message]:
 
 
 class TimedGrid(Grid):
-    """A grid that a strategy's loop uses in place of its own: it keeps the arrivals.
+    """A grid with a time limit that records how long each reply took.
 
     Parameters
     ----------
     grid : Grid
-        The one that does the work.
+        The grid that sends and receives.
     timeout : float
-        Limit in seconds where the caller states none.
+        Limit in seconds where the caller gives none.
     """
 
     def __init__(self, grid: Grid, timeout: float) -> None:
@@ -113,7 +110,7 @@ class TimedGrid(Grid):
         return self.grid.get_node_ids()
 
     def get_nodes(self) -> Iterable[Any]:
-        """Return what is known about the nodes that are online; older Flowers tell ids only."""
+        """Return what is known about online nodes; older versions of Flower know ids only."""
         if hasattr(self.grid, "get_nodes"):
             return self.grid.get_nodes()
         return [SimpleNamespace(node_id=node) for node in self.grid.get_node_ids()]
@@ -148,7 +145,7 @@ class TimedGrid(Grid):
 
 
 class Model:
-    """A model on its way to clients, with its name."""
+    """A model as clients are sent it, with its version."""
 
     def __init__(self, arrays: ArrayRecord) -> None:
         self.arrays = arrays
@@ -156,11 +153,11 @@ class Model:
 
 
 class Delivery:
-    """Decides whether a message must carry the model, and keeps the session's ledger true.
+    """Decides whether a message must carry the model, and charges copies that are sent again.
 
-    A session charges one download to a client and round. A client that says it kept the model gets
-    no other copy; one that did not, or that was asked about another model before, gets one more,
-    which is charged here.
+    A session charges one download per client and round. A client that says it kept the model is
+    not sent another copy. One that did not, or that was asked about another model before, is sent
+    one more, which is charged here.
     """
 
     def __init__(self, session: Session) -> None:
@@ -169,9 +166,9 @@ class Delivery:
         self._charged: set[ClientId] = set()
 
     def begin(self, continuing: Iterable[ClientId] = ()) -> None:
-        """Start a round; `continuing` clients go on after one that a gate skipped.
+        """Start a round; `continuing` clients go on after a round that a gate skipped.
 
-        The session takes it that those hold the model still, and charges them nothing.
+        The session assumes that those still hold the model, and charges them nothing.
         """
         self._charged = set(continuing)
         self._held = {c: held for c, held in self._held.items() if c in self._charged}

@@ -1,21 +1,22 @@
 """Which node is which client: ids that stay the same from run to run.
 
-Flower draws node ids anew, so a policy that remembers clients needs names of its own: the name
-under which an operator registered the node, what the client says of itself (its partition in a
-simulation, ``client-id`` in its node config), or its public key.
+Flower draws new node ids for every connection, so a policy that remembers clients needs other
+names: the name under which an operator registered the node, what the client says (its partition in
+a simulation, ``client-id`` in its node config), or a fingerprint of its public key.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.exceptions import ConfigError, DataError, NoClients
 from fedcohort.flower.grid import LOG, TimedGrid, exchange, failure
 from fedcohort.flower.messages import RECORD
 from fedcohort.rounds import ClientId
@@ -25,6 +26,7 @@ IDENTITIES = ("auto", "client", "name", "public-key")
 QUERY = "query.identity"
 MAX_LENGTH = 200
 MAX_ASKS = 3
+FINGERPRINTS = ("key-", "node-")
 RAISED = 2  # Flower's code of a client app that raised: here, one that fedcohort is not attached to
 
 
@@ -73,15 +75,16 @@ class Directory:
     Parameters
     ----------
     identity : {"auto", "client", "name", "public-key"}
-        Where ids come from. "auto": the name of a registered node, else the client's own word,
-        else, if fedcohort is not attached to the client, its key or node id.
+        Where ids come from. "auto": the name under which an operator registered the node; while no
+        node has such a name, what the client says; else a fingerprint of its public key.
     timeout : float
-        For the query that asks new nodes who they are.
+        Seconds to wait for new nodes that are asked who they are.
 
     Notes
     -----
-    A client's own word can be a lie. Of two nodes with one id, the one that was there first keeps
-    it while it is online; the other is left out and counted in `refused`.
+    A registered name always wins: nobody else can claim it, not even before its node comes online,
+    once the server has seen it. Fingerprints cannot be claimed. Of two nodes that claim the same
+    id, the first one keeps it while it is online; the other is left out and counted in `refused`.
     """
 
     def __init__(self, identity: Identity = "auto", timeout: float = 60.0) -> None:
@@ -90,44 +93,54 @@ class Directory:
         self.identity, self.timeout = identity, timeout
         self.nodes: dict[ClientId, int] = {}
         self.refused: Counter[str] = Counter()
+        self.registered: set[ClientId] = set()
         self._ids: dict[int, ClientId] = {}
-        self._asks: Counter[int] = Counter()
-        self._doubles: set[int] = set()
+        self._asked: Counter[int] = Counter()
+        self._duplicates: set[int] = set()
 
     def refresh(self, grid: Grid) -> dict[ClientId, int]:
         """Find out who is online, asking those that are new; return node ids by client."""
         present = {info.node: info for info in online(grid)}
-        self.nodes = {c: node for c, node in self.nodes.items() if node in present}
-        fresh = [info for node, info in present.items() if node not in self._ids]
-        self._ids.update({i.node: known for i in fresh if (known := self._known(i))})
+        if self.identity in ("auto", "name"):
+            self.registered.update(info.name for info in present.values() if info.name)
+        self._ids.update(
+            {n: known for n, info in present.items() if (known := self._vouched(n, info))}
+        )
+        unknown = [i for i in present.values() if i.node not in self._ids]
         if self.identity in ("auto", "client"):
-            self._ids.update(self._answers(grid, [i for i in fresh if self._may_ask(i.node)]))
+            self._ids.update(
+                self._claims(grid, [i for i in unknown if self._asked[i.node] < MAX_ASKS])
+            )
+        self.nodes = {c: n for c, n in self.nodes.items() if n in present and self._ids[n] == c}
         for node in sorted(present):
-            self._seat(node)
+            self._admit(node)
         return self.nodes
 
-    def _seat(self, node: int) -> None:
+    def _admit(self, node: int) -> None:
         client = self._ids.get(node)
-        if client is None:
+        if client is None or self.nodes.setdefault(client, node) == node:
             return
-        if self.nodes.setdefault(client, node) != node and node not in self._doubles:
-            self._doubles.add(node)
+        if node not in self._duplicates:
+            self._duplicates.add(node)
             self.refused[client] += 1
             LOG.warning("node %d says that it is %r, which is online already", node, client)
 
-    def _may_ask(self, node: int) -> bool:
-        return node not in self._ids and self._asks[node] < MAX_ASKS
-
-    def _known(self, info: NodeInfo) -> ClientId | None:
-        """Return the id that needs no question."""
+    def _vouched(self, node: int, info: NodeInfo) -> ClientId | None:
+        """Return the id that the SuperLink vouches for, None if the client must be asked."""
         if self.identity in ("auto", "name") and info.name:
             return info.name
         if self.identity == "public-key" and info.key:
-            return _fingerprint(info)
+            return fingerprint(info)
+        if self.identity == "auto" and self.registered:
+            # Operators register names here, so a client's own word counts for nothing.
+            if self._ids.get(node) != fingerprint(info):
+                LOG.warning("node %d is not registered under a name: %s", node, fingerprint(info))
+            return fingerprint(info)
         return None
 
-    def _answers(self, grid: Grid, asked: list[NodeInfo]) -> dict[int, ClientId]:
-        self._asks.update(info.node for info in asked)
+    def _claims(self, grid: Grid, asked: list[NodeInfo]) -> dict[int, ClientId]:
+        """Ask nodes who they are and return the ids that are accepted."""
+        self._asked.update(info.node for info in asked)
         content = RecordDict({RECORD: ConfigRecord()})
         messages = [Message(content, i.node, QUERY, ttl=self.timeout + 60) for i in asked]
         infos = {info.node: info for info in asked}
@@ -135,13 +148,13 @@ class Directory:
         for reply in exchange(grid, messages, self.timeout):
             info = infos[reply.sent.metadata.dst_node_id]
             try:
-                client = said(reply.message)
+                client = claimed_id(reply.message)
             except DataError as error:
                 self.refused[f"node {info.node}"] += 1
                 LOG.warning("node %d: %s", info.node, error)
                 continue
-            if client is None and self.identity == "auto" and _is_plain(reply.message):
-                client = _fingerprint(info)
+            if client is None and self.identity == "auto" and _app_raised(reply.message):
+                client = fingerprint(info)
                 reason = failure(reply.message)
                 LOG.info("node %d did not say who it is (%s): %s", info.node, reason, client)
             if client is not None:
@@ -149,14 +162,55 @@ class Directory:
         return found
 
 
-def said(message: Message) -> ClientId | None:
-    """Return the id in a reply, None in an error; DataError for an id that is none."""
+class IdentifiedGrid(TimedGrid):
+    """Shows the nodes whose ids are known; a strategy may wait for more, up to a limit.
+
+    Flower's strategies ask for the nodes again and again until there are enough. The first call
+    starts the clock.
+    """
+
+    def __init__(self, grid: Grid, directory: Directory, wait: float, timeout: float) -> None:
+        super().__init__(grid, timeout)
+        self.directory, self.wait = directory, wait
+        self._calls = 0
+        self._start = time.monotonic()
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the known nodes; NoClients once the strategy has waited too long for more."""
+        nodes = sorted(self.directory.refresh(self.grid).values())
+        self._calls += 1
+        waited = time.monotonic() - self._start
+        if self._calls > 3 and waited > self.wait:
+            raise NoClients(
+                f"too few clients: {len(nodes)} online after {waited:.0f} s, and the strategy "
+                "still waits for more; start more SuperNodes, lower its min_available_nodes and "
+                "min_train_nodes, or raise CohortStrategy(wait=...)"
+            )
+        return nodes
+
+
+class FixedGrid(TimedGrid):
+    """Shows the given nodes and no others."""
+
+    def __init__(self, grid: Grid, nodes: Iterable[int], timeout: float) -> None:
+        super().__init__(grid, timeout)
+        self.fixed = list(nodes)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the given nodes."""
+        return self.fixed
+
+
+def claimed_id(message: Message) -> ClientId | None:
+    """Return the id in a reply, None in an error; DataError for an id that cannot be accepted."""
     if failure(message) is not None:
         return None
     record = message.content.config_records.get(RECORD)
     client = None if record is None else record.get("id")
     if not isinstance(client, str) or not 0 < len(client) <= MAX_LENGTH or not client.isprintable():
         raise DataError(f"an id must be a printable text of at most {MAX_LENGTH} characters")
+    if client.startswith(FINGERPRINTS):
+        raise DataError(f"the id {client!r} looks like a fingerprint, which cannot be claimed")
     return client
 
 
@@ -166,11 +220,12 @@ def answer(message: Message, context: Context, identity: Callable[[Context], Cli
     return Message(content, reply_to=message)
 
 
-def _is_plain(message: Message) -> bool:
+def _app_raised(message: Message) -> bool:
     return message.has_error() and message.error.code == RAISED
 
 
-def _fingerprint(info: NodeInfo) -> ClientId:
+def fingerprint(info: NodeInfo) -> ClientId:
+    """Return an id made of a node's public key, or of its node id if it has none."""
     if not info.key:
         return f"node-{info.node}"
     return f"key-{hashlib.sha256(info.key).hexdigest()[:16]}"

@@ -1,7 +1,7 @@
 """What a client remembers between messages, in Flower's `Context.state`.
 
-The state lives in memory only: whatever is here can be lost, and then the client says so or works
-from what it is sent.
+The state lives in memory only and can be lost. The client then replies with an error, or works from
+what it is sent.
 """
 
 from __future__ import annotations

@@ -1,21 +1,29 @@
-"""Replies that a strategy may see: from known clients, whole, finite and alike.
+"""What comes back from training: which replies are accepted, their signals and their weights.
 
-Between replies and the inner strategy: signals from updates, and the policy's weights.
+The inner strategy sees only replies from selected clients that are complete, finite and alike.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedcohort.exceptions import DataError
-from fedcohort.flower.arrays import Flat, checked, flatten, is_float, unflatten
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.flower.arrays import (
+    Flat,
+    WrongForm,
+    checked,
+    decoded,
+    flatten,
+    is_float,
+    unflatten,
+)
 from fedcohort.flower.cohort import reading_of
 from fedcohort.flower.grid import LOG, Model, failure
 from fedcohort.flower.messages import RECORD
@@ -40,7 +48,7 @@ def by_client(
 ) -> dict[ClientId, Message]:
     """Return the replies by client, in the order in which the messages were made.
 
-    That order, not that of arrival, so that a sum of floats does not depend on who was faster.
+    The order of arrival would make a sum of floats depend on who was faster.
     """
     ids = {m.metadata.message_id: client for client, m in sent.items()}
     found: dict[ClientId, Message] = {}
@@ -52,21 +60,39 @@ def by_client(
 
 
 def update_of(message: Message, like: ArrayRecord, weight_key: str) -> Update:
-    """Check a training reply; DataError says what is wrong with it."""
+    """Check a reply that holds one model and one MetricRecord; DataError says what is wrong."""
     content = message.content
     if len(content.array_records) != 1:
-        raise DataError(f"{len(content.array_records)} ArrayRecords in place of one")
-    flat = checked(next(iter(content.array_records.values())), like)
-    weight = metrics_of(content).get(weight_key)
-    if isinstance(weight, list) or weight is None or not weight > 0:
-        raise DataError(f"the metric {weight_key!r} is {weight!r}, no positive number")
-    return Update(message, flat, float(weight))
+        raise WrongForm(f"{len(content.array_records)} ArrayRecords, not one")
+    name, record = next(iter(content.array_records.items()))
+    flat = checked(record, like)
+    if list(record) != list(like):  # some strategies go by position
+        content[name] = ArrayRecord({key: record[key] for key in like})
+    return Update(message, flat, _weight(metrics_of(content), weight_key))
+
+
+def opaque_update_of(message: Message, weight_key: str) -> Update:
+    """Check a reply whose arrays only the inner strategy understands."""
+    for record in message.content.array_records.values():
+        decoded(record)
+    metrics = [metrics_of(message.content)] if message.content.metric_records else []
+    weight = _weight(metrics[0], weight_key) if metrics and weight_key in metrics[0] else 1.0
+    return Update(message, np.empty(0, np.float32), weight)
+
+
+def _weight(metrics: MetricRecord, key: str) -> float:
+    weight = metrics.get(key)
+    if isinstance(weight, list) or weight is None:
+        raise WrongForm(f"the metric {key!r} is {weight!r}, not a number")
+    if not weight > 0:
+        raise DataError(f"the metric {key!r} is {weight!r}, not a positive number")
+    return float(weight)
 
 
 def metrics_of(content: RecordDict) -> MetricRecord:
     """Return the one MetricRecord of a reply; DataError unless its numbers are finite."""
     if len(content.metric_records) != 1:
-        raise DataError(f"{len(content.metric_records)} MetricRecords in place of one")
+        raise WrongForm(f"{len(content.metric_records)} MetricRecords, not one")
     metrics = next(iter(content.metric_records.values()))
     for name, value in metrics.items():
         values = value if isinstance(value, list) else [value]
@@ -75,64 +101,164 @@ def metrics_of(content: RecordDict) -> MetricRecord:
     return metrics
 
 
-def form(content: RecordDict) -> tuple[object, ...]:
-    """Return what replies must share to be averaged: names of records and of metrics."""
-    return tuple(
+Form = tuple[object, ...]
+
+
+def form_of(content: RecordDict) -> Form:
+    """Return what replies must share to be averaged: the names of records, metrics and arrays."""
+    metrics = tuple(
         (name, tuple(sorted((k, len(v) if isinstance(v, list) else -1) for k, v in record.items())))
         for name, record in content.metric_records.items()
-    ) + tuple(content.array_records)
+    )
+    arrays = tuple((name, tuple(record)) for name, record in content.array_records.items())
+    return metrics + arrays
 
 
-def odd_ones(contents: Mapping[ClientId, RecordDict]) -> tuple[ClientId, ...]:
-    """Return the clients whose replies are formed otherwise than most: no average takes them."""
-    forms = {client: form(content) for client, content in contents.items()}
-    if len(set(forms.values())) <= 1:
-        return ()
-    usual = Counter(forms.values()).most_common(1)[0][0]
-    return tuple(client for client, own in forms.items() if own != usual)
+def with_shapes(content: RecordDict) -> Form:
+    """Return the form of a reply and the shapes of its arrays."""
+    records = content.array_records.values()
+    return form_of(content), tuple(tuple(a.shape) for r in records for a in r.values())
+
+
+def inconsistent(forms: Mapping[ClientId, Form], earlier: Mapping[Form, int]) -> list[ClientId]:
+    """Return the clients whose replies differ in form from most: no average takes them.
+
+    Where two forms are equally common, the one that was more common in earlier rounds wins.
+    """
+    counts = Counter(forms.values())
+    if len(counts) <= 1:
+        return []
+    usual = max(counts, key=lambda form: (counts[form], earlier.get(form, 0)))
+    return [client for client, own in forms.items() if own != usual]
+
+
+Kind = Literal["model", "records", "opaque"]
 
 
 class Replies:
-    """Turns replies into updates; counts and leaves out what is none.
+    """Checks training replies; refuses and counts those that the inner strategy must not see.
 
     Parameters
     ----------
     session : Session
-        Its ledger is charged for what came in vain.
+        Its ledger is charged for refused uploads.
     weight_key : str
         The metric by which the inner strategy weighs updates.
+    check_opaque : callable, optional
+        Raises DataError for arrays that the inner strategy could not read.
+
+    Attributes
+    ----------
+    kind : {"model", "records", "opaque"}
+        What a reply holds. "model": one ArrayRecord like the global model. "records": whatever a
+        custom strategy aggregates, of one form and the same shapes in all replies. "opaque": arrays
+        that may change their shapes, such as serialized trees.
+    refused : Counter
+        Messages that brought no update, by reason.
     """
 
-    def __init__(self, session: Session, weight_key: str) -> None:
-        self.session, self.weight_key = session, weight_key
+    def __init__(
+        self,
+        session: Session,
+        weight_key: str,
+        check_opaque: Callable[[ArrayRecord], None] = lambda record: None,
+    ) -> None:
+        self.session, self.weight_key, self.check_opaque = session, weight_key, check_opaque
+        self.kind: Kind = "model"
         self.refused: Counter[str] = Counter()
+        self._forms: Counter[Form] = Counter()
+        self._wrong: Counter[ClientId] = Counter()
 
-    def sound(
+    def accepted(
         self, replies: Iterable[Message], sent: Mapping[ClientId, Message], like: ArrayRecord
     ) -> dict[ClientId, Update]:
-        """Return the updates by client, in the order of `sent`."""
+        """Return the updates by client, in the order of `sent`.
+
+        ConfigError if all are refused because of their form: the model would never change.
+        """
         found = by_client(replies, sent)
-        self.miss("no reply", len(sent) - len(found))
-        updates = {}
+        self.count("no reply", len(sent) - len(found))
+        updates: dict[ClientId, Update] = {}
+        wrong: dict[ClientId, WrongForm] = {}
         for client, message in found.items():
             problem = failure(message)
             if problem is not None:
                 self._refuse(client, "error", problem)
                 continue
             try:
-                updates[client] = update_of(message, like, self.weight_key)
+                updates[client] = self._checked(message, like)
             except DataError as error:
                 self._refuse(client, "invalid", error)
                 self._charge(client, message)
-        for client in odd_ones({c: u.message.content for c, u in updates.items()}):
-            self._refuse(client, "invalid", "metrics named otherwise than most clients'")
-            self._charge(client, updates.pop(client).message)
+                if isinstance(error, WrongForm):
+                    wrong[client] = error
+        if self.kind == "records":
+            self._prefer_models(updates, like, wrong)
+        self._drop_inconsistent(updates)
+        self._stop_if_all_wrong(updates, wrong)
         return updates
 
-    def miss(self, reason: str, number: int) -> None:
-        """Count messages that brought nothing at all."""
+    def count(self, reason: str, number: int) -> None:
+        """Count messages that brought no update."""
         if number:
             self.refused[reason] += number
+
+    def _checked(self, message: Message, like: ArrayRecord) -> Update:
+        if self.kind == "model":
+            return update_of(message, like, self.weight_key)
+        update = opaque_update_of(message, self.weight_key)
+        for record in message.content.array_records.values():
+            self.check_opaque(record)
+        return update
+
+    def _prefer_models(
+        self,
+        updates: dict[ClientId, Update],
+        like: ArrayRecord,
+        wrong: dict[ClientId, WrongForm],
+    ) -> None:
+        """Accept only models like the global one where at least half of the replies are such."""
+        unlike: dict[ClientId, DataError] = {}
+        for client, update in updates.items():
+            try:
+                update_of(update.message, like, self.weight_key)
+            except DataError as error:
+                unlike[client] = error
+        if 2 * len(unlike) > len(updates):
+            return
+        for client, why in unlike.items():
+            self._refuse(client, "invalid", why)
+            self._charge(client, updates.pop(client).message)
+            if isinstance(why, WrongForm):
+                wrong[client] = why
+
+    def _drop_inconsistent(self, updates: dict[ClientId, Update]) -> None:
+        form = with_shapes if self.kind == "records" else form_of
+        forms = {client: form(update.message.content) for client, update in updates.items()}
+        for client in inconsistent(forms, self._forms):
+            self._refuse(client, "invalid", "records or metrics named unlike most clients'")
+            self._charge(client, updates.pop(client).message)
+        self._forms.update(forms[client] for client in updates)
+
+    def _stop_if_all_wrong(
+        self, updates: Mapping[ClientId, Update], wrong: Mapping[ClientId, WrongForm]
+    ) -> None:
+        """Stop where no update was accepted and two clients, or one three times, were refused.
+
+        One client alone cannot stop a run: it may be hostile.
+        """
+        if updates:
+            self._wrong.clear()
+            return
+        self._wrong.update(list(wrong))
+        if wrong and (len(self._wrong) > 1 or max(self._wrong.values()) > 2):
+            client, error = next(iter(wrong.items()))
+            raise ConfigError(
+                f"round {self.session.round_number + 1}: all {len(wrong)} updates were refused "
+                f"because of their form, so the model would never change. {client}: {error}. "
+                "Clients must return the arrays that they were sent, under the same names and in "
+                f"the same shapes, and one MetricRecord with {self.weight_key!r}"
+            )
 
     def _refuse(self, client: ClientId, reason: str, why: object) -> None:
         self.refused[reason] += 1
@@ -145,22 +271,22 @@ class Replies:
         ledger.charge(number, "model", "up", [client], size)
 
 
-def sound_metrics(replies: Iterable[Message]) -> list[Message]:
+def usable_evaluations(replies: Iterable[Message]) -> list[Message]:
     """Leave out evaluation replies that an average would fail on."""
-    sound: dict[str, Message] = {}
+    usable: dict[str, Message] = {}
     for i, reply in enumerate(replies):
-        problem = failure(reply)
-        if problem is not None:
-            LOG.warning("an evaluation failed: %s", problem)
-            continue
+        problem: object = failure(reply)
         try:
-            metrics_of(reply.content)
+            if problem is None:
+                metrics_of(reply.content)
         except DataError as error:
-            LOG.warning("an evaluation was left out: %s", error)
-            continue
-        sound[str(i)] = reply
-    odd = set(odd_ones({i: reply.content for i, reply in sound.items()}))
-    return [reply for i, reply in sound.items() if i not in odd]
+            problem = error
+        if problem is None:
+            usable[str(i)] = reply
+        else:
+            LOG.warning("an evaluation was left out: %s", problem)
+    odd = set(inconsistent({i: form_of(reply.content) for i, reply in usable.items()}, {}))
+    return [reply for i, reply in usable.items() if i not in odd]
 
 
 Readings = dict[ClientId, Any]
@@ -232,11 +358,13 @@ def from_updates(
     return dict(zip(updates, distances, strict=True))
 
 
-def weigh(updates: Mapping[ClientId, Update], selection: Selection, model: Model, key: str) -> None:
-    """Make the inner strategy's weighted mean use the policy's weights, where there are some.
+def apply_weights(
+    updates: Mapping[ClientId, Update], selection: Selection, model: Model, key: str
+) -> None:
+    """Make the inner strategy's weighted mean use the policy's weights, where there are any.
 
-    With weights w of sum s the next model is to be c + sum w (x - c) for the global model c. The
-    inner strategy normalizes weights, so that updates are stretched by s where it is not one.
+    With weights w of sum s the next model is c + sum w (x - c) for the global model c. The inner
+    strategy normalizes weights, so updates are multiplied by s where it is not one.
     """
     if selection.weights is None or not updates:
         return
@@ -249,4 +377,5 @@ def weigh(updates: Mapping[ClientId, Update], selection: Selection, model: Model
         content[metrics] = MetricRecord({**old, key: float(known[client])})
         if abs(total - 1) > 1e-9:
             name, record = next(iter(content.array_records.items()))
-            content[name] = unflatten(start + np.float32(total) * (update.flat - start), record)
+            moved = start + np.float32(total) * (update.flat - start)
+            content[name] = unflatten(moved, model.arrays, record)

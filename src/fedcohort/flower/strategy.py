@@ -1,14 +1,12 @@
-"""The grid that an inner strategy sees: clients that are known, and a limit to waiting.
-
-`CohortStrategy`: a policy of ours picks the cohort, any Flower strategy does the rest.
-"""
+"""`CohortStrategy`: one of our policies picks the cohort, any Flower strategy does the rest."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -16,48 +14,26 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import ArrayLike
 
-from fedcohort.exceptions import ConfigError, NoClients
+from fedcohort.exceptions import ConfigError
 from fedcohort.flower import checkpoint as checkpoints
 from fedcohort.flower import inner as inners
-from fedcohort.flower.arrays import flatten, payload
+from fedcohort.flower.arrays import dtypes_of, flatten, in_dtypes, payload
 from fedcohort.flower.checkpoint import RoundReport
 from fedcohort.flower.cohort import Cohort, Queries, Template, first_request, training_request
 from fedcohort.flower.grid import LOG, Delivery, Model, TimedGrid
-from fedcohort.flower.identity import Directory, Identity
+from fedcohort.flower.identity import Directory, FixedGrid, IdentifiedGrid, Identity
 from fedcohort.flower.messages import RECORD
-from fedcohort.flower.replies import Replies, reply_signals, sound_metrics, weigh
-from fedcohort.gates import Gate, NoGate
+from fedcohort.flower.replies import (
+    Replies,
+    Update,
+    apply_weights,
+    reply_signals,
+    usable_evaluations,
+)
+from fedcohort.gates import Gate
 from fedcohort.policies.base import Policy
-from fedcohort.rounds import ClientId
+from fedcohort.rounds import ClientId, Selection
 from fedcohort.session import Session
-
-
-class PatientGrid(TimedGrid):
-    """Shows the nodes that said who they are; a strategy may wait for more, but not for ever.
-
-    Flower's strategies ask for the nodes again and again until there are enough. The first
-    question starts the clock.
-    """
-
-    def __init__(self, grid: Grid, directory: Directory, wait: float, timeout: float) -> None:
-        super().__init__(grid, timeout)
-        self.directory, self.wait = directory, wait
-        self._asked = 0
-        self._start = time.monotonic()
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the known nodes; NoClients once the strategy has waited too long for more."""
-        nodes = sorted(self.directory.refresh(self.grid).values())
-        self._asked += 1
-        waited = time.monotonic() - self._start
-        if self._asked > 3 and waited > self.wait:
-            raise NoClients(
-                f"too few clients: {len(nodes)} online after {waited:.0f} s, and the strategy "
-                "still waits for more; start more SuperNodes, lower its min_available_nodes and "
-                "min_train_nodes, or raise CohortStrategy(wait=...)"
-            )
-        return nodes
-
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -67,22 +43,23 @@ class CohortStrategy(Strategy):
 
     It must be the outermost strategy. Before each round it finds out which clients are online,
     asks for exactly the signals that the policy declared, and sends the inner strategy's training
-    messages to the cohort. Clients that leave, do not answer, answer with errors or with nonsense
-    cost at most `timeout` and are counted; their replies never reach the inner strategy.
+    messages to the cohort. Clients that leave, do not answer or answer with errors or invalid
+    updates cost at most `timeout` and are counted; the inner strategy never sees their replies.
+    Attributes and methods that it does not define are the inner strategy's.
 
     Parameters
     ----------
     inner : Strategy
-        FedAvg, FedProx, FedAdam, FedAvgM, Krum, one of the DP wrappers, or your own, as long as
-        its models keep their shapes.
+        Any of Flower's or your own. Where its updates are not vectors (serialized trees, several
+        records, a part of the layers), policies and gates that compare updates are refused.
     policy : Policy
     cohort_size : int, optional
-        Clients a round; by default as many as the inner strategy would sample.
+        Clients per round; by default as many as the inner strategy would sample.
     gate : Gate, optional
         Decides after local training who uploads: training then takes two messages,
         ``train.probe``, and ``train.upload`` to those that are needed.
     seed : int, default=0
-        Of the selection and of the clients' batches.
+        Seed of the selection and of the clients' batches.
     checkpoint : path, optional
         A file written after every round; `start` continues from it if it exists.
     timeout : float, default=600
@@ -134,7 +111,7 @@ class CohortStrategy(Strategy):
                 f"wait={wait} not negative"
             )
         self.inner, self.cohort_size, self.checkpoint = inner, cohort_size, checkpoint
-        self.gate = None if isinstance(gate, NoGate) else gate
+        self.gate = None if gate is None or gate.name == "none" else gate
         self.timeout, self.wait, self.max_bytes = timeout, wait, max_bytes
         self.center = None if center is None else np.asarray(center, np.float64).ravel()
         inners.check(inner, gate=self.gate is not None, checkpoint=checkpoint is not None)
@@ -142,16 +119,31 @@ class CohortStrategy(Strategy):
         size = 1 if cohort_size is None else cohort_size
         self.session = Session(policy, cohort_size=size, seed=seed, gate=self.gate)
         self.directory = Directory(identity, min(timeout, 120.0))
-        self.replies = Replies(self.session, inners.weight_key(inner))
+        check = partial(inners.check_trees, inner)
+        self.replies = Replies(self.session, inners.weight_key(inner), check)
         self.refused = self.replies.refused
         self.history: list[RoundReport] = []
         self.made_with = inners.settings(inner)
+        self.dtypes: dict[str, str] = {}
         self.initial: Model | None = None
         self.continuing: tuple[ClientId, ...] = ()
         self.rounds_before = 0
         self._delivery = Delivery(self.session)
         self._cohort: Cohort | None = None
         self._grid: TimedGrid | None = None
+        self._request = first_request(self.session)
+        self._made = True
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the inner strategy defines and this class does not."""
+        if name.startswith("__") or "inner" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of this class, or else of the inner strategy."""
+        own = "_made" not in vars(self) or name in vars(self) or hasattr(type(self), name)
+        object.__setattr__(self if own else self.inner, name, value)
 
     def summary(self) -> None:
         """Log the policy, then the inner strategy's settings."""
@@ -171,23 +163,28 @@ class CohortStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Run rounds as Flower does, from the checkpoint on where there is one.
+        """Run rounds as Flower does, starting from the checkpoint if it exists.
 
-        The parameters are Flower's; `timeout` is by default that of the strategy.
+        The parameters are Flower's; `timeout` is by default that of the strategy. An inner strategy
+        with a `start` of its own runs that one.
         """
+        self.dtypes = dtypes_of(initial_arrays)
         arrays = checkpoints.resume(self, initial_arrays)
         limit = self.timeout if timeout is None else timeout
         self._grid = TimedGrid(grid, limit)
         before = self.rounds_before
-        result = super().start(
-            self._grid,
-            arrays,
-            max(num_rounds - before, 0),
-            limit,
-            train_config,
-            evaluate_config,
-            None if evaluate_fn is None else lambda number, a: evaluate_fn(number + before, a),
-        )
+        with inners.running(self.inner, self) as start:
+            result = start(
+                grid=self._grid,
+                initial_arrays=arrays,
+                num_rounds=max(num_rounds - before, 0),
+                timeout=limit,
+                train_config=train_config,
+                evaluate_config=evaluate_config,
+                evaluate_fn=None
+                if evaluate_fn is None
+                else lambda number, a: evaluate_fn(number + before, a),
+            )
         return checkpoints.renumbered(result, before, arrays)
 
     def configure_train(
@@ -195,23 +192,39 @@ class CohortStrategy(Strategy):
     ) -> Iterable[Message]:
         """Pick the cohort, and with a gate train it, before the messages of this round go out."""
         self._cohort = None
-        patient = PatientGrid(grid, self.directory, self.wait, self.timeout)
-        number = server_round + self.rounds_before
-        messages = list(self.inner.configure_train(number, arrays, config, patient))
+        self.dtypes = self.dtypes or dtypes_of(arrays)
+        known = IdentifiedGrid(grid, self.directory, self.wait, self.timeout)
+        number, unchanged = server_round + self.rounds_before, ConfigRecord(dict(config))
+        messages = list(self._call("configure_train", number, arrays, config, known))
         if not messages:
             return []
         if self.cohort_size is None:
             self.session.cohort_size = len(messages)
         template = Template(messages)
-        self._cohort = cohort = self._begun(template, Model(template.arrays or arrays), grid)
+        sent = template.arrays or arrays
+        self.replies.kind = inners.reply_kind(self.inner, sent, self.session.policy, self.gate)
+        current = Model(in_dtypes(sent, self.dtypes))
+        selection = self._selected(template, current, grid)
+        nodes = {c: self.directory.nodes[c] for c in selection.clients}
+        if not template.covers(nodes.values()):
+            fixed = FixedGrid(grid, nodes.values(), self.timeout)
+            with inners.sampling_everybody(self.inner, len(nodes)):
+                again = self._call("configure_train", number, arrays, unchanged, fixed)
+                template = Template(list(again))
+            template.check_covers(nodes)
+        self._cohort = cohort = self._cohort_of(selection, template, current)
         if self.gate is None:
             return cohort.train()
-        announced = self.session.announce(flatten(cohort.model.arrays))
+        announced = self.session.announce(flatten(current.arrays))
         answers = cohort.probe(self.gate, announced, grid)
-        self.replies.miss("gate", len(cohort.selection.clients) - len(answers))
+        self.replies.count("gate", len(selection.clients) - len(answers))
         return cohort.upload(self.session.admit(answers))
 
-    def _begun(self, template: Template, current: Model, grid: Grid) -> Cohort:
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the inner strategy's class, also while `start` is hooked."""
+        return getattr(type(self.inner), method)(self.inner, *arguments)
+
+    def _selected(self, template: Template, current: Model, grid: Grid) -> Selection:
         """Ask for signals and let the policy pick."""
         session, nodes = self.session, dict(self.directory.nodes)
         session.model_bytes = payload(current.arrays)
@@ -233,46 +246,71 @@ class CohortStrategy(Strategy):
             center=self.center,
         )
         selection = session.begin(nodes, queries)
-        self.continuing = selection.clients
-        request = replace(training_request(request, session.policy), version=current.version)
+        self.continuing, self._request = selection.clients, request
+        return selection
+
+    def _cohort_of(self, selection: Selection, template: Template, current: Model) -> Cohort:
+        request = training_request(self._request, self.session.policy)
+        request = replace(request, version=current.version)
+        nodes = dict(self.directory.nodes)
         return Cohort(selection, template, request, current, nodes, self._delivery, self.timeout)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Let the inner strategy average what is sound, and the policy learn from the round."""
+        """Let the inner strategy average the accepted updates, and the policy learn from them."""
         number, cohort = server_round + self.rounds_before, self._cohort
         if cohort is None:
-            return self.inner.aggregate_train(number, replies)
-        updates = self.replies.sound(replies, cohort.sent, cohort.model.arrays)
+            out: tuple[ArrayRecord | None, MetricRecord | None]
+            out = self._call("aggregate_train", number, replies)
+            return out
+        updates = self.replies.accepted(replies, cohort.sent, cohort.model.arrays)
         policy, model = self.session.policy, cohort.model
         seconds = cohort.seconds({} if self._grid is None else self._grid.seconds)
         signals = reply_signals(policy, updates, model, seconds, self.max_bytes)
+        self._charge_other_sizes(updates)
         self.history.append(checkpoints.finish(self.session, signals, updates))
         arrays, metrics = None, None
         if updates:
-            weigh(updates, cohort.selection, model, self.replies.weight_key)
+            apply_weights(updates, cohort.selection, model, self.replies.weight_key)
             for update in updates.values():
                 update.message.content.pop(RECORD, None)
             sound = [update.message for update in updates.values()]
-            arrays, metrics = self.inner.aggregate_train(number, sound)
+            arrays, metrics = self._call("aggregate_train", number, sound)
         if arrays is not None and self.gate is not None:
-            self.gate.aggregated(flatten(model.arrays), flatten(arrays))
+            after = in_dtypes(arrays, self.dtypes)
+            self.gate.aggregated(flatten(model.arrays), flatten(after))
         checkpoints.save(self, model.arrays if arrays is None else arrays)
         return arrays, metrics
+
+    def _charge_other_sizes(self, updates: dict[ClientId, Update]) -> None:
+        """Charge the difference where an update does not have the model's size."""
+        expected, session = self.session.model_bytes, self.session
+        sizes = {
+            c: sum(map(payload, u.message.content.array_records.values())) - expected
+            for c, u in updates.items()
+        }
+        other = {client: size for client, size in sizes.items() if size}
+        session.ledger.charge_each(session.round_number, "model", "up", other)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Leave evaluation to the inner strategy."""
-        patient = PatientGrid(grid, self.directory, self.wait, self.timeout)
+        """Leave evaluation to the inner strategy; clients get the dtypes that they started with."""
+        known = IdentifiedGrid(grid, self.directory, self.wait, self.timeout)
         number = server_round + self.rounds_before
-        return self.inner.configure_evaluate(number, arrays, config, patient)
+        sent = in_dtypes(arrays, self.dtypes)
+        messages: Iterable[Message]
+        messages = self._call("configure_evaluate", number, sent, config, known)
+        return messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Leave evaluation to the inner strategy, without replies that would break it."""
-        sound = sound_metrics(replies)
+        usable = usable_evaluations(replies)
         number = server_round + self.rounds_before
-        return self.inner.aggregate_evaluate(number, sound) if sound else None
+        metrics: MetricRecord | None = None
+        if usable:
+            metrics = self._call("aggregate_evaluate", number, usable)
+        return metrics
