@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from fedcohort.exceptions import ConfigError
+from fedcohort.exceptions import ConfigError, FedcohortError
+from fedcohort.experiments import results
 from fedcohort.experiments.config import NamedConfig, dump, parse
 from fedcohort.experiments.folder import run, tracker
 from fedcohort.experiments.results import read_histories
@@ -19,6 +23,8 @@ from fedcohort.experiments.several import DEFAULT_SETTING, compare
 SMALL = dataclasses.replace(
     DEFAULT_SETTING, rounds=6, seeds=(0, 1), checkpoint_every=4, device="cpu"
 )
+
+TINY = dataclasses.replace(SMALL, rounds=3, seeds=(0,), checkpoint_every=2)
 
 
 def test_a_folder_tells_the_whole_story(tmp_path):
@@ -136,3 +142,91 @@ def test_unknown_trackers(tmp_path):
         tracker("bogus", tmp_path, {}),
     ):
         pass
+
+
+def test_two_processes_cannot_write_one_folder(tmp_path):
+    from fedcohort.atomic import locked_folder
+    from fedcohort.exceptions import FolderInUse
+
+    with locked_folder(tmp_path), pytest.raises(FolderInUse, match="another process"):
+        run(TINY, tmp_path, resume=True)
+    assert not (tmp_path / "rounds.jsonl").exists()
+    run(TINY, tmp_path)
+
+
+def test_leftovers_of_a_killed_run_are_removed(tmp_path):
+    from fedcohort.atomic import SUFFIX
+
+    for i in range(3):
+        (tmp_path / f".checkpoint.{i}{SUFFIX}").write_bytes(b"half")
+    run(TINY, tmp_path)
+    assert not list(tmp_path.glob(f".*{SUFFIX}"))
+
+
+def test_rounds_are_synced_before_the_checkpoint_that_knows_them(tmp_path, monkeypatch):
+    import os
+
+    from fedcohort import checkpoint
+
+    events = []
+    real_sync, real_save = os.fsync, checkpoint.save
+
+    def sync(handle):
+        events.append(os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
+        real_sync(handle)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(checkpoint, "save", lambda *a: (events.append("save"), real_save(*a)))
+    run(TINY, tmp_path)
+    saves = [i for i, event in enumerate(events) if event == "save"]
+    assert saves
+    assert all(events[i - 1] == "rounds.jsonl" for i in saves)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    run(TINY, folder)
+    return folder
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+BROKEN = [b"", b"\xff\xfe", b"{", b"[]", b"{}", b"null", b"7", b"[" * 100_000, b'{"seed": [1]}\n']
+
+
+@pytest.mark.parametrize("content", BROKEN)
+@pytest.mark.parametrize("name", ["config.json", "rounds.jsonl", "summary.json", "federation.json"])
+def test_damaged_files_of_a_run_are_our_errors(copy, name, content):
+    (copy / name).write_bytes(content)
+    for act in (lambda: results.read(copy), lambda: run(TINY, copy, resume=True)):
+        with contextlib.suppress(FedcohortError):
+            act()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seed", [1]),
+        ("seed", 10**400),
+        ("round", -1),
+        ("round", 7),
+        ("accuracy", "high"),
+        ("seconds", None),
+        ("selected", "abc"),
+        ("selected", [1]),
+        ("selected", [""]),
+        ("skipped", 2),
+        ("more", 1),
+    ],
+)
+def test_a_line_that_is_not_a_round_is_named(copy, key, value):
+    path = copy / "rounds.jsonl"
+    lines = path.read_text().splitlines()
+    lines[1] = json.dumps({**json.loads(lines[1]), key: value})
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(ConfigError, match=r"rounds\.jsonl, line 2: not a round record"):
+        read_histories(copy)

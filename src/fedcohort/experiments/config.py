@@ -210,7 +210,10 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where} = {value!r} must be a table")
         return dict(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where}: the number is too large") from None
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise ConfigError(f"{where} = {value!r} must be of type {hint.__name__}")
     return value

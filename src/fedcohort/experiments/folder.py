@@ -29,12 +29,12 @@ from typing import Any
 
 import fedcohort
 from fedcohort import checkpoint
-from fedcohort.atomic import write_atomically
+from fedcohort.atomic import locked_folder, remove_leftovers, sync_folder, write_atomically
 from fedcohort.datasets import Dataset, Federation, federate, load
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import config
 from fedcohort.experiments.config import DataConfig, Experiment, LocalConfig, NamedConfig
-from fedcohort.experiments.results import read_histories
+from fedcohort.experiments.results import read_histories, read_json
 from fedcohort.experiments.summary import Summary, summarize
 from fedcohort.gates import GATES, Gate
 from fedcohort.policies import POLICIES, Policy
@@ -144,14 +144,15 @@ def run(
     on_round: OnRound | None = None,
     dataset: Dataset | None = None,
 ) -> list[Summary]:
-    """Run an experiment, or what is left of it, and return a summary a seed.
+    """Run an experiment, or what is left of it, and return one summary per seed.
 
     Parameters
     ----------
     experiment : Experiment
         What to run.
     folder : path
-        Made if it is not there. A folder with another run in it is refused.
+        Made if it does not exist. It is locked while it is written; a folder of another run is
+        refused.
     resume : bool, default=False
         Continue the run in the folder; it must be of the same experiment.
     on_round : callable, optional
@@ -160,36 +161,50 @@ def run(
         The data set, if it is loaded already.
     """
     place = Path(folder)
-    _claim(place, experiment, resume)
-    simulation = simulation_of(experiment, dataset or dataset_of(experiment.data))
-    _describe(place, simulation)
-    started = time.perf_counter()
-    if (place / "checkpoint").exists():
-        state = checkpoint.load(place / "checkpoint")
-        simulation.load_state_dict(state)
-        started -= state.get("wall_seconds", 0.0)
-    lines = place / "rounds.jsonl"
-    _keep_lines(lines, simulation.round_number * len(experiment.seeds))
-    with lines.open("a", encoding="utf-8") as file:
-        while simulation.round_number < experiment.rounds:
-            records = simulation.step()
-            file.writelines(json.dumps(asdict(r)) + "\n" for r in records)
-            file.flush()
-            _save_if_due(simulation, experiment, place, time.perf_counter() - started)
-            if on_round is not None:
-                on_round(records)
-    return _summarized(simulation, experiment, place, time.perf_counter() - started)
+    place.mkdir(parents=True, exist_ok=True)
+    with locked_folder(place):
+        remove_leftovers(place)
+        _claim(place, experiment, resume)
+        simulation = simulation_of(experiment, dataset or dataset_of(experiment.data))
+        _describe(place, simulation)
+        started = time.perf_counter() - _restored(simulation, place)
+        lines = place / "rounds.jsonl"
+        _keep_lines(lines, simulation.round_number * len(experiment.seeds))
+        with lines.open("a", encoding="utf-8") as file:
+            sync_folder(place)
+            while simulation.round_number < experiment.rounds:
+                records = simulation.step()
+                file.writelines(json.dumps(asdict(r)) + "\n" for r in records)
+                file.flush()
+                if _save_is_due(simulation, experiment):
+                    os.fsync(file.fileno())  # a checkpoint never knows rounds that can be lost
+                    _save(simulation, place, time.perf_counter() - started)
+                if on_round is not None:
+                    on_round(records)
+        return _summarized(simulation, experiment, place, time.perf_counter() - started)
+
+
+def _restored(simulation: Simulation, folder: Path) -> float:
+    """Continue from the folder's checkpoint, if there is one, and return the seconds so far."""
+    path = folder / "checkpoint"
+    if not path.exists():
+        return 0.0
+    state = checkpoint.load(path)
+    checkpoint.restore(path, simulation.load_state_dict, state)
+    seconds = state.get("wall_seconds", 0.0)
+    return seconds if isinstance(seconds, float) else 0.0
 
 
 def _claim(folder: Path, experiment: Experiment, resume: bool) -> None:
     """Write the configuration, or check that the folder's run is this one."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.json"
     wanted = json.loads(json.dumps(config.dump(experiment)))
     if path.exists():
         if not resume:
             raise ConfigError(f"{folder} holds a run already: continue it with --resume")
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
+        if not isinstance(found, dict):
+            raise ConfigError(f"{path}: not a configuration")
         changed = [key for key in wanted if found.get(key) != wanted[key]]
         if changed:
             raise ConfigError(f"{folder} holds another experiment: {', '.join(changed)} differ")
@@ -234,13 +249,14 @@ def _keep_lines(path: Path, count: int) -> None:
     write_atomically(path, b"".join(lines[:count]))
 
 
-def _save_if_due(
-    simulation: Simulation, experiment: Experiment, folder: Path, seconds: float
-) -> None:
+def _save_is_due(simulation: Simulation, experiment: Experiment) -> bool:
     number = simulation.round_number
-    if number == experiment.rounds or number % experiment.checkpoint_every == 0:
-        state = {**simulation.state_dict(), "wall_seconds": seconds}
-        checkpoint.save(folder / "checkpoint", state)
+    return number == experiment.rounds or number % experiment.checkpoint_every == 0
+
+
+def _save(simulation: Simulation, folder: Path, seconds: float) -> None:
+    state = {**simulation.state_dict(), "wall_seconds": seconds}
+    checkpoint.save(folder / "checkpoint", state)
 
 
 def _summarized(

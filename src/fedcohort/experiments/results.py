@@ -21,7 +21,7 @@ from fedcohort.experiments import config
 from fedcohort.experiments.config import NO_GATE, Experiment, NamedConfig
 from fedcohort.experiments.summary import Summary, summarize_rounds
 from fedcohort.rounds import ClientId
-from fedcohort.simulate.history import History, record_from
+from fedcohort.simulate.history import History, record_from, whole_number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -158,7 +158,12 @@ def run_folders(folder: str | os.PathLike[str]) -> list[Path]:
     runs = {p.parent.name: p.parent for p in root.glob("*/config.json")}
     if not runs:
         raise ConfigError(f"{folder}: no run here (no config.json in it or one level below)")
-    listed = [name for file in ("comparison.json", "sweep.json") for name in _json(root / file, {})]
+    listed: list[str] = []
+    for file in ("comparison.json", "sweep.json"):
+        found = read_json(root / file, {})
+        if not isinstance(found, dict):
+            raise ConfigError(f"{root / file}: not the summaries of several runs")
+        listed += found
     order = {name: position for position, name in enumerate(listed)}
 
     def key(name: str) -> tuple[float, float, str]:
@@ -170,18 +175,18 @@ def run_folders(folder: str | os.PathLike[str]) -> list[Path]:
 def read_run(folder: Path, name: str | None = None) -> PolicyResult:
     """Read one run, as far as it got."""
     try:
-        experiment = config.parse(_json(folder / "config.json"))
+        experiment = config.parse(read_json(folder / "config.json"))
     except (ConfigError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder / 'config.json'}: {error}") from None
-    known = _json(folder / "summary.json", {})
+    known = read_json(folder / "summary.json", {})
     try:
         seconds = float(known.get("seconds", math.nan))
-        kinds = {int(s["seed"]): s["bytes_by_kind"] for s in known.get("seeds", [])}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        kinds = {int(s["seed"]): _sizes(s["bytes_by_kind"]) for s in known.get("seeds", [])}
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{folder / 'summary.json'}: not a summary ({error!r})") from None
     histories = read_histories(folder)
     result = PolicyResult(name or folder.name, [], histories, seconds, experiment, folder)
-    model_bytes = int(_json(folder / "federation.json", {}).get("model_bytes", 0))
+    model_bytes = _model_bytes(folder / "federation.json")
     for history, members in zip(histories, result.members(), strict=True):
         summary = summarize_rounds(
             history, *members, experiment.target, model_bytes, kinds.get(history.seed)
@@ -199,18 +204,35 @@ def read_histories(folder: str | os.PathLike[str]) -> list[History]:
     if not path.exists():
         raise ConfigError(f"{folder}: no run here (there is no rounds.jsonl)")
     histories: dict[int, History] = {}
-    text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    for number, line in enumerate(whole.splitlines(), start=1):
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
         try:
             record = record_from(json.loads(line))
-        except (ValueError, TypeError, KeyError) as error:
-            raise ConfigError(f"{path}, line {number}: not a round record ({error})") from None
-        histories.setdefault(record.seed, History(record.seed)).rounds.append(record)
+            history = histories.setdefault(record.seed, History(record.seed))
+            if record.round != len(history.rounds):
+                raise ValueError(f"round {record.round} in place of {len(history.rounds)}")
+        except (ValueError, TypeError, RecursionError) as error:
+            reason = str(error)[:200]
+            raise ConfigError(f"{path}, line {number}: not a round record ({reason})") from None
+        history.rounds.append(record)
     return list(histories.values())
 
 
-def _json(path: Path, default: Any = None) -> Any:
+def _sizes(by_kind: Any) -> dict[str, int]:
+    """Return bytes by kind of message, if that is what was read."""
+    return {str(kind): whole_number(size) for kind, size in by_kind.items()}
+
+
+def _model_bytes(path: Path) -> int:
+    known = read_json(path, {})
+    try:
+        return whole_number(known.get("model_bytes", 0))
+    except (AttributeError, ValueError) as error:
+        raise ConfigError(f"{path}: not a federation ({error!r})") from None
+
+
+def read_json(path: Path, default: Any = None) -> Any:
     """Read a JSON file; a missing file is the default, or an error if there is none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -229,7 +251,7 @@ def _saved_members(folder: Path) -> dict[int, Members]:
             int(seed["seed"]): Members(
                 [str(c) for c in seed["clients"]], np.array(seed["label_counts"], np.int64)
             )
-            for seed in _json(path, {}).get("seeds", [])
+            for seed in read_json(path, {}).get("seeds", [])
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: not a federation ({error!r})") from None

@@ -27,12 +27,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedcohort.atomic import write_atomically
+from fedcohort.atomic import remove_leftovers, write_atomically
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import config
 from fedcohort.experiments.config import NO_GATE, DataConfig, Experiment, LocalConfig, NamedConfig
 from fedcohort.experiments.folder import dataset_of, gate_of, policy_of, run
-from fedcohort.experiments.results import PolicyResult, Results, read_histories
+from fedcohort.experiments.results import PolicyResult, Results, read_histories, read_json
 from fedcohort.experiments.summary import Summary
 from fedcohort.simulate.history import RoundRecord
 
@@ -98,11 +98,13 @@ def run_several(
         What runs them: `in_turn`, or `fedcohort.distribute.runs.run_all` on a cluster.
     """
     root = Path(folder)
+    root.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(root)
     results = Results()
     summaries = runner(settings, root, resume=resume, on_round=on_round)
     for (name, experiment), own in zip(settings, summaries, strict=True):
         place = root / name
-        seconds = json.loads((place / "summary.json").read_text())["seconds"]
+        seconds = read_json(place / "summary.json")["seconds"]
         results.append(PolicyResult(name, own, read_histories(place), seconds, experiment, place))
     content = {r.policy: [s.as_dict() for s in r.summaries] for r in results}
     write_atomically(root / file, json.dumps(content, indent=2).encode())

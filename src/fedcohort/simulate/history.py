@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.rounds import ClientId
+from fedcohort.rounds import ClientId, check_id
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +88,33 @@ class History:
         return pd.DataFrame(self.records(), columns=names)
 
 
-def record_from(values: Mapping[str, Any]) -> RoundRecord:
-    """Make a record from values that were read from disk."""
-    cohort = {key: tuple(values.get(key, ())) for key in ("selected", "finished", "withheld")}
-    return RoundRecord(**{**values, **cohort})
+def record_from(values: Any) -> RoundRecord:
+    """Make a record from what was read from disk; ValueError or TypeError if it is not one."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{str(values)[:80]} is not an object")
+    cohort = {key: _clients(values.get(key, [])) for key in ("selected", "finished", "withheld")}
+    record = RoundRecord(**{**values, **cohort})
+    for name in ("seed", "round", "bytes_up", "bytes_down"):
+        whole_number(getattr(record, name))
+    for name in ("accuracy", "loss", "seconds"):
+        value = getattr(record, name)
+        if type(value) is int:
+            whole_number(value)
+        elif not (isinstance(value, float) or (value is None and name != "seconds")):
+            raise ValueError(f"{name}={str(value)[:80]} is not a float")
+    if record.round < 0 or not isinstance(record.skipped, bool):
+        raise ValueError(f"round={record.round}, skipped={str(record.skipped)[:80]}")
+    return record
+
+
+def _clients(values: Any) -> tuple[ClientId, ...]:
+    if not isinstance(values, list):
+        raise ValueError(f"{str(values)[:80]} is not a list of clients")
+    return tuple(check_id(client) for client in values)
+
+
+def whole_number(value: Any) -> int:
+    """Return an integer of at most 63 bits; ValueError for anything else."""
+    if type(value) is not int or not -(2**63) <= value < 2**63:
+        raise ValueError(f"{str(value)[:80]} is not a whole number")
+    return value
