@@ -37,8 +37,8 @@ from fedcohort.policies import (
     Uniform,
 )
 from fedcohort.rounds import Outcome, Round, stream
+from fedcohort.signals.forms import sketch_dtype
 from fedcohort.signals.table import Column, Signals
-from fedcohort.sketch.distances import reading_dtype
 
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
 SCALARS = ("num_examples", "loss", "loss_rms", "duration", "update_distance")
@@ -73,7 +73,7 @@ def readings(name: str, count: int, rng: np.random.Generator) -> np.ndarray:
         return rng.gamma(2.0, size=count)
     kinds = rng.integers(0, 10, count)
     if name == "race_sketch":
-        out = np.zeros(count, reading_dtype(10, 64, "i2"))
+        out = np.zeros(count, sketch_dtype(10, 64, "i2"))
         shapes = np.random.default_rng(0).dirichlet(np.full(64, 0.1), size=(10, 10))
         out["n"] = n = rng.integers(50, 200, count)
         for first in range(0, count, 50_000):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from fedcohort import checkpoint
 from fedcohort.exceptions import InvalidCheckpoint, NoClients, PolicyError
 from fedcohort.policies import Policy, PowerOfChoice, Uniform
 from fedcohort.rounds import Selection
@@ -100,7 +101,7 @@ def test_a_short_cohort_is_topped_up():
     selection = Session(Shy(), cohort_size=3, seed=0).begin("abcdef", answers([]))
     assert selection.clients[0] == "a"
     assert len(set(selection.clients)) == 3
-    assert selection.weights == (3.0, 3.0, 3.0)
+    assert selection.weights == (1.0, 1.0, 1.0)  # fillers get the mean; the sum is the policy's
 
 
 @pytest.mark.parametrize(
@@ -142,3 +143,70 @@ def test_a_checkpoint_of_another_run_is_refused():
     ):
         with pytest.raises(InvalidCheckpoint, match="this is"):
             other.load_state_dict(state)
+
+
+class First(Policy):
+    """Always the first clients, with weights."""
+
+    def select(self, round, signals, rng):
+        chosen = round.available[: round.size]
+        return Selection(chosen, weights=(1 / len(chosen),) * len(chosen))
+
+
+def test_weights_that_arrive_have_the_sum_that_the_policy_meant():
+    selection = Session(First(), cohort_size=4, seed=0).begin("abcd", answers([]))
+    assert selection.weights_of(("a", "c")) == [0.5, 0.5]
+    assert selection.weights_of(()) == []
+    assert Selection(("a",)).weights_of(("a",)) is None
+
+
+def test_a_client_that_never_finishes_sits_out_and_comes_back_when_it_does():
+    session = Session(First(), cohort_size=2, seed=0)
+    picked = []
+    for number in range(60):
+        selection = session.begin("abcdef", answers([]))
+        picked.append("a" in selection.clients)
+        healthy = number >= 40
+        session.finish({}, [c for c in selection.clients if c != "a" or healthy])
+    # Picked twice, then after rests of 4, 8, 16 and 32 rounds; forgiven once it finishes.
+    assert [i for i, there in enumerate(picked[:40]) if there] == [0, 1, 6, 15, 32]
+    assert not any(picked[40:59])
+    session.round_number = 65
+    assert "a" in session.begin("abcdef", answers([])).clients
+    session.finish({}, ["a"])
+    assert "a" in session.begin("abcdef", answers([])).clients
+
+
+def test_those_who_sit_out_are_called_back_when_too_few_are_left():
+    session = Session(First(), cohort_size=2, seed=0)
+    for _ in range(5):
+        assert len(session.begin("ab", answers([])).clients) == 2
+        session.finish({}, ["b"])
+
+
+def test_a_resumed_session_remembers_who_sits_out(tmp_path):
+    first, second = (Session(First(), cohort_size=2, seed=0) for _ in range(2))
+    for _ in range(3):
+        first.begin("abcd", answers([]))
+        first.finish({}, [])
+    checkpoint.save(tmp_path / "x", first.state_dict())
+    second.load_state_dict(checkpoint.load(tmp_path / "x"))
+    for session in (first, second):
+        session.begin("abcdef", answers([]))
+    assert first._round == second._round
+    assert "a" not in first._round.available
+
+
+def test_what_fails_late_is_refused_at_once():
+    assert isinstance(Session("uniform", cohort_size=2, seed=0).policy, Policy)
+    with pytest.raises(ValueError, match="did you mean 'uniform'"):
+        Session("unifrom", cohort_size=2, seed=0)
+    for wrong in ({"cohort_size": 2.5}, {"cohort_size": 0}, {"seed": "0"}, {"model_bytes": -1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Session(First(), **{"cohort_size": 2, "seed": 0, **wrong})
+
+
+def test_a_checkpoint_of_other_options_is_refused():
+    saved = Session(PowerOfChoice(d=5), cohort_size=2, seed=0).state_dict()
+    with pytest.raises(InvalidCheckpoint, match=r"PowerOfChoice\(d=5\)"):
+        Session(PowerOfChoice(d=6), cohort_size=2, seed=0).load_state_dict(saved)

@@ -6,9 +6,9 @@ Everything here is frozen: a policy cannot change the round it is asked about.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
@@ -56,11 +56,15 @@ class Round:
         The clients that can take part, sorted, each once.
     cohort_size : int
         How many the engine wants.
+    averaging : {"equal", "size"}, optional
+        How the engine averages the cohort's models: each equally, or by number of examples. None
+        if the engine does not say.
     """
 
     number: int
     available: tuple[ClientId, ...]
     cohort_size: int
+    averaging: Literal["equal", "size"] | None = None
 
     @property
     def size(self) -> int:
@@ -79,12 +83,31 @@ class Selection:
     weights : tuple of float, optional
         Aggregation weights in the same order; None leaves them to the engine.
     scores : mapping, optional
-        Whatever number explains the choice, by client, for logs and plots.
+        A number per client that explains the choice, for logs and plots.
     """
 
     clients: tuple[ClientId, ...]
     weights: tuple[float, ...] | None = None
     scores: Mapping[ClientId, float] | None = None
+
+    def weights_of(self, finished: Sequence[ClientId]) -> list[float] | None:
+        """Return the weights of those that finished, with the sum that the policy meant.
+
+        Without this, each client that drops out would shrink the step.
+
+        Examples
+        --------
+        >>> Selection(("a", "b", "c"), weights=(0.5, 0.25, 0.25)).weights_of(["a", "b"])
+        [0.6666666666666666, 0.3333333333333333]
+        """
+        if self.weights is None:
+            return None
+        known = dict(zip(self.clients, self.weights, strict=True))
+        arrived = [known[client] for client in finished]
+        total = sum(arrived)
+        if len(arrived) == len(self.clients) or not total > 0:
+            return arrived
+        return [weight * (sum(self.weights) / total) for weight in arrived]
 
 
 @dataclass(frozen=True)

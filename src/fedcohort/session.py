@@ -9,23 +9,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import InvalidCheckpoint, NoClients, PolicyError
-from fedcohort.gates.base import Gate
-from fedcohort.ledger import Ledger
+from fedcohort.gates.base import GATES, Gate
+from fedcohort.ledger import Direction, Ledger
+from fedcohort.policies import POLICIES
 from fedcohort.policies.base import Policy, pick
+from fedcohort.registry import lookup
 from fedcohort.rounds import ClientId, Outcome, Round, Selection, stream
 from fedcohort.signals.catalog import SIGNALS
+from fedcohort.signals.projection import Vectors
 from fedcohort.signals.table import Signals, as_array
 
 Readings = Mapping[ClientId, ArrayLike | None]
 Collect = Callable[[str, tuple[ClientId, ...]], Readings]
 
-MAX_ASKS = 3  # a client that does not answer a profile query this often is left alone
+MAX_ASKS = 3  # a client that does not answer a profile query this often is not asked again
+FAILURES = 2  # failed rounds in a row after which a client sits out for a while
+LONGEST_REST = 64  # rounds
 
 
 class Session:
@@ -33,16 +38,24 @@ class Session:
 
     Parameters
     ----------
-    policy : Policy
-        The policy; the session calls it and keeps its state with its own.
+    policy : Policy or str
+        The policy, or its name; the session calls it and keeps its state with its own.
     cohort_size : int
         Clients wanted in each round.
     seed : int
         All randomness of the selection is a function of it and of the round.
-    gate : Gate, optional
+    gate : Gate or str, optional
         Decides after local training who uploads; see `announce` and `admit`.
     model_bytes : int, default=0
         Size of the model, charged for each download and upload.
+    averaging : {"equal", "size"}, optional
+        How the engine averages models, for policies that match the average.
+
+    Notes
+    -----
+    A client that was selected and did not finish in `FAILURES` rounds in a row sits out: 4 rounds,
+    then 8, 16 and so on, up to `LONGEST_REST`, until it finishes a round again. Clients that sit
+    out are called back when too few others are available.
 
     Examples
     --------
@@ -61,24 +74,28 @@ class Session:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Policy | str,
         *,
         cohort_size: int,
         seed: int,
-        gate: Gate | None = None,
+        gate: Gate | str | None = None,
         model_bytes: int = 0,
+        averaging: Literal["equal", "size"] | None = None,
     ) -> None:
-        if cohort_size < 1:
-            raise ValueError(f"Session: cohort_size={cohort_size} must be at least 1")
-        self.policy = policy
-        self.gate = gate
-        self.cohort_size = cohort_size
-        self.seed = seed
-        self.model_bytes = model_bytes
+        self.policy = lookup("policy", policy, POLICIES)() if isinstance(policy, str) else policy
+        self.gate = lookup("gate", gate, GATES)() if isinstance(gate, str) else gate
+        self.cohort_size = _whole("cohort_size", cohort_size, 1)
+        self.seed = _whole("seed", seed, None)
+        self.model_bytes = _whole("model_bytes", model_bytes, 0)
+        if averaging not in (None, "equal", "size"):
+            raise ValueError(f"Session: averaging={averaging!r} must be 'equal', 'size' or None")
+        self.averaging = averaging
         self.signals = Signals()
         self.ledger = Ledger()
         self.round_number = 0
         self._asks: Counter[str] = Counter()
+        self._failures: Counter[ClientId] = Counter()
+        self._resting: dict[ClientId, int] = {}
         self._round: Round | None = None
         self._available: tuple[Iterable[ClientId], tuple[ClientId, ...]] = ((), ())
         self._selection = Selection(())
@@ -107,7 +124,8 @@ class Session:
         clients = self._sorted(available)
         if not clients:
             raise NoClients(f"round {self.round_number}: no client is available")
-        self._round = round = Round(self.round_number, clients, self.cohort_size)
+        clients = self._rested(clients)
+        self._round = round = Round(self.round_number, clients, self.cohort_size, self.averaging)
         self._admitted, self._withheld = None, ()
         if self.skipped:
             present = set(clients)
@@ -129,14 +147,16 @@ class Session:
         self._send_model(self._selection.clients)
         return self._selection
 
-    def announce(self, model: NDArray[np.floating[Any]]) -> NDArray[Any] | None:
+    def announce(self, model: Vectors) -> NDArray[Any] | None:
         """Return what the gate tells the selected clients about the global model."""
         message = None if self.gate is None else self.gate.announce(model)
         if message is not None:
-            self.ledger.charge(
-                self.round_number, "gate", "down", self._selection.clients, message.nbytes
-            )
+            self.charge("gate", "down", dict.fromkeys(self._selection.clients, message.nbytes))
         return message
+
+    def charge(self, kind: str, direction: Direction, sizes: Mapping[ClientId, int]) -> None:
+        """Charge bytes of this round that only the engine can see, such as refused replies."""
+        self.ledger.charge_each(self.round_number, kind, direction, sizes)
 
     def admit(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
         """Let the gate decide, from the clients' answers after training, who uploads.
@@ -147,15 +167,14 @@ class Session:
         if self.gate is None:
             self._admitted = tuple(answers)
             return self._admitted
-        number = self.round_number
         sizes = {c: a.nbytes for c, a in answers.items()}
-        self.ledger.charge_each(number, "gate", "up", sizes)
+        self.charge("gate", "up", sizes)
         self._admitted = self.gate.decide(answers)
         asked = set(self._admitted)
         self._withheld = tuple(c for c in answers if c not in asked)
         self.skipped = not self._admitted and bool(answers)
         if any(sizes.values()):  # a byte asks for an upload; silence means no
-            self.ledger.charge(number, "gate", "down", self._admitted, 1)
+            self.charge("gate", "down", dict.fromkeys(self._admitted, 1))
         return self._admitted
 
     def finish(self, replies: Mapping[str, Readings], finished: Iterable[ClientId]) -> Outcome:
@@ -183,7 +202,8 @@ class Session:
         for name in sorted(self.policy.needs.reply):
             sent = replies.get(name, {})
             self._store(name, {c: sent[c] for c in outcome.finished if c in sent})
-        self.ledger.charge(self._round.number, "model", "up", outcome.finished, self.model_bytes)
+        self.charge("model", "up", dict.fromkeys(outcome.finished, self.model_bytes))
+        self._note_failures(outcome)
         if not self.skipped:
             self.policy.observe(self._round, outcome, self.signals)
         self.round_number += 1
@@ -195,7 +215,7 @@ class Session:
         if self._round is not None:
             raise RuntimeError("Session.state_dict: finish the round first")
         return {
-            "policy": type(self.policy).__name__,
+            "policy": repr(self.policy),
             "seed": self.seed,
             "cohort_size": self.cohort_size,
             "round_number": self.round_number,
@@ -203,7 +223,9 @@ class Session:
             "signals": self.signals.state_dict(),
             "ledger": self.ledger.state_dict(),
             "asks": dict(self._asks),
-            "gate": None if self.gate is None else self.gate.name,
+            "failures": dict(self._failures),
+            "resting": dict(self._resting),
+            "gate": None if self.gate is None else repr(self.gate),
             "gate_state": {} if self.gate is None else self.gate.state_dict(),
             "skipped": self.skipped,
             "cohort": list(self._selection.clients) if self.skipped else [],
@@ -211,9 +233,9 @@ class Session:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken: the same policy, seed and cohort size."""
-        gate = None if self.gate is None else self.gate.name
-        expected = (type(self.policy).__name__, self.seed, self.cohort_size, gate)
+        """Continue where `state_dict` was taken: the same policy and options, seed and size."""
+        gate = None if self.gate is None else repr(self.gate)
+        expected = (repr(self.policy), self.seed, self.cohort_size, gate)
         found = tuple(state.get(key) for key in ("policy", "seed", "cohort_size", "gate"))
         if found != expected:
             raise InvalidCheckpoint(
@@ -232,13 +254,37 @@ class Session:
         self.signals.load_state_dict(state["signals"])
         self.ledger.load_state_dict(state["ledger"])
         self._asks = Counter(state["asks"])
+        self._failures = Counter(state["failures"])
+        self._resting = dict(state["resting"])
 
     def _sorted(self, available: Iterable[ClientId]) -> tuple[ClientId, ...]:
         """Sort the clients, or reuse the last round's result for the very same tuple."""
         if available is self._available[0] and isinstance(available, tuple):
             return self._available[1]
-        self._available = (available, tuple(sorted(set(available))))
-        return self._available[1]
+        clients = tuple(sorted(set(available)))
+        self._available = (available, clients)
+        return clients
+
+    def _rested(self, clients: tuple[ClientId, ...]) -> tuple[ClientId, ...]:
+        """Leave out the clients that sit out, unless too few others are there."""
+        resting = {c for c, until in self._resting.items() if until > self.round_number}
+        if not resting:
+            return clients
+        others = tuple(c for c in clients if c not in resting)
+        return others if len(others) >= self.cohort_size else clients
+
+    def _note_failures(self, outcome: Outcome) -> None:
+        """Let clients that keep failing sit out, longer each time; one success forgives all."""
+        for client in (*outcome.finished, *outcome.withheld):
+            if client in self._failures:
+                del self._failures[client]
+                self._resting.pop(client, None)
+        for client in outcome.dropped:
+            self._failures[client] += 1
+            excess = self._failures[client] - FAILURES
+            if excess >= 0:
+                rest = min(4 << min(excess, 16), LONGEST_REST)
+                self._resting[client] = self.round_number + 1 + rest
 
     def _rng(self, phase: str) -> np.random.Generator:
         return stream(self.seed, "session", self.round_number, phase)
@@ -263,17 +309,18 @@ class Session:
 
     def _store(self, name: str, readings: Readings) -> tuple[ClientId, ...]:
         """Record readings; every byte that arrived is charged, used or not."""
-        if SIGNALS[name].work != "server":
+        signal = SIGNALS[name]
+        if signal.work != "server":
             arrays = {c: as_array(r) for c, r in readings.items() if r is not None}
-            sizes = {c: 0 if a is None else a.nbytes for c, a in arrays.items()}
-            self.ledger.charge_each(self.round_number, name, "up", sizes)
-        return self.signals.record(name, readings, self.round_number)
+            self.charge(name, "up", {c: 0 if a is None else a.nbytes for c, a in arrays.items()})
+        form = signal.form(self.policy.signal_options.get(name, {}))
+        return self.signals.record(name, readings, self.round_number, form)
 
     def _send_model(self, clients: Iterable[ClientId]) -> None:
         """Charge a download to each client that does not hold this round's model yet."""
         fresh = [c for c in clients if c not in self._holding]
         self._holding.update(fresh)
-        self.ledger.charge(self.round_number, "model", "down", fresh, self.model_bytes)
+        self.charge("model", "down", dict.fromkeys(fresh, self.model_bytes))
 
     def _checked(self, clients: Sequence[ClientId], what: str) -> tuple[ClientId, ...]:
         """Refuse strangers and repeats; return the clients sorted."""
@@ -305,9 +352,32 @@ class Session:
         rest = [c for c in round.available if c not in taken]
         extra = pick(rest, missing, self._rng("top-up"))
         if weights is not None:
-            fill = float(np.mean(weights)) if weights else 1.0
-            weights = (*weights, *(fill for _ in extra))
+            weights = _filled_up(weights, len(extra))
         return Selection(selection.clients + extra, weights, selection.scores)
+
+
+def _filled_up(weights: tuple[float, ...], extra: int) -> tuple[float, ...] | None:
+    """Give each of `extra` more clients the mean weight, and keep the sum.
+
+    Examples
+    --------
+    >>> _filled_up((0.75, 0.25), 2)
+    (0.375, 0.125, 0.25, 0.25)
+    """
+    if not weights:
+        return None
+    share = len(weights) / (len(weights) + extra)
+    mean = sum(weights) / len(weights)
+    return (*(w * share for w in weights), *([mean * share] * extra))
+
+
+def _whole(name: str, value: object, least: int | None) -> int:
+    """Return an integer option, or say what is wrong with it."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ValueError(f"Session: {name}={value!r} must be an integer")
+    if least is not None and value < least:
+        raise ValueError(f"Session: {name}={value} must be at least {least}")
+    return int(value)
 
 
 def _restricted(selection: Selection, clients: tuple[ClientId, ...]) -> Selection:

@@ -16,6 +16,7 @@ from fedcohort.exceptions import NoClients
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, Selection, stream
 from fedcohort.session import Collect, Readings, Session
+from fedcohort.signals.catalog import SIGNALS, Options
 
 Factory = Callable[[], Policy]
 STRANGE_IDS = ("", " ", "7", "07", "a/b", "naïve ☃", "__array__", "x" * 300, "line\nbreak", "-1")
@@ -33,20 +34,16 @@ def check_policy(factory: Factory) -> None:
         check(factory)
 
 
-def reading(name: str, client: ClientId, round_number: int) -> Any:
-    """Make up a plausible reading of any signal: a function of its arguments."""
-    rng = stream(0, "reading", name, client)
-    if name == "num_examples":
-        return int(rng.integers(1, 100))
-    if name == "race_sketch":
-        form = np.dtype([("n", "f8"), ("noise", "f8"), ("counts", "i2", (4, 8))])
-        sketch = np.zeros((), form)
-        sketch["n"] = n = rng.integers(5, 50)
-        sketch["counts"] = rng.multinomial(n, rng.dirichlet(np.ones(8)), size=4)
-        return sketch
-    if name in ("loss", "loss_rms", "duration", "update_distance"):
-        return float(rng.gamma(2.0) * (1 + 0.1 * stream(0, client, round_number).random()))
-    return rng.normal(size=6).astype(np.float32)
+def reading(name: str, client: ClientId, round_number: int, options: Options | None = None) -> Any:
+    """Make up a plausible reading of any signal: a function of its arguments.
+
+    It has the form, and so the size, that the signal declares for these options.
+    """
+    example = SIGNALS[name].form(options or {}).example
+    value = example(stream(0, "reading", name, client))
+    if value.shape == () and value.dtype.kind == "f":  # losses and the like change over rounds
+        value = value * (1 + 0.1 * stream(0, client, round_number).random())
+    return value
 
 
 def drive(
@@ -61,7 +58,8 @@ def drive(
     number = session.round_number
 
     def answer(name: str, clients: Sequence[ClientId]) -> Readings:
-        return {c: spoil(c, reading(name, c, number)) for c in clients}
+        options = session.policy.signal_options.get(name, {})
+        return {c: spoil(c, reading(name, c, number, options)) for c in clients}
 
     selection = session.begin(available, collect or answer)
     finished = [c for c in selection.clients if not drop(c)]
@@ -129,7 +127,8 @@ def check_silent_clients(factory: Factory) -> None:
     session = _session(factory)
 
     def half(name: str, clients: Sequence[ClientId]) -> Readings:
-        return {c: reading(name, c, session.round_number) for c in clients[::2]}
+        options = session.policy.signal_options.get(name, {})
+        return {c: reading(name, c, session.round_number, options) for c in clients[::2]}
 
     _run(session, _names(15), rounds=4, collect=half)
 

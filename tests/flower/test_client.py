@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from fedcohort.exceptions import BudgetExceeded, ConfigError, DataError
 from fedcohort.flower import Privacy, attach
 from fedcohort.flower.answers import sketch
-from fedcohort.flower.messages import RECORD, Request, from_record
+from fedcohort.flower.messages import RECORD, Request, from_record, to_record
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.signals.projection import Projection
 from fedcohort.sketch.race import RaceSketch
@@ -164,7 +164,10 @@ def echo(message, context):
 
 def train_message(kind, arrays=None, **entries):
     request = Request(entries.pop("round", 0), 0, **entries)
-    content = RecordDict({"config": ConfigRecord({RECORD: request.to_json()})})
+    config = ConfigRecord({RECORD: request.to_json()})
+    if request.gate == "cmfl":  # before the first step, it announces nothing
+        config.update(to_record({"announce": np.empty(0, np.uint8)}))
+    content = RecordDict({"config": config})
     if arrays is not None:
         content["arrays"] = arrays
     return Message(content, 1, kind)
@@ -178,7 +181,7 @@ def test_an_upload_without_a_probe_is_an_error(context):
     attach(app, (X, Y), train=echo)
     with pytest.raises(DataError, match="no update of round 0"):
         app(train_message("train.upload"), context)
-    app(train_message("train.probe", ARRAYS, version="v", gate="none"), context)
+    app(train_message("train.probe", ARRAYS, version="v", gate="cmfl"), context)
     with pytest.raises(DataError, match="no update of round 3"):
         app(train_message("train.upload", round=3), context)
     reply = app(train_message("train.upload"), context)
@@ -245,7 +248,7 @@ def test_mods_go_around_the_training(context):
     app = ClientApp()
     attach(app, (X, Y), train=echo, mods=[mod])
     app(train_message("train", ARRAYS), context)
-    app(train_message("train.probe", ARRAYS, gate="none"), context)
+    app(train_message("train.probe", ARRAYS, gate="cmfl"), context)
     ask(app, context, "query.num_examples")
     assert seen == ["train", "train.probe"]
 

@@ -16,16 +16,15 @@ from hypothesis.extra import numpy as hnp
 from fedcohort.exceptions import DataError
 from fedcohort.flower.messages import (
     Request,
-    fits,
     from_record,
-    most_bytes,
     pack,
     refused,
     to_record,
     unpack,
 )
+from fedcohort.signals.catalog import SIGNALS
+from fedcohort.signals.forms import sketch_dtype
 from fedcohort.signals.table import Signals
-from fedcohort.sketch.distances import reading_dtype
 
 PLAIN = hnp.arrays(
     st.sampled_from(["<i2", "<i8", "|u1", "<f4", "<f8", "|b1", ">f4", ">i4"]),
@@ -43,7 +42,7 @@ def test_plain_readings_come_back_as_they_were(reading):
 
 
 def test_a_sketch_comes_back_as_it_was():
-    sketch = np.zeros((), reading_dtype(3, 4, "i2"))
+    sketch = np.zeros((), sketch_dtype(3, 4, "i2"))
     sketch["n"], sketch["noise"], sketch["counts"] = 12, 0.5, np.arange(12).reshape(3, 4)
     data, form = pack(sketch)
     found = unpack(data, form, limit=1000)
@@ -112,20 +111,21 @@ def test_a_record_without_the_reading_is_refused():
         from_record(to_record({"loss": 0.5}), "loss_rms", 100)
 
 
-SKETCH = np.zeros((), reading_dtype(4, 8, "i4"))
+SKETCH = np.zeros((), sketch_dtype(4, 8, "i4"))
 
 
 @pytest.mark.parametrize(
     ("name", "reading", "options", "good"),
     [
         ("num_examples", np.int64(3), {}, True),
-        ("num_examples", np.int64(0), {}, False),
-        ("num_examples", np.float64(3), {}, False),
+        ("num_examples", np.int64(-1), {}, False),
+        ("num_examples", np.float64(2.5), {}, False),
+        ("num_examples", np.int64(2**50), {}, False),
         ("loss", np.float64(-1), {}, True),
         ("loss_rms", np.zeros(1), {}, False),
         ("model_sketch", np.zeros(5, np.float32), {"k": 5}, True),
         ("model_sketch", np.zeros(4, np.float32), {"k": 5}, False),
-        ("gradient_sketch", np.zeros(5, np.int64), {"k": 5}, False),
+        ("gradient_sketch", np.full(5, 1e200), {"k": 5}, False),
         ("feature_profile", np.zeros(30, np.float32), {}, True),
         ("feature_profile", SKETCH, {}, False),
         ("race_sketch", SKETCH, {"rows": 4, "bits": 3}, True),
@@ -134,15 +134,18 @@ SKETCH = np.zeros((), reading_dtype(4, 8, "i4"))
     ],
 )
 def test_forms_by_signal(name, reading, options, good):
-    assert fits(name, np.asarray(reading), options) is good
+    form = SIGNALS[name].form(options)
+    assert (form.checked(np.asarray(reading)) is not None) is good
 
 
 def test_sizes_by_signal():
-    assert most_bytes("loss", {}, 10**6) == 8
-    assert most_bytes("model_sketch", {"k": 10}, 10**6) == 80
-    assert most_bytes("race_sketch", {"rows": 4, "bits": 3}, 10**6) == 16 + 8 * 32
-    assert most_bytes("race_sketch", {"rows": 4, "bits": 3}, 100) == 100
-    assert most_bytes("insight", {}, 123) == 123
+    def most(name, options):
+        return SIGNALS[name].form(options).most_bytes
+
+    assert most("loss", {}) == 8
+    assert most("model_sketch", {"k": 10}) == 80
+    assert most("race_sketch", {"rows": 4, "bits": 3}) == 16 + 8 * 32
+    assert most("insight", {}) is None
 
 
 def test_a_request_comes_back_as_it_was():

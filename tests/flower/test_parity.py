@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
 from fedcohort.flower import CohortStrategy
 from fedcohort.gates import CMFL, SketchToSkip
-from fedcohort.policies import POLICIES
+from fedcohort.policies import POLICIES, Policy
+from fedcohort.rounds import Selection
+from fedcohort.signals.catalog import SIGNALS, Needs, register_signal
+from fedcohort.signals.forms import Numbers
 from fedcohort.simulate import Simulation
 
 ROUNDS = 4
@@ -108,3 +112,41 @@ def test_a_gate_decides_the_same(digits, gate):
     session, records = run_simulation(digits, POLICIES["uniform"](), copy.deepcopy(gate))
     assert any(r.withheld for r in flower.history)  # else the gate did nothing here
     check_same(flower, accuracies, session, records)
+
+
+def test_a_signal_of_ones_own_runs_in_the_simulator_and_in_flower(digits):
+    """docs/write-a-policy.md shows this one: a policy may need what the library never heard of."""
+
+    class ManyLabels(Policy):
+        needs = Needs(profile=frozenset({"label_count"}), reply=frozenset({"step_norm"}))
+
+        def select(self, round, signals, rng):
+            counts = signals.values("label_count", round.available)
+            order = np.lexsort((np.arange(len(counts)), -counts))
+            return Selection(tuple(round.available[i] for i in order[: round.size]))
+
+    flower, accuracies = run_flower(digits, ManyLabels())
+    session, records = run_simulation(digits, ManyLabels())
+    check_same(flower, accuracies, session, records)
+    clients = tuple(sorted(digits.federation.parts))
+    y, parts = digits.federation.dataset.y, digits.federation.parts
+    labels = [len(np.unique(y[parts[c]])) for c in clients]
+    for signals in (session.signals, flower.session.signals):
+        assert signals.values("label_count", clients).tolist() == labels
+        assert (signals.values("step_norm", records[0].selected) > 0).all()
+
+
+@pytest.fixture(autouse=True)
+def own_signals():
+    @register_signal("label_count", when="profile", work="data", form=Numbers(low=0))
+    def label_count(clients, options):
+        """How many different labels the client has."""
+        return [len(np.unique(y)) for _, y in clients.examples()]
+
+    @register_signal("step_norm", when="reply", work="server", form=Numbers(low=0))
+    def step_norm(clients, options):
+        """Length of the update."""
+        return np.linalg.norm(clients.updates().numpy(), axis=1)
+
+    yield
+    del SIGNALS["label_count"], SIGNALS["step_norm"]

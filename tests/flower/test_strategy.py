@@ -14,7 +14,7 @@ from flwr.serverapp import strategy as flower
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint, NoClients
 from fedcohort.flower import CohortStrategy
 from fedcohort.flower.messages import RECORD, to_record
-from fedcohort.gates import CMFL, NoGate, SketchToSkip
+from fedcohort.gates import CMFL, SketchToSkip
 from fedcohort.policies import POLICIES, Uniform
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import Selection
@@ -445,7 +445,6 @@ def test_settings_that_cannot_work_are_refused(tmp_path):
         cohort(POLICIES["fedacs"](insight_step=True))
     with pytest.raises(ConfigError, match="timeout=0"):
         cohort(timeout=0)
-    assert cohort(gate=NoGate()).gate is None
 
 
 # --- checkpoints ------------------------------------------------------------------------------

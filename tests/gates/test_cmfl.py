@@ -3,17 +3,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcohort.gates import CMFL, NoGate
+from fedcohort.gates import CMFL
+from fedcohort.signals.projection import Vectors
 
 
 def test_agreement_by_hand():
     gate = CMFL(threshold=0.5)
-    start = np.zeros(4)
-    models = np.array([[1, 1, -1, 0], [-1, -1, 1, 0], [1, -1, -1, 5]], float)
+    start = Vectors(np.zeros(4))
+    models = Vectors(np.array([[1, 1, -1, 0], [-1, -1, 1, 0], [1, -1, -1, 5]], float))
     first = gate.announce(start)
     assert first.nbytes == 0
     assert gate.probe(first, start, models).tolist() == [[1.0]] * 3
-    gate.aggregated(start, np.array([0.5, 0.5, -0.5, 0.0]))
+    gate.aggregated(start, Vectors(np.array([0.5, 0.5, -0.5, 0.0])))
     message = gate.announce(start)
     assert message.nbytes == 2  # two bits a parameter, in whole bytes
     shares = gate.probe(message, start, models)
@@ -23,9 +24,10 @@ def test_agreement_by_hand():
 
 def test_a_model_that_is_not_finite_is_not_asked():
     gate = CMFL(threshold=0.0)
-    gate.aggregated(np.zeros(2), np.ones(2))
+    start = Vectors(np.zeros(2))
+    gate.aggregated(start, Vectors(np.ones(2)))
     models = np.array([[np.nan, 1.0], [1.0, 1.0]])
-    shares = gate.probe(gate.announce(np.zeros(2)), np.zeros(2), models)
+    shares = gate.probe(gate.announce(start), start, Vectors(models))
     assert gate.decide(dict(zip("ab", shares, strict=True))) == ("b",)
 
 
@@ -39,9 +41,3 @@ def test_decay_lowers_the_bar():
 def test_options_are_checked(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         CMFL(**bad)
-
-
-def test_no_gate_costs_nothing():
-    gate = NoGate()
-    assert gate.announce(np.ones(3)) is None
-    assert gate.probe(None, np.ones(3), np.ones((2, 3))).nbytes == 0

@@ -9,6 +9,7 @@ from fedcohort import checkpoint
 from fedcohort.gates import SketchToSkip
 from fedcohort.policies import Uniform
 from fedcohort.session import Session
+from fedcohort.signals.projection import Vectors
 
 START = np.linspace(1, 2, 40)
 NOTHING = lambda name, clients: {}  # noqa: E731
@@ -30,9 +31,9 @@ def session(**options):
 def play(run, moved, available="abcdef"):
     """One round; `moved` says how far each selected client's model goes."""
     chosen = run.begin(available, NOTHING).clients
-    announced = run.announce(START)
+    announced = run.announce(Vectors(START))
     models = np.stack([START * (1 + m) for m in moved[: len(chosen)]])
-    flags = run.gate.probe(announced, START, models)
+    flags = run.gate.probe(announced, Vectors(START), Vectors(models))
     asked = run.admit(dict(zip(chosen, flags, strict=True)))
     outcome = run.finish({}, asked)
     return chosen, outcome

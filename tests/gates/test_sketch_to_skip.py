@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from fedcohort.gates import GATES, SketchToSkip, model_close
 from fedcohort.gates.sketch_to_skip import drift
-from fedcohort.signals.projection import Projection
+from fedcohort.signals.projection import Projection, Vectors
 
 
 def answers(gate, start, models):
-    return gate.probe(gate.announce(start), start, models)
+    origin = Vectors(start)
+    return gate.probe(gate.announce(origin), origin, Vectors(models))
 
 
 def named(rows):
@@ -36,7 +37,7 @@ def test_flags_equal_hand_computed_projections():
 
 def test_the_announcement_is_k_numbers_and_the_threshold():
     gate = SketchToSkip(0.05, k=7)
-    message = gate.announce(np.arange(1.0, 21.0))
+    message = gate.announce(Vectors(np.arange(1.0, 21.0)))
     assert message.nbytes == 4 * 8
     assert message[-1] == np.float32(0.05)
 
@@ -118,14 +119,14 @@ class TestAutomatic:
     def test_clients_send_their_drift_until_a_threshold_is_found(self):
         gate = SketchToSkip("auto", k=4, window=3, skip_rate=0.5)
         start, models = np.ones(10), np.ones((2, 10)) * 1.01
-        assert np.isnan(gate.announce(start)[-1])
+        assert np.isnan(gate.announce(Vectors(start))[-1])
         assert answers(gate, start, models).dtype == np.float32
         for one, two in ((0.02, 0.03), (0.01, 0.05)):  # skipped, not skipped
             assert self.feed(gate, [0.001, one]) == ()
             assert self.feed(gate, [0.001, two]) == ("c0", "c1")
         # Medians of the largest drifts: 0.015 after one round, 0.04 after two; halfway between.
         assert gate.state.threshold == pytest.approx(0.0275)
-        assert gate.announce(start)[-1] == pytest.approx(0.0275)
+        assert gate.announce(Vectors(start))[-1] == pytest.approx(0.0275)
         assert answers(gate, start, models).dtype == np.uint8
 
     @pytest.mark.parametrize("rate", [0.5, 0.6, 0.75, 0.8, 0.9])
@@ -199,8 +200,8 @@ def test_options_are_checked(bad):
 
 def test_k_beyond_the_model_is_refused():
     with pytest.raises(ValueError, match="k=100 exceeds the model's 10"):
-        SketchToSkip(0.1).announce(np.ones(10))
+        SketchToSkip(0.1).announce(Vectors(np.ones(10)))
 
 
 def test_registry():
-    assert set(GATES) == {"none", "sketch-to-skip", "cmfl"}
+    assert set(GATES) == {"sketch-to-skip", "cmfl"}

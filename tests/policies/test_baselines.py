@@ -59,12 +59,14 @@ class TestPowerOfChoice:
         signals = Signals()
         signals.record("num_examples", {"a": 1, "b": 3, "c": 0}, stamp=0)
         round = Round(0, ("a", "b", "c", "silent"), 1)
-        counts = {"a": 0, "b": 0}
+        counts = {"a": 0, "b": 0, "silent": 0}
         for i in range(4000):
             (drawn,) = PowerOfChoice(d=1).candidates(round, signals, stream(0, i))
             counts[drawn] += 1
-        # b with probability 3/4: standard deviation 27; the empty and the silent never.
-        assert abs(counts["b"] - 3000) < 140
+        # A silent client counts with the mean of the known sizes, 4/3, an empty one never comes.
+        # b has probability 9/16 and the silent one 1/4: standard deviations 31 and 27.
+        assert abs(counts["b"] - 2250) < 140
+        assert abs(counts["silent"] - 1000) < 140
 
     def test_the_highest_fresh_losses_win(self):
         signals = Signals()

@@ -11,8 +11,8 @@ from scipy.stats import chi2
 from fedcohort.numerics import dpp
 from fedcohort.policies import KDPP
 from fedcohort.rounds import Round, stream
+from fedcohort.signals.forms import sketch_dtype
 from fedcohort.signals.table import Signals
-from fedcohort.sketch.distances import reading_dtype
 
 IDS = tuple("abcdef")
 PROFILES = np.random.default_rng(0).normal(size=(6, 3))
@@ -118,7 +118,7 @@ def test_cohort_above_the_rank_of_the_feature_kernel() -> None:
 
 
 def test_sketches_serve_as_profiles() -> None:
-    readings = np.zeros(6, reading_dtype(2, 4, "i2"))
+    readings = np.zeros(6, sketch_dtype(2, 4, "i2"))
     readings["n"] = [10, 20, 10, 20, 10, 0]
     readings["counts"][:, :, 0] = [[10], [20], [0], [0], [0], [0]]
     readings["counts"][:, :, 1] = [[0], [0], [10], [20], [0], [0]]

@@ -10,15 +10,16 @@ from scipy.stats import chi2
 
 from fedcohort.policies import RaceSoftmax
 from fedcohort.rounds import Round, stream
+from fedcohort.signals.forms import sketch_dtype
 from fedcohort.signals.table import Signals
-from fedcohort.sketch.distances import distances_to_global, reading_dtype
+from fedcohort.sketch.distances import distances_to_global
 
 IDS = tuple("abcdef")
 
 
 def sketches(seed: int = 0, clients: int = 6, noise: float = 0.0) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    out = np.zeros(clients, reading_dtype(5, 8, "i4"))
+    out = np.zeros(clients, sketch_dtype(5, 8, "i4"))
     for one in out:
         one["n"] = n = rng.integers(20, 200)
         one["counts"] = rng.multinomial(n, rng.dirichlet(np.full(8, 0.5)), size=5)

@@ -8,15 +8,15 @@ import pytest
 from fedcohort.policies import SketchMatch, Uniform, sketch_match
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.session import Session
+from fedcohort.signals.forms import sketch_dtype
 from fedcohort.signals.table import Signals
-from fedcohort.sketch.distances import reading_dtype
 
 
 def federation(clients: int = 40, seed: int = 0, noise: float = 0.0):
     """Clients of two of ten kinds; a sketch of 4 rows tells the kinds apart."""
     rng = np.random.default_rng(seed)
     bucket = rng.integers(0, 16, size=(4, 10))
-    out = np.zeros(clients, reading_dtype(4, 16, "i4"))
+    out = np.zeros(clients, sketch_dtype(4, 16, "i4"))
     labels = np.zeros((clients, 10))
     for one, row in zip(out, labels, strict=True):
         kinds = rng.choice(10, 2, replace=False)
@@ -143,7 +143,8 @@ def test_equal_average_matches_the_mean_of_distributions() -> None:
 def test_a_session_asks_for_one_small_sketch_a_client() -> None:
     ids, readings, _, _ = federation()
     table = dict(zip(ids, readings, strict=True))
-    session = Session(SketchMatch(), cohort_size=5, seed=0, model_bytes=1000)
+    policy = SketchMatch(rows=4, bits=4)
+    session = Session(policy, cohort_size=5, seed=0, model_bytes=1000)
     for _ in range(3):
         selection = session.begin(ids, lambda name, clients: {c: table[c] for c in clients})
         session.finish({}, selection.clients)
@@ -151,5 +152,5 @@ def test_a_session_asks_for_one_small_sketch_a_client() -> None:
         "race_sketch": 40 * readings.dtype.itemsize,
         "model": 15_000,
     }
-    options = session.policy.signal_options["race_sketch"]
+    options = SketchMatch().signal_options["race_sketch"]
     assert (options["rows"], options["bits"]) == (10, 6)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcohort.exceptions import UnlikeSketches
+from fedcohort.signals.forms import sketch_dtype
 from fedcohort.sketch.distances import (
     Stack,
     distance,
@@ -16,7 +17,6 @@ from fedcohort.sketch.distances import (
     distances_to_global,
     gram,
     normalized,
-    reading_dtype,
 )
 from fedcohort.sketch.hashing.srp import collision
 from fedcohort.sketch.race import RaceSketch, mean_sketch, pooled
@@ -27,7 +27,7 @@ ONE_HOT = np.eye(3)[CODES].transpose(1, 0, 2)  # (item, row, bucket)
 
 
 def readings(*clients, noise=None):
-    out = np.zeros(len(clients), reading_dtype(2, 3, "i8"))
+    out = np.zeros(len(clients), sketch_dtype(2, 3, "i8"))
     for i, items in enumerate(clients):
         out["n"][i] = len(items)
         out["counts"][i] = ONE_HOT[list(items)].sum(axis=0)

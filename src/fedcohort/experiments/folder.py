@@ -71,8 +71,10 @@ def policy_of(config: NamedConfig) -> Policy:
 
 def gate_of(config: NamedConfig) -> Gate | None:
     """Make the gate; "none" is no gate at all."""
+    if config.name == "none":
+        return None
     gate: Gate = _made("gate", GATES, config)
-    return None if config.name == "none" else gate
+    return gate
 
 
 def simulation_of(experiment: Experiment, dataset: Dataset) -> Simulation:

@@ -15,22 +15,22 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.flower.arrays import flatten
+from fedcohort.flower.arrays import Flat, flatten
 from fedcohort.flower.memory import Memory
 from fedcohort.flower.messages import RECORD, Request, from_record, raw, to_record
-from fedcohort.policies.base import Option
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.rounds import ClientId
-from fedcohort.signals.catalog import SIGNALS
-from fedcohort.signals.projection import Projection
+from fedcohort.signals.catalog import SIGNALS, Clients, Option, Options
+from fedcohort.signals.projection import Vectors
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
 
@@ -137,7 +137,6 @@ def sketch(
     return out
 
 
-MODEL_FREE = ("num_examples", "race_sketch", "insight")
 MOST_BYTES = 1 << 26  # of what a server may send beside arrays
 SHORT = 1024  # numbers that a sketch may always have, however small the model
 
@@ -161,14 +160,6 @@ def request_of(message: Message) -> Request:
 
 class Answers:
     """All that a client can tell; the arguments are those of `attach`."""
-
-    MODEL: ClassVar[tuple[str, ...]] = (
-        "feature_profile",
-        "loss",
-        "loss_rms",
-        "model_sketch",
-        "gradient_sketch",
-    )
 
     def __init__(
         self,
@@ -218,57 +209,12 @@ class Answers:
         arrays: ArrayRecord | None,
     ) -> NDArray[Any]:
         """Compute one signal."""
-        if name in MODEL_FREE:
-            return self._from_data(name, message, context, request)
-        assert arrays is not None
-        options, memory, flat = (
-            dict(request.options.get(name, {})),
-            Memory(context),
-            flatten(arrays),
-        )
-        if int(options.get("k", 0)) > max(len(flat), SHORT):
-            raise ConfigError(f"k={options['k']} numbers to sketch a model of {len(flat)}: refused")
-        if name == "model_sketch" and self.train is not None and options.pop("fresh", True):
-            return self._own_sketch(self.train, message, context, request, arrays, options)
-        held = None
-        if request.held_round >= 0 and memory.stamp("trained") == request.held_round:
-            held = memory.vector("trained")
-        return self.learner(context).reading(name, flat, request, held)
-
-    def _from_data(
-        self, name: str, message: Message, context: Context, request: Request
-    ) -> NDArray[Any]:
-        x, y = self.examples(context)
-        if name == "num_examples":
-            return np.asarray(np.int64(len(x)))
-        if name == "insight":
-            if self.insight is None:
-                raise ConfigError("the server asks for 'insight': pass attach(insight=...)")
-            return np.asarray(self.insight(x, y))
-        config = config_of(message)
-        center = from_record(config, "center", MOST_BYTES) if raw(config, "center") else None
         options = request.options.get(name, {})
-        made = sketch(x, y, options, classes=self.classes, center=center)
-        if self.privacy is not None:
-            return self.privacy.release(self.identity(context), made).reading()
-        epsilon, delta = float(options.get("epsilon", 0.0)), float(options.get("delta", 0.0))
-        return (made.privatize(epsilon, delta) if epsilon else made).reading()
-
-    def _own_sketch(
-        self,
-        train: Callable[[Message, Context], Message],
-        message: Message,
-        context: Context,
-        request: Request,
-        arrays: ArrayRecord,
-        options: dict[str, Any],
-    ) -> NDArray[Any]:
-        """Project the model after the user's own training, or its step."""
-        message.content[request.arrays] = arrays
-        start = flatten(arrays) if options.pop("step", False) else np.float32(0)
-        trained = next(iter(train(message, context).content.array_records.values()))
-        flat = flatten(trained) - start
-        return Projection(len(flat), **options).apply(flat).astype(np.float32)
+        asked = AskedClient(self, message, context, request, arrays)
+        if arrays is not None and int(options.get("k", 0)) > max(len(asked.start), SHORT):
+            size = len(asked.start)
+            raise ConfigError(f"k={options['k']} numbers to sketch a model of {size}: refused")
+        return np.asarray(SIGNALS[name].compute(asked, options)[0])
 
     def examples(self, context: Context) -> tuple[Any, Any]:
         """Return the client's examples and labels."""
@@ -285,3 +231,87 @@ class Answers:
         local = self.local or LocalTraining()
         client = self.identity(context)
         return Learner(client, x, y, self.model(), local, self.loss, self.device)
+
+
+class AskedClient(Clients):
+    """One client, as a signal sees it: one row of everything."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        message: Message,
+        context: Context,
+        request: Request,
+        arrays: ArrayRecord | None,
+    ) -> None:
+        self.answers, self.message, self.context = answers, message, context
+        self.request, self.arrays = request, arrays
+        self.ids = (answers.identity(context),)
+
+    @cached_property
+    def start(self) -> Flat:
+        """The model that the question is about, flat."""
+        if self.arrays is None:
+            raise ConfigError("this question came without a model")
+        return flatten(self.arrays)
+
+    def examples(self) -> list[tuple[Any, Any]]:
+        """Return the client's inputs and labels."""
+        return [self.answers.examples(self.context)]
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the client's number of examples."""
+        return np.array([len(x) for x, _ in self.examples()], np.int64)
+
+    def insights(self) -> list[ArrayLike]:
+        """Return the user's own vector."""
+        if self.answers.insight is None:
+            raise ConfigError("the server asks for 'insight': pass attach(insight=...)")
+        return [self.answers.insight(x, y) for x, y in self.examples()]
+
+    def sketches(self, options: Options) -> list[NDArray[Any]]:
+        """Return the client's sketch: by its own privacy settings, or at the policy's epsilon."""
+        config = config_of(self.message)
+        center = from_record(config, "center", MOST_BYTES) if raw(config, "center") else None
+        [(x, y)] = self.examples()
+        made = sketch(x, y, options, classes=self.answers.classes, center=center)
+        if self.answers.privacy is not None:
+            return [self.answers.privacy.release(self.ids[0], made).reading()]
+        epsilon, delta = float(options.get("epsilon", 0.0)), float(options.get("delta", 0.0))
+        return [(made.privatize(epsilon, delta) if epsilon else made).reading()]
+
+    def losses(self, power: int = 1) -> NDArray[np.float64]:
+        """Return the mean of loss^power over the client's examples."""
+        return self._learned().losses(power)
+
+    def features(self) -> NDArray[Any]:
+        """Return the mean output of the first dense layer."""
+        return self._learned().features()
+
+    def gradients(self) -> Vectors:
+        """Return the full-batch gradient."""
+        return self._learned().gradients()
+
+    def trained(self, fresh: bool = True) -> Vectors:
+        """Return the model after training now, by the user's own way where there is one."""
+        if self.answers.train is None or not fresh:
+            return self._learned().trained(fresh)
+        if self.arrays is not None:
+            self.message.content[self.request.arrays] = self.arrays
+        reply = self.answers.train(self.message, self.context)
+        return Vectors(flatten(next(iter(reply.content.array_records.values())))[None])
+
+    def steps(self, fresh: bool = True) -> Vectors:
+        """Return `trained` minus the model."""
+        return Vectors(self.trained(fresh).numpy() - self.start)
+
+    def last_layer(self) -> int:
+        """Return how many parameters the model's last layer has."""
+        return self._learned().last_layer()
+
+    def _learned(self) -> Clients:
+        held, memory = None, Memory(self.context)
+        number = self.request.held_round
+        if number >= 0 and memory.stamp("trained") == number:
+            held = memory.vector("trained")
+        return self.answers.learner(self.context).clients(self.start, self.request, held)

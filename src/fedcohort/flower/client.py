@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import ArrayLike
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.flower.answers import MODEL_FREE, Answers, Privacy
+from fedcohort.flower.answers import Answers, Privacy
 from fedcohort.flower.identity import answer, own_id
 from fedcohort.flower.training import Handler, Training
 from fedcohort.rounds import ClientId
@@ -80,7 +80,7 @@ def attach(
     >>> app = ClientApp()
     >>> attach(app, data=(np.eye(4), np.arange(4)))
     """
-    can = [n for n in SIGNALS if n in MODEL_FREE or (model is not None and n in Answers.MODEL)]
+    can = [n for n, s in SIGNALS.items() if s.work == "data" or (s.needs_model and model)]
     can = [n for n in can if n != "insight" or insight is not None]
     wanted = can if signals is None else list(signals)
     for name in wanted:

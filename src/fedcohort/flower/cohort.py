@@ -20,18 +20,16 @@ from fedcohort.flower.grid import LOG, Delivery, Model, exchange, failure
 from fedcohort.flower.messages import (
     RECORD,
     Request,
-    fits,
     from_record,
-    most_bytes,
     pack,
     raw,
     refused,
 )
 from fedcohort.gates import Gate
-from fedcohort.policies.base import Option, Policy
+from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, Selection
 from fedcohort.session import Session
-from fedcohort.signals.catalog import SIGNALS
+from fedcohort.signals.catalog import SIGNALS, Option
 
 Readings = dict[ClientId, NDArray[Any]]
 
@@ -41,18 +39,18 @@ def reading_of(
 ) -> NDArray[Any] | None:
     """Return a reading from a reply, None if there is none.
 
-    What is too large, malformed or of the wrong form comes back as opaque bytes, which the session
-    charges, drops and counts.
+    What is too large or malformed comes back as opaque bytes, which the session charges, drops and
+    counts, as it does readings of the wrong form.
     """
     data = raw(record, name)
     if record is None or data is None:
         return None
+    most = SIGNALS[name].form(options).most_bytes
     try:
-        reading = from_record(record, name, most_bytes(name, options, limit))
+        return from_record(record, name, limit if most is None else min(limit, most))
     except DataError as error:
         LOG.warning("signal %s: %s", name, error)
         return refused(data)
-    return reading if fits(name, reading, options) else refused(data)
 
 
 class Queries:
@@ -114,15 +112,14 @@ class Queries:
         return readings
 
     def _message(self, name: str, client: ClientId, options: Mapping[str, Option]) -> Message:
-        model = self.initial if name == "feature_profile" else self.current
+        model = self.initial if SIGNALS[name].when == "profile" else self.current
         request = replace(
             self.request, version=model.version, signals=(name,), options={name: options}
         )
         config = ConfigRecord({RECORD: request.to_json()})
         if name == "race_sketch" and options.get("center") and self.center is not None:
             config["center"], config["center.form"] = pack(self.center)
-            session = self.delivery.session
-            session.ledger.charge(session.round_number, name, "down", [client], self.center.nbytes)
+            self.delivery.session.charge(name, "down", {client: self.center.nbytes})
         content = RecordDict({"config": config})
         if SIGNALS[name].needs_model and self.delivery.must_carry(client, model):
             content[request.arrays] = model.arrays
@@ -236,7 +233,7 @@ class Cohort:
         self, gate: Gate, announced: NDArray[Any] | None, grid: Grid
     ) -> dict[ClientId, NDArray[Any]]:
         """Let the clients train, and return what they answer to the gate."""
-        options = {**self.request.options, "gate": gate.options}
+        options = {**self.request.options, "gate": gate.client_options}
         request = replace(self.request, gate=gate.name, on_skip=gate.on_skip, options=options)
         extra: dict[str, Any] = {}
         if announced is not None:
@@ -262,9 +259,8 @@ class Cohort:
             return from_record(record, "answer", MAX_ANSWER)
         except DataError as error:
             LOG.warning("%s answered the gate with %s", client, error)
-            session = self.delivery.session
             size = {client: len(raw(record, "answer") or b"")}
-            session.ledger.charge_each(session.round_number, "gate", "up", size)
+            self.delivery.session.charge("gate", "up", size)
             return None
 
     def upload(self, admitted: Iterable[ClientId]) -> list[Message]:

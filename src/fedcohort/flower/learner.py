@@ -1,9 +1,8 @@
-"""One client's training and model-based answers: the simulator's, for a federation of one."""
+"""One client's training and model-based answers, by the simulator's code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from fedcohort.datasets import Dataset, Federation
 from fedcohort.flower.arrays import Flat
 from fedcohort.flower.messages import Request
 from fedcohort.rounds import ClientId
-from fedcohort.simulate.clients import Collector
+from fedcohort.simulate.clients import SimulatedClients
 from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.local import LocalTraining
 
@@ -64,18 +63,18 @@ class Learner:
         trained = self.trainer.train(self._tensor(start), [job], self.data, lr)
         return np.array(trained[0].cpu().numpy(), np.float32)
 
-    def reading(
-        self, name: str, model: Flat, request: Request, held: Flat | None = None
-    ) -> NDArray[Any]:
-        """Answer a signal under a model; `held` is the model after the client's last training."""
-        options: Mapping[str, Any] = {name: request.options.get(name, {})}
-        policy: Any = SimpleNamespace(signal_options=options)
-        start = self._tensor(model)
-        answers = Collector(self.trainer, self.data, self.federation, policy, request.seed, start)
-        answers.round_number = request.round
-        if held is not None:
-            answers.held = {self.client: self._tensor(held)}
-        return np.asarray(answers(name, (self.client,))[self.client])
+    def clients(self, model: Flat, request: Request, held: Flat | None) -> SimulatedClients:
+        """Return this client under a model; `held` is its model after its last training."""
+        return SimulatedClients(
+            (self.client,),
+            self.trainer,
+            self.data,
+            self.federation,
+            request.seed,
+            request.round,
+            self._tensor(model),
+            held={} if held is None else {self.client: self._tensor(held)},
+        )
 
     def _tensor(self, flat: Flat) -> torch.Tensor:
         return torch.from_numpy(np.array(flat)).to(self.trainer.device)

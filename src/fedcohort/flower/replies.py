@@ -27,12 +27,12 @@ from fedcohort.flower.arrays import (
 from fedcohort.flower.cohort import reading_of
 from fedcohort.flower.grid import LOG, Model, failure
 from fedcohort.flower.messages import RECORD
-from fedcohort.policies.base import Option, Policy
+from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, Selection
 from fedcohort.session import Session
-from fedcohort.signals.catalog import SIGNALS
-from fedcohort.signals.projection import Projection
-from fedcohort.signals.updates import last_layer, update_distance
+from fedcohort.signals.catalog import SIGNALS, Clients, Options
+from fedcohort.signals.projection import Vectors
+from fedcohort.signals.updates import last_layer
 
 
 class Update(NamedTuple):
@@ -267,8 +267,7 @@ class Replies:
     def _charge(self, client: ClientId, message: Message) -> None:
         records = message.content.array_records.values()
         size = sum(len(array.data) for record in records for array in record.values())
-        ledger, number = self.session.ledger, self.session.round_number
-        ledger.charge(number, "model", "up", [client], size)
+        self.session.charge("model", "up", {client: size})
 
 
 def usable_evaluations(replies: Iterable[Message]) -> list[Message]:
@@ -290,7 +289,6 @@ def usable_evaluations(replies: Iterable[Message]) -> list[Message]:
 
 
 Readings = dict[ClientId, Any]
-Options = Mapping[str, Option]
 
 
 def reply_signals(
@@ -315,14 +313,13 @@ def reply_signals(
         Bytes that a reading may have.
     """
     answers: dict[str, Readings] = {}
+    arrived = ArrivedUpdates(updates, model, seconds)
     for name in sorted(policy.needs.reply):
         options = policy.signal_options.get(name, {})
-        if name == "duration":
-            answers[name] = {c: np.float64(seconds[c]) for c in updates if c in seconds}
-        elif SIGNALS[name].work == "server":
-            answers[name] = from_updates(name, updates, model, options)
-        else:
+        if SIGNALS[name].work != "server":
             answers[name] = _sent_along(name, updates, options, limit)
+        elif updates:
+            answers[name] = SIGNALS[name].readings(arrived, options)
     return answers
 
 
@@ -336,26 +333,32 @@ def _sent_along(
     return {c: reading for c, reading in readings.items() if reading is not None}
 
 
-def from_updates(
-    name: str, updates: Mapping[ClientId, Update], model: Model, options: Options
-) -> Readings:
-    """Compute a signal from the updates themselves."""
-    if not updates:
-        return {}
-    steps = np.stack([u.flat for u in updates.values()]) - flatten(model.arrays)
-    if name == "update_sketch":
-        rows: NDArray[Any] = Projection(steps.shape[1], **options).apply(steps)  # type: ignore[arg-type]
-        return dict(zip(updates, rows.astype(np.float32), strict=True))
-    if options.get("last_layer"):
-        own = {n: a for n, a in model.arrays.items() if is_float(a)}
-        steps = steps[:, -last_layer(list(own), [int(np.prod(a.shape)) for a in own.values()]) :]
-    distances = update_distance(
-        steps,
-        [u.weight for u in updates.values()],
-        weighted=bool(options.get("weighted")),
-        scale_by_size=bool(options.get("scale_by_size")),
-    )
-    return dict(zip(updates, distances, strict=True))
+class ArrivedUpdates(Clients):
+    """The clients whose updates arrived, as the server sees them."""
+
+    def __init__(
+        self, updates: Mapping[ClientId, Update], model: Model, seconds: Mapping[ClientId, float]
+    ) -> None:
+        self.ids = tuple(updates)
+        self.arrived, self.model, self.seconds = updates, model, seconds
+
+    def sizes(self) -> NDArray[Any]:
+        """Return the weights that came with the updates, usually numbers of examples."""
+        return np.array([u.weight for u in self.arrived.values()])
+
+    def updates(self) -> Vectors:
+        """Return the updates."""
+        rows = np.stack([u.flat for u in self.arrived.values()])
+        return Vectors(rows - flatten(self.model.arrays))
+
+    def durations(self) -> NDArray[np.float64]:
+        """Return the seconds that each client took; NaN, which is no reading, if unknown."""
+        return np.array([self.seconds.get(c, np.nan) for c in self.ids])
+
+    def last_layer(self) -> int:
+        """Return how many parameters the model's last layer has."""
+        own = {n: a for n, a in self.model.arrays.items() if is_float(a)}
+        return last_layer(list(own), [int(np.prod(a.shape)) for a in own.values()])
 
 
 def apply_weights(
@@ -366,10 +369,11 @@ def apply_weights(
     With weights w of sum s the next model is c + sum w (x - c) for the global model c. The inner
     strategy normalizes weights, so updates are multiplied by s where it is not one.
     """
-    if selection.weights is None or not updates:
+    weights = selection.weights_of(tuple(updates))
+    if weights is None or not updates:
         return
-    known = dict(zip(selection.clients, selection.weights, strict=True))
-    total = sum(known[client] for client in updates)
+    known = dict(zip(updates, weights, strict=True))
+    total = sum(weights)
     start = flatten(model.arrays)
     for client, update in updates.items():
         content = update.message.content

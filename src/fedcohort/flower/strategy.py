@@ -34,6 +34,7 @@ from fedcohort.gates import Gate
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, Selection
 from fedcohort.session import Session
+from fedcohort.signals.projection import Vectors
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -111,13 +112,15 @@ class CohortStrategy(Strategy):
                 f"wait={wait} not negative"
             )
         self.inner, self.cohort_size, self.checkpoint = inner, cohort_size, checkpoint
-        self.gate = None if gate is None or gate.name == "none" else gate
+        self.gate = gate
         self.timeout, self.wait, self.max_bytes = timeout, wait, max_bytes
         self.center = None if center is None else np.asarray(center, np.float64).ravel()
         inners.check(inner, gate=self.gate is not None, checkpoint=checkpoint is not None)
         inners.check_policy(policy, self.center is not None)
         size = 1 if cohort_size is None else cohort_size
-        self.session = Session(policy, cohort_size=size, seed=seed, gate=self.gate)
+        self.session = Session(
+            policy, cohort_size=size, seed=seed, gate=self.gate, averaging="size"
+        )
         self.directory = Directory(identity, min(timeout, 120.0))
         check = partial(inners.check_trees, inner)
         self.replies = Replies(self.session, inners.weight_key(inner), check)
@@ -215,7 +218,7 @@ class CohortStrategy(Strategy):
         self._cohort = cohort = self._cohort_of(selection, template, current)
         if self.gate is None:
             return cohort.train()
-        announced = self.session.announce(flatten(current.arrays))
+        announced = self.session.announce(Vectors(flatten(current.arrays)))
         answers = cohort.probe(self.gate, announced, grid)
         self.replies.count("gate", len(selection.clients) - len(answers))
         return cohort.upload(self.session.admit(answers))
@@ -279,7 +282,7 @@ class CohortStrategy(Strategy):
             arrays, metrics = self._call("aggregate_train", number, sound)
         if arrays is not None and self.gate is not None:
             after = in_dtypes(arrays, self.dtypes)
-            self.gate.aggregated(flatten(model.arrays), flatten(after))
+            self.gate.aggregated(Vectors(flatten(model.arrays)), Vectors(flatten(after)))
         checkpoints.save(self, model.arrays if arrays is None else arrays)
         return arrays, metrics
 

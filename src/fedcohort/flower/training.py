@@ -17,6 +17,7 @@ from fedcohort.flower.memory import Memory, metrics
 from fedcohort.flower.messages import RECORD, Request, from_record, raw, to_record
 from fedcohort.gates import GATES
 from fedcohort.registry import lookup
+from fedcohort.signals.projection import Vectors
 
 Handler = Callable[[Message, Context], Message]
 
@@ -73,7 +74,8 @@ class Training:
         trained = flatten(_update(reply.content))
         if not np.isfinite(trained).all():
             raise DataError("training gave a model that is not finite")
-        answer = _gate(request).probe(_announced(message), start, trained[None])[0]
+        vectors = Vectors(start), Vectors(trained)
+        answer = _gate(request).probe(_announced(message), *vectors)[0]
         memory.keep_update(reply.content, request.round)
         memory.keep_vector("difference", trained - start, request.round)
         record = to_record({"answer": answer})
@@ -117,7 +119,8 @@ def _update(content: RecordDict) -> ArrayRecord:
 
 
 def _gate(request: Request) -> Any:
-    return lookup("gate", str(request.gate), GATES)(**request.options.get("gate", {}))
+    gate = lookup("gate", request.gate or "", GATES)
+    return gate(**request.options.get("gate", {}))
 
 
 def _announced(message: Message) -> NDArray[Any] | None:

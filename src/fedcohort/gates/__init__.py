@@ -1,7 +1,7 @@
 """Gates: whether models move at all after local training. One file each, all in `GATES`."""
 
-from fedcohort.gates.base import GATES, Gate, NoGate, register
+from fedcohort.gates.base import GATES, Gate, register
 from fedcohort.gates.cmfl import CMFL
 from fedcohort.gates.sketch_to_skip import SketchToSkip, model_close
 
-__all__ = ["CMFL", "GATES", "Gate", "NoGate", "SketchToSkip", "model_close", "register"]
+__all__ = ["CMFL", "GATES", "Gate", "SketchToSkip", "model_close", "register"]

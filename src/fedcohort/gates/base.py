@@ -13,15 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
+from fedcohort.options import Configurable
 from fedcohort.rounds import ClientId
+from fedcohort.signals.projection import Vectors
 
-Floats = NDArray[np.floating[Any]]
 
-
-class Gate(ABC):
+class Gate(Configurable, ABC):
     """Decides who uploads.
 
     Attributes
@@ -38,26 +37,31 @@ class Gate(ABC):
     state: Any = None
 
     @property
-    def options(self) -> Mapping[str, int | float | str | bool]:
-        """What a client elsewhere must make its own gate with to answer a probe."""
+    def client_options(self) -> Mapping[str, int | float | str | bool]:
+        """The options that a client elsewhere must make its own gate with to answer a probe."""
         return {}
 
     @abstractmethod
-    def announce(self, model: Floats) -> NDArray[Any] | None:
-        """Return what the server sends to each selected client; None for nothing."""
+    def announce(self, model: Vectors) -> NDArray[Any] | None:
+        """Return what the server sends to each selected client; None for nothing.
+
+        `model` is the global model, a single row.
+        """
 
     @abstractmethod
-    def probe(self, announced: NDArray[Any] | None, start: Floats, models: Floats) -> NDArray[Any]:
-        """Return each client's answer, a row a client.
+    def probe(
+        self, announced: NDArray[Any] | None, start: Vectors, models: Vectors
+    ) -> NDArray[Any]:
+        """Return each client's answer, one row per client.
 
-        `start` is the global model, `models` the trained ones, (clients, parameters).
+        `start` is the global model, a single row; `models` are the trained ones.
         """
 
     @abstractmethod
     def decide(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
         """Return who uploads, of those that answered; nobody means that the round is skipped."""
 
-    def aggregated(self, before: Floats, after: Floats) -> None:  # noqa: B027
+    def aggregated(self, before: Vectors, after: Vectors) -> None:
         """Learn the global model's step after a round that was not skipped."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,26 +89,3 @@ def register(name: str) -> Callable[[G], G]:
         return gate
 
     return enter
-
-
-@register("none")
-class NoGate(Gate):
-    """Everybody uploads, nothing is announced.
-
-    Examples
-    --------
-    >>> NoGate().decide({"a": np.zeros(0), "b": np.zeros(0)})
-    ('a', 'b')
-    """
-
-    def announce(self, model: Floats) -> NDArray[Any] | None:
-        """Send nothing."""
-        return None
-
-    def probe(self, announced: NDArray[Any] | None, start: Floats, models: Floats) -> NDArray[Any]:
-        """Answer nothing: zero bytes a client."""
-        return np.empty((len(models), 0), np.uint8)
-
-    def decide(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
-        """Ask everybody."""
-        return tuple(answers)

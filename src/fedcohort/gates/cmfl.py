@@ -9,8 +9,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.gates.base import Floats, Gate, register
+from fedcohort.gates.base import Gate, register
 from fedcohort.rounds import ClientId
+from fedcohort.signals.projection import Vectors
+
+Floats = NDArray[np.floating[Any]]
 
 
 def agreement(updates: Floats, reference: NDArray[Any]) -> NDArray[np.float64]:
@@ -36,7 +39,7 @@ class CMFLState:
 class CMFL(Gate):
     """Communication-mitigated federated learning of Wang, Wang and Li [1]_; paper 1's benchmark.
 
-    The server announces the signs of its last step, two bits a parameter; a client whose update
+    The server announces the signs of its last step, two bits per parameter; a client whose update
     agrees in at least the threshold's share of signs uploads. In the first round everybody does.
 
     Parameters
@@ -67,24 +70,27 @@ class CMFL(Gate):
         self.threshold, self.decay, self.on_skip = threshold, decay, on_skip
         self.state = CMFLState()
 
-    def announce(self, model: Floats) -> NDArray[np.uint8]:
+    def announce(self, model: Vectors) -> NDArray[np.uint8]:
         """Return the packed signs of the last global step, empty in the first round."""
         step = self.state.step
         signs = np.concatenate([np.packbits(step > 0), np.packbits(step < 0)])
         return signs.astype(np.uint8)
 
-    def probe(self, announced: NDArray[Any] | None, start: Floats, models: Floats) -> NDArray[Any]:
+    def probe(
+        self, announced: NDArray[Any] | None, start: Vectors, models: Vectors
+    ) -> NDArray[Any]:
         """Return each client's share of agreeing signs; all agree before the first step."""
         assert announced is not None
+        trained = models.numpy()
         if not len(announced):
-            return np.ones((len(models), 1), np.float32)
-        half, dim = len(announced) // 2, models.shape[1]
+            return np.ones((len(trained), 1), np.float32)
+        half, dim = len(announced) // 2, models.dim
         positive, negative = (
             np.unpackbits(part, count=dim).astype(np.int8)
             for part in (announced[:half], announced[half:])
         )
-        shares = agreement(models - start, positive - negative)
-        shares[~np.isfinite(models).all(axis=1)] = np.nan
+        shares = agreement(trained - start.numpy(), positive - negative)
+        shares[~np.isfinite(trained).all(axis=1)] = np.nan
         return shares.astype(np.float32)[:, None]
 
     def decide(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
@@ -93,6 +99,6 @@ class CMFL(Gate):
         limit = self.threshold / (np.sqrt(self.state.rounds) if self.decay else 1.0)
         return tuple(c for c, a in answers.items() if a.shape == (1,) and limit <= float(a[0]) <= 1)
 
-    def aggregated(self, before: Floats, after: Floats) -> None:
+    def aggregated(self, before: Vectors, after: Vectors) -> None:
         """Remember the global step."""
-        self.state.step = np.asarray(after - before, np.float32)
+        self.state.step = np.asarray(after.numpy()[0] - before.numpy()[0], np.float32)

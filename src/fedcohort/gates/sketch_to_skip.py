@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.gates.base import Floats, Gate, register
+from fedcohort.gates.base import Gate, register
 from fedcohort.rounds import ClientId
-from fedcohort.signals.projection import Projection
+from fedcohort.signals.projection import Projection, Vectors
+
+Floats = NDArray[np.floating[Any]]
 
 _GAIN = 0.1  # of the adaptive threshold
 _SMALLEST = 1e-12  # of a threshold found from drifts: models that did not move at all are close
@@ -115,8 +117,6 @@ class SketchToSkip(Gate):
     An adaptive threshold is multiplied by exp(g (u - (1 - s))) after every round, where u is the
     share of clients that were asked for their model and g = 0.1. It comes to rest only where u is
     1 - s on average: after T rounds the rates differ by log(last / first threshold) / (g T).
-
-    An engine whose models do not live in main memory sets `project` to a function of its own.
     """
 
     def __init__(
@@ -153,21 +153,21 @@ class SketchToSkip(Gate):
         self.skip_rate, self.adaptive, self.window = skip_rate, adaptive, window
         self.automatic = threshold == "auto"
         self.state = SkipState(threshold=None if threshold == "auto" else float(threshold))
-        self.project: Callable[[Projection, Any], NDArray[np.float64]] = Projection.apply
-        self._projection: Projection | None = None
 
     @property
-    def options(self) -> Mapping[str, int | float | str | bool]:
+    def client_options(self) -> Mapping[str, int | float | str | bool]:
         """The projection; the threshold is announced."""
         return {"k": self.k, "kind": self.kind, "seed": self.seed}
 
-    def announce(self, model: Floats) -> NDArray[np.float32]:
+    def announce(self, model: Vectors) -> NDArray[np.float32]:
         """Return the model's sketch and the threshold; NaN asks clients for their drift."""
-        sketch = self._project(model[None])[0]
+        sketch = self._project(model)[0]
         threshold = np.nan if self.state.threshold is None else self.state.threshold
         return np.append(sketch, threshold).astype(np.float32)
 
-    def probe(self, announced: NDArray[Any] | None, start: Floats, models: Floats) -> NDArray[Any]:
+    def probe(
+        self, announced: NDArray[Any] | None, start: Vectors, models: Vectors
+    ) -> NDArray[Any]:
         """Return each client's flag (1: close, skip), or its drift while there is no threshold."""
         assert announced is not None
         sketch, threshold = announced[:-1], announced[-1]
@@ -228,13 +228,11 @@ class SketchToSkip(Gate):
         growth = [0.0, *np.median(drifts, axis=0)]
         return float(np.interp(1 / (1 - self.skip_rate) - 0.5, range(len(growth)), growth))
 
-    def _project(self, models: Floats) -> NDArray[np.float64]:
-        dim = models.shape[1]
+    def _project(self, models: Vectors) -> NDArray[np.float64]:
+        dim = models.dim
         if self.k > dim:
             raise ValueError(f"SketchToSkip: k={self.k} exceeds the model's {dim} parameters")
-        if self._projection is None or self._projection.dim != dim:
-            self._projection = Projection(dim, self.k, kind=self.kind, seed=self.seed)
-        return self.project(self._projection, models)
+        return models.project(Projection(dim, self.k, kind=self.kind, seed=self.seed))
 
 
 def _read(answers: Mapping[ClientId, NDArray[Any]], kinds: str) -> dict[ClientId, float]:

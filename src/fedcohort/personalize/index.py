@@ -39,8 +39,9 @@ from numpy.typing import NDArray
 from fedcohort import npy
 from fedcohort.exceptions import DataError
 from fedcohort.rounds import stream
+from fedcohort.signals.forms import sketch_dtype
 from fedcohort.signals.projection import Projection
-from fedcohort.sketch.distances import Stack, reading_dtype
+from fedcohort.sketch.distances import Stack
 from fedcohort.sketch.race import RaceSketch
 
 ENERGY_SHARE = 0.5
@@ -163,7 +164,7 @@ class SketchTableWriter:
         if not pairs:
             return
         rows = slice(self.filled, self.filled + len(pairs))
-        tables = np.zeros(len(pairs), reading_dtype(*self.shape[1:], "i8"))
+        tables = np.zeros(len(pairs), sketch_dtype(*self.shape[1:], "i8"))
         for i, (_, sketch) in enumerate(pairs):
             tables[i]["n"], tables[i]["noise"], tables[i]["counts"] = (
                 sketch.n,

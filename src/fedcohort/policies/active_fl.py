@@ -6,7 +6,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcohort.policies.base import Policy, pick, register
+from fedcohort.policies.base import Policy, pick, register, sizes
 from fedcohort.rounds import Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -72,12 +72,9 @@ class ActiveFL(Policy):
         return Selection(chosen, scores={c: known[c] for c in chosen if np.isfinite(known[c])})
 
     def _values(self, round: Round, signals: Signals) -> NDArray[np.float64]:
-        sizes = np.ones(len(round.available))
-        positions, readings = signals.read("num_examples", round.available)
-        sizes[positions] = np.maximum(readings, 0)
         values = np.full(len(round.available), np.inf)
         positions, losses = signals.read("loss", round.available)
-        values[positions] = np.sqrt(sizes[positions]) * losses
+        values[positions] = np.sqrt(sizes(signals, round.available)[positions]) * losses
         return values
 
     def _logits(self, values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
@@ -90,6 +87,3 @@ class ActiveFL(Policy):
         logits[~known] = top + 1e3
         logits[np.argsort(values, kind="stable")[:zeroed]] = -np.inf
         return logits
-
-    def __repr__(self) -> str:
-        return f"ActiveFL(alpha1={self.alpha1}, alpha2={self.alpha2}, alpha3={self.alpha3})"

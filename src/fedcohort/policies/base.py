@@ -14,15 +14,14 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import DTypeLike, NDArray
 
+from fedcohort.options import Configurable
 from fedcohort.registry import unknown
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
-from fedcohort.signals.catalog import Needs
+from fedcohort.signals.catalog import SIGNALS, Needs, Option
 from fedcohort.signals.table import Signals
 
-Option = int | float | str | bool
 
-
-class Policy(ABC):
+class Policy(Configurable, ABC):
     """Picks each round's cohort from the signals it declared it needs.
 
     A policy does no I/O and owns no generator. All it remembers is in `state`, one dataclass of
@@ -33,7 +32,7 @@ class Policy(ABC):
     needs : Needs
         The signals, by when they are collected.
     signal_options : mapping
-        What a collector must know to produce a signal, by signal name: sizes, seeds, kinds.
+        How the policy's signals are made, by signal name: sizes, seeds, kinds.
     state : dataclass instance or None
         All that the policy remembers between rounds.
     """
@@ -55,7 +54,7 @@ class Policy(ABC):
         A cohort that falls short is topped up uniformly by the session.
         """
 
-    def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:  # noqa: B027
+    def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Learn from what came back; nothing by default."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,9 +67,6 @@ class Policy(ABC):
         """Restore what `state_dict` returned."""
         if self.state is not None:
             self.state = type(self.state)(**state)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
 
 
 POLICIES: dict[str, type[Policy]] = {}
@@ -127,21 +123,30 @@ def pick(
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-PROFILES = ("feature_profile", "race_sketch", "insight")
-QUERIES = ("model_sketch", "gradient_sketch")
-REPLIES = ("update_sketch",)
+
+def vector_signals(*when: str) -> tuple[str, ...]:
+    """Return the names of the signals that are vectors or sketches, by when they are collected.
+
+    Examples
+    --------
+    >>> vector_signals("reply")
+    ('update_sketch',)
+    """
+    scalar = [name for name, s in SIGNALS.items() if getattr(s.form({}), "shape", None) == ()]
+    return tuple(n for n, s in SIGNALS.items() if s.when in when and n not in scalar)
 
 
-def vector_needs(policy: str, signal: str, *profile: str) -> Needs:
-    """Return the needs of a policy that compares clients by the vectors of `signal`."""
-    known = (*PROFILES, *QUERIES, *REPLIES)
+def vector_needs(policy: str, signal: str, *profile: str, when: Sequence[str] = ()) -> Needs:
+    """Return the needs of a policy that compares clients by the vectors of `signal`.
+
+    `profile` names further profile signals; `when` limits the signals that the policy can use.
+    """
+    known = vector_signals(*(when or ("profile", "query", "reply")))
     if signal not in known:
         raise unknown("signal", signal, known, f"of {policy}")
-    return Needs(
-        profile=frozenset({signal} if signal in PROFILES else ()) | frozenset(profile),
-        query=frozenset({signal} if signal in QUERIES else ()),
-        reply=frozenset({signal} if signal in REPLIES else ()),
-    )
+    needs = {"profile": frozenset(profile), "query": frozenset[str](), "reply": frozenset[str]()}
+    needs[SIGNALS[signal].when] |= {signal}
+    return Needs(**needs)
 
 
 def vectors(
@@ -176,11 +181,14 @@ def _sketch_vectors(positions: Indices, readings: NDArray[Any]) -> tuple[Indices
 
 
 def sizes(signals: Signals, clients: Sequence[ClientId]) -> Array:
-    """Number of examples of each client; the mean of the known where it is unknown."""
+    """Return each client's number of examples; the mean of those known where it is unknown.
+
+    Every policy that needs sizes calls this, so that an unknown size means the same everywhere.
+    """
     positions, known = signals.read("num_examples", clients)
     result = np.full(len(clients), float(known.mean()) if len(positions) else 1.0)
     result[positions] = known
-    return np.asarray(np.maximum(result, 0.0))
+    return result
 
 
 def inverse_inclusion(share: Array, inclusion: Array) -> tuple[float, ...]:

@@ -10,8 +10,6 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.policies.base import (
-    PROFILES,
-    Option,
     Policy,
     at_least,
     register,
@@ -20,7 +18,7 @@ from fedcohort.policies.base import (
     vectors,
 )
 from fedcohort.rounds import ClientId, Round, Selection
-from fedcohort.signals.catalog import Needs
+from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
 
 Array = NDArray[np.float64]
@@ -96,15 +94,13 @@ class ClusteredSampling(Policy):
     ) -> None:
         if by not in ("size", "similarity"):
             raise ValueError(f"ClusteredSampling: by={by!r} must be 'size' or 'similarity'")
-        if signal not in (*PROFILES, "update_sketch"):
-            known = ", ".join(("update_sketch", *PROFILES))
-            raise ValueError(f"ClusteredSampling: signal={signal!r} is none of {known}")
         at_least("ClusteredSampling", 1, interval=interval, k=k)
         self.by, self.signal, self.interval = by, signal, interval
+        needs = vector_needs("ClusteredSampling", signal, "num_examples", when=("profile", "reply"))
         if by == "size":
             self.needs = Needs(profile=frozenset({"num_examples"}))
         else:
-            self.needs = vector_needs("ClusteredSampling", signal, "num_examples")
+            self.needs = needs
             options: dict[str, Option] = {"k": k, "kind": kind, "seed": seed}
             if signal == "race_sketch":
                 options = {"rows": 10, "bits": 6, "seed": seed}
@@ -156,9 +152,6 @@ class ClusteredSampling(Policy):
             labels = _groups(rows, share[positions] * places, places)
             clients = [round.available[i] for i in positions.tolist()]
             self.state.group = dict(zip(clients, labels.tolist(), strict=True))
-
-    def __repr__(self) -> str:
-        return f"ClusteredSampling(by={self.by!r})"
 
 
 def _certain(share: Array, size: int) -> tuple[Indices, Array]:

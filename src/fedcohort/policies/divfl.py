@@ -10,9 +10,6 @@ from numpy.typing import NDArray
 
 from fedcohort.numerics import facility
 from fedcohort.policies.base import (
-    PROFILES,
-    QUERIES,
-    Option,
     Policy,
     at_least,
     pick,
@@ -23,6 +20,7 @@ from fedcohort.policies.base import (
     vectors,
 )
 from fedcohort.rounds import ClientId, Round, Selection
+from fedcohort.signals.catalog import Option
 from fedcohort.signals.table import Signals
 
 Array = NDArray[np.float64]
@@ -93,7 +91,7 @@ class DivFL(Policy):
         self.needs = vector_needs("DivFL", signal, "num_examples")
         self.signal, self.method, self.epsilon = signal, method, epsilon
         self.limit, self.weights = candidates, weights
-        if signal not in PROFILES:
+        if signal not in self.needs.profile:
             options: dict[str, Option] = {"k": k, "kind": kind, "seed": seed}
             self.signal_options = {signal: options}
         elif signal == "race_sketch":
@@ -101,7 +99,7 @@ class DivFL(Policy):
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
         """Ask all, or some where there are many."""
-        if self.signal not in QUERIES:
+        if not self.needs.query:
             return ()
         asked = some(len(round.available), self.limit, rng)
         return tuple(round.available[i] for i in asked.tolist())
@@ -109,7 +107,7 @@ class DivFL(Policy):
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Pick by facility location among those with a sketch."""
         stamps = signals.rounds(self.signal, round.available)
-        asked = self.signal in QUERIES
+        asked = bool(self.needs.query)
         known = np.flatnonzero(stamps >= (round.number if asked else 0))
         strangers = np.flatnonzero(stamps < 0) if not asked else np.empty(0, np.int64)
         part = known[some(known.size, self.limit, rng)]
@@ -148,9 +146,6 @@ class DivFL(Policy):
             return [], ()
         nearest = np.argmin(distances[:, taken], axis=1)
         return taken, tuple(np.bincount(nearest, share, len(taken)).tolist())
-
-    def __repr__(self) -> str:
-        return f"DivFL(signal={self.signal!r}, method={self.method!r})"
 
 
 def _distances(rows: Array) -> Array:

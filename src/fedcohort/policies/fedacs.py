@@ -10,9 +10,9 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.numerics import bandits
-from fedcohort.policies.base import Option, Policy, register, vectors
+from fedcohort.policies.base import Policy, register, vectors
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
-from fedcohort.signals.catalog import Needs
+from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
 
 Array = NDArray[np.float64]
@@ -162,6 +162,3 @@ class FedACS(Policy):
             np.fromiter((won(c, 0.0) for c in clients), np.float64, count),
             np.fromiter((lost(c, 0.0) for c in clients), np.float64, count),
         )
-
-    def __repr__(self) -> str:
-        return f"FedACS(pool_share={self.pool_share}, rate={self.rate})"

@@ -116,7 +116,7 @@ class FedCor(Policy):
             raise ValueError(f"FedCor: fit={fit!r} must be 'closed-form' or 'gradient'")
         self.warmup, self.interval, self.beta, self.rank = warmup, interval, beta, rank
         self.noise_std, self.discount, self.history = noise_std, discount, history
-        self.fit, self.steps, self.learning_rate, self.asked = fit, steps, learning_rate, panel
+        self.fit, self.steps, self.learning_rate, self.panel = fit, steps, learning_rate, panel
         self.state = FedCorState()
         self._members: tuple[ClientId, ...] = ()
         self._column: dict[ClientId, int] = {}
@@ -126,10 +126,10 @@ class FedCor(Policy):
         follows = self.state.probed == round.number - 1
         if not follows and not self._probes(round.number):
             return ()
-        if self.asked is None:
+        if self.panel is None:
             return round.available
         if not follows or self.state.panel is None:
-            chosen = some(len(round.available), self.asked, rng)
+            chosen = some(len(round.available), self.panel, rng)
             self.state.panel = [round.available[i] for i in chosen.tolist()]
         here = set(round.available)
         return tuple(c for c in self.state.panel if c in here)
@@ -235,9 +235,6 @@ class FedCor(Policy):
         """Restore what `state_dict` returned."""
         super().load_state_dict(state)
         self._members, self._column = (), {}
-
-    def __repr__(self) -> str:
-        return f"FedCor(warmup={self.warmup}, interval={self.interval}, fit={self.fit!r})"
 
 
 def _widened(values: Array, columns: int, fill: float) -> Array:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from fedcohort.numerics.dpp import KDPP as Process
 from fedcohort.numerics.dpp import similarity_kernel
 from fedcohort.policies.base import (
-    PROFILES,
     Policy,
     at_least,
     check_weights,
@@ -93,14 +92,12 @@ class KDPP(Policy):
         bits: int = 6,
         seed: int = 0,
     ) -> None:
-        if signal not in PROFILES:
-            raise ValueError(f"KDPP: signal={signal!r} is none of {', '.join(PROFILES)}")
         if kernel not in ("similarity", "features"):
             raise ValueError(f"KDPP: kernel={kernel!r} must be 'similarity' or 'features'")
         at_least("KDPP", 1, candidates=candidates)
         check_weights("KDPP", weights)
         extra = ("num_examples",) if weights else ()
-        self.needs = vector_needs("KDPP", signal, *extra)
+        self.needs = vector_needs("KDPP", signal, *extra, when=("profile",))
         self.signal, self.kernel, self.limit, self.weights = signal, kernel, candidates, weights
         if signal == "race_sketch":
             self.signal_options = {signal: {"rows": rows, "bits": bits, "seed": seed}}
@@ -144,6 +141,3 @@ class KDPP(Policy):
             process = Process.from_kernel(similarity_kernel(rows, self.state.scale))
         self._kept = (clients, positions, process)
         return positions, process
-
-    def __repr__(self) -> str:
-        return f"KDPP(signal={self.signal!r}, kernel={self.kernel!r})"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcohort.policies.base import Policy, pick, register
+from fedcohort.policies.base import Policy, pick, register, sizes
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -160,14 +161,13 @@ class Oort(Policy):
         """Update those that finished, and the pacer."""
         state = self.state
         total = 0.0
+        counts = sizes(signals, round.available)
         for client in outcome.finished:
             loss = _fresh(signals, "loss_rms", client, round.number)
             seconds = _fresh(signals, "duration", client, round.number)
             if loss is None:
                 continue
-            n = signals.known("num_examples", (client,))
-            count = float(signals.values("num_examples", n)[0]) if n else 1.0
-            state.utility[client] = count * loss
+            state.utility[client] = float(counts[bisect_left(round.available, client)]) * loss
             state.last[client] = round.number
             total += state.utility[client]
             if seconds is not None:

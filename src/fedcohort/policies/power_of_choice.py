@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.random import Generator
 
-from fedcohort.policies.base import Policy, pick, register
+from fedcohort.policies.base import Policy, pick, register, sizes
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -59,10 +59,8 @@ class PowerOfChoice(Policy):
                 f"PowerOfChoice: d={self.d} is below cohort_size={round.cohort_size}; "
                 "ask at least as many clients as you train"
             )
-        positions, sizes = signals.read("num_examples", round.available)
-        logits = np.full(len(round.available), -np.inf)
-        with np.errstate(divide="ignore"):
-            logits[positions] = np.log(np.maximum(sizes, 0))
+        with np.errstate(divide="ignore"):  # an empty client is never drawn
+            logits = np.log(sizes(signals, round.available))
         return pick(round.available, self.d, rng, logits)
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
@@ -75,6 +73,3 @@ class PowerOfChoice(Policy):
         order = np.argsort(-losses, kind="stable")[: round.size]
         chosen = tuple(asked[i] for i in order)
         return Selection(chosen, scores={asked[i]: float(losses[i]) for i in order})
-
-    def __repr__(self) -> str:
-        return f"PowerOfChoice(d={self.d})"

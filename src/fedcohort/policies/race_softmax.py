@@ -9,9 +9,9 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.numerics import successive
-from fedcohort.policies.base import Option, Policy, check_weights, draw, inverse_inclusion, register
+from fedcohort.policies.base import Policy, check_weights, draw, inverse_inclusion, register
 from fedcohort.rounds import ClientId, Round, Selection
-from fedcohort.signals.catalog import Needs
+from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
 from fedcohort.sketch.federation import GlobalSketch
 
@@ -140,6 +140,3 @@ class RaceSoftmax(Policy):
         if self._chances is None or self._chances[0] != size:
             self._chances = (size, successive.inclusion(logits, size))
         return self._chances[1]
-
-    def __repr__(self) -> str:
-        return f"RaceSoftmax(temperature={self.temperature}, distance={self.distance!r})"

@@ -10,9 +10,9 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.numerics import herding
-from fedcohort.policies.base import Option, Policy, at_least, register
+from fedcohort.policies.base import Policy, at_least, register
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
-from fedcohort.signals.catalog import Needs
+from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
 from fedcohort.sketch.federation import GlobalSketch
 
@@ -110,7 +110,7 @@ class SketchMatch(Policy):
             raise ValueError(f"SketchMatch: average={average!r} must be 'size' or 'equal'")
         at_least("SketchMatch", 0, turns=turns, sweeps=sweeps)
         at_least("SketchMatch", 1, largest_pool=largest_pool)
-        self.pool, self.pool_share, self.average = pool, share, average
+        self.pool, self.share, self.average = pool, share, average
         self.turns, self.sweeps, self.largest_pool = turns, sweeps, largest_pool
         options: dict[str, Option] = {"rows": rows, "bits": bits, "seed": seed}
         options |= {"label_weight": label_weight, "center": centered, "epsilon": epsilon}
@@ -157,7 +157,7 @@ class SketchMatch(Policy):
         if self.pool == "less-used" and self.state.used:
             used = self.state.used.get
             order += np.fromiter((used(c, 0) for c in clients), np.float64, count)
-        part = int(np.ceil(self.pool_share * count))
+        part = int(np.ceil(self.share * count))
         wanted = min(max(part, size), max(self.largest_pool, size), count)
         first = np.argpartition(order, wanted - 1)[:wanted] if wanted else np.empty(0, np.int64)
         return np.asarray(first[np.argsort(order[first])])
@@ -176,10 +176,6 @@ class SketchMatch(Policy):
             sweeps=self.sweeps,
             gram=field.gram,
         )
-
-    def __repr__(self) -> str:
-        rows, bits = (self.signal_options["race_sketch"][key] for key in ("rows", "bits"))
-        return f"SketchMatch(rows={rows}, bits={bits}, pool={self.pool!r})"
 
 
 class _Field:

@@ -12,9 +12,6 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.policies.base import (
-    PROFILES,
-    QUERIES,
-    Option,
     Policy,
     at_least,
     check_weights,
@@ -26,6 +23,7 @@ from fedcohort.policies.base import (
     vectors,
 )
 from fedcohort.rounds import ClientId, Round, Selection
+from fedcohort.signals.catalog import Option
 from fedcohort.signals.table import Signals
 
 Floats = NDArray[np.floating[Any]]
@@ -127,9 +125,9 @@ class SketchToSelect(Policy):
         self.needs = vector_needs("SketchToSelect", signal, *extra)
         self.interval, self.signal, self.weights = interval, signal, weights
         self.asked, self.restarts = candidates, restarts
-        as_it_is = signal in PROFILES or (signal == "model_sketch" and not fresh)
+        as_it_is = signal in self.needs.profile or (signal == "model_sketch" and not fresh)
         self.by_direction = compare == "steps" and not as_it_is
-        if signal not in PROFILES:
+        if signal not in self.needs.profile:
             options: dict[str, Option] = {"k": k, "kind": kind, "seed": seed}
             if signal == "model_sketch":
                 options |= {"fresh": fresh, "step": self.by_direction}
@@ -140,7 +138,7 @@ class SketchToSelect(Policy):
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
         """Ask all, or some, in a selection round."""
-        if self.signal not in QUERIES or not self._selects(round):
+        if not self.needs.query or not self._selects(round):
             return ()
         positions = some(len(round.available), self.asked, rng)
         return tuple(round.available[i] for i in positions.tolist())
@@ -171,7 +169,7 @@ class SketchToSelect(Policy):
         return round.number % self.interval == 0 or not self.state.chosen
 
     def _cluster(self, round: Round, signals: Signals, rng: Generator) -> None:
-        since = round.number if self.signal in QUERIES else None
+        since = round.number if self.needs.query else None
         dtype = np.float32 if self.by_direction else np.float64  # models may be far from zero
         positions, rows = vectors(signals, self.signal, round.available, since, dtype)
         self.state = SketchToSelectState()
@@ -200,9 +198,6 @@ class SketchToSelect(Policy):
         total = sizes(signals, round.available).sum()
         share = sizes(signals, tuple(chosen)) / max(total, 1.0)
         return inverse_inclusion(share, np.array([inclusion[c] for c in chosen]))
-
-    def __repr__(self) -> str:
-        return f"SketchToSelect(interval={self.interval}, signal={self.signal!r})"
 
 
 def _holds(available: tuple[ClientId, ...], client: ClientId) -> bool:

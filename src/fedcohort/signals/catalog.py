@@ -1,13 +1,97 @@
-"""The signals a policy may ask for, and when it asks."""
+"""What clients tell: each signal is one object, with all that anybody must know about it.
+
+A signal states when it is collected, what it costs a client, the form and range of its readings,
+and the function that computes it. The session, the simulator, Flower's server and clients,
+`fedcohort policies` and `fedcohort.testing` all read it here. `register_signal` adds one of your
+own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedcohort.exceptions import ConfigError
 from fedcohort.registry import lookup
+from fedcohort.rounds import ClientId
+from fedcohort.signals.forms import Form, Numbers, Sketch
+from fedcohort.signals.projection import Vectors
+from fedcohort.signals.updates import update_distance
 
+When = Literal["profile", "query", "reply"]
 Work = Literal["server", "data", "forward", "train"]
+Option = int | float | str | bool
+Options = Mapping[str, Option]
+
+
+class Clients:
+    """Some clients as an engine shows them to a signal: results are rows, one per client.
+
+    The simulator answers for many clients at once, a Flower client for itself, and Flower's server
+    for the updates that arrived. Each overrides what it can do.
+    """
+
+    ids: Sequence[ClientId]
+
+    def examples(self) -> Iterable[tuple[Any, Any]]:
+        """Yield each client's inputs and labels."""
+        raise self._cannot("examples")
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return each client's number of examples."""
+        raise self._cannot("sizes")
+
+    def insights(self) -> Sequence[ArrayLike]:
+        """Return the user's own vector for each client."""
+        raise self._cannot("insights")
+
+    def sketches(self, options: Options) -> Sequence[NDArray[Any]]:
+        """Return each client's distribution sketch, as private as the client wants it."""
+        raise self._cannot("sketches")
+
+    def losses(self, power: int = 1) -> NDArray[np.float64]:
+        """Return each client's mean of loss^power over all its examples, under the model."""
+        raise self._cannot("losses")
+
+    def features(self) -> NDArray[Any]:
+        """Return the mean output of the first dense layer over each client's examples."""
+        raise self._cannot("features")
+
+    def gradients(self) -> Vectors:
+        """Return the full-batch gradient of each client under the model."""
+        raise self._cannot("gradients")
+
+    def trained(self, fresh: bool = True) -> Vectors:
+        """Return models after local training now, or (fresh=False) after each client's last."""
+        raise self._cannot("trained")
+
+    def steps(self, fresh: bool = True) -> Vectors:
+        """Return `trained` minus the model."""
+        raise self._cannot("steps")
+
+    def updates(self) -> Vectors:
+        """Return the updates that arrived this round (reply signals only)."""
+        raise self._cannot("updates")
+
+    def durations(self) -> NDArray[np.float64]:
+        """Return the seconds that each client took this round (reply signals only)."""
+        raise self._cannot("durations")
+
+    def last_layer(self) -> int:
+        """Return how many parameters the model's last layer has."""
+        raise self._cannot("last_layer")
+
+    def _cannot(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"{type(self).__name__} cannot give {what}; choose a signal that needs none"
+        )
+
+
+Compute = Callable[[Clients, Options], Sequence[ArrayLike] | NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -18,40 +102,66 @@ class Signal:
     ----------
     name : str
         Unique; a Flower federation sends it as the message type ``query.<name>``.
-    work : {"server", "data", "forward", "train"}
-        What producing it costs. ``server``: computed from updates that arrive anyway, no bytes.
-        ``data``: one pass over the client's data. ``forward`` and ``train`` need the current
-        model, so the model is downloaded first.
     about : str
         One line for people.
+    when : {"profile", "query", "reply"}
+        When it is usually collected: once per client, before the selection, or with the update.
+        A policy's `Needs` decides.
+    work : {"server", "data", "forward", "train"}
+        What producing it costs. ``server``: computed from updates that arrive anyway, no bytes.
+        ``data``: one pass over the client's data. ``forward`` and ``train`` need the model, so
+        the model is downloaded first: the initial one for a profile, otherwise the current one.
+    form : callable
+        ``form(options)``: dtype, shape and range of a reading made with these options.
+    compute : callable
+        ``compute(clients, options)`` returns one reading per client, in order.
     """
 
     name: str
-    work: Work
     about: str
+    when: When
+    work: Work
+    form: Callable[[Options], Form]
+    compute: Compute
 
     @property
     def needs_model(self) -> bool:
-        """Whether the client must hold the current model to answer."""
+        """Whether the client must hold a model to answer."""
         return self.work in ("forward", "train")
 
+    def readings(self, clients: Clients, options: Options) -> dict[ClientId, Any]:
+        """Return the readings by client."""
+        return dict(zip(clients.ids, self.compute(clients, options), strict=True))
 
-SIGNALS: dict[str, Signal] = {
-    signal.name: signal
-    for signal in (
-        Signal("num_examples", "data", "how many examples the client trains on"),
-        Signal("race_sketch", "data", "the client's distribution sketch, private if it so decides"),
-        Signal("insight", "data", "a vector of the user's own that says what the data look like"),
-        Signal("feature_profile", "forward", "mean output of the first dense layer"),
-        Signal("loss", "forward", "mean loss of the current model over all local data"),
-        Signal("loss_rms", "forward", "root mean square of the per-example losses, all local data"),
-        Signal("model_sketch", "train", "projection of the locally trained model or of its step"),
-        Signal("gradient_sketch", "train", "projection of the full-batch gradient"),
-        Signal("duration", "server", "seconds from sending the model to receiving the update"),
-        Signal("update_distance", "server", "distance of the update from the cohort's mean update"),
-        Signal("update_sketch", "server", "projection of the update"),
-    )
-}
+
+SIGNALS: dict[str, Signal] = {}
+
+
+def register_signal(
+    name: str, *, when: When, work: Work, form: Form | Callable[[Options], Form]
+) -> Callable[[Compute], Compute]:
+    """Decorate a function that computes a signal, and enter the signal into `SIGNALS`.
+
+    The first line of the function's docstring becomes the signal's description. In a Flower
+    federation, register it in a module that the server and the clients import.
+
+    Examples
+    --------
+    >>> @register_signal("label_count", when="profile", work="data", form=Numbers(low=0))
+    ... def label_count(clients, options):
+    ...     "How many different labels the client has."
+    ...     return [len(np.unique(y)) for _, y in clients.examples()]
+    >>> SIGNALS.pop("label_count").about
+    'How many different labels the client has.'
+    """
+
+    def enter(compute: Compute) -> Compute:
+        lines = (compute.__doc__ or "").strip().splitlines()
+        made = form if callable(form) else lambda options: form
+        SIGNALS[name] = Signal(name, lines[0] if lines else name, when, work, made, compute)
+        return compute
+
+    return enter
 
 
 @dataclass(frozen=True)
@@ -75,3 +185,95 @@ class Needs:
     def __post_init__(self) -> None:
         for name in self.profile | self.query | self.reply:
             lookup("signal", name, SIGNALS)
+
+
+LOSS = Numbers()
+COUNT = Numbers(dtype="i8", low=0, high=2**40)
+
+
+def _projected_form(options: Options) -> Form:
+    return Numbers((int(options.get("k", 0)) or None,), "f4")
+
+
+def _sketch_form(options: Options) -> Form:
+    rows, bits = options.get("rows"), options.get("bits")
+    buckets = None if bits is None else 1 << int(bits)
+    return Sketch(None if rows is None else int(rows), buckets)
+
+
+@register_signal("num_examples", when="profile", work="data", form=COUNT)
+def _num_examples(clients: Clients, options: Options) -> NDArray[np.int64]:
+    """How many examples the client trains on."""
+    return clients.sizes()
+
+
+@register_signal("race_sketch", when="profile", work="data", form=_sketch_form)
+def _race_sketch(clients: Clients, options: Options) -> Sequence[NDArray[Any]]:
+    """The client's distribution sketch, private if the client or the policy wants it."""
+    return clients.sketches(options)
+
+
+@register_signal("insight", when="profile", work="data", form=Numbers((None,)))
+def _insight(clients: Clients, options: Options) -> Sequence[ArrayLike]:
+    """A vector of the user's own that describes the client's data."""
+    return clients.insights()
+
+
+@register_signal("feature_profile", when="profile", work="forward", form=Numbers((None,), "f4"))
+def _feature_profile(clients: Clients, options: Options) -> NDArray[Any]:
+    """Mean output of the first dense layer under the initial model."""
+    return clients.features()
+
+
+@register_signal("loss", when="query", work="forward", form=LOSS)
+def _loss(clients: Clients, options: Options) -> NDArray[np.float64]:
+    """Mean loss of the current model over all local data."""
+    return clients.losses()
+
+
+@register_signal("loss_rms", when="reply", work="forward", form=LOSS)
+def _loss_rms(clients: Clients, options: Options) -> NDArray[np.float64]:
+    """Root mean square of the per-example losses over all local data."""
+    return np.sqrt(clients.losses(power=2))
+
+
+@register_signal("model_sketch", when="query", work="train", form=_projected_form)
+def _model_sketch(clients: Clients, options: Options) -> NDArray[Any]:
+    """Projection of the locally trained model, or of its step away from the global one."""
+    of = dict(options)
+    fresh = bool(of.pop("fresh", True))
+    models = clients.steps(fresh) if of.pop("step", False) else clients.trained(fresh)
+    return models.sketched(of)
+
+
+@register_signal("gradient_sketch", when="query", work="train", form=_projected_form)
+def _gradient_sketch(clients: Clients, options: Options) -> NDArray[Any]:
+    """Projection of the full-batch gradient."""
+    return clients.gradients().sketched(options)
+
+
+@register_signal("duration", when="reply", work="server", form=Numbers(low=0))
+def _duration(clients: Clients, options: Options) -> NDArray[np.float64]:
+    """Seconds from sending the model to receiving the update."""
+    return clients.durations()
+
+
+@register_signal("update_sketch", when="reply", work="server", form=_projected_form)
+def _update_sketch(clients: Clients, options: Options) -> NDArray[Any]:
+    """Projection of the update."""
+    return clients.updates().sketched(options)
+
+
+@register_signal("update_distance", when="reply", work="server", form=Numbers(low=0))
+def _update_distance(clients: Clients, options: Options) -> NDArray[np.float64]:
+    """Distance of the update from the cohort's mean update (paper 1, equation 14)."""
+    vectors = clients.gradients() if options.get("insight_step") else clients.updates()
+    rows = vectors.numpy()
+    if options.get("last_layer"):
+        rows = rows[:, -clients.last_layer() :]
+    return update_distance(
+        rows,
+        clients.sizes(),
+        weighted=bool(options.get("weighted")),
+        scale_by_size=bool(options.get("scale_by_size")),
+    )

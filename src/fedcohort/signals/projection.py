@@ -13,6 +13,7 @@ Charikar, Chen, Farach-Colton. Finding Frequent Items in Data Streams. ICALP 200
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -173,3 +174,35 @@ def _tables() -> Array:
     radius = np.sqrt(-2 * np.log(grid))
     radius *= np.sqrt(2 / np.mean(radius**2))
     return np.stack([radius, np.cos(2 * np.pi * grid), np.sin(2 * np.pi * grid)])
+
+
+class Vectors:
+    """Model-sized vectors, one row per client, wherever they live; one vector is a single row.
+
+    Engines whose models are not in main memory subclass it.
+
+    Examples
+    --------
+    >>> Vectors(np.eye(3)).sketched({"k": 2, "kind": "sparse", "seed": 0}).shape
+    (3, 2)
+    """
+
+    def __init__(self, rows: Any) -> None:
+        self.rows: Any = rows if rows.ndim == 2 else rows[None]
+
+    @property
+    def dim(self) -> int:
+        """Numbers per vector."""
+        return int(self.rows.shape[1])
+
+    def numpy(self) -> NDArray[Any]:
+        """Return the vectors in main memory."""
+        return np.asarray(self.rows)
+
+    def project(self, projection: Projection) -> Array:
+        """Return the projection of each row, (clients, k)."""
+        return projection.apply(self.rows)
+
+    def sketched(self, options: Mapping[str, Any]) -> NDArray[np.float32]:
+        """Project by the options of a signal (k, kind, seed), as readings of four bytes."""
+        return self.project(Projection(self.dim, **options)).astype(np.float32)

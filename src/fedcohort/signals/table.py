@@ -1,18 +1,20 @@
 """The latest reading of every signal and client, stamped with its round.
 
-One dense array a signal, so that a policy reads a million clients without a loop of its own.
+One dense array per signal, so that a policy reads a million clients without a loop of its own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.rounds import ClientId
+from fedcohort.signals.forms import Form, Numbers, cast, common_dtype
 
 Array = NDArray[Any]
 
@@ -32,8 +34,11 @@ def is_finite(reading: Array) -> bool:
     return reading.dtype.kind == "f" and bool(np.isfinite(reading).all())
 
 
-def _form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[object, ...]:
-    """What two readings must share to be stacked: shape, and the fields' names and shapes."""
+Layout = tuple[object, ...]
+
+
+def _layout(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Layout:
+    """Return what readings must share to be stacked: shape, and the fields' names and shapes."""
     if dtype.names is None:
         return shape
     fields = tuple((name, dtype[name].shape) for name in dtype.names)
@@ -41,7 +46,7 @@ def _form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[object, ...]:
 
 
 class Column:
-    """The readings of one signal: a row a client, all of one form."""
+    """The readings of one signal: one row per client, all of one layout."""
 
     def __init__(self) -> None:
         self.clients: list[ClientId] = []
@@ -50,9 +55,9 @@ class Column:
         self._row: dict[ClientId, int] = {}
         self._cache: tuple[Sequence[ClientId], NDArray[np.int64]] | None = None
 
-    def form(self) -> tuple[object, ...] | None:
-        """Return the form of this column's readings, None while it is empty."""
-        return _form(self.values.dtype, self.values.shape[1:]) if self.clients else None
+    def layout(self) -> Layout | None:
+        """Return the layout of this column's readings, None while it is empty."""
+        return _layout(self.values.dtype, self.values.shape[1:]) if self.clients else None
 
     def rows(self, clients: Sequence[ClientId]) -> NDArray[np.int64]:
         """Row of each client, -1 where there is no reading."""
@@ -64,21 +69,20 @@ class Column:
             self._cache = (clients, rows)
         return rows
 
-    def put(self, readings: Mapping[ClientId, Array], stamp: int) -> None:
-        """Store readings that are already known to be of this column's form."""
-        if not readings:
+    def put(self, clients: Sequence[ClientId], values: Array, stamp: int) -> None:
+        """Store stacked readings, which are already known to be of this column's layout."""
+        if not len(clients):
             return
-        fresh = [client for client in readings if client not in self._row]
-        dtype = np.result_type(*{r.dtype for r in readings.values()})
+        fresh = [client for client in clients if client not in self._row]
+        dtype = values.dtype
         if self.clients:
-            dtype = np.result_type(dtype, self.values.dtype)
-        shape = next(iter(readings.values())).shape
-        self._grow(len(self.clients) + len(fresh), dtype, shape)
+            dtype = common_dtype(dtype, self.values.dtype)
+        self._grow(len(self.clients) + len(fresh), dtype, values.shape[1:])
         for client in fresh:
             self._row[client] = len(self.clients)
             self.clients.append(client)
-        rows = np.fromiter((self._row[c] for c in readings), np.int64, len(readings))
-        self.values[rows] = np.stack([r.astype(dtype, copy=False) for r in readings.values()])
+        rows = np.fromiter((self._row[c] for c in clients), np.int64, len(clients))
+        self.values[rows] = cast(values, dtype)
         self.stamps[rows] = stamp
         self._cache = None
 
@@ -91,7 +95,7 @@ class Column:
         values = np.zeros((capacity, *shape), dtype)
         stamps = np.full(capacity, -1, np.int64)
         if used:
-            values[:used] = self.values[:used].astype(dtype, copy=False)
+            values[:used] = cast(self.values[:used], dtype)
             stamps[:used] = self.stamps[:used]
         self.values, self.stamps = values, stamps
 
@@ -99,9 +103,10 @@ class Column:
 class Signals:
     """The server's memory of what clients told it.
 
-    A reading is a NumPy scalar or array, possibly structured; all readings of one signal have the
-    same form, fixed by the majority of the first batch. Readings that are not finite or of another
-    form are dropped and counted in `dropped`, never stored.
+    A reading is a NumPy scalar or array, possibly structured. Readings that do not have the form
+    that their signal declares are dropped and counted in `dropped`, never stored. Where the form
+    leaves a length open, the majority of the first batch fixes it; a later batch in which more
+    clients agree on another one than the table holds replaces them.
 
     Examples
     --------
@@ -122,20 +127,45 @@ class Signals:
         self.dropped: Counter[str] = Counter()
 
     def record(
-        self, name: str, readings: Mapping[ClientId, ArrayLike | None], stamp: int
+        self,
+        name: str,
+        readings: Mapping[ClientId, ArrayLike | None],
+        stamp: int,
+        form: Form | None = None,
     ) -> tuple[ClientId, ...]:
-        """Store what is valid and return whose readings were kept; None means no answer."""
-        answered = {c: as_array(r) for c, r in readings.items() if r is not None}
-        finite = {c: r for c, r in answered.items() if r is not None and is_finite(r)}
+        """Store what is valid and return whose readings were kept; None means no answer.
+
+        `form` is what the signal declares; without it, any finite numbers of one layout will do.
+        """
+        answered = {c: r for c, r in readings.items() if r is not None}
+        clients, values = _checked_numbers(answered, form)
+        if values is None:
+            arrays = {c: _checked(r, form) for c, r in answered.items()}
+            sound = {c: r for c, r in arrays.items() if r is not None}
+            layouts = {c: _layout(r.dtype, r.shape) for c, r in sound.items()}
+            column, layout = self._column_for(name, Counter(layouts.values()))
+            clients = [c for c in sound if layouts[c] == layout]
+            values = _stacked([sound[c] for c in clients])
+        else:
+            column, _ = self._column_for(name, Counter({(): len(clients)}))
+        column.put(clients, values, stamp)
+        if len(clients) < len(answered):
+            self.dropped[name] += len(answered) - len(clients)
+        return tuple(clients)
+
+    def _column_for(self, name: str, arrived: Counter[Layout]) -> tuple[Column, Layout | None]:
+        """Return the column and layout to store readings in, given the layouts that arrived."""
         column = self._columns.setdefault(name, Column())
-        form = column.form()
-        if form is None and finite:
-            form = Counter(_form(r.dtype, r.shape) for r in finite.values()).most_common(1)[0][0]
-        kept = {c: r for c, r in finite.items() if _form(r.dtype, r.shape) == form}
-        column.put(kept, stamp)
-        if len(kept) < len(answered):
-            self.dropped[name] += len(answered) - len(kept)
-        return tuple(kept)
+        layout = column.layout()
+        if arrived:
+            usual, votes = arrived.most_common(1)[0]
+            if layout is None:
+                return column, usual
+            if usual != layout and votes > len(column.clients):
+                self.dropped[name] += len(column.clients)
+                self._columns[name] = column = Column()
+                return column, usual
+        return column, layout
 
     def known(self, name: str, clients: Sequence[ClientId]) -> tuple[ClientId, ...]:
         """Those of `clients` with a reading, in their order."""
@@ -196,7 +226,7 @@ class Signals:
         for name, saved in state["columns"].items():
             column = Column()
             column.clients = list(saved["clients"])
-            column.values = np.array(saved["values"])
+            column.values = np.array(saved["values"])  # a copy: the saved array stays as it is
             column.stamps = np.array(saved["stamps"], np.int64)
             column._row = {client: i for i, client in enumerate(column.clients)}
             self._columns[name] = column
@@ -204,9 +234,45 @@ class Signals:
 
 
 def as_array(reading: ArrayLike) -> Array | None:
-    """Return the reading as an array, None if it is no number (a string, a ragged list)."""
+    """Return the reading as an array, None if it is not a number (a string, a ragged list)."""
     try:
         array = np.asarray(reading)
     except (ValueError, TypeError):
         return None
     return array if array.dtype.kind in "iubfV" else None
+
+
+def _checked(reading: ArrayLike, form: Form | None) -> Array | None:
+    """Return a reading that has the form and is finite, or None."""
+    array = as_array(reading)
+    if array is not None and form is not None:
+        array = form.checked(array)
+    return array if array is not None and is_finite(array) else None
+
+
+def _checked_numbers(
+    readings: Mapping[ClientId, ArrayLike], form: Form | None
+) -> tuple[list[ClientId], Array | None]:
+    """Check single numbers all at once; (..., None) where they are not plain numbers."""
+    clients = list(readings)
+    if not isinstance(form, Numbers) or form.shape:
+        return clients, None
+    try:
+        values = np.asarray(list(readings.values()))
+    except (ValueError, TypeError, OverflowError):
+        return clients, None
+    if values.shape != (len(clients),) or values.dtype.kind not in "iuf":
+        return clients, None
+    inside = form.inside(values)
+    if not inside.all():
+        clients = [clients[i] for i in np.flatnonzero(inside).tolist()]
+        values = values[inside]
+    return clients, values.astype(form.dtype)
+
+
+def _stacked(arrays: Sequence[Array]) -> Array:
+    """Stack readings of one layout, whatever the widths of their numbers."""
+    if not arrays:
+        return np.empty(0)
+    dtype = reduce(common_dtype, {a.dtype for a in arrays})
+    return np.stack([cast(a, dtype) for a in arrays])

@@ -1,95 +1,243 @@
-"""What simulated clients answer: every signal of the catalog, computed from their data."""
+"""Simulated clients: what signals need of them, computed from their data many at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, stream
-from fedcohort.signals.projection import Projection
-from fedcohort.signals.updates import last_layer, update_distance
+from fedcohort.signals.catalog import SIGNALS, Clients, Options
+from fedcohort.signals.projection import Projection, Vectors
+from fedcohort.signals.updates import last_layer
 from fedcohort.simulate.engine.jobs import Data, Job
 from fedcohort.simulate.engine.trainer import Trainer
-from fedcohort.simulate.projector import project
+from fedcohort.simulate.sketch_gpu import federation_counts
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
 
 Readings = dict[ClientId, Any]
-Insight = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Insight = Callable[[np.ndarray, np.ndarray], ArrayLike]
+
+MOST_BYTES = 2**30  # of a projection matrix on a GPU
+BLOCK = 65536  # columns of it that are made at a time
 
 
-class Collector:
-    """The clients of one seed, as seen by the session's `collect`.
+class TensorVectors(Vectors):
+    """Vectors that live on the trainer's device.
+
+    On a GPU whose memory can hold it, a projection matrix is kept there in float32 and reused;
+    elsewhere the projection's own loops, which store no matrix, are faster than moving it.
+    """
+
+    rows: Tensor
+
+    def numpy(self) -> NDArray[Any]:
+        """Return the vectors in main memory."""
+        return np.asarray(self.rows.cpu().numpy())
+
+    def project(self, projection: Projection) -> NDArray[np.float64]:
+        """Return the projection of each row."""
+        small = 4 * projection.k * projection.dim <= MOST_BYTES
+        if self.rows.device.type == "cpu" or not small:
+            return projection.apply(self.numpy())
+        matrix = _matrix(projection, str(self.rows.device))
+        return np.asarray((self.rows @ matrix.T).double().cpu().numpy())
+
+
+@lru_cache(maxsize=4)
+def _matrix(projection: Projection, device: str) -> Tensor:
+    matrix = torch.empty(projection.k, projection.dim, device=device)
+    for start in range(0, projection.dim, BLOCK):
+        stop = min(start + BLOCK, projection.dim)
+        columns = projection.columns(start, stop).astype(np.float32)
+        matrix[:, start:stop] = torch.from_numpy(columns)
+    return matrix
+
+
+@dataclass(frozen=True)
+class SimulatedClients(Clients):
+    """Some clients of one seed; signals are computed for all of them at once.
 
     Parameters
     ----------
+    ids : sequence of str
+        The clients.
     trainer : Trainer
         Computes losses, features, gradients and local training.
     data : Data
         All training examples, on the trainer's device.
     federation : Federation
         Who holds which examples.
-    policy : Policy
-        Its `signal_options` say how signals are made.
-    seed : int
-        Of the local batches of clients that train for a query.
-    initial : torch.Tensor
-        The model that profiles are taken under, so that a newcomer's is comparable.
+    seed, round_number : int
+        Of the local batches of clients that train for a query, and of the noise of sketches.
+    model : Tensor
+        The model that answers are taken under.
     insight : callable, optional
         ``insight(x, y)`` of one client's examples, for the signal of that name.
+    held : mapping
+        Each client's model after its last training, where a policy asks for those.
+    arrived : Tensor, optional
+        The trained models of this round, for reply signals.
+    seconds : mapping
+        How long each client took this round, for reply signals.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        data: Data,
-        federation: Federation,
-        policy: Policy,
-        seed: int,
-        initial: torch.Tensor,
-        insight: Insight | None = None,
-    ) -> None:
-        self.trainer, self.data, self.federation = trainer, data, federation
-        self.policy, self.seed, self.initial, self.insight = policy, seed, initial, insight
-        self.model = initial
+    ids: Sequence[ClientId]
+    trainer: Trainer
+    data: Data
+    federation: Federation
+    seed: int
+    round_number: int
+    model: Tensor
+    insight: Insight | None = None
+    held: Mapping[ClientId, Tensor] = field(default_factory=dict)
+    arrived: Tensor | None = None
+    seconds: Mapping[ClientId, float] = field(default_factory=dict)
+
+    def examples(self) -> Iterable[tuple[NDArray[Any], NDArray[Any]]]:
+        """Yield each client's inputs and labels."""
+        dataset, parts = self.federation.dataset, self.federation.parts
+        return ((dataset.x[parts[c]], dataset.y[parts[c]]) for c in self.ids)
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return each client's number of examples."""
+        return np.array([len(self.federation.parts[c]) for c in self.ids], np.int64)
+
+    def insights(self) -> list[ArrayLike]:
+        """Return the user's own vector for each client."""
+        if self.insight is None:
+            raise ConfigError("the policy asks for 'insight': pass insight=function(x, y)")
+        return [self.insight(x, y) for x, y in self.examples()]
+
+    def sketches(self, options: Options) -> list[NDArray[Any]]:
+        """Return each client's distribution sketch, private at the policy's epsilon."""
+        of: dict[str, Any] = dict(options)
+        epsilon, delta = of.pop("epsilon", 0.0), of.pop("delta", 0.0)
+        blank = self._blank_sketch(**of)
+        labels = self.data.y if of.get("label_weight") else None
+        parts = [self.federation.parts[c] for c in self.ids]
+        readings = []
+        counted = federation_counts(blank, self.data.x, parts, labels)
+        for client, part, counts in zip(self.ids, parts, counted, strict=True):
+            sketch = blank.empty_like()
+            sketch.counts, sketch.n = counts, len(part)
+            if epsilon:
+                noise = stream(self.seed, "sketch noise", client)
+                sketch = sketch.privatize(epsilon, delta, rng=noise)
+            readings.append(sketch.reading())
+        return readings
+
+    def _blank_sketch(
+        self, rows: int, bits: int, seed: int = 0, label_weight: float = 0.0, center: bool = False
+    ) -> RaceSketch:
+        """Return an empty sketch; its center is the mean of the test set, which the server has."""
+        dataset = self.federation.dataset
+        flat = dataset.x_test.reshape(len(dataset.x_test), -1)
+        transform = Transform(
+            center=flat.mean(axis=0) if center else 0.0,
+            unit=True,
+            classes=dataset.classes if label_weight else 0,
+            label_weight=label_weight,
+        )
+        return RaceSketch.srp(flat.shape[1], rows, bits, seed, transform=transform)
+
+    def losses(self, power: int = 1) -> NDArray[np.float64]:
+        """Return each client's mean of loss^power under the model."""
+        return self.trainer.losses(self.model, self._jobs(), self.data, power=power)
+
+    def features(self) -> NDArray[Any]:
+        """Return the mean output of the first dense layer over each client's examples."""
+        return self.trainer.features(self.model, self._jobs(), self.data)
+
+    def gradients(self) -> Vectors:
+        """Return the full-batch gradients."""
+        return TensorVectors(self.trainer.gradients(self.model, self._jobs(), self.data))
+
+    def trained(self, fresh: bool = True) -> Vectors:
+        """Return models after training on batches of their own, or those that clients hold."""
+        if not fresh:
+            return TensorVectors(torch.stack([self.held.get(c, self.model) for c in self.ids]))
+        parts, number = self.federation.parts, self.round_number
+        jobs = [self.trainer.job(self.seed, number, f"query/{c}", parts[c]) for c in self.ids]
+        lr = self.trainer.local.lr_at(number)
+        return TensorVectors(self.trainer.train(self.model, jobs, self.data, lr).clone())
+
+    def steps(self, fresh: bool = True) -> Vectors:
+        """Return `trained` minus the model."""
+        return TensorVectors(self.trained(fresh).rows - self.model)
+
+    def updates(self) -> Vectors:
+        """Return the updates that arrived this round."""
+        if self.arrived is None:
+            raise ConfigError("updates are known only after training: ask for them in the reply")
+        return TensorVectors(self.arrived - self.model)
+
+    def durations(self) -> NDArray[np.float64]:
+        """Return the simulated seconds that each client took."""
+        return np.array([self.seconds[c] for c in self.ids])
+
+    def last_layer(self) -> int:
+        """Return how many parameters the model's last layer has."""
+        named = dict(self.trainer.worker.model.named_parameters())
+        return last_layer(list(named), [p.numel() for p in named.values()])
+
+    def _jobs(self) -> list[Job]:
+        return [Job(0, self.federation.parts[c]) for c in self.ids]
+
+
+class Collector:
+    """The clients of one seed, as a session's `collect` sees them.
+
+    Parameters
+    ----------
+    clients : SimulatedClients
+        All of the seed's clients, under the initial model. Profiles are taken under that one, so
+        that a newcomer's is comparable.
+    policy : Policy
+        Its `signal_options` say how signals are made.
+    """
+
+    def __init__(self, clients: SimulatedClients, policy: Policy) -> None:
+        self.everybody, self.policy = clients, policy
+        self.initial = self.model = clients.model
         self.round_number = 0
-        self.held: dict[ClientId, torch.Tensor] = {}
-        self._projections: dict[tuple[object, ...], Projection] = {}
+        self.held: dict[ClientId, Tensor] = {}
 
     def __call__(self, name: str, clients: Sequence[ClientId]) -> Readings:
         """Answer a query of the session."""
-        answer = getattr(self, f"_{name}", None)
-        if answer is None:
-            raise ConfigError(f"the simulator has no client-side signal {name!r}")
-        readings: Readings = answer(clients, dict(self.policy.signal_options.get(name, {})))
-        return readings
+        profile = SIGNALS[name].when == "profile"
+        return self._readings(name, clients, model=self.initial if profile else self.model)
 
     def replies(
         self,
-        names: frozenset[str],
+        names: Iterable[str],
         clients: Sequence[ClientId],
-        trained: torch.Tensor,
-        durations: Mapping[ClientId, float],
+        trained: Tensor,
+        seconds: Mapping[ClientId, float],
     ) -> dict[str, Readings]:
-        """Return what comes with the updates; `trained` has a row a client."""
-        answers: dict[str, Readings] = {}
-        for name in sorted(names):
-            if name == "duration":
-                answers[name] = {c: durations[c] for c in clients}
-            elif name in ("update_distance", "update_sketch"):
-                options = dict(self.policy.signal_options.get(name, {}))
-                answers[name] = getattr(self, f"_{name}")(clients, trained, options)
-            else:
-                answers[name] = self(name, clients)
-        return answers
+        """Return what comes with the updates; `trained` has one row per client."""
+        return {
+            name: self._readings(name, clients, arrived=trained, seconds=seconds)
+            for name in sorted(names)
+        }
 
-    def remember(self, clients: Sequence[ClientId], trained: torch.Tensor) -> None:
+    def _readings(self, name: str, clients: Sequence[ClientId], **given: Any) -> Readings:
+        context: dict[str, Any] = {"round_number": self.round_number, "held": self.held}
+        context |= {"model": self.model, **given}
+        asked = replace(self.everybody, ids=clients, **context)
+        return SIGNALS[name].readings(asked, self.policy.signal_options.get(name, {}))
+
+    def remember(self, clients: Sequence[ClientId], trained: Tensor) -> None:
         """Keep the models that clients hold now, where the policy sketches those (literally)."""
         if not self.policy.signal_options.get("model_sketch", {}).get("fresh", True):
             self.held = dict(zip(clients, trained.clone(), strict=True))
@@ -106,113 +254,3 @@ class Collector:
         device = self.initial.device
         self.initial = torch.from_numpy(state["initial"].copy()).to(device)
         self.held = {c: torch.from_numpy(m.copy()).to(device) for c, m in state["held"].items()}
-
-    def _jobs(self, clients: Sequence[ClientId]) -> list[Job]:
-        return [Job(0, self.federation.parts[c]) for c in clients]
-
-    def _num_examples(self, clients: Sequence[ClientId], options: dict[str, Any]) -> Readings:
-        return {c: np.int64(len(self.federation.parts[c])) for c in clients}
-
-    def _race_sketch(self, clients: Sequence[ClientId], options: dict[str, Any]) -> Readings:
-        epsilon, delta = options.pop("epsilon", 0.0), options.pop("delta", 0.0)
-        blank = self._blank_sketch(**options)
-        dataset, parts = self.federation.dataset, self.federation.parts
-        readings = {}
-        for client in clients:
-            sketch = blank.empty_like()
-            x = dataset.x[parts[client]].reshape(len(parts[client]), -1)
-            sketch.add(x, dataset.y[parts[client]] if options.get("label_weight") else None)
-            if epsilon:
-                noise = stream(self.seed, "sketch noise", client)
-                sketch = sketch.privatize(epsilon, delta, rng=noise)
-            readings[client] = sketch.reading()
-        return readings
-
-    def _blank_sketch(
-        self, rows: int, bits: int, seed: int = 0, label_weight: float = 0.0, center: bool = False
-    ) -> RaceSketch:
-        """An empty sketch; the center is the mean of the test set, which the server holds."""
-        dataset = self.federation.dataset
-        flat = dataset.x_test.reshape(len(dataset.x_test), -1)
-        transform = Transform(
-            center=flat.mean(axis=0) if center else 0.0,
-            unit=True,
-            classes=dataset.classes if label_weight else 0,
-            label_weight=label_weight,
-        )
-        return RaceSketch.srp(flat.shape[1], rows, bits, seed, transform=transform)
-
-    def _insight(self, clients: Sequence[ClientId], options: dict[str, Any]) -> Readings:
-        if self.insight is None:
-            raise ConfigError("the policy asks for 'insight': pass insight=function(x, y)")
-        dataset, parts = self.federation.dataset, self.federation.parts
-        return {c: self.insight(dataset.x[parts[c]], dataset.y[parts[c]]) for c in clients}
-
-    def _feature_profile(self, clients: Sequence[ClientId], options: dict[str, Any]) -> Readings:
-        rows = self.trainer.features(self.initial, self._jobs(clients), self.data)
-        return dict(zip(clients, rows, strict=True))
-
-    def _loss(self, clients: Sequence[ClientId], options: dict[str, Any]) -> Readings:
-        losses = self.trainer.losses(self.model, self._jobs(clients), self.data)
-        return dict(zip(clients, losses, strict=True))
-
-    def _loss_rms(self, clients: Sequence[ClientId], options: dict[str, Any]) -> Readings:
-        means = self.trainer.losses(self.model, self._jobs(clients), self.data, power=2)
-        return dict(zip(clients, np.sqrt(means), strict=True))
-
-    def _model_sketch(self, clients: Sequence[ClientId], options: dict[str, Any]) -> Readings:
-        """Sketch models after fresh local training, or, literally, the models clients hold.
-
-        Or only their steps away from the global model.
-        """
-        if options.pop("fresh", True):
-            models = self._trained(clients)
-        else:
-            models = torch.stack([self.held.get(c, self.model) for c in clients])
-        if options.pop("step", False):
-            models -= self.model
-        return self._projected(clients, models, options)
-
-    def _gradient_sketch(self, clients: Sequence[ClientId], options: dict[str, Any]) -> Readings:
-        gradients = self.trainer.gradients(self.model, self._jobs(clients), self.data)
-        return self._projected(clients, gradients, options)
-
-    def _update_sketch(
-        self, clients: Sequence[ClientId], trained: torch.Tensor, options: dict[str, Any]
-    ) -> Readings:
-        return self._projected(clients, trained - self.model, options)
-
-    def _update_distance(
-        self, clients: Sequence[ClientId], trained: torch.Tensor, options: dict[str, Any]
-    ) -> Readings:
-        """Distances of updates from their mean (paper 1, eq. 14), with FedACS's options."""
-        if options.get("insight_step", False):
-            updates = -self.trainer.gradients(self.model, self._jobs(clients), self.data)
-        else:
-            updates = trained - self.model
-        if options.get("last_layer", False):
-            named = dict(self.trainer.worker.model.named_parameters())
-            updates = updates[:, -last_layer(list(named), [p.numel() for p in named.values()]) :]
-        distances = update_distance(
-            updates.cpu().numpy(),
-            [len(self.federation.parts[c]) for c in clients],
-            weighted=options.get("weighted", False),
-            scale_by_size=options.get("scale_by_size", False),
-        )
-        return dict(zip(clients, distances, strict=True))
-
-    def _trained(self, clients: Sequence[ClientId]) -> torch.Tensor:
-        """Local training from the current model, on batches of its own so that none is reused."""
-        parts, number = self.federation.parts, self.round_number
-        jobs = [self.trainer.job(self.seed, number, f"query/{c}", parts[c]) for c in clients]
-        lr = self.trainer.local.lr_at(number)
-        return self.trainer.train(self.model, jobs, self.data, lr).clone()
-
-    def _projected(
-        self, clients: Sequence[ClientId], vectors: torch.Tensor, options: dict[str, Any]
-    ) -> Readings:
-        key = tuple(sorted(options.items()))
-        if key not in self._projections:
-            self._projections[key] = Projection(self.trainer.size, **options)
-        rows = project(self._projections[key], vectors)
-        return dict(zip(clients, np.asarray(rows, np.float32), strict=True))

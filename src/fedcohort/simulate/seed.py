@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -12,17 +12,16 @@ from numpy.typing import NDArray
 
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError
-from fedcohort.gates import GATES, Gate, SketchToSkip
+from fedcohort.gates import GATES, Gate
 from fedcohort.policies.base import POLICIES, Policy
 from fedcohort.registry import lookup
 from fedcohort.rounds import ClientId, Selection, stream
 from fedcohort.session import Session
 from fedcohort.simulate.aggregation import AGGREGATIONS
 from fedcohort.simulate.availability import Availability, Durations, dropouts
-from fedcohort.simulate.clients import Collector, Insight
+from fedcohort.simulate.clients import Collector, Insight, SimulatedClients, TensorVectors
 from fedcohort.simulate.engine.jobs import Data
 from fedcohort.simulate.engine.trainer import Trainer
-from fedcohort.simulate.projector import project
 
 Policies = str | Policy | Callable[[], Policy]
 
@@ -75,19 +74,19 @@ class Seed:
             )
         self.seed, self.federation, self.trainer, self.model = seed, federation, trainer, model
         self.model_bytes = model.numel() * model.element_size()
+        self.aggregation: Aggregation = made(aggregation, AGGREGATIONS, "aggregation", object)
         self.session = Session(
             made(policy, POLICIES, "policy", Policy),
             cohort_size=cohort_size,
             seed=seed,
             gate=None if gate is None else made(gate, GATES, "gate", Gate),
             model_bytes=self.model_bytes,
+            averaging=_averaging(self.aggregation),
         )
-        if isinstance(self.session.gate, SketchToSkip):
-            self.session.gate.project = project
-        self.collector = Collector(
-            trainer, data, federation, self.session.policy, seed, model, insight
+        everybody = SimulatedClients(
+            self.clients, trainer, data, federation, seed, 0, model, insight
         )
-        self.aggregation: Aggregation = made(aggregation, AGGREGATIONS, "aggregation", object)
+        self.collector = Collector(everybody, self.session.policy)
         self.durations = durations or Durations.draw(self.clients, seed, sigma=0.0)
         self.selection = Selection(())
         self.training: tuple[ClientId, ...] = ()
@@ -154,12 +153,9 @@ class Seed:
         gate = self.session.gate
         if gate is None:
             return clients
-        start: Any = self.model
-        trained: Any = models
-        if not isinstance(gate, SketchToSkip):
-            start, trained = start.cpu().numpy(), trained.cpu().numpy()
+        start = TensorVectors(self.model)
         announced = self.session.announce(start)
-        answers = gate.probe(announced, start, trained)
+        answers = gate.probe(announced, start, TensorVectors(models))
         admitted = self.session.admit(dict(zip(clients, answers, strict=True)))
         for client, model in zip(clients, models, strict=True):
             if client in admitted or gate.on_skip == "reset":
@@ -171,14 +167,11 @@ class Seed:
     def _aggregate(self, updates: torch.Tensor) -> None:
         before = self.model
         sizes = [len(self.federation.parts[c]) for c in self.finished]
-        weights = None
-        if self.selection.weights is not None:
-            known = dict(zip(self.selection.clients, self.selection.weights, strict=True))
-            weights = [known[c] for c in self.finished]
+        weights = self.selection.weights_of(self.finished)
         self.model = self.aggregation.step(before, updates, sizes, weights)
-        gate = self.session.gate
-        if gate is not None and not isinstance(gate, SketchToSkip):
-            gate.aggregated(before.cpu().numpy(), self.model.cpu().numpy())
+        if self.session.gate is not None:
+            step = TensorVectors(before), TensorVectors(self.model)
+            self.session.gate.aggregated(*step)
 
     def _seconds(self, client: ClientId) -> float:
         if client not in self._known_seconds:
@@ -214,6 +207,12 @@ class Seed:
         self.differences = {
             c: torch.from_numpy(d.copy()).to(device) for c, d in state["differences"].items()
         }
+
+
+def _averaging(aggregation: Aggregation) -> Literal["equal", "size"] | None:
+    """Return how models are averaged; None for an object that does not say."""
+    weighted = getattr(aggregation, "weighted", None)
+    return None if weighted is None else "size" if weighted else "equal"
 
 
 def made(thing: Any, registry: Any, what: str, kind: type) -> Any:

@@ -41,26 +41,13 @@ Floats = NDArray[np.float64]
 CHUNK = 1 << 22  # numbers read at a time
 
 
-def reading_dtype(rows: int, buckets: int, kind: DTypeLike) -> np.dtype[np.void]:
-    """Return the form of a sketch as a signal: n, noise variance of a count, the counts."""
-    return np.dtype([("n", "f8"), ("noise", "f8"), ("counts", kind, (rows, buckets))])
-
-
-def reading(n: float, noise: float, counts: NDArray[np.int64]) -> NDArray[Any]:
-    """Return a sketch as a signal, its counts in the smallest integers that fit."""
-    low, high = int(counts.min()), int(counts.max())
-    bits = next(b for b in (16, 32, 64) if -(1 << (b - 1)) <= low <= high < 1 << (b - 1))
-    out = np.zeros((), reading_dtype(counts.shape[0], counts.shape[1], f"i{bits // 8}"))
-    out["n"], out["noise"], out["counts"] = n, noise, counts
-    return out
-
-
 class Stack:
     """The sketches of N clients: stacked readings, or a sequence of sketches.
 
     Examples
     --------
-    >>> one = np.zeros(1, reading_dtype(1, 2, "i2"))
+    >>> from fedcohort.signals.forms import sketch_dtype
+    >>> one = np.zeros(1, sketch_dtype(1, 2, "i2"))
     >>> one["n"], one["counts"] = 4, [[3, 1]]
     >>> Stack(one).energy().tolist()                     # (1 - (9 + 1) / 16) / 3
     [0.125]

@@ -29,6 +29,7 @@ from fedcohort.atomic import write_atomically
 from fedcohort.exceptions import UnlikeSketches
 from fedcohort.privacy.calibration import Neighbors
 from fedcohort.privacy.release import Release, Size, release
+from fedcohort.signals.forms import sketch_reading
 from fedcohort.sketch import file
 from fedcohort.sketch.counting import blocks_of, prepare, tally
 from fedcohort.sketch.distances import (
@@ -40,7 +41,6 @@ from fedcohort.sketch.distances import (
     distances_to_global,
     gram,
     normalized,
-    reading,
 )
 from fedcohort.sketch.hashing import SRP, HashFamily, MinHash, PStable
 from fedcohort.sketch.transforms import Tokenizer, Transform, appended, difference
@@ -279,7 +279,7 @@ class RaceSketch(StoredSketch):
 
     def reading(self) -> NDArray[Any]:
         """Return the sketch as a signal: n, noise and counts in the smallest integers that fit."""
-        return reading(self.n, self.noise, self.counts)
+        return sketch_reading(self.n, self.noise, self.counts)
 
     def density(self, x: Any, estimator: Estimator = "mean", y: ArrayLike | None = None) -> Floats:
         """Kernel density of the data at given samples (algorithm 4).

@@ -1,0 +1,59 @@
+"""The options that a policy or gate was made with: kept under their names, shown and compared."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+class Configurable:
+    """Remembers the arguments of its `__init__`, as given or by default.
+
+    Examples
+    --------
+    >>> class Example(Configurable):
+    ...     def __init__(self, size: int = 3, kind: str = "a") -> None: ...
+    >>> Example(size=5), Example().options
+    (Example(size=5), {'size': 3, 'kind': 'a'})
+    """
+
+    _options: Mapping[str, Any] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in cls.__dict__:
+            cls.__init__ = _remembering(cls.__init__)  # type: ignore[method-assign]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options by the name they are given under."""
+        return dict(self._options)
+
+    def __repr__(self) -> str:
+        """Show the options that differ from their defaults."""
+        defaults = {
+            name: parameter.default
+            for name, parameter in inspect.signature(type(self).__init__).parameters.items()
+        }
+        shown = [f"{n}={v!r}" for n, v in self._options.items() if not _same(v, defaults.get(n))]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _same(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and repr(value) == repr(default))
+
+
+def _remembering(init: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def remember(self: Any, *args: Any, **kwargs: Any) -> None:
+        if "_options" not in self.__dict__:  # a subclass's __init__ comes first and is kept
+            bound = signature.bind(self, *args, **kwargs)
+            bound.apply_defaults()
+            self._options = dict(list(bound.arguments.items())[1:])
+        init(self, *args, **kwargs)
+
+    return remember

@@ -1,0 +1,222 @@
+"""The form of a reading: dtype, shape and range, checked before any policy sees the reading.
+
+What arrives from a client is turned into one declared dtype here, so that readings can be stacked
+and arithmetic on them cannot overflow: no number exceeds `LARGEST`, whose square times a million
+still fits float32.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+LARGEST = 1e15
+MOST_COUNT = 2**40  # examples of a client, and counts of a sketch
+EXAMPLE_LENGTH = 64  # of made-up vectors whose length only the clients' models or users know
+
+
+class Form(ABC):
+    """What a reading must look like."""
+
+    @property
+    @abstractmethod
+    def most_bytes(self) -> int | None:
+        """The largest size of a reading in bytes; None where only clients know it."""
+
+    @abstractmethod
+    def checked(self, reading: Array) -> Array | None:
+        """Return the reading in the declared dtype, or None if it does not fit."""
+
+    @abstractmethod
+    def example(self, rng: Generator) -> Array:
+        """Make up a plausible reading."""
+
+
+@dataclass(frozen=True)
+class Numbers(Form):
+    """A number, or an array of numbers, within a range.
+
+    Parameters
+    ----------
+    shape : tuple of int or None
+        None stands for any length.
+    dtype : str
+        What readings are turned into; whole numbers if it is an integer dtype.
+    low, high : float
+        The range; readings outside it are dropped.
+
+    Examples
+    --------
+    >>> Numbers().checked(np.array(0.5)), Numbers().checked(np.array(1e300)) is None
+    (array(0.5), True)
+    >>> Numbers((None,), "f4").checked(np.array([1, 2]))
+    array([1., 2.], dtype=float32)
+    """
+
+    shape: tuple[int | None, ...] = ()
+    dtype: str = "f8"
+    low: float = -LARGEST
+    high: float = LARGEST
+
+    @property
+    def most_bytes(self) -> int | None:
+        """Eight bytes per number: clients may send any width."""
+        if None in self.shape:
+            return None
+        return 8 * math.prod(n for n in self.shape if n is not None)
+
+    def inside(self, values: Array) -> NDArray[np.bool_]:
+        """Return which numbers are in the range, and whole where they must be; NaN never is."""
+        inside = (values >= self.low) & (values <= self.high)
+        if np.dtype(self.dtype).kind in "iu" and values.dtype.kind == "f":
+            with np.errstate(invalid="ignore"):
+                inside &= values % 1 == 0
+        return np.asarray(inside)
+
+    def checked(self, reading: Array) -> Array | None:
+        """Return the numbers in the declared dtype, or None."""
+        if reading.dtype.kind not in "iuf" or not self._is_shape(reading.shape):
+            return None
+        return reading.astype(self.dtype) if self.inside(reading).all() else None
+
+    def _is_shape(self, shape: tuple[int, ...]) -> bool:
+        wanted = self.shape
+        return len(shape) == len(wanted) and all(
+            want is None or have == want for have, want in zip(shape, wanted, strict=True)
+        )
+
+    def example(self, rng: Generator) -> Array:
+        """Make up a small count, a positive number or a vector."""
+        shape = tuple(EXAMPLE_LENGTH if n is None else n for n in self.shape)
+        if np.dtype(self.dtype).kind in "iu":
+            return np.asarray(rng.integers(1, 100, shape), self.dtype)
+        values = rng.normal(size=shape) if shape else rng.gamma(2.0)
+        return np.asarray(np.clip(values, self.low, self.high), self.dtype)
+
+
+def sketch_dtype(rows: int, buckets: int, kind: str) -> np.dtype[np.void]:
+    """Return the dtype of a distribution sketch: n, noise variance of a count, the counts."""
+    return np.dtype([("n", "f8"), ("noise", "f8"), ("counts", kind, (rows, buckets))])
+
+
+@dataclass(frozen=True)
+class Sketch(Form):
+    """A distribution sketch: number of examples, noise variance of a count, rows of counts.
+
+    Without noise every row of counts sums to n. A size that is None fits any.
+
+    Examples
+    --------
+    >>> sketch = np.zeros((), sketch_dtype(1, 2, "i8"))
+    >>> sketch["n"], sketch["counts"] = 3, [[2, 1]]
+    >>> Sketch(1, 2).checked(sketch)["counts"].dtype
+    dtype('int16')
+    >>> sketch["counts"] = [[2, 99]]                               # more than n
+    >>> Sketch(1, 2).checked(sketch) is None
+    True
+    """
+
+    rows: int | None = None
+    buckets: int | None = None
+
+    @property
+    def most_bytes(self) -> int | None:
+        """Counts of eight bytes, and the two other numbers."""
+        if self.rows is None or self.buckets is None:
+            return None
+        return 16 + 8 * self.rows * self.buckets
+
+    def checked(self, reading: Array) -> Array | None:
+        """Return the sketch with its counts in the smallest integers that fit, or None."""
+        if reading.dtype.names != ("n", "noise", "counts") or reading.shape != ():
+            return None
+        n, noise, counts = reading["n"], reading["noise"], reading["counts"]
+        if n.shape or noise.shape or n.dtype.kind not in "iuf" or noise.dtype.kind not in "iuf":
+            return None
+        if counts.dtype.kind not in "iu" or not self._is_shape(counts.shape):
+            return None
+        if not (abs(n) <= MOST_COUNT and 0 <= noise <= MOST_COUNT):
+            return None
+        if counts.size and max(-int(counts.min()), int(counts.max())) > MOST_COUNT:
+            return None
+        if noise == 0 and (counts.sum(axis=1) != n).any():
+            return None
+        return sketch_reading(float(n) if n >= 1 else 0.0, float(noise), counts)
+
+    def _is_shape(self, shape: tuple[int, ...]) -> bool:
+        return (
+            len(shape) == 2
+            and self.rows in (None, shape[0])
+            and self.buckets in (None, shape[1])
+            and 0 not in shape
+        )
+
+    def example(self, rng: Generator) -> Array:
+        """Make up the sketch of 5 to 50 examples."""
+        rows, buckets = self.rows or 4, self.buckets or 8
+        n = int(rng.integers(5, 50))
+        counts = rng.multinomial(n, rng.dirichlet(np.ones(buckets)), size=rows)
+        return sketch_reading(n, 0.0, counts)
+
+
+def sketch_reading(n: float, noise: float, counts: Array) -> Array:
+    """Return a sketch as a reading, its counts in the smallest integers that fit.
+
+    Examples
+    --------
+    >>> sketch_reading(3, 0.0, np.array([[2, 1]])).nbytes
+    20
+    """
+    low, high = int(counts.min()), int(counts.max())
+    bits = next(b for b in (16, 32, 64) if -(1 << (b - 1)) <= low <= high < 1 << (b - 1))
+    out = np.zeros((), sketch_dtype(counts.shape[0], counts.shape[1], f"i{bits // 8}"))
+    out["n"], out["noise"], out["counts"] = n, noise, counts
+    return out
+
+
+def common_dtype(first: np.dtype[Any], second: np.dtype[Any]) -> np.dtype[Any]:
+    """Return a dtype that holds readings of both dtypes, which have the same form.
+
+    Field by field: NumPy 2.0 to 2.4 promote structured dtypes with subarrays to an item size that
+    is too small, and a cast then writes past its buffer.
+
+    Examples
+    --------
+    >>> common_dtype(sketch_dtype(2, 2, "i2"), sketch_dtype(2, 2, "i4")).itemsize
+    32
+    """
+    if first == second:
+        return first
+    if first.names is None or second.names is None:
+        return np.result_type(first, second)
+    fields = []
+    for name in first.names:
+        base = np.result_type(first[name].base, second[name].base)
+        fields.append((name, base, first[name].shape))
+    return np.dtype(fields)
+
+
+def cast(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Return `values` in a dtype with the same fields, copied field by field (see `common_dtype`).
+
+    Examples
+    --------
+    >>> cast(np.zeros(3, sketch_dtype(1, 2, "i2")), sketch_dtype(1, 2, "i8")).shape
+    (3,)
+    """
+    if values.dtype == dtype:
+        return values
+    if dtype.names is None:
+        return values.astype(dtype)
+    out = np.zeros(values.shape, dtype)
+    for name in dtype.names:
+        out[name] = values[name]
+    return out
