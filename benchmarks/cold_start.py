@@ -27,7 +27,7 @@ from fedcohort.datasets import Federation, load
 from fedcohort.personalize import ColdStart, Record, Registry
 from fedcohort.personalize.finetune import accuracies, finetune, mixed, own_accuracies
 from fedcohort.personalize.limits import gains_limit
-from fedcohort.privacy.planning import plan
+from fedcohort.privacy.planning import sketch_size
 from fedcohort.rounds import stream
 from fedcohort.simulate import LocalTraining, Simulation, build
 
@@ -185,7 +185,7 @@ def sketch_settings(setting, n):
     for epsilon in setting.epsilons:
         if epsilon in (4.0, 1.0):
             yield 10, 6, epsilon
-        planned = plan(n, epsilon)
+        planned = sketch_size(n, epsilon)
         yield planned.rows, planned.bits, epsilon
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedcohort.cli import invoke
-from fedcohort.privacy.planning import plan
+from fedcohort.privacy.planning import sketch_size
 
 PAGE = Path(__file__).parents[2] / "docs" / "measure.md"
 
@@ -42,7 +42,7 @@ def test_the_plans_are_those_of_the_planner():
     rows = re.findall(r"^\| ([\d,]+) \| (\d) \| (\S+) \| (\d+) \| (\d+) \|", PAGE.read_text(), re.M)
     assert len(rows) == 12
     for n, epsilon, delta, rows_, buckets in rows:
-        made = plan(int(n.replace(",", "")), float(epsilon), float(delta))
+        made = sketch_size(int(n.replace(",", "")), float(epsilon), float(delta))
         assert (made.rows, made.buckets) == (int(rows_), int(buckets))
 
 

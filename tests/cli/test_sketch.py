@@ -7,15 +7,17 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as csv_writer
 import pyarrow.parquet as pq
 import pytest
 
 from fedcohort.cli import invoke
-from fedcohort.files.sketching import columns_name
-from fedcohort.privacy.planning import plan
+from fedcohort.privacy.planning import sketch_size
+from fedcohort.sketch.columns import Column
 from fedcohort.sketch.errors import distance_with_error
 from fedcohort.sketch.race import RaceSketch, distance_matrix
 from fedcohort.sketch.transforms import Tokenizer, Transform
@@ -53,8 +55,8 @@ def test_a_sketch_of_columns_equals_the_library_s(table, capsys):
     assert (
         run("sketch", table, "-o", "a.sketch", "--columns", "w,u", "--rows", 30, "--bits", 4) == 0
     )
-    step = Transform(embedding=columns_name(("w", "u")), function=np.asarray)
-    own = RaceSketch.srp(2, rows=30, bits=4, transform=step)
+    own = RaceSketch.srp(2, rows=30, bits=4)
+    own.columns = Column("w"), Column("u")
     own.add(X[:, [2, 0]])
     assert RaceSketch.load("a.sketch") == own
     shown = capsys.readouterr()
@@ -67,7 +69,7 @@ def test_defaults_are_200_rows_of_6_bits(table):
     assert run("sketch", table, "-o", "a.sketch") == 0
     made = RaceSketch.load("a.sketch")
     assert (made.rows, made.buckets, made.spec["hash"]["seed"]) == (200, 64, 0)
-    assert made.transform.embedding == columns_name(("u", "v", "w", "y"))
+    assert made.columns == tuple(map(Column, "uvwy"))
 
 
 def test_labels_constants_and_pstable(table, tmp_path):
@@ -75,9 +77,13 @@ def test_labels_constants_and_pstable(table, tmp_path):
     options = ["--columns", "u,v", "--center", "center.json", "--scale", "2,4", "--rows", 10]
     labels = ["--label", "y", "--classes", 3, "--label-weight", 0.5]
     assert run("sketch", table, "-o", "a.sketch", *options, *labels) == 0
-    made = RaceSketch.load("a.sketch").transform
-    assert (made.center, made.scale, made.unit) == ((1.0, 2.0), (2.0, 4.0), True)
-    assert (made.classes, made.label_weight) == (3, 0.5)
+    loaded = RaceSketch.load("a.sketch")
+    assert loaded.columns == (Column("u", center=1, scale=2), Column("v", center=2, scale=4))
+    made = loaded.transform
+    assert made == Transform(unit=True, classes=3, label_weight=0.5)
+    same = RaceSketch.srp(2, rows=10, bits=6, transform=replace(made, center=(1, 2), scale=(2, 4)))
+    same.add(X[:, :2], np.arange(120) % 3)
+    assert np.array_equal(loaded.counts, same.counts)
     pstable = ["--hash", "pstable", "--width", 3, "--buckets", 32, "--seed", 7]
     assert run("sketch", table, "-o", "b.sketch", "--columns", "u", *pstable) == 0
     spec = RaceSketch.load("b.sketch").spec
@@ -97,6 +103,7 @@ def test_texts_and_sets(table, tmp_path):
     assert RaceSketch.load("b.sketch").transform == Tokenizer()
     assert run("sketch", table, "-o", "c.sketch", "--hash", "minhash", "--columns", "who,y") == 0
     sets = RaceSketch.minhash(rows=200, buckets=64)
+    sets.columns = Column("who", "value"), Column("y", "value")
     sets.add([[f"who={w}", f"y={i % 3}"] for i, w in enumerate(WHO)])
     assert RaceSketch.load("c.sketch") == sets
 
@@ -113,7 +120,6 @@ def test_one_sketch_a_client_and_hostile_names_stay_in_the_folder(table, tmp_pat
     for made in result["sketches"]:
         sketch = RaceSketch.load(made["file"])
         own = sketch.empty_like()
-        own.transform = Transform(embedding=own.transform.embedding, function=np.asarray)
         own.add(X[made["client"] == WHO])
         assert sketch == own
     assert run("distance", "out/sites", "--format", "json") == 0
@@ -123,9 +129,9 @@ def test_one_sketch_a_client_and_hostile_names_stay_in_the_folder(table, tmp_pat
 def test_a_private_sketch_is_planned_for_a_public_number_of_records(table, capsys):
     for expect in (1000, 50):
         options = ["--epsilon", 2, "--expect", expect, "--columns", "u,v,w", "--format", "json"]
-        assert run("sketch", table, "-o", "a.sketch", *options) == 0
+        assert run("sketch", table, "-o", "a.sketch", "--force", *options) == 0
         shown = capsys.readouterr()
-        made, wanted = RaceSketch.load("a.sketch"), plan(expect, 2.0, dim=3)
+        made, wanted = RaceSketch.load("a.sketch"), sketch_size(expect, 2.0, dim=3)
         assert (made.rows, made.buckets) == (wanted.rows, wanted.buckets)
         assert made.release.epsilon == 2
         assert made.n == 120
@@ -149,12 +155,82 @@ def test_a_budget_is_spent_and_then_refuses(table, tmp_path, capsys):
     spend = ["sketch", table, "--epsilon", 1, "--rows", 2, "--budget", "ledger.json"]
     first = ["-o", "a.sketch", "--budget-epsilon", 2, "--client", "site-a"]
     assert run(*spend, *first) == 0
-    assert run(*spend, "-o", "a.sketch", "--client", "site-a") == 0
+    assert run(*spend, "-o", "a2.sketch", "--client", "site-a") == 0
     line = fails(capsys, *spend, "-o", "b.sketch", "--client", "site-a")
     assert "'site-a' has spent epsilon=2 of 2" in line
-    assert run(*spend, "-o", "site-b.sketch") == 0  # another account, named by the file
     held = json.loads((tmp_path / "ledger.json").read_text())
-    assert {c: a["epsilon"] for c, a in held["clients"].items()} == {"site-a": 2, "site-b": 1}
+    assert {c: a["epsilon"] for c, a in held["clients"].items()} == {"site-a": 2}
+
+
+def test_the_budget_belongs_to_the_data_and_not_to_a_name(table, tmp_path, capsys):
+    """Another output, another client or another format of the same data opens no new account."""
+    spend = ["sketch", "--epsilon", 1, "--budget", "ledger.json", "--columns", "u,v,w"]
+    first = [table, "-o", "va.sketch", "--client", "va", "--budget-epsilon", 1, "--rows", 20]
+    assert run(*spend, *first) == 0
+    assert "--budget needs --client" in fails(capsys, *spend, table, "-o", "va2.sketch")
+    second = ["--rows", 20, "-o", "va2.sketch", "--client", "va2"]
+    line = fails(capsys, *spend, table, *second)
+    assert "these data were released before, by 'va'" in line
+    other = [table, "--columns", "u", "-o", "va2.sketch", "--client", "va2"]
+    assert "by 'va'" in fails(capsys, *spend, *other)  # the same file, other columns
+    shuffled = pq.read_table(table).take(np.random.default_rng(0).permutation(120))
+    csv_writer.write_csv(shuffled, "copy.csv")
+    assert "by 'va'" in fails(capsys, *spend, "copy.csv", *second)
+    pq.write_table(pq.read_table(table).slice(0, 60), "half.parquet")
+    assert run(*spend, "half.parquet", *second) == 0  # other data have a budget of their own
+
+
+def test_a_ledger_behind_a_link_is_the_same_ledger(table, tmp_path, capsys):
+    (tmp_path / "link.json").symlink_to(tmp_path / "ledger.json")
+    spend = ["sketch", table, "--epsilon", 0.7, "--rows", 2, "--client", "a", "--budget"]
+    assert run(*spend, "ledger.json", "--budget-epsilon", 1, "-o", "a.sketch") == 0
+    assert "spent epsilon=0.7 of 1" in fails(capsys, *spend, "link.json", "-o", "b.sketch")
+    (tmp_path / "hard.json").hardlink_to(tmp_path / "ledger.json")
+    assert "hard links" in fails(capsys, *spend, "hard.json", "-o", "b.sketch")
+
+
+def test_inputs_are_never_replaced_and_other_files_only_by_force(table, tmp_path, capsys):
+    before = (tmp_path / table).read_bytes()
+    (tmp_path / "link.sketch").symlink_to(tmp_path / table)
+    for out in (table, "./data.parquet", "link.sketch"):
+        for force in ([], ["--force"]):
+            line = fails(capsys, "sketch", table, "-o", out, *force)
+            assert "this is an input" in line
+    assert (tmp_path / table).read_bytes() == before
+    assert run("sketch", table, "-o", "a.sketch", "--rows", 3) == 0
+    assert "add --force" in fails(capsys, "sketch", table, "-o", "a.sketch", "--rows", 4)
+    assert RaceSketch.load("a.sketch").rows == 3
+    assert run("sketch", table, "-o", "a.sketch", "--rows", 4, "--force") == 0
+    assert RaceSketch.load("a.sketch").rows == 4
+
+
+def test_a_folder_of_sketches_is_replaced_as_a_whole_or_not_at_all(table, tmp_path, capsys):
+    options = ["--columns", "u,v,w", "--rows", 5, "--by"]
+    assert run("sketch", table, "-o", "sites", *options, "note") == 0
+    assert run("sketch", table, "-o", "many", *options, "who") == 0
+    line = fails(capsys, "sketch", table, "-o", "many", *options, "note")
+    assert "the folder holds 5 sketches" in line
+    assert len(list((tmp_path / "many").glob("*.sketch"))) == 4
+    (tmp_path / "many" / "notes.txt").write_text("mine")
+    assert run("sketch", table, "-o", "many", *options, "note", "--force") == 0
+    assert len(list((tmp_path / "many").glob("*.sketch"))) == 1
+    assert (tmp_path / "many" / "notes.txt").exists()
+    next((tmp_path / "many").glob("*.sketch")).rename(tmp_path / "many" / "moved.sketch")
+    assert "not complete" in fails(capsys, "distance", "many", "sites")
+
+
+def test_a_merged_sketch_is_not_counted_again(pair, tmp_path, capsys):
+    for name in "abc":
+        (tmp_path / "sites").mkdir(exist_ok=True)
+        (tmp_path / f"{name}.sketch").rename(tmp_path / "sites" / f"{name}.sketch")
+    assert run("merge", "sites", "-o", "sites/all.sketch") == 0
+    assert run("merge", "sites", "-o", "sites/all.sketch", "--force") == 0
+    assert RaceSketch.load("sites/all.sketch").n == 360
+    capsys.readouterr()
+    assert run("distance", "sites", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)["clients"] == ["a", "b", "c"]
+    line = fails(capsys, "merge", "sites", "-o", "sites/a.sketch", "--force")
+    assert "this is an input" in line
 
 
 def test_arrays_and_idx(tmp_path, monkeypatch):
@@ -264,16 +340,17 @@ MISTAKES = {
     "data.parquet --text note --ngrams 0": ["ngrams=(0, 0)"],
     "data.parquet --columns u --center 1,2": ["center has 2 numbers for dim=1"],
     "data.parquet --columns u --center none.json": ["--center none.json: neither numbers"],
-    "data.parquet --columns u --scale 0": ["scale must be above 0"],
+    "data.parquet --columns u --scale 0": ["column 'u': scale=0.0: must be finite, above 0"],
     "data.parquet --columns u,v --center part.json": ["no numbers for v"],
     "data.parquet --epsilon 0": ["epsilon=0.0 must be"],
     "data.parquet --epsilon 1 --delta 2": ["delta=2.0 must be"],
     "data.parquet --delta 0.1": ["--delta needs --epsilon"],
     "data.parquet --n private": ["--n private needs --epsilon"],
-    "data.parquet --budget l.json": ["--budget needs --epsilon"],
-    "data.parquet --client me": ["need --budget"],
+    "data.parquet --budget l.json --budget-epsilon 1": ["--budget needs --epsilon"],
+    "data.parquet --epsilon 1 --budget l.json --budget-epsilon 1": ["--budget needs --client"],
+    "data.parquet --budget-epsilon 1": ["--budget-epsilon needs --budget"],
     "data.parquet --epsilon 1 --budget l.json": ["a new ledger needs --budget-epsilon"],
-    "data.parquet --epsilon 1 --budget part.json": ["part.json is no budget ledger"],
+    "data.parquet --epsilon 1 --budget part.json": ["part.json is not a budget ledger"],
     "data.parquet --epsilon 1 --budget l.json --budget-epsilon 1 --by who --client me": ["--by"],
     "data.parquet --nulls maybe": ["'maybe'"],
     "data.parquet --seed -1": ["seed=-1"],
@@ -337,7 +414,7 @@ def test_the_installed_command(table):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "120" in done.stdout
-    again = subprocess.run([*command, "--columns", "zz"], capture_output=True, text=True)
+    again = subprocess.run([*command, "--force", "--columns", "zz"], capture_output=True, text=True)
     assert again.returncode == 2
     assert again.stderr.startswith("error: data.parquet: no column 'zz'")
     assert again.stderr.count("\n") == 1
@@ -358,7 +435,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
             "assert invoke(sys.argv[1:]) == 0; "
             "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
         )
-        options = ["-o", str(tmp_path / "a.sketch"), "--rows", "5", "--batch-rows", "5000"]
+        options = ["-o", str(tmp_path / f"{parts}.sketch"), "--rows", "5", "--batch-rows", "5000"]
         command = [sys.executable, "-c", code, "sketch", str(path), *options, "--format", "json"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout.split()[-1]))

@@ -19,8 +19,9 @@ class TestStandardized:
         from fedcohort.datasets import load
 
         data = load("digits").standardized()
-        assert abs(data.x.mean()) < 1e-3
-        assert abs(data.x.std() - 1) < 1e-3
+        # Constants are rounded to 4 digits and belong to all digits, not to this split of them.
+        assert abs(data.x.mean()) < 3e-3
+        assert abs(data.x.std() - 1) < 3e-3
 
     def test_unknown_constants_and_integers_are_refused(self):
         x = np.ones((2, 4), np.float32)

@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from fedcohort.datasets import DATASETS, available, load
-from fedcohort.datasets.files import MissingData, places
+from fedcohort.datasets.folder import MissingData, places
 from fedcohort.exceptions import ConfigError
 
 HEART_ROW = "63,1,4,145,233,1,2,150,0,2.3,3,0,6,"

@@ -46,7 +46,7 @@ def test_femnist_round_trip(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"is_test": None}, "is_test.npy"),
+        ({"is_test": None}, "no array 'is_test'"),
         ({"images": IMAGES.astype(np.float32)}, "images is float32"),
         ({"images": IMAGES[:, :27]}, r"images is uint8 of shape \(12, 27, 28\)"),
         ({"labels": FEMNIST["labels"][:7]}, r"images is uint8 of shape \(12, 28, 28\)"),
@@ -56,14 +56,14 @@ def test_femnist_round_trip(tmp_path):
         ({"writer_ids": np.arange(3)}, "writer_ids is int64"),
         ({"writer_ids": np.array([["a"], ["b"], ["c"]])}, r"shape \(3, 1\)"),
         ({"is_test": np.zeros(12, np.uint8)}, "is_test is uint8"),
-        ({"images": np.asfortranarray(IMAGES)}, "images.npy claims"),
+        ({"images": np.asfortranarray(IMAGES)}, "images.*stored by columns"),
     ],
 )
 def test_damaged_femnist_arrays(changes, message, tmp_path):
     write_femnist(tmp_path, **changes)
     with pytest.raises(DataError, match=message) as caught:
         load("femnist", tmp_path)
-    assert "femnist.npz is damaged" in str(caught.value)
+    assert "femnist.npz" in str(caught.value)
     assert "must contain arrays images uint8" in str(caught.value)
 
 
@@ -71,7 +71,7 @@ def test_femnist_never_unpickles(tmp_path):
     folder = write_femnist(tmp_path)
     ids = np.array(["a", "b", "c"], dtype=object)
     np.savez(folder / "femnist.npz", **(FEMNIST | {"writer_ids": ids}))
-    with pytest.raises(DataError, match=r"writer_ids.npy claims object"):
+    with pytest.raises(DataError, match=r"writer_ids.*claims object"):
         load("femnist", tmp_path)
 
 

@@ -95,11 +95,14 @@ def test_ledger_survives_reopening_and_threads(tmp_path):
         '{"epsilon": 1.0, "delta": 0.0, "clients": {"a": {"epsilon": NaN}}}',
         '{"epsilon": 1.0, "delta": 0.0, "clients": {"a": {"money": 1}}}',
         '{"epsilon": 1.0, "delta": 0.0, "clients": 3}',
+        '{"epsilon": 1.0, "delta": 0.0, "clients": {}, "data": {"a": 1}, "salt": "00"}',
+        '{"epsilon": 1.0, "delta": 0.0, "clients": {}, "data": {}, "salt": "zz"}',
+        '{"epsilon": 1.0, "delta": 0.0, "clients": {}, "data": {}}',
     ],
 )
 def test_damaged_ledgers_are_refused(tmp_path, text):
     (tmp_path / "b.json").write_text(text)
-    with pytest.raises(DataError, match="no budget ledger"):
+    with pytest.raises(DataError, match="not a budget ledger"):
         BudgetLedger(tmp_path / "b.json", 1.0)
 
 
@@ -111,3 +114,75 @@ def test_what_does_not_add_up_is_refused(tmp_path):
     with pytest.raises(ValueError, match="2 parts"):
         ledger.spend("a", pure(1.0).joined(pure(1.0)))
     assert json.loads((tmp_path / "b.json").read_text())["clients"]["a"]["releases"] == 1
+
+
+def test_links_lead_to_the_same_ledger_or_are_refused(tmp_path, monkeypatch):
+    real = tmp_path / "real" / "b.json"
+    real.parent.mkdir()
+    BudgetLedger(real, 1.0).spend("a", pure(0.7))
+    linked = tmp_path / "link.json"
+    linked.symlink_to(real)
+    with pytest.raises(BudgetExceeded):
+        BudgetLedger(linked, 1.0).spend("a", pure(0.7))
+    BudgetLedger(linked, 1.0).spend("a", pure(0.2))
+    assert linked.is_symlink()
+    assert BudgetLedger(real, 1.0).spent("a") == pytest.approx(0.9)
+    (tmp_path / "hard.json").hardlink_to(real)
+    for name in (real, tmp_path / "hard.json"):
+        with pytest.raises(DataError, match="2 hard links"):
+            BudgetLedger(name, 1.0).spend("a", pure(0.05))
+
+
+def test_a_relative_ledger_stays_where_it_was_opened(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    ledger = BudgetLedger("b.json", 1.0)
+    ledger.spend("a", pure(0.7))
+    monkeypatch.chdir(tmp_path / "other")
+    with pytest.raises(BudgetExceeded):
+        ledger.spend("a", pure(0.7))
+
+
+def test_what_was_paid_for_is_kept_until_it_is_delivered(tmp_path):
+    ledger = BudgetLedger(tmp_path / "b.json", 1.0)
+    made = []
+
+    def make():
+        made.append(len(made))
+        return f"noise {len(made)}".encode()
+
+    first = ledger.pay_and_keep("a", [pure(0.7)], make, request="r1")
+    again = BudgetLedger(tmp_path / "b.json", 1.0).pay_and_keep(
+        "a", [pure(0.7)], make, request="r1"
+    )
+    assert first == again == b"noise 1"
+    assert ledger.spent("a") == pytest.approx(0.7)
+    with pytest.raises(BudgetExceeded):
+        ledger.pay_and_keep("a", [pure(0.2), pure(0.2)], make, request="r2")
+    assert made == [0]  # nothing is drawn that the budget does not cover
+    ledger.delivered("r1")
+    assert not list((tmp_path / "b.json.undelivered").iterdir())
+    with pytest.raises(BudgetExceeded):
+        ledger.pay_and_keep("a", [pure(0.7)], make, request="r1")
+
+
+def test_what_a_crash_left_unpaid_is_never_delivered(tmp_path):
+    ledger = BudgetLedger(tmp_path / "b.json", 1.0)
+    (tmp_path / "b.json.undelivered").mkdir()
+    (tmp_path / "b.json.undelivered" / "r1").write_bytes(b"unpaid")
+    assert ledger.pay_and_keep("a", [pure(0.7)], lambda: b"paid", request="r1") == b"paid"
+    assert ledger.spent("a") == pytest.approx(0.7)
+
+
+def test_the_same_data_under_a_second_name_are_noticed(tmp_path):
+    ledger = BudgetLedger(tmp_path / "b.json", 1.0)
+    buy = ledger.pay_and_keep
+    buy("va", [pure(0.5)], lambda: b"x", request="r1", fingerprints=[b"rows of va"])
+    with pytest.raises(ValueError, match="released before, by 'va'"):
+        buy("va2", [pure(0.5)], lambda: b"x", request="r2", fingerprints=[b"rows of va"])
+    assert ledger.spent("va2") == 0
+    buy("other", [pure(0.5)], lambda: b"x", request="r3", fingerprints=[b"other rows"])
+    text = (tmp_path / "b.json").read_text()
+    assert "rows of va" not in text
+    held = json.loads(text)
+    assert sorted(held["data"].values()) == ["other", "va"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from fedcohort.privacy.planning import plan, signal_to_noise
+from fedcohort.privacy.planning import signal_to_noise, sketch_size
 from fedcohort.sketch.distances import distance_matrix
 from fedcohort.sketch.race import RaceSketch
 
@@ -29,7 +29,7 @@ def federation(rows, bits, epsilon, delta=0.0, n=2000, seed=0):
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 def test_the_plan_ranks_clients_where_a_thousand_rows_drown(delta):
     truth, _ = federation(1000, 6, None)
-    size = plan(2000, 1.0, delta, dim=20)
+    size = sketch_size(2000, 1.0, delta, dim=20)
     planned, sketches = federation(size.rows, size.bits, 1.0, delta)
     assert spearmanr(truth, planned).statistic > 0.85
     assert signal_to_noise(sketches[0]) == pytest.approx(size.signal_to_noise)
@@ -47,16 +47,16 @@ def test_ten_rows_of_64_buckets_serve():
 
 
 def test_no_other_size_promises_less_error():
-    best = plan(5000, 0.5)
-    assert best.error <= min(plan(5000, 0.5, dim=d).error for d in (2, 3, 5))
-    assert plan(5000, 0.5, dim=3).bits <= 3
-    assert plan(5000, 0.5).rows <= plan(5000, 5.0).rows
-    assert plan(100, 0.1).signal_to_noise < 1
-    assert plan(5000, 0.5, neighbors="replace").error > best.error
+    best = sketch_size(5000, 0.5)
+    assert best.error <= min(sketch_size(5000, 0.5, dim=d).error for d in (2, 3, 5))
+    assert sketch_size(5000, 0.5, dim=3).bits <= 3
+    assert sketch_size(5000, 0.5).rows <= sketch_size(5000, 5.0).rows
+    assert sketch_size(100, 0.1).signal_to_noise < 1
+    assert sketch_size(5000, 0.5, neighbors="replace").error > best.error
 
 
 def test_edges():
     exact = RaceSketch.minhash(rows=3, buckets=8)
     assert signal_to_noise(exact) == math.inf
     with pytest.raises(ValueError, match="n=1"):
-        plan(1, 1.0)
+        sketch_size(1, 1.0)

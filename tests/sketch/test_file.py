@@ -200,8 +200,8 @@ def test_bombs_and_huge_claims_allocate_nothing_large():
     [
         ({"n": 51}, "each hold"),
         ({"n": 50.5}, "each hold"),
-        ({"n": None}, "no number"),
-        ({"n": True}, "no number"),
+        ({"n": None}, "not a number"),
+        ({"n": True}, "not a number"),
         ({"width": 3}, "width"),
         ({"width": 2}, "not 6 x 8"),
         ({"hash": {"name": "sha"}}, "unknown hash family"),

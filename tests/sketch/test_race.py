@@ -269,3 +269,23 @@ def test_constant_memory(monkeypatch):
     _, n = counting.tally(sketch.family, Watched(200), work)
     assert n == 600
     assert most <= 8
+
+
+@pytest.mark.parametrize("make", ["srp", "pstable"])
+def test_one_more_record_changes_each_row_by_exactly_one(make):
+    """What the noise is calibrated to: L1 distance 1 per row, whatever the batch it came in."""
+    x = np.random.default_rng(5).normal(size=(701, 33)).astype(np.float32)
+    for size in (1, 2, 3, 17, 64, 700):
+        empty = getattr(RaceSketch, make)(33, rows=50)
+        fewer, more = empty.empty_like(), empty.empty_like()
+        fewer.add(x[:size])
+        more.add(x[: size + 1])
+        assert (np.abs(more.counts - fewer.counts).sum(axis=1) == 1).all()
+
+
+def test_the_dense_family_is_refused_a_private_release():
+    """BLAS rounds by blocks: one record more moved up to seven others at a claimed one."""
+    dense = RaceSketch.srp(3, rows=4, bits=2, family="dense")
+    dense.add(np.ones((5, 3)))
+    with pytest.raises(ValueError, match="use family='fast'"):
+        dense.privatize(1.0)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedcohort.cli.common import Format, FormatOption, finite, show, show_json
+from fedcohort.cli.sketch import ForceOption
 from fedcohort.cli.sketches import Sketches, load_several
 from fedcohort.exceptions import ConfigError
 
@@ -22,23 +23,26 @@ def command(
     title: Annotated[
         str, typer.Option(help="Title of the page.")
     ] = "How different are the clients?",
+    force: ForceOption = False,
     format: FormatOption = Format.table,
 ) -> None:
     """Show how different the clients are: distances, a map, outliers, clusters.
 
     Example: `fedcohort profile site-*.sketch -o heterogeneity.html`
     """
-    from fedcohort.cli.release import writing
     from fedcohort.files.finding import client_names
+    from fedcohort.files.publish import check_output, writing
     from fedcohort.report.heterogeneity import measure
     from fedcohort.report.page import page
 
     if out.suffix == ".json":
         raise ConfigError(f"-o {out}: name the page, such as {out.with_suffix('.html')}")
+    beside = out.with_suffix(".json")
     paths, loaded = load_several(sketches, "a profile")
+    for path in (out, beside):
+        check_output(path, paths, force)
     found = measure(loaded, client_names(paths))
     numbers = finite(found.as_dict())
-    beside = out.with_suffix(".json")
     with writing(out):
         out.write_text(page(found, title), "utf-8")
     with writing(beside):

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, RayOption, on_cluster
+from fedcohort.cli.common import (
+    Format,
+    FormatOption,
+    RayOption,
+    on_cluster,
+    progress,
+    show,
+    show_json,
+)
+from fedcohort.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    from fedcohort.files.publish import Publisher
+    from fedcohort.files.sketching import OnRows
+    from fedcohort.files.source import Reading
+    from fedcohort.files.spec import SketchSpec
+    from fedcohort.privacy.budget import BudgetLedger
+    from fedcohort.sketch.transforms import Tokenizer
 
 
 class Hash(StrEnum):
@@ -50,6 +72,10 @@ class Analyzer(StrEnum):
     char_wb = "char_wb"
 
 
+ForceOption = Annotated[
+    bool,
+    typer.Option("--force", help="Replace files that exist; an input is never replaced."),
+]
 DATA, HASH, LABELS = "What to read", "How to hash", "Labels and preparation"
 PRIVACY = "Privacy"
 
@@ -65,7 +91,8 @@ def command(
     columns: Annotated[
         str | None,
         typer.Option(
-            help="Columns or patterns (p*), by comma [all of numbers].", rich_help_panel=DATA
+            help="Comma-separated columns or patterns (p*) [all columns of numbers].",
+            rich_help_panel=DATA,
         ),
     ] = None,
     text: Annotated[
@@ -74,7 +101,7 @@ def command(
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option(help="Column with the client: one sketch each.", rich_help_panel=DATA),
+        typer.Option(help="Column with the client: one sketch per client.", rich_help_panel=DATA),
     ] = None,
     nulls: Annotated[
         Nulls,
@@ -82,6 +109,24 @@ def command(
             help="A missing value: stop, drop its row, or count as zero.", rich_help_panel=DATA
         ),
     ] = Nulls.error,
+    null_values: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated markers of missing values, besides ?, NA and the empty text.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(help="CSV: what parts the cells [found out].", rich_help_panel=DATA),
+    ] = None,
+    decimal: Annotated[
+        str | None, typer.Option(help="CSV: decimal mark [found out].", rich_help_panel=DATA)
+    ] = None,
+    encoding: Annotated[
+        str | None,
+        typer.Option(help="CSV: encoding, such as cp1252 [UTF-8].", rich_help_panel=DATA),
+    ] = None,
     batch_rows: Annotated[
         int | None,
         typer.Option(help="Rows read at a time [about 16 MB].", min=1, rich_help_panel=DATA),
@@ -118,29 +163,33 @@ def command(
     ] = None,
     seed: Annotated[
         int,
-        typer.Option(help="Of the hash functions; the same at all sites.", rich_help_panel=HASH),
+        typer.Option(
+            help="Seed of the hash functions; the same at all sites.", rich_help_panel=HASH
+        ),
     ] = 0,
     analyzer: Annotated[
         Analyzer, typer.Option(help="What a token of a text is.", rich_help_panel=HASH)
     ] = Analyzer.word,
     ngrams: Annotated[
-        str, typer.Option(help="Words or characters a token, as 1 or 1-3.", rich_help_panel=HASH)
+        str, typer.Option(help="Words or characters per token, as 1 or 1-3.", rich_help_panel=HASH)
     ] = "1",
     center: Annotated[
         str | None,
         typer.Option(
-            help="Public constants to subtract: a number, numbers by comma, or a JSON file.",
+            help="Public constants to subtract: a number, comma-separated numbers, or a JSON file.",
             rich_help_panel=LABELS,
         ),
     ] = None,
     scale: Annotated[
         str | None,
-        typer.Option(help="Public constants to divide by, likewise.", rich_help_panel=LABELS),
+        typer.Option(
+            help="Public constants to divide by, in the same form.", rich_help_panel=LABELS
+        ),
     ] = None,
     label: Annotated[
         str | None,
         typer.Option(
-            help="Column of classes from 0, hashed too; for NPY and IDX a second file.",
+            help="Column of classes from 0, hashed as well; for NPY and IDX a second file.",
             rich_help_panel=LABELS,
         ),
     ] = None,
@@ -161,7 +210,8 @@ def command(
     delta: Annotated[
         float,
         typer.Option(
-            help="Above 0 allows Gaussian noise: less, for many rows.", rich_help_panel=PRIVACY
+            help="Above 0 allows Gaussian noise, which is less for many rows.",
+            rich_help_panel=PRIVACY,
         ),
     ] = 0.0,
     neighbors: Annotated[
@@ -187,51 +237,180 @@ def command(
     ] = None,
     budget_epsilon: Annotated[
         float | None,
-        typer.Option(help="Budget of each client; names a new ledger's.", rich_help_panel=PRIVACY),
+        typer.Option(help="Budget of each client, for a new ledger.", rich_help_panel=PRIVACY),
     ] = None,
-    budget_delta: Annotated[float, typer.Option(help="Likewise.", rich_help_panel=PRIVACY)] = 0.0,
+    budget_delta: Annotated[
+        float, typer.Option(help="Delta of that budget.", rich_help_panel=PRIVACY)
+    ] = 0.0,
     client: Annotated[
         str | None,
-        typer.Option(help="Whose budget it is [the name of the sketch].", rich_help_panel=PRIVACY),
+        typer.Option(
+            help="Whose data these are, by one name for all releases; --budget needs it.",
+            rich_help_panel=PRIVACY,
+        ),
     ] = None,
+    force: ForceOption = False,
     ray: RayOption = None,
     format: FormatOption = Format.table,
 ) -> None:
-    """Sketch a data set of any size in one pass, or one sketch for each client of a table.
+    """Sketch a data set of any size in one pass, or each client of a table.
 
     Example: `fedcohort sketch visits.parquet -o site-a.sketch --columns age,height --epsilon 1`
 
     Example: `fedcohort sketch visits.parquet -o sites --by hospital`
     """
-    from fedcohort.cli import release
-    from fedcohort.cli import sketch_options as made
-    from fedcohort.files import Want
-    from fedcohort.files.sketching import sketch_clients, sketch_source
-    from fedcohort.files.source import Form
-    from fedcohort.files.source import Nulls as Missing
+    from fedcohort.files import CsvOptions, open_source
+    from fedcohort.files.publish import Publisher, Target
+    from fedcohort.files.sketching import sketch_clients, sketch_source, sketch_warnings
 
-    kind = made.choose_hash(data, hash, text)
-    shape = made.Shape(kind, rows, bits, buckets, width, seed)
-    labels = made.Labels(label is not None, classes, label_weight)
-    preparation = made.Preparation(center, scale, labels, analyzer, ngrams)
-    privacy = made.Privacy(epsilon, delta, neighbors, n, expect)
-    wanted = made.split(columns), text, label, by, nulls, batch_rows
-    source = made.open_data(data, kind, *wanted)
-    empty = made.empty_sketch(source, shape, preparation, privacy)
-    publisher = release.Publisher(
-        out, by is not None, privacy, release.Budget(budget, budget_epsilon, budget_delta, client)
+    made = _spec_of(click.get_current_context())
+    target = Target(out, (data,), by is not None, force)
+    publisher = Publisher(
+        target, made.release, _ledger(budget, budget_epsilon, budget_delta), client
     )
+    want = made.want(by, nulls.value, batch_rows, CsvOptions(delimiter, decimal, encoding))
+    source = open_source(data, want)
+    made.settle(source)
+    empty = made.empty_sketch(source)
     whole, each = partial(sketch_source, source), partial(sketch_clients, source)
     if ray is not None:
         from fedcohort.distribute.sketching import sketch_folder, sketch_folder_clients
 
-        form: Form = "sets" if kind == "minhash" else "vectors"
-        chosen: Missing = nulls.value
-        want = Want(form, made.split(columns), text, label, by, chosen, batch_rows)
+        want = replace(want, columns=source.columns or want.columns)
         whole, each = partial(sketch_folder, data, want), partial(sketch_folder_clients, data, want)
-    with on_cluster(ray), release.watching(data.name, source.rows) as on_rows:
+    said: list[str] = []
+    with on_cluster(ray), _watching(data.name, source.rows) as on_rows:
         if by is None:
-            publisher.write(whole(empty, on_rows))
+            sketch = whole(empty, on_rows)
+            said += sketch_warnings(sketch, source)
+            publisher.write(sketch)
         else:
             publisher.write_all(each(empty, on_rows))
-    publisher.report(format)
+            said += source.reading.warnings()
+    _report(publisher, source.reading, said, format)
+
+
+def _spec_of(context: click.Context) -> SketchSpec:
+    """Gather the options of the command that say how all sites make their sketches."""
+    from fedcohort.files.finding import kind_of
+    from fedcohort.files.spec import (
+        HashOptions,
+        LabelOptions,
+        ReleaseOptions,
+        SketchSpec,
+        read_constants,
+    )
+
+    given: dict[str, Any] = {k: getattr(v, "value", v) for k, v in context.params.items()}
+    texts = given["text"] is not None or kind_of(Path(given["data"])) == "text"
+    family: Any = given["hash"] or ("minhash" if texts else "srp")
+    size = (given[key] for key in ("rows", "bits", "buckets", "width", "seed"))
+    release = (given[key] for key in ("epsilon", "delta", "neighbors", "n", "expect"))
+    return SketchSpec(
+        HashOptions(family, *size),
+        LabelOptions(given["label"], given["classes"], given["label_weight"]),
+        ReleaseOptions(*release),
+        split(given["columns"]),
+        given["text"],
+        _tokenizer(given["analyzer"], given["ngrams"]),
+        split(given["null_values"]),
+        read_constants("--center", given["center"], 0.0),
+        read_constants("--scale", given["scale"], 1.0),
+    )
+
+
+def split(names: str | None) -> tuple[str, ...]:
+    """Read comma-separated names.
+
+    Examples
+    --------
+    >>> split("age, height")
+    ('age', 'height')
+    """
+    return tuple(name.strip() for name in (names or "").split(",") if name.strip())
+
+
+def _tokenizer(analyzer: Any, ngrams: str) -> Tokenizer:
+    from fedcohort.files.spec import user_values
+    from fedcohort.sketch.transforms import Tokenizer
+
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", ngrams)
+    if not found:
+        raise ConfigError(f"--ngrams {ngrams}: write 2, or 1-3")
+    with user_values():
+        return Tokenizer(analyzer, (int(found[1]), int(found[2] or found[1])))
+
+
+def _ledger(path: Path | None, epsilon: float | None, delta: float) -> BudgetLedger | None:
+    """Open the ledger with the budget that it holds, or begin one with the budget given."""
+    from fedcohort.files.spec import user_values
+    from fedcohort.privacy.budget import BudgetLedger
+
+    if path is None:
+        if epsilon is not None:
+            raise ConfigError("--budget-epsilon needs --budget")
+        return None
+    if epsilon is None and not path.exists():
+        raise ConfigError(f"--budget {path}: a new ledger needs --budget-epsilon")
+    with user_values():
+        return BudgetLedger.open(path) if epsilon is None else BudgetLedger(path, epsilon, delta)
+
+
+def _report(
+    publisher: Publisher, reading: Reading, warnings: Sequence[str], format: Format
+) -> None:
+    """Say what was written and what was left out; warnings go to standard error."""
+    from fedcohort.report.sketches import describe, facts_table
+
+    last, written = publisher.last, publisher.written
+    for line in [*_noise_warning(publisher), *warnings]:
+        typer.echo(f"warning: {line}", err=True)
+    if last is None:
+        return
+    if format is Format.json:
+        told = {"read": reading.facts(), "warnings": list(warnings)}
+        release = last.header()["release"]
+        show_json({"sketches": written, **last.spec, "release": release, **told})
+        return
+    facts = {**describe(last), **reading.facts()}
+    if len(written) > 1:
+        sizes = sorted(w.n for w in written)
+        facts["records"] = f"{sizes[0]:,.0f} to {sizes[-1]:,.0f}, {sum(sizes):,.0f} in all"
+        if "signal to noise" in facts:
+            ratios = [w.signal_to_noise for w in written]
+            facts["signal to noise"] = f"{min(ratios):.2g} to {max(ratios):.2g}"
+    facts["size"] = f"{sum(w.bytes for w in written) / 1e3:,.1f} kB"
+    out = publisher.target.out
+    show(facts_table(facts, f"{len(written)} sketches in {out}" if out.is_dir() else str(out)))
+
+
+def _noise_warning(publisher: Publisher) -> list[str]:
+    ratios = [w.signal_to_noise for w in publisher.written]
+    noisy = [ratio for ratio in ratios if ratio < 1]
+    if not noisy:
+        return []
+    return [
+        f"the noise exceeds the signal in {len(noisy)} of {len(ratios)} sketches (worst signal to "
+        f"noise {min(noisy):.2g}): use fewer --rows, a larger --epsilon, a --delta above 0, or "
+        "more records"
+    ]
+
+
+@contextmanager
+def _watching(name: str, rows: int | None) -> Iterator[OnRows]:
+    """Show on standard error how many rows were read; a further pass begins anew."""
+    bar = progress()
+    task = bar.add_task(name[:18], total=rows, note="rows")
+
+    def on_rows(count: int) -> None:
+        bar.start()
+        done = bar.tasks[task].completed + count
+        bar.update(task, completed=count if rows is not None and done > rows else done)
+
+    try:
+        yield on_rows
+    except BaseException:
+        bar.live.transient = True  # the only thing to read is what went wrong
+        bar.live.stop()
+        raise
+    bar.stop()

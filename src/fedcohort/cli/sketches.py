@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from fedcohort.cli.common import Format, FormatOption, console, show, show_json
+from fedcohort.cli.sketch import ForceOption
 from fedcohort.exceptions import ConfigError, DataError, UnlikeSketches
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def distance(
         Kind,
         typer.Option(
             help="frobenius (the paper's), row-l2 (mean over rows), mmd (squared, may be negative) "
-            "or tvd-lower (a bound from below of the total variation)."
+            "or tvd-lower (a lower bound of the total variation)."
         ),
     ] = Kind.frobenius,
     debias: Annotated[
@@ -69,8 +70,8 @@ def distance(
 
     Example: `fedcohort distance site-a.sketch site-b.sketch --errors`
     """
-    from fedcohort.cli.sketch_options import user_values
     from fedcohort.files.finding import client_names
+    from fedcohort.files.spec import user_values
     from fedcohort.sketch.distances import distance_matrix
 
     paths, loaded = load_several(sketches, "a distance")
@@ -112,30 +113,43 @@ def inspect(
 def merge(
     sketches: Sketches,
     out: Annotated[Path, typer.Option("--out", "-o", help="Sketch file of all data together.")],
+    force: ForceOption = False,
     format: FormatOption = Format.table,
 ) -> None:
     """Add up sketches: the result is the sketch of all their data together.
 
     Example: `fedcohort merge site-*.sketch -o all.sketch`
     """
-    from fedcohort.cli.release import writing
-    from fedcohort.files.sketching import load_alike
+    from fedcohort.files.publish import check_output, writing
+    from fedcohort.files.sketching import load_alike, sketch_files
     from fedcohort.report.sketches import describe, facts_table
 
+    check_output(out, [p for p in sketch_files(sketches) if not _merged(p)], force)
     total: RaceSketch | None = None
+    parts = 0
     for path, sketch in load_alike(sketches):
+        parts += sketch.origin.get("merged", 1)
         try:
             total = sketch if total is None else total + sketch
         except UnlikeSketches as error:
             raise UnlikeSketches(f"{path}: {error}") from None
     if total is None:
         raise DataError("no sketches to merge")
+    if parts > 1:
+        total.origin = {"merged": parts}
     with writing(out):
         total.save(out)
     if format is Format.json:
         show_json({"file": str(out), **total.header()})
         return
     show(facts_table({**describe(total), "size": f"{out.stat().st_size / 1e3:,.1f} kB"}, str(out)))
+
+
+def _merged(path: Path) -> bool:
+    """Whether a file is the result of an earlier merge, which may be replaced."""
+    from fedcohort.files.sketching import load_sketch
+
+    return bool(load_sketch(path).origin.get("merged"))
 
 
 def load_several(paths: Sequence[Path], what: str) -> tuple[list[Path], list[RaceSketch]]:
@@ -181,5 +195,5 @@ def _show_matrix(names: Sequence[str], matrix: Matrix, errors: Matrix | None, ki
     if needed > out.width:
         if out.is_terminal:
             typer.echo(f"{len(names)} clients are wide; see also --format csv", err=True)
-        out = Console(width=needed)  # cut cells would tell nothing
+        out = Console(width=needed)  # truncated cells would be useless
     out.print(table)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fedcohort.datasets import heart, images, shakespeare
 from fedcohort.datasets.base import Dataset
-from fedcohort.datasets.files import Folder, MissingData, places
+from fedcohort.datasets.folder import Folder, MissingData, places
 from fedcohort.exceptions import DataError
 from fedcohort.registry import lookup, unknown
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.datasets.base import Dataset, holdout
-from fedcohort.datasets.files import Folder, damaged, read_all
+from fedcohort.datasets.folder import Folder, damaged, read_all
 from fedcohort.rounds import stream
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")

@@ -1,24 +1,20 @@
-"""Scikit-learn's 1,797 handwritten digits of 8x8 pixels, which need no file.
+"""Images: scikit-learn's digits, MNIST and Fashion-MNIST, CIFAR-10 and FEMNIST.
 
-MNIST and Fashion-MNIST, in the four IDX files they are published in.
-
-CIFAR-10, in the six files of its binary version.
-
-FEMNIST: handwritten characters by writer, the writers being the clients (LEAF).
+The digits (1,797 of 8x8 pixels) need no file. MNIST and Fashion-MNIST come as the four IDX files
+they are published in, CIFAR-10 as the six files of its binary version, FEMNIST (handwritten
+characters by writer; the writers are the clients, as in LEAF) as one .npz file.
 """
 
 from __future__ import annotations
 
-import math
-import struct
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.datasets.base import Dataset, Pixels, holdout, pixels
-from fedcohort.datasets.files import Folder, damaged, opened, read_all, read_npz
+from fedcohort.datasets.folder import Folder, damaged, read_all, read_arrays
 from fedcohort.rounds import stream
 
 
@@ -56,10 +52,10 @@ def _part(
 ) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
     name = f"{part}-images-idx3-ubyte"
     path = folder.file(f"{name}.gz", name, holds=IMAGES)
-    images = parse_idx(path, 2051, (SIDE, SIDE), IMAGES)
+    images = _bytes(path, (SIDE, SIDE), IMAGES)
     name = f"{part}-labels-idx1-ubyte"
     path = folder.file(f"{name}.gz", name, holds=LABELS)
-    labels = parse_idx(path, 2049, (), LABELS)
+    labels = _bytes(path, (), LABELS)
     if len(labels) != len(images):
         raise damaged(path, f"it has {len(labels)} labels for {len(images)} images", LABELS)
     if labels.size and labels.max() > 9:
@@ -67,29 +63,12 @@ def _part(
     return pixels(images[:, None], dtype), labels.astype(np.int64)
 
 
-def parse_idx(path: Path, magic: int, shape: tuple[int, ...], holds: str) -> NDArray[np.uint8]:
+def _bytes(path: Path, shape: tuple[int, ...], holds: str) -> NDArray[np.uint8]:
     """Read an IDX file of bytes whose items have the given shape."""
-    with opened(path, holds) as file:
-        count = _header(file, path, magic, shape, holds)
-        wanted = count * math.prod(shape)
-        data = file.read(wanted + 1)  # one more, to see that the file ends there
-    if len(data) != wanted:
-        found = f"{len(data)}" if len(data) < wanted else "more"
-        raise damaged(path, f"its header promises {wanted} bytes of data and {found} follow", holds)
-    return np.frombuffer(data, dtype=np.uint8).reshape(count, *shape)
-
-
-def _header(file: IO[bytes], path: Path, magic: int, shape: tuple[int, ...], holds: str) -> int:
-    words = 2 + len(shape)
-    head = file.read(4 * words)
-    if len(head) < 4 * words:
-        raise damaged(path, f"its header has {len(head)} bytes, not {4 * words}", holds)
-    found, count, *sides = struct.unpack(f">{words}I", head)
-    if found != magic:
-        raise damaged(path, f"its magic number is {found}, not {magic}", holds)
-    if tuple(sides) != shape or not 0 < count <= LIMIT:
-        raise damaged(path, f"its header says {count} items of shape {tuple(sides)}", holds)
-    return int(count)
+    items = read_arrays(path, [""], holds)[""]
+    if items.dtype != np.uint8 or items.shape[1:] != shape or not 0 < len(items) <= LIMIT:
+        raise damaged(path, f"it holds {items.dtype} of shape {items.shape}", holds)
+    return items
 
 
 SHAPE = (3, 32, 32)
@@ -142,7 +121,7 @@ def read_femnist(folder: Folder, *, dtype: Pixels = "float32") -> Dataset:
     LEAF's own, within each writer.
     """
     path = folder.file("femnist.npz", holds=FEMNIST_HOLDS)
-    raw = read_npz(path, (*KINDS, "writer_ids"), FEMNIST_HOLDS)
+    raw = read_arrays(path, (*KINDS, "writer_ids"), FEMNIST_HOLDS)
     _check(path, raw)
     images, labels = raw["images"][:, None], raw["labels"].astype(np.int64)
     clients = raw["writer_ids"][raw["writers"]]

@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from fedcohort.datasets.base import Array, Dataset
-from fedcohort.datasets.files import Folder, damaged, read_all
+from fedcohort.datasets.folder import Folder, damaged, read_all
 from fedcohort.exceptions import ConfigError
 
 WINDOW = 80

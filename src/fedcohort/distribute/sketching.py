@@ -16,10 +16,10 @@ import numpy as np
 from fedcohort.distribute.cluster import blame, need_ray
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files import Source, Want
-from fedcohort.files.arrays import ArraySource
+from fedcohort.files.array_source import ArraySource
 from fedcohort.files.finding import find_files, kind_of
 from fedcohort.files.sketching import OnRows, sketch_clients, sketch_source
-from fedcohort.files.text import TextSource
+from fedcohort.files.text_source import TextSource
 from fedcohort.sketch.race import RaceSketch
 
 TASKS_PER_CPU = 4  # so that a slow worker does not keep the others waiting
@@ -136,7 +136,7 @@ def part_of(first: Path, files: Sequence[Path], root: Path, want: Want) -> Sourc
     """
     together = [first, *files]
     if kind_of(first) in ("parquet", "csv", "arrow"):
-        from fedcohort.files.tables import TableSource
+        from fedcohort.files.table_source import TableSource
 
         table = TableSource(together, root, want)
         table.files = table.files[1:]

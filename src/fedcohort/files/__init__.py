@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from fedcohort.files.finding import open_source
-from fedcohort.files.source import Block, Source, Want
+from fedcohort.files.source import Block, CsvOptions, Source, Want
 
-__all__ = ["Block", "Source", "Want", "open_source"]
+__all__ = ["Block", "CsvOptions", "Source", "Want", "open_source"]

@@ -1,6 +1,7 @@
-"""Names of sketch files: made of client ids that may be hostile, and turned back for people.
+"""Files by name: which kind a data file is, what a folder holds, how a client's sketch is called.
 
-Tell data files by their names, and look into folders.
+Client ids may be hostile, so file names are made from them with care, and an index beside the
+sketches says which client a file belongs to.
 """
 
 from __future__ import annotations
@@ -52,14 +53,19 @@ class FileNames:
 
 
 def client_names(paths: Sequence[Path]) -> list[str]:
-    """Return the clients of sketch files: as their folders' indexes say, else the files' names.
+    """Return the clients of sketch files, from the folder's index or else from the file names.
 
-    Where two would be called alike, they are called by their paths.
+    Two clients of one name are called by their paths.
     """
     indexes = {folder: _index(folder) for folder in {path.parent for path in paths}}
     names = [indexes[path.parent].get(path.name, path.stem) for path in paths]
     uses = Counter(names)
     return [name if uses[name] == 1 else str(path) for path, name in zip(paths, names, strict=True)]
+
+
+def lost_files(folder: Path) -> list[str]:
+    """Return the sketches that a folder's index names and that are not there."""
+    return [name for name in _index(folder) if not (folder / name).is_file()]
 
 
 def _index(folder: Path) -> dict[str, str]:
@@ -92,16 +98,18 @@ def open_source(path: str | os.PathLike[str], want: Want) -> Source:
     DataError
         For a file that is missing, unreadable, or does not hold what is wanted.
     """
-    from fedcohort.files import arrays, tables, text
+    from fedcohort.files.array_source import ArraySource
+    from fedcohort.files.table_source import TableSource
+    from fedcohort.files.text_source import TextSource
 
     root = Path(path)
     files = find_files(root)
     kind = kind_of(files[0])
     if kind in ("parquet", "csv", "arrow"):
-        return tables.TableSource(files, root, want)
+        return TableSource(files, root, want)
     if kind == "text":
-        return text.TextSource(files, want)
-    return arrays.ArraySource(files, want)
+        return TextSource(files, want)
+    return ArraySource(files, want)
 
 
 def kind_of(path: Path) -> str | None:

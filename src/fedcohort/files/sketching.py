@@ -1,12 +1,7 @@
-"""Sketch a source: all of it, or each of its clients.
-
-Load sketch files that are to be compared or merged.
-"""
+"""Sketch a source, all of it or each of its clients; load sketch files to compare or merge."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +9,12 @@ from typing import Any
 import numpy as np
 
 from fedcohort.exceptions import DataError, InvalidSketch, UnlikeSketches
+from fedcohort.files.finding import lost_files
 from fedcohort.files.source import Source
 from fedcohort.sketch.race import RaceSketch
-from fedcohort.sketch.transforms import Transform
 
 OnRows = Callable[[int], None]
 MEMORY = 512 << 20  # for the sketches of one pass over the data
-COLUMNS = "columns "
-LONGEST_NAME = 1 << 16
 
 
 def sketch_source(source: Source, empty: RaceSketch, on_rows: OnRows | None = None) -> RaceSketch:
@@ -92,34 +85,6 @@ def _add(sketch: RaceSketch, x: Any, y: Any) -> None:
         raise DataError(str(error)) from None
 
 
-def columns_name(columns: tuple[str, ...]) -> str:
-    """Name the columns in the way a sketch's header states them.
-
-    Sketches of other columns, or of the same in another order, are thereby refused as unlike.
-
-    Examples
-    --------
-    >>> columns_name(("age", "height"))
-    'columns ["age", "height"]'
-    """
-    text = COLUMNS + json.dumps(list(columns), ensure_ascii=False)
-    if len(text) <= LONGEST_NAME:
-        return text
-    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    return f"{COLUMNS}{json.dumps([f'{len(columns)} columns', digest])}"
-
-
-def named_columns(name: str | None) -> list[str] | None:
-    """Read `columns_name` back; None for a name that is none of its making."""
-    if name is None or not name.startswith(COLUMNS):
-        return None
-    try:
-        columns = json.loads(name.removeprefix(COLUMNS))
-    except ValueError:
-        return None
-    return columns if isinstance(columns, list) else None
-
-
 def load_sketch(path: Path) -> RaceSketch:
     """Load one sketch; errors name the file."""
     try:
@@ -132,16 +97,21 @@ def load_sketch(path: Path) -> RaceSketch:
 
 
 def load_alike(paths: Sequence[Path]) -> Iterator[tuple[Path, RaceSketch]]:
-    """Yield sketches one by one, each checked against the first."""
+    """Yield sketches one by one, each checked against the first.
+
+    Merged sketches that lie in a folder are left out: their data are those of the others.
+    """
+    given = set(paths)
     first: tuple[Path, RaceSketch] | None = None
     for path in sketch_files(paths):
         sketch = load_sketch(path)
+        if path not in given and sketch.origin.get("merged"):
+            continue
         first = first or (path, sketch)
         try:
             first[1].check_alike(sketch)
         except UnlikeSketches as error:
-            why = other_columns(first[1], sketch) or str(error)
-            raise UnlikeSketches(f"{first[0]} and {path} are unlike: {why}") from None
+            raise UnlikeSketches(f"{first[0]} and {path} are unlike: {error}") from None
         yield path, sketch
 
 
@@ -152,6 +122,11 @@ def sketch_files(paths: Sequence[Path]) -> list[Path]:
         inside = sorted(path.glob("*.sketch")) if path.is_dir() else [path]
         if not inside:
             raise DataError(f"{path}: no .sketch files in this folder")
+        if path.is_dir() and (lost := lost_files(path)):
+            raise DataError(
+                f"{path}: the set of sketches is not complete, {len(lost)} are missing "
+                f"({lost[0]}, ...); make it again"
+            )
         files += inside
     seen: set[Path] = set()
     for path in files:
@@ -161,14 +136,29 @@ def sketch_files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def other_columns(a: RaceSketch, b: RaceSketch) -> str | None:
-    """Say in which columns two sketches differ; None if not in columns."""
-    if not (isinstance(a.transform, Transform) and isinstance(b.transform, Transform)):
-        return None
-    mine, theirs = named_columns(a.transform.embedding), named_columns(b.transform.embedding)
-    if mine is None or theirs is None or mine == theirs:
-        return None
-    if sorted(mine) == sorted(theirs):
-        return "the same columns in another order; give all sites the same --columns"
-    only = [c for c in mine if c not in theirs][:3], [c for c in theirs if c not in mine][:3]
-    return f"other columns, {only[0]} and {only[1]}; give all sites the same --columns"
+def sketch_warnings(sketch: RaceSketch, source: Source) -> list[str]:
+    """Say why an exact sketch cannot tell anything apart, if it cannot."""
+    said = source.reading.warnings()
+    if sketch.n >= 10 and concentration(sketch.counts, sketch.n) > ONE_BUCKET:
+        said.append(_why_one_bucket(sketch, source))
+    return said
+
+
+ONE_BUCKET = 0.98  # share of the records in the fullest bucket of a row, on average
+
+
+def concentration(counts: Any, n: float) -> float:
+    """Return the share of the records in the fullest bucket, averaged over rows."""
+    return float(counts.max(axis=1).mean() / n)
+
+
+def _why_one_bucket(sketch: RaceSketch, source: Source) -> str:
+    what = "nearly all records fall into one bucket, so that every distance will be about 0"
+    ranges = source.reading.ranges.values()
+    if sketch.family.name != "srp":
+        return f"{what}: choose a smaller --width, or scale the columns"
+    if source.dim == 1:
+        return f"{what}: srp sees only the sign of a single number; use --center or --hash pstable"
+    if ranges and all(low >= 0 for low, _ in ranges):
+        return f"{what}: all values are positive, so all vectors point the same way; use --center"
+    return f"{what}: all records point the same way; center and scale the columns"

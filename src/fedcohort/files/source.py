@@ -1,22 +1,36 @@
-"""What every reader offers, and what it does about missing values."""
+"""What every reader offers: blocks of rows, and a report of what was left out and why."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import DataError
+from fedcohort.sketch.columns import Column
 
 Form = Literal["vectors", "texts", "sets"]
 Nulls = Literal["error", "drop", "zero"]
-BLOCK_NUMBERS = 1 << 21  # numbers of a block: 16 MB as float64
+BLOCK_NUMBERS = 1 << 21  # numbers per block: 16 MB as float64
 BLOCK_ROWS = 1 << 16
 BLOCK_TEXTS = 4096
+NULL_VALUES = ("?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null")
+IDENTIFIER = re.compile(r"(^|[_. -])(id|uuid|guid|mrn|row_?names?|index)$|^Unnamed: 0$", re.I)
+
+
+@dataclass(frozen=True)
+class CsvOptions:
+    """How a CSV file is written; None is found out from its first lines, where that is safe."""
+
+    delimiter: str | None = None
+    decimal: str | None = None
+    encoding: str | None = None
 
 
 @dataclass(frozen=True)
@@ -26,10 +40,10 @@ class Want:
     Parameters
     ----------
     form : {"vectors", "texts", "sets"}
-        Rows as numbers, one text a row, or rows as sets of tokens.
-    columns : tuple of str
+        Rows as numbers, one text per row, or rows as sets of tokens.
+    columns : tuple of str or Column
         Columns of a table, by name or pattern (``p*``), or arrays of an .npz file; none means
-        every column of numbers.
+        every column of numbers. A `Column` also says what its values become.
     text : str, optional
         The column of texts, or of lists of tokens.
     label, by : str, optional
@@ -38,15 +52,21 @@ class Want:
         What a missing value does: stop, leave the row out, count as zero (in a set: as absent).
     batch_rows : int, optional
         Rows read at a time; by default about 16 MB.
+    null_values : tuple of str
+        Texts that stand for a missing value, besides the empty one.
+    csv : CsvOptions
+        How CSV files are written.
     """
 
     form: Form = "vectors"
-    columns: tuple[str, ...] = ()
+    columns: tuple[str | Column, ...] = ()
     text: str | None = None
     label: str | None = None
     by: str | None = None
     nulls: Nulls = "error"
     batch_rows: int | None = None
+    null_values: tuple[str, ...] = NULL_VALUES
+    csv: CsvOptions = CsvOptions()
 
     def rows_for(self, dim: int) -> int:
         """How many rows to read at a time."""
@@ -54,12 +74,108 @@ class Want:
         return self.batch_rows or max(1, most)
 
 
+@dataclass
+class Reading:
+    """What one pass over the data left out, what it assumed, and what looks wrong.
+
+    Parameters
+    ----------
+    rows, kept : int
+        Rows read, and rows that were not left out.
+    missing : Counter
+        Missing values by column.
+    others : Counter
+        Values that are none of a category's public levels, by column.
+    left_out : dict
+        Columns that are not used, each with the reason.
+    assumed : list of str
+        What was found out about the file, such as its delimiter.
+    """
+
+    rows: int = 0
+    kept: int = 0
+    missing: Counter[str] = field(default_factory=Counter)
+    others: Counter[str] = field(default_factory=Counter)
+    left_out: dict[str, str] = field(default_factory=dict)
+    assumed: list[str] = field(default_factory=list)
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    identifiers: list[str] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Begin a further pass: counts start again."""
+        self.rows = self.kept = 0
+        self.missing.clear()
+        self.others.clear()
+
+    def look_at(self, column: Column, order: NDArray[np.float64], known: NDArray[Any]) -> None:
+        """Remember the range of a column, and whether its first block looks like an identifier."""
+        values = order[known]
+        if not len(values):
+            return
+        low, high = float(values.min()), float(values.max())
+        if column.name not in self.ranges and _identifies(column, values):
+            self.identifiers.append(column.name)
+        before = self.ranges.get(column.name, (low, high))
+        self.ranges[column.name] = min(low, before[0]), max(high, before[1])
+
+    def facts(self) -> dict[str, str]:
+        """Return what a person must know about the data that were read."""
+        facts = {}
+        if self.left_out:
+            reasons: dict[str, list[str]] = {}
+            for name, why in self.left_out.items():
+                reasons.setdefault(why, []).append(name)
+            said = [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
+            facts["columns left out"] = "; ".join(said)
+        if self.kept < self.rows:
+            dropped = f"{self.rows - self.kept:,} of {self.rows:,}, for missing values"
+            facts["rows left out"] = f"{dropped} ({_counted(self.missing)})"
+        elif self.missing:
+            facts["missing values"] = _counted(self.missing)
+        if self.others:
+            facts["other levels"] = f"{_counted(self.others)}: not among the public levels"
+        if self.assumed:
+            facts["found out"] = "; ".join(self.assumed)
+        return facts
+
+    def warnings(self) -> list[str]:
+        """Return what makes a sketch of these data useless or misleading."""
+        constant = [name for name, (low, high) in self.ranges.items() if low == high]
+        said = []
+        if constant:
+            said.append(f"constant in all rows, so they tell nothing: {', '.join(constant)}")
+        if self.identifiers:
+            names = ", ".join(self.identifiers)
+            said.append(f"look like identifiers and should not be hashed: {names}")
+        return said
+
+
+def _identifies(column: Column, values: NDArray[np.float64]) -> bool:
+    """Whether whole numbers, all different, are those of a counter or carry an id's name."""
+    if column.kind != "number" or column.size > 1 or len(values) < 10:
+        return False
+    whole = np.rint(values * column.scale + column.center)
+    if not np.allclose(whole, values * column.scale + column.center, atol=1e-6):
+        return False
+    distinct = len(np.unique(whole)) == len(whole)
+    dense = np.ptp(whole) < 2 * len(whole)
+    return distinct and bool(dense or len(whole) > 1000 or IDENTIFIER.search(column.name))
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.most_common())
+
+
 class Block(NamedTuple):
-    """Some rows: an array (n, dim) or a list, with their labels and clients if wanted."""
+    """Some rows: an array (n, dim) or a list, with their labels and clients if wanted.
+
+    `parts` are the columns one by one, as `files.encode.Encoded`.
+    """
 
     x: Any
     y: NDArray[np.int64] | None = None
     clients: NDArray[np.object_] | None = None
+    parts: Sequence[Any] = ()
 
 
 class Source(ABC):
@@ -71,16 +187,19 @@ class Source(ABC):
         What the blocks hold.
     dim : int
         Numbers of a vector, 0 for texts and sets.
-    columns : tuple of str
-        Names of the columns used; empty for arrays and texts.
+    columns : tuple of Column
+        The columns used; empty for arrays and text files.
     rows : int or None
         Rows in all, where the files say so.
+    reading : Reading
+        What the last pass left out.
     """
 
     form: Form
     dim: int
-    columns: tuple[str, ...]
+    columns: tuple[Column, ...]
     rows: int | None
+    reading: Reading
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:

@@ -6,26 +6,33 @@ whole row groups, which by default are a million rows, while this reader unpacks
 
 from __future__ import annotations
 
+import bz2
+import codecs
+import gzip
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.finding import kind_of
+from fedcohort.files.source import NULL_VALUES, CsvOptions
 
-Kind = Literal["whole", "number", "vector", "text", "list", "empty", "other"]
+Kind = Literal["whole", "number", "vector", "text", "list", "date", "empty", "other"]
 CSV_BLOCK = 4 << 20
 BUFFER = 1 << 16
+DELIMITERS = (",", ";", "\t", "|")
+MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 
 def need_pyarrow() -> Any:
     """Import PyArrow, or say how to get it."""
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.csv
         import pyarrow.parquet
     except ImportError:
@@ -43,15 +50,25 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except (pa.lib.ArrowException, OSError, EOFError) as error:
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: cannot be read: a name or a text in it is not UTF-8") from None
+    except (pa.lib.ArrowException, OSError, EOFError, SystemError, MemoryError) as error:
         raise DataError(f"{path}: cannot be read: {str(error)[:300]}") from None
 
 
 class TableFile:
     """A Parquet, CSV or Arrow file, with the columns that the names of its folders give it."""
 
-    def __init__(self, path: Path, root: Path) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        root: Path,
+        csv: CsvOptions | None = None,
+        null_values: Sequence[str] = NULL_VALUES,
+        quoted_nulls: bool = True,
+    ) -> None:
+        self.path, self._quoted_nulls = path, quoted_nulls
+        self._csv_options, self._null_values = csv or CsvOptions(), null_values
         self._format = kind_of(path)
         folders = path.relative_to(root).parts[:-1] if path != root else ()
         pairs = (part.split("=", 1) for part in folders if "=" in part)
@@ -63,10 +80,12 @@ class TableFile:
         pa = need_pyarrow()
         with reading(self.path):
             if self._format == "parquet":
-                return pa.parquet.read_schema(self.path)
-            if self._format == "csv":
-                return self._checked(self._csv({}, None).schema)
-            return self._ipc(None).schema
+                schema = pa.parquet.read_schema(self.path)
+            elif self._format == "csv":
+                schema = self._csv({}, None).schema
+            else:
+                schema = self._ipc(None).schema
+            return self._checked(schema)
 
     @property
     def names(self) -> list[str]:
@@ -93,9 +112,10 @@ class TableFile:
             raise DataError(f"{self.path}: two columns are called {column!r}")
         return kind_of_type(self.schema.field(column).type)
 
-    def reads_as_text(self, column: str) -> bool:
-        """Whether the column can be read as it is written."""
-        return self._format == "csv" and column in self.schema.names
+    @property
+    def is_csv(self) -> bool:
+        """Whether the file is text, whose columns can be read as they are written."""
+        return self._format == "csv"
 
     def width(self, column: str) -> int:
         """How many numbers of a vector a column gives: 1, or the length of its first list."""
@@ -129,6 +149,7 @@ class TableFile:
         inside = [c for c in columns if c in self.schema.names]
         with reading(self.path):
             for batch in self._stream(inside, rows, as_text, as_numbers):
+                batch.validate(full=True)  # offsets and indexes of a damaged file lead anywhere
                 for first in range(0, batch.num_rows, rows):
                     yield self._complete(batch.slice(first, rows), columns, as_text)
 
@@ -165,18 +186,34 @@ class TableFile:
             arrays.append(pa.repeat(value, batch.num_rows))
         return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How a CSV file is written: as told, or as its first lines show."""
+        with reading(self.path):
+            return find_dialect(self.path, self._csv_options)
+
     def _csv(self, types: dict[str, Any], columns: list[str] | None) -> Any:
-        csv = need_pyarrow().csv
-        tabs = self.path.name.lower().split(".")[-1] == "tsv" or ".tsv." in self.path.name.lower()
+        csv, found = need_pyarrow().csv, self.dialect
         return csv.open_csv(
             self.path,
-            read_options=csv.ReadOptions(block_size=CSV_BLOCK, use_threads=False),
-            parse_options=csv.ParseOptions(delimiter="\t" if tabs else ","),
-            convert_options=csv.ConvertOptions(column_types=types, include_columns=columns),
+            read_options=csv.ReadOptions(
+                block_size=CSV_BLOCK, use_threads=False, encoding=found.encoding
+            ),
+            parse_options=csv.ParseOptions(delimiter=found.delimiter),
+            convert_options=csv.ConvertOptions(
+                column_types=types,
+                include_columns=columns,
+                null_values=["", *self._null_values],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=self._quoted_nulls,
+                decimal_point=found.decimal,
+            ),
         )
 
     def _checked(self, schema: Any) -> Any:
-        if schema.names and all(re.fullmatch(r"[-+.\deE]+", name) for name in schema.names):
+        """Refuse names that are not UTF-8, and numbers in the place of names."""
+        names = schema.names  # decodes them
+        if self._format == "csv" and names and all(re.fullmatch(r"[-+.\deE]+", n) for n in names):
             raise DataError(f"{self.path}: the first line holds numbers, not names of columns")
         return schema
 
@@ -195,6 +232,79 @@ class TableFile:
         return (file.get_batch(i) for i in range(file.num_record_batches))
 
 
+class Dialect(NamedTuple):
+    """How a CSV file is written, and what of it was found out rather than told."""
+
+    delimiter: str
+    decimal: str
+    encoding: str
+    found_out: tuple[str, ...]
+
+
+def find_dialect(path: Path, told: CsvOptions) -> Dialect:
+    """Find the delimiter, the decimal mark and the encoding from the first lines of a file.
+
+    A delimiter is believed if it is the only one that cuts the first lines into equally many
+    parts. Numbers with a comma count as decimal only where the delimiter is not a comma. An
+    encoding is believed if the file begins with its mark; all else must be UTF-8.
+    """
+    head = _beginning(path)
+    said = []
+    encoding = told.encoding
+    if encoding is None:
+        encoding = next((name for mark, name in MARKS.items() if head.startswith(mark)), "utf-8")
+        if encoding != "utf-8":
+            said.append(f"encoding {encoding}")
+    lines = _lines(path, head, encoding)
+    named = ".tsv" in path.name.lower()
+    delimiter = told.delimiter or ("\t" if named else _delimiter(lines))
+    if told.delimiter is None and not named and delimiter != ",":
+        said.append(f"delimiter {delimiter!r}")
+    decimal = told.decimal or "."
+    if told.decimal is None and delimiter != "," and _comma_is_decimal(lines, delimiter):
+        decimal = ","
+        said.append("decimal comma")
+    return Dialect(delimiter, decimal, encoding, tuple(said))
+
+
+def _beginning(path: Path) -> bytes:
+    opener: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
+    with opener(path, "rb") as file:
+        return bytes(file.read(BUFFER))
+
+
+def _lines(path: Path, head: bytes, encoding: str) -> list[str]:
+    try:
+        text = codecs.getincrementaldecoder(encoding)().decode(head)
+    except LookupError:
+        raise ConfigError(f"--encoding {encoding}: Python knows no encoding of that name") from None
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{path}: the text is not {encoding.upper()}; name the right one, such as "
+            "--encoding cp1252 (Excel in Western Europe)"
+        ) from None
+    lines = text.lstrip("\ufeff").splitlines()
+    return [line for line in lines[:50] if line.strip()][: max(1, min(20, len(lines) - 1))]
+
+
+def _delimiter(lines: Sequence[str]) -> str:
+    """Return the one delimiter that cuts all lines into equally many parts, else a comma."""
+    counts = {d: {_outside_quotes(line).count(d) for line in lines} for d in DELIMITERS}
+    even = [d for d, found in counts.items() if len(found) == 1 and min(found) > 0]
+    return even[0] if len(even) == 1 or even[:1] == [","] else ("," if not even else even[0])
+
+
+def _outside_quotes(line: str) -> str:
+    return re.sub(r'"[^"]*"', "", line)
+
+
+def _comma_is_decimal(lines: Sequence[str], delimiter: str) -> bool:
+    cells = [cell.strip(' "') for line in lines[1:] for cell in line.split(delimiter)]
+    with_comma = [c for c in cells if re.fullmatch(r"[-+]?\d+,\d+([eE][-+]?\d+)?", c)]
+    with_point = [c for c in cells if re.fullmatch(r"[-+]?\d+\.\d+([eE][-+]?\d+)?", c)]
+    return bool(with_comma) and not with_point
+
+
 def kind_of_type(kind: Any) -> Kind:
     """Sort PyArrow's types by what can be done with them."""
     is_ = need_pyarrow().types
@@ -208,4 +318,6 @@ def kind_of_type(kind: Any) -> Kind:
         return "text"
     if is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind):
         return "vector" if is_.is_floating(kind.value_type) else "list"
+    if is_.is_date(kind) or is_.is_timestamp(kind):
+        return "date"
     return "empty" if is_.is_null(kind) else "other"

@@ -45,7 +45,7 @@ def sensitivity(rows: int, neighbors: Neighbors) -> int:
 
 
 def check_budget(epsilon: float, delta: float) -> None:
-    """Refuse what is no privacy budget."""
+    """Refuse what is not a privacy budget."""
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise ValueError(f"epsilon={epsilon} must be a finite number above 0")
     if not 0 <= delta < 1:
@@ -65,7 +65,7 @@ def laplace_scale(cells: int, epsilon: float) -> tuple[int, int]:
         t = math.ceil(Fraction(cells * s) / Fraction(epsilon))
         if t <= LARGEST_SCALE:
             return t, s
-    raise ValueError(f"epsilon={epsilon} is too small for {cells} counts a record")
+    raise ValueError(f"epsilon={epsilon} is too small for {cells} counts per record")
 
 
 @lru_cache(maxsize=256)
@@ -84,7 +84,7 @@ def gaussian_scale(cells: int, epsilon: float, delta: float) -> tuple[int, int]:
     while u <= LARGEST_SIGMA and discrete_delta(u / s, cells, epsilon) > delta:
         u += 1
     if u > LARGEST_SIGMA:
-        raise ValueError(f"epsilon={epsilon} is too small for {cells} counts a record")
+        raise ValueError(f"epsilon={epsilon} is too small for {cells} counts per record")
     return u, s
 
 
@@ -127,7 +127,7 @@ def _analytic_sigma(cells: int, epsilon: float, delta: float) -> float:
     while analytic_delta(high, cells, epsilon) > delta:
         low, high = high, 2 * high
         if high > LARGEST_SIGMA:
-            raise ValueError(f"epsilon={epsilon} is too small for {cells} counts a record")
+            raise ValueError(f"epsilon={epsilon} is too small for {cells} counts per record")
     for _ in range(60):
         middle = math.sqrt(low * high)
         if analytic_delta(middle, cells, epsilon) > delta:

@@ -1,8 +1,8 @@
 """How many rows and buckets a privacy budget can carry.
 
-Noise grows with the rows (one record is in all of them) and sits in every bucket; the signal, the
-squared MMD between clients, is the same in every row. So few rows drown least, but each row is
-one random partition, and few of them judge the distance roughly. The plan weighs the two: it
+Noise grows with the rows (one record is in all of them) and is added to every bucket; the signal,
+the squared MMD between clients, is the same in every row. Fewer rows mean less noise, but each row
+is one random partition, and few of them estimate the distance roughly. The recommended size
 minimizes the expected relative error of a squared distance,
 
     spread(bits)^2 / rows  +  (standard error by noise / (rows * signal(bits)))^2.
@@ -29,7 +29,7 @@ ROWS = (1, 2, 3, 4, 5, 7, 10, 14, 20, 30, 50, 70, 100, 140, 200, 300, 500, 700, 
 BITS = range(2, 9)
 
 
-class Plan(NamedTuple):
+class SketchSize(NamedTuple):
     """A recommended size, and what to expect of it.
 
     `signal_to_noise` is the squared distance of typically unlike clients over its standard error
@@ -45,13 +45,13 @@ class Plan(NamedTuple):
     error: float
 
 
-def plan(
+def sketch_size(
     n: float,
     epsilon: float,
     delta: float = 0.0,
     dim: int | None = None,
     neighbors: Neighbors = "add-remove",
-) -> Plan:
+) -> SketchSize:
     """Recommend rows and bits for clients of n records and a privacy budget.
 
     Parameters
@@ -65,12 +65,12 @@ def plan(
 
     Examples
     --------
-    >>> small, large = plan(2000, 1.0), plan(200_000, 1.0, 1e-6)
+    >>> small, large = sketch_size(2000, 1.0), sketch_size(200_000, 1.0, 1e-6)
     >>> small.rows < large.rows
     True
     """
     if not n >= 2:
-        raise ValueError(f"plan: n={n} records are too few to be measured")
+        raise ValueError(f"sketch_size: n={n} records are too few to be measured")
     most = max(2, min(BITS[-1], dim or BITS[-1]))
     sizes = [(rows, bits) for rows in ROWS for bits in BITS if bits <= most]
     noises = {rows: noise_for(rows, epsilon, delta, neighbors) for rows in ROWS}
@@ -80,9 +80,9 @@ def plan(
 
 
 def signal_to_noise(sketch: RaceSketch) -> float:
-    """Typical squared distance over its standard error by noise: below 1, noise prevails.
+    """Typical squared distance over its standard error by noise.
 
-    Infinite for an exact sketch.
+    Below 1, the noise exceeds the signal. Infinite for an exact sketch.
     """
     if sketch.release is None:
         return math.inf
@@ -95,7 +95,7 @@ def signal(bits: float) -> float:
     return float(SHARE * (ALIKE**bits - UNLIKE**bits))
 
 
-def _expect(n: float, rows: int, bits: float, noise: Release) -> Plan:
+def _expect(n: float, rows: int, bits: float, noise: Release) -> SketchSize:
     buckets = 2**bits
     square = rows * signal(bits)
     spread = 2 * noise.variance / n**2  # of a cell of the gap between two alike sketches
@@ -106,4 +106,4 @@ def _expect(n: float, rows: int, bits: float, noise: Release) -> Plan:
     partition = (0.3 + 1 / bits) ** 2 / rows
     error = math.sqrt(partition + 1 / ratio**2)
     size = rows, round(bits), round(buckets)
-    return Plan(*size, noise.mechanism, noise.variance, ratio, error)
+    return SketchSize(*size, noise.mechanism, noise.variance, ratio, error)

@@ -4,7 +4,7 @@ What is protected is one record of the data: whoever sees the noisy counts can h
 it was there. Not protected: facts about the client as a whole (its distribution is what the
 sketch is for), records that belong together (ten photographs of one person are ten records),
 and, with n="public", the number of records. Every further release of the same data spends more
-of the budget; `budget.BudgetLedger` adds up.
+of the budget; `budget.BudgetLedger` adds up what was spent.
 """
 
 from __future__ import annotations
@@ -111,6 +111,29 @@ class Release:
             raise ValueError("cannot subtract: the second sketch is not a part of the first")
         fourth = max(0.0, self.fourth - part.fourth)
         return replace(self, variance=left, fourth=fourth, parts=self.parts - part.parts)
+
+    def claim(self) -> str:
+        """Say in one line what is protected and what is public.
+
+        Examples
+        --------
+        >>> noise_for(10, 1.0, 0.0, "replace").claim()
+        'epsilon=1 for replacing one record; public: the exact number of records; laplace noise'
+        """
+        budget = f"epsilon={self.epsilon:g}" + (f", delta={self.delta:g}" if self.delta else "")
+        merged = f", {self.parts} sketches merged" if self.parts > 1 else ""
+        if self.neighbors == "replace":
+            what = f"{budget} for replacing one record"
+        elif self.n == "private":
+            what = f"{budget} for adding or removing one record"
+        else:
+            what = f"{budget} for adding or removing one record, in the counts alone"
+        public = "public: nothing else"
+        if self.n == "public":
+            public = "public: the exact number of records"
+            if self.neighbors == "add-remove":
+                public += " (so in all: twice the epsilon, for replacing one record)"
+        return f"{what}; {public}; {self.mechanism} noise{merged}"
 
     def spec(self) -> dict[str, Any]:
         """Return the release as plain values for a header."""

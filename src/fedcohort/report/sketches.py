@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from fedcohort.files.sketching import named_columns
 from fedcohort.privacy.planning import signal_to_noise
+from fedcohort.sketch.columns import Column
 from fedcohort.sketch.race import RaceSketch
 
 
@@ -28,12 +28,9 @@ def describe(sketch: RaceSketch) -> dict[str, str]:
     facts = {
         "hash": f"{spec['hash']['name']}, {sketch.rows} rows of {sketch.buckets} buckets, {stated}"
     }
+    facts |= column_facts(sketch.columns)
     for key, value in spec["transform"].items():
-        columns = named_columns(value) if key == "embedding" else None
-        if columns is not None:
-            facts["columns"] = _short(columns)
-        else:
-            facts[key.replace("_", " ")] = _short(value) if isinstance(value, list) else str(value)
+        facts[key.replace("_", " ")] = _short(value) if isinstance(value, list) else str(value)
     facts["records"] = f"{sketch.n:,.0f}"
     facts["privacy"] = privacy(sketch)
     if sketch.private:
@@ -41,20 +38,36 @@ def describe(sketch: RaceSketch) -> dict[str, str]:
     return facts
 
 
+def column_facts(columns: Sequence[Column]) -> dict[str, str]:
+    """Say which columns were hashed and, where they share them, by which constants.
+
+    Examples
+    --------
+    >>> column_facts([Column("a", center=0.5), Column("b", center=0.5)])
+    {'columns': 'a, b', 'center': '0.5'}
+    """
+    if not columns:
+        return {}
+    plain = {column.kind for column in columns} <= {"number", "value"}
+    named = [c.name if plain else f"{c.name} ({c.kind})" for c in columns]
+    facts = {"columns": _short(named)}
+    for key, default in (("center", 0.0), ("scale", 1.0), ("weight", 1.0)):
+        values = [getattr(c, key) for c in columns]
+        if any(value != default for value in values):
+            same = len(set(values)) == 1
+            facts[key] = f"{values[0]:g}" if same else _short([f"{v:g}" for v in values])
+    return facts
+
+
 def privacy(sketch: RaceSketch) -> str:
-    """Say in a line what protects the records.
+    """Say in one line what protects the records and what is public.
 
     Examples
     --------
     >>> privacy(RaceSketch.minhash(rows=2))
     'none: exact counts'
     """
-    made = sketch.release
-    if made is None:
-        return "none: exact counts"
-    budget = f"epsilon={made.epsilon:g}" + (f", delta={made.delta:g}" if made.delta else "")
-    merged = f", {made.parts} sketches merged" if made.parts > 1 else ""
-    return f"{budget} for one record ({made.neighbors}), {made.mechanism} noise, n {made.n}{merged}"
+    return "none: exact counts" if sketch.release is None else sketch.release.claim()
 
 
 def facts_table(facts: Mapping[str, str], title: str) -> Table:

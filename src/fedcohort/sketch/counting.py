@@ -1,7 +1,4 @@
-"""Count the hashes of a stream of blocks, on all cores, at constant memory.
-
-Cut what a user hands to a sketch into blocks that can be hashed.
-"""
+"""Cut the data of a sketch into blocks, hash them on all cores and count, at constant memory."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from fedcohort.sketch.hashing.minhash import Sets, as_index_sets, as_sets
 from fedcohort.sketch.transforms import Tokenizer, Transform
 
 Counts = NDArray[np.int64]
-Block = TypeVar("Block")
+Item = TypeVar("Item")
 
 
 def block_length(rows: int, dim: int) -> int:
@@ -37,7 +34,7 @@ def block_length(rows: int, dim: int) -> int:
 
 
 def tally(
-    family: HashFamily, blocks: Iterable[Block], prepare: Callable[[Block], Any]
+    family: HashFamily, blocks: Iterable[Item], prepare: Callable[[Item], Any]
 ) -> tuple[Counts, int]:
     """Return the counts of all blocks and the number of items.
 
@@ -58,7 +55,7 @@ def tally(
     for buffer in buffers:
         spare.put(buffer)
 
-    def work(block: Block) -> int:
+    def work(block: Item) -> int:
         codes = family.codes(prepare(block))
         buffer = spare.get()
         count(codes, buffer)
@@ -70,7 +67,7 @@ def tally(
     return sum(buffers[1:], buffers[0]), n
 
 
-def _in_order(work: Callable[[Block], int], blocks: Iterator[Block], workers: int) -> Iterator[int]:
+def _in_order(work: Callable[[Item], int], blocks: Iterator[Item], workers: int) -> Iterator[int]:
     """Map `work` over blocks with few of them in flight."""
     if workers == 1:
         yield from map(work, blocks)
@@ -85,7 +82,7 @@ def _in_order(work: Callable[[Block], int], blocks: Iterator[Block], workers: in
             yield flying.popleft().result()
 
 
-SETS = 512  # token sets of a block
+SETS = 512  # token sets per block
 
 
 class Vectors(NamedTuple):

@@ -12,7 +12,7 @@
 
 A reader trusts nothing: sizes are checked against each other before anything is allocated, the
 stream is unpacked no further than the header's size, and nothing in a file is ever executed. The
-checksum finds accidents; it is no signature.
+checksum finds accidents; it is not a signature.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from fedcohort.exceptions import InvalidSketch
 from fedcohort.privacy.release import Release
 from fedcohort.sketch import hashing, transforms
+from fedcohort.sketch.columns import Column, columns_from_spec, columns_width
 from fedcohort.sketch.hashing import HashFamily
 from fedcohort.sketch.hashing.base import MAX_CELLS
 from fedcohort.sketch.transforms import Tokenizer, Transform
@@ -65,21 +66,41 @@ class Parts(NamedTuple):
     counts: NDArray[np.int64]
     n: int | float
     release: Release | None
+    columns: tuple[Column, ...]
+    origin: dict[str, Any]
 
 
 def parse(data: bytes, embedding: Callable[[Any], Any] | None = None) -> Parts:
-    """Read a file's content; InvalidSketch for anything that is none."""
+    """Read a file's content; InvalidSketch for anything else."""
     header, packed = unpack(data)
     try:
         family = hashing.from_spec(header.get("hash"))
         transform = transforms.from_spec(header.get("transform"), embedding)
         stated = header.get("release")
         release = None if stated is None else Release.from_spec(stated)
+        columns = columns_from_spec(header.get("columns", []))
+        check_columns(columns, family, transform)
+        origin = header.get("origin", {})
+        if not isinstance(origin, dict):
+            raise ValueError("the origin must be an object")
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidSketch(f"the header is wrong: {error}") from None
     counts = _unpack_counts(packed, header.get("width"), family.rows, family.buckets)
     n = _checked_n(header.get("n"), counts, release is not None)
-    return Parts(family, transform, counts, n, release)
+    return Parts(family, transform, counts, n, release, columns, origin)
+
+
+def check_columns(
+    columns: tuple[Column, ...], family: HashFamily, transform: Transform | Tokenizer
+) -> None:
+    """Refuse columns that do not make the vectors of the hash family."""
+    if not columns or not hasattr(family, "dim"):
+        return
+    labels = transform.classes if isinstance(transform, Transform) else 0
+    if columns_width(columns) + labels != family.dim:
+        raise ValueError(
+            f"columns of {columns_width(columns)} numbers for a hash of dim={family.dim}"
+        )
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -132,7 +153,7 @@ def _unpack_counts(packed: bytes, width: object, rows: int, buckets: int) -> NDA
 def _checked_n(n: Any, counts: NDArray[np.int64], private: bool) -> int | float:
     """Return the number of samples if it is one and, without noise, agrees with every row."""
     if type(n) not in (int, float) or not -(2**62) < n < 2**62:
-        raise InvalidSketch(f"n={str(n)[:40]} is no number of samples")
+        raise InvalidSketch(f"n={str(n)[:40]} is not a number of samples")
     if not private and (counts.min() < 0 or (counts.sum(axis=1) != n).any()):
         raise InvalidSketch(f"the rows of an exact sketch must each hold n={n} samples")
     return float(n) if private and type(n) is float else int(n)

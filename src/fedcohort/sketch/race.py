@@ -1,19 +1,14 @@
-"""What a sketch is made of, and how that goes to bytes and files.
-
-The one-pass distribution sketch: a small, mergeable summary of a client's data.
+"""The one-pass distribution sketch: a small, mergeable summary of a client's data.
 
 A repeated array of count estimators (RACE): row r counts how many samples each bucket of hash
 function r received. Normalized by the number of samples, the rows are histograms of the data
-under random partitions, and their distances tell how the distributions differ.
+under random partitions, and their distances tell how the distributions differ. The sum of the
+sketches of all clients is the sketch of all their data together.
 
 References
 ----------
 Liu, Xu, Coleman, Shrivastava: One-Pass Distribution Sketch for Measuring Data Heterogeneity in
 Federated Learning (paper 0), algorithms 1 and 4.
-
-Estimators of a density from the values that the rows of a sketch give (algorithm 4).
-
-The sketch of the whole federation, from the clients' sketches.
 """
 
 from __future__ import annotations
@@ -31,6 +26,7 @@ from fedcohort.privacy.calibration import Neighbors
 from fedcohort.privacy.release import Release, Size, release
 from fedcohort.signals.forms import sketch_reading
 from fedcohort.sketch import file
+from fedcohort.sketch.columns import Column, column_difference
 from fedcohort.sketch.counting import blocks_of, prepare, tally
 from fedcohort.sketch.distances import (
     Floats,
@@ -47,11 +43,22 @@ from fedcohort.sketch.transforms import Tokenizer, Transform, appended, differen
 
 
 class StoredSketch:
-    """Hash functions, transform, counts, number of samples, and how they were made private."""
+    """Hash functions, transform, columns, counts, number of samples, and the private release.
 
-    def __init__(self, family: HashFamily, transform: Transform | Tokenizer | None = None) -> None:
+    `origin` holds what a file says about how it came about (the digest of a spec, how many
+    sketches were merged, references of the page). It does not make sketches unlike.
+    """
+
+    def __init__(
+        self,
+        family: HashFamily,
+        transform: Transform | Tokenizer | None = None,
+        columns: Sequence[Column] = (),
+    ) -> None:
         self.family = family
         self.transform = Transform() if transform is None else transform
+        self.columns = tuple(columns)
+        self.origin: dict[str, Any] = {}
         self.counts: NDArray[np.int64] = np.zeros((family.rows, family.buckets), np.int64)
         self.n: int | float = 0
         self.release: Release | None = None
@@ -79,7 +86,10 @@ class StoredSketch:
     @property
     def spec(self) -> dict[str, Any]:
         """Hash functions and transform as plain values; equal in sketches that are alike."""
-        return {"hash": self.family.spec(), "transform": self.transform.spec()}
+        stated: dict[str, Any] = {"hash": self.family.spec(), "transform": self.transform.spec()}
+        if self.columns:
+            stated["columns"] = [column.spec() for column in self.columns]
+        return stated
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StoredSketch):
@@ -96,20 +106,23 @@ class StoredSketch:
 
     def empty_like(self) -> Self:
         """Return an empty sketch of the same hash functions and transform."""
-        return type(self)(self.family, self.transform)
+        return type(self)(self.family, self.transform, self.columns)
 
     def check_alike(self, other: StoredSketch) -> None:
         """Raise UnlikeSketches unless hash functions and transform are the same."""
+        if self.columns != other.columns:
+            raise UnlikeSketches(column_difference(self.columns, other.columns) or "other columns")
         if self.family != other.family or self.transform != other.transform:
             raise UnlikeSketches(difference(self.spec, other.spec))
 
     def header(self) -> dict[str, Any]:
         """Return what a file says about the sketch, as plain values."""
         private = None if self.release is None else self.release.spec()
-        return {**self.spec, "n": self.n, "release": private}
+        stated = {**self.spec, "n": self.n, "release": private}
+        return {**stated, "origin": self.origin} if self.origin else stated
 
     def to_bytes(self) -> bytes:
-        """Return the sketch as a file's content; see `sketch_file`."""
+        """Return the sketch as a file's content; see `sketch.file`."""
         return file.pack(self.header(), self.counts)
 
     @classmethod
@@ -119,8 +132,9 @@ class StoredSketch:
         `embedding` is the function whose name the file holds, needed to add or query.
         """
         parts = file.parse(data, embedding)
-        out = cls(parts.family, parts.transform)
+        out = cls(parts.family, parts.transform, parts.columns)
         out.counts, out.n, out.release = parts.counts, parts.n, parts.release
+        out.origin = parts.origin
         return out
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -311,6 +325,11 @@ class RaceSketch(StoredSketch):
         """Return a copy with noise that protects single records; see `privacy.release`."""
         if self.release is not None:
             raise ValueError("already private: privatize the exact sketch, once")
+        if not self.family.independent:
+            raise ValueError(
+                "family='dense' cannot be made private: rounding lets one record move others to "
+                "another bucket, so the noise would be too small; use family='fast'"
+            )
         out = self.empty_like()
         out.counts, out.release = release(self.counts, epsilon, delta, neighbors, n, rng)
         out.n = self.n if n == "public" else float(out.counts.sum()) / self.rows

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Constant = float | tuple[float, ...]
+MAKE_ALIKE = "; make all sketches with the same settings"
 
 
 @dataclass(frozen=True)
@@ -200,20 +201,23 @@ def appended(transform: Transform | None, dim: int) -> int:
 
 
 def difference(mine: dict[str, Any], theirs: dict[str, Any]) -> str:
-    """Say in what two sketches' specs differ first.
+    """Say in full how two sketches' specs differ.
 
     Examples
     --------
     >>> difference({"hash": {"seed": 0}}, {"hash": {"seed": 1}})
     'hash seed: 0 is not 1; make all sketches with the same settings'
     """
-    for part, own in mine.items():
-        for key in sorted(own.keys() | theirs[part].keys()):
-            one, two = repr(own.get(key)), repr(theirs[part].get(key))
+    said = []
+    for part in ("hash", "transform"):
+        own, other = mine.get(part, {}), theirs.get(part, {})
+        for key in sorted(own.keys() | other.keys()):
+            one, two = repr(own.get(key)), repr(other.get(key))
             if one != two:
-                short = f"{one[:40]} is not {two[:40]}"
-                return f"{part} {key}: {short}; make all sketches with the same settings"
-    return "the sketches are unlike"
+                said.append(f"{part} {key}: {one} is not {two}")
+    if not said and mine.get("columns") != theirs.get("columns"):
+        said.append("other columns")
+    return "; ".join(said or ["the sketches are unlike"]) + MAKE_ALIKE
 
 
 def unit_length(x: NDArray[Any]) -> NDArray[np.float64]:
@@ -239,8 +243,8 @@ def unit_length(x: NDArray[Any]) -> NDArray[np.float64]:
 
 def _constant(name: str, value: ArrayLike) -> Constant:
     if isinstance(value, (str, bytes)):
-        raise ValueError(f"transform: {name}={value!r} must be a number, or one a column")
+        raise ValueError(f"transform: {name}={value!r} must be a number, or one per column")
     array = np.asarray(value, np.float64)
     if array.ndim > 1 or not np.isfinite(array).all():
-        raise ValueError(f"transform: {name} must be a finite number, or one a column")
+        raise ValueError(f"transform: {name} must be a finite number, or one per column")
     return float(array) if array.ndim == 0 else tuple(array.tolist())

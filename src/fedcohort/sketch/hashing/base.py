@@ -1,16 +1,15 @@
-"""What every hash family offers, and what the families share.
+"""What every hash family offers, and the random directions that families share.
 
-Random directions by sign flips and fast Hadamard transforms.
-
-A rotation is x -> H D3 H D2 H D1 x: D are random signs, H the Walsh-Hadamard transform of the
-input padded with zeros to a power of two, m. It yields m directions, orthogonal to each other, at
-the price of 3 log2(m) additions each; D1 is shared by all rotations, so that H D1 x is computed
-once a sample. Compared with a Gaussian matrix the cost of a direction falls from dim to log(dim).
-(Where dim exceeds the number of directions, one rotation gives more than is needed, and a sample
-costs dim log(dim): no less, since every entry counts.)
+Directions come from sign flips and fast Hadamard transforms. A rotation is
+x -> H D3 H D2 H D1 x: D are random signs, H the Walsh-Hadamard transform of the input padded with
+zeros to a power of two, m. It yields m directions, orthogonal to each other, at the price of
+3 log2(m) additions each; D1 is shared by all rotations, so H D1 x is computed once per sample.
+Compared with a Gaussian matrix the cost of a direction falls from dim to log(dim). (Where dim
+exceeds the number of directions, one rotation gives more than is needed, and a sample costs
+dim log(dim): no less, since every entry counts.)
 
 The transform only adds and subtracts, in a fixed order: NumPy, the compiled loops and a GPU get
-the same floating-point numbers, so that hashes are equal on every machine.
+the same floating-point numbers, so hashes are equal on every machine.
 """
 
 from __future__ import annotations
@@ -43,6 +42,11 @@ class HashFamily(ABC):
     rows: int
     buckets: int
 
+    @property
+    def independent(self) -> bool:
+        """Whether the bucket of an item depends on that item alone, as privacy requires."""
+        return True
+
     @abstractmethod
     def codes(self, block: Any) -> Codes:
         """Return the bucket of every item of a block in every row, (rows, n)."""
@@ -70,7 +74,7 @@ def check_size(family: str, rows: int, buckets: int) -> None:
 
 
 def check_whole(family: str, name: str, value: object, least: int, most: int) -> None:
-    """Refuse what is no whole number from `least` to `most`."""
+    """Refuse what is not a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{family}: {name}={value!r} must be a whole number of at least {least}")
     if value > most:

@@ -29,8 +29,8 @@ class SRP(HashFamily):
     """Signed random projections (paper 0, definition A.1), `bits` of them to a row.
 
     Two vectors at angle theta meet in a row with probability (1 - theta / pi) ** bits. Only the
-    angle counts: x and 3x always meet. A projection of exactly zero counts as negative, so that
-    the zero vector falls into bucket 0 of every row.
+    angle counts: x and 3x always meet. A projection of exactly zero counts as negative, so the
+    zero vector falls into bucket 0 of every row.
 
     Parameters
     ----------
@@ -41,8 +41,10 @@ class SRP(HashFamily):
     seed : int
         Equal seeds give equal functions.
     family : {"fast", "dense"}
-        Structured rotations (`rotation.py`), equal on every machine; or a Gaussian matrix, whose
-        projections very close to zero may round to another sign under another BLAS library.
+        Structured rotations (see `hashing.base`), equal on every machine; or a Gaussian matrix.
+        BLAS rounds the products of a matrix differently in blocks of different size, so with
+        "dense" the bucket of a record may depend on its neighbors in the block. Such sketches
+        cannot be made private.
 
     Examples
     --------
@@ -73,8 +75,13 @@ class SRP(HashFamily):
 
     @property
     def buckets(self) -> int:  # type: ignore[override]
-        """Buckets of a row."""
+        """Buckets per row."""
         return int(2**self.bits)
+
+    @property
+    def independent(self) -> bool:
+        """Whether the bucket of a record depends on that record alone."""
+        return self.family == "fast"
 
     def spec(self) -> dict[str, Any]:
         """Return what determines the functions."""
@@ -89,7 +96,7 @@ class SRP(HashFamily):
 
     def codes(self, block: NDArray[Any]) -> Codes:
         """Return the bucket of every vector in every row, (rows, n)."""
-        x = tame(block)
+        x = within_float32(block)
         if self.family == "dense":
             return self._pack(_gaussians(self.seed, self.dim, self.rows * self.bits) @ x.T)
         turns = rotations(self.seed, self.name, self.dim, self.rows, self.bits, "f4")
@@ -114,7 +121,7 @@ def _gaussians(seed: int, dim: int, count: int) -> NDArray[np.float32]:
     return stream(seed, "srp", "dense", dim).standard_normal((count, dim), np.float32)
 
 
-def tame(x: NDArray[Any]) -> NDArray[np.float32]:
+def within_float32(x: NDArray[Any]) -> NDArray[np.float32]:
     """Return vectors as float32, very large or small ones scaled by a power of two.
 
     Scaling changes no angle, and by a power of two no rounding either; it only keeps sums from

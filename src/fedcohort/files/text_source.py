@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.files.source import Block, Source, Want
+from fedcohort.files.source import Block, Reading, Source, Want
 
 LONGEST_LINE = 1 << 20
 
@@ -29,7 +29,7 @@ class TextSource(Source):
                 raise ConfigError(f"{files[0]}: a text file has no columns; leave out {option}")
         if want.form == "vectors":
             raise ConfigError(f"{files[0]}: texts need --hash minhash")
-        self._files, self._lines = files, want.rows_for(0)
+        self._files, self._lines, self.reading = files, want.rows_for(0), Reading()
 
     def blocks(self) -> Iterator[Block]:
         """Yield lists of lines."""

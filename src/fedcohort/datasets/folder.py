@@ -1,37 +1,21 @@
-"""Where data files are looked for, and how they are read without trusting them."""
+"""Where the files of a data set are looked for, and how they are read without trusting them."""
 
 from __future__ import annotations
 
-import gzip
 import os
-import tokenize
-import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from numpy.typing import NDArray
 
-from fedcohort import npy
 from fedcohort.exceptions import DataError
+from fedcohort.files.array_file import arrays_in, decompressed
 
 VARIABLE = "FEDCOHORT_DATA"
-MEMBER_LIMIT = 1 << 30
-# What zipfile and NumPy's header parser raise on a file that is something else or was altered.
-NOT_AN_NPZ = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    OSError,
-    ValueError,
-    TypeError,
-    RuntimeError,
-    SyntaxError,
-    tokenize.TokenError,
-)
+LARGEST_ARRAY = 1 << 30
 
 
 class MissingData(DataError):
@@ -72,40 +56,27 @@ def damaged(path: Path, problem: str, holds: str) -> DataError:
     return DataError(f"{path} is damaged: {problem}; it must contain {holds}")
 
 
-@contextmanager
-def opened(path: Path, holds: str) -> Iterator[IO[bytes]]:
-    """Open a file, through gzip if its name says so; what goes wrong in it becomes a DataError."""
+def read_all(path: Path, limit: int, holds: str) -> bytes:
+    """Read a whole file of at most `limit` bytes (after decompression)."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            yield cast("IO[bytes]", file)
+        with decompressed(path) as file:
+            data = file.read(limit + 1)
     except EOFError as error:
         raise damaged(path, "it ends too early", holds) from error
     except (OSError, zlib.error) as error:
         raise damaged(path, f"it cannot be read ({error})", holds) from error
-
-
-def read_all(path: Path, limit: int, holds: str) -> bytes:
-    """Read a whole file of at most `limit` bytes (after decompression)."""
-    with opened(path, holds) as file:
-        data = file.read(limit + 1)
     if len(data) > limit:
         raise damaged(path, f"it is longer than {limit} bytes", holds)
     return data
 
 
-def read_npz(path: Path, keys: tuple[str, ...], holds: str) -> dict[str, NDArray[Any]]:
-    """Read arrays of an .npz file; no pickles, and nothing is allocated that is not there."""
+def read_arrays(path: Path, names: Sequence[str], holds: str) -> dict[str, NDArray[Any]]:
+    """Read whole arrays of an NPZ file, or the array '' of an IDX file."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return {key: _read_member(archive, f"{key}.npy") for key in keys}
-    except KeyError as error:
-        raise damaged(path, str(error.args[0]), holds) from error
-    except NOT_AN_NPZ as error:
-        raise damaged(path, f"it cannot be read ({error})", holds) from error
-
-
-def _read_member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    size = archive.getinfo(name).file_size
-    if size > MEMBER_LIMIT:
-        raise ValueError(f"{name} has {size} bytes, more than {MEMBER_LIMIT}")
-    return npy.decode(archive.read(name))  # checks the checksum before anything is interpreted
+        found = arrays_in(path)
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise DataError(f"{path}: there is no array {missing[0]!r}")
+        return {name: found[name].read(LARGEST_ARRAY) for name in names}
+    except DataError as error:
+        raise DataError(f"damaged file: {error}; it must contain {holds}") from None

@@ -62,13 +62,14 @@ def test_numbers_and_booleans_make_vectors(path, batch_rows):
 
 def test_by_default_all_columns_of_numbers_in_the_file_s_order(path):
     source = open_source(path, Want(by="who"))
-    assert source.columns == ("a", "b", "ok")
+    assert [c.name for c in source.columns] == ["a", "b", "ok"]
     assert source.dim == 3
     assert source.rows == (5 if path.suffix == ".parquet" else None)
 
 
 def test_patterns_of_columns(path):
-    assert open_source(path, Want(columns=("o*", "[ab]"))).columns == ("ok", "a", "b")
+    found = open_source(path, Want(columns=("o*", "[ab]"))).columns
+    assert [c.name for c in found] == ["ok", "a", "b"]
     with pytest.raises(DataError, match=r"no column 'x\*'; there are a, b"):
         open_source(path, Want(columns=("x*",)))
     with pytest.raises(ConfigError, match="each column once"):
@@ -77,7 +78,7 @@ def test_patterns_of_columns(path):
 
 def test_a_column_may_be_called_like_a_pattern(tmp_path):
     path = write(pa.table({"a*": [1.0], "ab": [2.0]}), tmp_path / "data.parquet")
-    assert open_source(path, Want(columns=("a*",))).columns == ("a*",)
+    assert [c.name for c in open_source(path, Want(columns=("a*",))).columns] == ["a*"]
 
 
 def test_labels_and_clients(path):
@@ -203,8 +204,6 @@ def test_what_cannot_be_used_is_named_with_its_type(path):
         open_source(path, Want(columns=("c",)))
     with pytest.raises(DataError, match=r"'who' is string; vectors hold numbers.*minhash"):
         open_source(path, Want(columns=("who",)))
-    with pytest.raises(DataError, match=r"'b' is double; sets hold text"):
-        open_source(path, Want(form="sets", columns=("b",)))
     with pytest.raises(DataError, match="'who' is string; --label"):
         open_source(path, Want(columns=("a",), label="who"))
     with pytest.raises(ConfigError, match="also one of the columns"):

@@ -124,7 +124,9 @@ def test_more_or_other_data_than_the_header_promises(tmp_path, name):
     else:
         content = idx(IMAGES) + b"!"
         path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
-    with pytest.raises(DataError, match=r"x\.(idx|npz).*: cannot be read: (more follows|Bad CRC)"):
+    with pytest.raises(
+        DataError, match=r"x\.(idx|npz).*: cannot be read: (more data follow|Bad CRC)"
+    ):
         rows(path)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files import Want, open_source
-from fedcohort.files.text import LONGEST_LINE
+from fedcohort.files.text_source import LONGEST_LINE
 
 
 def lines(path, **want):

@@ -1,0 +1,306 @@
+"""Columns of a record batch -> one vector per record, by the public parameters of `Column`.
+
+Every function returns all records; a missing value is NaN (numbers) or marked in `missing`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcohort.exceptions import DataError
+from fedcohort.files.source import Place, Reading, missing_value
+from fedcohort.files.table_file import need_pyarrow
+from fedcohort.sketch.columns import PERIODS, Column, columns_width
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+APART = 2**-0.5  # two one-hot vectors times this are 1 apart
+TRUTHS = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
+
+
+class Encoded(NamedTuple):
+    """One column of a batch.
+
+    `values` (n, own width) is without weight and indicator; `order` (n,) is a number by which
+    records can be put into the bins of a histogram: normalized, or the index of a level.
+    """
+
+    values: Floats
+    missing: Bools
+    order: Floats
+
+    def take(self, rows: NDArray[Any]) -> Encoded:
+        """Return some records."""
+        return Encoded(self.values[rows], self.missing[rows], self.order[rows])
+
+
+def encode(
+    columns: Sequence[Column],
+    arrays: Sequence[Any],
+    place: Place,
+    markers: Sequence[str],
+    reading: Reading,
+) -> tuple[Floats, Bools, list[Encoded]]:
+    """Return the vectors of a batch, which records to keep, and the columns one by one."""
+    n = len(arrays[0])
+    out = np.zeros((n, columns_width(columns)))
+    keep, parts, start = np.ones(n, bool), [], 0
+    for column, array in zip(columns, arrays, strict=True):
+        made = KINDS[column.kind](column, array, place, markers)
+        parts.append(made)
+        keep &= _settle(column, made, place, reading)
+        stop = start + made.values.shape[1]
+        np.multiply(made.values, column.weight, out=out[:, start:stop])
+        if column.missing == "indicator":
+            out[:, stop] = made.missing * column.weight
+            stop += 1
+        start = stop
+    return out, keep, parts
+
+
+def _settle(column: Column, made: Encoded, place: Place, reading: Reading) -> Bools | bool:
+    """Deal with missing values in place; return which records to keep."""
+    if not made.missing.any():
+        return True
+    reading.missing[column.name] += int(made.missing.sum())
+    if column.missing == "error":
+        raise missing_value(place, repr(column.name), int(np.argmax(made.missing)))
+    zero = -column.center / column.scale if column.missing == "zero" else 0.0
+    own = made.values if column.kind in ("number", "date") else None
+    if own is not None:
+        own[np.isnan(own)] = zero
+        np.copyto(made.order, zero, where=np.isnan(made.order))
+    return ~made.missing if column.missing == "drop" else True
+
+
+def _number(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
+    raw = np.full((len(array), column.size), np.nan)
+    if "list" in str(array.type):
+        _spread(array, raw, column.name, place)
+    else:
+        is_text = need_pyarrow().types.is_string(unpacked(array).type)
+        raw[:, 0] = floats(texts(array, markers) if is_text else array)
+    for marker in _numeric(tuple(markers)):
+        raw[raw == marker] = np.nan
+    infinite = np.isinf(raw).any(axis=1)
+    if infinite.any():
+        row = place.first + int(np.argmax(infinite))
+        raise DataError(f"{place.path}: column {column.name!r}, row {row}: inf")
+    raw -= column.center
+    raw /= column.scale
+    order = raw[:, 0].copy() if column.size == 1 else raw.mean(axis=1)
+    return Encoded(raw, np.isnan(raw).any(axis=1), order)
+
+
+@lru_cache(maxsize=64)
+def _numeric(markers: tuple[str, ...]) -> tuple[float, ...]:
+    """Return the markers of missing values that are numbers, such as -9."""
+    found = []
+    for marker in markers:
+        try:
+            found.append(float(marker))
+        except ValueError:
+            continue
+    return tuple(value for value in found if np.isfinite(value))
+
+
+def _spread(array: Any, out: Floats, name: str, place: Place) -> None:
+    """Write lists of equal length into `out`; rows without a list stay as they are."""
+    known = array.is_valid().to_numpy(zero_copy_only=False)
+    lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+    wrong = known & (lengths != out.shape[1])
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise DataError(
+            f"{place.path}: column {name!r}, row {place.first + row}: a list of "
+            f"{lengths[row]:g} numbers, not {out.shape[1]}"
+        )
+    out[known] = floats(array.drop_null().flatten()).reshape(-1, out.shape[1])
+
+
+def floats(array: Any) -> Floats:
+    """Return a column as numbers, NaN where there is none."""
+    plain = unpacked(array).cast(need_pyarrow().float64(), safe=False)
+    values: Floats = plain.to_numpy(zero_copy_only=False)
+    return values
+
+
+def unpacked(array: Any) -> Any:
+    """Unpack a column of categories to its values."""
+    is_dictionary = need_pyarrow().types.is_dictionary(array.type)
+    return array.dictionary_decode() if is_dictionary else array
+
+
+def texts(array: Any, markers: Sequence[str]) -> Any:
+    """Return a column as texts without spaces around them; null for a marker of a missing value.
+
+    63.0 is written 63, so that a value is the same wherever a column was read as whole numbers
+    and wherever as fractions.
+    """
+    pa = need_pyarrow()
+    pc = pa.compute
+    array = unpacked(array)
+    plain = pc.utf8_trim_whitespace(array.cast(pa.string()))
+    if not (pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
+        plain = pc.replace_substring_regex(plain, r"^(-?\d+)\.0+$", r"\1")
+    missing = pc.is_in(plain, value_set=pa.array(["", *markers], pa.string()))
+    return pc.if_else(missing, pa.scalar(None, pa.string()), plain)
+
+
+def _codes(array: Any, levels: Sequence[str]) -> tuple[NDArray[np.int64], Bools]:
+    """Return the index of each text among the levels, -1 for another one, and which are missing."""
+    pa = need_pyarrow()
+    missing = array.is_null().to_numpy(zero_copy_only=False)
+    found = pa.compute.index_in(array, value_set=pa.array(list(levels), pa.string()))
+    codes = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    codes[missing] = -1
+    return codes, missing
+
+
+def _boolean(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
+    lower = need_pyarrow().compute.utf8_lower(texts(array, markers))
+    codes, missing = _codes(lower, [*TRUTHS[0], *TRUTHS[1]])
+    _refuse_unknown(column, codes, missing, lower, place)
+    values = np.where(missing, 0.0, np.where(codes < len(TRUTHS[0]), 0.5, -0.5))
+    return Encoded(values[:, None], missing, (values > 0).astype(float))
+
+
+def _category(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
+    plain = texts(array, markers)
+    if column.levels:
+        codes, missing = _codes(plain, column.levels)
+        codes[codes < 0] = len(column.levels)
+        slots = len(column.levels) + 1
+    else:
+        packed = plain.dictionary_encode()
+        missing = plain.is_null().to_numpy(zero_copy_only=False)
+        slot = np.array([text_slot(t, column.slots) for t in packed.dictionary.to_pylist()] + [0])
+        codes = slot[packed.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
+        slots = column.slots
+    values = np.zeros((len(codes), slots))
+    rows = np.flatnonzero(~missing)
+    values[rows, codes[rows]] = APART
+    return Encoded(values, missing, codes.astype(float))
+
+
+@lru_cache(maxsize=1 << 16)
+def text_slot(text: str, slots: int) -> int:
+    """Return the slot of a text: public, and equal on every machine."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % slots
+
+
+def _ordered(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
+    plain = texts(array, markers)
+    codes, missing = _codes(plain, column.levels)
+    _refuse_unknown(column, codes, missing, plain, place)
+    values = np.where(missing, 0.0, codes / (len(column.levels) - 1) - 0.5)
+    return Encoded(values[:, None], missing, codes.astype(float))
+
+
+def _refuse_unknown(
+    column: Column, codes: NDArray[np.int64], missing: Bools, array: Any, place: Place
+) -> None:
+    wrong = (codes < 0) & ~missing
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        known = ", ".join(column.levels) or "true, false, yes, no, 1, 0"
+        raise DataError(
+            f"{place.path}: column {column.name!r}, row {place.first + row}: "
+            f"{array[row].as_py()!r} is not one of {known}"
+        )
+
+
+def _date(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
+    stamps = _timestamps(column, array, place, markers)
+    missing = stamps.is_null().to_numpy(zero_copy_only=False)
+    if column.since is not None:
+        seconds = stamps.cast(need_pyarrow().int64()).fill_null(0).to_numpy(zero_copy_only=False)
+        start = np.datetime64(column.since, "s").astype(np.int64)
+        days = np.where(missing, np.nan, (seconds - start) / 86400)
+        values = (days - column.center) / column.scale
+        return Encoded(values[:, None], missing, values.copy())
+    values = np.zeros((len(array), 2 * len(column.parts)))
+    order = np.zeros(len(array))
+    for i, part in enumerate(column.parts):
+        place_in = _part(stamps, part)
+        angle = 2 * np.pi * place_in / PERIODS[part]
+        values[:, 2 * i] = np.where(missing, 0.0, np.cos(angle) / 2)
+        values[:, 2 * i + 1] = np.where(missing, 0.0, np.sin(angle) / 2)
+        if i == 0:
+            order = place_in
+    return Encoded(values, missing, order)
+
+
+def _timestamps(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Any:
+    pa = need_pyarrow()
+    kind, array = pa.timestamp("s"), unpacked(array)
+    if pa.types.is_temporal(array.type) and not pa.types.is_time(array.type):
+        return array.cast(kind, safe=False)
+    plain = texts(array, markers)
+    try:
+        if column.format is not None:
+            return pa.compute.strptime(plain, format=column.format, unit="s")
+        return plain.cast(kind)
+    except pa.lib.ArrowInvalid as error:
+        written = column.format or "ISO 8601 (2020-01-31)"
+        raise DataError(
+            f"{place.path}: column {column.name!r}: a date is not written as {written}: {error}"
+        ) from None
+
+
+def _part(stamps: Any, part: str) -> Floats:
+    pc = need_pyarrow().compute
+    made = {
+        "yearday": lambda s: pc.subtract(pc.day_of_year(s), 1),
+        "month": lambda s: pc.subtract(pc.month(s), 1),
+        "weekday": pc.day_of_week,
+        "hour": pc.hour,
+    }[part](stamps)
+    values: Floats = made.fill_null(0).to_numpy(zero_copy_only=False).astype(float)
+    return values
+
+
+def _text(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
+    plain = texts(array, markers)
+    missing = plain.is_null().to_numpy(zero_copy_only=False)
+    words = _hasher(column.slots).transform(plain.fill_null("").to_pylist())
+    values: Floats = words.toarray()
+    order = np.abs(values).argmax(axis=1).astype(float)
+    values *= APART
+    return Encoded(values, missing, order)
+
+
+@lru_cache(maxsize=16)
+def _hasher(slots: int) -> Any:
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    return HashingVectorizer(n_features=slots, norm="l2", alternate_sign=True)
+
+
+KINDS: dict[str, Callable[[Column, Any, Place, Sequence[str]], Encoded]] = {
+    "number": _number,
+    "boolean": _boolean,
+    "category": _category,
+    "ordered": _ordered,
+    "date": _date,
+    "text": _text,
+}
+
+
+def count_others(columns: Sequence[Column], parts: Sequence[Encoded]) -> Counter[str]:
+    """Count the values that are none of a category's public levels."""
+    found: Counter[str] = Counter()
+    for column, part in zip(columns, parts, strict=True):
+        if column.kind == "category" and column.levels:
+            other = (part.order == len(column.levels)) & ~part.missing
+            if other.any():
+                found[column.name] += int(other.sum())
+    return found

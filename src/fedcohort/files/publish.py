@@ -1,0 +1,242 @@
+"""From exact sketches to files that leave the site: noise, budget, and nothing overwritten.
+
+A private release is paid for and stored beside the budget ledger in one step, then written to its
+place, then forgotten (`BudgetLedger.pay_and_keep`). After a crash the same command on the same
+data delivers what was paid for, without paying again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedcohort.atomic import write_atomically
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.files.finding import INDEX, FileNames, find_files
+from fedcohort.files.spec import ReleaseOptions, user_values
+from fedcohort.privacy.budget import BudgetLedger
+from fedcohort.privacy.planning import signal_to_noise
+from fedcohort.sketch.race import RaceSketch
+
+STAGING = ".staging"
+
+
+class Written(NamedTuple):
+    """One sketch that was written."""
+
+    client: str
+    file: str
+    n: float
+    bytes: int
+    signal_to_noise: float
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where sketches go: one file, or with `many` a folder of them.
+
+    Parameters
+    ----------
+    out : Path
+    inputs : tuple of Path
+        Data that must never be replaced.
+    many : bool
+    force : bool
+        Whether other files may be replaced; in a folder, the whole set of sketches.
+    """
+
+    out: Path
+    inputs: tuple[Path, ...]
+    many: bool = False
+    force: bool = False
+
+    def check(self) -> None:
+        """Refuse, before any data are read, what would destroy something or cannot be written."""
+        folder = self.out if self.many else self.out.parent
+        with writing(self.out):
+            if self.many and not self.out.exists():
+                folder.mkdir(parents=True)
+            writable = folder.is_dir() and os.access(folder, os.W_OK)
+        if not writable or (self.out.is_dir() and not self.many):
+            raise DataError(f"{self.out}: cannot be written; {folder} must be a folder to write to")
+        if not self.many:
+            check_output(self.out, self.inputs, self.force)
+            return
+        held = sorted(p.name for p in sketches_in(self.out))
+        if held and not self.force:
+            raise DataError(
+                f"{self.out}: the folder holds {len(held)} sketches ({held[0]}, ...); choose "
+                "another one, or add --force to replace them all"
+            )
+
+
+def check_output(out: Path, inputs: Iterable[Path], force: bool) -> None:
+    """Refuse to replace an input, and to replace any other file without `force`."""
+    if not out.exists():
+        return
+    for path in inputs:
+        inside = path.is_dir() and out.resolve().is_relative_to(path.resolve())
+        if path.exists() and (path.samefile(out) or inside):
+            raise DataError(f"-o {out}: this is an input, which would be lost; name another file")
+    if not force:
+        raise DataError(f"-o {out}: the file exists; add --force to replace it")
+
+
+def sketches_in(folder: Path) -> list[Path]:
+    """Return the sketches and the index of a folder."""
+    return [*folder.glob("*.sketch"), *folder.glob(INDEX)]
+
+
+class Publisher:
+    """Writes sketches, with noise and on a budget where those were asked for.
+
+    Everything that can be refused is refused here, before the data are read.
+
+    Parameters
+    ----------
+    target : Target
+    release : ReleaseOptions
+        The private release; none without epsilon.
+    ledger : BudgetLedger, optional
+    client : str, optional
+        Whose budget it is; with a ledger and a single file it must be given.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        release: ReleaseOptions,
+        ledger: BudgetLedger | None = None,
+        client: str | None = None,
+    ) -> None:
+        if target.many and client is not None:
+            raise ConfigError("--client and --by: each client of the table has its own account")
+        if ledger is not None and release.epsilon is None:
+            raise ConfigError("--budget needs --epsilon: exact sketches are not a private release")
+        if ledger is not None and client is None and not target.many:
+            raise ConfigError(
+                "--budget needs --client: the budget belongs to the data, so say whose they are, "
+                "by the same name for every release"
+            )
+        target.check()
+        self.target, self.release, self.ledger, self.client = target, release, ledger, client
+        self.written: list[Written] = []
+        self.last: RaceSketch | None = None
+        self._requests: list[str] = []
+
+    def write(self, sketch: RaceSketch) -> None:
+        """Make one sketch private if asked for, and save it."""
+        owner = self.client or self.target.out.stem
+        files = () if self.ledger is None else tuple(map(file_fingerprint, self.target.inputs))
+        self._save(self.target.out, owner, sketch, files)
+        self._deliver()
+
+    def write_all(self, sketches: Iterable[tuple[str, RaceSketch]]) -> None:
+        """Write the sketches of all clients and the index that says whose they are.
+
+        They are written aside and put in place together, so that a folder never holds a mixture
+        of an old set and a new one.
+        """
+        names, index = FileNames(), {}
+        staging = self.target.out / STAGING
+        with writing(staging):
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir()
+        try:
+            for client, sketch in sketches:
+                index[name := names.of(client)] = client
+                self._save(staging / name, client, sketch, ())
+            self._put_in_place(staging, index)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        self._deliver()
+
+    def _put_in_place(self, staging: Path, index: dict[str, str]) -> None:
+        out = self.target.out
+        with writing(out):
+            for path in sketches_in(out):
+                path.unlink()
+            # The index comes first: a set that is not complete is then known as such.
+            write_atomically(out / INDEX, json.dumps(index, indent=1, sort_keys=True).encode())
+            for name in index:
+                os.replace(staging / name, out / name)
+        self.written = [w._replace(file=str(out / Path(w.file).name)) for w in self.written]
+
+    def _save(self, path: Path, client: str, sketch: RaceSketch, files: Sequence[bytes]) -> None:
+        content = self._content(sketch, client, files)
+        with writing(path):
+            write_atomically(path, content)
+        made = RaceSketch.from_bytes(content)
+        found = Written(client, str(path), made.n, len(content), signal_to_noise(made))
+        self.written.append(found)
+        self.last = made
+
+    def _content(self, sketch: RaceSketch, client: str, files: Sequence[bytes]) -> bytes:
+        """Return the bytes that leave: exact, private, or paid for."""
+        release = self.release
+        if release.epsilon is None:
+            return sketch.to_bytes()
+        with user_values():
+            if self.ledger is None:
+                return release.private(sketch).to_bytes()
+            request = self._request(sketch, client)
+            self._requests.append(request)
+            with writing(self.ledger.path):
+                return self.ledger.pay_and_keep(
+                    client,
+                    release.costs(sketch),
+                    lambda: release.private(sketch).to_bytes(),
+                    request=request,
+                    fingerprints=[*files, *counts_fingerprint(sketch)],
+                )
+
+    def _request(self, sketch: RaceSketch, client: str) -> str:
+        """Name a release by the client, how it is made, and the exact sketch of its data."""
+        settings = json.dumps([client, asdict(self.release), sketch.spec], sort_keys=True)
+        digest = hashlib.blake2b(settings.encode(), digest_size=16)
+        digest.update(sketch.counts.tobytes())
+        return digest.hexdigest()
+
+    def _deliver(self) -> None:
+        for request in self._requests if self.ledger is not None else ():
+            self.ledger.delivered(request)  # type: ignore[union-attr]
+        self._requests.clear()
+
+
+def counts_fingerprint(sketch: RaceSketch) -> list[bytes]:
+    """Return a digest of the exact counts, which tell data apart in any format and row order.
+
+    None for sketches so small, or of so few records, that other data could have the same counts.
+    """
+    if sketch.n < 10 or sketch.rows * np.log2(sketch.buckets) < 40:
+        return []
+    digest = hashlib.blake2b(json.dumps(sketch.spec, sort_keys=True).encode(), digest_size=16)
+    digest.update(sketch.counts.tobytes())
+    return [b"counts" + digest.digest()]
+
+
+def file_fingerprint(path: Path) -> bytes:
+    """Return a digest of the bytes of a data file, or of all files of a folder."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in find_files(path):
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, hashlib.blake2b).digest())
+    return b"file" + digest.digest()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an OSError into a line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror}") from None
