@@ -39,7 +39,7 @@ def test_each_client_has_its_own_probability():
 
 def test_somebody_is_always_there():
     assert all(Bernoulli(0.05).available(i, CLIENTS, stream(0, i)) for i in range(50))
-    with pytest.raises(ConfigError, match="nobody was available"):
+    with pytest.raises(ConfigError, match="no client was available"):
         Bernoulli(0.0).available(0, CLIENTS, stream(0))
 
 
@@ -61,7 +61,7 @@ def test_a_trace_holds_until_the_next_entry(tmp_path):
         ("", "start with round 0"),
         ('{"round": 1, "clients": ["a"]}', "start with round 0"),
         ("{", "not a trace"),
-        ('{"round": 0, "clients": []}', "nobody is available in round 0"),
+        ('{"round": 0, "clients": []}', "no client is available in round 0"),
     ],
 )
 def test_bad_traces_are_refused(tmp_path, content, complaint):

@@ -22,7 +22,7 @@ def tf32() -> list[bool]:
 @pytest.mark.parametrize("wanted", [False, True])
 def test_products_and_convolutions_of_a_gpu_follow_the_choice(wanted):
     before = tf32()
-    with suppress(KeyError), precision(torch.device("cuda"), wanted):
+    with suppress(KeyError), precision(torch.device("cuda"), "tf32" if wanted else "float32"):
         seen = tf32()
         raise KeyError
     assert seen == [wanted, wanted]
@@ -31,7 +31,7 @@ def test_products_and_convolutions_of_a_gpu_follow_the_choice(wanted):
 
 def test_a_cpu_has_no_choice():
     before = tf32()
-    with precision(torch.device("cpu"), not before[0]):
+    with precision(torch.device("cpu"), "float32" if before[0] else "tf32"):
         assert tf32() == before
 
 
@@ -56,7 +56,8 @@ def test_every_pass_of_a_trainer_is_guarded(wanted):
             seen.append(tf32())
             return super().forward(x)
 
-    trainer = Trainer(nn.Sequential(Watched(3, 2)), device="cpu", engine="loop", tf32=wanted)
+    trainer = Trainer(nn.Sequential(Watched(3, 2)), device="cpu", engine="loop")
+    trainer.precision = "tf32" if wanted else "float32"
     data = trainer.data(np.eye(3), np.array([0, 1, 1]))
     trainer.device = torch.device("cuda")  # the guard's, not the tensors'
     jobs = [trainer.job(0, 0, "ann", np.arange(3))]

@@ -1,4 +1,4 @@
-"""From trained models to the next global one: FedAvg and its server optimizers."""
+"""Turn trained models into the next global model: FedAvg and server optimizers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def mean_step(
     updates : Tensor (clients, parameters)
         The trained models.
     sizes : sequence of int or None
-        Weigh by these, normalized to sum one; None weighs all alike.
+        Weights, normalized to a sum of one; None gives all clients the same weight.
     weights : sequence of float, optional
-        Used as they are, in place of sizes: inverse-inclusion weights need not sum to one.
+        Used as they are, instead of sizes: inverse-inclusion weights need not sum to one.
     """
     if weights is None:
         share = np.ones(len(updates)) if sizes is None else np.asarray(sizes, np.float64)
@@ -65,7 +65,7 @@ class Mean:
 
 
 class WeightedMean(Mean):
-    """FedAvg of McMahan et al. (2017): the mean weighted by numbers of examples."""
+    """FedAvg of McMahan et al. (2017): the mean, weighted by the number of examples."""
 
     weighted = True
 
@@ -76,10 +76,10 @@ class FedAvgM:
     Parameters
     ----------
     lr : float, default=1.0
-        Of the server.
+        Learning rate of the server.
     momentum : float, default=0.9
     weighted : bool, default=True
-        Weigh clients by their numbers of examples.
+        Weight clients by their number of examples.
     """
 
     def __init__(self, lr: float = 1.0, momentum: float = 0.9, weighted: bool = True) -> None:
@@ -106,7 +106,7 @@ class FedAvgM:
         return {"velocity": _saved(self.velocity)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the velocity; `step` moves it to where the model is."""
+        """Restore the velocity; `step` moves it to the model's device."""
         self.velocity = _restored(state["velocity"])
 
 
@@ -116,12 +116,12 @@ class FedAdam:
     Parameters
     ----------
     lr : float, default=0.01
-        Of the server.
+        Learning rate of the server.
     betas : pair of float, default=(0.9, 0.99)
     tau : float, default=1e-3
         Degree of adaptivity.
     weighted : bool, default=True
-        Weigh clients by their numbers of examples.
+        Weight clients by their number of examples.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Who is there, who drops out, and how long clients take."""
+"""Which clients are available, which drop out, and how long clients take."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Availability(Protocol):
     def available(
         self, round_number: int, clients: tuple[ClientId, ...], rng: Generator
     ) -> Sequence[ClientId]:
-        """Return those of `clients` that are there."""
+        """Return the available ones among `clients`."""
 
 
 class Always:
-    """Everybody, in every round."""
+    """All clients, in every round."""
 
     def available(
         self, round_number: int, clients: tuple[ClientId, ...], rng: Generator
@@ -37,12 +37,12 @@ class Always:
 
 
 class UniformSubset:
-    """A uniform draw of a fixed number of clients each round (paper 0's L active clients).
+    """A fixed number of clients per round, drawn uniformly (paper 0's L active clients).
 
     Examples
     --------
-    >>> there = UniformSubset(2).available(0, ("a", "b", "c"), np.random.default_rng(0))
-    >>> len(there)
+    >>> available = UniformSubset(2).available(0, ("a", "b", "c"), np.random.default_rng(0))
+    >>> len(available)
     2
     """
 
@@ -60,9 +60,9 @@ class UniformSubset:
 
 
 class Bernoulli:
-    """Each client on its own, with one probability for all or one each.
+    """Each client independently, with one probability for all clients or one per client.
 
-    A round in which nobody would be there is drawn again, up to a thousand times.
+    A round in which no client is available is drawn again, up to 1000 times.
     """
 
     def __init__(self, probability: float | Mapping[ClientId, float]) -> None:
@@ -75,32 +75,34 @@ class Bernoulli:
     def available(
         self, round_number: int, clients: tuple[ClientId, ...], rng: Generator
     ) -> Sequence[ClientId]:
-        """Toss a coin for each client."""
+        """Draw each client independently."""
         chances = _chances(self.probability, clients)
         for _ in range(1000):
-            there = np.flatnonzero(rng.random(len(clients)) < chances)
-            if len(there):
-                return [clients[i] for i in there]
-        raise ConfigError("Bernoulli: nobody was available in 1000 draws; raise the probability")
+            present = np.flatnonzero(rng.random(len(clients)) < chances)
+            if len(present):
+                return [clients[i] for i in present]
+        raise ConfigError(
+            "Bernoulli: no client was available in 1000 draws; increase the probability"
+        )
 
 
 class Trace:
-    """Who is there by round, from a record.
+    """Available clients by round, from a recorded trace.
 
     Parameters
     ----------
     rounds : mapping of int to clients
-        Rounds that are not listed repeat the last one before them.
+        A round that is not listed repeats the last listed round before it.
     cycle : bool, default=False
         Start over after the last listed round.
     """
 
     def __init__(self, rounds: Mapping[int, Sequence[ClientId]], cycle: bool = False) -> None:
         if not rounds or min(rounds) != 0:
-            raise ConfigError("Trace: the record must start with round 0")
+            raise ConfigError("Trace: the trace must start with round 0")
         for number, clients in rounds.items():
             if not clients:
-                raise ConfigError(f"Trace: nobody is available in round {number}")
+                raise ConfigError(f"Trace: no client is available in round {number}")
         self.rounds = {number: set(rounds[number]) for number in sorted(rounds)}
         self.cycle = cycle
 
@@ -127,17 +129,17 @@ class Trace:
     def available(
         self, round_number: int, clients: tuple[ClientId, ...], rng: Generator
     ) -> Sequence[ClientId]:
-        """Look the round up; clients the federation does not have are left out."""
+        """Look up the round; clients that are not in the federation are ignored."""
         last = max(self.rounds)
         wanted = round_number % (last + 1) if self.cycle else round_number
-        there = self.rounds[max(n for n in self.rounds if n <= wanted)]
-        return [c for c in clients if c in there]
+        present = self.rounds[max(n for n in self.rounds if n <= wanted)]
+        return [c for c in clients if c in present]
 
 
 def dropouts(
     clients: Sequence[ClientId], probability: float | Mapping[ClientId, float], rng: Generator
 ) -> tuple[list[ClientId], list[ClientId]]:
-    """Return who finishes and who drops out of a round, each in the given order."""
+    """Return the clients that finish and those that drop out, each in the given order."""
     lost = rng.random(len(clients)) < _chances(probability, clients)
     finished = [c for c, gone in zip(clients, lost, strict=True) if not gone]
     return finished, [c for c, gone in zip(clients, lost, strict=True) if gone]
@@ -166,7 +168,7 @@ class Durations:
         bandwidth: float = 1e6,
         sigma: float = 0.5,
     ) -> Durations:
-        """Draw both log-normally around their medians; sigma 0 makes all clients alike."""
+        """Draw both log-normally around their medians; with sigma=0 all clients are alike."""
         rng = stream(seed, "durations")
         factors = np.exp(sigma * rng.standard_normal((2, len(clients))))
         return cls(

@@ -1,12 +1,10 @@
-"""SGD and Adam on lists of tensors, in place.
+"""Local training: what a client does with the model it receives.
 
-Written out here because torch.optim costs a second of imports at its first use, and because stacked
-clients need a learning rate each.
-
-What a client does with the model it was sent: epochs, batches, optimizer, learning rate.
-
-The order of a client's batches is a function of (seed, round, client) alone, so every engine, and a
-real client elsewhere, trains on the same batches.
+`LocalTraining` holds the settings: epochs, batch size, optimizer, learning rate. `batch_plan` draws
+the batches; their order depends only on (seed, round, client), so every engine, and a real client
+elsewhere, trains on the same batches. `Optimizer` is SGD or Adam on lists of tensors. It is written
+out because the first use of torch.optim takes a second of imports, and because each stacked client
+has its own learning rate.
 """
 
 from __future__ import annotations
@@ -25,118 +23,19 @@ from torch import Tensor
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import ClientId, stream
 
-
-class Optimizer:
-    """One optimizer of one client, or of stacked clients whose first axis is the client.
-
-    Gradients are gathered in `targets`, which become `beta * target + alpha * gradient`; then
-    `update` moves the parameters. For plain SGD the parameters are the targets themselves: the
-    caller multiplies the gradient by the learning rate and nothing is left to update.
-
-    Parameters
-    ----------
-    local : LocalTraining
-    params : sequence of Tensor
-        Changed in place.
-    """
-
-    def __init__(self, local: LocalTraining, params: Sequence[Tensor]) -> None:
-        self.local, self.params = local, list(params)
-        self.adam = local.optimizer == "adam"
-        self.direct = not (self.adam or local.momentum or local.weight_decay or local.prox_mu)
-        empty = [] if self.direct else [torch.zeros_like(p) for p in self.params]
-        self.targets = self.params if self.direct else empty
-        self.first = [torch.zeros_like(p) for p in empty] if self.adam else []
-        self.second = [torch.zeros_like(p) for p in empty] if self.adam else []
-        self.start = [torch.empty_like(p) for p in empty] if local.prox_mu else []
-        self.beta = 1.0 if self.direct else local.momentum
-        self.alpha = -1.0 if self.direct else 1.0
-
-    @property
-    def copies(self) -> int:
-        """How many numbers are kept for each parameter."""
-        return 1 + sum(map(bool, (not self.direct, self.first, self.second, self.start)))
-
-    def restart(self) -> None:
-        """Forget the last round; the present parameters are the global model."""
-        for group in ([] if self.direct else self.targets), self.first, self.second:
-            for tensor in group:
-                tensor.zero_()
-        for anchor, param in zip(self.start, self.params, strict=False):
-            anchor.copy_(param)
-
-    def add(self, grads: Sequence[Tensor], scale: float = 1.0, active: int | None = None) -> None:
-        """Gather gradients that were computed elsewhere, times `scale`."""
-        targets = _heads(self.targets, active)
-        if self.beta != 1.0:
-            torch._foreach_mul_(targets, self.beta)
-        torch._foreach_add_(targets, list(grads), alpha=self.alpha * scale)
-
-    def update(self, rate: Tensor | float, eps: Tensor | float, active: int | None = None) -> None:
-        """Move the (first `active`) clients by the gathered gradients.
-
-        `rate` and `eps` are what `rates` returned for the step.
-        """
-        if self.direct:
-            return
-        params, grads = _heads(self.params, active), _heads(self.targets, active)
-        if self.local.weight_decay:
-            torch._foreach_add_(grads, params, alpha=self.local.weight_decay)
-        if self.local.prox_mu:
-            torch._foreach_add_(grads, params, alpha=self.local.prox_mu)
-            torch._foreach_sub_(grads, _heads(self.start, active), alpha=self.local.prox_mu)
-        if self.adam:
-            grads = self._adam(grads, eps, active)
-        for param, grad in zip(params, grads, strict=True):
-            if isinstance(rate, float):
-                param.sub_(grad, alpha=rate)
-            else:
-                param.addcmul_(grad, rate.view(-1, *[1] * (param.dim() - 1)), value=-1.0)
-
-    def _adam(self, grads: list[Tensor], eps: Tensor | float, active: int | None) -> list[Tensor]:
-        beta1, beta2 = self.local.betas
-        first, second = _heads(self.first, active), _heads(self.second, active)
-        torch._foreach_lerp_(first, grads, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, grads, grads, value=1 - beta2)
-        return [m.div(v.sqrt().add_(eps)) for m, v in zip(first, second, strict=True)]
-
-
-def _heads(tensors: list[Tensor], active: int | None) -> list[Tensor]:
-    return tensors if active is None else [tensor[:active] for tensor in tensors]
-
-
-def rates(local: LocalTraining, step: int) -> tuple[float, float]:
-    """Return the factor of the learning rate and the epsilon at a step counted from 0.
-
-    Adam's two bias corrections, moved out of the tensors:
-    with r = sqrt(1-b2^t), (m/(1-b1^t)) / (sqrt(v)/r + eps) = [r/(1-b1^t)] m / (sqrt(v) + eps r).
-
-    Examples
-    --------
-    >>> rates(LocalTraining(), 0)
-    (1.0, 0.0)
-    """
-    if local.optimizer != "adam":
-        return 1.0, 0.0
-    beta1, beta2 = local.betas
-    root = math.sqrt(1 - beta2 ** (step + 1))
-    return root / (1 - beta1 ** (step + 1)), local.eps * root
-
-
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A factor of the learning rate for each round.
+    """A factor of the learning rate per round.
 
     Parameters
     ----------
     gamma : float
-        The factor is multiplied by gamma every round, or at every milestone where there are some.
+        The factor is multiplied by gamma every round, or at every milestone if there are any.
     milestones : tuple of int
-        Rounds, the first round being 0.
+        Round numbers; the first round is 0.
 
     Examples
     --------
@@ -171,20 +70,20 @@ class LocalTraining:
     epochs : int
         Passes over the client's data.
     steps : int, optional
-        Optimizer steps in a round, in place of `epochs`: batches walk through the shuffled data,
-        which is shuffled anew whenever it is used up.
+        Optimizer steps per round, instead of `epochs`. Batches run through the shuffled data, which
+        is shuffled again after each pass.
     batch_size : int
-        The last batch of a pass is smaller where the data does not divide, and is kept.
+        The last batch of a pass is smaller if the data do not divide evenly.
     optimizer : {"sgd", "adam"}
-        Started afresh every round.
+        Restarted every round.
     lr : float
         Learning rate.
     momentum : float
-        Of SGD.
+        Momentum of SGD.
     weight_decay : float
-        L2 term, added to the gradient.
+        Factor of the L2 term that is added to the gradient.
     betas, eps : tuple of float, float
-        Of Adam.
+        Parameters of Adam.
     prox_mu : float
         FedProx: mu * (w - w_global) is added to the gradient.
     schedule : callable, optional
@@ -247,18 +146,18 @@ def _require(holds: bool, owner: str, field: str, value: object, rule: str) -> N
 
 
 class Plan:
-    """A client's batches of one round: batch t holds `order[bounds[t]:bounds[t + 1]]`.
+    """The batches of one client in one round: batch t is `order[bounds[t]:bounds[t + 1]]`.
 
-    `order` counts the client's own samples from 0; `epochs` says in which pass each batch lies. A
-    pass is shuffled when it is first asked for, so that a GPU can begin before all are drawn.
+    `order` numbers the client's own samples from 0; `epochs` holds the pass of each batch. A pass
+    is shuffled when it is first needed, so that a GPU can start before all passes are drawn.
 
     Parameters
     ----------
     n : int
-        Samples of the client.
+        The client's number of samples.
     bounds, epochs : int arrays
     rng : Generator, optional
-        Shuffles each pass; None leaves the samples in their order.
+        Shuffles each pass; None keeps the order of the samples.
     """
 
     __slots__ = ("_drawn", "_order", "_rng", "bounds", "epochs", "n")
@@ -271,7 +170,7 @@ class Plan:
         self._drawn = 0
 
     def head(self, samples: int) -> Ints:
-        """Return the beginning of `order`, of at least so many samples."""
+        """Return the beginning of `order`, with at least this many samples."""
         while self._drawn < samples:
             order = np.arange(self.n) if self._rng is None else self._rng.permutation(self.n)
             self._order[self._drawn : self._drawn + self.n] = order
@@ -291,7 +190,7 @@ class Plan:
 
 @lru_cache(maxsize=65536)
 def _cuts(n: int, batch_size: int, epochs: int, steps: int | None) -> tuple[Ints, Ints]:
-    """Return bounds and epochs, which depend on the sizes alone."""
+    """Return bounds and epochs, which depend only on the sizes."""
     per_pass = -(-n // batch_size)
     total = epochs * per_pass if steps is None else steps
     step = np.arange(total)
@@ -307,7 +206,7 @@ def _cuts(n: int, batch_size: int, epochs: int, steps: int | None) -> tuple[Ints
 def batch_plan(
     seed: int, round_number: int, client: ClientId, n: int, local: LocalTraining
 ) -> Plan:
-    """Return the batches of a client with n samples in a round.
+    """Return the batches of one round for a client with n samples.
 
     Examples
     --------
@@ -318,6 +217,104 @@ def batch_plan(
     if n < 1:
         raise ConfigError(f"client {client!r} has {n} samples: it cannot train")
     bounds, epochs = _cuts(n, local.batch_size, local.epochs, local.steps)
-    whole = n <= local.batch_size  # every batch holds all samples: there is nothing to shuffle
+    whole = n <= local.batch_size  # every batch holds all samples, so nothing is shuffled
     rng = None if whole else stream(seed, "batches", round_number, client)
     return Plan(n, bounds, epochs, rng)
+
+
+class Optimizer:
+    """The optimizer of one client, or of stacked clients whose first axis is the client.
+
+    Gradients are collected in `targets`, which become `beta * target + alpha * gradient`. Then
+    `update` moves the parameters. For plain SGD the targets are the parameters themselves: the
+    caller multiplies the gradient by the learning rate, and `update` does nothing.
+
+    Parameters
+    ----------
+    local : LocalTraining
+    params : sequence of Tensor
+        Changed in place.
+    """
+
+    def __init__(self, local: LocalTraining, params: Sequence[Tensor]) -> None:
+        self.local, self.params = local, list(params)
+        self.adam = local.optimizer == "adam"
+        self.direct = not (self.adam or local.momentum or local.weight_decay or local.prox_mu)
+        empty = [] if self.direct else [torch.zeros_like(p) for p in self.params]
+        self.targets = self.params if self.direct else empty
+        self.first = [torch.zeros_like(p) for p in empty] if self.adam else []
+        self.second = [torch.zeros_like(p) for p in empty] if self.adam else []
+        self.start = [torch.empty_like(p) for p in empty] if local.prox_mu else []
+        self.beta = 1.0 if self.direct else local.momentum
+        self.alpha = -1.0 if self.direct else 1.0
+
+    @property
+    def copies(self) -> int:
+        """The numbers stored per parameter."""
+        return 1 + sum(map(bool, (not self.direct, self.first, self.second, self.start)))
+
+    def restart(self) -> None:
+        """Forget the last round; the current parameters are the global model."""
+        for group in ([] if self.direct else self.targets), self.first, self.second:
+            for tensor in group:
+                tensor.zero_()
+        for anchor, param in zip(self.start, self.params, strict=False):
+            anchor.copy_(param)
+
+    def add(self, grads: Sequence[Tensor], scale: float = 1.0, active: int | None = None) -> None:
+        """Add gradients that were computed elsewhere, times `scale`, to the targets."""
+        targets = _heads(self.targets, active)
+        if self.beta != 1.0:
+            torch._foreach_mul_(targets, self.beta)
+        torch._foreach_add_(targets, list(grads), alpha=self.alpha * scale)
+
+    def update(self, rate: Tensor | float, eps: Tensor | float, active: int | None = None) -> None:
+        """Move the parameters of the first `active` clients (all by default).
+
+        `rate` and `eps` are what `rates` returned for the step, `rate` times the learning rate.
+        """
+        if self.direct:
+            return
+        params, grads = _heads(self.params, active), _heads(self.targets, active)
+        if self.local.weight_decay:
+            torch._foreach_add_(grads, params, alpha=self.local.weight_decay)
+        if self.local.prox_mu:
+            torch._foreach_add_(grads, params, alpha=self.local.prox_mu)
+            torch._foreach_sub_(grads, _heads(self.start, active), alpha=self.local.prox_mu)
+        if self.adam:
+            grads = self._adam(grads, eps, active)
+        for param, grad in zip(params, grads, strict=True):
+            if isinstance(rate, float):
+                param.sub_(grad, alpha=rate)
+            else:
+                param.addcmul_(grad, rate.view(-1, *[1] * (param.dim() - 1)), value=-1.0)
+
+    def _adam(self, grads: list[Tensor], eps: Tensor | float, active: int | None) -> list[Tensor]:
+        beta1, beta2 = self.local.betas
+        first, second = _heads(self.first, active), _heads(self.second, active)
+        torch._foreach_lerp_(first, grads, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, grads, grads, value=1 - beta2)
+        return [m.div(v.sqrt().add_(eps)) for m, v in zip(first, second, strict=True)]
+
+
+def _heads(tensors: list[Tensor], active: int | None) -> list[Tensor]:
+    return tensors if active is None else [tensor[:active] for tensor in tensors]
+
+
+def rates(local: LocalTraining, step: int) -> tuple[float, float]:
+    """Return the factor of the learning rate and the epsilon at a step counted from 0.
+
+    They contain Adam's two bias corrections:
+    with r = sqrt(1-b2^t), (m/(1-b1^t)) / (sqrt(v)/r + eps) = [r/(1-b1^t)] m / (sqrt(v) + eps r).
+
+    Examples
+    --------
+    >>> rates(LocalTraining(), 0)
+    (1.0, 0.0)
+    """
+    if local.optimizer != "adam":
+        return 1.0, 0.0
+    beta1, beta2 = local.betas
+    root = math.sqrt(1 - beta2 ** (step + 1))
+    return root / (1 - beta1 ** (step + 1)), local.eps * root

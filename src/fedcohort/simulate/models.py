@@ -1,7 +1,7 @@
 """The models of the papers, by name.
 
 ========== ================================================== ========== =======================
-name       layers                                             parameters where
+name       layers                                             parameters source
 ========== ================================================== ========== =======================
 mlp-512    784-512-10                                         407,050    RACE sketches, MNIST
 lenet5     two 5x5 convolutions (6, 16), 120-84-62            66,126     RACE sketches, FEMNIST
@@ -14,10 +14,10 @@ fedcor-cnn three 3x3 convolutions (32, 64, 64), 10            66,570     FedCor,
 cnn        two 5x5 convolutions (32, 64), 512-10              582,026    FL-DP3S
 ========== ================================================== ========== =======================
 
-Sizes that a paper leaves open are those of the tutorial it cites or of common code: FedCor's
-channels are the TensorFlow tutorial's, with one dense layer as the paper says; FL-DP3S's network is
-the one of FedAvg without padding. ReLU follows every hidden layer. Pooling comes before ReLU, which
-gives the same numbers as after it and leaves ReLU a quarter of the work.
+Where a paper leaves sizes open, they follow the tutorial it cites or common code: FedCor uses the
+channels of the TensorFlow tutorial, with one dense layer as the paper says; FL-DP3S uses FedAvg's
+network without padding. ReLU follows every hidden layer. Pooling comes before ReLU: the numbers are
+the same, and ReLU has a quarter of the work.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _features(shape: Shape, depth: int, high: int, wide: int) -> int:
 
 
 def _lrn_cnn(shape: Shape, classes: int) -> nn.Module:
-    """As in TensorFlow's old CIFAR tutorial, whose alpha is a ninth of PyTorch's."""
+    """The network of TensorFlow's old CIFAR tutorial; its alpha is a ninth of PyTorch's."""
     layers, (depth, high, wide) = _image(shape)
     features = _features(shape, 32, high // 4, wide // 4)
     layers += [
@@ -158,8 +158,8 @@ def build(name: str, input_shape: Shape, classes: int, seed: int = 0) -> nn.Modu
     name : str
         A key of `MODELS`.
     input_shape : sequence of int
-        Of one sample: any for the dense models, (channels, height, width) or (height, width) for
-        the convolutions, (window,) for the LSTM.
+        Shape of one sample: any for the dense models, (channels, height, width) or (height, width)
+        for the convolutions, (window,) for the LSTM.
     classes : int
     seed : int
 

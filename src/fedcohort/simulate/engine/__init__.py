@@ -1,1 +1,1 @@
-"""Many models trained at once: steppers, layers, optimizers, devices."""
+"""Training many models at once: engines, stacked layers, devices, precision."""

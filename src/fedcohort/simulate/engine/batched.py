@@ -1,17 +1,20 @@
-"""Driving a kernel through the steps of a cohort on a CPU.
+"""The engine that trains clients side by side, in groups that fit the memory.
 
-The engine that trains clients side by side, in groups that fit the memory.
+`Stepper` feeds a kernel its batches on a CPU, `GraphStepper` on a GPU. There, launching the
+operations of a small model takes longer than computing them. A step is therefore captured once as a
+CUDA graph, which reads its batch, weights and learning rates from tables on the GPU at the row that
+a clock on the GPU points to. A round fills the tables and replays the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcohort.simulate.engine.graphs import GraphStepper
 from fedcohort.simulate.engine.jobs import (
     Data,
     Job,
@@ -24,23 +27,26 @@ from fedcohort.simulate.engine.kernel import Kernel, SampleLoss
 from fedcohort.simulate.engine.switches import seeded
 from fedcohort.simulate.local import LocalTraining
 
+AHEAD = 16  # steps whose batches are drawn and sent together, while the GPU works on earlier ones
+_CAPTURE = threading.Lock()  # CUDA captures one graph at a time
+
 
 class Stepper:
-    """Feeds a kernel its batches, gathered into memory that is used again and again."""
+    """Feeds a kernel its batches on a CPU, gathered into memory that is reused."""
 
     def __init__(self, data: Data) -> None:
         self.data = data
         self.x, self.y = data.x.numpy(), data.y.numpy()
 
     def prepare(self, kernel: Kernel, together: Lockstep) -> None:
-        """Do nothing: steps are made when they are first taken."""
+        """Do nothing: each step is prepared when it is first taken."""
 
     def run(self, kernel: Kernel, together: Lockstep) -> None:
-        """Take all steps; finished clients are left alone."""
+        """Take all steps; clients that have finished are not touched."""
         even = _even(together)
         table = together.index(0, len(together.active))
         for t, (clients, samples) in enumerate(zip(together.active, together.width, strict=True)):
-            # Few sizes, so that each step's preparation is used often.
+            # Few sizes, so that each prepared step is reused often.
             width = samples if even[t] else together.batch
             step = kernel.step(clients, width, self.data)
             index = table[:clients, t, :width].ravel()
@@ -66,6 +72,151 @@ def _even(together: Lockstep) -> list[bool]:
     return even
 
 
+class Tables:
+    """The batches of a round on the device.
+
+    `index` and `weight` are (steps, clients, samples), `rate` is (steps, clients), `eps` is
+    (steps,); the names are those of `Step`. `clock` holds the number of the step to read.
+    """
+
+    def __init__(self, steps: int, clients: int, width: int, device: torch.device) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        self.clock = zeros(1, dtype=torch.int64)
+        self.index = zeros(steps, clients, width, dtype=torch.int32)
+        self.weight = zeros(steps, clients, width)
+        self.rate, self.eps = zeros(steps, clients), zeros(steps)
+        on_gpu = device.type == "cuda"
+        shape = (AHEAD, clients, width)
+        self.outbox = [torch.zeros(shape, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
+        event: Callable[[], torch.cuda.Event] = torch.cuda.Event
+        self.sent = [event() if on_gpu else None for _ in range(2)]
+
+    def begin(self, together: Lockstep) -> None:
+        """Write all of a round but its indices; clients and steps beyond it count as finished."""
+        steps, clients = together.count.shape
+        width, device = together.batch, self.weight.device
+        self.clock.zero_()
+        for table in (self.weight, self.rate, self.eps):
+            table.zero_()
+        self.rate[:steps, :clients] = torch.from_numpy(together.rate)
+        self.eps[:steps] = torch.from_numpy(together.eps)
+        count, scale = (
+            torch.from_numpy(values).to(device).unsqueeze(2)
+            for values in (together.count, together.scale)
+        )
+        real = torch.arange(width, device=device) < count
+        torch.mul(real, scale, out=self.weight[:steps, :clients, :width])
+
+    def send(self, together: Lockstep, first: int) -> None:
+        """Write the indices of the next steps, without waiting for the device."""
+        last = min(first + AHEAD, len(together.active))
+        turn = first // AHEAD % 2
+        event, box = self.sent[turn], self.outbox[turn]
+        if event is not None:
+            event.synchronize()
+        index = together.index(first, last).transpose(1, 0, 2)
+        box.numpy()[: last - first, : index.shape[1], : index.shape[2]] = index
+        self.index[first:last].copy_(box[: last - first], non_blocking=True)
+        if event is not None:
+            event.record()
+
+
+class GraphStepper:
+    """Feeds a kernel its batches on a GPU; tests run it on a CPU, without graphs."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        self.tables: Tables | None = None
+        self.replays: dict[tuple[int, int], Callable[[], object]] = {}
+
+    def prepare(self, kernel: Kernel, together: Lockstep) -> None:
+        """Grow the tables and capture missing steps; this overwrites the kernel's parameters."""
+        self._make_room(kernel, len(together.active), together.batch)
+        for clients in {self._size(kernel, active) for active in together.active}:
+            key = (id(kernel), clients)
+            if key not in self.replays:
+                step = self._step(kernel, clients)
+                assert self.tables is not None
+                self.replays[key] = _capture(step, self.tables.clock)
+
+    def run(self, kernel: Kernel, together: Lockstep) -> None:
+        """Take all steps; clients that have finished have zero weights and learning rates."""
+        assert self.tables is not None
+        self.tables.begin(together)
+        for step, active in enumerate(together.active):
+            if step % AHEAD == 0:
+                self.tables.send(together, step)
+            self.replays[id(kernel), self._size(kernel, active)]()
+
+    def _make_room(self, kernel: Kernel, steps: int, width: int) -> None:
+        """Grow the tables, which discards the steps captured on the old ones."""
+        wanted = [1 << (steps - 1).bit_length(), kernel.clients, width]
+        held = [0, 0, 0] if self.tables is None else list(self.tables.index.shape)
+        larger = [max(pair) for pair in zip(wanted, held, strict=True)]
+        if larger != held:
+            self.replays.clear()
+            self.tables = Tables(larger[0], larger[1], larger[2], self.data.x.device)
+
+    @staticmethod
+    def _size(kernel: Kernel, active: int) -> int:
+        """Return how many clients to step: few sizes, at most a quarter above `active`."""
+        grain = 1 << max(0, (active - 1).bit_length() - 3)
+        return min(-(-active // grain) * grain, kernel.clients)
+
+    def _step(self, kernel: Kernel, clients: int) -> Callable[[], None]:
+        """Return a step that reads its inputs from the tables and advances the clock."""
+        tables = self.tables
+        assert tables is not None
+        x, y = self.data
+        width = tables.index.shape[2]
+        step = kernel.step(clients, width, self.data)
+        clock = tables.clock
+        weight = tables.weight[:, :clients].flatten(1)
+        rate = tables.rate[:, :clients]
+
+        def run() -> None:
+            at = tables.index.index_select(0, clock)[0, :clients].flatten()
+            torch.index_select(x, 0, at, out=step.x.flatten(0, 1))
+            torch.index_select(y, 0, at, out=step.y.flatten(0, 1))
+            torch.index_select(weight, 0, clock, out=step.weight.view(1, -1))
+            if not kernel.sink.direct:
+                torch.index_select(rate, 0, clock, out=step.rate.view(1, -1))
+                torch.index_select(tables.eps, 0, clock, out=step.eps.view(1))
+            step.run()
+            clock.add_(1)
+
+        return run
+
+
+def _capture(run: Callable[[], None], clock: Tensor) -> Callable[[], object]:
+    """Return a function to call instead of `run`: on a GPU, the replay of what `run` launches.
+
+    Each trial run restarts the clock, which would otherwise run past the tables.
+    """
+    device = clock.device
+    if device.type != "cuda":
+        return run
+    with _CAPTURE, torch.cuda.device(device):
+        return _captured(run, clock)
+
+
+def _captured(run: Callable[[], None], clock: Tensor) -> Callable[[], object]:
+    device = clock.device
+    side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(3):  # libraries choose and load their kernels at first use
+            clock.zero_()
+            run()
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        run()
+    return graph.replay
+
+
 class Batched:
     """Stacks the models of a cohort and steps them together.
 
@@ -73,7 +224,7 @@ class Batched:
     ----------
     kind : type of Kernel
         `Stacked` or `Vmapped`.
-    model, local, loss, device
+    model, local, loss, device, precision
         As in `Trainer`.
     memory : int
         Bytes for the stacked models and their activations.
@@ -87,7 +238,9 @@ class Batched:
         loss: SampleLoss,
         device: torch.device,
         memory: int,
+        precision: str = "float32",
     ) -> None:
+        self.precision = precision
         self.kind, self.model, self.local, self.loss = kind, model, local, loss
         self.device, self.memory = device, memory
         self.kernels: dict[bool, Kernel] = {}
@@ -135,14 +288,17 @@ class Batched:
         """Return the kernel used before, if it is large enough."""
         key = local is None
         if key not in self.kernels or self.kernels[key].clients < clients:
-            self.kernels[key] = self.kind(self.model, local, self.loss, clients, self.device)
+            self.kernels[key] = self._make(clients, local)
             self.stepper = None  # it may hold graphs of the old one
         return self.kernels[key]
+
+    def _make(self, clients: int, local: LocalTraining | None) -> Kernel:
+        return self.kind(self.model, local, self.loss, clients, self.device, self.precision)
 
     def _groups(self, ranked: list[int], data: Data) -> Iterator[list[int]]:
         """Cut the jobs, sorted by length, into groups that fit the memory."""
         if not self.client_bytes:
-            one = self.kind(self.model, self.local, self.loss, 1, self.device)
+            one = self._make(1, self.local)
             self.client_bytes = one.footprint(self.local.batch_size, data)
         most = max(1, self.memory // self.client_bytes)
         size = -(-len(ranked) // -(-len(ranked) // most))  # groups of one size

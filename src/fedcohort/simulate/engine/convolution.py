@@ -1,7 +1,7 @@
 """Convolutions and pooling of many models at once.
 
 A client's batch may be cut into `split` parts, each with a copy of the client's weights, as if
-there were more clients: the products become shorter and more, which suits a GPU.
+there were more clients. That makes more and shorter products, which a GPU needs to be busy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedcohort.simulate.engine.layers import (
     aten,
 )
 
-# ruff: noqa: D102 (what the methods do is said once, in `Layer`)
+# ruff: noqa: D102 (`Layer` documents the methods)
 
 
 @cache
@@ -30,35 +30,37 @@ def _triton_is_here() -> bool:
     return find_spec("triton") is not None
 
 
-def _kernels(x: Tensor) -> Any:
-    """Return our own GPU kernels where they run: PyTorch's strided copies take thrice as long."""
+def gpu_kernels(x: Tensor) -> Any:
+    """Return our Triton kernels if they run on the tensor's device, else None."""
     if not (x.is_cuda and _triton_is_here()):
         return None
-    from fedcohort.simulate.engine import _conv_triton
+    from fedcohort.simulate.engine import _triton
 
-    return _conv_triton
+    return _triton
 
 
 class Bias(Weighted):
-    """The bias of an `nn.Conv2d`, one number a channel."""
+    """The bias of an `nn.Conv2d`, one number per channel."""
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         parts = self.parts(x)
-        bias = self.sink.params[self.at][: len(parts)]
+        bias = self.sink.params[self.at[0]][: len(parts)]
         tape.append(partial(parts.add_, bias[:, None, :, None, None, None]))
         return x
 
     def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
-        self.gather_sum(tape, self.at, self.parts(grad).flatten(3), (1, 3))
+        self.gather_sum(tape, self.at[0], self.parts(grad).flatten(3), (1, 3))
         return grad
 
 
 class Conv(Weighted):
-    """`nn.Conv2d` without its bias, as one matrix product a client over unfolded patches."""
+    """`nn.Conv2d` without its bias, as one matrix product per client over unfolded patches."""
 
-    def __init__(self, place: int, arena: Arena, sink: Sink, at: int, conv: nn.Conv2d) -> None:
+    def __init__(
+        self, place: int, arena: Arena, sink: Sink, at: list[int], conv: nn.Conv2d, precision: str
+    ) -> None:
         super().__init__(place, arena, sink, at)
-        self.kernel, self.stride = conv.kernel_size, conv.stride
+        self.kernel, self.stride, self.precision = conv.kernel_size, conv.stride, precision
         self.pad = conv._reversed_padding_repeated_twice  # left, right, top, bottom
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
@@ -72,7 +74,7 @@ class Conv(Weighted):
         self.copy = self.memory("weight", (rows, *weight.shape[1:]))
         tape.append(partial(self.parts(self.copy).copy_, weight.unsqueeze(1)))
         out = self.memory("out", (rows, weight.shape[1], self.cols.shape[2]))
-        tape.append(partial(torch.bmm, self.copy, self.cols, out=out))
+        self.multiply(tape, self.copy, self.cols, out)
         return out.view(rows, -1, *self.output)
 
     def _size(self, x: Tensor) -> tuple[int, int]:
@@ -82,7 +84,7 @@ class Conv(Weighted):
         return high, wide
 
     def _unfold(self, tape: Tape, x: Tensor, patches: Tensor) -> None:
-        kernels = _kernels(x)
+        kernels = gpu_kernels(x)
         if kernels:
             corner = (self.pad[2], self.pad[0])
             tape.append(partial(kernels.unfold, x, patches, self.stride, corner))
@@ -105,21 +107,21 @@ class Conv(Weighted):
     def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
         flat = grad.flatten(2)
         if self.split == 1:
-            self.gather(tape, flat, self.cols.mT)
+            self.gather(tape, self.at[0], flat, self.cols.mT)
         else:
             each = self.memory("each", self.copy.shape)
-            tape.append(partial(torch.bmm, flat, self.cols.mT, out=each))
-            self.gather_sum(tape, self.at, self.parts(each), 1)
+            self.multiply(tape, flat, self.cols.mT, each)
+            self.gather_sum(tape, self.at[0], self.parts(each), 1)
         if not wanted:
             return grad
-        tape.append(partial(torch.bmm, self.copy.mT, flat, out=self.cols))
+        self.multiply(tape, self.copy.mT, flat, self.cols)
         below = self.memory("below", self.input)
         self._fold(tape, self.cols.view(*self.input[:2], *self.kernel, *self.output), below)
         return below
 
     def _fold(self, tape: Tape, patches: Tensor, below: Tensor) -> None:
         """Append the sum of each patch's gradient into the pixels that it was copied from."""
-        kernels = _kernels(below)
+        kernels = gpu_kernels(below)
         if kernels:
             corner = (self.pad[2], self.pad[0])
             tape.append(partial(kernels.fold, patches, below, self.stride, corner))
@@ -152,7 +154,7 @@ class MaxPool(Layer):
         self.x = x
         shape = torch.nn.functional.max_pool2d(x[0, :1], *self.options).shape[2:]
         out = self.memory("out", (*x.shape[:3], *shape))
-        self.kernels = _kernels(x) if self.tiles else None
+        self.kernels = gpu_kernels(x) if self.tiles else None
         kind = torch.uint8 if self.kernels else torch.int64
         self.chosen = self.memory("chosen", out.shape, kind)
         if self.kernels:

@@ -1,4 +1,4 @@
-"""Clients' trainings as arrays: jobs, and jobs that step together."""
+"""What a client trains on, as arrays: single jobs, and jobs that take their steps together."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Job(NamedTuple):
     Parameters
     ----------
     row : int
-        Which row of the stacked global models it starts from.
+        The row of the stacked global models that it starts from.
     positions : int array
         The client's samples, as indices into the data set.
     plan : Plan, optional
-        Its batches; only training needs them.
+        Its batches; needed for training only.
     seed : int
-        Of dropout's masks; nothing else reads it.
+        Seed of the dropout masks.
     """
 
     row: int
@@ -46,7 +46,7 @@ class Job(NamedTuple):
 
 
 def plan_of(job: Job) -> Plan:
-    """Return the job's plan, or say what is missing."""
+    """Return the job's plan; ConfigError if it has none."""
     if job.plan is None:
         raise ConfigError("a job without a plan cannot train: make it with Trainer.job(...)")
     return job.plan
@@ -54,11 +54,12 @@ def plan_of(job: Job) -> Plan:
 
 @dataclass(frozen=True, eq=False)
 class Lockstep:
-    """Jobs that take their steps together, those with most steps first.
+    """Jobs that take their steps together, sorted by their number of steps, largest first.
 
-    Step t trains the first `active[t]` jobs on at most `width[t]` samples each, `count[t, j]` of
-    job j, each of which weighs `scale[t, j]`. `rate[t, j]` and `eps[t]` are the optimizer's.
-    Weights and rates are zero once a job has finished. `order` says which of the jobs given is j.
+    Step t trains the first `active[t]` jobs on at most `width[t]` samples each. Job j has
+    `count[t, j]` samples, each with weight `scale[t, j]`. `rate[t, j]` and `eps[t]` belong to the
+    optimizer. Weights and rates are zero after a job has finished. Job j is number `order[j]` of
+    the jobs that were given.
     """
 
     order: list[int]
@@ -83,7 +84,7 @@ class Lockstep:
     def index(self, first: int, last: int) -> Ints:
         """Return the samples of steps first to last - 1: indices into the data set.
 
-        Shape (jobs, steps, batch); after `count` of them comes padding, which is a real sample.
+        Shape (jobs, steps, batch). After the first `count`, a real sample is repeated as padding.
         """
         table = np.empty((len(self.jobs), (last - first) * self.batch), np.int64)
         for row, job, plan, source in zip(table, self.jobs, self.plans, self._sources, strict=True):
@@ -108,7 +109,7 @@ def _counts(bounds: bytes) -> Ints:
 def _source(bounds: bytes, batch: int) -> Ints:
     """Return which sample of a plan goes to each place of its (steps x batch) table.
 
-    Padding takes the plan's first sample: any real one will do, it weighs nothing.
+    Padding repeats the plan's first sample, with weight zero.
     """
     counts = _counts(bounds)
     slots = np.arange(batch)
@@ -118,7 +119,7 @@ def _source(bounds: bytes, batch: int) -> Ints:
 
 
 def _arrange(jobs: Sequence[Job], plans: Sequence[Plan]) -> Lockstep:
-    """Sort jobs so that the finished ones are always the last."""
+    """Sort jobs so that those which finish first come last."""
     order = sorted(range(len(jobs)), key=lambda i: -len(plans[i].epochs))
     longest = len(plans[order[0]].epochs)
     count = np.zeros((longest, len(jobs)), np.int64)
@@ -163,7 +164,7 @@ def lockstep(jobs: Sequence[Job], local: LocalTraining, lr: float, direct: bool)
 
 
 def sweep(jobs: Sequence[Job], batch: int) -> Lockstep:
-    """Arrange one pass of jobs over all their samples, each weighing 1 / (number of samples)."""
+    """Arrange one pass of jobs over all their samples, each with weight 1 / (number of samples)."""
     plans = []
     for job in jobs:
         n = len(job.positions)

@@ -1,6 +1,7 @@
-"""Losses, one number a sample, and their gradients at the model's outputs.
+"""Many stacked copies of a model that learn in one step: what the batched engines share.
 
-Many copies of a model, stacked, that learn in one step: what the batched engines share.
+A `Kernel` holds the copies and prepares steps. Losses give one number per sample; their gradients
+at the model's outputs are computed here too.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def sample_loss(loss: str | SampleLoss) -> SampleLoss:
     if loss != "cross-entropy":
         raise ConfigError(
             f"loss={loss!r} is unknown: use 'cross-entropy' or a callable of (outputs, y) that "
-            "returns one loss a sample"
+            "returns one loss per sample"
         )
     return cross_entropy
 
@@ -60,7 +61,7 @@ def record_gradient(
         tape.append(partial(_by_autograd, loss, outputs, y, weight))
         return outputs
     each = weight.unsqueeze(-1)
-    if outputs.is_cuda:  # the fewer kernels the better
+    if outputs.is_cuda:  # fewer kernels
         ones = torch.full_like(each, -1.0)
         tape += [
             partial(torch.ops.aten._softmax.out, outputs, 2, False, out=outputs),
@@ -91,7 +92,7 @@ def _by_autograd(loss: SampleLoss, outputs: Tensor, y: Tensor, weight: Tensor) -
 
 
 class Gradient:
-    """Sums gradients, in place of an optimizer."""
+    """Sums gradients instead of changing parameters."""
 
     beta, alpha, direct = 1.0, 1.0, False
 
@@ -115,11 +116,11 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of `len(x)` clients, prepared: fill in the tensors, then run.
+    """One prepared step of `len(x)` clients: fill in the tensors, then run.
 
-    `x` and `y` are (clients, samples, ...). `weight`, (clients, samples), is what each sample
-    contributes: 1 / (samples of the batch), or 0 for padding; times the learning rate where the
-    sink is `direct`. `rate`, (clients,), and `eps` are the optimizer's.
+    `x` and `y` are (clients, samples, ...). `weight`, (clients, samples), is the factor of each
+    sample's loss: 1 / (samples in the batch), or 0 for padding, times the learning rate if the sink
+    is `direct`. `rate`, (clients,), and `eps` belong to the optimizer.
     """
 
     x: Tensor
@@ -141,9 +142,11 @@ class Kernel:
     loss : callable
     clients : int
     device : torch.device
+    precision : str
+        How products are rounded; see `switches.precision`.
     """
 
-    random = True  # whether learning draws random numbers
+    random = True  # whether training draws random numbers
     sink: Optimizer | Gradient
 
     def __init__(
@@ -153,10 +156,12 @@ class Kernel:
         loss: SampleLoss,
         clients: int,
         device: torch.device,
+        precision: str = "float32",
     ) -> None:
         shapes = [p.shape for p in model.parameters()]
         self.params = [torch.zeros(clients, *shape, device=device) for shape in shapes]
-        self.loss, self.clients, self.arena = loss, clients, Arena(device)
+        self.loss, self.clients, self.precision = loss, clients, precision
+        self.arena = Arena(device, bf16=precision == "bf16")
         self.trained = [p.requires_grad for p in model.parameters()]
         moving = [p for p, on in zip(self.params, self.trained, strict=True) if on]
         self.sink = Gradient(moving) if local is None else Optimizer(local, moving)
@@ -165,7 +170,7 @@ class Kernel:
         self.steps: dict[tuple[int, int], Step] = {}
 
     def load(self, params: Tensor, rows: Tensor) -> None:
-        """Give client j a copy of params[rows[j]] and start afresh."""
+        """Give client j a copy of params[rows[j]] and restart the optimizer."""
         for stack, span in zip(self.params, self.spans, strict=True):
             block = stack.view(self.clients, -1)[: len(rows)]
             if len(params) == 1:
@@ -193,7 +198,7 @@ class Kernel:
     def step(self, clients: int, samples: int, like: tuple[Tensor, Tensor]) -> Step:
         """Return the step of the first `clients` clients on `samples` samples each.
 
-        `like` are the data set's x and y.
+        `like` holds the x and y of the data set.
         """
         key = (clients, samples)
         if key not in self.steps:
@@ -208,7 +213,7 @@ class Kernel:
         return self.steps[key]
 
     def footprint(self, samples: int, like: tuple[Tensor, Tensor]) -> int:
-        """Return the bytes in use once a step on `samples` samples is prepared."""
+        """Return the bytes in use after a step on `samples` samples has been prepared."""
         self.step(self.clients, samples, like)
         copies = self.sink.copies if isinstance(self.sink, Optimizer) else 2
         blocks = self.arena.blocks.values()
@@ -217,5 +222,5 @@ class Kernel:
     def prepare(
         self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor, eps: Tensor
     ) -> Callable[[], None]:
-        """Return a function that learns from what lies in these tensors when it is called."""
+        """Return a function that takes one step with the values that the tensors then hold."""
         raise NotImplementedError

@@ -1,13 +1,12 @@
 """Layers of many models at once, with their backward passes written out.
 
-Activations carry the client first: (clients, samples, features) for dense layers and (clients,
-channels, samples, height, width) for convolutions, so that each layer is one batched matrix product
-and its output is already laid out for the next. Doing without autograd lets a weight's gradient be
-added to the weight itself inside the matrix product.
+The first axis of an activation is the client: (clients, samples, features) for dense layers and
+(clients, channels, samples, height, width) for images. Each layer is one batched matrix product,
+and its output already has the layout that the next layer needs. Without autograd, the gradient of a
+weight can be added to the weight inside the matrix product.
 
-A layer computes nothing when it is called: it appends operations on fixed memory to a tape. For
-small models the cost of a step is that of calling PyTorch, and a tape has all its views made
-beforehand.
+A layer computes nothing when it is called. It appends operations on fixed memory to a tape, with
+all views made beforehand, because the time of a small model's step is that of calling PyTorch.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-# ruff: noqa: D102 (what the methods do is said once, in `Layer`)
+# ruff: noqa: D102 (`Layer` documents the methods)
 
 
 Tape = list[Callable[[], Any]]
@@ -36,16 +35,16 @@ class Sink(Protocol):
 
 
 class Arena:
-    """Memory for activations, shared by tapes of all sizes."""
+    """Memory for activations, shared by tapes of all sizes; `bf16` is how products round."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, bf16: bool = False) -> None:
+        self.device, self.bf16 = device, bf16
         self.blocks: dict[object, Tensor] = {}
 
     def take(
         self, name: object, shape: Sequence[int], dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Return a tensor of zeros or of whatever was last written there under that name."""
+        """Return the tensor of that name: zeros at first, later what was last written to it."""
         size = int(torch.Size(shape).numel())
         block = self.blocks.get(name)
         if block is None or block.numel() < size:
@@ -58,7 +57,7 @@ class Layer:
 
     def __init__(self, place: int, arena: Arena) -> None:
         self.place, self.arena = place, arena
-        self.split = 1  # parts that each client's batch is cut into; see `convolution`
+        self.split = 1  # the parts that each client's batch is cut into; see `convolution`
 
     def memory(self, use: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Return this layer's memory for one use."""
@@ -78,21 +77,45 @@ class Layer:
 
 
 class Weighted(Layer):
-    """A layer with parameters, of which number `at` is the first."""
+    """A layer with parameters; `at` are their numbers in the model."""
 
-    def __init__(self, place: int, arena: Arena, sink: Sink, at: int) -> None:
+    def __init__(self, place: int, arena: Arena, sink: Sink, at: list[int]) -> None:
         super().__init__(place, arena)
         self.sink, self.at = sink, at
 
     def weight(self, clients: int) -> Tensor:
         """Return the weights as matrices."""
-        return self.sink.params[self.at][:clients].flatten(2)
+        return self.sink.params[self.at[0]][:clients].flatten(2)
 
-    def gather(self, tape: Tape, left: Tensor, right: Tensor) -> None:
-        """Append the weight's gradient, left @ right."""
-        target = self.sink.targets[self.at][: len(left)].flatten(2)
+    def multiply(
+        self, tape: Tape, left: Tensor, right: Tensor, out: Tensor, beta: float = 0.0
+    ) -> None:
+        """Append out = beta * out + left @ right."""
+        if self.arena.bf16:
+            left, right = self._rounded(tape, "left", left), self._rounded(tape, "right", right)
+            rough = self.arena.take("bf16 product", out.shape, torch.bfloat16)
+            tape.append(partial(torch.bmm, left, right, out=rough))
+            tape.append(partial(out.add_ if beta else out.copy_, rough))
+        elif beta:
+            tape.append(partial(torch.baddbmm, out, left, right, beta=beta, out=out))
+        else:
+            tape.append(partial(torch.bmm, left, right, out=out))
+
+    def _rounded(self, tape: Tape, side: str, factor: Tensor) -> Tensor:
+        rough = self.arena.take(f"bf16 {side}", factor.shape, torch.bfloat16)
+        tape.append(partial(rough.copy_, factor))
+        return rough
+
+    def gather(self, tape: Tape, at: int, left: Tensor, right: Tensor) -> None:
+        """Append the gradient of weight `at`, left @ right."""
+        target = self.sink.targets[at][: len(left)].flatten(2)
         beta, alpha = self.sink.beta, self.sink.alpha
-        tape.append(partial(target.baddbmm_, left, right, beta=beta, alpha=alpha))
+        if self.arena.bf16:
+            product = self.arena.take("gradient", target.shape)
+            self.multiply(tape, left, right, product)
+            self._add(tape, target, product)
+        else:
+            tape.append(partial(target.baddbmm_, left, right, beta=beta, alpha=alpha))
 
     def gather_sum(self, tape: Tape, at: int, parts: Tensor, over: int | tuple[int, ...]) -> None:
         """Append the gradient of parameter `at`, the sum of `parts` over some axes."""
@@ -101,15 +124,18 @@ class Weighted(Layer):
         target = self.sink.targets[at][: len(parts)].view(shape)
         total = self.memory(f"sum {at}", shape)
         tape.append(partial(torch.sum, parts, over, out=total))
+        self._add(tape, target, total)
+
+    def _add(self, tape: Tape, target: Tensor, gradient: Tensor) -> None:
         if self.sink.beta != 1.0:
             tape.append(partial(target.mul_, self.sink.beta))
-        tape.append(partial(target.add_, total, alpha=self.sink.alpha))
+        tape.append(partial(target.add_, gradient, alpha=self.sink.alpha))
 
 
 class Dense(Weighted):
     """`nn.Linear`."""
 
-    def __init__(self, place: int, arena: Arena, sink: Sink, at: int, bias: bool) -> None:
+    def __init__(self, place: int, arena: Arena, sink: Sink, at: list[int], bias: bool) -> None:
         super().__init__(place, arena, sink, at)
         self.has_bias = bias
 
@@ -117,24 +143,173 @@ class Dense(Weighted):
         self.x = x
         weight = self.weight(len(x))
         out = self.memory("out", (*x.shape[:2], weight.shape[1]))
-        if self.has_bias:
-            bias = self.sink.params[self.at + 1][: len(x)].unsqueeze(1)
+        if self.has_bias and not self.arena.bf16:
+            bias = self.sink.params[self.at[1]][: len(x)].unsqueeze(1)
             tape.append(partial(torch.baddbmm, bias, x, weight.mT, out=out))
-        else:
-            tape.append(partial(torch.bmm, x, weight.mT, out=out))
+            return out
+        self.multiply(tape, x, weight.mT, out)
+        if self.has_bias:
+            bias = self.sink.params[self.at[1]][: len(x)].unsqueeze(1)
+            tape.append(partial(out.add_, bias))
         return out
 
     def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
         below = grad
         if wanted:  # before the weight changes
             below = self.memory("below", self.x.shape)
-            tape.append(partial(torch.bmm, grad, self.weight(len(grad)), out=below))
-        self.gather(tape, grad.mT, self.x)
-        if self.has_bias and grad.is_cuda:  # one kernel in place of two
+            self.multiply(tape, grad, self.weight(len(grad)), below)
+        self.gather(tape, self.at[0], grad.mT, self.x)
+        if self.has_bias and grad.is_cuda and not self.arena.bf16:  # one kernel in place of two
             ones = self.memory("ones", (len(grad), 1, grad.shape[1])).fill_(1)
-            target = self.sink.targets[self.at + 1][: len(grad)].unsqueeze(1)
+            target = self.sink.targets[self.at[1]][: len(grad)].unsqueeze(1)
             options = {"beta": self.sink.beta, "alpha": self.sink.alpha}
             tape.append(partial(target.baddbmm_, ones, grad, **options))
         elif self.has_bias:
-            self.gather_sum(tape, self.at + 1, grad, 1)
+            self.gather_sum(tape, self.at[1], grad, 1)
+        return below
+
+
+class Activation(Layer):
+    """An elementwise function whose gradient can be computed from its output.
+
+    It overwrites its input unless the layer below still needs it.
+    """
+
+    def __init__(self, place: int, arena: Arena, name: str, inplace: bool) -> None:
+        super().__init__(place, arena)
+        self.act, self.derive, self.extra = ACTIVATIONS[name]
+        self.inplace = inplace
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        self.y = x if self.inplace else self.memory("out", x.shape)
+        tape.append(partial(self.act, x, *self.extra, out=self.y))
+        return self.y
+
+    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
+        tape.append(partial(self.derive, grad, self.y, *self.extra, grad_input=grad))
+        return grad
+
+
+ACTIVATIONS: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
+    "ReLU": (torch.clamp_min, aten.threshold_backward.grad_input, (0,)),
+    "Tanh": (torch.tanh, aten.tanh_backward.grad_input, ()),
+    "Sigmoid": (torch.sigmoid, aten.sigmoid_backward.grad_input, ()),
+}
+
+
+class ResponseNorm(Layer):
+    """`nn.LocalResponseNorm`: x / (k + alpha * mean of the squares of nearby channels) ^ beta.
+
+    The sum over nearby channels is a product with a band matrix; the gradient uses its transpose.
+    """
+
+    def __init__(self, place: int, arena: Arena, norm: nn.LocalResponseNorm) -> None:
+        super().__init__(place, arena)
+        self.norm = norm
+
+    def _band(self, channels: int) -> Tensor:
+        """Entry (c, d) is alpha / size if channel d is among the neighbors of c, else 0."""
+        at = torch.arange(channels, device=self.arena.device)
+        offset = at - at[:, None]
+        near = (offset >= -(self.norm.size // 2)) & (offset <= (self.norm.size - 1) // 2)
+        return near * (self.norm.alpha / self.norm.size)
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        self.x = x
+        self.band = self._band(x.shape[1]).expand(len(x), -1, -1)
+        self.base, self.spare = (self.memory(name, x.shape) for name in ("base", "spare"))
+        self.factor, self.y = (self.memory(name, x.shape) for name in ("factor", "out"))
+        tape += [
+            partial(torch.mul, x, x, out=self.spare),
+            partial(torch.bmm, self.band, self.spare.flatten(2), out=self.base.flatten(2)),
+            partial(self.base.add_, self.norm.k),
+            partial(torch.pow, self.base, -self.norm.beta, out=self.factor),
+            partial(torch.mul, x, self.factor, out=self.y),
+        ]
+        return self.y
+
+    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
+        around = self.memory("around", grad.shape)
+        tape += [
+            partial(torch.mul, grad, self.y, out=self.spare),
+            partial(self.spare.div_, self.base),
+            partial(torch.bmm, self.band.mT, self.spare.flatten(2), out=around.flatten(2)),
+            partial(grad.mul_, self.factor),
+            partial(grad.addcmul_, self.x, around, value=-2 * self.norm.beta),
+        ]
+        return grad
+
+
+class Dropout(Layer):
+    """`nn.Dropout`, with masks from the current generator."""
+
+    def __init__(self, place: int, arena: Arena, p: float) -> None:
+        super().__init__(place, arena)
+        self.keep = 1.0 - p
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        self.mask, out = self.memory("mask", x.shape), self.memory("out", x.shape)
+        tape.append(partial(self.mask.bernoulli_, self.keep))
+        tape.append(partial(self.mask.div_, max(self.keep, 1e-30)))  # keep=0 leaves zeros
+        tape.append(partial(torch.mul, x, self.mask, out=out))
+        return out
+
+    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
+        tape.append(partial(grad.mul_, self.mask))
+        return grad
+
+
+class Unflatten(Layer):
+    """`nn.Unflatten` of the input's first axis."""
+
+    def __init__(self, place: int, arena: Arena, shape: Sequence[int]) -> None:
+        super().__init__(place, arena)
+        self.shape = shape
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], *self.shape, *x.shape[3:])
+
+
+class ChannelsFirst(Layer):
+    """From (clients, samples, channels, ...) to (clients * split, channels, samples / split, ...).
+
+    A view is enough for a convolution, which reads its input in any order.
+    """
+
+    def __init__(self, place: int, arena: Arena, copy: bool) -> None:
+        super().__init__(place, arena)
+        self.copy = copy
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        view = x.view(len(x) * self.split, -1, *x.shape[2:]).transpose(1, 2)
+        if not self.copy:
+            return view
+        out = self.memory("out", view.shape)
+        tape.append(partial(out.copy_, view))
+        return out
+
+
+class Flatten(Layer):
+    """`nn.Flatten`, from (clients, samples, ...) or from a convolution's layout."""
+
+    def __init__(self, place: int, arena: Arena, image: bool) -> None:
+        super().__init__(place, arena)
+        self.image = image
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        self.shape = x.shape
+        if not self.image:
+            return x.flatten(2)
+        clients, channels, samples, *rest = x.shape
+        out = self.memory("out", (clients, samples, channels, *rest))
+        tape.append(partial(out.copy_, x.transpose(1, 2)))
+        return out.view(clients // self.split, samples * self.split, -1)
+
+    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
+        if not self.image:
+            return grad.view(self.shape)
+        clients, channels, samples, *rest = self.shape
+        below = self.memory("below", self.shape)
+        split = grad.view(clients, samples, channels, *rest).transpose(1, 2)
+        tape.append(partial(below.copy_, split))
         return below

@@ -1,20 +1,40 @@
-"""Stacked models built from layers whose backward pass is written out: the fastest engine."""
+"""Stacked models built from layers whose backward pass is written out: the fastest engine.
+
+`read_chain` finds the layers of a model. The layers must form a chain: each one takes only the
+output of the one before it. An `nn.Sequential` is a chain, and so are most modules whose `forward`
+is written out, which `torch.fx` reads.
+"""
 
 from __future__ import annotations
 
+import copy
+import operator
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.simulate.engine import activations, convolution, layers
+from fedcohort.simulate.engine import convolution, layers, recurrent
 from fedcohort.simulate.engine.kernel import Kernel, SampleLoss, record_gradient
+from fedcohort.simulate.engine.recurrent import LastOutput
 from fedcohort.simulate.local import LocalTraining
 
 PARTS = {"cuda": 256}  # products that a device should get at once
 _PLAIN = (nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Identity, nn.LocalResponseNorm)
+_WEIGHTED = (nn.Linear, nn.Conv2d, nn.Embedding, LastOutput)
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "relu_": nn.ReLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+}
+
+
+class Unstackable(Exception):
+    """Says which part of a model has no stacked form."""
 
 
 def modules(model: nn.Module) -> list[nn.Module] | None:
@@ -27,12 +47,149 @@ def modules(model: nn.Module) -> list[nn.Module] | None:
     >>> modules(nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1))) is None
     True
     """
-    flat = list(_leaves(model))
-    weighted = [id(module) for module in flat if isinstance(module, (nn.Linear, nn.Conv2d))]
-    once = weighted and len(weighted) == len(set(weighted))
-    trained = all(p.requires_grad for p in model.parameters())
-    known = all(_known(module, first=i == 0) for i, module in enumerate(flat))
-    return flat if once and trained and known and _shapes_fit(flat) else None
+    try:
+        return stackable(model)
+    except Unstackable:
+        return None
+
+
+def stackable(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a model in order; `Unstackable` names what has no stacked form."""
+    names = {id(module): name for name, module in model.named_modules()}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            raise Unstackable(f"parameter {name!r} is frozen")
+    tied = len(list(model.named_parameters(remove_duplicate=False))) - len(list(model.parameters()))
+    if tied:
+        raise Unstackable("layers share a parameter")
+    flat = read_chain(model)
+    for place, module in enumerate(flat):
+        if not _known(module, first=place == 0):
+            name = names.get(id(module), "")
+            raise Unstackable(f"layer {name!r} ({type(module).__name__}) has no stacked form")
+    weighted = [id(module) for module in flat if isinstance(module, _WEIGHTED)]
+    if not weighted or len(weighted) != len(set(weighted)):
+        raise Unstackable("a layer with parameters is used twice, or there is none")
+    held = {id(p) for module in flat for p in module.parameters()}
+    if any(id(p) not in held for p in model.parameters()):
+        raise Unstackable("a parameter belongs to no layer")
+    _check_shapes(flat)
+    return flat
+
+
+def read_chain(model: nn.Module) -> list[nn.Module]:
+    """Return the layers that the input passes through, one after the other."""
+    if type(model) is nn.Sequential:
+        return list(_leaves(model))
+    if type(model).__module__.startswith("torch.nn"):
+        return [model]
+    if model._forward_hooks or model._forward_pre_hooks:
+        raise Unstackable("the model has forward hooks")
+    return [leaf for module in _traced(model) for leaf in _leaves(module)]
+
+
+def _traced(model: nn.Module) -> list[nn.Module]:
+    """Read the layers from what `forward` does to a symbol in place of the input."""
+    from torch import fx
+
+    copied = copy.deepcopy(model)
+    try:
+        evaluated = {node.name: node for node in fx.Tracer().trace(copied.eval()).nodes}
+        graph = fx.Tracer().trace(copied.train())
+    except Exception as error:  # whatever the user's code does to a symbol
+        raise Unstackable(f"its forward depends on the input ({type(error).__name__})") from None
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    if len([node for node in inputs if node.users]) != 1:
+        raise Unstackable("its forward does not take exactly one input")
+    found: list[nn.Module] = []
+    node = next(node for node in inputs if node.users)
+    while True:
+        following = [user for user in node.users if not _asks_shape(user)]
+        if len(following) != 1:
+            raise Unstackable(f"{node.name!r} is used by {len(following)} layers, not by one")
+        (node,) = following
+        if node.op == "output":
+            return found
+        node = _convert(model, node, evaluated.get(node.name), found)
+
+
+def _asks_shape(node: Any) -> bool:
+    """Whether a node only reads the shape of its input, or is not used at all."""
+    shape = node.op == "call_method" and node.target == "size"
+    shape = shape or (node.target is getattr and node.args[1] == "shape")
+    return shape or (node.op != "output" and not node.users)
+
+
+def _convert(model: nn.Module, node: Any, evaluated: Any, found: list[nn.Module]) -> Any:
+    """Append the module that does what a node does; return the node that holds its output.
+
+    `evaluated` is the same node as traced in evaluation mode.
+    """
+    if node.op == "call_module":
+        module = model.get_submodule(node.target)
+        if not isinstance(module, nn.LSTM):
+            found.append(module)
+            return node
+        if len(node.args) != 1 or node.kwargs:
+            raise Unstackable(f"layer {node.target!r} (LSTM) starts from a state")
+        outputs = _only_user(node, 0)
+        for last in ((slice(None), -1), (slice(None), -1, slice(None))):
+            if (only := _only_user(outputs, last)) is not None:
+                found.append(LastOutput(module))
+                return only
+        raise Unstackable(f"layer {node.target!r} (LSTM) is used beyond its last output")
+    same = _module_of(node, evaluated)
+    if same is None:
+        name = node.target if isinstance(node.target, str) else node.target.__name__
+        raise Unstackable(f"the operation {name!r} has no stacked form")
+    found.append(same)
+    return node
+
+
+def _only_user(node: Any, item: Any) -> Any:
+    """Return the node that takes an item of a node, if nothing else uses that node."""
+    users = [] if node is None else [user for user in node.users if user.users]
+    fits = len(users) == 1 and users[0].target is operator.getitem and users[0].args[1] == item
+    return users[0] if fits else None
+
+
+def _module_of(node: Any, evaluated: Any) -> nn.Module | None:
+    """Return the module that does the same as a function or a tensor's method."""
+    name = node.target if isinstance(node.target, str) else node.target.__name__
+    given, named = node.args[1:], node.kwargs
+    if name in _ACTIVATIONS and not given:
+        return _ACTIVATIONS[name]()
+    if name in ("max_pool2d", "_max_pool2d", "boolean_dispatch"):
+        known = {"kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"}
+        return nn.MaxPool2d(*given, **named) if set(named) <= known else None
+    if name == "flatten":
+        options = dict(zip(("start_dim", "end_dim"), given, strict=False)) | named
+        return nn.Flatten(options.get("start_dim", 0), options.get("end_dim", -1))
+    if name in ("view", "reshape") and _flattens(node):
+        return nn.Flatten()
+    if name == "dropout" and evaluated is not None:
+        (p, on), (_, still_on) = _dropout_options(node), _dropout_options(evaluated)
+        if not still_on:
+            return nn.Dropout(p) if on else nn.Identity()
+    return None
+
+
+def _dropout_options(node: Any) -> tuple[float, bool]:
+    options = dict(zip(("p", "training", "inplace"), node.args[1:], strict=False)) | node.kwargs
+    return options.get("p", 0.5), options.get("training", True)
+
+
+def _flattens(node: Any) -> bool:
+    """Whether a view is (samples, -1) or (-1, k).
+
+    If k is not the number of features, the dense layer that follows refuses the shape.
+    """
+    size = node.args[1:] if len(node.args) > 2 else tuple(node.args[1])
+    if len(size) != 2:
+        return False
+    if size[1] == -1 and not isinstance(size[0], int):
+        return True  # the number of samples, by x.size(0) or x.shape[0]
+    return size[0] == -1 and isinstance(size[1], int)
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
@@ -54,39 +211,50 @@ def _known(module: nn.Module, first: bool) -> bool:
         return (module.start_dim, module.end_dim) == (1, -1)
     if type(module) is nn.Unflatten:
         return first and module.dim == 1
+    if type(module) is nn.Embedding:
+        return first and recurrent.plain_embedding(module)
+    if type(module) is LastOutput:
+        return recurrent.plain_lstm(module.lstm)
     return type(module) in _PLAIN
 
 
-def _shapes_fit(flat: list[nn.Module]) -> bool:
-    """Whether dense layers and the end come after a Flatten, and norms after a convolution."""
+def _check_shapes(flat: list[nn.Module]) -> None:
+    """Dense layers and the end must come after a Flatten, norms after a convolution.
+
+    An LSTM must come right after its embedding, and nothing else may.
+    """
     image = False
-    for module in flat:
+    for i, module in enumerate(flat):
         misplaced = nn.Linear if image else nn.LocalResponseNorm
         if isinstance(module, misplaced):
-            return False
+            raise Unstackable(f"layer {i} ({type(module).__name__}) sees an unexpected shape")
+        after = flat[i - 1] if i else None
+        if isinstance(after, nn.Embedding) != isinstance(module, LastOutput):
+            raise Unstackable("an embedding and an LSTM are stacked only one after the other")
         image = (image or isinstance(module, (nn.Conv2d, nn.MaxPool2d))) and not isinstance(
             module, nn.Flatten
         )
-    return not image
+    if image or isinstance(flat[-1], nn.Embedding):
+        raise Unstackable("the output is not one vector per sample")
 
 
 def _pool_first(stack: list[layers.Layer]) -> list[layers.Layer]:
     """Take each maximum before the bias and the ReLU: the same result from fewer numbers."""
     for i in range(1, len(stack)):
         j = i
-        while isinstance(stack[j], convolution.MaxPool) and _rises(stack[j - 1]):
+        while isinstance(stack[j], convolution.MaxPool) and _keeps_order(stack[j - 1]):
             stack[j - 1], stack[j] = stack[j], stack[j - 1]
             j -= 1
     return stack
 
 
-def _rises(layer: layers.Layer) -> bool:
+def _keeps_order(layer: layers.Layer) -> bool:
     """Whether a layer keeps the order of the numbers in a channel."""
-    return isinstance(layer, (convolution.Bias, activations.Activation))
+    return isinstance(layer, (convolution.Bias, layers.Activation))
 
 
 class Stacked(Kernel):
-    """Copies of an `nn.Sequential` of the layers that `modules` accepts."""
+    """Copies of a model made of the layers that `modules` accepts."""
 
     def __init__(
         self,
@@ -95,81 +263,91 @@ class Stacked(Kernel):
         loss: SampleLoss,
         clients: int,
         device: torch.device,
+        precision: str = "float32",
     ) -> None:
-        super().__init__(model, local, loss, clients, device)
+        super().__init__(model, local, loss, clients, device, precision)
         flat = modules(model) or []
         if local is None:
             flat = [module for module in flat if not isinstance(module, nn.Dropout)]
         self.random = any(isinstance(module, nn.Dropout) for module in flat)
-        self.layers = _pool_first(list(self._build(flat)))
-        weighted = [isinstance(layer, (layers.Dense, convolution.Conv)) for layer in self.layers]
-        self.first = weighted.index(True)
+        place_of = {id(p): i for i, p in enumerate(model.parameters())}
+        self.layers = _pool_first(list(self._build(flat, place_of)))
+        self.first = [isinstance(layer, layers.Weighted) for layer in self.layers].index(True)
         self.parts = PARTS.get(device.type, 1)
 
     def _split(self, clients: int, samples: int) -> int:
-        """Return into how many parts a convolution shall cut each client's batch.
+        """Return the number of parts that a convolution cuts each client's batch into.
 
         The gradient of a small kernel is a product of two small matrices over all pixels of a
-        batch; on a GPU only many such products keep all of it busy.
+        batch. Only many such products keep a whole GPU busy.
         """
         wanted = -(-self.parts // clients)
         divisors = (d for d in range(1, samples + 1) if samples % d == 0)
         return next((d for d in divisors if d >= wanted), samples)
 
-    def _build(self, flat: list[nn.Module]) -> Iterator[layers.Layer]:
+    def _build(self, flat: list[nn.Module], place_of: dict[int, int]) -> Iterator[layers.Layer]:
         """Return the layers of each module; a place in the network names its memory."""
-        at, image = 0, False
+        image = False
         for place, module in enumerate(flat):
             here = (3 * place, self.arena)
+            at = [place_of[id(p)] for p in module.parameters()]
             after = flat[place - 1] if place else None
             if isinstance(module, (nn.Conv2d, nn.MaxPool2d)) and not image:
-                copy = isinstance(module, nn.MaxPool2d)
-                yield activations.ChannelsFirst(3 * place + 1, self.arena, copy)
+                pooled = isinstance(module, nn.MaxPool2d)
+                yield layers.ChannelsFirst(3 * place + 1, self.arena, pooled)
                 image = True
             if isinstance(module, nn.Conv2d):
-                yield convolution.Conv(*here, self.sink, at, module)
+                yield convolution.Conv(*here, self.sink, at, module, self.precision)
                 if module.bias is not None:
-                    yield convolution.Bias(3 * place + 2, self.arena, self.sink, at + 1)
+                    yield convolution.Bias(3 * place + 2, self.arena, self.sink, at[1:])
             elif isinstance(module, nn.Linear):
                 yield layers.Dense(*here, self.sink, at, module.bias is not None)
+            elif isinstance(module, nn.Embedding):
+                yield recurrent.Embedding(*here, self.sink, at)
+            elif isinstance(module, LastOutput):
+                yield recurrent.LSTM(*here, self.sink, at, module.lstm)
             elif isinstance(module, nn.MaxPool2d):
                 yield convolution.MaxPool(*here, module)
             elif isinstance(module, nn.Flatten):
-                yield activations.Flatten(*here, image)
+                yield layers.Flatten(*here, image)
                 image = False
             elif isinstance(module, nn.Unflatten):
-                yield activations.Split(*here, module.unflattened_size)
+                yield layers.Unflatten(*here, module.unflattened_size)
             elif isinstance(module, nn.LocalResponseNorm):
-                yield activations.ResponseNorm(*here, module)
+                yield layers.ResponseNorm(*here, module)
             elif isinstance(module, nn.Dropout):
-                yield activations.Dropout(*here, module.p)
+                yield layers.Dropout(*here, module.p)
             elif not isinstance(module, nn.Identity):
                 inplace = isinstance(after, (nn.Linear, nn.Conv2d, nn.MaxPool2d))
-                yield activations.Activation(*here, type(module).__name__, inplace)
-            at += len(list(module.parameters()))
+                yield layers.Activation(*here, type(module).__name__, inplace)
 
     def prepare(
         self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor, eps: Tensor
     ) -> Callable[[], None]:
         """Record all layers forward, then backward down to the first that has a weight."""
-        if x.dim() != 3 and isinstance(self.layers[0], layers.Dense):
-            raise ConfigError(
-                f"samples of shape {tuple(x.shape[2:])} meet nn.Linear: put nn.Flatten() before "
-                "it, or choose engine='loop'"
-            )
         tape: layers.Tape = []
-        at, split = x, self._split(*x.shape[:2])
-        for layer in self.layers:
-            layer.split = split
-            at = layer.forward(tape, at)
-        grad = record_gradient(tape, self.arena, self.loss, at, y, weight)
+        outputs = self.record_forward(tape, x)
+        grad = record_gradient(tape, self.arena, self.loss, outputs, y, weight)
         for i in range(len(self.layers) - 1, self.first - 1, -1):
             grad = self.layers[i].backward(tape, grad, wanted=i > self.first)
         tape.append(partial(self.sink.update, rate, eps, len(x)))
         return partial(_play, tape)
 
+    def record_forward(self, tape: layers.Tape, x: Tensor) -> Tensor:
+        """Append the forward pass and return where the outputs will be."""
+        if x.dim() != 3 and isinstance(self.layers[0], layers.Dense):
+            raise ConfigError(
+                f"samples of shape {tuple(x.shape[2:])} meet nn.Linear: put nn.Flatten() before "
+                "it, or choose engine='loop'"
+            )
+        split = self._split(*x.shape[:2])
+        for layer in self.layers:
+            layer.split = split
+            x = layer.forward(tape, x)
+        return x
 
-def _play(tape: layers.Tape) -> None:
+
+def _play(tape: layers.Tape) -> Any:
     with torch.no_grad():
         for operation in tape:
             operation()

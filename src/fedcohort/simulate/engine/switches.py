@@ -1,30 +1,56 @@
-"""PyTorch's global switches, set for a block of code and put back after it.
+"""PyTorch's global settings, changed inside a block and restored after it.
 
-Random numbers inside a model, such as dropout's, without touching anyone else's.
+Three kinds: the precision of products, cuDNN for recurrent layers, and the random generators that
+dropout draws from.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
+from fedcohort.exceptions import ConfigError
+
+PRECISIONS = ("float32", "tf32", "bf16")
+_LOCKS: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)  # one per generator
+
+
+def check_precision(mode: str, device: torch.device) -> str:
+    """Return the mode, or raise ConfigError if it is unknown or the device does not have it."""
+    if mode not in PRECISIONS:
+        raise ConfigError(f"precision={mode!r} must be one of {', '.join(PRECISIONS)}")
+    if mode == "tf32" and device.type != "cuda":
+        raise ConfigError(f"precision='tf32' needs a GPU, not {device}: choose 'float32' or 'bf16'")
+    return mode
+
 
 @contextmanager
-def precision(device: torch.device, tf32: bool) -> Iterator[None]:
-    """Let a GPU round the factors of products to 10 bits of mantissa, or forbid it."""
+def precision(device: torch.device, mode: str) -> Iterator[None]:
+    """Set how products are rounded.
+
+    "float32" multiplies in full, "tf32" lets a GPU round factors to 10 bits of mantissa, and
+    "bf16" is PyTorch's autocast to bfloat16. Sums and parameters stay float32.
+    """
+    autocast: Any = nullcontext()
+    if mode == "bf16":  # its cache would keep weights that a step has changed since
+        autocast = torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
     if device.type != "cuda":
-        yield
+        with autocast:
+            yield
         return
     switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
     before = [switch.allow_tf32 for switch in switches]
     for switch in switches:
-        switch.allow_tf32 = tf32
+        switch.allow_tf32 = mode == "tf32"
     try:
-        yield
+        with autocast:
+            yield
     finally:
         for switch, old in zip(switches, before, strict=True):
             switch.allow_tf32 = old
@@ -32,9 +58,9 @@ def precision(device: torch.device, tf32: bool) -> Iterator[None]:
 
 @contextmanager
 def gradients_without_training(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode such that it still has gradients.
+    """Put a model in evaluation mode and keep its gradients available.
 
-    cuDNN's recurrent layers have none in that mode, PyTorch's own do.
+    cuDNN's recurrent layers have no gradient in that mode; PyTorch's own have one.
     """
     model.eval()
     cudnn = torch.backends.cudnn
@@ -49,7 +75,9 @@ def gradients_without_training(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def seeded(seeds: Sequence[int], device: torch.device, wanted: bool = True) -> Iterator[None]:
-    """Seed PyTorch's generators inside the block and put them back after it.
+    """Seed the device's generator inside the block and restore it after the block.
+
+    Threads that use the same generator take turns.
 
     Examples
     --------
@@ -67,10 +95,20 @@ def seeded(seeds: Sequence[int], device: torch.device, wanted: bool = True) -> I
     mixed = 0
     for seed in seeds:
         mixed = (mixed * 6364136223846793005 + seed + 1442695040888963407) % 2**63
-    on_gpu = device.type == "cuda"
-    with torch.random.fork_rng(devices=[device] if on_gpu else []):
-        torch.default_generator.manual_seed(mixed)
-        if on_gpu:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(mixed)
-        yield
+    with _LOCKS[str(device)]:
+        generator = _generator(device)
+        before = generator.get_state()
+        generator.manual_seed(mixed)
+        try:
+            yield
+        finally:
+            generator.set_state(before)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    if device.type != "cuda":
+        return torch.default_generator
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    number = torch.cuda.current_device() if device.index is None else device.index
+    found: torch.Generator = torch.cuda.default_generators[number]
+    return found

@@ -1,19 +1,21 @@
-"""Which engine and device suit a model.
+"""Train a cohort, or the cohorts of several seeds, with the engine that suits the model.
 
-Training a cohort, or the cohorts of several seeds, with the engine that suits the model.
+`Trainer` is what the rest of the package uses: training, gradients, losses, features, evaluation.
+`choose` picks the engine.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import ClientId
@@ -21,7 +23,7 @@ from fedcohort.simulate.engine import stacked
 from fedcohort.simulate.engine.batched import Batched
 from fedcohort.simulate.engine.jobs import Data, Job
 from fedcohort.simulate.engine.kernel import SampleLoss, sample_loss
-from fedcohort.simulate.engine.switches import precision
+from fedcohort.simulate.engine.switches import check_precision, precision
 from fedcohort.simulate.engine.worker import (
     Doubles,
     Loop,
@@ -37,41 +39,64 @@ from fedcohort.simulate.local import Ints, LocalTraining, batch_plan
 ENGINES = ("auto", "loop", "stacked", "vmap")
 
 
-def choose(engine: str, model: nn.Module, device: torch.device) -> str:
+class Choice(NamedTuple):
+    """An engine, and why it is not a faster one ("" if it is the fastest)."""
+
+    engine: str
+    reason: str = ""
+
+
+def choose(engine: str, model: nn.Module, device: torch.device) -> Choice:
     """Return the engine to use: the one asked for, if the model allows it, or the fastest.
 
     Examples
     --------
     >>> choose("auto", nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), torch.device("cpu"))
-    'stacked'
+    Choice(engine='stacked', reason='')
+    >>> choose("auto", nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1)), torch.device("cuda"))
+    Choice(engine='vmap', reason="layer '1' (Softmax) has no stacked form")
     """
     if engine not in ENGINES:
         raise ConfigError(f"engine={engine!r} must be one of {', '.join(ENGINES)}")
-    mixes = any(isinstance(module, _NormBase) for module in model.modules())
-    stackable = stacked.modules(model) is not None
-    if engine == "stacked" and not stackable:
-        raise ConfigError(
-            "engine='stacked' needs an nn.Sequential of Flatten, Linear, Conv2d, MaxPool2d, "
-            "LocalResponseNorm, Dropout, ReLU, Tanh and Sigmoid layers: choose 'vmap', 'loop' or "
-            "'auto'"
-        )
-    if engine == "vmap" and mixes:
-        raise ConfigError("batch norm sees padding when clients are batched: choose engine='loop'")
+    mixing = _batch_norm(model)
+    reason = ""
+    try:
+        stacked.stackable(model)
+    except stacked.Unstackable as error:
+        reason = str(error)
+    if engine == "stacked" and reason:
+        raise ConfigError(f"engine='stacked': {reason}; choose 'vmap', 'loop' or 'auto'")
+    if engine == "vmap" and mixing:
+        raise ConfigError(f"engine='vmap': {mixing}; choose engine='loop'")
     if engine != "auto":
-        return engine
-    if device.type == "cpu":  # batched convolutions and recurrences lose to the loop there
-        images = any(isinstance(module, nn.Conv2d) for module in model.modules())
-        return "stacked" if stackable and not images else "loop"
-    return "loop" if mixes else "stacked" if stackable else "vmap"
+        return Choice(engine)
+    if device.type == "cpu":
+        slow = (nn.Conv2d, nn.RNNBase)
+        names = {type(m).__name__ for m in model.modules() if isinstance(m, slow)}
+        if names:
+            return Choice("loop", f"on a CPU, {'/'.join(sorted(names))} is fastest in a plain loop")
+        return Choice("loop" if reason else "stacked", reason)
+    if mixing:
+        return Choice("loop", mixing)
+    return Choice("vmap" if reason else "stacked", reason)
+
+
+def _batch_norm(model: nn.Module) -> str:
+    """Say which layer mixes the samples of a batch, "" if none does."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            kind = type(module).__name__
+            return f"layer {name!r} ({kind}) would see padding when clients are batched"
+    return ""
 
 
 def check(model: nn.Module) -> None:
-    """Refuse models that have nothing to train, or state that federated averaging would lose."""
+    """Refuse models without trainable parameters, or with state that averaging would lose."""
     for name, module in model.named_modules():
         if isinstance(module, _NormBase) and module.track_running_stats:
             raise ConfigError(
-                f"layer {name!r} ({type(module).__name__}) tracks running statistics, which are no "
-                "parameters and would not be averaged: use nn.GroupNorm, or "
+                f"layer {name!r} ({type(module).__name__}) tracks running statistics, which are "
+                "not parameters and would not be averaged: use nn.GroupNorm, or "
                 "track_running_stats=False"
             )
     if not any(p.requires_grad for p in model.parameters()):
@@ -79,7 +104,7 @@ def check(model: nn.Module) -> None:
 
 
 def room(device: torch.device) -> int:
-    """Return the bytes for clients side by side: what a CPU's cache holds, a quarter of a GPU."""
+    """Return the bytes for clients side by side: the size of a CPU's cache, a quarter of a GPU."""
     if device.type == "cpu":
         return 2**24
     return int(torch.cuda.get_device_properties(device).total_memory) // 4
@@ -112,19 +137,26 @@ class Trainer:
     Parameters
     ----------
     model : nn.Module
-        The architecture; its parameters are read by `flat` and never changed.
+        The architecture. Its parameters are read by `flat` and never changed.
     local : LocalTraining
     loss : "cross-entropy" or callable
-        callable(outputs, y) returns one loss a sample.
+        callable(outputs, y) returns one loss per sample.
     device : str
-        "auto" takes a GPU where there is one.
+        "auto" uses a GPU if there is one.
     engine : {"auto", "loop", "stacked", "vmap"}
         How the clients of a cohort train: one after the other, or side by side. All give the same
-        result up to rounding; "auto" takes the fastest. Dropout's masks depend on the engine.
-    memory : int, optional
-        Bytes for clients side by side; a cohort that needs more trains in several groups.
-    tf32 : bool
-        Let a GPU round what it multiplies to 10 bits of mantissa, for speed.
+        result up to rounding; "auto" takes the fastest, and `reason` says why it is not a faster
+        one. Dropout masks depend on the engine.
+    max_memory : int, optional
+        Bytes for clients side by side; a cohort that needs more trains in several groups. By
+        default the size of a CPU's cache, or a quarter of a GPU's memory.
+    precision : {"float32", "tf32", "bf16"}
+        How products are rounded. "tf32" (GPU only) and "bf16" are faster and less exact.
+
+    Attributes
+    ----------
+    engine, reason : str
+        The engine in use, and which layer or operation prevents a faster one.
 
     Examples
     --------
@@ -146,23 +178,39 @@ class Trainer:
         loss: str | SampleLoss = "cross-entropy",
         device: str = "auto",
         engine: str = "auto",
-        memory: int | None = None,
-        tf32: bool = False,
+        max_memory: int | None = None,
+        precision: str = "float32",
     ) -> None:
         self.local = LocalTraining() if local is None else local
         self.device = torch.device(device_name(device))
-        self.tf32 = tf32
+        self.precision = check_precision(precision, self.device)
+        if max_memory is not None and max_memory < 1:
+            raise ConfigError(f"max_memory={max_memory} must be at least 1 byte, or None")
         check(model)
         self.worker = Worker(model, sample_loss(loss), self.device)
         self.size = sum(p.numel() for p in self.worker.params)
         self._initial = self.flat(model)
-        self.engine = choose(engine, model, self.device)
+        self._asked = engine
+        self.engine, self.reason = choose(engine, model, self.device)
+        recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+        if (
+            precision == "bf16"
+            and self.engine == "loop"
+            and self.device.type == "cpu"
+            and recurrent
+        ):
+            raise ConfigError(
+                "precision='bf16': recurrent layers of a CPU have no bfloat16 in a plain loop; "
+                "choose 'float32', or engine='stacked'"
+            )
         drops = any(isinstance(module, nn.Dropout) for module in model.modules())
         self._random = self.engine != "stacked" or drops  # any forward may call F.dropout
-        self._engine = self._make(memory or room(self.device))
+        self.max_memory = max_memory or room(self.device)
+        self._engine = self._make()
+        self._probed = self.engine != "vmap"
         self._out = torch.empty(0, self.size, device=self.device)
 
-    def _make(self, memory: int) -> Engine:
+    def _make(self) -> Engine:
         if self.engine == "loop":
             return Loop(self.worker, self.local)
         if self.engine == "stacked":
@@ -170,7 +218,31 @@ class Trainer:
         else:
             from fedcohort.simulate.engine.vmapped import Vmapped as kind
         worker = self.worker
-        return Batched(kind, worker.model, self.local, worker.loss, self.device, memory)
+        return Batched(
+            kind,
+            worker.model,
+            self.local,
+            worker.loss,
+            self.device,
+            self.max_memory,
+            self.precision,
+        )
+
+    def _probe(self, data: Data) -> None:
+        """Find out once what the model can do: layouts on a CPU, batching by torch.func."""
+        self.worker.probe(data)
+        if self._probed:
+            return
+        self._probed = True
+        from fedcohort.simulate.engine.vmapped import obstacle
+
+        found = obstacle(self.worker.model, self.worker.loss, data)
+        if not found:
+            return
+        if self._asked == "vmap":
+            raise ConfigError(f"engine='vmap': {found}; choose engine='loop'")
+        self.engine, self.reason = "loop", found
+        self._engine = self._make()
 
     def data(self, x: Any, y: Any) -> Data:
         """Move samples and labels (arrays or tensors) to the device."""
@@ -212,28 +284,30 @@ class Trainer:
         jobs : sequence of Job
         data : Data
         lr : float, optional
-            Learning rate of the round, by default `local.lr`.
+            Learning rate of the round; `local.lr` by default.
 
         Returns
         -------
         Tensor
-            (jobs, size). The next call writes to the same memory: reduce or clone it before.
+            (jobs, size). The next call overwrites it: reduce or clone it before.
         """
         rows = self._rows(params, jobs)
+        self._probe(data)
         if len(self._out) < len(jobs):
             self._out = rows.new_empty(len(jobs), self.size)
         out = self._out[: len(jobs)]
         if jobs:
-            with precision(self.device, self.tf32):
+            with self._guard():
                 self._engine.train(rows, jobs, data, self.local.lr if lr is None else lr, out)
         return out
 
     def gradients(self, params: Tensor, jobs: Sequence[Job], data: Data) -> Tensor:
         """Return the gradient of each job's mean loss, (jobs, size), without dropout."""
         rows = self._rows(params, jobs)
+        self._probe(data)
         out = rows.new_empty(len(jobs), self.size)
         if jobs:
-            with precision(self.device, self.tf32):
+            with self._guard():
                 self._engine.gradients(rows, jobs, data, out)
         return out
 
@@ -245,26 +319,34 @@ class Trainer:
         The square root of the result with ``power=2`` is the root mean square that Oort uses.
         """
         rows = self._rows(params, jobs)
-        with precision(self.device, self.tf32):
+        self._probe(data)
+        with self._guard():
             return mean_losses(self.worker, rows, jobs, data, power)
 
     def features(self, params: Tensor, jobs: Sequence[Job], data: Data) -> NDArray[np.float32]:
         """Return the mean output of the layer `fc1` (else the first nn.Linear) for each job."""
         rows = self._rows(params, jobs)
-        with precision(self.device, self.tf32):
+        self._probe(data)
+        with self._guard():
             return mean_features(self.worker, rows, jobs, data).astype(np.float32)
 
     def evaluate(self, params: Tensor, data: Data) -> tuple[Doubles, Doubles]:
         """Return accuracy and mean loss of every row of `params`."""
-        with precision(self.device, self.tf32):
-            return accuracy_and_loss(self.worker, self._rows(params, ()), data)
+        rows = self._rows(params, ())
+        self.worker.probe(data)
+        with self._guard():
+            return accuracy_and_loss(self.worker, rows, data)
 
     def hits(self, params: Tensor, positions: Ints, data: Data) -> NDArray[np.bool_]:
         """Return for each position in `data` whether one flat model classifies it correctly."""
         (row,) = self._rows(params, ())
+        self.worker.probe(data)
         at = torch.from_numpy(np.asarray(positions, np.int64)).to(data.x.device)
-        with precision(self.device, self.tf32):
+        with self._guard():
             return hits(self.worker, row, at, data)
+
+    def _guard(self) -> AbstractContextManager[None]:
+        return precision(self.device, self.precision)
 
     def _rows(self, params: Tensor, jobs: Sequence[Job]) -> Tensor:
         rows = params.detach().unsqueeze(0) if params.dim() == 1 else params.detach()

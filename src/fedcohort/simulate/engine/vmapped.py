@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedcohort.simulate.engine.kernel import Kernel, SampleLoss
+from fedcohort.simulate.engine.switches import seeded
 from fedcohort.simulate.local import LocalTraining
 
 
 class Vmapped(Kernel):
     """Copies of any model that `torch.func.vmap` can batch.
 
-    `nn.LSTM` cannot be batched; it is replaced by the same recurrence, written out.
+    `nn.LSTM` cannot be batched, so it is replaced by the same recurrence, written out.
     """
 
     def __init__(
@@ -27,8 +28,9 @@ class Vmapped(Kernel):
         loss: SampleLoss,
         clients: int,
         device: torch.device,
+        precision: str = "float32",
     ) -> None:
-        super().__init__(model, local, loss, clients, device)
+        super().__init__(model, local, loss, clients, device, precision)
         self.model = unrolled(copy.deepcopy(model)).to(device).train(local is not None)
         names = [name for name, _ in model.named_parameters()]
 
@@ -43,7 +45,7 @@ class Vmapped(Kernel):
         self.gradient: Callable[..., Any] = vmap(grad(total), randomness="different")
 
     def footprint(self, samples: int, like: tuple[Tensor, Tensor]) -> int:
-        """Add what autograd keeps: outputs of all modules, their gradients and some scratch."""
+        """Add the memory of autograd: the outputs of all modules, their gradients, scratch."""
         seen: list[int] = []
         probe = copy.deepcopy(self.model).eval()
         for module in probe.modules():
@@ -55,7 +57,7 @@ class Vmapped(Kernel):
     def prepare(
         self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor, eps: Tensor
     ) -> Callable[[], None]:
-        """Differentiate all clients' losses in one call, then update."""
+        """Differentiate the losses of all clients in one call, then update."""
         clients = len(x)
         heads = [p[:clients] for p in self.params]
         trained = [p for p, on in zip(heads, self.trained, strict=True) if on]
@@ -76,7 +78,7 @@ def _bytes(output: object) -> int:
 
 
 class UnrolledLSTM(nn.Module):
-    """`nn.LSTM` step by step, with the same parameters under the same names."""
+    """`nn.LSTM` step by step, with the same parameters and names."""
 
     def __init__(self, lstm: nn.LSTM) -> None:
         super().__init__()
@@ -153,6 +155,30 @@ def forward_rows(model: nn.Module, params: Tensor, x: Tensor) -> Tensor:
 
     rows: Tensor = vmap(one)(params)
     return rows
+
+
+def obstacle(model: nn.Module, loss: SampleLoss, data: tuple[Tensor, Tensor]) -> str:
+    """Say which layer `torch.func.vmap` cannot batch, "" if it can batch the model.
+
+    Two clients take a gradient on two samples each.
+    """
+    x, y = (t[[0, 0]].expand(2, *t[[0, 0]].shape) for t in data)
+    kernel = Vmapped(model, LocalTraining(), loss, 2, x.device)
+    inside: list[str] = []
+    for name, module in kernel.model.named_modules():
+        label = f"layer {name!r} ({type(module).__name__})" if name else "its forward"
+        module.register_forward_pre_hook(lambda *_, label=label: inside.append(label))
+        module.register_forward_hook(lambda *_: inside.pop() and None)
+    rows = torch.cat([p.detach().flatten() for p in model.parameters()]).expand(2, -1)
+    kernel.load(rows, torch.arange(2, device=x.device))
+    ones, zeros = torch.ones(2, 2, device=x.device), torch.zeros(2, device=x.device)
+    try:
+        with seeded([0], x.device):
+            kernel.prepare(x, y, ones, zeros, zeros[0])()
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        cause = str(error).strip().partition("\n")[0][:120]
+        return f"{inside[-1] if inside else 'the loss'} cannot be batched by torch.func ({cause})"
+    return ""
 
 
 def _has_lstm(model: nn.Module) -> bool:

@@ -25,20 +25,26 @@ Doubles = NDArray[np.float64]
 
 
 class Worker:
-    """A private copy of the user's model, and how flat vectors get in and out of it.
+    """A private copy of the user's model that flat vectors are written to and read from.
 
-    On a CPU, convolutions are laid out with channels last, which is about a third faster.
+    On a CPU, convolutions use the layout with channels last, which is about a third faster. A model
+    that cannot run in that layout, for example because it calls `.view()` after a convolution, gets
+    PyTorch's usual layout (see `probe`).
     """
 
     def __init__(self, model: nn.Module, loss: SampleLoss, device: torch.device) -> None:
         self.model = copy.deepcopy(model).to(device=device, dtype=torch.float32)
         self.loss, self.device = loss, device
         self.images = any(isinstance(m, nn.Conv2d) for m in self.model.modules())
-        self.last = self.images and device.type == "cpu"
+        self.last = self.images and device.type == "cpu" and not _skips_pixels(self.model)
+        self._probed = False
         if self.last:
-            to: Any = self.model.to  # its type hints leave memory_format out
-            to(memory_format=torch.channels_last)
+            self._lay_out(torch.channels_last)
         self.params = list(self.model.parameters())
+
+    def _lay_out(self, layout: torch.memory_format) -> None:
+        to: Any = self.model.to  # its type hints leave memory_format out
+        to(memory_format=layout)
 
     def write(self, row: Tensor) -> None:
         """Set the parameters from a flat vector."""
@@ -54,6 +60,20 @@ class Worker:
             x = x.contiguous(memory_format=torch.channels_last)
         return cast(Tensor, self.model(x))
 
+    def probe(self, data: Data) -> None:
+        """Try the layout with channels last once; without it if the model cannot take it."""
+        if self._probed or not len(data.x):
+            return
+        self._probed = True
+        if not self.last:
+            return
+        with torch.no_grad(), seeded([0], self.device):
+            try:
+                self.forward(data.x[:2])
+            except RuntimeError:  # an error that has another cause comes back in the usual layout
+                self.last = False
+                self._lay_out(torch.contiguous_format)
+
     def mean_loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the loss of a batch, with its graph."""
         outputs = self.forward(x)
@@ -62,9 +82,9 @@ class Worker:
         return self.loss(outputs, y).mean()
 
     def chunks(self, data: Data, positions: Tensor | None) -> Iterator[Data]:
-        """Cut samples into batches small enough to stay in memory that is in use already.
+        """Cut samples into batches small enough to reuse memory.
 
-        Large batches of a convolution on a CPU spend half their time on fresh pages.
+        On a CPU, large batches of a convolution spend half their time on new memory pages.
         """
         on_cpu = self.device.type == "cpu"
         size = (64 if on_cpu else 2000) if self.images else (1000 if on_cpu else 10_000)
@@ -77,13 +97,26 @@ class Worker:
                 yield Data(data.x.index_select(0, at), data.y.index_select(0, at))
 
 
+def _skips_pixels(model: nn.Module) -> bool:
+    """Whether a convolution's stride exceeds its kernel, as in the shortcuts of a ResNet.
+
+    With channels last, PyTorch 2.13 writes past its memory in the backward pass of such layers.
+    """
+    convolutions = (m for m in model.modules() if isinstance(m, nn.Conv2d))
+    return any(
+        stride > kernel
+        for conv in convolutions
+        for stride, kernel in zip(conv.stride, conv.kernel_size, strict=True)
+    )
+
+
 class Loop:
     """The plain engine: one client after the other, by autograd."""
 
     def __init__(self, worker: Worker, local: LocalTraining) -> None:
         self.worker, self.local = worker, local
         self.trained = [p for p in worker.params if p.requires_grad]
-        self.optimizer = Optimizer(local, [p.detach() for p in self.trained])
+        self.optimizer: Optimizer | None = None  # made when the layout of the parameters is known
 
     def train(
         self, params: Tensor, jobs: Sequence[Job], data: Data, lr: float, out: Tensor
@@ -99,6 +132,8 @@ class Loop:
     def _train(self, job: Job, data: Data, lr: float) -> None:
         plan = plan_of(job)
         index = torch.from_numpy(job.positions[plan.order]).to(data.x.device)
+        if self.optimizer is None:
+            self.optimizer = Optimizer(self.local, [p.detach() for p in self.trained])
         bounds, optimizer = plan.bounds.tolist(), self.optimizer
         optimizer.restart()
         for step, epoch in enumerate(plan.epochs.tolist()):
@@ -183,7 +218,7 @@ def _add_one_by_one(worker: Worker, params: Tensor, data: Data, totals: Tensor) 
 
 
 def _add_together(worker: Worker, params: Tensor, data: Data, totals: Tensor) -> None:
-    """Evaluate all rows side by side: on a GPU a row alone leaves it idle."""
+    """Evaluate all rows side by side, because one row does not keep a GPU busy."""
     from fedcohort.simulate.engine.vmapped import forward_rows  # torch.func costs time to import
 
     for x, y in worker.chunks(data, None):
@@ -270,7 +305,7 @@ def _means(
 ) -> Doubles:
     """Average what `measure` returns for each sample over the samples of each job.
 
-    The jobs of one row are measured together, cut into chunks without regard to who owns what.
+    The jobs of one row are measured together, in chunks that may hold samples of several jobs.
     """
     worker.model.eval()
     result: list[Doubles] = [np.empty(0)] * len(jobs)

@@ -1,0 +1,347 @@
+"""A zoo of models as people write them: each trains in every engine that takes it, alike.
+
+"auto" on a GPU would take the engine in the table; the reason names the layer that prevents a
+faster one. All of it runs on a CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedcohort.simulate.engine.trainer import Trainer, choose
+from fedcohort.simulate.local import LocalTraining
+
+GPU = torch.device("cuda")
+SHAPE, CLASSES = (3, 8, 8), 4
+
+
+class Flowers(nn.Module):
+    """The network of PyTorch's tutorial, as in most example apps: `.view` after a convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.pool = nn.Conv2d(3, 6, 3), nn.MaxPool2d(2, 2)
+        self.conv2 = nn.Conv2d(6, 8, 2)
+        self.fc1, self.fc2 = nn.Linear(8 * 2 * 2, 12), nn.Linear(12, CLASSES)
+
+    def forward(self, x):
+        x = self.pool(F.relu(self.conv1(x)))
+        x = F.relu(self.conv2(x))
+        x = x.view(-1, 8 * 2 * 2)
+        return self.fc2(F.relu(self.fc1(x)))
+
+
+class Sized(Flowers):
+    """Flattens by the number of samples."""
+
+    def forward(self, x):
+        x = F.max_pool2d(torch.relu(self.conv1(x)), 2)
+        x = self.conv2(x).relu()
+        x = x.view(x.size(0), -1)
+        return self.fc2(torch.tanh(self.fc1(x)))
+
+
+class Dropped(Flowers):
+    """Functional dropout that follows the mode of the model."""
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.conv1(x)), kernel_size=2)
+        x = torch.flatten(F.relu(self.conv2(x)), 1)
+        x = F.dropout(x, 0.25, training=self.training)
+        return self.fc2(F.relu(self.fc1(x)))
+
+
+class AlwaysDropped(Flowers):
+    """Dropout that stays on in evaluation mode, which the stacked engine does not do."""
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = torch.flatten(F.dropout(F.relu(self.conv2(x)), 0.0), 1)
+        return self.fc2(F.relu(self.fc1(x)))
+
+
+class Tied(nn.Module):
+    """An autoencoder's weight used twice, and a bias of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.code, self.back = nn.Linear(192, 5, bias=False), nn.Linear(5, 192)
+        self.back.weight = nn.Parameter(self.code.weight.detach().T.clone())
+        self.head = nn.Linear(192, CLASSES)
+        self.again = nn.Linear(192, CLASSES)
+        self.again.weight = self.head.weight
+
+    def forward(self, x):
+        hidden = self.back(torch.tanh(self.code(x.flatten(1))))
+        return self.head(hidden) + self.again(x.flatten(1))
+
+
+class Shared(nn.Module):
+    """One layer called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.same = nn.Linear(192, 8), nn.Linear(8, 8)
+        self.last = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x.flatten(1)))
+        return self.last(torch.relu(self.same(torch.relu(self.same(x)))))
+
+
+class Block(nn.Module):
+    """A residual block with group norm."""
+
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1, self.norm2 = nn.GroupNorm(2, outputs), nn.GroupNorm(2, outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.short = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.short = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x):
+        out = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(out)) + self.short(x))
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 with group norm; `width` is 64 in the paper."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.norm = nn.GroupNorm(2, width)
+        blocks, inputs = [], width
+        for stage in range(4):
+            for first in (True, False):
+                outputs = width * 2**stage
+                blocks.append(Block(inputs, outputs, 2 if first and stage else 1))
+                inputs = outputs
+        self.blocks, self.head = nn.Sequential(*blocks), nn.Linear(inputs, CLASSES)
+
+    def forward(self, x):
+        x = self.blocks(F.relu(self.norm(self.stem(x))))
+        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+class Attention(nn.Module):
+    """A transformer's block, before-norm, with attention written out."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
+
+    def forward(self, x):
+        batch, tokens, dim = x.shape
+        q, k, v = self.qkv(self.norm1(x)).reshape(batch, tokens, 3, self.heads, -1).unbind(2)
+        mixed = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)))
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, tokens, dim))
+        return x + self.mlp(self.norm2(x))
+
+
+class ViT(nn.Module):
+    """A vision transformer with class token and position embedding, ViT-tiny's shape made small."""
+
+    def __init__(self, dim=8, depth=2, heads=2, patch=4):
+        super().__init__()
+        self.patches = nn.Conv2d(3, dim, patch, patch)
+        self.token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.place = nn.Parameter(0.1 * torch.randn(1, (8 // patch) ** 2 + 1, dim))
+        self.blocks = nn.Sequential(*(Attention(dim, heads) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, CLASSES)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.place
+        return self.head(self.norm(self.blocks(x))[:, 0])
+
+
+class TorchAttention(nn.Module):
+    """`nn.MultiheadAttention` over pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        rows = x.flatten(1, 2)
+        return self.head(self.mix(rows, rows, rows, need_weights=False)[0].mean(1))
+
+
+class Counting(nn.Module):
+    """Reads a number out of a tensor, which nothing but the plain loop can do."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(192, CLASSES)
+
+    def forward(self, x):
+        return self.head(x.flatten(1)) * (2.0 if x.abs().sum().item() > 0 else 1.0)
+
+
+class GRU(nn.Module):
+    """A recurrent layer that is not an LSTM."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.GRU(8, 6, batch_first=True), nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.rnn(x.flatten(1, 2))[0][:, -1])
+
+
+class Words(nn.Module):
+    """Embedding, mean of the words, dense layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, words):
+        return self.head(self.embedding(words).mean(1))
+
+
+def frozen():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+    net[1].weight.requires_grad_(False)
+    return net
+
+
+def norms(kind):
+    return nn.Sequential(nn.Conv2d(3, 4, 3), kind, nn.ReLU(), nn.Flatten(), nn.Linear(144, CLASSES))
+
+
+def dense_norm():
+    layers = (nn.Linear(192, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, CLASSES))
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+ZOO = {
+    "flowers": (Flowers, "stacked", ""),
+    "sized": (Sized, "stacked", ""),
+    "dropped": (Dropped, "stacked", ""),
+    "always dropped": (AlwaysDropped, "vmap", "the operation 'dropout'"),
+    "tied": (Tied, "vmap", "layers share a parameter"),
+    "shared": (Shared, "vmap", "a layer with parameters is used twice"),
+    "frozen": (frozen, "vmap", "parameter '1.weight' is frozen"),
+    "group norm": (lambda: norms(nn.GroupNorm(2, 4)), "vmap", "layer '1' (GroupNorm)"),
+    "instance norm": (
+        lambda: norms(nn.InstanceNorm2d(4, affine=True)), "vmap", "layer '1' (InstanceNorm2d)"
+    ),
+    "layer norm": (dense_norm, "vmap", "layer '2' (LayerNorm)"),
+    "batch norm": (
+        lambda: norms(nn.BatchNorm2d(4, track_running_stats=False)), "loop",
+        "layer '1' (BatchNorm2d) would see padding",
+    ),
+    "resnet-18": (ResNet18, "vmap", "is used by 2 layers"),
+    "vit": (ViT, "vmap", "depends on the input"),
+    "multi-head attention": (TorchAttention, "vmap", "the operation 'getitem'"),
+    "words": (Words, "vmap", "the operation 'mean'"),
+    "counting": (Counting, "loop", "its forward cannot be batched"),
+    "gru": (GRU, "vmap", "the operation 'getitem'"),
+}  # fmt: skip
+
+
+def setup(name):
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = ZOO[name][0]()
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30, *SHAPE)).astype(np.float32)
+    if name == "words":
+        x = rng.integers(0, 20, (30, 5))
+    return model, x, rng.integers(0, CLASSES, 30)
+
+
+def trained(model, x, y, engine):
+    """Three clients, the middle one with a batch to itself, under two models."""
+    local = LocalTraining(epochs=2, batch_size=4, lr=0.05, momentum=0.5)
+    trainer = Trainer(model, local, engine=engine, device="cpu")
+    data = trainer.data(x, y)
+    params = torch.stack([trainer.flat(), 0.9 * trainer.flat()])
+    parts = [np.arange(0, 11), np.arange(11, 12), np.arange(12, 30)]
+    jobs = [trainer.job(0, 0, str(i), part, row=i % 2) for i, part in enumerate(parts)]
+    found = trainer.train(params, jobs, data).clone()
+    return trainer, found, trainer.gradients(params, jobs, data), trainer.losses(params, jobs, data)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_engine_and_its_reason(name):
+    model, x, y = setup(name)
+    before = copy.deepcopy(model.state_dict())
+    engine, reason = choose("auto", model, GPU)
+    if ZOO[name][1] == "loop" and engine == "vmap":  # only a trial shows what torch.func cannot do
+        trainer = Trainer(model, device="cpu", engine="loop")
+        trainer._asked, trainer.engine, trainer._probed = "auto", "vmap", False
+        trainer._probe(trainer.data(x, y))
+        engine, reason = trainer.engine, trainer.reason
+    assert engine == ZOO[name][1], reason
+    assert ZOO[name][2] in reason
+    assert bool(reason) == bool(ZOO[name][2])
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", [n for n in ZOO if ZOO[n][1] != "loop" and n != "dropped"])
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_side_by_side_equals_one_after_the_other(name):
+    model, x, y = setup(name)
+    _, *expected = trained(model, x, y, "loop")
+    for engine in {ZOO[name][1], "vmap"}:
+        _, *found = trained(model, x, y, engine)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(
+                torch.as_tensor(one), torch.as_tensor(other), rtol=1e-3, atol=1e-5
+            )
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_loop_trains_all(name):
+    model, x, y = setup(name)
+    trainer, found, gradients, losses = trained(model, x, y, "loop")
+    assert torch.isfinite(found).all() and torch.isfinite(gradients).all()
+    assert np.isfinite(losses).all()
+    assert (found - trainer.flat()).abs().amax() > 1e-3
+
+
+def test_functional_dropout_drops_in_training_only():
+    model, x, y = setup("dropped")
+    plain = Flowers()
+    plain.load_state_dict(model.state_dict())
+    for engine in ("stacked", "vmap", "loop"):
+        _, found, gradients, losses = trained(model, x, y, engine)
+        _, expected, exact, exact_losses = trained(plain, x, y, engine)
+        assert not torch.allclose(found, expected, atol=1e-4)
+        torch.testing.assert_close(gradients, exact, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(losses, exact_losses, rtol=1e-5)
+
+
+def test_a_view_after_a_convolution_keeps_the_usual_layout():
+    model, x, y = setup("flowers")
+    flat = Trainer(model, device="cpu", engine="loop")
+    assert flat.worker.last
+    data = flat.data(x, y)
+    accuracy, _ = flat.evaluate(flat.flat(), data)
+    assert not flat.worker.last
+    expected = (model(data.x).argmax(1) == data.y).double().mean()
+    assert accuracy[0] == pytest.approx(float(expected))
+    other = Trainer(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 4)), device="cpu"
+    )
+    other.evaluate(other.flat(), data)
+    assert other.worker.last
+
+
+def test_strided_shortcuts_keep_the_usual_layout():
+    """PyTorch 2.13 corrupts memory where a 1x1 convolution of stride 2 has channels last."""
+    assert not Trainer(ResNet18(), device="cpu").worker.last
