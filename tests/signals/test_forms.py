@@ -15,12 +15,10 @@ from fedcohort.signals.forms import (
     LARGEST,
     Numbers,
     Sketch,
-    cast,
-    common_dtype,
     sketch_dtype,
     sketch_reading,
 )
-from fedcohort.signals.table import Signals
+from fedcohort.signals.table import Signals, cast, common_dtype
 
 WIDTHS = """
 import numpy as np

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.rounds import ClientId
-from fedcohort.signals.forms import Form, Numbers, cast, common_dtype
+from fedcohort.signals.forms import Form, Numbers
 
 Array = NDArray[Any]
 
@@ -276,3 +276,45 @@ def _stacked(arrays: Sequence[Array]) -> Array:
         return np.empty(0)
     dtype = reduce(common_dtype, {a.dtype for a in arrays})
     return np.stack([cast(a, dtype) for a in arrays])
+
+
+def common_dtype(first: np.dtype[Any], second: np.dtype[Any]) -> np.dtype[Any]:
+    """Return a dtype that holds readings of both dtypes, which have the same form.
+
+    Field by field: NumPy 2.0 to 2.4 promote structured dtypes with subarrays to an item size that
+    is too small, and a cast then writes past its buffer.
+
+    Examples
+    --------
+    >>> from fedcohort.signals.forms import sketch_dtype
+    >>> common_dtype(sketch_dtype(2, 2, "i2"), sketch_dtype(2, 2, "i4")).itemsize
+    32
+    """
+    if first == second:
+        return first
+    if first.names is None or second.names is None:
+        return np.result_type(first, second)
+    fields = []
+    for name in first.names:
+        base = np.result_type(first[name].base, second[name].base)
+        fields.append((name, base, first[name].shape))
+    return np.dtype(fields)
+
+
+def cast(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Return `values` in a dtype with the same fields, copied field by field (see `common_dtype`).
+
+    Examples
+    --------
+    >>> from fedcohort.signals.forms import sketch_dtype
+    >>> cast(np.zeros(3, sketch_dtype(1, 2, "i2")), sketch_dtype(1, 2, "i8")).shape
+    (3,)
+    """
+    if values.dtype == dtype:
+        return values
+    if dtype.names is None:
+        return values.astype(dtype)
+    out = np.zeros(values.shape, dtype)
+    for name in dtype.names:
+        out[name] = values[name]
+    return out
