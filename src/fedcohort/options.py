@@ -1,7 +1,8 @@
-"""The options that a policy or gate was made with: kept under their names, shown and compared."""
+"""What policies and gates share: the options they were made with, and the state they remember."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from typing import Any
 
 
 class Configurable:
-    """Remembers the arguments of its `__init__`, as given or by default.
+    """Remembers the arguments of its `__init__`, as given or by default, and its `state`.
 
     Examples
     --------
@@ -19,6 +20,7 @@ class Configurable:
     (Example(size=5), {'size': 3, 'kind': 'a'})
     """
 
+    state: Any = None  # one dataclass instance: all that is remembered between rounds
     _options: Mapping[str, Any] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -30,6 +32,17 @@ class Configurable:
     def options(self) -> dict[str, Any]:
         """All options by the name they are given under."""
         return dict(self._options)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as a dict of plain values and arrays."""
+        if self.state is None:
+            return {}
+        return {f.name: getattr(self.state, f.name) for f in dataclasses.fields(self.state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if self.state is not None:
+            self.state = type(self.state)(**state)
 
     def __repr__(self) -> str:
         """Show the options that differ from their defaults."""

@@ -8,7 +8,6 @@ holds no models: engines call it, in one process or over a network.
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar
@@ -34,7 +33,6 @@ class Gate(Configurable, ABC):
 
     name: ClassVar[str] = ""
     on_skip: Literal["keep", "reset"] = "keep"
-    state: Any = None
 
     @property
     def client_options(self) -> Mapping[str, int | float | str | bool]:
@@ -63,17 +61,6 @@ class Gate(Configurable, ABC):
 
     def aggregated(self, before: Vectors, after: Vectors) -> None:
         """Learn the global model's step after a round that was not skipped."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as a dict of plain values and arrays."""
-        if self.state is None:
-            return {}
-        return {f.name: getattr(self.state, f.name) for f in dataclasses.fields(self.state)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        if self.state is not None:
-            self.state = type(self.state)(**state)
 
 
 GATES: dict[str, type[Gate]] = {}

@@ -5,7 +5,6 @@ What several policies do with readings: any signal as vectors, sizes, weights.
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -41,7 +40,6 @@ class Policy(Configurable, ABC):
     when: ClassVar[str] = ""
     needs: Needs = Needs()
     signal_options: Mapping[str, Mapping[str, Option]] = {}
-    state: Any = None
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
         """Return whom to ask for the query signals this round; nobody by default."""
@@ -56,17 +54,6 @@ class Policy(Configurable, ABC):
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Learn from what came back; nothing by default."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as a dict of plain values and arrays."""
-        if self.state is None:
-            return {}
-        return {f.name: getattr(self.state, f.name) for f in dataclasses.fields(self.state)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        if self.state is not None:
-            self.state = type(self.state)(**state)
 
 
 POLICIES: dict[str, type[Policy]] = {}
