@@ -13,6 +13,7 @@ import typer
 
 from fedcohort import __version__
 from fedcohort.cli import (
+    benchmark,
     compare,
     data,
     export,
@@ -40,6 +41,7 @@ app.command("run")(run.command)
 app.command("show")(show.command)
 app.command("export")(export.command)
 app.command("policies")(policies.command)
+app.command("benchmark")(benchmark.command)
 app.command("sketch")(sketch.command)
 app.command("distance")(sketches.distance)
 app.command("inspect")(sketches.inspect)
