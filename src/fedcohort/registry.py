@@ -14,6 +14,7 @@ A package offers a policy of its own with an entry point in the group of its kin
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Mapping, MutableMapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -68,6 +69,32 @@ def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
     if is_text and name in offered:
         return _enter(kind, offered[name], known)
     raise unknown(kind, name, [*known, *offered])
+
+
+def parse_named(text: str) -> tuple[str, dict[str, Any]]:
+    """Read a name with options, ``name:key=value;key=value``, as settings and commands write it.
+
+    Examples
+    --------
+    >>> parse_named("sketch-match:epsilon=1")
+    ('sketch-match', {'epsilon': 1})
+    """
+    name, _, rest = text.strip().partition(":")
+    options = {}
+    for part in filter(None, rest.split(";")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"{text!r}: write options as name:key=value;key=value")
+        options[key.strip()] = _value(value.strip())
+    return name.strip(), options
+
+
+def _value(text: str) -> Any:
+    """Read a number, true or false, and anything else as a word."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def unknown(kind: str, name: object, names: Iterable[str], where: str = "") -> ConfigError:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -11,8 +14,9 @@ from flwr.clientapp import ClientApp
 
 from fedcohort.exceptions import BudgetExceeded, ConfigError, DataError
 from fedcohort.flower import Privacy, attach
-from fedcohort.flower.answers import sketch
+from fedcohort.flower.data import Examples
 from fedcohort.flower.messages import RECORD, Request, from_record, to_record
+from fedcohort.flower.privacy import sketch
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.signals.projection import Projection
 from fedcohort.sketch.race import RaceSketch
@@ -68,29 +72,44 @@ def test_a_client_says_which_signals_it_answers(context):
 
 def test_a_function_is_given_the_context(context):
     app = ClientApp()
-    attach(app, lambda c: (X[: len(c.node_config["client-id"])], Y))
+    attach(app, lambda c: (X[: len(c.node_config["client-id"])], Y[:3]))
     assert from_record(ask(app, context, "query.num_examples")[RECORD], "num_examples", 8) == 3
 
 
-def test_a_train_function_of_the_users_own_must_be_passed(digits):
-    app = ClientApp()
+def test_an_app_keeps_its_own_handlers(digits, context):
+    """The app of a user has @app.train() and @app.evaluate() already: both stay."""
+    app, seen = ClientApp(), []
 
     @app.train()
     def train(message, context):
-        raise AssertionError
+        seen.append("train")
+        return echo(message, context)
 
-    attach(app, (X, Y))  # signals of the data alone leave training alone
-    other = ClientApp()
-    other.train()(train)
-    with pytest.raises(ConfigError, match="attach\\(train="):
-        attach(other, (X, Y), digits.model)
+    @app.evaluate()
+    def evaluate(message, context):
+        seen.append("evaluate")
+        return echo(message, context)
+
+    attach(app, (X, Y), digits.model)
+    app(train_message("train", ARRAYS), context)
+    app(train_message("evaluate", ARRAYS), context)
+    app(train_message("train.probe", ARRAYS, gate="cmfl"), context)
+    assert seen == ["train", "evaluate", "train"]
+    with pytest.raises(ConfigError, match="leave out train="):
+        attach(app, (X, Y), train=train)
+
+
+def test_an_app_of_the_old_kind_is_refused_with_words():
+    app = ClientApp(client_fn=lambda context: None)
+    with pytest.raises(ConfigError, match=r"client_fn.*@app\.train"):
+        attach(app, (X, Y))
 
 
 # --- privacy ----------------------------------------------------------------------------------
 
 
 def test_the_client_decides_its_epsilon_whatever_the_server_asks(context, tmp_path):
-    app = with_data(privacy=Privacy(2.0, folder=tmp_path))
+    app = with_data(privacy=Privacy(2.0, folder=tmp_path), signals=["race_sketch"])
     options = {"race_sketch": {"rows": 20, "bits": 3, "epsilon": 1e9}}
     exact = asked_sketch(with_data(), context)
     private = asked_sketch(app, context, options)
@@ -100,8 +119,10 @@ def test_the_client_decides_its_epsilon_whatever_the_server_asks(context, tmp_pa
 
 
 def test_the_same_question_gets_the_same_answer_and_costs_once(context, tmp_path):
-    first = asked_sketch(with_data(privacy=Privacy(1.0, folder=tmp_path)), context)
-    restarted = with_data(privacy=Privacy(1.0, folder=tmp_path))
+    first = asked_sketch(
+        with_data(privacy=Privacy(1.0, folder=tmp_path), signals=["race_sketch"]), context
+    )
+    restarted = with_data(privacy=Privacy(1.0, folder=tmp_path), signals=["race_sketch"])
     for _ in range(3):
         assert asked_sketch(restarted, context) == first
     assert BudgetLedger(tmp_path / "budget.json", 1.0).spent("ann") == 1.0
@@ -109,14 +130,14 @@ def test_the_same_question_gets_the_same_answer_and_costs_once(context, tmp_path
 
 def test_a_server_cannot_ask_the_budget_empty(context, tmp_path):
     """Other seeds would average the noise away: each is a release, and the budget ends."""
-    app = with_data(privacy=Privacy(1.0, folder=tmp_path, total=2.0))
+    app = with_data(privacy=Privacy(1.0, folder=tmp_path, total=2.0), signals=["race_sketch"])
     seeded = [{"race_sketch": {"rows": 20, "bits": 3, "seed": seed}} for seed in range(5)]
     for options in seeded[:2]:
         asked_sketch(app, context, options)
     for options in seeded[2:]:
         with pytest.raises(BudgetExceeded):
             asked_sketch(app, context, options)
-    again = with_data(privacy=Privacy(1.0, folder=tmp_path, total=2.0))
+    again = with_data(privacy=Privacy(1.0, folder=tmp_path, total=2.0), signals=["race_sketch"])
     with pytest.raises(BudgetExceeded):  # nor by waiting for a restart
         asked_sketch(again, context, seeded[4])
     asked_sketch(again, context, seeded[0])
@@ -126,9 +147,9 @@ def test_a_server_cannot_ask_the_budget_empty(context, tmp_path):
 
 def test_new_data_are_a_new_release(context, tmp_path):
     privacy = Privacy(1.0, folder=tmp_path, total=2.0)
-    asked_sketch(with_data(privacy=privacy), context)
+    asked_sketch(with_data(privacy=privacy, signals=["race_sketch"]), context)
     app = ClientApp()
-    attach(app, (X[:40], Y[:40]), privacy=privacy)
+    attach(app, (X[:40], Y[:40]), privacy=privacy, signals=["race_sketch"])
     asked_sketch(app, context)
     assert BudgetLedger(tmp_path / "budget.json", 2.0).remaining("ann") == 0
 
@@ -150,7 +171,7 @@ def test_a_server_may_ask_for_noise(context):
 )
 def test_sketches_that_a_client_cannot_or_will_not_make(options):
     with pytest.raises(ConfigError):
-        sketch(X, Y, options)
+        sketch(Examples((X, Y)), options)
 
 
 # --- training ---------------------------------------------------------------------------------
@@ -270,3 +291,177 @@ def test_a_sketch_larger_than_the_model_is_refused(digits, context):
     content["arrays"] = digits.arrays()
     with pytest.raises(ConfigError, match="k=1000000000"):
         app(Message(content, 1, "query.gradient_sketch"), context)
+
+
+# --- privacy settings of the node, state of other runs, mods, losses ----------------------------
+
+
+def test_privacy_needs_a_list_of_signals_and_an_absolute_folder(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="signals="):
+        with_data(privacy=Privacy(1.0, folder=tmp_path))
+    with pytest.raises(ConfigError, match="must be absolute"):
+        Privacy(1.0, folder="budget")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    app = with_data(privacy=Privacy(1.0), signals=["race_sketch"])
+    asked_sketch(app, Context(0, 1, {"client-id": "ann"}, RecordDict(), {}))
+    assert (tmp_path / ".fedcohort" / "privacy" / "budget.json").exists()
+
+
+def test_a_budget_survives_another_directory_and_another_run(context, tmp_path, monkeypatch):
+    settings = {"privacy": Privacy(1.0, folder=tmp_path), "signals": ["race_sketch"]}
+    first = asked_sketch(with_data(**settings), context)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    other_run = Context(99, 7, {"client-id": "ann"}, RecordDict(), {})
+    assert asked_sketch(with_data(**settings), other_run) == first
+    with pytest.raises(BudgetExceeded):
+        asked_sketch(with_data(**settings), other_run, {"race_sketch": {"rows": 9, "bits": 3}})
+
+
+def test_the_operator_of_a_node_decides(tmp_path, caplog):
+    """Signals, epsilon and budget in the node config win over the app."""
+    config = {"client-id": "ann", "fedcohort-signals": "race_sketch", "fedcohort-epsilon": 0.5}
+    config |= {"fedcohort-folder": str(tmp_path), "fedcohort-total": 0.5}
+    node = Context(0, 1, config, RecordDict(), {})
+    app = with_data()
+    with caplog.at_level("INFO", logger="flwr.fedcohort"):
+        assert asked_sketch(app, node)["noise"] > 0
+    assert "released a sketch of ann: epsilon 0.5; 0 of 0.5 left" in caplog.text
+    with pytest.raises(ConfigError, match="operator of this node does not release 'num_examples'"):
+        ask(app, node, "query.num_examples")
+    with pytest.raises(BudgetExceeded):
+        asked_sketch(app, node, {"race_sketch": {"rows": 9, "bits": 3}})
+
+
+def test_the_server_cannot_choose_the_account(tmp_path):
+    """A request names the client; a server that sends other names gets no other budget."""
+    settings = {"privacy": Privacy(1.0, folder=tmp_path), "signals": ["race_sketch"]}
+    app, nameless = with_data(**settings), Context(0, 1, {}, RecordDict(), {})
+    ask(app, nameless, "query.race_sketch", options=SKETCH, client="a")
+    ask(app, nameless, "query.race_sketch", options=SKETCH, client="b")
+    other = {"race_sketch": {"rows": 9, "bits": 3}}
+    with pytest.raises(BudgetExceeded):
+        ask(app, nameless, "query.race_sketch", options=other, client="c")
+
+
+def test_the_same_question_asked_many_times_at_once_is_charged_once(context, tmp_path):
+    script = """
+import sys
+from flwr.app import Context, RecordDict
+import numpy as np
+from fedcohort.flower import Privacy
+from fedcohort.flower.data import Examples
+from fedcohort.flower.privacy import sketch
+made = sketch(Examples((np.eye(6), np.arange(6))), {"rows": 20, "bits": 3})
+while not (__import__("pathlib").Path(sys.argv[1]) / "go").exists():
+    pass
+Privacy(1.0, folder=sys.argv[1], total=100.0).release("ann", made)
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    running = [subprocess.Popen(command) for _ in range(6)]
+    time.sleep(1)
+    (tmp_path / "go").touch()
+    assert [process.wait(timeout=120) for process in running] == [0] * 6
+    assert BudgetLedger(tmp_path / "budget.json", 100.0).spent("ann") == 1.0
+
+
+def test_what_another_run_left_behind_is_forgotten(context):
+    app = ClientApp()
+    attach(app, (X, Y), train=echo)
+    app(train_message("train.probe", ARRAYS, gate="cmfl", version="v", run="one"), context)
+    assert any("difference" in name for name in context.state)
+    with pytest.raises(DataError, match="no update"):
+        app(train_message("train.upload", run="two"), context)
+    assert not any("difference" in name for name in context.state)
+
+
+def test_mods_are_called_as_flower_calls_them(context):
+    """By position: a mod may name its arguments as it likes."""
+
+    def mod(msg, ctx, app):
+        reply = app(msg, ctx)
+        reply.content["metrics"]["num-examples"] = 7
+        return reply
+
+    app = ClientApp()
+    attach(app, (X, Y), train=echo, mods=[mod])
+    assert app(train_message("train", ARRAYS), context).content["metrics"]["num-examples"] == 7
+
+
+def test_an_app_level_clipping_mod_leaves_queries_alone(context):
+    """Flower's clipping mods answer a message without a model with an error to nobody."""
+    from flwr.clientapp.mod import fixedclipping_mod
+
+    seen = []
+
+    def watching(message, context, call_next):
+        seen.append(message.metadata.message_type)
+        return call_next(message, context)
+
+    def train(message, context):
+        reply = echo(message, context)
+        reply.content["arrays"] = ArrayRecord([np.ones(4, np.float32)])
+        return reply
+
+    app = ClientApp(mods=[fixedclipping_mod, watching])
+    attach(app, (X, Y), train=train)
+    reply = ask(app, context, "query.num_examples")
+    assert from_record(reply[RECORD], "num_examples", 8) == 50
+    message = train_message("train.probe", ARRAYS, gate="cmfl", version="v")
+    message.content["config"]["clipping_norm"] = 1.0
+    assert app(message, context).has_content()
+    assert app(train_message("train.upload"), context).has_content()
+    assert seen == ["query.num_examples", "train.probe", "train.upload"]
+
+
+@pytest.mark.parametrize("sigmoid", [True, False])
+def test_a_classifier_with_one_output_reports_its_true_loss(context, sigmoid):
+    """The softmax of one output is 1, so that cross-entropy reported a loss of 0."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(6, 1), *([torch.nn.Sigmoid()] if sigmoid else [])]
+    model, y = torch.nn.Sequential(*layers), Y % 2
+    app = ClientApp()
+    attach(app, (X, y), lambda: torch.nn.Sequential(*layers))
+    arrays = ArrayRecord(model.state_dict())
+    reply = app(train_message("query.loss", arrays, version="v"), context)
+    with torch.no_grad():
+        logits = layers[0](torch.from_numpy(X))[:, 0].double().numpy()
+    expected = np.mean(np.logaddexp(0, logits) - y * logits)
+    assert from_record(reply.content[RECORD], "loss", 8) == pytest.approx(expected, rel=1e-5)
+
+
+def test_losses_of_a_model_with_batch_norm_use_its_statistics(context):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+
+    def build():
+        return torch.nn.Sequential(
+            torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3)
+        )
+
+    model = build()
+    model(torch.from_numpy(X))  # moves the statistics away from 0 and 1
+    app = ClientApp()
+    attach(app, (X, Y), build)
+    message = train_message("query.loss", ArrayRecord(model.state_dict()), version="v")
+    reading = from_record(app(message, context).content[RECORD], "loss", 8)
+    with torch.no_grad():
+        outputs = model.eval()(torch.from_numpy(X))
+        expected = torch.nn.functional.cross_entropy(outputs, torch.from_numpy(Y)).item()
+    assert reading == pytest.approx(expected, rel=1e-5)
+
+
+def test_our_training_reads_fedproxs_mu(digits, context):
+    """A very large mu holds the model at the global one."""
+    app, arrays = digits.app("client-0"), digits.arrays()
+
+    def step(mu):
+        message = train_message("train", arrays)
+        message.content["config"]["proximal-mu"] = mu
+        own = Context(0, 1, {"client-id": "client-0"}, RecordDict(), {})
+        trained = app(message, own).content["arrays"]
+        return sum(float(np.abs(trained[k].numpy() - arrays[k].numpy()).sum()) for k in arrays)
+
+    assert step(5.0) < 0.8 * step(0.0)

@@ -461,7 +461,13 @@ RESUMED = {
 
 
 @pytest.mark.parametrize(
-    "gate", [None, SketchToSkip(0.45, k=20, on_skip="reset", max_skips=2)], ids=named
+    "gate",
+    [
+        None,
+        SketchToSkip(0.45, k=20, on_skip="reset", max_skips=2),
+        SketchToSkip(0.45, k=20, on_skip="keep"),
+    ],
+    ids=["no gate", "reset", "keep"],
 )
 @pytest.mark.parametrize("name", [n for n in RESUMED if hasattr(flower, n)])
 def test_a_restart_continues_as_if_nothing_had_happened(digits, tmp_path, name, gate):
@@ -541,3 +547,156 @@ def test_an_empty_config_is_not_shared_between_clients(digits):
     cohort(cohort_size=2).start(grid, digits.arrays(), 1, train_config=config)
     assert set(config) == {"lr", "server-round"}
     assert all(m.content["config"]["lr"] == 0.1 for _, m in grid.sent("train"))
+
+
+# --- signals that nobody answers, logs, names from a run config ---------------------------------
+
+
+def own_apps(digits, **options):
+    """Clients with training of their own and no model: losses cannot be measured by us."""
+    from fedcohort.flower import attach
+
+    grid = digits.empty_grid()
+    for client in digits.clients:
+        app = ClientApp()
+
+        @app.train()
+        def train(message, context):
+            metrics = MetricRecord({"num-examples": 10})
+            content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+            return Message(content, reply_to=message)
+
+        if options.get("attached", True):
+            attach(app, digits.examples(client))
+        grid.add(digits.node(client), app, **{"client-id": client})
+    return grid
+
+
+MISSING = {
+    "power-of-choice": "'loss'.*no @app.evaluate",
+    "kdpp": "'feature_profile'.*No query function.*model=",
+    "oort": "'loss_rms'.*came without it.*attach",
+    "sketch-match:label_weight=1.0": "'race_sketch'.*attach\\(classes=",
+}
+
+
+@pytest.mark.parametrize("policy", MISSING)
+def test_a_policy_without_answers_stops(digits, policy):
+    """It once became uniform without a word, with exit status 0."""
+    strategy = cohort(policy, cohort_size=3, center=np.zeros(64))
+    with pytest.raises(ConfigError, match=f"nobody answered the signal {MISSING[policy]}"):
+        strategy.start(own_apps(digits), digits.arrays(), 3)
+
+
+@pytest.mark.parametrize("policy", MISSING)
+def test_a_policy_without_answers_goes_on_if_the_user_says_so(digits, policy, caplog):
+    strategy = cohort(policy, cohort_size=3, center=np.zeros(64), on_missing="continue")
+    strategy.start(own_apps(digits), digits.arrays(), 3)
+    assert [len(r.finished) for r in strategy.history] == [3, 3, 3]
+    assert sum(strategy.unanswered.values()) > 0
+    told = [r for r in caplog.records if "nobody answered" in r.getMessage()]
+    assert len(told) == 1
+
+
+def test_a_gate_around_clients_that_cannot_train_for_it_stops(digits):
+    strategy = cohort(cohort_size=3, gate=CMFL())
+    with pytest.raises(ConfigError, match=r"nobody answered the gate 'cmfl'.*'probe'"):
+        strategy.start(own_apps(digits, attached=False), digits.arrays(), 2)
+
+
+def test_one_client_that_does_not_answer_is_reported_once_and_stops_nothing(digits, caplog):
+    grid, strategy = digits.grid(), cohort(POLICIES["power-of-choice"](d=8), cohort_size=2)
+    del grid.apps[digits.node("client-3")]._registered_funcs["query.loss"]
+    strategy.start(grid, digits.arrays(), 3)
+    told = [r.getMessage() for r in caplog.records if "did not answer" in r.getMessage()]
+    assert len(told) == 1 and "client-3: No query function" in told[0]
+    assert strategy.unanswered == {"num_examples": 0, "loss": 3}
+
+
+def test_each_round_is_one_line_of_the_log(digits, caplog):
+    grid, strategy = digits.grid(), cohort(POLICIES["power-of-choice"](d=4), cohort_size=2)
+    grid.gone = set()
+    with caplog.at_level("INFO", logger="flwr.fedcohort"):
+        strategy.start(grid, digits.arrays(), 2)
+    lines = [r.getMessage() for r in caplog.records if r.name == "flwr.fedcohort"]
+    lines = [line for line in lines if line.startswith("round ")]
+    assert len(lines) == 2
+    report = strategy.history[0]
+    score = report.scores[report.selected[0]]
+    assert f"{report.selected[0]} ({score:.3g})" in lines[0]
+    assert "2 of 2 uploaded" in lines[0] and f"{report.bytes_up / 1e3:.1f} kB up" in lines[0]
+
+
+def test_failures_are_named_in_the_log(digits, caplog):
+    grid, strategy = digits.grid(), cohort(cohort_size=8)
+    grid.apps[digits.node("client-2")] = reply_with(LIES["nan"])(digits, "client-2")
+    with caplog.at_level("INFO", logger="flwr.fedcohort"):
+        strategy.start(grid, digits.arrays(), 1)
+    assert "failed: client-2 (invalid: an update that is not finite" in caplog.text
+    assert list(strategy.history[0].failed) == ["client-2"]
+
+
+def test_history_becomes_that_of_a_simulation(digits):
+    strategy = cohort(cohort_size=3)
+
+    def evaluate(number, arrays):
+        return MetricRecord({"accuracy": digits.accuracy(arrays), "loss": 1.0})
+
+    result = strategy.start(digits.grid(), digits.arrays(), 3, evaluate_fn=evaluate)
+    history = strategy.history_of(result)
+    assert history.selections == [r.selected for r in strategy.history]
+    assert history.accuracy[2] == digits.accuracy(result.arrays)
+    assert [r.bytes_up for r in history.rounds] == [r.bytes_up for r in strategy.history]
+    seconds = [r.seconds for r in history.rounds]
+    assert seconds == sorted(seconds) and seconds[0] > 0
+
+
+def test_policies_and_gates_may_be_named_as_in_a_run_config(digits):
+    strategy = cohort("power-of-choice:d=4", cohort_size=2, gate="sketch-to-skip:threshold=0.5")
+    assert strategy.session.policy.d == 4 and strategy.gate.state.threshold == 0.5
+    assert cohort("uniform", gate="none").gate is None
+    with pytest.raises(ConfigError, match="did you mean 'uniform'"):
+        cohort("unifrom")
+    with pytest.raises(ConfigError, match="policy 'power-of-choice:depth=4'"):
+        cohort("power-of-choice:depth=4")
+
+
+def test_queries_carry_the_inner_strategys_config(digits):
+    """Mods and the app's own handlers read entries such as server-round and lr."""
+    grid, config = digits.grid(), ConfigRecord({"lr": 0.1})
+    strategy = cohort(POLICIES["power-of-choice"](d=4), cohort_size=2)
+    strategy.start(grid, digits.arrays(), 2, train_config=config)
+    for number, (_, message) in enumerate(grid.sent("query.loss")):
+        assert message.content["config"]["server-round"] == 1 + number // 4
+        assert message.content["config"]["lr"] == 0.1
+
+
+def test_a_second_start_does_not_inherit_what_clients_remember(digits):
+    """Kept differences and models belong to one run; equal runs must be equal."""
+    grid = digits.grid()
+
+    def run():
+        strategy = cohort(cohort_size=4, gate=SketchToSkip(0.45, k=20))
+        result = strategy.start(grid, digits.arrays(), 3)
+        return [r[:6] for r in strategy.history], result
+
+    first, one = run()
+    second, two = run()
+    assert first == second
+    for a, b in zip(one.arrays.values(), two.arrays.values(), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_registered_names_are_enough(digits):
+    """Nodes with a registered name and no client-id: training and private sketches work."""
+    from fedcohort.flower import attach
+
+    grid = digits.empty_grid()
+    for i, client in enumerate(digits.clients):
+        app = ClientApp()
+        attach(app, digits.examples(client), digits.model, local=digits.local)
+        grid.add(1000 - 7 * i, app, name=client)
+    strategy, other = (cohort(POLICIES["power-of-choice"](d=4), cohort_size=2) for _ in range(2))
+    strategy.start(grid, digits.arrays(), 2)
+    other.start(digits.grid(), digits.arrays(), 2)
+    assert [r[:6] for r in strategy.history] == [r[:6] for r in other.history]

@@ -1,23 +1,16 @@
-"""A client's distribution sketch: its own epsilon, its own budget, both beyond the server's reach.
+"""A client's answers to queries, from its own data and the model it was sent.
 
-The server says how sketches are made (rows, bits, seed), for they must be comparable. What a sketch
-may reveal is the client's to decide: it adds its own noise and enters every release into a file of
-its own before the sketch leaves. A release is kept in a file as well, so that the same question
-gets the same answer and costs nothing, also after a restart.
-
-A client's answers to queries, from its own data and the model it was sent.
+With `model=` a client measures models with the simulator's code. Without it, losses and updates
+come from the app's own handlers, whatever framework they use.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -25,14 +18,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower.arrays import Flat, flatten
+from fedcohort.flower.data import Data, Examples
 from fedcohort.flower.memory import Memory
 from fedcohort.flower.messages import RECORD, Request, from_record, raw, to_record
-from fedcohort.privacy.budget import BudgetLedger
+from fedcohort.flower.privacy import Privacy, check_allowed, sketch
 from fedcohort.rounds import ClientId
-from fedcohort.signals.catalog import SIGNALS, Clients, Option, Options
+from fedcohort.signals.catalog import SIGNALS, Clients, Options, Signal
 from fedcohort.signals.projection import Vectors
-from fedcohort.sketch.race import RaceSketch
-from fedcohort.sketch.transforms import Transform
 
 if TYPE_CHECKING:
     import torch
@@ -40,105 +32,13 @@ if TYPE_CHECKING:
     from fedcohort.flower.learner import Learner
     from fedcohort.simulate.local import LocalTraining
 
-MOST_COUNTERS = 1 << 24
-
-
-@dataclass(frozen=True)
-class Privacy:
-    """What a client's sketches may reveal.
-
-    Parameters
-    ----------
-    epsilon, delta : float
-        Of one release.
-    folder : path
-        The client's own: budget and releases are kept there.
-    total : float, optional
-        Epsilon of all releases together; by default that of one. The total delta is `delta`.
-    n : {"public", "private"}
-        Whether the number of examples is published as it is.
-    """
-
-    epsilon: float
-    delta: float = 0.0
-    folder: str | os.PathLike[str] = "fedcohort-privacy"
-    total: float | None = None
-    n: Literal["public", "private"] = "public"
-
-    def release(self, client: ClientId, sketch: RaceSketch) -> RaceSketch:
-        """Return the private sketch: the one released before, or a new one out of the budget."""
-        folder = Path(self.folder).expanduser()
-        path = folder / f"{self._name(client, sketch)}.sketch"
-        if path.exists():
-            return RaceSketch.load(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        total = self.epsilon if self.total is None else self.total
-        ledger = BudgetLedger(folder / "budget.json", total, self.delta)
-        private = ledger.release(client, sketch, self.epsilon, self.delta, n=self.n)
-        private.save(path)
-        return private
-
-    def _name(self, client: ClientId, sketch: RaceSketch) -> str:
-        """Name a release by the client and by how, and of what, the sketch was made.
-
-        The counts are part of it: data that changed need a new release. The name never leaves the
-        client's folder.
-        """
-        settings = [client, sketch.spec, self.epsilon, self.delta, self.n]
-        digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
-        digest.update(sketch.counts.tobytes())
-        return digest.hexdigest()
-
-
-def sketch(
-    x: NDArray[Any],
-    y: NDArray[Any] | None,
-    options: Mapping[str, Option],
-    *,
-    classes: int = 0,
-    center: NDArray[np.float64] | None = None,
-) -> RaceSketch:
-    """Sketch a client's examples as the policy's options say.
-
-    Parameters
-    ----------
-    x, y : array
-        Examples and labels.
-    options : mapping
-        rows, bits, seed, label_weight, center: those of the signal ``race_sketch``.
-    classes : int
-        Number of labels, where they are hashed.
-    center : array, optional
-        The public center, where data are centered.
-
-    Examples
-    --------
-    >>> sketch(np.eye(4), None, {"rows": 10, "bits": 3})
-    RaceSketch(srp, 10 x 8, n=4)
-    """
-    rows, bits = int(options["rows"]), int(options["bits"])
-    if rows < 1 or bits < 1 or bits > 30 or rows << bits > MOST_COUNTERS:
-        raise ConfigError(f"a sketch of rows={rows}, bits={bits} is refused: too many counters")
-    weight = float(options.get("label_weight", 0.0))
-    if bool(options.get("center")) != (center is not None):
-        raise ConfigError("a centered sketch needs the public center, and only that one")
-    if weight and classes < 2:
-        raise ConfigError(f"label_weight={weight}: pass attach(classes=...), the number of labels")
-    flat = np.asarray(x).reshape(len(x), -1)
-    transform = Transform(
-        center=0.0 if center is None else center,
-        unit=True,
-        classes=classes if weight else 0,
-        label_weight=weight,
-    )
-    seed = int(options.get("seed", 0))
-    out = RaceSketch.srp(flat.shape[1], rows, bits, seed, transform=transform)
-    out.add(flat, y if weight else None)
-    return out
-
-
 MOST_BYTES = 1 << 26  # of what a server may send beside arrays
 SHORT = 1024  # numbers that a sketch may always have, however small the model
+DEFAULT_LOSS = "cross-entropy"
+LOSSES = ("loss", "loss_rms")
+LOSS_METRICS = ("train_loss", "eval_loss", "loss", "val_loss", "test_loss")
+
+Handler = Callable[[Message, Context], Message]
 
 
 def config_of(message: Message) -> ConfigRecord:
@@ -158,34 +58,60 @@ def request_of(message: Message) -> Request:
     return Request(int(numbers[0]) - 1 if numbers else 0, seed=0, arrays=name)  # type: ignore[arg-type]
 
 
-class Answers:
-    """All that a client can tell; the arguments are those of `attach`."""
+def loss_in(content: RecordDict, name: str | None) -> float | None:
+    """Return the loss among a reply's metrics: the one named, or the one with a usual name.
 
-    def __init__(
-        self,
-        data: Callable[[Context], tuple[Any, Any]] | tuple[Any, Any],
-        model: Callable[[], torch.nn.Module] | None,
-        local: LocalTraining | None,
-        identity: Callable[[Context], ClientId],
-        privacy: Privacy | None,
-        insight: Callable[[Any, Any], ArrayLike] | None,
-        classes: int,
-        loss: str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-        device: str,
-        cache: bool,
-        train: Callable[[Message, Context], Message] | None,
-    ) -> None:
-        self.data, self.model, self.local, self.identity = data, model, local, identity
-        self.privacy, self.insight, self.classes = privacy, insight, classes
-        self.loss, self.device, self.cache, self.train = loss, device, cache, train
+    Examples
+    --------
+    >>> from flwr.app import MetricRecord
+    >>> loss_in(RecordDict({"metrics": MetricRecord({"eval_loss": 0.5, "accuracy": 0.9})}), None)
+    0.5
+    """
+    found = {k: v for record in content.metric_records.values() for k, v in record.items()}
+    losses = {k: v for k, v in found.items() if "loss" in k.lower() and not isinstance(v, list)}
+    for key in LOSS_METRICS if name is None else (name,):
+        if key in found and not isinstance(found[key], list):
+            return float(found[key])  # type: ignore[arg-type]
+    return float(next(iter(losses.values()))) if name is None and len(losses) == 1 else None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a client can tell; the fields are arguments of `attach`.
+
+    `train` and `evaluate` are the app's own handlers, where it has them.
+    """
+
+    data: Data
+    model: Callable[[], torch.nn.Module] | None
+    local: LocalTraining | None
+    identity: Callable[[Context], ClientId]
+    privacy: Privacy | None
+    insight: Callable[[Any, Any], ArrayLike] | None
+    classes: int
+    loss: str | Callable[..., Any]
+    device: str
+    cache: bool
+    train: Handler | None
+    evaluate: Handler | None
+
+    def can_answer(self, signal: Signal) -> bool:
+        """Whether this client has what a signal takes."""
+        if signal.name == "insight":
+            return self.insight is not None
+        if signal.work == "data" or self.model is not None:
+            return signal.work != "server"
+        if signal.name in LOSSES:
+            return callable(self.loss) or self.evaluate is not None or self.train is not None
+        return signal.work == "train" and self.train is not None
 
     def reply(self, name: str, message: Message, context: Context) -> Message:
         """Answer ``query.<name>``."""
-        request, memory = request_of(message), Memory(context)
-        record = ConfigRecord()
+        check_allowed(name, context)
+        request = request_of(message)
         arrays = None
         if SIGNALS[name].needs_model:
-            arrays = self.arrays(request, message, memory)
+            arrays = self.arrays(request, message, Memory(context, request.run))
         record = to_record({name: self.reading(name, message, context, request, arrays)})
         if arrays is not None and self.cache:
             record["held"] = request.version
@@ -216,21 +142,43 @@ class Answers:
             raise ConfigError(f"k={options['k']} numbers to sketch a model of {size}: refused")
         return np.asarray(SIGNALS[name].compute(asked, options)[0])
 
-    def examples(self, context: Context) -> tuple[Any, Any]:
-        """Return the client's examples and labels."""
-        return self.data(context) if callable(self.data) else self.data
+    def reads_metrics(self, names: Collection[str]) -> list[str]:
+        """Return the signals of these that are read from the metrics of a training reply."""
+        if self.model is not None or callable(self.loss):
+            return []
+        return [name for name in names if name in LOSSES]
 
-    def learner(self, context: Context) -> Learner:
-        """Return what trains and measures models."""
+    def from_metrics(self, names: Collection[str], reply: Message) -> dict[str, NDArray[Any]]:
+        """Return losses from the metrics of a training reply; none where it reports none."""
+        loss = loss_in(reply.content, self.loss_metric)
+        return {} if loss is None else {name: np.asarray(loss) for name in names}
+
+    @property
+    def loss_metric(self) -> str | None:
+        """The metric that `loss` names, None where a usual name is looked for."""
+        return self.loss if isinstance(self.loss, str) and self.loss != DEFAULT_LOSS else None
+
+    def learner(self, context: Context, request: Request, mu: float = 0.0) -> Learner:
+        """Return what trains and measures models; `mu` is FedProx's, where the server sets it."""
         from fedcohort.flower.learner import Learner
         from fedcohort.simulate.local import LocalTraining
 
         if self.model is None:
             raise ConfigError("this client has no model: pass attach(model=...)")
-        x, y = self.examples(context)
         local = self.local or LocalTraining()
-        client = self.identity(context)
+        if mu:
+            local = replace(local, prox_mu=mu)
+        x, y = self.data(context).arrays()
+        client = request.client or self.identity(context)
         return Learner(client, x, y, self.model(), local, self.loss, self.device)
+
+
+def account_of(context: Context, identity: Callable[[Context], ClientId]) -> ClientId:
+    """Return the name of this client's budget account, which the server has no say in."""
+    try:
+        return identity(context)
+    except ConfigError:
+        return "this client"
 
 
 class AskedClient(Clients):
@@ -246,22 +194,25 @@ class AskedClient(Clients):
     ) -> None:
         self.answers, self.message, self.context = answers, message, context
         self.request, self.arrays = request, arrays
-        self.ids = (answers.identity(context),)
+        self.ids = (request.client or account_of(context, answers.identity),)
 
     @cached_property
     def start(self) -> Flat:
         """The model that the question is about, flat."""
-        if self.arrays is None:
-            raise ConfigError("this question came without a model")
-        return flatten(self.arrays)
+        return flatten(self._model())
+
+    @cached_property
+    def data(self) -> Examples:
+        """The client's examples."""
+        return self.answers.data(self.context)
 
     def examples(self) -> list[tuple[Any, Any]]:
         """Return the client's inputs and labels."""
-        return [self.answers.examples(self.context)]
+        return [self.data.arrays()]
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the client's number of examples."""
-        return np.array([len(x) for x, _ in self.examples()], np.int64)
+        return np.array([len(self.data)], np.int64)
 
     def insights(self) -> list[ArrayLike]:
         """Return the user's own vector."""
@@ -273,32 +224,51 @@ class AskedClient(Clients):
         """Return the client's sketch: by its own privacy settings, or at the policy's epsilon."""
         config = config_of(self.message)
         center = from_record(config, "center", MOST_BYTES) if raw(config, "center") else None
-        [(x, y)] = self.examples()
-        made = sketch(x, y, options, classes=self.answers.classes, center=center)
-        if self.answers.privacy is not None:
-            return [self.answers.privacy.release(self.ids[0], made).reading()]
+        made = sketch(self.data, options, classes=self.answers.classes, center=center)
+        privacy = Privacy.on_node(self.context, self.answers.privacy)
+        if privacy is not None:
+            account = account_of(self.context, self.answers.identity)
+            return [privacy.release(account, made).reading()]
         epsilon, delta = float(options.get("epsilon", 0.0)), float(options.get("delta", 0.0))
         return [(made.privatize(epsilon, delta) if epsilon else made).reading()]
 
     def losses(self, power: int = 1) -> NDArray[np.float64]:
-        """Return the mean of loss^power over the client's examples."""
-        return self._learned().losses(power)
+        """Return the mean of loss^power over the client's examples.
+
+        Without `model=`: from the function `loss`, or from the loss that the app's own evaluation
+        reports, whose mean stands for every example.
+        """
+        answers = self.answers
+        if answers.model is not None:
+            return self._learned().losses(power)
+        if callable(answers.loss):
+            x, y = self.data.arrays()
+            values = np.asarray(answers.loss(self._model().to_numpy_ndarrays(), x, y), np.float64)
+            return np.array([np.mean(values**power)])
+        reply = self._handled(answers.evaluate, "@app.evaluate()")
+        loss = loss_in(reply.content, answers.loss_metric)
+        if loss is None:
+            raise ConfigError(
+                "the app's evaluation reports no loss; name its metric, attach(loss='...'), or "
+                "pass a function, attach(loss=f) with f(arrays, x, y)"
+            )
+        return np.array([loss**power])
 
     def features(self) -> NDArray[Any]:
         """Return the mean output of the first dense layer."""
         return self._learned().features()
 
     def gradients(self) -> Vectors:
-        """Return the full-batch gradient."""
+        """Return the full-batch gradient; without `model=`, the step of the app's own training."""
+        if self.answers.model is None:
+            return Vectors(self.start - self.trained().numpy())
         return self._learned().gradients()
 
     def trained(self, fresh: bool = True) -> Vectors:
-        """Return the model after training now, by the user's own way where there is one."""
+        """Return the model after training now, by the app's own handler where there is one."""
         if self.answers.train is None or not fresh:
             return self._learned().trained(fresh)
-        if self.arrays is not None:
-            self.message.content[self.request.arrays] = self.arrays
-        reply = self.answers.train(self.message, self.context)
+        reply = self._handled(self.answers.train, "@app.train()")
         return Vectors(flatten(next(iter(reply.content.array_records.values())))[None])
 
     def steps(self, fresh: bool = True) -> Vectors:
@@ -309,9 +279,25 @@ class AskedClient(Clients):
         """Return how many parameters the model's last layer has."""
         return self._learned().last_layer()
 
+    def _model(self) -> ArrayRecord:
+        if self.arrays is None:
+            raise ConfigError("this question came without a model")
+        return self.arrays
+
+    def _handled(self, handler: Handler | None, name: str) -> Message:
+        """Call a handler of the app's own, on a copy of its state: a query leaves no trace."""
+        if handler is None:
+            raise ConfigError(f"attach: the app has no {name}; attach after it, or pass model=")
+        self.message.content[self.request.arrays] = self._model()
+        reply = handler(self.message, copy.deepcopy(self.context))
+        if reply.has_error():
+            raise ConfigError(f"the app's {name} failed: {reply.error.reason}")
+        return reply
+
     def _learned(self) -> Clients:
-        held, memory = None, Memory(self.context)
+        held, memory = None, Memory(self.context, self.request.run)
         number = self.request.held_round
         if number >= 0 and memory.stamp("trained") == number:
             held = memory.vector("trained")
-        return self.answers.learner(self.context).clients(self.start, self.request, held)
+        learner = self.answers.learner(self.context, self.request)
+        return learner.clients(self._model(), self.request, held)

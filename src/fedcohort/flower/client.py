@@ -11,9 +11,11 @@ from flwr.clientapp import ClientApp
 from numpy.typing import ArrayLike
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.flower.answers import Answers, Privacy
+from fedcohort.flower.answers import DEFAULT_LOSS, Answers, Handler
+from fedcohort.flower.data import Keys, as_function
 from fedcohort.flower.identity import answer, own_id
-from fedcohort.flower.training import Handler, Training
+from fedcohort.flower.privacy import Privacy
+from fedcohort.flower.training import Training, through
 from fedcohort.rounds import ClientId
 from fedcohort.signals.catalog import SIGNALS
 
@@ -25,9 +27,10 @@ if TYPE_CHECKING:
 
 def attach(
     app: ClientApp,
-    data: Callable[[Context], tuple[Any, Any]] | tuple[Any, Any],
+    data: Any,
     model: Callable[[], torch.nn.Module] | None = None,
     *,
+    keys: Keys | None = None,
     train: Handler | None = None,
     mods: Sequence[Any] = (),
     local: LocalTraining | None = None,
@@ -36,24 +39,31 @@ def attach(
     privacy: Privacy | None = None,
     insight: Callable[[Any, Any], ArrayLike] | None = None,
     classes: int = 0,
-    loss: str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = "cross-entropy",
+    loss: str | Callable[..., Any] = DEFAULT_LOSS,
     device: str = "cpu",
     cache: bool = True,
 ) -> None:
-    """Register the handlers of a client: signals, training, and the two phases of a gate.
+    """Add to an app what a client must answer: signals, and the two phases of a gate.
+
+    Call it at the end of the module. An app that has ``@app.train()`` and ``@app.evaluate()`` keeps
+    them: they train and evaluate as before.
 
     Parameters
     ----------
     app : ClientApp
-    data : callable or pair
-        ``data(context)`` returns this client's examples and labels, (x, y); or the pair itself.
+    data : object
+        This client's training data: ``(x, y)`` arrays, a torch ``DataLoader`` or ``Dataset``, a
+        Hugging Face ``Dataset``, a pandas ``DataFrame``; or a function that returns one of them,
+        or a tuple that starts with it. The function takes the context, or ``(partition_id,
+        num_partitions)`` and further arguments that are named as in the run config.
     model : callable, optional
-        Returns an ``nn.Module`` of the architecture that is trained. Without it, and without
-        `train`, only signals that need no model are answered, and training is left to your own
-        ``@app.train()``.
+        Returns an ``nn.Module`` of the architecture that is trained. With it, signals are measured
+        by our own code, and clients without ``@app.train()`` train by it. Without it, losses and
+        updates come from the app's handlers, and feature profiles are not available.
+    keys : (str, str), optional
+        Names of the inputs and labels in batches that are dicts; the usual ones are found.
     train : callable, optional
-        Your own training, a Flower handler ``(message, context) -> message``, in place of ours. Do
-        not register it with ``@app.train()``: `attach` does, around it.
+        A training handler ``(message, context) -> message`` that is not registered with the app.
     mods : sequence, optional
         Flower mods around the training, such as a clipping mod.
     local : LocalTraining, optional
@@ -61,15 +71,20 @@ def attach(
     identity : callable, optional
         ``identity(context)`` returns this client's stable id; by default from the node config.
     signals : collection of str, optional
-        The signals that this client answers; by default all that it can. Only ``race_sketch`` is
-        ever made private.
+        The signals that this client answers; by default all that it can. Required with `privacy`:
+        only ``race_sketch`` is ever made private. The operator of a node can restrict them
+        further with ``fedcohort-signals`` in the node config.
     privacy : Privacy, optional
         Noise and budget of this client's sketches. The server has no say in it.
     insight : callable, optional
         ``insight(x, y)`` returns a vector, for the signal of that name.
     classes : int, optional
         Number of labels, for sketches that hash them.
-    loss, device
+    loss : str or callable, optional
+        With `model`: as in `fedcohort.simulate`. Without: ``loss(arrays, x, y)`` returns the mean
+        loss or one loss per example; or the name of the metric that the app's handlers report, by
+        default ``train_loss``, ``eval_loss`` or the only one with "loss" in its name.
+    device : str
         As in `fedcohort.simulate`.
     cache : bool, default=True
         Keep the model of the round in memory, so that it is not sent a second time.
@@ -80,35 +95,75 @@ def attach(
     >>> app = ClientApp()
     >>> attach(app, data=(np.eye(4), np.arange(4)))
     """
-    can = [n for n, s in SIGNALS.items() if s.work == "data" or (s.needs_model and model)]
-    can = [n for n in can if n != "insight" or insight is not None]
+    handlers = _handlers(app)
+    own = handlers.get("train.default")
+    if train is not None and own is not None:
+        raise ConfigError("attach: the app has @app.train() already; leave out train=")
+    if train is not None:
+        own = through(app._mods, train)
+    answers = Answers(
+        as_function(data, keys),
+        model,
+        local,
+        identity,
+        privacy,
+        insight,
+        classes,
+        loss,
+        device,
+        cache,
+        None if own is None else through(mods, own),
+        handlers.get("evaluate.default"),
+    )
+    wanted = _wanted(answers, signals)
+    around = [mod for mod in app._mods if not _is_clipping(mod)]
+
+    def register(name: str, handler: Handler) -> None:
+        handlers[name] = through(around, handler)
+
+    register("query.identity", partial(_identity, identity=identity))
+    for name in wanted:
+        register(f"query.{name}", partial(_query, name=name, answers=answers))
+    if model is not None or own is not None:
+        training = Training(answers, [*app._mods, *mods], frozenset(wanted))
+        handlers["train.default"], handlers["train.probe"] = training.train, training.probe
+        register("train.upload", training.upload)
+
+
+def _handlers(app: ClientApp) -> dict[str, Handler]:
+    """Return the app's handlers by message type; ConfigError for an app of the old kind."""
+    if app._call is not None:
+        raise ConfigError(
+            "attach: this app was made with client_fn, whose messages carry no queries; turn its "
+            "client into functions under @app.train() and @app.evaluate(), as Flower's message "
+            "API has them, then attach"
+        )
+    return app._registered_funcs
+
+
+def _wanted(answers: Answers, signals: Collection[str] | None) -> list[str]:
+    """Return the signals that this client answers; ConfigError for one that it cannot."""
+    can = [name for name, signal in SIGNALS.items() if answers.can_answer(signal)]
+    if answers.privacy is not None and signals is None:
+        raise ConfigError(
+            "attach: privacy= covers race_sketch only; say what this client answers, for example "
+            "signals=['race_sketch'], since losses and profiles would leave without noise"
+        )
     wanted = can if signals is None else list(signals)
     for name in wanted:
         if name not in can:
             raise ConfigError(
                 f"attach: this client cannot answer {name!r}; it can answer {', '.join(can)} "
-                "(loss, profiles and sketches of models need model=, an insight needs insight=)"
+                "(profiles need model=, losses model= or the app's own handlers, an insight "
+                "needs insight=)"
             )
-    answers = Answers(
-        data, model, local, identity, privacy, insight, classes, loss, device, cache, train
-    )
-    app.query("identity")(partial(_identity, identity=identity))
-    for name in wanted:
-        app.query(name)(partial(_query, name=name, answers=answers))
-    if model is not None or train is not None:
-        _register_training(app, Training(answers, train, mods, frozenset(wanted)))
+    return wanted
 
 
-def _register_training(app: ClientApp, training: Training) -> None:
-    try:
-        app.train()(training.train)
-    except ValueError as error:
-        raise ConfigError(
-            "attach: the app has a train function already: leave out @app.train() and pass the "
-            "function as attach(train=...)"
-        ) from error
-    app.train("probe")(training.probe)
-    app.train("upload")(training.upload)
+def _is_clipping(mod: Any) -> bool:
+    """Whether a mod is one of Flower's for differential privacy, which fail without a model."""
+    module = str(getattr(mod, "__module__", type(mod).__module__))
+    return module.startswith("flwr.") and "dp_mod" in module
 
 
 def _identity(

@@ -1,7 +1,4 @@
-"""Asking clients for signals, as a session's `collect`.
-
-The messages of one round: the inner strategy's, sent to the clients that the policy picked.
-"""
+"""The messages of one round: queries for signals, then the inner strategy's to the cohort."""
 
 from __future__ import annotations
 
@@ -72,6 +69,13 @@ class Queries:
         Seconds to wait for replies, bytes that a reading may have.
     center : array, optional
         Public center of the data, for sketches that want one.
+    config : mapping, optional
+        The inner strategy's training config, which the app's own handlers and mods may read.
+
+    Attributes
+    ----------
+    problems : dict
+        For each signal that was asked for: why clients did not answer it, by client.
     """
 
     def __init__(
@@ -87,7 +91,10 @@ class Queries:
         timeout: float,
         limit: int,
         center: NDArray[np.float64] | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
+        self.config = config or {}
+        self.problems: dict[str, dict[ClientId, str]] = {}
         self.grid, self.nodes, self.delivery, self.request = grid, nodes, delivery, request
         self.current, self.initial, self.options = current, initial, options
         self.timeout, self.limit, self.center = timeout, limit, center
@@ -98,12 +105,14 @@ class Queries:
         messages = {client: self._message(name, client, options) for client in clients}
         names = {self.nodes[client]: client for client in clients}
         readings: Readings = {}
+        problems = self.problems[name] = dict.fromkeys(clients, "no reply")
         for reply in exchange(self.grid, messages.values(), self.timeout):
             client = names[reply.sent.metadata.dst_node_id]
             problem = failure(reply.message)
             if problem is not None:
-                LOG.warning("%s did not answer %s: %s", client, name, problem)
+                problems[client] = problem
                 continue
+            del problems[client]
             record = reply.message.content.config_records.get(RECORD)
             self.delivery.confirm(client, None if record is None else record.get("held"))
             reading = reading_of(record, name, options, self.limit)
@@ -114,9 +123,13 @@ class Queries:
     def _message(self, name: str, client: ClientId, options: Mapping[str, Option]) -> Message:
         model = self.initial if SIGNALS[name].when == "profile" else self.current
         request = replace(
-            self.request, version=model.version, signals=(name,), options={name: options}
+            self.request,
+            version=model.version,
+            signals=(name,),
+            options={name: options},
+            client=client,
         )
-        config = ConfigRecord({RECORD: request.to_json()})
+        config = ConfigRecord({**self.config, RECORD: request.to_json()})
         if name == "race_sketch" and options.get("center") and self.center is not None:
             config["center"], config["center.form"] = pack(self.center)
             self.delivery.session.charge(name, "down", {client: self.center.nbytes})
@@ -145,6 +158,11 @@ class Template:
         self.per_node = any(
             m.content is not self._any.content and m.content != self._any.content for m in messages
         )
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """The inner strategy's training config."""
+        return dict(self._any.content.config_records.get(self.config, {}))
 
     def own_arrays(self, node: int) -> ArrayRecord | None:
         """Return the model that the inner strategy sends to this node alone, or None."""
@@ -224,6 +242,7 @@ class Cohort:
         self.model, self.nodes, self.delivery, self.timeout = model, nodes, delivery, timeout
         self.sent: dict[ClientId, Message] = {}
         self.probing: dict[ClientId, float] = {}
+        self.problems: dict[ClientId, str] = {}
 
     def train(self) -> list[Message]:
         """Return the training messages of a round without a gate."""
@@ -241,6 +260,7 @@ class Cohort:
         messages = self._messages(self.selection.clients, PROBE, request, extra)
         names = {self.nodes[c]: c for c in self.selection.clients}
         answers: dict[ClientId, NDArray[Any]] = {}
+        self.problems = dict.fromkeys(self.selection.clients, "no reply")
         for reply in exchange(grid, messages, self.timeout):
             client = names[reply.sent.metadata.dst_node_id]
             answer = self._answer(client, reply.message)
@@ -251,14 +271,15 @@ class Cohort:
     def _answer(self, client: ClientId, message: Message) -> NDArray[Any] | None:
         problem = failure(message)
         if problem is not None:
-            LOG.warning("%s did not train: %s", client, problem)
+            self.problems[client] = problem
             return None
+        del self.problems[client]
         record = message.content.config_records.get(RECORD, ConfigRecord())
         self.delivery.confirm(client, record.get("held"))
         try:
             return from_record(record, "answer", MAX_ANSWER)
         except DataError as error:
-            LOG.warning("%s answered the gate with %s", client, error)
+            self.problems[client] = f"an invalid answer to the gate: {error}"
             size = {client: len(raw(record, "answer") or b"")}
             self.delivery.session.charge("gate", "up", size)
             return None
@@ -290,7 +311,7 @@ class Cohort:
             model = (
                 self.model if own is None else Model(in_dtypes(own, dtypes_of(self.model.arrays)))
             )
-            entries[RECORD] = replace(request, version=model.version).to_json()
+            entries[RECORD] = replace(request, version=model.version, client=client).to_json()
             arrays = model.arrays if self.delivery.must_carry(client, model) else None
             content = self.template.content_for(self.nodes[client], entries, arrays)
             self.sent[client] = self._message(client, content, kind)

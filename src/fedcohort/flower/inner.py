@@ -70,6 +70,22 @@ def check_policy(policy: Policy, has_center: bool) -> None:
         )
 
 
+REMEDIES = {
+    "data": "attach(app, data=...) on the clients",
+    "forward": "attach(app, data=..., model=...) on the clients, after @app.train()",
+    "train": "attach(app, data=..., model=...) on the clients, after @app.train()",
+}
+
+
+def remedy(signal: str) -> str:
+    """Return what a user can do about clients that do not answer a signal."""
+    if signal == "insight":
+        return "attach(app, data=..., insight=...) on the clients"
+    if signal in ("loss", "loss_rms"):
+        return f"{REMEDIES['forward']}; without torch, attach(loss=...)"
+    return REMEDIES.get(SIGNALS[signal].work, "another policy")
+
+
 def update_users(policy: Policy, gate: Gate | None) -> list[str]:
     """Return what needs the clients' updates as vectors: signals made of them, and a gate."""
     names = [n for n in sorted(policy.needs.reply) if SIGNALS[n].work == "server"]

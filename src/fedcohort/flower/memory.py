@@ -18,6 +18,12 @@ NOTES, MODEL, HELD, UPDATE = (f"fedcohort.{n}" for n in ("notes", "model", "held
 class Memory:
     """The client's own records in its context.
 
+    Parameters
+    ----------
+    context : Context
+    run : str, optional
+        The run that asks. What another run left behind is forgotten.
+
     Examples
     --------
     >>> from flwr.app import RecordDict
@@ -31,8 +37,12 @@ class Memory:
     fedcohort.exceptions.DataError: no model in the message; the client holds 'v1', not 'v2'
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, run: str = "") -> None:
         self.state: RecordDict = context.state
+        if self.notes.get("run", "") != run:
+            for name in [key for key in self.state if key.startswith("fedcohort.")]:
+                del self.state[name]
+            self.notes["run"] = run
 
     @property
     def notes(self) -> ConfigRecord:

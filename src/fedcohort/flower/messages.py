@@ -140,7 +140,7 @@ class Request:
     seed : int
         Of the local batches.
     version : str
-        Which model is meant: a client that holds this one needs no other copy.
+        Names the model: a client that holds this one needs no other copy.
     arrays : str
         Name of the ArrayRecord in training messages.
     signals : tuple of str
@@ -150,11 +150,15 @@ class Request:
     gate : str, optional
         The gate, and under `options` what a client must know of it.
     on_skip : str
-        What a client does with what it learned if it is not asked to upload.
+        What a client that is not asked to upload does with what it learned.
     held_round : int
         The last round whose updates the server took, -1 before the first.
     remember : bool
-        Whether the client shall keep its trained model, for later queries about it.
+        Whether the client keeps its trained model, for later queries about it.
+    client : str
+        The client's id at the server, for clients that are known by a registered name only.
+    run : str
+        Names the run: a client forgets what it remembers from another one.
     """
 
     round: int
@@ -167,6 +171,8 @@ class Request:
     on_skip: str = "keep"
     held_round: int = -1
     remember: bool = False
+    client: str = ""
+    run: str = ""
 
     def to_json(self) -> str:
         """Return the request as text, for one entry of a ConfigRecord."""
@@ -181,4 +187,4 @@ class Request:
             plain = json.loads(text)
             return cls(**{**plain, "signals": tuple(plain["signals"])})
         except (ValueError, TypeError, KeyError):
-            raise DataError(f"no request of fedcohort: {str(text)[:80]!r}") from None
+            raise DataError(f"not a request of fedcohort: {str(text)[:80]!r}") from None

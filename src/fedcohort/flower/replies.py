@@ -155,6 +155,8 @@ class Replies:
         that may change their shapes, such as serialized trees.
     refused : Counter
         Messages that brought no update, by reason.
+    failed : dict
+        Why clients of this round brought none.
     """
 
     def __init__(
@@ -166,6 +168,7 @@ class Replies:
         self.session, self.weight_key, self.check_opaque = session, weight_key, check_opaque
         self.kind: Kind = "model"
         self.refused: Counter[str] = Counter()
+        self.failed: dict[ClientId, str] = {}
         self._forms: Counter[Form] = Counter()
         self._wrong: Counter[ClientId] = Counter()
 
@@ -177,7 +180,7 @@ class Replies:
         ConfigError if all are refused because of their form: the model would never change.
         """
         found = by_client(replies, sent)
-        self.count("no reply", len(sent) - len(found))
+        self.count("no reply", {client: "no reply" for client in sent if client not in found})
         updates: dict[ClientId, Update] = {}
         wrong: dict[ClientId, WrongForm] = {}
         for client, message in found.items():
@@ -198,10 +201,11 @@ class Replies:
         self._stop_if_all_wrong(updates, wrong)
         return updates
 
-    def count(self, reason: str, number: int) -> None:
-        """Count messages that brought no update."""
-        if number:
-            self.refused[reason] += number
+    def count(self, reason: str, problems: Mapping[ClientId, str]) -> None:
+        """Count clients that brought no update."""
+        if problems:
+            self.refused[reason] += len(problems)
+            self.failed.update(problems)
 
     def _checked(self, message: Message, like: ArrayRecord) -> Update:
         if self.kind == "model":
@@ -262,7 +266,7 @@ class Replies:
 
     def _refuse(self, client: ClientId, reason: str, why: object) -> None:
         self.refused[reason] += 1
-        LOG.warning("no update from %s (%s): %s", client, reason, why)
+        self.failed[client] = f"{reason}: {why}"
 
     def _charge(self, client: ClientId, message: Message) -> None:
         records = message.content.array_records.values()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -30,11 +33,17 @@ from fedcohort.flower.replies import (
     reply_signals,
     usable_evaluations,
 )
-from fedcohort.gates import Gate
+from fedcohort.gates import GATES, Gate
+from fedcohort.policies import POLICIES
 from fedcohort.policies.base import Policy
+from fedcohort.registry import lookup, parse_named
 from fedcohort.rounds import ClientId, Selection
 from fedcohort.session import Session
+from fedcohort.signals.catalog import SIGNALS
 from fedcohort.signals.projection import Vectors
+
+if TYPE_CHECKING:
+    from fedcohort.simulate.history import History
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -53,10 +62,11 @@ class CohortStrategy(Strategy):
     inner : Strategy
         Any of Flower's or your own. Where its updates are not vectors (serialized trees, several
         records, a part of the layers), policies and gates that compare updates are refused.
-    policy : Policy
+    policy : Policy or str
+        A policy, or its name with options as in a run config: ``"sketch-match:epsilon=1"``.
     cohort_size : int, optional
         Clients per round; by default as many as the inner strategy would sample.
-    gate : Gate, optional
+    gate : Gate or str, optional
         Decides after local training who uploads: training then takes two messages,
         ``train.probe``, and ``train.upload`` to those that are needed.
     seed : int, default=0
@@ -73,6 +83,9 @@ class CohortStrategy(Strategy):
         Public center of the data, for policies whose sketches are centered.
     max_bytes : int, default=64 MiB
         Largest reading accepted where its size does not follow from the policy's options.
+    on_missing : {"stop", "continue"}
+        What to do where nobody answers a signal that the policy needs: stop with an error that
+        says what clients raised, or go on with cohorts that are then uniform.
 
     Attributes
     ----------
@@ -80,7 +93,10 @@ class CohortStrategy(Strategy):
         With the policy, its `signals` (and how many readings were dropped) and the `ledger`.
     refused : Counter
         Messages that brought no update, by reason: "no reply", "error", "invalid", "gate".
+    unanswered : Counter
+        Clients that did not answer a signal, by signal.
     history : list of RoundReport
+        One per round; `history_of` turns them into a simulation's history.
 
     Examples
     --------
@@ -94,10 +110,10 @@ class CohortStrategy(Strategy):
     def __init__(
         self,
         inner: Strategy,
-        policy: Policy,
+        policy: Policy | str,
         *,
         cohort_size: int | None = None,
-        gate: Gate | None = None,
+        gate: Gate | str | None = None,
         seed: int = 0,
         checkpoint: str | os.PathLike[str] | None = None,
         timeout: float = 600.0,
@@ -105,14 +121,20 @@ class CohortStrategy(Strategy):
         identity: Identity = "auto",
         center: ArrayLike | None = None,
         max_bytes: int = 1 << 26,
+        on_missing: Literal["stop", "continue"] = "stop",
     ) -> None:
+        if on_missing not in ("stop", "continue"):
+            raise ConfigError(f"CohortStrategy: on_missing={on_missing!r} is not stop or continue")
         if timeout <= 0 or wait < 0 or max_bytes < 1:
             raise ConfigError(
                 f"CohortStrategy: timeout={timeout} and max_bytes={max_bytes} must be above 0, "
                 f"wait={wait} not negative"
             )
         self.inner, self.cohort_size, self.checkpoint = inner, cohort_size, checkpoint
-        self.gate = gate
+        policy = _named("policy", policy, POLICIES) if isinstance(policy, str) else policy
+        if isinstance(gate, str):
+            gate = None if gate in ("", "none") else _named("gate", gate, GATES)
+        self.gate, self.on_missing = gate, on_missing
         self.timeout, self.wait, self.max_bytes = timeout, wait, max_bytes
         self.center = None if center is None else np.asarray(center, np.float64).ravel()
         inners.check(inner, gate=self.gate is not None, checkpoint=checkpoint is not None)
@@ -131,6 +153,10 @@ class CohortStrategy(Strategy):
         self.initial: Model | None = None
         self.continuing: tuple[ClientId, ...] = ()
         self.rounds_before = 0
+        self.run_token = ""
+        self.unanswered: Counter[str] = Counter()
+        self._reported: set[str] = set()
+        self._started = time.monotonic()
         self._delivery = Delivery(self.session)
         self._cohort: Cohort | None = None
         self._grid: TimedGrid | None = None
@@ -171,7 +197,7 @@ class CohortStrategy(Strategy):
         The parameters are Flower's; `timeout` is by default that of the strategy. An inner strategy
         with a `start` of its own runs that one.
         """
-        self.dtypes = dtypes_of(initial_arrays)
+        self.dtypes, self.run_token = dtypes_of(initial_arrays), secrets.token_hex(8)
         arrays = checkpoints.resume(self, initial_arrays)
         limit = self.timeout if timeout is None else timeout
         self._grid = TimedGrid(grid, limit)
@@ -194,7 +220,8 @@ class CohortStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Pick the cohort, and with a gate train it, before the messages of this round go out."""
-        self._cohort = None
+        self._cohort, self._started = None, time.monotonic()
+        self.replies.failed.clear()
         self.dtypes = self.dtypes or dtypes_of(arrays)
         known = IdentifiedGrid(grid, self.directory, self.wait, self.timeout)
         number, unchanged = server_round + self.rounds_before, ConfigRecord(dict(config))
@@ -220,7 +247,9 @@ class CohortStrategy(Strategy):
             return cohort.train()
         announced = self.session.announce(Vectors(flatten(current.arrays)))
         answers = cohort.probe(self.gate, announced, grid)
-        self.replies.count("gate", len(selection.clients) - len(answers))
+        self.replies.count("gate", cohort.problems)
+        if not answers and not any(r.finished or r.withheld for r in self.history):
+            self._missing(f"the gate {self.gate.name!r}", cohort.problems, "call attach() after it")
         return cohort.upload(self.session.admit(answers))
 
     def _call(self, method: str, *arguments: Any) -> Any:
@@ -235,7 +264,9 @@ class CohortStrategy(Strategy):
         on = [c for c in self.continuing if c in nodes] if session.skipped else []
         self._delivery.begin(on)
         last = max((report.round for report in self.history if report.finished), default=-1)
-        request = replace(first_request(session), arrays=template.name, held_round=last)
+        request = replace(
+            first_request(session), arrays=template.name, held_round=last, run=self.run_token
+        )
         queries = Queries(
             grid,
             nodes,
@@ -247,10 +278,42 @@ class CohortStrategy(Strategy):
             timeout=self.timeout,
             limit=self.max_bytes,
             center=self.center,
+            config=template.entries,
         )
         selection = session.begin(nodes, queries)
+        for name, problems in queries.problems.items():
+            known = session.signals.known(name, list(nodes))
+            self._note_unanswered(name, problems, nobody=not known)
         self.continuing, self._request = selection.clients, request
         return selection
+
+    def _note_unanswered(self, name: str, problems: Mapping[ClientId, str], nobody: bool) -> None:
+        """Count and report clients that did not answer a signal; stop if nobody ever did."""
+        self.unanswered[name] += len(problems)
+        if nobody:
+            self._missing(f"the signal {name!r}", problems, inners.remedy(name))
+        elif problems and name not in self._reported:
+            self._reported.add(name)
+            client, why = next(iter(problems.items()))
+            LOG.warning(
+                "%d clients did not answer %s; %s: %s", len(problems), name, client, why.strip()
+            )
+
+    def _missing(self, what: str, problems: Mapping[ClientId, str], remedy: str) -> None:
+        """Stop the run, or go on if the user says so, where a policy or gate gets no answer."""
+        client, why = next(iter(problems.items()), ("the clients", "no valid reading"))
+        text = (
+            f"nobody answered {what}, which {type(self.session.policy).__name__} or its gate "
+            f"needs. {client}: {why.strip()}. Remedy: {remedy}"
+        )
+        if self.on_missing == "stop":
+            raise ConfigError(
+                f"round {self.session.round_number + 1}: {text}. With on_missing='continue' the "
+                "run goes on, and cohorts are then uniform"
+            )
+        if what not in self._reported:
+            self._reported.add(what)
+            LOG.warning("%s", text)
 
     def _cohort_of(self, selection: Selection, template: Template, current: Model) -> Cohort:
         request = training_request(self._request, self.session.policy)
@@ -272,7 +335,16 @@ class CohortStrategy(Strategy):
         seconds = cohort.seconds({} if self._grid is None else self._grid.seconds)
         signals = reply_signals(policy, updates, model, seconds, self.max_bytes)
         self._charge_other_sizes(updates)
-        self.history.append(checkpoints.finish(self.session, signals, updates))
+        report = checkpoints.finish(
+            self.session,
+            signals,
+            updates,
+            cohort.selection.scores,
+            time.monotonic() - self._started,
+            self.replies.failed,
+        )
+        self.history.append(report)
+        self._check_reply_signals(signals, updates)
         arrays, metrics = None, None
         if updates:
             apply_weights(updates, cohort.selection, model, self.replies.weight_key)
@@ -285,6 +357,50 @@ class CohortStrategy(Strategy):
             self.gate.aggregated(Vectors(flatten(model.arrays)), Vectors(flatten(after)))
         checkpoints.save(self, model.arrays if arrays is None else arrays)
         return arrays, metrics
+
+    def _check_reply_signals(
+        self, signals: Mapping[str, Mapping[ClientId, Any]], updates: Mapping[ClientId, Update]
+    ) -> None:
+        """Report the clients whose updates came without the signals that the policy needs."""
+        for name in sorted(self.session.policy.needs.reply):
+            silent = [c for c in updates if c not in signals.get(name, {})]
+            problems = dict.fromkeys(silent, "its update came without it")
+            if updates and SIGNALS[name].work != "server":
+                known = self.session.signals.known(name, list(self.directory.nodes))
+                self._note_unanswered(name, problems, nobody=not known)
+
+    def history_of(self, result: Result) -> History:
+        """Return the rounds in the form of a simulation's, which reports and frames are made of.
+
+        Accuracy and loss are the metrics of these names that `evaluate_fn` returned.
+        """
+        from fedcohort.simulate.history import History, RoundRecord
+
+        records, clock = [], 0.0
+        for report in self.history:
+            clock += report.seconds
+            metrics: Mapping[str, Any] = dict(
+                result.evaluate_metrics_serverapp.get(report.round + 1, {})
+            )
+            accuracy, loss = (
+                float(metrics[name]) if name in metrics else None for name in ("accuracy", "loss")
+            )
+            records.append(
+                RoundRecord(
+                    self.session.seed,
+                    report.round,
+                    accuracy,
+                    loss,
+                    report.selected,
+                    report.finished,
+                    report.bytes_up,
+                    report.bytes_down,
+                    clock,
+                    bool(report.withheld) and not report.finished,
+                    report.withheld,
+                )
+            )
+        return History(self.session.seed, records)
 
     def _charge_other_sizes(self, updates: dict[ClientId, Update]) -> None:
         """Charge the difference where an update does not have the model's size."""
@@ -317,3 +433,12 @@ class CohortStrategy(Strategy):
         if usable:
             metrics = self._call("aggregate_evaluate", number, usable)
         return metrics
+
+
+def _named(kind: str, text: str, known: Mapping[str, Any]) -> Any:
+    """Return the policy or gate that a text such as ``"name:option=1"`` describes."""
+    name, options = parse_named(text)
+    try:
+        return lookup(kind, name, known)(**options)
+    except TypeError as error:
+        raise ConfigError(f"CohortStrategy: {kind} {text!r}: {error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,15 +11,26 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import DataError
-from fedcohort.flower.answers import MOST_BYTES, Answers, config_of, request_of
+from fedcohort.flower.answers import MOST_BYTES, Answers, Handler, config_of, request_of
 from fedcohort.flower.arrays import flatten, unflatten
 from fedcohort.flower.memory import Memory, metrics
 from fedcohort.flower.messages import RECORD, Request, from_record, raw, to_record
+from fedcohort.flower.privacy import allowed_signals
 from fedcohort.gates import GATES
 from fedcohort.registry import lookup
 from fedcohort.signals.projection import Vectors
 
-Handler = Callable[[Message, Context], Message]
+
+def through(mods: Sequence[Any], handler: Handler) -> Handler:
+    """Return a handler with mods around it, the first one outermost, as Flower calls them."""
+    for mod in reversed(mods):
+        handler = partial(_call_mod, mod, handler)
+    return handler
+
+
+def _call_mod(mod: Any, call_next: Handler, message: Message, context: Context) -> Message:
+    reply: Message = mod(message, context, call_next)
+    return reply
 
 
 class Training:
@@ -28,27 +39,21 @@ class Training:
     Parameters
     ----------
     answers : Answers
-        The client's data and model.
-    train : callable, optional
-        The user's own training; by default ours.
+        The client's data and model, and its own training where it has one.
     mods : sequence
-        Flower mods around the training.
+        Flower mods around our training; the client's own has them already.
     signals : frozenset of str
         What the client is willing to send along with its update.
     """
 
-    def __init__(
-        self, answers: Answers, train: Handler | None, mods: Sequence[Any], signals: frozenset[str]
-    ) -> None:
+    def __init__(self, answers: Answers, mods: Sequence[Any], signals: frozenset[str]) -> None:
         self.answers, self.signals = answers, signals
-        handler: Handler = self._own if train is None else train
-        for mod in reversed(mods):
-            handler = partial(mod, call_next=handler)
-        self.handler = handler
+        self.handler = through(mods, self._ours) if answers.train is None else answers.train
 
     def train(self, message: Message, context: Context) -> Message:
         """Train, and reply with the update and the signals that were asked for."""
-        request, memory = request_of(message), Memory(context)
+        request = request_of(message)
+        memory = Memory(context, request.run)
         arrays = self.answers.arrays(request, message, memory)
         message.content[request.arrays] = arrays
         reply = self._trained(message, context, request, arrays)
@@ -62,7 +67,8 @@ class Training:
         A client that was not asked for its last update goes on from what it learned, where the
         gate says so: it starts from the global model plus the difference it kept.
         """
-        request, memory = request_of(message), Memory(context)
+        request = request_of(message)
+        memory = Memory(context, request.run)
         arrays = self.answers.arrays(request, message, memory)
         start = flatten(arrays)
         difference = memory.vector("difference") if request.on_skip == "keep" else None
@@ -85,7 +91,8 @@ class Training:
 
     def upload(self, message: Message, context: Context) -> Message:
         """Send the update that the last probe was about."""
-        request, memory = request_of(message), Memory(context)
+        request = request_of(message)
+        memory = Memory(context, request.run)
         content = memory.update(request.round)
         memory.drop_update()
         memory.forget("difference")
@@ -97,18 +104,24 @@ class Training:
         self, message: Message, context: Context, request: Request, arrays: ArrayRecord
     ) -> Message:
         """Train, and add the signals; those are taken under the global model."""
-        names = [name for name in request.signals if name in self.signals]
-        wanted = {n: self.answers.reading(n, message, context, request, arrays) for n in names}
+        allowed = allowed_signals(context)
+        sent = self.signals if allowed is None else self.signals & allowed
+        names = [name for name in request.signals if name in sent]
+        later = self.answers.reads_metrics(names)
+        now = [name for name in names if name not in later]
+        readings = {n: self.answers.reading(n, message, context, request, arrays) for n in now}
         reply = self.handler(message, context)
-        if wanted and not reply.has_error():
-            reply.content[RECORD] = to_record(wanted)
+        if names and not reply.has_error():
+            readings |= self.answers.from_metrics(later, reply)
+            reply.content[RECORD] = to_record(readings)
         return reply
 
-    def _own(self, message: Message, context: Context) -> Message:
-        """Train as the simulator does."""
+    def _ours(self, message: Message, context: Context) -> Message:
+        """Train as the simulator does, with FedProx's mu where the server sets it."""
         request = request_of(message)
         arrays = message.content.array_records[request.arrays]
-        learner = self.answers.learner(context)
+        mu = float(config_of(message).get("proximal-mu", 0.0))  # type: ignore[arg-type]
+        learner = self.answers.learner(context, request, mu)
         trained = unflatten(learner.train(flatten(arrays), request), arrays)
         content = RecordDict({request.arrays: trained, "metrics": metrics(learner.size)})
         return Message(content, reply_to=message)

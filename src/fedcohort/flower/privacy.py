@@ -1,0 +1,202 @@
+"""A client's distribution sketch, and what it may reveal.
+
+The server says how sketches are made (rows, bits, seed), because they must be comparable. The
+client decides what a sketch may reveal: it adds its own noise and enters every release into a
+budget file before the sketch leaves. The release is kept in a file, so the same question gets the
+same answer at no further cost, also after a restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.flower.data import Examples
+from fedcohort.flower.grid import LOG
+from fedcohort.privacy.budget import BudgetLedger
+from fedcohort.rounds import ClientId
+from fedcohort.signals.catalog import Option
+from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import Transform
+
+MOST_COUNTERS = 1 << 24
+SIGNALS_KEY = "fedcohort-signals"
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What a client's sketches may reveal, and where its budget is kept.
+
+    The operator of a node can set these in the node config, which wins over the app:
+    ``fedcohort-epsilon``, ``fedcohort-delta``, ``fedcohort-total`` and ``fedcohort-folder``.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        Privacy of one release.
+    folder : path
+        An absolute folder for the budget and the releases, by default in the home directory. It
+        belongs to the client; without it the budget would start anew.
+    total : float, optional
+        Epsilon of all releases together; by default that of one. The total delta is `delta`.
+    n : {"public", "private"}
+        Whether the number of examples is published as it is.
+    """
+
+    epsilon: float
+    delta: float = 0.0
+    folder: str | os.PathLike[str] = "~/.fedcohort/privacy"
+    total: float | None = None
+    n: Literal["public", "private"] = "public"
+
+    def __post_init__(self) -> None:
+        if not Path(self.folder).expanduser().is_absolute():
+            raise ConfigError(
+                f"Privacy: folder={str(self.folder)!r} must be absolute: a budget that depends on "
+                "the working directory starts anew in another one"
+            )
+
+    @classmethod
+    def on_node(cls, context: Context, default: Privacy | None) -> Privacy | None:
+        """Return the settings of the node's operator, or else of the app."""
+        config: Mapping[str, Any] = context.node_config
+        given = {
+            name: config[f"fedcohort-{name}"]
+            for name in ("epsilon", "delta", "total", "folder")
+            if f"fedcohort-{name}" in config
+        }
+        if not given:
+            return default
+        before = {} if default is None else vars(default)
+        if "epsilon" not in {**before, **given}:
+            raise ConfigError("the node config sets a budget but no fedcohort-epsilon")
+        numbers = {k: v if k == "folder" else float(v) for k, v in given.items()}
+        return cls(**{**before, **numbers})
+
+    def release(self, client: ClientId, sketch: RaceSketch) -> RaceSketch:
+        """Return the private sketch: the one released before, or a new one out of the budget."""
+        folder = Path(self.folder).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self._name(client, sketch)}.sketch"
+        with _one_at_a_time(folder):
+            if path.exists():
+                return RaceSketch.load(path)
+            total = self.epsilon if self.total is None else self.total
+            ledger = BudgetLedger(folder / "budget.json", total, self.delta)
+            private = ledger.release(client, sketch, self.epsilon, self.delta, n=self.n)
+            private.save(path)
+        LOG.info(
+            "released a sketch of %s: epsilon %g; %g of %g left",
+            client,
+            self.epsilon,
+            ledger.remaining(client),
+            total,
+        )
+        return private
+
+    def _name(self, client: ClientId, sketch: RaceSketch) -> str:
+        """Name a release by the client and by how, and of what, the sketch was made.
+
+        The counts are part of it: data that changed need a new release. The name never leaves the
+        client's folder.
+        """
+        settings = [client, sketch.spec, self.epsilon, self.delta, self.n]
+        digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
+        digest.update(sketch.counts.tobytes())
+        return digest.hexdigest()
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Make other processes wait: the same question asked twice at once is one release."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with open(folder / "release.lock", "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def allowed_signals(context: Context) -> frozenset[str] | None:
+    """Return the signals that the operator of this node allows; None for no restriction.
+
+    Examples
+    --------
+    >>> from flwr.app import RecordDict
+    >>> config = {"fedcohort-signals": "race_sketch, num_examples"}
+    >>> sorted(allowed_signals(Context(0, 1, config, RecordDict(), {})))
+    ['num_examples', 'race_sketch']
+    """
+    config: Mapping[str, Any] = context.node_config
+    if SIGNALS_KEY not in config:
+        return None
+    return frozenset(filter(None, (n.strip() for n in str(config[SIGNALS_KEY]).split(","))))
+
+
+def check_allowed(name: str, context: Context) -> None:
+    """ConfigError if the operator of this node does not allow a signal."""
+    allowed = allowed_signals(context)
+    if allowed is not None and name not in allowed:
+        raise ConfigError(f"the operator of this node does not release {name!r} ({SIGNALS_KEY})")
+
+
+def sketch(
+    examples: Examples,
+    options: Mapping[str, Option],
+    *,
+    classes: int = 0,
+    center: NDArray[np.float64] | None = None,
+) -> RaceSketch:
+    """Sketch a client's examples as the policy's options say, batch by batch.
+
+    Parameters
+    ----------
+    examples : Examples
+    options : mapping
+        rows, bits, seed, label_weight, center: those of the signal ``race_sketch``.
+    classes : int
+        Number of labels, where they are hashed.
+    center : array, optional
+        The public center, where data are centered.
+
+    Examples
+    --------
+    >>> sketch(Examples((np.eye(4), np.arange(4))), {"rows": 10, "bits": 3})
+    RaceSketch(srp, 10 x 8, n=4)
+    """
+    rows, bits = int(options["rows"]), int(options["bits"])
+    if rows < 1 or bits < 1 or bits > 30 or rows << bits > MOST_COUNTERS:
+        raise ConfigError(f"a sketch of rows={rows}, bits={bits} is refused: too many counters")
+    weight = float(options.get("label_weight", 0.0))
+    if bool(options.get("center")) != (center is not None):
+        raise ConfigError("a centered sketch needs the public center, and only that one")
+    if weight and classes < 2:
+        raise ConfigError(f"label_weight={weight}: pass attach(classes=...), the number of labels")
+    transform = Transform(
+        center=0.0 if center is None else center,
+        unit=True,
+        classes=classes if weight else 0,
+        label_weight=weight,
+    )
+    seed, made = int(options.get("seed", 0)), None
+    for x, y in examples:
+        flat = x.reshape(len(x), -1)
+        if made is None:
+            made = RaceSketch.srp(flat.shape[1], rows, bits, seed, transform=transform)
+        made.add(flat, y if weight else None)
+    if made is None:
+        raise ConfigError("attach(data=...): there are no examples to sketch")
+    return made

@@ -1,0 +1,184 @@
+"""What `attach(data=...)` takes: everything becomes batches of inputs and labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.flower.data import Examples, as_function
+
+X = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
+Y = np.arange(10) % 3
+
+
+def context(**run):
+    config = {"partition-id": 2, "num-partitions": 5}
+    return Context(0, 1, config, RecordDict(), {k.replace("_", "-"): v for k, v in run.items()})
+
+
+def same(data, keys=None, n=10):
+    examples = Examples(data, keys)
+    assert len(examples) == n
+    x, y = examples.arrays()
+    np.testing.assert_allclose(x, X[:n], rtol=1e-6)
+    np.testing.assert_array_equal(y, Y[:n])
+    assert y.dtype.kind == "i" and x.dtype.kind == "f"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (X, Y),
+        (X.tolist(), Y.tolist()),
+        (X, Y.astype(np.float32)[:, None]),
+        (X, Y, X[:2], Y[:2]),
+        ((X, Y), (X[:2], Y[:2])),
+        [{"img": x, "label": y} for x, y in zip(X, Y, strict=True)],
+        [{"features": x, "weight": 1.0, "target": y} for x, y in zip(X, Y, strict=True)],
+        {"train": (X, Y), "test": (X[:1], Y[:1])},
+        [(x, y) for x, y in zip(X, Y, strict=True)],
+        [{"image": X[i : i + 5], "label": Y[i : i + 5]} for i in (0, 5)],
+    ],
+    ids=[
+        "arrays",
+        "lists",
+        "column",
+        "four",
+        "keras",
+        "dicts",
+        "named",
+        "split",
+        "pairs",
+        "batched",
+    ],
+)
+def test_data_without_a_framework(data):
+    n = len(data) if isinstance(data, list) else 10
+    if n == 2:  # two rows that are batches of five
+        x, y = Examples(data).arrays()
+        np.testing.assert_array_equal(x, X)
+        np.testing.assert_array_equal(y, Y)
+        return
+    same(data)
+
+
+def test_torchs_loaders_and_data_sets():
+    torch = pytest.importorskip("torch")
+    from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+    class Dicts(Dataset):
+        def __len__(self):
+            return len(X)
+
+        def __getitem__(self, i):
+            return {"img": torch.from_numpy(X[i]), "label": int(Y[i])}
+
+    tensors = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    for data in (
+        tensors,
+        DataLoader(tensors, batch_size=3),
+        Dicts(),
+        DataLoader(Dicts(), batch_size=4),
+        (DataLoader(tensors, batch_size=3), DataLoader(tensors, batch_size=3)),
+        (torch.from_numpy(X).requires_grad_(), torch.from_numpy(Y)),
+    ):
+        same(data)
+
+
+def test_a_loader_is_read_batch_by_batch():
+    """A sketch of a large data set never holds more than one batch."""
+    pytest.importorskip("torch")
+    from torch.utils.data import DataLoader
+
+    from fedcohort.flower.privacy import sketch
+
+    rows = [{"img": x, "label": int(y)} for x, y in zip(X, Y, strict=True)]
+    examples = Examples(DataLoader(rows, batch_size=2))
+    assert [len(x) for x, _ in examples] == [2] * 5
+    streamed = sketch(examples, {"rows": 30, "bits": 3})
+    whole = sketch(Examples((X, Y)), {"rows": 30, "bits": 3})
+    np.testing.assert_array_equal(streamed.counts, whole.counts)
+    assert examples._arrays is None
+
+
+def test_a_pandas_frame():
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame(X, columns=list("abcd")).assign(label=Y)
+    same(frame)
+    same(frame.rename(columns={"label": "income"}), keys=("", "income"))
+    with pytest.raises(ConfigError, match="attach\\(keys="):
+        Examples(frame.rename(columns={"label": "income"})).arrays()
+    with pytest.raises(ConfigError, match=r"\['town'\] are not numbers"):
+        Examples(frame.assign(town="Bergen")).arrays()
+
+
+def test_a_hugging_face_data_set():
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_dict({"img": X.tolist(), "label": Y.tolist()})
+    same(made)
+    same(made.with_format("torch"))
+    same(datasets.DatasetDict({"train": made, "test": made.select([0])}))
+
+
+def test_data_of_a_jax_or_tensorflow_kind():
+    """Arrays of another framework are anything with __array__."""
+
+    class Tensor:
+        def __init__(self, values):
+            self.values = values
+
+        def __array__(self, dtype=None, copy=None):
+            return np.asarray(self.values, dtype)
+
+        def __len__(self):
+            return len(self.values)
+
+    same((Tensor(X), Tensor(Y)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda context: (X[: context.node_config["partition-id"]], Y[:2]),
+        lambda partition_id, num_partitions: (X[:partition_id], Y[:partition_id]),
+        lambda partition_id, num_partitions, batch_size: (X[:partition_id], Y[: batch_size - 30]),
+        lambda partition_id, num_partitions, batch_size=7: (X[:2], Y[: batch_size - 30]),
+        lambda partition_id, num_partitions, alpha=0.5: (X[:2], Y[: int(4 * alpha)]),
+        lambda a, b: (X[:a], Y[: b - 3]),
+        lambda partition_id: (X[:partition_id], Y[:2]),
+        lambda: (X[:2], Y[:2]),
+    ],
+    ids=["context", "two", "three", "default", "unknown default", "positions", "one", "none"],
+)
+def test_functions_get_what_they_ask_for(function):
+    x, y = as_function(function)(context(batch_size=32)).arrays()
+    np.testing.assert_array_equal(x, X[:2])
+    np.testing.assert_array_equal(y, Y[:2])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([{"a": X[0], "b": X[1], "c": 1}], "attach\\(keys="),
+        ((X, Y[:3]), "10 inputs and 3 labels"),
+        (3, "int is not understood"),
+        ([(1, 2, 3)], "a batch is a tuple"),
+        ([], "no examples"),
+    ],
+)
+def test_data_that_is_not_understood_is_named(data, message):
+    with pytest.raises(ConfigError, match=message):
+        Examples(data).arrays()
+
+
+def test_keys_and_settings_that_are_missing_are_named():
+    rows = [{"a": X[0], "b": 1}]
+    assert Examples(rows, ("a", "b")).arrays()[1].tolist() == [1]
+    with pytest.raises(ConfigError, match="no 'c', only \\['a', 'b'\\]"):
+        Examples(rows, ("a", "c")).arrays()
+    with pytest.raises(ConfigError, match="wants 'depth'"):
+        as_function(lambda partition_id, num_partitions, batch_size, depth: 0)(
+            context(batch_size=1)
+        )
