@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test lint bench docs docs-numbers clean
 
 demo: $(READY)
 	$(BIN)/fedcohort compare --out demo --resume
@@ -23,6 +23,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/simulation.py --quick --out runs/bench/simulation.json
 	$(BIN)/python benchmarks/sketching.py --repeats 1 --out runs/bench/sketching.json
 	$(BIN)/python benchmarks/selection.py --out runs/bench/selection.json
+
+docs-numbers: $(READY)  # tables of README and docs from benchmarks/results
+	$(BIN)/python benchmarks/docs_numbers.py
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict --quiet

@@ -47,3 +47,12 @@ def test_commands_exist(page):
 def test_result_files_exist(page):
     for name in re.findall(r"benchmarks/results/[\w.-]+\.json", page.read_text()):
         assert (ROOT / name).exists(), f"{page.name} cites {name}"
+
+
+def test_numbers_are_those_of_the_result_files():
+    """Fails when a page differs from its result file: python benchmarks/docs_numbers.py mends it."""
+    script = ROOT / "benchmarks" / "docs_numbers.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, (
+        f"rewrite with benchmarks/docs_numbers.py: {done.stdout}{done.stderr}"
+    )
