@@ -50,9 +50,7 @@ def test_result_files_exist(page):
 
 
 def test_numbers_are_those_of_the_result_files():
-    """Fails when a page differs from its result file: python benchmarks/docs_numbers.py mends it."""
+    """Where a page differs from its result file, ``make docs-numbers`` writes it again."""
     script = ROOT / "benchmarks" / "docs_numbers.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
-    assert done.returncode == 0, (
-        f"rewrite with benchmarks/docs_numbers.py: {done.stdout}{done.stderr}"
-    )
+    assert done.returncode == 0, f"make docs-numbers: {done.stdout}{done.stderr}"

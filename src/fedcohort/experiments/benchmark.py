@@ -303,7 +303,7 @@ def provenance() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "absent"
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join(_without_folder(word) for word in sys.argv),
         "source": source_digest(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "cpu": _cpu(),
@@ -313,6 +313,11 @@ def provenance() -> dict[str, Any]:
         "cuda": torch.version.cuda if cuda else None,
         "versions": versions,
     }
+
+
+def _without_folder(word: str) -> str:
+    """Leave out where on this machine a file lies."""
+    return Path(word).name if Path(word).is_absolute() else word
 
 
 def _cpu() -> str:
