@@ -53,9 +53,9 @@ def test_lemma_2(seed: int) -> None:
     single = (p * sigma) @ r
     k1 = int(np.argmax(alpha * single))
     with np.errstate(divide="ignore", invalid="ignore"):
-        score = alpha * (single - r[k1] * single[k1]) / np.sqrt(1 - r[k1] ** 2)
-    score[k1] = -np.inf
-    assert gp.greedy(cov, p, alpha, 2) == [k1, int(np.argmax(score))]
+        score_clients = alpha * (single - r[k1] * single[k1]) / np.sqrt(1 - r[k1] ** 2)
+    score_clients[k1] = -np.inf
+    assert gp.greedy(cov, p, alpha, 2) == [k1, int(np.argmax(score_clients))]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -73,7 +73,7 @@ def test_low_rank_equals_dense(seed: int, demote: bool) -> None:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("noise", [0.05, 0.7])
 def test_low_rank_with_noise_equals_dense(seed: int, noise: float) -> None:
-    """With noise no variance is ever spent, so that the picks go on beyond the rank."""
+    """With noise no variance is ever negligible, so that the picks go on beyond the rank."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(4, 12))
     p, alpha = rng.dirichlet(np.ones(12)), 0.9 ** rng.integers(0, 4, size=12)
@@ -132,17 +132,17 @@ def test_all_negative_scores_over_a_subset() -> None:
 
 def test_compiled_loops_equal_plain_python() -> None:
     rng = np.random.default_rng(0)
-    left, drawn, spent = rng.random(9), rng.normal(size=9), np.full(9, 0.3)
-    rise, fall = rng.random(9), rng.random(9)
-    barrier = np.where(np.arange(9) == 4, -np.inf, 0.0)
+    left, gain, negligible = rng.random(9), rng.normal(size=9), np.full(9, 0.3)
+    scale, negative_scale = rng.random(9), rng.random(9)
+    penalty = np.where(np.arange(9) == 4, -np.inf, 0.0)
     fast, slow = np.empty(9), np.empty(9)
-    _loops.score(left, drawn, spent, rise, fall, barrier, fast)
-    _loops.score.py_func(left, drawn, spent, rise, fall, barrier, slow)
+    _loops.score_clients(left, gain, negligible, scale, negative_scale, penalty, fast)
+    _loops.score_clients.py_func(left, gain, negligible, scale, negative_scale, penalty, slow)
     np.testing.assert_array_equal(fast, slow)
     column = rng.normal(size=9)
-    twins = [(left.copy(), drawn.copy()) for _ in range(2)]
-    _loops.absorb(*twins[0], column, 0.7)
-    _loops.absorb.py_func(*twins[1], column, 0.7)
+    twins = [(left.copy(), gain.copy()) for _ in range(2)]
+    _loops.condition_on_pick(*twins[0], column, 0.7)
+    _loops.condition_on_pick.py_func(*twins[1], column, 0.7)
     np.testing.assert_array_equal(twins[0], twins[1])
 
 
@@ -233,8 +233,8 @@ def test_gradient_matches_finite_differences() -> None:
         up, down = x.copy(), x.copy()
         up[i, j] += 1e-6
         down[i, j] -= 1e-6
-        rise = gp.log_likelihood(up, y, w, 0.3) - gp.log_likelihood(down, y, w, 0.3)
-        assert slope[i, j] * w.sum() == pytest.approx(rise / 2e-6, rel=1e-4, abs=1e-6)
+        scale = gp.log_likelihood(up, y, w, 0.3) - gp.log_likelihood(down, y, w, 0.3)
+        assert slope[i, j] * w.sum() == pytest.approx(scale / 2e-6, rel=1e-4, abs=1e-6)
 
 
 def test_weights_of_zero_and_repeats_mean_what_they_say() -> None:

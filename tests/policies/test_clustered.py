@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcohort.policies import ClusteredSampling
-from fedcohort.policies.clustered import _certain, _draw, _groups
+from fedcohort.policies.clustered import _always_selected, _draw_one_per_unit, _similarity_groups
 from fedcohort.rounds import Round, stream
 from fedcohort.signals.table import Signals
 
@@ -58,12 +58,16 @@ def test_expected_weights_are_the_shares(by: str, size: int) -> None:
 def test_cohorts_are_complete_and_different(n: list[int], size: int, seed: int) -> None:
     share = np.array(n) / sum(n)
     size = min(size, int(np.count_nonzero(share)))
-    sure, mass = _certain(share, size)
+    sure, mass = _always_selected(share, size)
     assert mass.sum() == pytest.approx(size - sure.size)
     assert (mass <= 1).all()
     left = np.flatnonzero(mass > 0)
     places = size - sure.size
-    drawn = left[_draw(mass[left], places, np.random.default_rng(seed))] if places else left[:0]
+    drawn = (
+        left[_draw_one_per_unit(mass[left], places, np.random.default_rng(seed))]
+        if places
+        else left[:0]
+    )
     assert len({*sure.tolist(), *drawn.tolist()}) == size
 
 
@@ -77,7 +81,7 @@ def test_draws_have_the_right_marginals_and_one_a_unit(seed: int) -> None:
     counts = np.zeros(9)
     ends = np.cumsum(mass)
     for _ in range(2000):
-        drawn = _draw(mass, 3, rng)
+        drawn = _draw_one_per_unit(mass, 3, rng)
         assert len(set(drawn.tolist())) == 3
         for unit, i in enumerate(drawn):
             assert ends[i] > unit - 1e-9
@@ -100,7 +104,7 @@ def test_like_clients_seldom_come_together() -> None:
 def test_groups_fit_into_a_place_and_follow_likeness() -> None:
     rng = np.random.default_rng(0)
     rows = np.repeat(10 * np.eye(3), 8, axis=0) + 0.1 * rng.normal(size=(24, 3))
-    labels = _groups(rows, np.full(24, 6 / 24), places=6)
+    labels = _similarity_groups(rows, np.full(24, 6 / 24), places=6)
     assert len(set(labels.tolist())) >= 6
     for label in set(labels.tolist()):
         members = np.flatnonzero(labels == label)

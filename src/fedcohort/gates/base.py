@@ -1,9 +1,9 @@
 """The interface of a gate: what the server announces, what clients answer, who uploads.
 
-A gate stands between local training and upload. In every round the server announces a small
-message with the model's version; each selected client trains, compares, and answers in a few
-bytes; the server then asks some, all or none of them for their models. A gate does no I/O and
-holds no models: engines call it, in one process or over a network.
+A gate runs between local training and upload. In every round the server announces a small message
+with the model's version. Each selected client trains, compares, and answers in a few bytes. The
+server then asks some, all or none of them for their models. A gate does no I/O and holds no
+models: engines call it, in one process or over a network.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Gate(Configurable, ABC):
     Attributes
     ----------
     on_skip : {"keep", "reset"}
-        What a client does that was not asked for its model: keep what it learned, so that drift
-        accumulates over rounds, or start afresh from the global model the next time.
+        What a client does if it was not asked for its model: keep what it learned, so that drift
+        accumulates over rounds, or start again from the global model.
     state : dataclass instance or None
         All that the gate remembers between rounds, at the server.
     """
@@ -36,7 +36,7 @@ class Gate(Configurable, ABC):
 
     @property
     def client_options(self) -> Mapping[str, int | float | str | bool]:
-        """The options that a client elsewhere must make its own gate with to answer a probe."""
+        """The options that a remote client needs to build its own gate and answer a probe."""
         return {}
 
     @abstractmethod

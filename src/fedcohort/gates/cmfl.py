@@ -39,17 +39,17 @@ class CMFLState:
 class CMFL(Gate):
     """Communication-mitigated federated learning of Wang, Wang and Li [1]_; paper 1's benchmark.
 
-    The server announces the signs of its last step, two bits per parameter; a client whose update
-    agrees in at least the threshold's share of signs uploads. In the first round everybody does.
+    The server announces the signs of its last step, two bits per parameter. A client uploads if at
+    least a `threshold` share of the signs of its update agrees. In the first round everybody does.
 
     Parameters
     ----------
     threshold : float, default=0.6
-        Least share of agreeing signs.
+        Smallest share of agreeing signs.
     decay : bool, default=False
-        Divide it by the square root of the round number, as the convergence proof wants.
+        Divide it by the square root of the round number, as the convergence proof requires.
     on_skip : {"reset", "keep"}
-        The paper's clients start afresh ("reset").
+        The paper's clients start again from the global model ("reset").
 
     References
     ----------

@@ -1,13 +1,7 @@
-"""Compile a hot loop with Numba where it is installed.
+"""The compiled loops behind `dpp`, `facility` and `gp`, and the decorator that compiles them.
 
-Every loop compiled here is plain Python that gives the same numbers without Numba, only slower.
-Modules that use it are imported when first needed, because importing Numba takes a second.
-
-The two loops of a k-DPP draw, compiled.
-
-The loop of lazy greedy facility location, compiled.
-
-The passes over all clients in a pick of FedCor's Algorithm 1, compiled and free of branches.
+Each loop is plain Python: without Numba it gives the same numbers, only more slowly. Import this
+module inside the function that needs it, because importing Numba takes a second.
 """
 
 from __future__ import annotations
@@ -38,7 +32,7 @@ Indices = NDArray[np.int64]
 
 @jit
 def draw_eigenvectors(chances: Array, k: int, rng: np.random.Generator) -> Indices:
-    """Walk down the eigenvalues; `chances[i, j]` takes number i when j are still wanted."""
+    """Draw k eigenvectors; `chances[i, j]` is the probability to take i if j are still wanted."""
     chosen = np.empty(k, np.int64)
     wanted = k
     index = chances.shape[0] - 1
@@ -54,9 +48,9 @@ def draw_eigenvectors(chances: Array, k: int, rng: np.random.Generator) -> Indic
 def draw_projection(eigenvectors: Array, chosen: Indices, rng: np.random.Generator) -> Indices:
     """Draw the items of the projection DPP that the chosen eigenvectors (rows) span.
 
-    The chain rule picks an item in proportion to its squared distance from the span of those
-    picked. Proposing by the unconditional squared norms and accepting by the ratio needs about
-    k log k distances instead of N k. Inner loops run along memory, so that they vectorize
+    The chain rule picks an item in proportion to its squared distance from the span of the items
+    picked before. Rejection sampling with the unconditional squared norms as proposal needs about
+    k log k distances instead of N k. Inner loops follow the memory layout, so they vectorize
     without changing the order of any sum.
     """
     k, size = chosen.size, eigenvectors.shape[1]
@@ -79,7 +73,9 @@ def draw_projection(eigenvectors: Array, chosen: Indices, rng: np.random.Generat
         if norms[item] - (along * along).sum() <= limit or (items[:found] == item).any():
             continue
         _subtract(vector, basis, along)
-        _subtract(vector, basis, _along(transposed, vector, found))  # restores what rounding lost
+        _subtract(
+            vector, basis, _along(transposed, vector, found)
+        )  # again, to remove the rounding error
         basis[found] = vector / np.sqrt((vector * vector).sum())
         transposed[:, found] = basis[found]
         items[found] = item
@@ -103,12 +99,12 @@ def _subtract(vector: Array, basis: Array, along: Array) -> None:
             vector[j] -= along[b] * basis[b, j]
 
 
-_BLOCK = 32  # bounds are searched by blocks: about the root of a thousand
+_BLOCK = 32  # bounds are searched in blocks of about sqrt(1000)
 
 
 @jit
 def lazy_loop(table: Array, shares: Array, size: int) -> NDArray[np.int64]:
-    """Pick `size` rows (candidates) of a table of distances to clients (columns)."""
+    """Pick `size` candidates (rows) from a table of their distances to clients (columns)."""
     nearest = np.zeros(shares.size)
     for row in table:
         for i in range(row.size):
@@ -149,24 +145,33 @@ def _gain(row: Array, shares: Array, nearest: Array) -> float:
 
 
 @jit
-def score(
-    left: Array, drawn: Array, spent: Array, rise: Array, fall: Array, barrier: Array, out: Array
+def score_clients(
+    variances: Array,
+    gain: Array,
+    negligible: Array,
+    scale: Array,
+    negative_scale: Array,
+    penalty: Array,
+    out: Array,
 ) -> None:
-    """Write each client's score: Sigma p over its deviation, annealed.
+    """Write each client's score into `out`: Sigma p over the standard deviation, annealed.
 
-    `left` holds the variances, `drawn` Sigma p. A variance of at most `spent` counts as none and
-    scores 0. Scores are multiplied by `rise`, negative ones by `fall`; `barrier` is minus infinity
-    for those who cannot be picked and 0 otherwise.
+    `gain` is Sigma p. A variance of at most `negligible` counts as zero and scores 0. Positive
+    scores are multiplied by `scale`, negative ones by `negative_scale`. `penalty` is minus
+    infinity for clients that cannot be picked and 0 otherwise.
     """
-    for i in range(left.size):
-        value = drawn[i] / math.sqrt(max(left[i], spent[i]))
-        value *= rise[i] if value >= 0 else fall[i]
-        out[i] = (value if left[i] > spent[i] else 0.0) + barrier[i]
+    for i in range(variances.size):
+        value = gain[i] / math.sqrt(max(variances[i], negligible[i]))
+        value *= scale[i] if value >= 0 else negative_scale[i]
+        out[i] = (value if variances[i] > negligible[i] else 0.0) + penalty[i]
 
 
 @jit
-def absorb(left: Array, drawn: Array, column: Array, pull: float) -> None:
-    """Condition variances and Sigma p on a pick; `column` is its column over its deviation."""
+def condition_on_pick(variances: Array, gain: Array, column: Array, decrease: float) -> None:
+    """Condition variances and Sigma p on a pick.
+
+    `column` is the pick's column of Sigma over its standard deviation; `decrease` is column @ p.
+    """
     for i in range(column.size):
-        left[i] -= column[i] * column[i]
-        drawn[i] -= pull * column[i]
+        variances[i] -= column[i] * column[i]
+        gain[i] -= decrease * column[i]

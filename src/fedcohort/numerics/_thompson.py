@@ -1,15 +1,15 @@
 """Thompson sampling without replacement, with fresh draws for every pick, in sublinear time.
 
-Each pick of FedACS' Algorithm 1 takes the client with the largest of independent Beta draws, new
-ones every time. Drawing them all costs a pool of 4,000 out of 10,000 clients 32 million draws.
+Each pick of FedACS's Algorithm 1 takes the client with the largest of independent Beta draws, and
+every pick draws again. Literally, a pool of 4,000 out of 10,000 clients costs 32 million draws.
 
-Instead, think of client i as a Poisson process on (0, 1) with intensity r_i = f_i / F_i, its
-reversed hazard: its highest point lies below x with probability F_i(x), so that point is a Beta
-draw. The largest draw of all is then the highest point of the sum of the processes, which thinning
-finds from the top: propose points of a larger, piecewise constant intensity, and keep a point of
-client i at x with probability r_i(x) over its bound. A client's r_i is only ever evaluated where
-it is proposed. Since A, B >= 0 the densities are log-concave and r_i falls in x: a bound at the
-lower end of an interval holds on all of it.
+Instead, represent client i by a Poisson process on (0, 1) with intensity r_i = f_i / F_i, its
+reversed hazard. The highest point of that process lies below x with probability F_i(x), so it is a
+Beta draw. The largest draw of all clients is the highest point of the union of the processes.
+Thinning finds it from the top: propose points from a larger, piecewise constant intensity, and
+accept a point of client i at x with probability r_i(x) over its bound. So r_i is evaluated only
+where a point is proposed. Since A, B >= 0, the densities are log-concave and r_i decreases in x:
+a bound at the lower end of an interval holds on the whole interval.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from fedcohort.numerics._loops import jit
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_INTERVALS = 32  # more than this, and the table is built anew for the clients that are left
-_MASS = 8.0  # proposals expected in an interval: fewer mean more intervals, more a poorer bound
-_TERMS = 16  # of the series that bounds r below the mean
+_INTERVALS = 32  # when these are used up, the table is rebuilt for the remaining clients
+_MASS = (
+    8.0  # expected proposals per interval: fewer means more intervals, more means a looser bound
+)
+_TERMS = 16  # terms of the series that bounds r below the mean
 
 
 @jit
@@ -50,7 +52,7 @@ def pool_loop(a: Array, b: Array, counts: Indices, size: int, rng: np.random.Gen
         budget = rng.standard_exponential()
         while True:
             if at == used:
-                if used == _INTERVALS:  # out of room in mid-pick: forget what lies above x
+                if used == _INTERVALS:  # the table is full: drop what lies above x
                     at, used, ends[0] = 0, 0, x
                 width = _add_interval(a, b, norm, counts, ends, bounds, trees, totals, used, width)
                 used += 1

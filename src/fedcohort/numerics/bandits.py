@@ -1,6 +1,6 @@
 """The multi-dueling bandit of FedACS: duels by reward, Thompson sampling of a pool, ranks.
 
-Client i has won A_i and lost B_i duels; its standing is theta_i ~ Beta(A_i + 1, B_i + 1).
+Client i has won A_i and lost B_i duels; its quality is theta_i ~ Beta(A_i + 1, B_i + 1).
 
 References
 ----------
@@ -44,12 +44,12 @@ def duel(
     rewards
         Their rewards. For each pair with unequal rewards the higher wins; ties change nothing.
     rate
-        What a duel counts, eta.
+        How much one duel counts, eta.
 
     Returns
     -------
     tuple of ndarray
-        New wins and losses; the given ones are left alone.
+        New wins and losses; the arguments are not changed.
 
     Examples
     --------
@@ -77,8 +77,8 @@ def thompson_pool(
 ) -> list[int]:
     """Draw the pool of Algorithm 1: `size` times the largest of fresh Beta draws, then remove it.
 
-    The exact law, though hardly any of the draws are made: clients of equal counts are handled
-    together and the largest draw is found by thinning a Poisson process from the top.
+    The law is exact, although few of the draws are made: clients with equal counts are handled
+    together, and the largest draw is found by thinning a Poisson process from the top.
 
     Returns
     -------
@@ -102,11 +102,11 @@ def thompson_pool(
 def thompson_pool_one_draw(
     wins: ArrayLike, losses: ArrayLike, size: int, rng: np.random.Generator
 ) -> list[int]:
-    """Approximate the pool by one Beta draw a client and the `size` largest, in O(N).
+    """Approximate the pool by the `size` largest of one Beta draw per client, in O(N).
 
-    Not Algorithm 1: a client has one chance instead of a fresh one for every pick, which favors
-    uncertain clients less. For a pair the probabilities can differ by 15 percent. For federations
-    of millions whose counts are all different.
+    This is not Algorithm 1: a client gets one draw instead of a new one for every pick, which
+    favors uncertain clients less. For a pair of clients the probabilities can differ by 15
+    percent. Meant for millions of clients whose counts are all different.
 
     Examples
     --------
@@ -139,7 +139,7 @@ def rank_posterior(
     rng
         For the intervals, which come from `draws` joint draws; the means are exact.
     level
-        Probability that the interval holds.
+        Probability that the interval contains the rank.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """Exact k-determinantal point processes.
 
 A k-DPP draws a set of k items with probability proportional to the determinant of the kernel
-restricted to it, so that similar items seldom come together. The eigendecomposition is the only
-costly part; :class:`KDPP` holds it and reuses it over draws, sizes and questions.
+restricted to it, so similar items rarely appear together. The eigendecomposition is the only
+expensive part; :class:`KDPP` computes it once and reuses it for all draws and sizes.
 
 References
 ----------
@@ -115,7 +115,7 @@ class KDPP:
         return float(inside - whole - log(comb(self.size - core, k - core)))
 
     def inclusion(self, k: int) -> Array:
-        """Probability of each item to be in a draw of size k; sums to k."""
+        """Return the probability that each item is in a draw of size k; they sum to k."""
         _check_size(k, self.size)
         if k not in self._inclusion:
             self._inclusion = {k: self._included(k)}
@@ -145,7 +145,7 @@ class KDPP:
             chances = np.zeros((self.rank, k + 1))
             with np.errstate(invalid="ignore"):  # impossible states: -inf minus -inf
                 chances[:, 1:] = np.exp(logs[:, None] + table[:-1, :-1] - table[1:, 1:])
-            self._chance = {k: np.nan_to_num(chances)}  # only the latest size is kept
+            self._chance = {k: np.nan_to_num(chances)}  # keep the latest size only
         return self._chance[k]
 
 
@@ -155,11 +155,11 @@ def similarity_kernel(profiles: ArrayLike, scale: float | None = None) -> Array:
     Parameters
     ----------
     profiles
-        One profile a client, shape (N, D).
+        One profile per client, shape (N, D).
     scale
-        The largest distance, if it should stay fixed while clients join and leave (eq. 14 takes
-        it from the profiles at hand); similarities are then cut at 0. When all profiles are
-        equal, every similarity is 1.
+        The largest distance, if it must stay fixed while clients join and leave; similarities
+        below 0 are then set to 0. By default it is taken from the given profiles, as in eq. 14.
+        When all profiles are equal, every similarity is 1.
 
     Examples
     --------
@@ -204,7 +204,7 @@ def log_probability(kernel: ArrayLike, subset: Sequence[int]) -> float:
 
 
 def inclusion(kernel: ArrayLike, k: int) -> Array:
-    """Probability of each item to be in a draw of size k.
+    """Return the probability that each item is in a draw of size k.
 
     Examples
     --------

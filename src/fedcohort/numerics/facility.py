@@ -1,4 +1,4 @@
-"""Facility location: few candidates such that every client has one nearby.
+"""Facility location: a small set of candidates such that every client has one nearby.
 
 DivFL picks the cohort S that minimizes sum_i w_i min_{j in S} d_ij, the distance of each client's
 gradient from the nearest picked one. The decrease of that cost is submodular, so greedy picks
@@ -37,10 +37,10 @@ def cost(distances: ArrayLike, chosen: Sequence[int], weights: ArrayLike | None 
 
 
 def lazy_greedy(distances: ArrayLike, size: int, weights: ArrayLike | None = None) -> list[int]:
-    """Pick candidates one after the other by the largest decrease of the cost.
+    """Pick candidates one by one, each with the largest decrease of the cost.
 
-    A gain computed earlier bounds the gain now, so that most candidates are never looked at
-    again; the picks are those of plain greedy.
+    A gain computed earlier is an upper bound of the gain now, so most candidates are evaluated
+    once. The picks are those of plain greedy.
 
     Parameters
     ----------
@@ -70,11 +70,11 @@ def stochastic_greedy(
     epsilon: float = 0.1,
     weights: ArrayLike | None = None,
 ) -> list[int]:
-    """Pick by greedy steps that look only at a random part of the candidates.
+    """Pick by greedy steps that evaluate only a random part of the candidates.
 
-    Each step looks at candidates / size * log(1 / epsilon) of those left, which costs
-    clients * candidates * log(1 / epsilon) in all whatever the size, and loses at most epsilon
-    of the guarantee in expectation.
+    Each step evaluates candidates / size * log(1 / epsilon) of the remaining ones. The total cost
+    is clients * candidates * log(1 / epsilon) for any size, and the guarantee loses at most
+    epsilon in expectation.
 
     Examples
     --------
@@ -90,8 +90,8 @@ def stochastic_greedy(
     left = np.arange(len(table))
     chosen: list[int] = []
     for _ in range(size):
-        some = np.sort(rng.choice(left, min(look, left.size), replace=False))
-        pick = int(some[np.argmax(_gains(table[some], shares, nearest))])
+        sampled = np.sort(rng.choice(left, min(look, left.size), replace=False))
+        pick = int(sampled[np.argmax(_gains(table[sampled], shares, nearest))])
         chosen.append(pick)
         left = left[left != pick]
         nearest = np.minimum(nearest, table[pick])
@@ -104,7 +104,7 @@ def _gains(rows: Array, shares: Array, nearest: Array) -> Array:
 
 
 def _checked(distances: ArrayLike, size: int, weights: ArrayLike | None) -> tuple[Array, Array]:
-    """Return the distances with a row for each candidate, and the weights of the clients."""
+    """Return the distances, one row per candidate, and the weights of the clients."""
     table = np.ascontiguousarray(np.asarray(distances, dtype=np.float64).T)
     if table.ndim != 2 or not np.isfinite(table).all():
         raise ValueError("facility: distances must be finite, of shape (clients, candidates)")

@@ -1,15 +1,14 @@
-"""Low-rank covariance of loss changes: closed form, EM for missing losses, gradient steps.
+"""FedCor's Gaussian model of loss changes: how it is fitted, and how it selects clients.
 
-Loss changes y of N clients follow N(0, X^T X + noise_std^2 I) with X of shape (rank, N), which is
-probabilistic PCA (Tipping and Bishop 1999) with known noise and zero mean. Without the noise a
-rank below N has no density, so the paper's eq. 15 needs it.
+Fit. The loss changes y of N clients in one round follow N(0, X^T X + noise_std^2 I) with X of
+shape (rank, N). This is probabilistic PCA (Tipping and Bishop 1999) with known noise and zero
+mean, so the likelihood has a closed-form maximum; EM handles missing losses, and gradient steps
+follow the paper. Without the noise, a rank below N has no density, so the paper's eq. 15 needs it.
 
-Greedy selection under a Gaussian model of loss changes (FedCor, Algorithm 1), and its fit.
-
-The model says that one round changes the clients' losses by a draw from N(mu, Sigma). Choosing
-client k predicts its own change as mu_k - alpha_k sigma_k, which moves the expected overall loss
-by -alpha_k (p^T Sigma_k) / sigma_k; Algorithm 1 takes the client with the largest decrease,
-conditions the model on the prediction and goes on. The mean cancels, only the covariance counts.
+Selection (Algorithm 1). Choosing client k predicts its own change as mu_k - alpha_k sigma_k, which
+moves the expected overall loss by -alpha_k (p^T Sigma_k) / sigma_k. The algorithm takes the client
+with the largest decrease, conditions the model on the prediction, and repeats. The mean cancels;
+only the covariance matters.
 
 References
 ----------
@@ -24,8 +23,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+__all__ = ["fit_gradient", "fit_low_rank", "greedy", "greedy_low_rank", "log_likelihood"]
+
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+
+_TINY = 1e-300
+_TIE = 1e-9  # scores this close are equal except for rounding; the first client is taken
+_NEGLIGIBLE = 1e-10  # share of a variance below which the picks so far explain all of it
 
 
 def fit_low_rank(
@@ -44,7 +49,7 @@ def fit_low_rank(
     Parameters
     ----------
     loss_changes
-        One row a sample, one column a client; NaN where a loss is missing.
+        One row per sample, one column per client; NaN where a loss is missing.
     weights
         Weight of each sample, such as gamma^m.
     rank
@@ -53,7 +58,7 @@ def fit_low_rank(
         Standard deviation of the independent noise.
     em_steps
         Steps of expectation-maximization when losses are missing, from a start in which a missing
-        change is the mean change of its sample. A client never seen gets a zero column.
+        change is the mean change of its sample. A client without any loss gets a zero column.
 
     Examples
     --------
@@ -151,7 +156,7 @@ def _closed_form(changes: Array, shares: Array, rank: int, noise_std: float) -> 
 
 
 def _em_step(factors: Array, changes: Array, seen: Mask, shares: Array, noise_std: float) -> Array:
-    """One step of EM; clients with equal patterns of missing samples share one linear system."""
+    """Do one EM step; clients that miss the same samples share one linear system."""
     rank = len(factors)
     means = np.empty((len(changes), rank))
     moments = np.empty((len(changes), rank, rank))
@@ -199,7 +204,7 @@ def _value_and_gradient(
 def _checked(
     loss_changes: ArrayLike, weights: ArrayLike, rank: int, noise_std: float
 ) -> tuple[Array, Mask, Array]:
-    """Changes with zeros for missing, what is seen, and weights that sum to one."""
+    """Return the changes (0 where missing), the mask of known ones, and normalized weights."""
     changes = np.asarray(loss_changes, dtype=np.float64)
     shares = np.asarray(weights, dtype=np.float64)
     if changes.ndim != 2 or shares.shape != changes.shape[:1]:
@@ -218,14 +223,6 @@ def _checked(
     return changes if complete else np.where(seen, changes, 0.0), seen, shares / shares.sum()
 
 
-__all__ = ["fit_gradient", "fit_low_rank", "greedy", "greedy_low_rank", "log_likelihood"]
-
-
-_TINY = 1e-300
-_TIE = 1e-9  # scores this close are equal but for rounding; the first client is taken
-_SPENT = 1e-10  # share of a variance below which conditioning has explained a client away
-
-
 def greedy(
     cov: ArrayLike,
     p: ArrayLike,
@@ -235,7 +232,7 @@ def greedy(
     *,
     demote: bool = False,
 ) -> list[int]:
-    """Select clients one after the other by Algorithm 1, with a given covariance.
+    """Select clients one by one with Algorithm 1, for a given covariance.
 
     Parameters
     ----------
@@ -250,9 +247,9 @@ def greedy(
     available
         Positions to choose from; all by default. The others still count in the overall loss.
     demote
-        Over a subset every score can be negative; multiplying by a smaller alpha then raises a
-        client. The default keeps the paper's rule; True divides negative scores by alpha
-        instead, so that annealing never favors anyone.
+        If only a subset is available, every score can be negative, and multiplying by a smaller
+        alpha then raises a client's score. False keeps the paper's rule. True divides negative
+        scores by alpha instead, so that annealing never favors anyone.
 
     Returns
     -------
@@ -285,9 +282,9 @@ def greedy_low_rank(
 ) -> list[int]:
     """As :func:`greedy` with cov = X^T X + noise_std^2 I for an embedding X of shape (rank, N).
 
-    The covariance is never formed: a pick costs O(N rank). Give the noise of the fit: without it
-    what little conditioning leaves of a client's variance counts as much as a full one, and the
-    picks after the first few repeat what is already there.
+    The covariance is never formed: a pick costs O(N rank). Pass the noise of the fit. Without it,
+    the tiny variance that conditioning leaves counts as much as a full one, and the picks after
+    the first few repeat those before.
 
     Examples
     --------
@@ -339,7 +336,7 @@ class _LowRank:
         self.latent = self.latent - np.outer(gain, gain) / variance
         column = np.asarray(gain @ self.factors)
         column[k] += self.noise
-        column[self.known] = 0.0  # their changes, noise included, are given: nothing moves them
+        column[self.known] = 0.0  # their changes are fixed by conditioning, noise included
         self.known.append(k)
         column /= np.sqrt(variance)
         return column
@@ -357,48 +354,50 @@ def _select(
     available: Sequence[int] | NDArray[np.int64] | None,
     demote: bool,
 ) -> list[int]:
-    """Run Algorithm 1 on the variances and on pull = Sigma p, all that it looks at.
+    """Run Algorithm 1 on the variances and on Sigma p, the only quantities it needs.
 
-    Conditioning on k takes from Sigma the outer product of k's column over its deviation, so the
-    variances lose that column's square and the pull a multiple of it.
+    Let c be column k of Sigma divided by its standard deviation. Conditioning on k subtracts c c^T
+    from Sigma, so it subtracts c^2 from the variances and (c p) c from Sigma p.
     """
-    from fedcohort.numerics._loops import absorb, score
+    from fedcohort.numerics._loops import condition_on_pick, score_clients
 
     clients = model.variance.size
-    weights, rise = _vector(p, "p", clients), _vector(alpha, "alpha", clients)
-    fall = 1 / np.maximum(rise, _TINY) if demote else rise
-    barrier = np.where(_closed(clients, size, available), -np.inf, 0.0)
-    pull, spent = model.times(weights), np.maximum(_SPENT * model.variance, _TINY)
-    left, drawn, scores = model.variance.copy(), pull.copy(), np.empty(clients)
+    weights, scale = _vector(p, "p", clients), _vector(alpha, "alpha", clients)
+    negative_scale = 1 / np.maximum(scale, _TINY) if demote else scale
+    penalty = np.where(_unavailable(clients, size, available), -np.inf, 0.0)
+    negligible = np.maximum(_NEGLIGIBLE * model.variance, _TINY)
+    variances, scores = model.variance.copy(), np.empty(clients)
+    prior_gain = model.times(weights)
+    gain = prior_gain.copy()
     chosen: list[int] = []
     for _ in range(size):
-        score(left, drawn, spent, rise, fall, barrier, scores)
-        if scores.max() <= 0 and not ((left > spent) & (barrier == 0)).any():
+        score_clients(variances, gain, negligible, scale, negative_scale, penalty, scores)
+        if scores.max() <= 0 and not ((variances > negligible) & (penalty == 0)).any():
             model.restart()
-            left, drawn = model.variance.copy(), pull.copy()
-            score(left, drawn, spent, rise, fall, barrier, scores)
+            variances, gain = model.variance.copy(), prior_gain.copy()
+            score_clients(variances, gain, negligible, scale, negative_scale, penalty, scores)
         top = scores.max()
         pick = int(np.argmax(scores >= top - _TIE * abs(top)))
         chosen.append(pick)
-        barrier[pick] = -np.inf
-        if left[pick] > spent[pick]:
+        penalty[pick] = -np.inf
+        if variances[pick] > negligible[pick]:
             column = model.condition(pick)
-            absorb(left, drawn, column, float(column @ weights))
+            condition_on_pick(variances, gain, column, float(column @ weights))
     return chosen
 
 
-def _closed(
+def _unavailable(
     clients: int, size: int, available: Sequence[int] | NDArray[np.int64] | None
 ) -> NDArray[np.bool_]:
     """Mark the clients that cannot be selected."""
-    closed = np.zeros(clients, bool)
+    excluded = np.zeros(clients, bool)
     if available is not None:
-        closed[:] = True
-        closed[np.asarray(available, np.int64)] = False
-    pool = clients - int(closed.sum())
+        excluded[:] = True
+        excluded[np.asarray(available, np.int64)] = False
+    pool = clients - int(excluded.sum())
     if not 0 <= size <= pool:
         raise ValueError(f"greedy: cannot select {size} of {pool} clients")
-    return closed
+    return excluded
 
 
 def _vector(value: ArrayLike, name: str, clients: int) -> Array:

@@ -3,7 +3,7 @@
 Every function in `PARTITIONS` is called `partition(labels, clients, rng, *, min_size=1, ...)` and
 returns one ascending array of sample indices per client. All samples are handed out, each once,
 except by `dirichlet_environment`, in which clients share samples by definition. `natural` groups
-by client ids that the data brings along.
+by client ids that come with the data.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What all partitions share: checks, Dirichlet draws, dealing classes out, collecting indices.
+"""What all partitions share: checks, Dirichlet draws, handing out classes, collecting indices.
 
-A partition is written down as `owner`, one client per sample, so that no sample can be lost or
-handed out twice, or as `counts`, samples of each class per client, which `scatter` turns into it.
+A partition is stored as `owner`, the client of each sample, so no sample can be lost or handed out
+twice; or as `counts`, the samples of each class per client, which `scatter` turns into `owner`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def encode(labels: ArrayLike) -> tuple[IndexArray, Counts]:
 
 
 def check(who: str, samples: int, clients: int, min_size: int) -> None:
-    """Refuse what no partition can do."""
+    """Raise if no partition can satisfy the request."""
     if clients < 1:
         raise ConfigError(f"{who}: clients={clients} is below 1")
     if min_size < 0:
@@ -42,22 +42,22 @@ def check(who: str, samples: int, clients: int, min_size: int) -> None:
 
 
 def check_positive(who: str, **values: float) -> None:
-    """Refuse a parameter that is not a positive number."""
+    """Raise if a parameter is not a positive number."""
     for name, value in values.items():
         if not (np.isfinite(value) and value > 0):
             raise ConfigError(f"{who}: {name}={value} must be a positive number")
 
 
 def even_sizes(total: int, parts: int) -> Counts:
-    """Split a total into sizes that differ by one at most, the larger first."""
+    """Split a total into sizes that differ by at most one, larger ones first."""
     return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
 
 
 def dirichlet(alpha: Floats, rng: Generator) -> Floats:
     """Draw one Dirichlet vector per row of `alpha`.
 
-    Gamma variates are made in log space, G(a) = G(a + 1) U^(1/a), because below a = 0.01 they
-    underflow, and a row of zeros has no proportions.
+    Gamma variates are drawn in log space, G(a) = G(a + 1) U^(1/a): below a = 0.01 they underflow,
+    and a row of zeros cannot be normalized.
     """
     uniform = 1.0 - rng.random(alpha.shape)
     log_gamma = np.log(rng.standard_gamma(alpha + 1.0)) + np.log(uniform) / alpha
@@ -69,10 +69,11 @@ def dirichlet(alpha: Floats, rng: Generator) -> Floats:
 def deal(mix: Floats, sizes: Counts, supply: Counts, rng: Generator) -> Counts:
     """Hand out a limited supply of classes so that every client gets its size and about its mix.
 
-    All clients ask for as many samples as they lack, drawn from their mix over the classes that
-    are not used up; a class asked for more than it has serves the clients in random order; those
-    who lack samples ask again. Each turn uses up a class or ends, so there are at most C + 1
-    turns. A client whose mix has no weight left on any open class takes what is left.
+    All clients ask for as many samples as they still need, drawn from their mix over the classes
+    that are not used up. A class that is asked for more than it has serves clients in random
+    order, and those who still need samples ask again. Each turn uses up a class or is the last, so
+    there are at most C + 1 turns. A client whose mix has no weight on any remaining class takes
+    from what remains.
 
     Parameters
     ----------
@@ -109,16 +110,16 @@ def _over_open(mix: Floats, left: Counts) -> Floats:
     return wish
 
 
-def apportion(counts: Counts, seats: int, most: int) -> Counts:
-    """Share clients among classes in proportion to their samples, `most` each at most.
+def apportion(counts: Counts, clients: int, most: int) -> Counts:
+    """Assign clients to classes in proportion to their samples, at most `most` per class.
 
-    Jefferson's method, which makes the smallest share per client as large as can be. While there
-    are enough seats, every class gets one.
+    Jefferson's method, which maximizes the smallest share per client. If there are at least as
+    many clients as classes, every class gets one.
     """
     quotients = counts[:, None] / np.arange(1.0, most + 1)
-    if seats >= counts.size:
+    if clients >= counts.size:
         quotients[:, 0] = np.inf
-    chosen = np.argsort(-quotients, axis=None, kind="stable")[:seats]
+    chosen = np.argsort(-quotients, axis=None, kind="stable")[:clients]
     return np.bincount(chosen // most, minlength=counts.size).astype(np.int64)
 
 

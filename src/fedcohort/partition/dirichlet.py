@@ -1,6 +1,7 @@
-"""Four ways to split labels by Dirichlet draws; the same alpha means something else in each.
+"""Partitions by Dirichlet draws. The same alpha means something different in each of them.
 
-FedACS's Dirichlet skewness environment, in which clients share samples.
+`dirichlet_environment` is FedACS's, in which clients share samples; the others hand out each
+sample once.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def dirichlet_per_client(
     labels, clients, rng, min_size
         As for `iid`.
     alpha : float
-        Concentration per class: 0.1 is nearly one class a client, 100 nearly IID.
+        Concentration per class: 0.1 is nearly one class per client, 100 nearly IID.
 
     Examples
     --------
@@ -204,9 +205,9 @@ def dirichlet_environment(
     FedACS, Definition 2 (paper 1): the first half of the clients (rounded up) has
     beta ~ U(0, x_med], the rest beta ~ U(x_med, x_max]; a client's class mix is drawn from
     Dir(beta, ..., beta) and the class of each of its samples from that mix. A client holds no
-    sample twice, but clients overlap and some samples may be nobody's: 200 x 2,000 out of 50,000
-    put each on about eight clients. A class of which the client already has every sample is left
-    out of its mix.
+    sample twice, but clients overlap, and some samples may belong to nobody: with 200 x 2,000 out
+    of 50,000, each sample is held by about eight clients. A class of which the client already has
+    every sample is removed from its mix.
 
     Parameters
     ----------
@@ -217,7 +218,7 @@ def dirichlet_environment(
     samples : int
         Samples per client, the paper's M.
     min_size : int
-        Must not exceed `samples`; here for the sake of one signature.
+        Must not exceed `samples`; accepted so that all partitions have the same signature.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""Partitions into equal sizes: at random, by shards; and the one that the data brings along.
+"""Partitions at random, by shards, by main class, and by the client ids that come with the data.
 
-Partitions that give each client a main class: one label, or a share `xi` of one.
+`one_label` gives each client a single class, `skewness` a share `xi` of one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedcohort.partition.assign import (
 
 
 def iid(labels: ArrayLike, clients: int, rng: Generator, *, min_size: int = 1) -> list[IndexArray]:
-    """Deal the samples out at random, in sizes that differ by one at most.
+    """Hand out the samples at random, in sizes that differ by at most one.
 
     Case 1 of Sketch to Skip and Select (paper 2).
 
@@ -37,7 +37,7 @@ def iid(labels: ArrayLike, clients: int, rng: Generator, *, min_size: int = 1) -
     clients : int
     rng : Generator
     min_size : int
-        Samples per client at least.
+        Smallest allowed number of samples per client.
 
     Returns
     -------
@@ -58,10 +58,10 @@ def iid(labels: ArrayLike, clients: int, rng: Generator, *, min_size: int = 1) -
 def shards(
     labels: ArrayLike, clients: int, rng: Generator, *, per_client: int = 2, min_size: int = 1
 ) -> list[IndexArray]:
-    """Sort by label, cut into equal shards, deal `per_client` random shards to each client.
+    """Sort by label, cut into equal shards, give `per_client` random shards to each client.
 
     FedAvg's pathological split [1]_; FedCor (paper 3) calls it 2SPC and 1SPC. All samples are
-    used: client sizes differ by one at most, and so do the shards of one client.
+    used: client sizes differ by at most one, and so do the shards of one client.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def natural(ids: ArrayLike, *, min_size: int = 1) -> dict[str, IndexArray]:
     array = np.asarray(ids, dtype=object)
     if array.ndim != 1 or array.size == 0:
         raise ConfigError(f"ids must be one non-empty row of ids, not of shape {array.shape}")
-    # Samples of a client mostly lie together: naming runs, not samples, spares most of the work.
+    # Samples of one client are mostly contiguous, so name runs instead of samples.
     starts = np.flatnonzero(np.concatenate([[True], array[1:] != array[:-1]]))
     heads = [str(name) for name in array[starts]]
     names = sorted(set(heads))
@@ -182,8 +182,8 @@ def skewness(
     their samples. All samples are used, and the share comes first: sizes are equal to within one
     unless a main class is too small for that, as with xi = 1 on unequal classes, and then as
     equal as they can be. The rest holds a client's own class only if the other classes cannot
-    fill it, as when one class outnumbers all others together. The paper does not say how the rest
-    is spread; here it follows what is left of the other classes.
+    fill it, for example when one class outnumbers all others together. The paper does not say how
+    the rest is spread; here it follows what remains of the other classes.
 
     Parameters
     ----------

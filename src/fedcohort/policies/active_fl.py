@@ -82,7 +82,7 @@ class ActiveFL(Policy):
         zeroed = min(int(np.floor(self.alpha1 * len(values))), len(values) - size)
         logits = self.alpha2 * np.minimum(values, np.finfo(float).max)
         known = np.isfinite(values)
-        # Infinite logits would all tie; a step of 1e3 above the rest says "first" just as well.
+        # Infinite logits would make ties; 1e3 above all others has the same effect.
         top = logits[known].max() if known.any() else 0.0
         logits[~known] = top + 1e3
         logits[np.argsort(values, kind="stable")[:zeroed]] = -np.inf

@@ -1,6 +1,7 @@
-"""The interface of a selection policy, and the registry of all of them.
+"""The interface of a selection policy, the registry of policies, and helpers that they share.
 
-What several policies do with readings: any signal as vectors, sizes, weights.
+The helpers read signals (`vectors`, `sizes`), draw clients (`pick`, `draw_positions`,
+`sample_positions`) and check options.
 """
 
 from __future__ import annotations
@@ -85,11 +86,11 @@ def pick(
     rng: Generator,
     logits: NDArray[np.float64] | None = None,
 ) -> tuple[ClientId, ...]:
-    """Draw `size` different clients, uniformly or one after the other in proportion to exp(logits).
+    """Draw `size` different clients, uniformly or one by one in proportion to exp(logits).
 
-    Successive sampling without replacement as one vectorized pass: the top `size` of logits plus
-    Gumbel noise have exactly that law, and weights of any range neither overflow nor vanish.
-    Clients with a logit of minus infinity are never drawn, even if the cohort falls short.
+    The top `size` of logits plus Gumbel noise follow the law of successive sampling without
+    replacement exactly, in one vectorized pass that neither overflows nor underflows. Clients with
+    a logit of minus infinity are never drawn, even if the cohort falls short.
 
     Examples
     --------
@@ -143,11 +144,11 @@ def vectors(
     since: int | None = None,
     dtype: DTypeLike = np.float64,
 ) -> tuple[Indices, NDArray[Any]]:
-    """Positions of the clients with a usable reading, and the readings as rows of numbers.
+    """Return the positions of clients with a usable reading, and the readings as rows of numbers.
 
-    A sketch becomes its counts over n; an empty one is not usable. With `since`, readings of
-    earlier rounds are left out. `dtype` is that of the rows, but for sketches; a number that it
-    cannot hold becomes infinite.
+    A sketch becomes its counts divided by n; an empty sketch is not usable. With `since`, readings
+    of earlier rounds are left out. The rows have the given `dtype`, except for sketches; a number
+    that does not fit becomes infinite.
     """
     positions, readings = signals.read(name, clients)
     if since is not None and len(positions):
@@ -179,31 +180,34 @@ def sizes(signals: Signals, clients: Sequence[ClientId]) -> Array:
 
 
 def inverse_inclusion(share: Array, inclusion: Array) -> tuple[float, ...]:
-    """Weights p_i / pi_i of Horvitz and Thompson: the aggregate has the expectation sum p_i x_i."""
+    """Return the Horvitz-Thompson weights p_i / pi_i: the expected aggregate is sum p_i x_i.
+
+    `share` is p, each client's share of the data; `inclusion` is pi, its probability to be picked.
+    """
     return tuple((share / inclusion).tolist())
 
 
-def at_least(policy: str, least: int, **options: int | None) -> None:
-    """Refuse options that are too small; None is always fine."""
+def check_at_least(policy: str, least: int, **options: int | None) -> None:
+    """Raise ValueError for an option below `least`; None is allowed."""
     for name, value in options.items():
         if value is not None and value < least:
             raise ValueError(f"{policy}: {name}={value} must be at least {least}")
 
 
 def check_weights(policy: str, weights: str | None) -> None:
-    """Refuse what is not a way to weigh the cohort."""
+    """Raise ValueError for an unknown way to weight the cohort."""
     if weights not in (None, "inverse-inclusion"):
         raise ValueError(f"{policy}: weights={weights!r} must be None or 'inverse-inclusion'")
 
 
-def draw(logits: Array, size: int, rng: Generator) -> Indices:
-    """Positions drawn one after the other in proportion to exp(logits)."""
+def draw_positions(logits: Array, size: int, rng: Generator) -> Indices:
+    """Draw `size` positions without replacement, in proportion to exp(logits); see `pick`."""
     places: Any = range(len(logits))
     return np.array(pick(places, size, rng, logits), np.int64)
 
 
-def some(count: int, limit: int | None, rng: Generator) -> Indices:
-    """Positions of at most `limit` of `count` clients, drawn uniformly, sorted."""
+def sample_positions(count: int, limit: int | None, rng: Generator) -> Indices:
+    """Draw at most `limit` of `count` positions uniformly, sorted; all of them for None."""
     if limit is None or count <= limit:
         return np.arange(count)
     return np.sort(rng.choice(count, limit, replace=False))

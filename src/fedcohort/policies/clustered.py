@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedcohort.policies.base import (
     Policy,
-    at_least,
+    check_at_least,
     register,
     sizes,
     vector_needs,
@@ -24,12 +24,12 @@ from fedcohort.signals.table import Signals
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_TREE = 3000  # clients that the tree of similarity is built for; the others are one group
+_MAX_TREE_CLIENTS = 3000  # clients in the similarity tree; all others form one group
 
 
 @dataclass
 class ClusteredState:
-    """The group of each client, and the round in which groups were made."""
+    """The group of each client, and the round in which the groups were made."""
 
     group: dict[ClientId, int] = field(default_factory=dict)
     made: int = -1
@@ -45,16 +45,17 @@ class ClusteredSampling(Policy):
     Clients fill as many distributions as the cohort is large, each with the same total share of
     the data, and one client is drawn from each. The expected weight of a client in the aggregate
     is its share of the data, whatever the clusters. By size (Algorithm 1) the distributions are
-    filled in the order of sizes; by similarity (Algorithm 2) they are filled with groups of like
-    clients, found by Ward's method on their updates.
+    filled in the order of sizes. By similarity (Algorithm 2) they are filled with groups of
+    similar clients, found by Ward's method on their updates.
 
     Parameters
     ----------
     by : {"size", "similarity"}
         Algorithm 1 or 2.
     signal : str, default="update_sketch"
-        What likeness is measured on: updates that arrive anyway, or "race_sketch",
-        "feature_profile", "insight", known from the start. Clients without one form a group.
+        What similarity is measured on: updates, which arrive anyway, or "race_sketch",
+        "feature_profile" or "insight", which are known from the start. Clients without a reading
+        form one group.
     interval : int, default=10
         Rounds between two groupings.
     k, kind, seed
@@ -62,11 +63,11 @@ class ClusteredSampling(Policy):
 
     Notes
     -----
-    The paper draws from the distributions independently, so that a client may be drawn twice.
-    Here draws from neighboring distributions are coupled such that no client comes twice, with
-    the same probability for each: a cohort has as many clients as wanted. A client whose share of
-    the data exceeds one place in the cohort is always in it, with its share as weight. The scores
-    are the inclusion probabilities.
+    The paper draws from the distributions independently, so a client may be drawn twice. Here,
+    draws from neighboring distributions are coupled so that no client is drawn twice and each
+    keeps its probability: a cohort always has the wanted number of clients. A client whose share
+    of the data exceeds one place in the cohort is always selected, with its share as weight. The
+    scores are the inclusion probabilities.
 
     References
     ----------
@@ -94,7 +95,7 @@ class ClusteredSampling(Policy):
     ) -> None:
         if by not in ("size", "similarity"):
             raise ValueError(f"ClusteredSampling: by={by!r} must be 'size' or 'similarity'")
-        at_least("ClusteredSampling", 1, interval=interval, k=k)
+        check_at_least("ClusteredSampling", 1, interval=interval, k=k)
         self.by, self.signal, self.interval = by, signal, interval
         needs = vector_needs("ClusteredSampling", signal, "num_examples", when=("profile", "reply"))
         if by == "size":
@@ -111,17 +112,17 @@ class ClusteredSampling(Policy):
         """Fill the distributions and draw one client from each."""
         share = sizes(signals, round.available)
         share = share / share.sum() if share.any() else np.full(share.size, 1 / share.size)
-        sure, mass = _certain(share, round.size)
-        places = round.size - sure.size
-        chosen, weights = sure, share[sure]
+        always, mass = _always_selected(share, round.size)
+        places = round.size - always.size
+        chosen, weights = always, share[always]
         if places and mass.any():
             order = self._order(round, signals, share, mass, places)
-            drawn = order[_draw(mass[order], places, rng)]
-            chosen = np.append(sure, drawn)
-            rest = 1 - share[sure].sum()
+            drawn = order[_draw_one_per_unit(mass[order], places, rng)]
+            chosen = np.append(always, drawn)
+            rest = 1 - share[always].sum()
             weights = np.append(weights, np.full(places, rest / places))
         clients = tuple(round.available[i] for i in chosen.tolist())
-        inclusion = np.append(np.ones(sure.size), mass[chosen[sure.size :]])
+        inclusion = np.append(np.ones(always.size), mass[chosen[always.size :]])
         scores = dict(zip(clients, inclusion.tolist(), strict=True))
         return Selection(clients, tuple(weights.tolist()), scores)
 
@@ -138,40 +139,40 @@ class ClusteredSampling(Policy):
         group = self.state.group.get
         clients = round.available
         labels = np.fromiter((group(clients[i], -1) for i in by_size.tolist()), np.int64)
-        return _packed(by_size, labels, mass, places)
+        return _fill_order(by_size, labels, mass, places)
 
     def _regroup(self, round: Round, signals: Signals, share: Array, places: int) -> None:
         """Cut the tree of similarity into groups that fit into one distribution each."""
         positions, rows = vectors(signals, self.signal, round.available)
         latest = np.sort(
-            np.argsort(signals.rounds(self.signal, round.available)[positions])[-_TREE:]
+            np.argsort(signals.rounds(self.signal, round.available)[positions])[-_MAX_TREE_CLIENTS:]
         )
         positions, rows = positions[latest], rows[latest]
         self.state.made, self.state.group = round.number, {}
         if len(positions) > 1:
-            labels = _groups(rows, share[positions] * places, places)
+            labels = _similarity_groups(rows, share[positions] * places, places)
             clients = [round.available[i] for i in positions.tolist()]
             self.state.group = dict(zip(clients, labels.tolist(), strict=True))
 
 
-def _certain(share: Array, size: int) -> tuple[Indices, Array]:
-    """Clients with a place of their own, and the others' masses, which sum to the other places."""
-    sure: list[int] = []
+def _always_selected(share: Array, size: int) -> tuple[Indices, Array]:
+    """Return the clients that are always selected, and the others' expected places per round."""
+    always: list[int] = []
     mass = share * size
-    while len(sure) < size and (mass >= 1 - 1e-12).any():
-        sure += np.flatnonzero(mass >= 1 - 1e-12)[: size - len(sure)].tolist()
+    while len(always) < size and (mass >= 1 - 1e-12).any():
+        always += np.flatnonzero(mass >= 1 - 1e-12)[: size - len(always)].tolist()
         rest = share.copy()
-        rest[sure] = 0.0
+        rest[always] = 0.0
         total = rest.sum()
-        mass = rest * (size - len(sure)) / total if total > 0 else rest
-    return np.array(sure, np.int64), mass
+        mass = rest * (size - len(always)) / total if total > 0 else rest
+    return np.array(always, np.int64), mass
 
 
-def _draw(mass: Array, places: int, rng: Generator) -> Indices:
-    """One position from each unit of the cumulative mass, none twice.
+def _draw_one_per_unit(mass: Array, places: int, rng: Generator) -> Indices:
+    """Draw one position from each unit of the cumulative mass, none twice.
 
-    The client that straddles the border into a unit is taken there with the probability that keeps
-    its share of this unit, given that it was not taken before; the rest of the unit is uniform.
+    A client whose mass crosses the border into a unit is taken there with the probability that
+    keeps its share of this unit, given that it was not taken before; the rest is uniform.
     """
     ends = np.cumsum(mass)
     ends *= places / ends[-1]
@@ -192,8 +193,8 @@ def _draw(mass: Array, places: int, rng: Generator) -> Indices:
     return np.array(taken, np.int64)
 
 
-def _groups(rows: Array, mass: Array, places: int) -> Indices:
-    """Groups of Ward's tree: at least `places`, each of a mass of at most one place."""
+def _similarity_groups(rows: Array, mass: Array, places: int) -> Indices:
+    """Cut Ward's tree into at least `places` groups, each with a mass of at most one place."""
     from scipy.cluster.hierarchy import to_tree, ward
 
     nodes: list[Any] = [to_tree(ward(rows))]
@@ -212,22 +213,22 @@ def _groups(rows: Array, mass: Array, places: int) -> Indices:
     return labels
 
 
-def _packed(clients: Indices, labels: Indices, mass: Array, places: int) -> Indices:
-    """Put the heaviest groups at the start of each place and fill up with the others."""
+def _fill_order(clients: Indices, labels: Indices, mass: Array, places: int) -> Indices:
+    """Return an order that starts each place with one of the heaviest groups, then the rest."""
     members: dict[int, list[int]] = {}
     for client, label in zip(clients.tolist(), labels.tolist(), strict=True):
         members.setdefault(label, []).append(client)
-    strangers = members.pop(-1, [])
+    ungrouped = members.pop(-1, [])
     groups = sorted(members.values(), key=lambda m: -float(mass[m].sum()))
-    filler = [client for group in groups[places:] for client in group] + strangers
+    rest = [client for group in groups[places:] for client in group] + ungrouped
     order: list[int] = []
     filled, at = 0.0, 0
     for place in range(places):
         for client in groups[place] if place < len(groups) else []:
             order.append(client)
             filled += mass[client]
-        while at < len(filler) and filled < place + 1 - 1e-12:
-            order.append(filler[at])
-            filled += mass[filler[at]]
+        while at < len(rest) and filled < place + 1 - 1e-12:
+            order.append(rest[at])
+            filled += mass[rest[at]]
             at += 1
-    return np.array(order + filler[at:], np.int64)
+    return np.array(order + rest[at:], np.int64)

@@ -1,4 +1,4 @@
-"""DivFL: clients whose gradients stand for everybody's."""
+"""DivFL: clients whose gradients represent everybody's."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from fedcohort.numerics import facility
 from fedcohort.policies.base import (
     Policy,
-    at_least,
+    check_at_least,
     pick,
     register,
+    sample_positions,
     sizes,
-    some,
     vector_needs,
     vectors,
 )
@@ -36,22 +36,23 @@ class DivFL(Policy):
     Parameters
     ----------
     signal : str, default="gradient_sketch"
-        Asked of all each round; "update_sketch" uses the updates that arrive anyway, the last one
-        of each client (the paper's variant without extra cost); "race_sketch" needs no model.
+        Asked of all clients each round. "update_sketch" uses each client's last update, which
+        arrives anyway (the paper's variant without extra cost). "race_sketch" needs no model.
     method : {"lazy", "stochastic"}
-        Exact greedy, or greedy steps that look at a random part of the candidates.
+        Exact greedy, or greedy steps that evaluate a random part of the candidates.
     epsilon : float, default=0.1
-        What the stochastic method may lose.
+        Share of the guarantee that the stochastic method may lose.
     candidates : int, optional
-        With more clients than this, so many are drawn uniformly and stand for all; None: never.
+        With more clients than this, this many are drawn uniformly and represent all clients. None
+        always uses all clients.
     weights : {None, "coverage"}
-        The latter weighs a picked client by the share of the data of the clients it is nearest to.
+        "coverage" weights a picked client by the data share of the clients that are nearest to it.
     k, kind, seed
         Of the projection.
 
     Notes
     -----
-    Clients without a sketch yet get places uniformly, in proportion to their number.
+    Clients without a sketch get places in proportion to their number, drawn uniformly.
 
     References
     ----------
@@ -85,7 +86,7 @@ class DivFL(Policy):
             raise ValueError(f"DivFL: method={method!r} must be 'lazy' or 'stochastic'")
         if not 0 < epsilon < 1:
             raise ValueError(f"DivFL: epsilon={epsilon} must lie in (0, 1)")
-        at_least("DivFL", 1, candidates=candidates, k=k)
+        check_at_least("DivFL", 1, candidates=candidates, k=k)
         if weights not in (None, "coverage"):
             raise ValueError(f"DivFL: weights={weights!r} must be None or 'coverage'")
         self.needs = vector_needs("DivFL", signal, "num_examples")
@@ -98,10 +99,10 @@ class DivFL(Policy):
             self.signal_options = {signal: {"rows": 10, "bits": 6, "seed": seed}}
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
-        """Ask all, or some where there are many."""
+        """Ask all clients, or a sample if there are many."""
         if not self.needs.query:
             return ()
-        asked = some(len(round.available), self.limit, rng)
+        asked = sample_positions(len(round.available), self.limit, rng)
         return tuple(round.available[i] for i in asked.tolist())
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
@@ -110,7 +111,7 @@ class DivFL(Policy):
         asked = bool(self.needs.query)
         known = np.flatnonzero(stamps >= (round.number if asked else 0))
         strangers = np.flatnonzero(stamps < 0) if not asked else np.empty(0, np.int64)
-        part = known[some(known.size, self.limit, rng)]
+        part = known[sample_positions(known.size, self.limit, rng)]
         clients = tuple(round.available[i] for i in part.tolist())
         positions, rows = vectors(signals, self.signal, clients)
         if not positions.size:
@@ -132,7 +133,7 @@ class DivFL(Policy):
         signals: Signals,
         rng: Generator,
     ) -> tuple[list[int], tuple[float, ...]]:
-        """Picks, and the share of the data whose nearest picked client each one is."""
+        """Return the picks, and the share of the data that is nearest to each of them."""
         share = sizes(signals, clients)
         share = share / share.sum() if share.any() else np.full(share.size, 1 / share.size)
         distances, size = _distances(rows).T, min(size, len(clients))  # symmetric: saves a copy
@@ -149,7 +150,7 @@ class DivFL(Policy):
 
 
 def _distances(rows: Array) -> Array:
-    """Euclidean distances, seen from the mean so that like rows lose no digits."""
+    """Return Euclidean distances; rows are centered first, so similar rows lose no digits."""
     rows = rows - rows.mean(axis=0)
     squares = np.einsum("ij,ij->i", rows, rows)
     result = np.asarray(rows @ rows.T)

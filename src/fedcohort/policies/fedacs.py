@@ -17,12 +17,12 @@ from fedcohort.signals.table import Signals
 
 Array = NDArray[np.float64]
 
-_GROUPS = 20_000  # different standings up to which the exact pool takes well below a second
+_GROUPS = 20_000  # different (wins, losses) up to which the exact pool takes well below a second
 
 
 @dataclass
 class FedACSState:
-    """Duels won and lost, of the clients that had any."""
+    """Duels won and lost, for the clients that had any."""
 
     wins: dict[ClientId, float] = field(default_factory=dict)
     losses: dict[ClientId, float] = field(default_factory=dict)
@@ -40,10 +40,10 @@ class FedACS(Policy):
     Parameters
     ----------
     pool_share : float, default=0.4
-        Size of the pool as a share of the available clients, lambda: smaller insists on little
-        skew, 1 is uniform selection. The pool is never smaller than the cohort.
+        Size of the pool as a share of the available clients, lambda. Smaller values prefer little
+        skew more strongly; 1 is uniform selection. The pool is never smaller than the cohort.
     rate : float, default=1.0
-        What a duel counts, eta.
+        How much one duel counts, eta.
     weighted : bool, default=False
         Take the mean update weighted by size, as unequal sizes need.
     scale_by_size : bool, default=False
@@ -60,8 +60,8 @@ class FedACS(Policy):
     Notes
     -----
     Duels are held among those that finished, whose distances arrived. The pool has the exact law
-    of Algorithm 1, fresh draws for every pick, unless more than 20,000 different standings are
-    available; then one draw a client decides, see `thompson_pool_one_draw`.
+    of Algorithm 1, fresh draws for every pick, unless the clients have more than 20,000 different
+    pairs of wins and losses; then one draw per client decides, see `thompson_pool_one_draw`.
 
     References
     ----------
@@ -138,7 +138,7 @@ class FedACS(Policy):
     ) -> bandits.RankPosterior:
         """Posterior mean and interval of each client's rank by skew; 1 is the least skewed.
 
-        The analytics view of the bandit: what the duels so far say, whatever they were held for.
+        The analytics view of the bandit: what all duels so far say about the clients.
         """
         wins, losses = self._counts(clients)
         return bandits.rank_posterior(wins, losses, rng, level=level, draws=draws)

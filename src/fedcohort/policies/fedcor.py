@@ -1,4 +1,4 @@
-"""FedCor: clients whose training is expected to lower everybody's loss."""
+"""FedCor: clients whose training is expected to lower everybody's loss the most."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.numerics import gp
-from fedcohort.policies.base import Policy, at_least, pick, register, sizes, some
+from fedcohort.policies.base import Policy, check_at_least, pick, register, sample_positions, sizes
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -105,8 +105,10 @@ class FedCor(Policy):
         learning_rate: float = 0.01,
         panel: int | None = None,
     ) -> None:
-        at_least("FedCor", 1, warmup=warmup, rank=rank, history=history, steps=steps, panel=panel)
-        at_least("FedCor", 2, interval=interval)  # 1 would make every round a probe
+        check_at_least(
+            "FedCor", 1, warmup=warmup, rank=rank, history=history, steps=steps, panel=panel
+        )
+        check_at_least("FedCor", 2, interval=interval)  # 1 would make every round a probe
         for name, share in {"beta": beta, "discount": discount}.items():
             if not 0 < share <= 1:
                 raise ValueError(f"FedCor: {name}={share} must lie in (0, 1]")
@@ -129,7 +131,7 @@ class FedCor(Policy):
         if self.panel is None:
             return round.available
         if not follows or self.state.panel is None:
-            chosen = some(len(round.available), self.panel, rng)
+            chosen = sample_positions(len(round.available), self.panel, rng)
             self.state.panel = [round.available[i] for i in chosen.tolist()]
         here = set(round.available)
         return tuple(c for c in self.state.panel if c in here)
@@ -160,7 +162,7 @@ class FedCor(Policy):
         return since < 0 or (since > 0 and since % self.interval == 0)
 
     def _losses(self, round: Round, signals: Signals) -> Array:
-        """Losses reported this round, one a column of the model; NaN for the silent."""
+        """Losses reported this round, one per column of the model; NaN for clients without one."""
         fresh = np.flatnonzero(signals.rounds("loss", round.available) == round.number)
         clients = round.available
         if fresh.size < len(clients):

@@ -1,4 +1,4 @@
-"""FL-DP3S: a k-DPP draws clients whose profiles differ."""
+"""FL-DP3S: a k-DPP draws clients with different profiles."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fedcohort.numerics.dpp import KDPP as Process
 from fedcohort.numerics.dpp import similarity_kernel
 from fedcohort.policies.base import (
     Policy,
-    at_least,
+    check_at_least,
     check_weights,
     inverse_inclusion,
     register,
+    sample_positions,
     sizes,
-    some,
     vector_needs,
     vectors,
 )
@@ -41,7 +41,7 @@ class KDPP(Policy):
 
     The cohort is drawn from a determinantal point process of fixed size: sets of similar clients
     are unlikely. Profiles are the mean outputs of the first dense layer under the initial model,
-    sent once; any other vector, such as the distribution sketch, does as well.
+    sent once. Any other vector, such as the distribution sketch, can be used instead.
 
     Parameters
     ----------
@@ -51,13 +51,14 @@ class KDPP(Policy):
         L = S^T S with the similarities of eq. 14, or F F^T with the profiles F themselves, which
         needs no matrix of clients x clients (dual form) but has at most the profile's rank.
     candidates : int, optional
-        With more clients than this, so many are drawn uniformly and the k-DPP runs among them;
-        None never does so.
+        With more clients than this, this many are drawn uniformly and the k-DPP runs among them.
+        None always uses all clients.
     weights : {None, "inverse-inclusion"}
-        A k-DPP does not include all clients equally often. The latter weighs each client by its
-        share of the data over its probability to be drawn, which makes the aggregate unbiased.
+        A k-DPP does not include all clients equally often. "inverse-inclusion" weights each client
+        by its share of the data over its probability to be drawn, which makes the aggregate
+        unbiased.
     rows, bits, seed
-        Of the sketches, with signal="race_sketch".
+        Of the sketches, for signal="race_sketch".
 
     Notes
     -----
@@ -94,7 +95,7 @@ class KDPP(Policy):
     ) -> None:
         if kernel not in ("similarity", "features"):
             raise ValueError(f"KDPP: kernel={kernel!r} must be 'similarity' or 'features'")
-        at_least("KDPP", 1, candidates=candidates)
+        check_at_least("KDPP", 1, candidates=candidates)
         check_weights("KDPP", weights)
         extra = ("num_examples",) if weights else ()
         self.needs = vector_needs("KDPP", signal, *extra, when=("profile",))
@@ -107,7 +108,7 @@ class KDPP(Policy):
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Draw candidates where there are many, then the cohort among them."""
         known = np.flatnonzero(signals.rounds(self.signal, round.available) >= 0)
-        part = some(known.size, self.limit, rng)
+        part = sample_positions(known.size, self.limit, rng)
         clients = round.available
         if part.size < len(clients):
             clients = tuple(clients[i] for i in known[part].tolist())

@@ -48,7 +48,7 @@ class Oort(Policy):
     exploration : float, default=0.9
         Share of unexplored clients in the first round.
     exploration_decay : float, default=0.98
-        Factor a round.
+        Factor per round.
     min_exploration : float, default=0.2
         Its floor.
     cutoff : float, default=0.95
@@ -62,8 +62,8 @@ class Oort(Policy):
     pacer_step : float, optional
         The pacer's step in seconds; None takes a tenth of the first T.
     normalize : bool, default=True
-        Scale clipped utilities to [0, 1] before the bonus is added, as the released code does;
-        False adds it to the raw utility as printed, where it hardly ever matters.
+        Scale clipped utilities to [0, 1] before the bonus is added, as the released code does.
+        False adds it to the raw utility, as printed in the paper, where it rarely matters.
 
     Notes
     -----

@@ -28,8 +28,8 @@ class PowerOfChoice(Policy):
     Parameters
     ----------
     d : int, default=10
-        Candidates a round. Must be at least the cohort size; where fewer clients are available,
-        all of them are candidates.
+        Candidates per round. Must be at least the cohort size. If fewer clients are available, all
+        of them are candidates.
 
     Examples
     --------

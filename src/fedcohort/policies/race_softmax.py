@@ -9,7 +9,13 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.numerics import successive
-from fedcohort.policies.base import Policy, check_weights, draw, inverse_inclusion, register
+from fedcohort.policies.base import (
+    Policy,
+    check_weights,
+    draw_positions,
+    inverse_inclusion,
+    register,
+)
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
@@ -112,7 +118,7 @@ class RaceSoftmax(Policy):
         if not self.state.clients:
             return Selection(())
         logits, n = self._logits(round, signals)
-        at = draw(logits, round.size, rng)
+        at = draw_positions(logits, round.size, rng)
         chosen = tuple(round.available[i] for i in at.tolist())
         inclusion = self._inclusion(logits, round.size)[at]
         weights = None

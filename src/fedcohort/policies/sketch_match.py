@@ -10,7 +10,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.numerics import herding
-from fedcohort.policies.base import Policy, at_least, register
+from fedcohort.policies.base import Policy, check_at_least, register
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
@@ -108,8 +108,8 @@ class SketchMatch(Policy):
             raise ValueError(f"SketchMatch: share={share} must lie in (0, 1]")
         if average not in ("size", "equal"):
             raise ValueError(f"SketchMatch: average={average!r} must be 'size' or 'equal'")
-        at_least("SketchMatch", 0, turns=turns, sweeps=sweeps)
-        at_least("SketchMatch", 1, largest_pool=largest_pool)
+        check_at_least("SketchMatch", 0, turns=turns, sweeps=sweeps)
+        check_at_least("SketchMatch", 1, largest_pool=largest_pool)
         self.pool, self.share, self.average = pool, share, average
         self.turns, self.sweeps, self.largest_pool = turns, sweeps, largest_pool
         options: dict[str, Option] = {"rows": rows, "bits": bits, "seed": seed}

@@ -1,4 +1,4 @@
-"""Sketch-to-Select: one client of each cluster of model sketches."""
+"""Sketch-to-Select: one client from each cluster of model sketches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from fedcohort.policies.base import (
     Policy,
-    at_least,
+    check_at_least,
     check_weights,
     inverse_inclusion,
     register,
+    sample_positions,
     sizes,
-    some,
     vector_needs,
     vectors,
 )
@@ -29,13 +29,13 @@ from fedcohort.signals.table import Signals
 Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.int64]
 
-_FITTED = 5_000  # sketches that k-means is fitted to; with more, the rest join the nearest center
-_PER_CLUSTER = 10  # but so many for each cluster
+_MAX_FITTED = 5_000  # k-means is fitted to this many sketches; the others join the nearest center
+_FITTED_PER_CLUSTER = 10  # at least this many per cluster
 
 
 @dataclass
 class SketchToSelectState:
-    """The clusters of the last selection round, and the client that stands for each."""
+    """The clusters of the last selection round, and the client drawn from each."""
 
     cluster: dict[ClientId, int] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
@@ -61,26 +61,26 @@ class SketchToSelect(Policy):
     seed : int, default=0
         Of the projection.
     fresh : bool, default=True
-        Clients take their local steps from the current model before they sketch. Literally
-        (False), a client sketches the model it holds; all that were not selected hold the same
-        one, fall into one cluster, and the old cohort is picked again.
+        Clients take their local steps from the current model before they sketch. False is the
+        literal reading: a client sketches the model it holds. All clients that were not selected
+        hold the same one and fall into one cluster, so the old cohort is picked again.
     signal : str, default="model_sketch"
         Any signal that is a vector; "race_sketch" clusters by data, without models.
     candidates : int, optional
-        Ask only so many clients, drawn uniformly; None asks all.
+        Ask only this many clients, drawn uniformly; None asks all.
     weights : {None, "inverse-inclusion"}
-        The latter weighs a client by its share of the data times the size of its cluster, which
-        makes the aggregate unbiased, given the clusters.
+        "inverse-inclusion" weights a client by its share of the data times the size of its cluster,
+        which makes the aggregate unbiased, given the clusters.
     compare : {"steps", "models"}
-        "models" is the paper's. A client that has learned its data hardly moves any more, so that
-        in time most models fall into one cluster, whatever their data. "steps" clusters the
+        "models" is the paper's. A client that has learned its data barely moves any more, so after
+        a while most models fall into one cluster, whatever their data. "steps" clusters the
         directions of the clients' steps away from the global model (or of gradients or updates, if
-        the signal is one of these). Profiles of data, and models that are not fresh, are always
-        clustered as they are.
+        that is the signal). Profiles of data, and models that are not fresh, are always clustered
+        without scaling.
     restarts : int, default=10
-        Starts of k-means, of which the best is kept. The paper speaks of one; with one label a
-        client, that now and then puts two labels into one cluster, and the label that is left out
-        for the next `interval` rounds is forgotten.
+        Starts of k-means, of which the best is kept. The paper uses one. With one label per
+        client, a single start sometimes puts two labels into one cluster, and the label that is
+        missing for the next `interval` rounds is forgotten.
 
     Notes
     -----
@@ -117,7 +117,7 @@ class SketchToSelect(Policy):
         restarts: int = 10,
     ) -> None:
         counts = {"interval": interval, "k": k, "candidates": candidates, "restarts": restarts}
-        at_least("SketchToSelect", 1, **counts)
+        check_at_least("SketchToSelect", 1, **counts)
         check_weights("SketchToSelect", weights)
         if compare not in ("steps", "models"):
             raise ValueError(f"SketchToSelect: compare={compare!r} must be 'steps' or 'models'")
@@ -125,8 +125,8 @@ class SketchToSelect(Policy):
         self.needs = vector_needs("SketchToSelect", signal, *extra)
         self.interval, self.signal, self.weights = interval, signal, weights
         self.asked, self.restarts = candidates, restarts
-        as_it_is = signal in self.needs.profile or (signal == "model_sketch" and not fresh)
-        self.by_direction = compare == "steps" and not as_it_is
+        unscaled = signal in self.needs.profile or (signal == "model_sketch" and not fresh)
+        self.by_direction = compare == "steps" and not unscaled
         if signal not in self.needs.profile:
             options: dict[str, Option] = {"k": k, "kind": kind, "seed": seed}
             if signal == "model_sketch":
@@ -137,24 +137,23 @@ class SketchToSelect(Policy):
         self.state = SketchToSelectState()
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
-        """Ask all, or some, in a selection round."""
+        """Ask all clients, or a sample, in a selection round."""
         if not self.needs.query or not self._selects(round):
             return ()
-        positions = some(len(round.available), self.asked, rng)
+        positions = sample_positions(len(round.available), self.asked, rng)
         return tuple(round.available[i] for i in positions.tolist())
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Cluster and draw in a selection round; otherwise keep the cohort."""
         if self._selects(round):
             self._cluster(round, signals, rng)
-        here = [c for c in self.state.chosen if _holds(round.available, c)]
-        chosen = (here + self._stand_ins(round, here, rng))[: round.size]
+        here = [c for c in self.state.chosen if _is_available(round.available, c)]
+        chosen = (here + self._replacements(round, set(here), rng))[: round.size]
         inclusion = {c: 1 / self.state.sizes[self.state.cluster[c]] for c in chosen}
         return Selection(tuple(chosen), self._weights(chosen, inclusion, round, signals), inclusion)
 
-    def _stand_ins(self, round: Round, here: list[ClientId], rng: Generator) -> list[ClientId]:
+    def _replacements(self, round: Round, present: set[ClientId], rng: Generator) -> list[ClientId]:
         """Draw a client of the same cluster for each chosen one that is away."""
-        present = set(here)
         missing = [self.state.cluster[c] for c in self.state.chosen if c not in present]
         members: dict[int, list[ClientId]] = {label: [] for label in missing}
         if missing:
@@ -200,16 +199,16 @@ class SketchToSelect(Policy):
         return inverse_inclusion(share, np.array([inclusion[c] for c in chosen]))
 
 
-def _holds(available: tuple[ClientId, ...], client: ClientId) -> bool:
-    """Whether a client is among the available, who are sorted."""
+def _is_available(available: tuple[ClientId, ...], client: ClientId) -> bool:
+    """Whether a client is in the sorted tuple of available clients."""
     at = bisect_left(available, client)
     return at < len(available) and available[at] == client
 
 
 def _directions(rows: Floats) -> Floats:
-    """Scale rows to length one, in place; what has no length, or none that float32 holds, is zero.
+    """Scale rows to length one, in place; rows that are zero or overflow float32 become zero.
 
-    Whatever a client sends, it moves a cluster's center no more than another.
+    So no client can move a cluster's center more than another.
     """
     with np.errstate(over="ignore"):
         lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
@@ -220,10 +219,12 @@ def _directions(rows: Floats) -> Floats:
 
 
 def _kmeans(rows: Floats, clusters: int, restarts: int, rng: Generator) -> Indices:
-    """Labels by k-means++ and Lloyd, the best of some starts; no more than different rows."""
+    """Return cluster labels by k-means++ and Lloyd; at most one cluster per different row."""
     from sklearn.cluster import KMeans
 
-    fitted = rows[some(len(rows), max(_FITTED, _PER_CLUSTER * clusters), rng)]
+    fitted = rows[
+        sample_positions(len(rows), max(_MAX_FITTED, _FITTED_PER_CLUSTER * clusters), rng)
+    ]
     clusters = min(clusters, len(np.unique(fitted, axis=0)))
     model = KMeans(clusters, n_init=restarts, random_state=int(rng.integers(2**31 - 1)))
     model.fit(fitted)
