@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from fedcohort.simulate import build
-from fedcohort.simulate.engine import worker
+from fedcohort.simulate.engine.stacked import Forward
 from fedcohort.simulate.engine.trainer import Trainer
+from fedcohort.simulate.engine.vmapped import forward_rows
+from fedcohort.simulate.engine.worker import accuracy_and_loss
 
 CASES = [("mlp-64-30", (1, 8, 8), 10), ("cnn", (1, 28, 28), 10), ("char-lstm", (12,), 80)]
 
@@ -22,10 +26,10 @@ def test_side_by_side(name, shape, classes):
         np.asarray(x, np.int64 if name == "char-lstm" else np.float32), rng.integers(0, classes, 70)
     )
     rows = torch.stack([trainer.flat(build(name, shape, classes, seed=s)) for s in range(3)])
-    one, together = torch.zeros(3, 2).double(), torch.zeros(3, 2).double()
-    trainer.worker.model.eval()
-    with torch.no_grad():
-        worker._add_one_by_one(trainer.worker, rows, data, one)
-        worker._add_together(trainer.worker, rows, data, together)
-    assert together[:, 0].tolist() == one[:, 0].tolist()
-    torch.testing.assert_close(together[:, 1], one[:, 1], rtol=1e-5, atol=1e-4)
+    forwards = [partial(forward_rows, trainer.worker.model, rows)]
+    forwards.append(Forward(trainer.worker.model, rows, "float32"))
+    one = accuracy_and_loss(trainer.worker, rows, data)
+    for forward in forwards:
+        together = accuracy_and_loss(trainer.worker, rows, data, forward)
+        assert together[0].tolist() == one[0].tolist()
+        np.testing.assert_allclose(together[1], one[1], rtol=1e-5)

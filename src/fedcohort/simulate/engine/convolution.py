@@ -25,6 +25,9 @@ from fedcohort.simulate.engine.layers import (
 # ruff: noqa: D102 (`Layer` documents the methods)
 
 
+ROUNDING = {"float32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}  # of the GPU's kernels
+
+
 @cache
 def _triton_is_here() -> bool:
     return find_spec("triton") is not None
@@ -54,28 +57,42 @@ class Bias(Weighted):
 
 
 class Conv(Weighted):
-    """`nn.Conv2d` without its bias, as one matrix product per client over unfolded patches."""
+    """`nn.Conv2d` without its bias, as one matrix product per client.
+
+    On a GPU, Triton kernels read the image's patches while they multiply. Elsewhere the patches are
+    copied first and multiplied by PyTorch.
+    """
 
     def __init__(
         self, place: int, arena: Arena, sink: Sink, at: list[int], conv: nn.Conv2d, precision: str
     ) -> None:
         super().__init__(place, arena, sink, at)
-        self.kernel, self.stride, self.precision = conv.kernel_size, conv.stride, precision
+        self.kernel, self.stride = conv.kernel_size, conv.stride
         self.pad = conv._reversed_padding_repeated_twice  # left, right, top, bottom
+        self.rounding = ROUNDING[precision]
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        self.x = x
         rows, channels, samples = x.shape[:3]
-        self.input, self.output = x.shape, (samples, *self._size(x))
+        self.output = (samples, *self._size(x))
+        weight = self.weight(rows // self.split)
+        out = self.memory("out", (rows, weight.shape[1], *self.output))
+        self.kernels: Any = gpu_kernels(x) if self.split == 1 else None
+        if self.kernels:
+            tape.append(partial(self.kernels.convolve, x, weight, out, *self._geometry()))
+            return out
         patches = self.memory("cols", (rows, channels, *self.kernel, *self.output))
         self._unfold(tape, x, patches)
         self.cols = patches.view(rows, -1, patches[0, 0, 0, 0].numel())
-        weight = self.weight(rows // self.split)
         # A copy, because backward needs it after `gather` may have changed the weight.
         self.copy = self.memory("weight", (rows, *weight.shape[1:]))
         tape.append(partial(self.parts(self.copy).copy_, weight.unsqueeze(1)))
-        out = self.memory("out", (rows, weight.shape[1], self.cols.shape[2]))
-        self.multiply(tape, self.copy, self.cols, out)
-        return out.view(rows, -1, *self.output)
+        self.multiply(tape, self.copy, self.cols, out.flatten(2))
+        return out
+
+    def _geometry(self) -> tuple[Any, ...]:
+        """Return what all kernels of a GPU need to know."""
+        return self.kernel, self.stride, (self.pad[2], self.pad[0]), self.rounding
 
     def _size(self, x: Tensor) -> tuple[int, int]:
         left, right, top, bottom = self.pad
@@ -84,11 +101,6 @@ class Conv(Weighted):
         return high, wide
 
     def _unfold(self, tape: Tape, x: Tensor, patches: Tensor) -> None:
-        kernels = gpu_kernels(x)
-        if kernels:
-            corner = (self.pad[2], self.pad[0])
-            tape.append(partial(kernels.unfold, x, patches, self.stride, corner))
-            return
         x = self._padded(tape, x)
         windows = x.unfold(3, self.kernel[0], self.stride[0])
         windows = windows.unfold(4, self.kernel[1], self.stride[1])
@@ -105,6 +117,8 @@ class Conv(Weighted):
         return out
 
     def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
+        if self.kernels:
+            return self._backward_on_gpu(tape, grad, wanted)
         flat = grad.flatten(2)
         if self.split == 1:
             self.gather(tape, self.at[0], flat, self.cols.mT)
@@ -115,17 +129,25 @@ class Conv(Weighted):
         if not wanted:
             return grad
         self.multiply(tape, self.copy.mT, flat, self.cols)
-        below = self.memory("below", self.input)
-        self._fold(tape, self.cols.view(*self.input[:2], *self.kernel, *self.output), below)
+        below = self.memory("below", self.x.shape)
+        self._fold(tape, self.cols.view(*self.x.shape[:2], *self.kernel, *self.output), below)
+        return below
+
+    def _backward_on_gpu(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
+        weight, below = self.weight(len(grad)), grad
+        if wanted:  # before the weight changes
+            below = self.memory("below", self.x.shape)
+            task = partial(self.kernels.convolve_input, grad, weight, below, *self._geometry())
+            tape.append(task)
+        parts = self.kernels.weight_parts(*weight.shape, grad[0, 0].numel())
+        each = self.memory("each", (len(grad), parts, *weight.shape[1:]))
+        task = partial(self.kernels.convolve_weight, self.x, grad, each, *self._geometry())
+        tape.append(task)
+        self.gather_sum(tape, self.at[0], each.flatten(2), 1)
         return below
 
     def _fold(self, tape: Tape, patches: Tensor, below: Tensor) -> None:
         """Append the sum of each patch's gradient into the pixels that it was copied from."""
-        kernels = gpu_kernels(below)
-        if kernels:
-            corner = (self.pad[2], self.pad[0])
-            tape.append(partial(kernels.fold, patches, below, self.stride, corner))
-            return
         left, right, top, bottom = self.pad
         high, wide = below.shape[3:]
         shape = (*below.shape[:3], high + top + bottom, wide + left + right)

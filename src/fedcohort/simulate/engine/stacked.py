@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.simulate.engine import convolution, layers, recurrent
-from fedcohort.simulate.engine.kernel import Kernel, SampleLoss, record_gradient
+from fedcohort.simulate.engine.kernel import Kernel, SampleLoss, cross_entropy, record_gradient
 from fedcohort.simulate.engine.recurrent import LastOutput
 from fedcohort.simulate.local import LocalTraining
 
@@ -273,7 +273,8 @@ class Stacked(Kernel):
         place_of = {id(p): i for i, p in enumerate(model.parameters())}
         self.layers = _pool_first(list(self._build(flat, place_of)))
         self.first = [isinstance(layer, layers.Weighted) for layer in self.layers].index(True)
-        self.parts = PARTS.get(device.type, 1)
+        kernels = convolution.gpu_kernels(self.params[0])  # which cut the work by themselves
+        self.parts = 1 if kernels else PARTS.get(device.type, 1)
 
     def _split(self, clients: int, samples: int) -> int:
         """Return the number of parts that a convolution cuts each client's batch into.
@@ -345,6 +346,29 @@ class Stacked(Kernel):
             layer.split = split
             x = layer.forward(tape, x)
         return x
+
+
+class Forward:
+    """Outputs of many models on the same samples, layer by layer on a GPU.
+
+    Parameters
+    ----------
+    model : nn.Module
+        One that `modules` accepts.
+    params : Tensor (models, size)
+    precision : str
+    """
+
+    def __init__(self, model: nn.Module, params: Tensor, precision: str) -> None:
+        self.kernel = Stacked(model, None, cross_entropy, len(params), params.device, precision)
+        self.kernel.load(params, torch.arange(len(params), device=params.device))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return (models, samples, outputs); the next call overwrites it."""
+        tape: layers.Tape = []
+        outputs = self.kernel.record_forward(tape, x.expand(self.kernel.clients, *x.shape))
+        _play(tape)
+        return outputs
 
 
 def _play(tape: layers.Tape) -> Any:

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import ClientId
 from fedcohort.simulate.engine import stacked
 from fedcohort.simulate.engine.batched import Batched
+from fedcohort.simulate.engine.convolution import gpu_kernels
 from fedcohort.simulate.engine.jobs import Data, Job
 from fedcohort.simulate.engine.kernel import SampleLoss, sample_loss
 from fedcohort.simulate.engine.switches import check_precision, precision
@@ -335,7 +337,19 @@ class Trainer:
         rows = self._rows(params, ())
         self.worker.probe(data)
         with self._guard():
-            return accuracy_and_loss(self.worker, rows, data)
+            return accuracy_and_loss(self.worker, rows, data, self._together(rows))
+
+    def _together(self, rows: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """Return how all rows are evaluated at once, None if one by one is better."""
+        if self.device.type != "cuda":
+            return None
+        if self.engine == "stacked" and gpu_kernels(rows):
+            return stacked.Forward(self.worker.model, rows, self.precision)
+        if len(rows) == 1:
+            return None
+        from fedcohort.simulate.engine.vmapped import forward_rows  # slow to import
+
+        return partial(forward_rows, self.worker.model, rows)
 
     def hits(self, params: Tensor, positions: Ints, data: Data) -> NDArray[np.bool_]:
         """Return for each position in `data` whether one flat model classifies it correctly."""

@@ -192,16 +192,22 @@ def read(tensors: Sequence[Tensor], flat: Tensor) -> None:
             part.copy_(tensor)
 
 
-def accuracy_and_loss(worker: Worker, params: Tensor, data: Data) -> tuple[Doubles, Doubles]:
+Outputs = Callable[[Tensor], Tensor]  # samples -> (models, samples, outputs)
+
+
+def accuracy_and_loss(
+    worker: Worker, params: Tensor, data: Data, together: Outputs | None = None
+) -> tuple[Doubles, Doubles]:
     """Return test accuracy and mean loss of every row of `params`.
 
-    Accuracy is NaN where labels are not whole numbers. A single output is a logit: class 1 above 0.
+    `together` computes the outputs of all rows at once; by default one row follows the other.
+    Accuracy is NaN if labels are not whole numbers. A single output is a logit: class 1 above 0.
     """
     worker.model.eval()
     totals = torch.zeros(len(params), 2, dtype=torch.float64, device=worker.device)
     with torch.no_grad():
-        if len(params) > 1 and worker.device.type == "cuda":
-            _add_together(worker, params, data, totals)
+        if together is not None:
+            _add_together(worker, together, data, totals)
         else:
             _add_one_by_one(worker, params, data, totals)
     accuracy, loss = (totals / len(data.y)).cpu().numpy().T
@@ -217,15 +223,12 @@ def _add_one_by_one(worker: Worker, params: Tensor, data: Data, totals: Tensor) 
             total[1] += worker.loss(outputs, y).sum(dtype=torch.float64)
 
 
-def _add_together(worker: Worker, params: Tensor, data: Data, totals: Tensor) -> None:
-    """Evaluate all rows side by side, because one row does not keep a GPU busy."""
-    from fedcohort.simulate.engine.vmapped import forward_rows  # torch.func costs time to import
-
+def _add_together(worker: Worker, together: Outputs, data: Data, totals: Tensor) -> None:
     for x, y in worker.chunks(data, None):
-        outputs = forward_rows(worker.model, params, x)
-        losses = worker.loss(outputs.flatten(0, 1), y.repeat(len(params)))
+        outputs = together(x)
+        losses = worker.loss(outputs.flatten(0, 1), y.repeat(len(outputs)))
         totals[:, 0] += torch.stack([torch.as_tensor(_accurate(o, y)) for o in outputs])
-        totals[:, 1] += losses.view(len(params), -1).sum(dim=1, dtype=torch.float64)
+        totals[:, 1] += losses.view(len(outputs), -1).sum(dim=1, dtype=torch.float64)
 
 
 def _accurate(outputs: Tensor, y: Tensor) -> Tensor | float:
