@@ -7,29 +7,17 @@ the sizes agree.
 
 from __future__ import annotations
 
+import ast
 import io
 import math
-import tokenize
+import struct
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-_DAMAGED = (
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    SyntaxError,
-    OverflowError,
-    RecursionError,
-    MemoryError,
-    EOFError,
-    tokenize.TokenError,
-    NotImplementedError,
-)
+MAX_HEADER = 1 << 16
 
 
 class Header(NamedTuple):
@@ -59,16 +47,30 @@ def read_header(file: IO[bytes]) -> Header:
     """
     start = file.tell()
     try:
-        version = npy.read_magic(file)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"format version {version} is unknown")
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-    except _DAMAGED as error:
+        shape, fortran, dtype = _stated(file)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, struct.error) as error:
         raise ValueError(f"damaged .npy header: {str(error)[:200] or 'too deep'}") from None
-    if any(type(n) is not int or n < 0 for n in shape):
-        raise ValueError(f"damaged .npy header: {dtype} of shape {str(shape)[:200]}")
     return Header(shape, fortran, dtype, file.tell() - start)
+
+
+def _stated(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = npy.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"format version {version} is unknown")
+    form = "<H" if version == (1, 0) else "<I"
+    (length,) = struct.unpack(form, file.read(struct.calcsize(form)))
+    if length > MAX_HEADER:
+        raise ValueError(f"a header of {length} bytes")
+    text = file.read(length).decode("utf-8" if version == (3, 0) else "latin-1")
+    stated = ast.literal_eval(text)
+    if not isinstance(stated, dict) or stated.keys() != {"descr", "fortran_order", "shape"}:
+        raise ValueError(f"it states {text[:80]!r}")
+    shape, fortran = stated["shape"], stated["fortran_order"]
+    if not isinstance(shape, tuple) or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError(f"shape {str(shape)[:80]}")
+    if not isinstance(fortran, bool):
+        raise ValueError(f"fortran_order {str(fortran)[:80]}")
+    return shape, fortran, npy.descr_to_dtype(stated["descr"])
 
 
 def decode(content: bytes) -> NDArray[Any]:

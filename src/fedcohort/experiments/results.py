@@ -20,7 +20,7 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import config
 from fedcohort.experiments.config import NO_GATE, Experiment, NamedConfig
 from fedcohort.experiments.summary import Summary, summarize_rounds
-from fedcohort.rounds import ClientId
+from fedcohort.rounds import ClientId, check_id
 from fedcohort.simulate.history import History, record_from, whole_number
 
 if TYPE_CHECKING:
@@ -248,13 +248,21 @@ def _saved_members(folder: Path) -> dict[int, Members]:
     path = folder / "federation.json"
     try:
         return {
-            int(seed["seed"]): Members(
-                [str(c) for c in seed["clients"]], np.array(seed["label_counts"], np.int64)
-            )
+            whole_number(seed["seed"]): _members(seed["clients"], seed["label_counts"])
             for seed in read_json(path, {}).get("seeds", [])
         }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: not a federation ({error!r})") from None
+
+
+def _members(clients: Any, label_counts: Any) -> Members:
+    """Return the clients and their label counts; ValueError unless there is one row per client."""
+    names, counts = [check_id(client) for client in clients], np.array(label_counts, np.int64)
+    if counts.ndim != 2 or len(counts) != len(names) or (counts < 0).any():
+        raise ValueError(f"label_counts of shape {counts.shape} for {len(names)} clients")
+    if len(set(names)) < len(names):
+        raise ValueError("a client is listed twice")
+    return Members(names, counts)
 
 
 def _selected_members(history: History) -> Members:

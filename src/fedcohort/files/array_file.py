@@ -105,10 +105,13 @@ class _Npy(ArrayFile):
 
 
 def _npy(path: Path) -> ArrayFile:
-    mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-    if mapped.ndim == 0:
+    with path.open("rb") as file:
+        header = npy.read_header(file)
+    if not header.shape:
         raise ValueError("it holds a single number")
-    return _Npy(str(path), mapped.shape, mapped.dtype)
+    if header.dtype.hasobject or header.start + header.size != path.stat().st_size:
+        raise ValueError(f"its header claims {header.size} bytes of {header.dtype}")
+    return _Npy(str(path), header.shape, header.dtype)
 
 
 @dataclass(frozen=True)

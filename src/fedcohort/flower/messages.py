@@ -129,6 +129,17 @@ def refused(data: bytes) -> NDArray[Any]:
     return np.frombuffer(data, np.dtype(("V", len(data)))) if data else np.empty(0, "V1")
 
 
+def _is_option(value: Any) -> bool:
+    """Whether a value can be an option: a word, a truth value or a number that fits 64 bits."""
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return (
+        value is None
+        or isinstance(value, str)
+        or (isinstance(value, float) and math.isfinite(value))
+    )
+
+
 @dataclass(frozen=True)
 class Request:
     """What a client must know to answer, beside the arrays.
@@ -180,11 +191,26 @@ class Request:
         plain["options"] = {name: dict(options) for name, options in self.options.items()}
         return json.dumps(plain)
 
+    def _check(self) -> None:
+        """Raise ValueError unless every value has its declared type."""
+        whole = (self.round, self.seed, self.held_round)
+        words = [self.version, self.arrays, self.on_skip, self.client, self.run, *self.signals]
+        words += [] if self.gate is None else [self.gate]
+        if not all(type(n) is int and -1 <= n < 2**63 for n in whole):
+            raise ValueError("numbers")
+        if not all(isinstance(word, str) for word in words) or type(self.remember) is not bool:
+            raise ValueError("words")
+        for options in self.options.values() if isinstance(self.options, dict) else [None]:
+            if not isinstance(options, dict) or not all(map(_is_option, options.values())):
+                raise ValueError("options")
+
     @classmethod
     def from_json(cls, text: Any) -> Request:
         """Read what `to_json` wrote; DataError for anything else."""
         try:
             plain = json.loads(text)
-            return cls(**{**plain, "signals": tuple(plain["signals"])})
-        except (ValueError, TypeError, KeyError):
+            request = cls(**{**plain, "signals": tuple(plain["signals"])})
+            request._check()
+            return request
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise DataError(f"not a request of fedcohort: {str(text)[:80]!r}") from None

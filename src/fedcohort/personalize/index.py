@@ -285,6 +285,7 @@ class InvertedFile:
         lists = max(1, int(2 * count**0.5))
         index = faiss.IndexIVFFlat(faiss.IndexFlatL2(dimension), dimension, lists)
         index.cp.niter, index.cp.seed = 10, 1 + seed
+        index.cp.min_points_per_centroid = 1  # no warning about small registries
         rng = stream(seed, "index")
         drawn = np.sort(rng.choice(count, min(count, 64 * lists), replace=False))
         index.train(np.ascontiguousarray(points[drawn]))

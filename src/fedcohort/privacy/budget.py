@@ -33,6 +33,8 @@ from fedcohort.privacy.release import Release, noise_for
 if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
 
+MAX_AMOUNT = 1e100  # of epsilon, delta, rho or releases: arithmetic on amounts cannot overflow
+
 
 @dataclass(frozen=True)
 class Account:
@@ -47,8 +49,8 @@ class Account:
     def __post_init__(self) -> None:
         for name in ("epsilon", "delta", "rho", "releases"):
             value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 <= value < math.inf:
-                raise ValueError(f"{name}={value!r} is not an amount")
+            if type(value) not in (int, float) or not 0 <= value <= MAX_AMOUNT:
+                raise ValueError(f"{name}={str(value)[:80]} is not an amount")
         sensitivity(1, self.neighbors)
 
     def after(self, release: Release) -> Account:
@@ -257,7 +259,7 @@ class BudgetLedger:
                 content.data, content.salt = _texts(held.get("data", {})), held["salt"]
             content.digest(b"")
             budget = held["epsilon"], held["delta"]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DataError(f"{self.path} is not a budget ledger: {error}") from None
         if budget != (self.epsilon, self.delta):
             raise DataError(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.rounds import ClientId, stream
+from fedcohort.rounds import ClientId, check_id, stream
 
 
 class Availability(Protocol):
@@ -121,8 +121,8 @@ class Trace:
             else:
                 for line in file.read_text(encoding="utf-8").splitlines():
                     entry = json.loads(line)
-                    rounds[int(entry["round"])] = [str(c) for c in entry["clients"]]
-        except (ValueError, KeyError, TypeError) as error:
+                    rounds[int(entry["round"])] = [check_id(c) for c in entry["clients"]]
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ConfigError(f"{path}: not a trace of rounds and clients ({error})") from None
         return cls(rounds, cycle)
 

@@ -1,0 +1,62 @@
+"""A few seconds of what `make soak` does for longer."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+FUZZ = Path(__file__).with_name("fuzz.py")
+
+PARSERS = re.findall(r'^    name(?:, file)? = "([^"]+)"', FUZZ.read_text(), re.M)
+PARSERS.remove("policy")  # options are checked by their declared types in another change
+
+
+def fuzz(*arguments):
+    done = subprocess.run(
+        [sys.executable, str(FUZZ), *arguments], capture_output=True, text=True, timeout=280
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_only_our_errors_come_out_of_damaged_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = fuzz("--seconds", "16", "--count", "400", "--seed", "0", "--targets", *PARSERS)
+    assert len(results) == len(PARSERS)
+    assert {r["target"]: r["errors"] for r in results if r["errors"]} == {}
+    for result in results:
+        assert result["trials"] > 0, result
+
+
+def test_a_crash_and_another_error_would_be_seen(tmp_path):
+    """The driver itself: a parser that crashes, one that raises, one that eats memory."""
+    code = f"""
+import ctypes, json, sys
+sys.path.insert(0, {str(FUZZ.parent)!r})
+import fuzz
+class Bad(fuzz.Target):
+    name = "bad"
+    def examples(self):
+        return [b"x"]
+    def parse(self):
+        first, self.started = not self.started, True
+        if first:
+            raise fuzz.FedcohortError()
+        if self.act == "crash":
+            ctypes.string_at(0)
+        if self.act == "raise":
+            raise KeyError("x")
+        bytearray(8 << 30)
+    started = False
+fuzz.TARGETS["bad"] = Bad
+for act in ("crash", "raise", "memory"):
+    Bad.act = act
+    print(json.dumps(list(fuzz.run("bad", seed=0, count=3)["errors"])))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    crash, raised, memory = map(json.loads, done.stdout.splitlines())
+    assert crash == ["exit status -11"]
+    assert raised == ["KeyError at ?"]
+    assert memory == ["MemoryError at ?"]
