@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+from fedcohort.numerics.successive import inclusion
 from fedcohort.policies import RaceSoftmax
 from fedcohort.rounds import Round, stream
 from fedcohort.signals.forms import sketch_dtype
@@ -146,3 +147,47 @@ def test_distances_are_kept_until_something_changes() -> None:
     assert policy._kept is kept
     policy.select(Round(2, IDS[:4], 2), signals, stream(2))
     assert policy._kept is not kept
+
+
+def test_a_sketch_sent_twice_counts_once() -> None:
+    """After client a sends another sketch, the sums are those of the newest sketches alone."""
+    first, newest = sketches(seed=1), sketches(seed=2)
+    newest[1:] = first[1:]
+    signals, policy = recorded(first), RaceSoftmax()
+    policy.state.include(signals, IDS, 0)
+    signals.record("race_sketch", {"a": newest[0]}, 1)
+    assert policy.state.include(signals, IDS, 1) == ()  # nobody is new
+    expected = RaceSoftmax()
+    expected.state.include(recorded(newest), IDS, 0)
+    assert (policy.state.clients, policy.state.n) == (6, expected.state.n)
+    for kind in ("mean", "pooled"):
+        np.testing.assert_allclose(policy.state.center(kind), expected.state.center(kind))
+        for debias in (False, True):
+            got = policy.state.distances(newest, kind, "frobenius", debias)
+            np.testing.assert_allclose(
+                got, distances_to_global(newest, kind, "frobenius", debias), rtol=1e-9, atol=1e-9
+            )
+
+
+def test_private_sketches_starve_nobody() -> None:
+    """Exact participation in 100 rounds of 5 of 100 clients, from inclusion probabilities.
+
+    Clients hold 40 records of two of ten kinds, noise as at epsilon 1 with 10 rows. Many debiased
+    squares are then negative. As zeros they took all picks: only 13 clients took part.
+    """
+    rng = np.random.default_rng(0)
+    ids = tuple(f"{i:03d}" for i in range(100))
+    bucket = rng.integers(0, 16, size=(10, 10))
+    readings = np.zeros(100, sketch_dtype(10, 16, "i4"))
+    for one in readings:
+        records = rng.choice(rng.choice(10, 2, replace=False), 40)
+        for r in range(10):
+            one["counts"][r] = np.bincount(bucket[r][records], minlength=16)
+        one["counts"] += np.round(rng.laplace(scale=10.0, size=(10, 16))).astype(int)
+    readings["n"], readings["noise"] = 40, 200.0
+    policy = RaceSoftmax()
+    policy.select(Round(0, ids, 5), recorded(readings, ids), stream(0))
+    chance = inclusion(policy._kept[2], 5)
+    assert chance.sum() == pytest.approx(5)
+    expected = float((1 - (1 - chance) ** 100).sum())
+    assert expected > 90  # uniform: 100 (1 - 0.95^100) = 99.4

@@ -1,8 +1,8 @@
 """Inclusion probabilities of successive sampling: k draws without replacement by weight.
 
 Drawing one client after the other in proportion to exp(logit) does not include client i with
-probability k p_i. Give client i an exponential clock of rate p_i: the first k to ring are exactly
-such a sample, so i is included if fewer than k others ring before it.
+probability k p_i. Give client i an exponential waiting time of rate p_i: the first k to arrive are
+exactly such a sample, so i is included if fewer than k others arrive before it.
 
 References
 ----------
@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 
-_NODES = 96  # of the integral over time; errors fall below 1e-9 from about 60
-_EXACT = 100_000  # clients times k up to which the integral is worth its cost
+_NODES = 96  # of the integral over time; with 60 or more, errors are below 1e-9
+_EXACT = 100_000  # clients times k up to which the exact integral is used
 
 
 def inclusion(logits: ArrayLike, k: int) -> Array:
@@ -55,30 +55,30 @@ def inclusion(logits: ArrayLike, k: int) -> Array:
 
 
 def _exact(rates: Array, k: int) -> Array:
-    """Integrate P(i rings at t) P(fewer than k others ring before t) over log t."""
+    """Integrate P(i arrives at t) P(fewer than k others arrive before t) over log t."""
     low, high = _range(rates, k)
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)
     t = np.exp(low + (nodes + 1) / 2 * (high - low))
-    rung = -np.expm1(-np.outer(rates, t))  # probability to have rung by t, (N, nodes)
+    arrived = -np.expm1(-np.outer(rates, t))  # probability to have arrived by t, (N, nodes)
     density = rates[:, None] * t * np.exp(-np.outer(rates, t)) * weights * (high - low) / 2
-    before = -np.expm1(-rates * np.exp(low))  # until then nobody is shut out
-    return np.asarray(np.clip(before + (density * _few_others(rung, k)).sum(axis=1), 0.0, 1.0))
+    before = -np.expm1(-rates * np.exp(low))  # until then nobody is left out
+    return np.asarray(np.clip(before + (density * _few_others(arrived, k)).sum(axis=1), 0.0, 1.0))
 
 
-def _few_others(rung: Array, k: int) -> Array:
-    """P(fewer than k of the others have rung), for every client: prefix times suffix sums."""
-    clients, nodes = rung.shape
+def _few_others(arrived: Array, k: int) -> Array:
+    """P(fewer than k of the others have arrived), for every client: prefix times suffix sums."""
+    clients, nodes = arrived.shape
     prefix = np.zeros((clients + 1, k, nodes))
     prefix[0, 0] = 1.0
     for i in range(clients):
-        _add_one(prefix[i], rung[i], prefix[i + 1])
+        _add_one(prefix[i], arrived[i], prefix[i + 1])
     result = np.empty((clients, nodes))
     suffix = np.zeros((k, nodes))
     suffix[0] = 1.0
     for i in range(clients - 1, -1, -1):
         at_most = np.cumsum(suffix, axis=0)
         result[i] = np.einsum("an,an->n", prefix[i], at_most[::-1])
-        suffix = _add_one(suffix, rung[i], np.empty_like(suffix))
+        suffix = _add_one(suffix, arrived[i], np.empty_like(suffix))
     return result
 
 
@@ -90,7 +90,7 @@ def _add_one(counts: Array, chance: Array, out: Array) -> Array:
 
 
 def _range(rates: Array, k: int) -> tuple[float, float]:
-    """Log-times between which the k-th bell rings, but for 1e-13."""
+    """Log-times between which the k-th client arrives, but for a probability of 1e-13."""
     low, high = np.log(1e-14 / rates.sum()), np.log(60.0 / rates.min())
     for _ in range(3):
         grid = np.linspace(low, high, 200)
@@ -109,7 +109,7 @@ def _range(rates: Array, k: int) -> tuple[float, float]:
 
 
 def _limit(rates: Array, k: int) -> Array:
-    """Probability to ring before the time by which k ring on average (Rosén)."""
+    """Probability to arrive before the time by which k arrive on average (Rosén)."""
     low, high = np.log(1e-14 / rates.sum()), np.log(700.0 / rates.min())
     for _ in range(100):
         middle = (low + high) / 2

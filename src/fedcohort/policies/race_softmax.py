@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.random import Generator
@@ -23,7 +24,7 @@ from fedcohort.sketch.federation import GlobalSketch
 
 Array = NDArray[np.float64]
 
-_SMALLEST = 1e-6  # a distance of zero counts as this: first in line, and no infinity
+_SMALLEST = 1e-6  # a distance of zero counts as this, which keeps 1 / distance finite
 
 
 @dataclass
@@ -36,8 +37,8 @@ class RaceSoftmax(Policy):
     """Algorithm 3 of Liu et al. [1]_.
 
     Each client sends a one-pass sketch of its data, once. Clients are drawn one after the other,
-    without replacement, in proportion to exp(1 / (temperature * distance)), the distance being
-    that of the client's sketch to the sketch of the federation seen so far.
+    without replacement, in proportion to exp(1 / (temperature * distance)), where distance is that
+    of the client's sketch to the sketch of the federation seen so far.
 
     Parameters
     ----------
@@ -47,21 +48,23 @@ class RaceSoftmax(Policy):
     distance : {"frobenius", "row-l2"}
         The paper's, or its released code's (mean over rows), which is nearly an argmax.
     debias : bool, optional
-        Remove from the distance what is only sample size and noise: without it small clients
-        look far from everybody. None does so for private sketches only.
+        Remove from the distance what is only sample size and noise; without it, small clients
+        look far from everybody. A debiased square is at least its standard error: by chance it can
+        fall to zero or below, and exp(1 / distance) would then pick the same few clients always.
+        None debiases private sketches only.
     center : {"mean", "pooled"}
         The paper's unweighted mean of sketches, or the sketch of all data together.
     weights : {None, "inverse-inclusion"}
-        The latter weighs each picked client by its share of the data over its probability to be
-        picked, which makes the aggregate unbiased.
+        "inverse-inclusion" weights each picked client by its share of the data over its probability
+        of being picked, which makes the aggregate unbiased.
     rows, bits, seed, label_weight, centered, epsilon
-        Of the sketches: rows of 2^bits buckets; weight of the label appended to the input (0:
+        How sketches are made: rows of 2^bits buckets; weight of the label appended to the input (0:
         none); whether inputs are centered by public constants; privacy budget (0: exact).
 
     Notes
     -----
-    Clients without a usable sketch are picked only when too few others are there. The
-    distances are kept until the federation or the available clients change.
+    Clients without a usable sketch are picked only when too few others are available. Distances
+    are kept until the federation or the available clients change.
 
     References
     ----------
@@ -85,7 +88,7 @@ class RaceSoftmax(Policy):
     def __init__(
         self,
         temperature: float = 1.0,
-        distance: str = "frobenius",
+        distance: Literal["frobenius", "row-l2"] = "frobenius",
         debias: bool | None = None,
         center: str = "mean",
         weights: str | None = None,
@@ -129,17 +132,17 @@ class RaceSoftmax(Policy):
     def _logits(self, round: Round, signals: Signals) -> tuple[Array, Array]:
         """Log-weights of the available clients and their sizes; minus infinity without a sketch."""
         kept = self._kept
-        if kept is not None and kept[1] == self.state.clients and kept[0] == round.available:
+        if kept is not None and kept[1] == self.state.changes and kept[0] == round.available:
             return kept[2], kept[3]
         positions, readings = signals.read("race_sketch", round.available)
         logits, n = np.full(len(round.available), -np.inf), np.zeros(len(round.available))
         if len(positions):
             debias = bool((readings["noise"] > 0).any()) if self.debias is None else self.debias
-            far = self.state.distances(readings, self.center, self.distance, debias)
+            far = self.state.distances(readings, self.center, self.distance, debias, debias)
             usable = np.isfinite(far)
             logits[positions[usable]] = 1 / (self.temperature * np.maximum(far[usable], _SMALLEST))
             n[positions] = np.maximum(readings["n"], 0.0)
-        self._kept, self._chances = (round.available, self.state.clients, logits, n), None
+        self._kept, self._chances = (round.available, self.state.changes, logits, n), None
         return logits, n
 
     def _inclusion(self, logits: Array, size: int) -> Array:

@@ -144,10 +144,10 @@ class SketchMatch(Policy):
     def _everybody(self, available: tuple[ClientId, ...], signals: Signals) -> _Field:
         """All available sketches with their inner products, kept until either changes."""
         kept = self._kept
-        if kept is None or kept[1] != self.state.clients or kept[0] != available:
+        if kept is None or kept[1] != self.state.changes or kept[0] != available:
             field = _Field(signals, available)
             field.gram = field.q @ field.q.T
-            self._kept = kept = (available, self.state.clients, field)
+            self._kept = kept = (available, self.state.changes, field)
         return kept[2]
 
     def _pool(self, clients: tuple[ClientId, ...], size: int, rng: Generator) -> Indices:

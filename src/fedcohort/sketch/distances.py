@@ -1,26 +1,25 @@
-"""The sketches of many clients side by side, read a few rows at a time.
+"""Distances between the normalized sketches of many clients, read a few rows at a time.
 
-Write q for a client's counts / n. Its row r is an average of n one-hot vectors, so it scatters
-around the true bucket probabilities p_r with E|q_r - p_r|^2 = (1 - |p_r|^2) / n: small clients
-look far from everybody. (1 - |q_r|^2) / (n - 1) estimates that part without bias. Noise of
-variance s on every count adds rows * buckets * s / n^2. The sum of both is the client's `energy`.
-
-Distances between normalized sketches, for a whole federation at once.
-
-Four kinds, for normalized sketches a and b of the same hash functions:
+Write q for a client's counts / n. Four kinds of distance between sketches a and b of the same hash
+functions:
 
 - ``frobenius``: the root of the summed squares of a - b (paper 0, section 3.2.2);
 - ``row-l2``: the mean over rows of the row's Euclidean distance (the paper's released code);
-- ``mmd``: the squared maximum mean discrepancy of the kernel "probability to meet in a row",
-  without bias, so that it may fall below zero (a folded kernel is (1 - 1 / buckets) times the
-  unfolded one up to a constant, and so is its MMD);
-- ``tvd-lower``: half the mean over rows of the row's summed absolute differences, which never
-  exceeds the total variation between the two data sets.
+- ``mmd``: the squared maximum mean discrepancy of the kernel "probability to meet in a row". It is
+  unbiased, so it can be negative. (A folded kernel is (1 - 1 / buckets) times the unfolded one plus
+  a constant, and so is its MMD.)
+- ``tvd-lower``: half the mean over rows of the row's summed absolute differences. It never exceeds
+  the total variation between the two data sets.
 
-`debias` removes each side's energy (see `stack.py`) from the squared Frobenius distance, whose
-expectation then is rows times the squared MMD. A distance is its root, 0 where noise left it
-negative; ``row-l2`` then is that root / sqrt(rows), because a root a row would be biased again.
-Clients without data get NaN, and with `debias` those of fewer than two records.
+Row r of q is an average of n one-hot vectors. It scatters around the true bucket probabilities p_r
+with E|q_r - p_r|^2 = (1 - |p_r|^2) / n, so small clients look far from everybody.
+(1 - |q_r|^2) / (n - 1) estimates that part without bias. Noise of variance s on every count adds
+rows * buckets * s / n^2. The sum of both is the client's *energy*, computed by `energy` only.
+
+`debias` removes the energy of each side from the squared Frobenius distance, whose expectation is
+then rows times the squared MMD. A distance is the root of that, or 0 where noise left it negative.
+With `debias`, ``row-l2`` is this root / sqrt(rows), because one root per row would be biased again.
+Clients without data get NaN; with `debias`, so do clients with fewer than two records.
 """
 
 from __future__ import annotations
@@ -41,8 +40,26 @@ Floats = NDArray[np.float64]
 CHUNK = 1 << 22  # numbers read at a time
 
 
+def noise_energy(n: Floats, noise: Floats, cells: int) -> Floats:
+    """Expected squared norm of the noise in q, for noise of the given variance on each count."""
+    return np.asarray(cells * noise / n**2)
+
+
+def energy(squares: Floats, n: Floats, noise: Floats, rows: int, buckets: int) -> Floats:
+    """What sampling and noise add to |q - p|^2, estimated from |q|^2 without bias; NaN if n < 2.
+
+    Examples
+    --------
+    >>> energy(np.array([10 / 16]), np.array([4.0]), np.zeros(1), 1, 2).tolist()
+    [0.125]
+    """
+    noisy = noise_energy(n, noise, rows * buckets)
+    degrees = np.where(n >= 2, n - 1, np.nan)
+    return np.asarray((rows - squares + noisy) / degrees + noisy)
+
+
 class Stack:
-    """The sketches of N clients: stacked readings, or a sequence of sketches.
+    """The sketches of N clients, given as stacked readings or as a sequence of sketches.
 
     Examples
     --------
@@ -85,14 +102,11 @@ class Stack:
             yield rows, part
 
     def energy(self) -> Floats:
-        """What sampling and noise add to |q - p|^2, estimated without bias; NaN if n < 2."""
+        """Return the energy of each client, NaN if n < 2."""
         squares = np.zeros(len(self))
         for _, q in self.chunks():
             squares += np.einsum("irb,irb->i", q, q)
-        noise = self.rows * self.buckets * self.noise / self.n**2
-        degrees = np.where(self.n >= 2, self.n - 1, np.nan)
-        energy: Floats = (self.rows - squares + noise) / degrees + noise
-        return energy
+        return energy(squares, self.n, self.noise, self.rows, self.buckets)
 
     def weights(self, center: str) -> Floats:
         """Return what each client weighs in the global sketch; nothing without data."""
@@ -150,14 +164,14 @@ def distance_matrix(
     readings : structured array (N,) or sequence of RaceSketch
         Alike sketches.
     kind : {"frobenius", "row-l2", "mmd", "tvd-lower"}
-        See above. The first and third take one matrix product; the others compare pair by pair.
+        See the module. "frobenius" and "mmd" take one matrix product; the others go pair by pair.
     debias : bool, optional
         Whether to remove what is only sample size and noise; None does so for noisy sketches.
     """
     stack = Stack(readings)
     if _settle(stack, kind, debias):
-        energy = stack.energy()
-        out = _finish(stack, _squares(stack) - (energy[:, None] + energy), kind)
+        own = stack.energy()
+        out = _finish(stack, _squares(stack) - (own[:, None] + own), kind)
     elif kind == "frobenius":
         out = np.sqrt(_squares(stack))
     else:
@@ -184,11 +198,11 @@ def distances_to_global(
     """
     stack = Stack(readings)
     weights = stack.weights(center)
-    energy = None
+    excess = None
     if _settle(stack, kind, debias):
         own = stack.energy()
-        energy = np.nansum(weights**2 * own) + (1 - 2 * weights) * own
-    return _to_center(stack, stack.mixture(weights), kind, energy)
+        excess = np.nansum(weights**2 * own) + (1 - 2 * weights) * own
+    return distances_to_center(stack, stack.mixture(weights), kind, excess)
 
 
 def distances_to(
@@ -210,10 +224,10 @@ def distances_to(
             f"a sketch of {single.rows} x {single.buckets} cannot be compared with one of "
             f"{stack.rows} x {stack.buckets}"
         )
-    energy = None
+    excess = None
     if _settle(stack, kind, debias) | _settle(single, kind, debias):
-        energy = stack.energy() + single.energy()
-    return _to_center(stack, single.mixture(np.ones(1)), kind, energy)
+        excess = stack.energy() + single.energy()
+    return distances_to_center(stack, single.mixture(np.ones(1)), kind, excess)
 
 
 def gram(readings: Readings, debias: bool | None = None) -> Floats:
@@ -231,7 +245,7 @@ def gram(readings: Readings, debias: bool | None = None) -> Floats:
 
 
 def _settle(stack: Stack, kind: Kind, debias: bool | None) -> bool:
-    """Whether to debias: what None means, and what cannot be had."""
+    """Say whether to debias; ValueError for a kind that cannot be had that way."""
     if kind not in get_args(Kind):
         raise ValueError(f"unknown kind {kind!r}; use one of {', '.join(get_args(Kind))}")
     noisy = bool((stack.noise > 0).any())
@@ -252,18 +266,30 @@ def _finish(stack: Stack, squares: Floats, kind: Kind) -> Floats:
     return out
 
 
-def _to_center(stack: Stack, center: Floats, kind: Kind, energy: Floats | None) -> Floats:
+def distances_to_center(
+    stack: Stack,
+    center: Floats,
+    kind: Kind,
+    excess: Floats | None = None,
+    least: Floats | float = 0.0,
+) -> Floats:
+    """Distance of every client to a center (rows, buckets).
+
+    `excess` is the energy to remove from each squared Frobenius distance, None for none. With
+    `least`, a squared distance below it counts as this much.
+    """
     total = np.zeros(len(stack))
     for rows, q in stack.chunks():
         gap = q - center[rows]
-        if energy is None and kind == "tvd-lower":
+        if excess is None and kind == "tvd-lower":
             total += np.abs(gap).sum(axis=(1, 2)) / 2
-        elif energy is None and kind == "row-l2":
+        elif excess is None and kind == "row-l2":
             total += np.sqrt((gap**2).sum(axis=2)).sum(axis=1)
         else:
             total += np.einsum("irb,irb->i", gap, gap)
-    if energy is not None:
-        return _finish(stack, total - energy, kind)
+    if excess is not None:
+        squares = total - excess
+        return _finish(stack, squares if kind == "mmd" else np.maximum(squares, least), kind)
     return np.sqrt(total) if kind == "frobenius" else total / stack.rows
 
 

@@ -1,25 +1,23 @@
-"""How far a debiased distance may be off: its standard error.
+"""Standard errors of debiased distances, and estimates of the total variation.
 
-With gap u = q_a - q_b, D = |u|^2 less both energies. Two sources move it:
+With the gap u = q_a - q_b, the debiased squared distance is D = |u|^2 less both energies. Two
+sources move it:
 
 - Noise, exactly. If every cell of u carries independent noise of variance s and fourth cumulant
-  f, and u_0 is the gap without noise, Var D = 4 s |u_0|^2 + cells (2 s^2 + f). If n was read off
-  noisy counts, of relative variance v, a side adds 4 v (q . u)^2.
+  f, and u_0 is the gap without noise, Var D = 4 s |u_0|^2 + cells (2 s^2 + f). If n was estimated
+  from noisy counts with relative variance v, that side adds 4 v (q . u)^2.
 - Sampling, as an upper bound. One row contributes 4 u'Cu + 2 tr(C^2), with C the covariance of
-  the row's gap. Rows see the same samples, and a sketch does not hold how they move together; the
-  standard error of their sum is at most sqrt(rows * the sum of their variances).
+  the row's gap. All rows hash the same samples, and a sketch does not show how they move together;
+  the standard error of their sum is at most sqrt(rows * the sum of their variances).
 
-How far the distances of a whole federation may be off, as squared MMD.
+Total variation between the distributions behind two sketches (paper 0, sections 3.2.2 and C.1),
+from strong assumptions to none:
 
-Total variation between the distributions behind two sketches (paper 0, sections 3.2.2, C.1).
-
-Three views, from strong assumptions to none:
-
-- `plug_in` puts the sketches' kernel densities into the integral, by Monte Carlo. The kernel blurs
-  both distributions, so it reads low; it converges as the kernel narrows (more bits of sign
-  projections) and the data grow. The p-stable kernel of one projection a row falls only like
-  1 / distance: from two dimensions on no width makes it narrow;
-- `path_sum` is the paper's estimate over all ways through the buckets, with its bounds;
+- `plug_in` puts the kernel densities of the sketches into the integral, by Monte Carlo. The kernel
+  blurs both distributions, so the estimate is too low. It converges as the kernel narrows (more
+  bits of sign projections) and the data grow. The p-stable kernel with one projection per row falls
+  only like 1 / distance, so from two dimensions on no width makes it narrow.
+- `path_sum` is the paper's estimate over all paths through the buckets, with its bounds.
 - `bounds` gives what holds for the two data sets at hand, whatever the hash functions.
 """
 
@@ -34,7 +32,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedcohort.sketch.distances import Floats, distance
-from fedcohort.sketch.race import RaceSketch
 
 if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
@@ -147,8 +144,8 @@ def pair_errors(sketches: Sequence[RaceSketch]) -> Floats:
 
     Sampling: with the bucket probabilities p of all data together, a row of the gap between two
     clients has covariance (1 / n_i + 1 / n_j) (diag(p) - pp'), and its square's standard error is
-    sqrt(2 trace) of the square of that; the mean over rows scatters at most as much. Noise: each
-    cell's, as in `fedcohort.sketch.errors`.
+    sqrt(2 trace) of the square of that; the mean over rows scatters at most as much. The noise of
+    each cell adds to it.
     """
     n = np.array([s.n for s in sketches], float)
     rows, buckets = sketches[0].counts.shape
@@ -224,10 +221,10 @@ class Bounds(NamedTuple):
 
 
 def bounds(a: RaceSketch, b: RaceSketch) -> Bounds:
-    """Bounds by cells: each row is a partition, and no partition sees more than all there is.
+    """Bounds from the cells: each row is a partition, and no partition shows more than the data.
 
-    `lower` is the best row's, `lower_mean` the rows' mean (kind "tvd-lower"). From above a sketch
-    proves nothing but 1: data sets that differ may fall into the same buckets.
+    `lower` is that of the best row, `lower_mean` the mean over rows (kind "tvd-lower"). The upper
+    bound is always 1, because different data may fall into the same buckets.
     """
     if a.private or b.private:
         raise ValueError("noise breaks the bounds; use distance(..., kind='mmd')")
@@ -247,22 +244,22 @@ class PathSum(NamedTuple):
 def path_sum(
     a: RaceSketch, b: RaceSketch, paths: int = 10_000, rng: np.random.Generator | None = None
 ) -> PathSum:
-    """Mean over ways through the sketch of |the sum of bucket differences on the way|.
+    """Mean over paths through the sketch of |the sum of bucket differences on the path|.
 
-    The paper replaces the sum over all buckets ** rows ways by the Frobenius norm and calls that
+    The paper replaces the sum over all buckets ** rows paths by the Frobenius norm and calls that
     an upper bound. The upper bounds are the summed absolute differences / buckets, and
-    sqrt(rows / buckets) times the norm. But a way is a sum of independent draws, one a row, of
-    mean zero: by the central limit theorem the mean is sqrt(2 / (pi buckets)) times the norm,
-    `by_frobenius`, which is why the norm serves.
+    sqrt(rows / buckets) times the norm. A path is a sum of independent draws of mean zero, one per
+    row. By the central limit theorem the mean is about sqrt(2 / (pi buckets)) times the norm,
+    `by_frobenius`, so the norm is a good substitute.
 
     Parameters
     ----------
     a, b : RaceSketch
         Alike sketches.
     paths : int
-        Ways drawn; all are enumerated if there are no more than that.
+        How many paths to draw; all are enumerated if there are at most that many.
     rng : Generator, optional
-        Needed when ways are drawn.
+        Needed when paths are drawn.
     """
     gap = _gap(a, b)
     rows, buckets = gap.shape
@@ -271,7 +268,7 @@ def path_sum(
         for row in gap:
             sums = np.add.outer(sums, row).ravel()
     elif rng is None:
-        raise ValueError(f"{buckets} ** {rows} ways are too many: give rng to draw {paths} of them")
+        raise ValueError(f"{buckets} ** {rows} paths are too many: give rng to draw {paths}")
     else:
         sums = sum((rng.choice(row, paths) for row in gap), np.zeros(paths))
     norm = float(np.sqrt((gap**2).sum()))
@@ -323,8 +320,8 @@ def simulate_gaussians(
 ) -> list[Simulated]:
     """Compare sketches with the truth for pairs of Gaussians (appendix C.1).
 
-    Unit covariance; mean differences point at random, their length uniform from 0 to `spread`.
-    A constant column turns angles into positions: hyperplanes then need not meet the origin.
+    Unit covariance. The difference of the means has a random direction and a length that is uniform
+    from 0 to `spread`. A constant column lets hyperplanes miss the origin.
     """
     from fedcohort.sketch.race import RaceSketch, distance
 

@@ -1,9 +1,9 @@
-"""The sketch of the whole federation, summed up as clients are first seen."""
+"""The sketch of the whole federation, summed up as the sketches of clients arrive."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedcohort.rounds import ClientId
 from fedcohort.signals.table import Signals
+from fedcohort.sketch.distances import Kind, Stack, distances_to_center, energy, noise_energy
 
 Array = NDArray[np.float64]
 
@@ -19,12 +20,30 @@ _BLOCK = 1 << 18  # numbers handled at a time: they stay in the processor's cach
 
 @dataclass
 class GlobalSketch:
-    """Sums over every client seen so far, also over those that left: all a policy remembers.
+    """Sums over the newest sketch of every client seen so far, including clients that left.
 
-    Each sketch enters once, when it arrives, so that a round costs what is new.
+    A new client's sketch is added when it arrives, so a round costs only what is new. If a client
+    sends its sketch again, the sums are computed anew, so that each client counts once.
+
+    Attributes
+    ----------
+    until : int
+        The last round whose sketches are included.
+    seen : dict
+        The clients that sent a sketch, with the round of their first one.
+    changes : int
+        How often the sums changed: what is derived from them can be kept until then.
+    clients, n : int, float
+        How many clients with data are included, and their records.
+    counts, shapes : array (rows, buckets), optional
+        Sums of the counts, and of the normalized sketches.
+    pooled_energy, mean_energy : float
+        Energy of `counts` and of `shapes`.
     """
 
     until: int = -1
+    seen: dict[ClientId, int] = field(default_factory=dict)
+    changes: int = 0
     clients: int = 0
     n: float = 0.0
     counts: Array | None = None
@@ -32,17 +51,34 @@ class GlobalSketch:
     pooled_energy: float = 0.0
     mean_energy: float = 0.0
 
-    def include(self, signals: Signals, available: Sequence[ClientId], round_number: int) -> None:
-        """Add the sketches that arrived since the last call."""
+    def include(
+        self, signals: Signals, available: Sequence[ClientId], round_number: int
+    ) -> tuple[ClientId, ...]:
+        """Add the sketches that arrived since the last call; return who sent its first one."""
         fresh = np.flatnonzero(signals.rounds("race_sketch", available) > self.until)
         self.until = max(self.until, round_number)
         if not fresh.size:
-            return
-        clients = (
-            available if fresh.size == len(available) else [available[i] for i in fresh.tolist()]
-        )
+            return ()
+        arrived = tuple(available)
+        if fresh.size < len(available):
+            arrived = tuple(available[i] for i in fresh.tolist())
+        new = tuple(c for c in arrived if c not in self.seen) if self.seen else arrived
+        self.seen.update(dict.fromkeys(new, round_number))
+        self.changes += 1
+        if len(new) == len(arrived):
+            self._add_all(signals, new)
+        else:
+            self._clear()
+            self._add_all(signals, tuple(self.seen))
+        return new
+
+    def _clear(self) -> None:
+        self.clients, self.n, self.counts, self.shapes = 0, 0.0, None, None
+        self.pooled_energy = self.mean_energy = 0.0
+
+    def _add_all(self, signals: Signals, clients: tuple[ClientId, ...]) -> None:
         _, readings = signals.read("race_sketch", clients)
-        for part in _blocks(readings):
+        for part in blocks(readings):
             self._add(readings[part])
 
     def _add(self, readings: NDArray[Any]) -> None:
@@ -50,17 +86,18 @@ class GlobalSketch:
         if not filled.any():
             return
         readings = readings if filled.all() else readings[filled]
-        shape, n = readings["counts"].shape[1:], readings["n"]
-        q = _normalized(readings)
-        energy = np.nan_to_num(_energy(readings, q))
+        (rows, buckets), n = readings["counts"].shape[1:], readings["n"]
+        q = readings["counts"].reshape(len(readings), -1) * (1 / n)[:, None]
+        squares = np.einsum("ij,ij->i", q, q)
+        own = np.nan_to_num(energy(squares, n, readings["noise"], rows, buckets))
         if self.counts is None or self.shapes is None:
-            self.counts, self.shapes = np.zeros(shape), np.zeros(shape)
+            self.counts, self.shapes = np.zeros((rows, buckets)), np.zeros((rows, buckets))
         self.clients += len(n)
         self.n += float(n.sum())
-        self.counts = self.counts + (n @ q).reshape(shape)
-        self.shapes = self.shapes + q.sum(axis=0).reshape(shape)
-        self.pooled_energy += float(n**2 @ energy)
-        self.mean_energy += float(energy.sum())
+        self.counts = self.counts + (n @ q).reshape(rows, buckets)
+        self.shapes = self.shapes + q.sum(axis=0).reshape(rows, buckets)
+        self.pooled_energy += float(n**2 @ own)
+        self.mean_energy += float(own.sum())
 
     def center(self, kind: str) -> Array:
         """Return the sketch of all data together ("pooled"), or the mean of sketches ("mean")."""
@@ -69,61 +106,54 @@ class GlobalSketch:
         return self.counts / self.n if kind == "pooled" else self.shapes / self.clients
 
     def share(self, n: Array, kind: str) -> Array:
-        """Return what clients of the given sizes weigh in the center."""
+        """Return the weight in the center of clients with the given sizes."""
         return n / self.n if kind == "pooled" else np.full(n.size, 1 / self.clients)
 
-    def distances(self, readings: NDArray[Any], center: str, kind: str, debias: bool) -> Array:
+    def distances(
+        self,
+        readings: NDArray[Any],
+        center: str,
+        kind: Kind,
+        debias: bool,
+        at_least_error: bool = False,
+    ) -> Array:
         """Distance of each client to the center; NaN where there is none.
 
         `kind` is "frobenius" or "row-l2"; `debias` removes from the square what sample size and
-        noise add to it, each client being part of the center.
+        noise add to it. The client is part of the center. With `at_least_error`, a debiased square
+        is at least its standard error: below that, nobody can tell how small it is.
         """
         goal = self.center(center)
-        result = np.full(len(readings), np.nan)
-        for part in _blocks(readings):
-            n = readings["n"][part]
-            with np.errstate(divide="ignore", invalid="ignore"):  # empty clients: NaN below
-                q = _normalized(readings[part])
-            gap = (q - goal.ravel()).reshape(len(n), *goal.shape)
-            squares = np.einsum("irb,irb->ir", gap, gap)
-            if debias:
-                excess = self._excess(n, center, _energy(readings[part], q))
-                total = np.maximum(squares.sum(axis=1) - excess, 0.0)
-                far = np.sqrt(total / (1 if kind == "frobenius" else len(goal)))
-            elif kind == "frobenius":
-                far = np.sqrt(squares.sum(axis=1))
-            else:
-                far = np.sqrt(squares).mean(axis=1)
-            result[part] = np.where(n > 0, far, np.nan)
+        result = np.empty(len(readings))
+        for part in blocks(readings):
+            stack = Stack(readings[part])
+            excess = self._excess(stack, center) if debias else None
+            least = standard_error(stack) if at_least_error else 0.0
+            result[part] = distances_to_center(stack, goal, kind, excess, least)
         return result
 
-    def _excess(self, n: Array, center: str, energy: Array) -> Array:
+    def _excess(self, stack: Stack, center: str) -> Array:
         """Energy of the difference between a client and a center that it is part of."""
-        if center == "pooled":
-            whole = self.pooled_energy / self.n**2
-        else:
+        whole = self.pooled_energy / self.n**2
+        if center == "mean":
             whole = self.mean_energy / self.clients**2
-        return whole + (1 - 2 * self.share(n, center)) * energy
+        return np.asarray(whole + (1 - 2 * self.share(stack.n, center)) * stack.energy())
 
 
-def _normalized(readings: NDArray[Any]) -> Array:
-    """Counts over n, a row a client."""
-    q = readings["counts"].reshape(len(readings), -1).astype(np.float64)
-    q *= (1 / readings["n"])[:, None]
-    return np.asarray(q)
+def standard_error(stack: Stack) -> Array:
+    """Standard error of each client's debiased squared distance if the client were at the center.
+
+    Noise of variance s on each of the cells gives at most sqrt(5 cells) s, the value of Laplace
+    noise (Gaussian noise: sqrt(2 cells) s). The sampling part is at most sqrt(2) times its mean,
+    which one squared Gaussian has; rows see the same records, so their number does not help.
+    """
+    noisy = noise_energy(stack.n, stack.noise, stack.rows * stack.buckets)
+    sampling = np.maximum(stack.energy() - noisy, 0.0)
+    return np.asarray(np.sqrt(2) * sampling + np.sqrt(5 / (stack.rows * stack.buckets)) * noisy)
 
 
-def _energy(readings: NDArray[Any], q: Array) -> Array:
-    """What sampling and noise add to a client's squared distance; NaN if n < 2 (see `Stack`)."""
-    rows, buckets = readings["counts"].shape[1:]
-    n = np.where(readings["n"] >= 2, readings["n"], np.nan)
-    noise = rows * buckets * readings["noise"] / n**2
-    squares = np.einsum("ij,ij->i", q, q)
-    return np.asarray((rows - squares + noise) / (n - 1) + noise)
-
-
-def _blocks(readings: NDArray[Any]) -> Iterator[slice]:
-    """Runs of clients whose sketches are handled together."""
+def blocks(readings: NDArray[Any]) -> Iterator[slice]:
+    """Yield runs of clients whose sketches are handled together."""
     step = max(1, _BLOCK // int(np.prod(readings.dtype["counts"].shape)))
     for start in range(0, len(readings), step):
         yield slice(start, start + step)
