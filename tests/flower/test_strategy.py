@@ -576,7 +576,6 @@ MISSING = {
     "power-of-choice": "'loss'.*no @app.evaluate",
     "kdpp": "'feature_profile'.*No query function.*model=",
     "oort": "'loss_rms'.*came without it.*attach",
-    "sketch-match:label_weight=1.0": "'race_sketch'.*attach\\(classes=",
 }
 
 
@@ -685,6 +684,13 @@ def test_a_second_start_does_not_inherit_what_clients_remember(digits):
     assert first == second
     for a, b in zip(one.arrays.values(), two.arrays.values(), strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_labels_are_hashed_by_the_models_outputs(digits):
+    """A client of few labels does not know how many there are; the model does."""
+    strategy = cohort("sketch-match:label_weight=1.0", cohort_size=3, center=np.zeros(64))
+    strategy.start(own_apps(digits), digits.arrays(), 1)
+    assert strategy.session.signals.known("race_sketch", digits.clients) == digits.clients
 
 
 def test_registered_names_are_enough(digits):

@@ -224,7 +224,8 @@ class AskedClient(Clients):
         """Return the client's sketch: by its own privacy settings, or at the policy's epsilon."""
         config = config_of(self.message)
         center = from_record(config, "center", MOST_BYTES) if raw(config, "center") else None
-        made = sketch(self.data, options, classes=self.answers.classes, center=center)
+        classes = self.answers.classes or self.request.classes
+        made = sketch(self.data, options, classes=classes, center=center)
         privacy = Privacy.on_node(self.context, self.answers.privacy)
         if privacy is not None:
             account = account_of(self.context, self.answers.identity)

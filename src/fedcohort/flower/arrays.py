@@ -68,6 +68,18 @@ def unflatten(flat: Flat, like: ArrayRecord, others: ArrayRecord | None = None) 
     return ArrayRecord(out)
 
 
+def outputs_of(record: ArrayRecord) -> int:
+    """Return the size of a model's last bias, which for a classifier is its number of classes.
+
+    Examples
+    --------
+    >>> outputs_of(ArrayRecord([np.ones((4, 2)), np.zeros(4), np.ones((3, 4)), np.zeros(3)]))
+    3
+    """
+    sizes = [a.shape[0] for a in record.values() if is_float(a) and len(a.shape) == 1]
+    return int(sizes[-1]) if sizes else 0
+
+
 def dtypes_of(record: ArrayRecord) -> dict[str, str]:
     """Return the dtype of each array."""
     return {name: str(array.dtype) for name, array in record.items()}

@@ -79,7 +79,7 @@ def attach(
     insight : callable, optional
         ``insight(x, y)`` returns a vector, for the signal of that name.
     classes : int, optional
-        Number of labels, for sketches that hash them.
+        Number of labels, for sketches that hash them; by default the outputs of the model.
     loss : str or callable, optional
         With `model`: as in `fedcohort.simulate`. Without: ``loss(arrays, x, y)`` returns the mean
         loss or one loss per example; or the name of the metric that the app's handlers report, by

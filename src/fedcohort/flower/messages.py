@@ -168,6 +168,8 @@ class Request:
         Whether the client keeps its trained model, for later queries about it.
     client : str
         The client's id at the server, for clients that are known by a registered name only.
+    classes : int
+        Outputs of the model, for sketches that hash labels; `attach(classes=...)` wins.
     run : str
         Names the run: a client forgets what it remembers from another one.
     """
@@ -183,6 +185,7 @@ class Request:
     held_round: int = -1
     remember: bool = False
     client: str = ""
+    classes: int = 0
     run: str = ""
 
     def to_json(self) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower import checkpoint as checkpoints
 from fedcohort.flower import inner as inners
-from fedcohort.flower.arrays import dtypes_of, flatten, in_dtypes, payload
+from fedcohort.flower.arrays import dtypes_of, flatten, in_dtypes, outputs_of, payload
 from fedcohort.flower.checkpoint import RoundReport
 from fedcohort.flower.cohort import Cohort, Queries, Template, first_request, training_request
 from fedcohort.flower.grid import LOG, Delivery, Model, TimedGrid
@@ -180,7 +180,7 @@ class CohortStrategy(Strategy):
         LOG.info("\t├──> Cohort: policy %r, seed %d", policy, self.session.seed)
         LOG.info("\t│\t├── Signals: %s", policy.needs)
         LOG.info("\t│\t└── Gate: %s", None if gate is None else gate.name)
-        self.inner.summary()
+        self._call("summary")
 
     def start(
         self,
@@ -265,7 +265,11 @@ class CohortStrategy(Strategy):
         self._delivery.begin(on)
         last = max((report.round for report in self.history if report.finished), default=-1)
         request = replace(
-            first_request(session), arrays=template.name, held_round=last, run=self.run_token
+            first_request(session),
+            arrays=template.name,
+            held_round=last,
+            run=self.run_token,
+            classes=outputs_of(current.arrays),
         )
         queries = Queries(
             grid,

@@ -1,0 +1,24 @@
+"""The server: Flower's bagging of trees, over cohorts that resemble the whole federation."""
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedXgbBagging
+
+from fedcohort.flower import CohortStrategy
+from xgboost_app.task import accuracy
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    strategy = FedXgbBagging(fraction_train=float(config["fraction-train"]), fraction_evaluate=0.0)
+    strategy = CohortStrategy(strategy, config["policy"])
+    strategy.start(
+        grid,
+        ArrayRecord([np.frombuffer(b"", dtype=np.uint8)]),
+        num_rounds=int(config["num-server-rounds"]),
+        evaluate_fn=lambda number, arrays: MetricRecord({"accuracy": accuracy(arrays)}),
+    )
