@@ -69,7 +69,7 @@ def test_compare_json(tmp_path, capsys):
 
 def test_compare_with_a_gate(tmp_path, capsys):
     arguments = ["compare", "--policies", "uniform", "--out", str(tmp_path), "--gate"]
-    arguments += ["sketch-to-skip:k=20", "--threshold", "0.5", "--local", "steps=1;batch_size=8"]
+    arguments += ["sketch-to-skip:k=20", "--threshold", "0.5", "--local", "steps=1,batch_size=8"]
     assert invoke([*arguments, *SMALL]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("fedavg", "change %", "skipped %", "up %", "down %"))
@@ -107,13 +107,24 @@ def test_policies_and_data(capsys):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["bogus"], "No such command 'bogus'"),
+        (["comprae"], "unknown command 'comprae'; did you mean 'compare'?"),
+        (["data", "lst"], "unknown command 'lst'; did you mean 'list'?"),
+        (["compare", "--police", "x"], "--policies"),
         (["compare", "--bogus"], "No such option"),
         (["compare", "--rounds", "x"], "--rounds"),
         (["compare", "--rounds", "0"], "rounds = 0"),
         (["compare", "--policies", "bogus"], "unknown policy 'bogus'. Known: active-fl"),
         (["compare", "--policies", "oort:alpha"], "name:key=value"),
         (["compare", "--policies", "oort,oort"], "once"),
+        (["compare", "--policies", "oort:preferred=x"], "must be a finite number or none"),
+        (["compare", "--policies", "power-of-choice:d=2"], "d=2"),
+        (["compare", "--device", "gpu"], "'cpu', 'cuda' or 'auto'"),
+        (["compare", "--set", "local.lrr=3"], "did you mean 'lr'?"),
+        (["compare", "--set", "rounds"], "--set 'rounds' must be written as key=value"),
+        (["compare", "--import", "missing.py"], "missing.py: no such Python file"),
+        (["compare", "--track", "bogus", "--rounds", "1"], "unknown tracker 'bogus'"),
+        (["config", "show", "paper:fedcor"], "did you mean 'fedcor-"),
+        (["run", "."], "cannot be read: Is a directory"),
         (["compare", "--dataset", "bogus"], "bogus"),
         (["compare", "--partition", "bogus"], "bogus"),
         (["compare", "--partition", "shards:alpha=1"], "alpha"),
@@ -149,3 +160,121 @@ def test_the_entry_point_is_quick_and_leaves_torch_alone():
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
     assert result.returncode == 0
     assert "compare" in result.stdout
+
+
+def test_own_policy_from_the_command_line(tmp_path, capsys):
+    """In a process of its own: it registers a policy."""
+    (tmp_path / "mine.py").write_text(
+        "from fedcohort.policies import Uniform, register\n"
+        "@register('my-policy', when='in tests')\nclass Mine(Uniform):\n    pass\n"
+    )
+    arguments = ["compare", "--import", "mine.py", "--policies", "my-policy,mine.py:Mine"]
+    code = "import sys; from fedcohort.cli import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", code, *arguments, *SMALL, "--rounds", "1", "--format", "json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)["policies"]
+    assert [row["policy"] for row in rows] == ["my-policy", "Mine"]
+    assert rows[0] == {**rows[1], "policy": "my-policy", "seconds": rows[0]["seconds"]}
+
+
+def test_more_rounds_for_a_finished_comparison(tmp_path, capsys):
+    arguments = ["compare", "--out", str(tmp_path), "--format", "json", "--resume"]
+    assert invoke([*arguments, *SMALL, "--policies", "uniform"]) == 0
+    capsys.readouterr()
+    more = ["--policies", "uniform,oort:alpha=1,window=5", "--rounds", "5", "--seeds", "3"]
+    assert invoke([*arguments, *SMALL, *more]) == 0
+    captured = capsys.readouterr()
+    rows = json.loads(captured.out)["policies"]
+    assert [row["policy"] for row in rows] == ["uniform", "oort"]
+    lines = (tmp_path / "uniform" / "rounds.jsonl").read_text().splitlines()
+    assert len(lines) == 15
+    config = json.loads((tmp_path / "oort" / "config.json").read_text())
+    assert config["policy"]["options"] == {"alpha": 1, "window": 5}
+    # Without a terminal, progress is plain lines, and one for the whole.
+    assert "oort: 5 of 5, accuracy" in captured.err
+    assert "all: 10 of 10" in captured.err
+
+
+def test_configurations(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert invoke(["config", "init", "exp.toml"]) == 0
+    assert invoke(["config", "init", "exp.toml"]) == 2
+    capsys.readouterr()
+    assert invoke(["config", "show", "exp.toml", "--format", "json"]) == 0
+    written = capsys.readouterr().out
+    assert invoke(["config", "show", "--format", "json"]) == 0
+    assert capsys.readouterr().out == written  # every value in the template is the default
+    assert invoke(["config", "show", "paper:fedcor-2spc", "--set", "rounds=3"]) == 0
+    shown = capsys.readouterr().out
+    assert "rounds = 3\n" in shown
+    (tmp_path / "again.toml").write_text(shown)
+    assert invoke(["config", "show", "again.toml"]) == 0
+    assert capsys.readouterr().out == shown
+    assert invoke(["config", "keys", "--format", "json"]) == 0
+    keys = json.loads(capsys.readouterr().out)
+    assert all(key["about"] for key in keys), [key for key in keys if not key["about"]]
+    assert {"lr", "schedule", "partition", "imports"} <= {key["name"] for key in keys}
+
+
+def test_files_and_disks_that_refuse_are_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert invoke(["compare", *SMALL, "--out", str(tmp_path / "file")]) == 2
+    assert "a run needs a folder, and a file is in the way" in capsys.readouterr().err
+    assert invoke(["compare", *SMALL, "--out", "/proc/nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("error: /proc/nowhere")
+    assert invoke(["config", "init", "/dev/full/x"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: /dev/full/x: ")
+    (tmp_path / "latin.toml").write_bytes("rounds = 3 # é".encode("latin-1"))
+    assert invoke(["run", str(tmp_path / "latin.toml")]) == 2
+    assert "written in UTF-8" in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_named():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from fedcohort.cli import invoke; sys.exit(invoke(['compare', '--rounds', '1']))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert "this needs torch, which is not installed: pip install 'fedcohort[simulate]'" in line
+
+
+def test_an_interruption_says_how_to_go_on(tmp_path):
+    code = (
+        "import fedcohort.experiments.folder as f, sys\n"
+        "step = f.Simulation.step\n"
+        "def stop(self):\n"
+        "    if self.round_number == 2: raise KeyboardInterrupt\n"
+        "    return step(self)\n"
+        "f.Simulation.step = stop\n"
+        "from fedcohort.cli import main; main()"
+    )
+    arguments = ["compare", "--policies", "uniform", "--out", str(tmp_path / "a b"), *SMALL]
+    result = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True
+    )
+    assert result.returncode == 130
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("interrupted; go on with: fedcohort compare --policies uniform")
+    assert f"--out '{tmp_path}/a b'" in last
+    assert last.endswith("--resume")
+
+
+def test_short_help_and_completion(capsys, monkeypatch):
+    assert invoke(["compare", "-h"]) == 0
+    assert "--policies" in capsys.readouterr().out
+    from fedcohort.cli import common
+
+    assert common.complete_policies("uniform,oo") == ["uniform,oort"]
+    assert "sketch-to-skip" in common.complete_gates("")
+    assert common.complete_settings("paper:race") == ["paper:race-mnist"]
+    assert common.complete_models("lenet") == ["lenet5"]
+    assert "natural" in common.complete_partitions("na")
+    assert common.complete_datasets("dig") == ["digits"]

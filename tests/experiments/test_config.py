@@ -7,9 +7,10 @@ import pytest
 from fedcohort.datasets import DATASETS
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments.config import Experiment, dump, papers, parse, read
-from fedcohort.experiments.folder import gate_of, local_of, policy_of
+from fedcohort.experiments.folder import check
 from fedcohort.partition import PARTITIONS
 from fedcohort.simulate import MODELS
+from fedcohort.simulate.local import Schedule
 
 TOML = """
 rounds = 7
@@ -23,7 +24,7 @@ clients = 12
 options = {alpha = 0.3}
 [local]
 lr = 1
-halve_at = [2, 4]
+schedule = {gamma = 0.5, milestones = [2, 4]}
 [policy]
 name = "power-of-choice"
 options = {d = 6}
@@ -37,7 +38,7 @@ def test_a_file_becomes_an_experiment(tmp_path):
     assert experiment.seeds == (4, 5)
     assert experiment.data.options == {"alpha": 0.3}
     assert experiment.local.lr == 1.0
-    assert experiment.local.halve_at == (2, 4)
+    assert experiment.local.schedule == Schedule(0.5, (2, 4))
     assert experiment.policy.options == {"d": 6}
     assert parse(dump(experiment)) == experiment
 
@@ -51,18 +52,22 @@ def test_a_name_alone_will_do():
     [
         ({"round": 3}, "unknown key 'round'; did you mean 'rounds'"),
         ({"data": {"alpha": 1}}, r"unknown key 'alpha' in \[data\]"),
-        ({"rounds": "many"}, "rounds = 'many' must be of type int"),
-        ({"rounds": True}, "rounds = True must be of type int"),
+        ({"rounds": "many"}, "rounds = 'many' must be a whole number"),
+        ({"rounds": True}, "rounds = True must be a whole number"),
         ({"rounds": 0}, "rounds = 0 must be at least 1"),
         ({"seeds": 3}, "seeds = 3 must be a list"),
-        ({"seeds": [1, "x"]}, r"seeds\[1\] = 'x' must be of type int"),
+        ({"seeds": [1, "x"]}, r"seeds\[1\] = 'x' must be a whole number"),
         ({"seeds": [1, 1]}, "different"),
         ({"local": 3}, "local = 3 must be a table"),
         ({"data": {"options": 3}}, "data.options = 3 must be a table"),
         ({"target": 70}, "target = 70.0 is an accuracy"),
         ({"dropout": 1.0}, "dropout"),
-        ({"cohort_size": 60}, "cohort_size = 60 exceeds data.clients = 50"),
-        ({"policy": {}}, r"\[policy\].*name"),
+        ({"cohort_size": 61}, "cohort_size = 61 exceeds data.clients = 60"),
+        ({"policy": "oort:alpha"}, "'alpha' must be written as key=value"),
+        ({"local": {"schedule": {"gama": 1}}}, r"unknown key 'gama' in \[local.schedule\]"),
+        ({"local": {"lr": float("nan")}}, "local.lr = nan must be a finite number"),
+        ({"local": {"lr": 10**400}}, "must be a finite number"),
+        ({"seeds": [-1]}, "must not be negative"),
     ],
 )
 def test_errors_name_the_key(values, complaint):
@@ -85,9 +90,7 @@ def test_files_that_cannot_be_read(tmp_path):
 @pytest.mark.parametrize("name", sorted(papers()))
 def test_settings_of_papers_can_be_built(name):
     experiment = read(f"paper:{name}")
-    policy_of(experiment.policy)
-    local_of(experiment.local)
-    gate_of(experiment.gate)
+    check(experiment)
     assert experiment.data.dataset in DATASETS
     assert experiment.data.partition in PARTITIONS
     assert experiment.model.name in MODELS

@@ -9,16 +9,18 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fedcohort.exceptions import ConfigError, FedcohortError
-from fedcohort.experiments import results
-from fedcohort.experiments.config import NamedConfig, dump, parse
-from fedcohort.experiments.folder import run, tracker
+from fedcohort.experiments import folder, results
+from fedcohort.experiments.config import Experiment, NamedConfig, dump, parse, read
+from fedcohort.experiments.folder import check, run
 from fedcohort.experiments.results import read_histories
 from fedcohort.experiments.several import DEFAULT_SETTING, compare
+from fedcohort.experiments.tracking import track
 
 SMALL = dataclasses.replace(
     DEFAULT_SETTING, rounds=6, seeds=(0, 1), checkpoint_every=4, device="cpu"
@@ -47,8 +49,8 @@ def test_a_folder_in_use_is_refused(tmp_path):
     run(SMALL, tmp_path / "run")
     with pytest.raises(ConfigError, match="--resume"):
         run(SMALL, tmp_path / "run")
-    other = dataclasses.replace(SMALL, rounds=7)
-    with pytest.raises(ConfigError, match="another experiment: rounds differ"):
+    other = dataclasses.replace(SMALL, cohort_size=4)
+    with pytest.raises(ConfigError, match="another experiment: cohort_size differ"):
         run(other, tmp_path / "run", resume=True)
     with pytest.raises(ConfigError, match="no run here"):
         read_histories(tmp_path)
@@ -125,23 +127,150 @@ def test_wrong_policies_are_found_before_the_first_run(tmp_path, policy, complai
 
 
 @pytest.mark.parametrize("kind", ["tensorboard", "mlflow"])
-def test_tracking(tmp_path, kind, monkeypatch):
+def test_tracking_loses_no_round_and_goes_on_as_the_same_run(tmp_path, kind, monkeypatch):
     pytest.importorskip(kind)
     # MLflow's database takes ten seconds to set up; its files take none and log the same.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
-    with tracker(kind, tmp_path, {"rounds": 6}) as log:
-        run(SMALL, tmp_path / "run", on_round=log)
-    written = [p for p in (tmp_path / kind).rglob("*") if p.is_file() and p.stat().st_size]
-    assert written
+    for rounds in (2, 3):
+        experiment = dataclasses.replace(SMALL, rounds=rounds)
+        with track(kind, tmp_path, {"mine": experiment}) as log:
+            run(experiment, tmp_path / "mine", on_round=partial(log, "mine"), resume=True)
+    logged = {"tensorboard": _tensorboard_steps, "mlflow": _mlflow_steps}[kind](tmp_path)
+    assert logged == [0, 1, 2]
+
+
+def _tensorboard_steps(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "mine" / "tensorboard"))
+    events.Reload()
+    return [event.step for event in events.Scalars("accuracy/seed-1")]
+
+
+def _mlflow_steps(folder):
+    import mlflow
+
+    client = mlflow.MlflowClient(tracking_uri=(folder / "mlflow").as_uri())
+    (found,) = client.search_runs([client.get_experiment_by_name("fedcohort").experiment_id])
+    assert found.info.run_name == "mine"
+    assert found.info.status == "FINISHED"
+    assert found.data.params["local.lr"] == "0.05"
+    return [m.step for m in client.get_metric_history(found.info.run_id, "accuracy/seed-1")]
 
 
 def test_unknown_trackers(tmp_path):
-    with (
-        pytest.raises(ConfigError, match="unknown tracker 'bogus'"),
-        tracker("bogus", tmp_path, {}),
-    ):
+    with pytest.raises(ConfigError, match="unknown tracker 'bogus'"), track("bogus", tmp_path, {}):
         pass
+
+
+def test_more_rounds_and_more_seeds_equal_a_run_that_had_them_at_once(tmp_path):
+    whole = dataclasses.replace(SMALL, rounds=7, seeds=(0, 1, 5), policy=NamedConfig("oort"))
+    run(whole, tmp_path / "whole")
+    first = dataclasses.replace(whole, rounds=4, seeds=(0,))
+    run(first, tmp_path / "grown")
+    run(dataclasses.replace(first, rounds=5), tmp_path / "grown", resume=True)
+    summaries = run(whole, tmp_path / "grown", resume=True)
+    for name in ("rounds.jsonl", "config.json", "federation.json"):
+        assert (tmp_path / "grown" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert [s.seed for s in summaries] == [0, 1, 5]
+    assert not (tmp_path / "grown" / "added-seeds").exists()
+    with pytest.raises(ConfigError, match="has 7 rounds already"):
+        run(dataclasses.replace(whole, rounds=5), tmp_path / "grown", resume=True)
+    with pytest.raises(ConfigError, match="seeds"):
+        run(dataclasses.replace(whole, seeds=(1, 0, 5)), tmp_path / "grown", resume=True)
+
+
+def test_a_crash_while_seeds_are_added_loses_nothing(tmp_path, monkeypatch):
+    """The lines are merged and the checkpoint is not: the next call merges again."""
+    whole = dataclasses.replace(SMALL, rounds=4, seeds=(0, 1))
+    run(whole, tmp_path / "whole")
+    run(dataclasses.replace(whole, seeds=(0,)), tmp_path / "grown")
+    save = folder.checkpoint.save
+
+    def crash(path, state):
+        if path == tmp_path / "grown" / "checkpoint":
+            raise OSError("no power")
+        save(path, state)
+
+    monkeypatch.setattr(folder.checkpoint, "save", crash)
+    with pytest.raises(OSError, match="no power"):
+        run(whole, tmp_path / "grown", resume=True)
+    monkeypatch.undo()
+    run(whole, tmp_path / "grown", resume=True)
+    grown, straight = (tmp_path / name / "rounds.jsonl" for name in ("grown", "whole"))
+    assert grown.read_bytes() == straight.read_bytes()
+
+
+OWN = """
+import numpy as np
+from torch import nn
+from fedcohort.policies import Uniform, register
+
+@register("mine", when="never")
+class Mine(Uniform):
+    def __init__(self, width: int = 3):
+        self.width = width
+
+class Net(nn.Sequential):
+    def __init__(self, shape, classes, hidden: int = 4):
+        super().__init__(nn.Flatten(), nn.Linear(shape[0], hidden), nn.Linear(hidden, classes))
+
+def load():
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (80, 6), np.uint8), np.arange(80) % 2
+
+def split(labels, clients, rng):
+    return np.array_split(np.arange(len(labels)), clients)
+"""
+
+
+def test_policies_models_and_data_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "POLICIES", dict(folder.POLICIES))
+    (tmp_path / "own.py").write_text(OWN)
+    path = tmp_path / "exp.toml"
+    path.write_text(
+        'rounds = 1\ndevice = "cpu"\nimports = ["own.py"]\npolicy = "own.py:Mine:width=2"\n'
+        'model = "own.py:Net:hidden=5"\n'
+        '[data]\ndataset = "own.py:load"\nclients = 8\npartition = "own.py:split"\n'
+    )
+    (summary,) = run(read(path), tmp_path / "run")
+    assert summary.rounds == 1
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["imports"] == [str(tmp_path / "own.py")]  # found beside the file, from anywhere
+    for policy, message in (("own.py:Mime", "did you mean 'Mine'"), ("owm.py:Mine", "no such")):
+        with pytest.raises(ConfigError, match=message):
+            check(parse({"policy": f"{tmp_path}/{policy}"}))
+
+
+def test_a_data_set_that_needs_another_model_is_named(tmp_path):
+    experiment = dataclasses.replace(SMALL, model=NamedConfig("char-lstm"))
+    with pytest.raises(ConfigError, match=r"'char-lstm' cannot take the samples of digits"):
+        run(experiment, tmp_path)
+
+
+def test_the_defaults_learn(tmp_path):
+    """40 rounds of the defaults; one in ten would be guessing."""
+    (summary,) = run(Experiment(rounds=40, device="cpu"), tmp_path)
+    assert summary.accuracy > 0.6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("oort:preferred=x", "preferred = 'x' must be a finite number or none"),
+        ("sketch-match:turns=null", "turns = None must be a whole number"),
+        ("oort:alpha=NaN", "alpha = nan must be a finite number"),
+        ("oort:alpha=1e400", "alpha = inf must be a finite number"),
+        ("sketch-match:rows=true", "rows = True must be a whole number"),
+        ("kdpp:seed=1.5", "seed = 1.5 must be a whole number"),
+        ("sketch-to-select:compare=step", "compare = 'step' must be 'steps' or 'models'"),
+        ("power-of-choice:d=[3]", r"d = \[3\] must be a whole number"),
+    ],
+)
+def test_options_are_checked_by_their_declared_types(text, message):
+    with pytest.raises(ConfigError, match=message):
+        check(parse({"policy": text}))
 
 
 def test_two_processes_cannot_write_one_folder(tmp_path):

@@ -5,6 +5,10 @@ Heavy imports happen inside the commands, so that ``fedcohort --help`` is quick.
 
 from __future__ import annotations
 
+import io
+import os
+import re
+import shlex
 import sys
 from typing import Annotated
 
@@ -15,6 +19,7 @@ from fedcohort import __version__
 from fedcohort.cli import (
     benchmark,
     compare,
+    config,
     data,
     export,
     nearest,
@@ -27,14 +32,32 @@ from fedcohort.cli import (
     sketches,
 )
 from fedcohort.exceptions import FedcohortError
+from fedcohort.registry import unknown
+
+INTERRUPTED = 130  # what shells report for Ctrl-C, and Typer returns
+
+#: The extra that installs an optional package.
+EXTRAS = {
+    "torch": "simulate",
+    "safetensors": "simulate",
+    "pyarrow": "files",
+    "matplotlib": "plots",
+    "altair": "plots",
+    "vl_convert": "plots",
+    "faiss": "search",
+    "flwr": "flower",
+    "ray": "ray",
+    "tensorboard": "track",
+    "mlflow": "track",
+}
 
 app = typer.Typer(
     name="fedcohort",
     help="Measure how different federated clients are, and pick better cohorts.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("compare")(compare.command)
 app.command("run")(run.command)
@@ -50,6 +73,7 @@ app.command("profile")(profile.command)
 app.command("nearest")(nearest.command)
 app.add_typer(registry.app, name="registry")
 app.add_typer(data.app, name="data")
+app.add_typer(config.app, name="config")
 
 
 def _version(wanted: bool) -> None:
@@ -70,28 +94,83 @@ def _root(
 
 def main() -> None:
     """Run the command line: 0 on success, 2 and one line on a user's mistake."""
+    for stream in (sys.stdout, sys.stderr):  # names that are not UTF-8 are shown escaped
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(invoke(sys.argv[1:]))
 
 
 def invoke(arguments: list[str]) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return its exit code.
+
+    This is the one place where a user's mistake becomes one line. With FEDCOHORT_DEBUG=1 the
+    traceback is shown as well.
+    """
     try:
         code = app(arguments, standalone_mode=False, prog_name="fedcohort")
-        return int(code or 0)
+        return _interrupted(arguments) if code == INTERRUPTED else int(code or 0)
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())
         return 2
     except click.ClickException as error:
-        return _fail(error.format_message())
+        return _fail(_usage(error))
     except (click.Abort, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr)
-        return 130
-    except FedcohortError as error:
-        return _fail(str(error))
+        return _interrupted(arguments)
     except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # else the interpreter complains at exit
         return 0
+    except (FedcohortError, ValueError, OSError, ImportError, MemoryError) as error:
+        message = _message(error)
+        if message is None or os.environ.get("FEDCOHORT_DEBUG"):
+            raise
+        return _fail(message)
+
+
+def _message(error: Exception) -> str | None:
+    """Return one line for a mistake or a machine's refusal; None for what must be our bug."""
+    if isinstance(error, ImportError):
+        return _missing(error)
+    if isinstance(error, MemoryError):
+        return f"not enough memory{f': {error}' if str(error) else ''}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"a file or a name in it is not UTF-8 ({error.reason}); convert it first"
+    if isinstance(error, OSError) and not isinstance(error, FedcohortError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def _missing(error: ImportError) -> str | None:
+    """Say which extra to install; None if the import that failed is not an optional one."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        return None
+    return (
+        f"this needs {package}, which is not installed: pip install 'fedcohort[{EXTRAS[package]}]'"
+    )
+
+
+def _usage(error: click.ClickException) -> str:
+    """Return the message of a wrong command or option, with the nearest name."""
+    text = error.format_message()
+    found = re.match(r"No such command '(.*?)'\.", text, re.S)
+    group = getattr(getattr(error, "ctx", None), "command", None)
+    if found is None or not isinstance(group, click.Group):
+        return text
+    return str(unknown("command", found[1], group.commands))
+
+
+def _interrupted(arguments: list[str]) -> int:
+    hint = ""
+    if arguments[:1] in (["run"], ["compare"]):
+        again = [*arguments, *([] if "--resume" in arguments else ["--resume"])]
+        hint = f"; go on with: fedcohort {shlex.join(again)}"
+    print(f"interrupted{hint}", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _fail(message: str) -> int:
-    print("error: " + " ".join(message.split()), file=sys.stderr)
+    line = " ".join(message.split())
+    print(
+        "error: " + "".join(c if c.isprintable() else repr(c)[1:-1] for c in line), file=sys.stderr
+    )
     return 2

@@ -1,26 +1,26 @@
-"""``--ray``: which cluster a command spreads its work over.
-
-What several commands share: the output format, tables, progress, options in a word.
-"""
+"""What several commands share: options, the output format, tables, progress."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress as RichProgress
     from rich.table import Table
 
+    from fedcohort.experiments.config import Experiment
     from fedcohort.experiments.several import Runner
     from fedcohort.simulate.history import RoundRecord
 
@@ -35,8 +35,88 @@ RayOption = Annotated[
 ]
 
 
+def names_of(registry: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return a completion of names; after a comma, of the last one."""
+
+    def complete(incomplete: str) -> list[str]:
+        start, comma, last = incomplete.rpartition(",")
+        return [start + comma + name for name in registry() if name.startswith(last)]
+
+    return complete
+
+
+def _policies() -> Iterable[str]:
+    from fedcohort.policies import POLICIES
+
+    return ["all", *POLICIES]
+
+
+def _gates() -> Iterable[str]:
+    from fedcohort.gates import GATES
+
+    return GATES
+
+
+def _datasets() -> Iterable[str]:
+    from fedcohort.datasets import DATASETS
+
+    return DATASETS
+
+
+def _partitions() -> Iterable[str]:
+    from fedcohort.partition import PARTITIONS
+
+    return ["natural", *PARTITIONS]
+
+
+def _models() -> Iterable[str]:
+    from fedcohort.simulate.models import MODELS
+
+    return MODELS
+
+
+def _settings() -> Iterable[str]:
+    from fedcohort.experiments.config import papers
+
+    return [f"paper:{name}" for name in papers()] + [str(p) for p in Path().glob("*.toml")]
+
+
+complete_policies, complete_gates = names_of(_policies), names_of(_gates)
+complete_datasets, complete_partitions = names_of(_datasets), names_of(_partitions)
+complete_models, complete_settings = names_of(_models), names_of(_settings)
+
+ImportOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--import",
+        metavar="FILE.py",
+        help="Run this Python file first: it may register policies, signals, gates and models. "
+        "May be repeated.",
+        show_default=False,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set any key of the configuration, such as local.lr=0.1. May be repeated; "
+        "`fedcohort config keys` lists the keys.",
+        show_default=False,
+    ),
+]
+TrackOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Also log every round to 'tensorboard' or 'mlflow', if installed.",
+        autocompletion=names_of(lambda: ["tensorboard", "mlflow"]),
+        show_default=False,
+    ),
+]
+
+
 def on_cluster(address: str | None) -> AbstractContextManager[None]:
-    """Be connected to the cluster while the command works; without an address, to none."""
+    """Connect to the cluster while the command works; without an address, to none."""
     if address is None:
         return nullcontext()
     from fedcohort.distribute.cluster import cluster
@@ -45,7 +125,7 @@ def on_cluster(address: str | None) -> AbstractContextManager[None]:
 
 
 def runner_on(address: str | None) -> Runner:
-    """Return what runs several experiments: one after the other, or as tasks of the cluster."""
+    """Return what runs several experiments: one after another, or as tasks of the cluster."""
     if address is None:
         from fedcohort.experiments.several import in_turn
 
@@ -68,7 +148,7 @@ FormatOption = Annotated[
 
 
 def console() -> Console:
-    """Return the console on standard output; where it is no terminal, lines may be long."""
+    """Return the console on standard output; lines may be long where it is not a terminal."""
     from rich.console import Console
 
     return Console() if Console().is_terminal else Console(width=120)
@@ -100,31 +180,33 @@ def finite(value: Any) -> Any:
 
 
 class RoundBars:
-    """A progress bar a policy, shown from its first round on, so that mistakes come first."""
+    """The progress of runs: one bar per run, and one for all of them.
 
-    def __init__(self, rounds: int) -> None:
-        self._rounds, self._bars = rounds, progress()
-        self._tasks: dict[str, TaskID] = {}
+    Parameters
+    ----------
+    settings : mapping of str to Experiment
+        The runs by name.
+    """
+
+    def __init__(self, settings: Mapping[str, Experiment]) -> None:
+        self._rounds = {name: experiment.rounds for name, experiment in settings.items()}
+        self._show = Progress(whole=sum(self._rounds.values()))
 
     def __enter__(self) -> RoundBars:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        if self._tasks:
-            self._bars.stop()
+    def __exit__(self, *error: Any) -> None:
+        self._show.__exit__(*error)
 
     def __call__(self, name: str, records: Sequence[RoundRecord]) -> None:
         """Show that a round is over."""
-        if not self._tasks:
-            self._bars.start()
-        if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(name, total=self._rounds, note="")
         known = [r.accuracy for r in records if r.accuracy is not None]
         note = f"accuracy {sum(known) / len(known):.3f}" if known else ""
-        self._bars.update(self._tasks[name], completed=records[0].round + 1, note=note)
+        rounds = self._rounds.get(name, max(self._rounds.values()))
+        self._show(name, records[0].round + 1, rounds, note)
 
 
-def progress() -> Progress:
+def progress() -> RichProgress:
     """Return a progress bar on standard error, so that standard output stays clean."""
     from rich.console import Console
     from rich.progress import (
@@ -145,27 +227,27 @@ def progress() -> Progress:
     )
 
 
-def parse_named(text: str) -> tuple[str, dict[str, Any]]:
-    """Read ``name:key=value;key=value``.
+def overrides(given: Mapping[str, Any], pairs: Sequence[str] | None) -> dict[str, Any]:
+    """Return dotted keys and values: the options that were given, then those of ``--set``."""
+    from fedcohort.experiments.config import parse_options, parse_value
 
-    Examples
-    --------
-    >>> parse_named("power-of-choice:d=20")
-    ('power-of-choice', {'d': 20})
-    """
-    name, _, rest = text.strip().partition(":")
-    options = {}
-    for part in filter(None, rest.split(";")):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise ConfigError(f"{text!r}: write options as name:key=value;key=value")
-        options[key.strip()] = parse_value(value.strip())
-    return name.strip(), options
+    found = {key: value for key, value in given.items() if value is not None}
+    if "seeds" in found:
+        found["seeds"] = list(range(found["seeds"]))
+    if "local" in found:
+        found |= {f"local.{k}": v for k, v in parse_options(found.pop("local")).items()}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {pair!r} must be written as key=value, such as local.lr=0.1")
+        found[key.strip()] = parse_value(value.strip())
+    return found
 
 
-def parse_value(text: str) -> Any:
-    """Read a number, true or false, and anything else as a word."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+def import_all(files: Sequence[Path] | None) -> list[str]:
+    """Run the files of ``--import`` and return their absolute names."""
+    from fedcohort.registry import import_file
+
+    for file in files or ():
+        import_file(str(file))
+    return [str(file.resolve()) for file in files or ()]

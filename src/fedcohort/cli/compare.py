@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,12 +12,21 @@ import typer
 from fedcohort.cli.common import (
     Format,
     FormatOption,
+    ImportOption,
     RayOption,
     RoundBars,
+    SetOption,
+    TrackOption,
+    complete_datasets,
+    complete_gates,
+    complete_models,
+    complete_partitions,
+    complete_policies,
+    complete_settings,
     console,
+    import_all,
     on_cluster,
-    parse_named,
-    parse_value,
+    overrides,
     runner_on,
     show,
     show_json,
@@ -25,49 +35,85 @@ from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
     from fedcohort.experiments.config import Experiment, NamedConfig
+    from fedcohort.simulate.history import RoundRecord
 
 
 def command(
     config: Annotated[
         Path | None,
-        typer.Option(help="Setting from a TOML file or paper:NAME; options override it."),
+        typer.Option(
+            help="Setting from a TOML file or paper:NAME; other options override it.",
+            autocompletion=complete_settings,
+        ),
     ] = None,
-    dataset: Annotated[str | None, typer.Option(help="Data set [digits].")] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="Data set, or FILE.py:FUNCTION [digits].", autocompletion=complete_datasets
+        ),
+    ] = None,
     partition: Annotated[
-        str | None, typer.Option(help="Split over clients, as name:key=value [shards].")
+        str | None,
+        typer.Option(
+            help="Split over clients, as name:key=value [shards].",
+            autocompletion=complete_partitions,
+        ),
     ] = None,
     clients: Annotated[int | None, typer.Option(help="Clients in the federation [60].")] = None,
-    model: Annotated[str | None, typer.Option(help="Reference model [mlp-64-30].")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Reference model, or FILE.py:CLASS [mlp-64-30].", autocompletion=complete_models
+        ),
+    ] = None,
     policies: Annotated[
-        str, typer.Option(help="Names, by comma, each with options as name:key=value; or 'all'.")
+        str,
+        typer.Option(
+            help="Comma-separated names, each with options as name:key=value,key=value; or 'all'.",
+            autocompletion=complete_policies,
+        ),
     ] = "all",
     rounds: Annotated[int | None, typer.Option(help="Rounds of training [60].")] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds [3].", min=1)] = None,
-    cohort_size: Annotated[int | None, typer.Option(help="Clients a round [5].")] = None,
+    cohort_size: Annotated[int | None, typer.Option(help="Clients per round [5].")] = None,
     target: Annotated[float | None, typer.Option(help="Accuracy to reach [0.8].")] = None,
     local: Annotated[
-        str | None, typer.Option(help="Local training, as key=value;key=value.")
+        str | None, typer.Option(help="Local training, as key=value,key=value.")
     ] = None,
     gate: Annotated[
-        str | None, typer.Option(help="Hold models back, as name:key=value [none].")
+        str | None,
+        typer.Option(
+            help="Hold models back, as name:key=value [none].", autocompletion=complete_gates
+        ),
     ] = None,
     threshold: Annotated[
         str | None, typer.Option(help="The gate's threshold: a number or 'auto'.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="'cpu', 'cuda' or 'auto'.")] = None,
     out: Annotated[Path, typer.Option(help="Result folder.")] = Path("runs/compare"),
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue in the folder, also with more rounds, seeds or policies.",
+        ),
+    ] = False,
+    track: TrackOption = None,
+    imports: ImportOption = None,
+    set_: SetOption = None,
     ray: RayOption = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Compare selection policies on one setting, by default on label-skewed digits.
 
     Example: `fedcohort compare --policies uniform,power-of-choice:d=15 --rounds 40 --seeds 3`
+
+    Example: `fedcohort compare --import my_policy.py --policies uniform,my-policy`
     """
     given: dict[str, Any] = {
-        "dataset": dataset,
-        "partition": partition,
-        "clients": clients,
+        "data.dataset": dataset,
+        "data.partition": partition,
+        "data.clients": clients,
         "model": model,
         "rounds": rounds,
         "seeds": seeds,
@@ -75,53 +121,40 @@ def command(
         "target": target,
         "local": local,
         "gate": gate,
-        "threshold": threshold,
+        "gate.options.threshold": threshold,
         "device": device,
     }
-    setting = make_setting(config, {k: v for k, v in given.items() if v is not None})
-    chosen = make_policies(policies)
-    _compare(setting, chosen, out, resume, ray, format)
+    setting = make_setting(config, overrides(given, set_), import_all(imports))
+    _compare(setting, make_policies(policies), out, resume, track, ray, format)
 
 
-def make_setting(config: Path | None, given: dict[str, Any]) -> Experiment:
-    """Return the setting of a file, or the default one, with the given options on top."""
-    from fedcohort.experiments.config import dump, parse, read
+def make_setting(config: Path | None, given: dict[str, Any], imports: list[str]) -> Experiment:
+    """Return the setting of a file, or the default one, with the given keys on top."""
+    from fedcohort.experiments.config import dump, parse, parse_value, put, read
     from fedcohort.experiments.several import DEFAULT_SETTING
 
     values = dump(DEFAULT_SETTING if config is None else read(config))
+    if "data.partition" in given:
+        values["data"]["options"] = {}  # those of another partition
+    if imports:
+        values["imports"] = [*values["imports"], *imports]
     for key, value in given.items():
-        if key in ("dataset", "clients"):
-            values["data"][key] = value
-        elif key == "partition":
-            name, options = parse_named(value)
-            values["data"] |= {"partition": name, "options": options}
-        elif key == "model":
-            values["model"]["name"] = value
-        elif key == "seeds":
-            values["seeds"] = list(range(value))
-        elif key == "gate":
-            name, options = parse_named(value)
-            values["gate"] = {"name": name, "options": options}
-        elif key == "threshold":
-            values["gate"]["options"]["threshold"] = parse_value(value)
-        elif key == "local":
-            values["local"] |= parse_named(f":{value}")[1]
-        else:
-            values[key] = value
+        put(values, key, parse_value(value) if key == "gate.options.threshold" else value)
     return parse(values)
 
 
 def make_policies(text: str) -> list[NamedConfig]:
     """Read a list of policies with their options."""
-    from fedcohort.experiments.config import NamedConfig
+    from fedcohort.experiments.config import NamedConfig, parse_list
     from fedcohort.policies import POLICIES
+    from fedcohort.registry import load_installed
 
     if text == "all":
+        load_installed("policy", POLICIES)
         return [NamedConfig(name) for name in POLICIES]
-    chosen = [NamedConfig(*parse_named(part)) for part in text.split(",") if part.strip()]
-    names = [policy.name for policy in chosen]
-    if not chosen or len(set(names)) < len(names):
-        raise ConfigError(f"--policies {text!r}: name each policy once")
+    chosen = parse_list(text)
+    if not chosen:
+        raise ConfigError(f"--policies {text!r}: name at least one policy")
     return chosen
 
 
@@ -130,16 +163,24 @@ def _compare(
     policies: list[NamedConfig],
     out: Path,
     resume: bool,
+    track: str | None,
     ray: str | None,
     format: Format,
 ) -> None:
-    from fedcohort.experiments.several import compare
+    from fedcohort.experiments.several import compare, settings_of
+    from fedcohort.experiments.tracking import track as tracked
     from fedcohort.report.plots import draw_curves
     from fedcohort.report.tables import comparison, curves
 
-    with on_cluster(ray), RoundBars(setting.rounds) as bars:
+    experiments = dict(settings_of(setting, policies))
+    with on_cluster(ray), RoundBars(experiments) as bars, tracked(track, out, experiments) as log:
+
+        def on_round(name: str, records: Sequence[RoundRecord]) -> None:
+            log(name, records)
+            bars(name, records)
+
         results = compare(
-            setting, policies, out, resume=resume, on_round=bars, runner=runner_on(ray)
+            setting, policies, out, resume=resume, on_round=on_round, runner=runner_on(ray)
         )
     rows, lines = comparison(results), curves(results)
     title = f"{setting.data.dataset}, {setting.data.clients} clients, {setting.data.partition}"

@@ -1,96 +1,125 @@
-"""From an experiment's description to the simulation it describes.
-
-Run an experiment in a folder of its own, so that nothing is lost when it is interrupted.
+"""Run an experiment in a folder of its own, so that nothing is lost when it is interrupted.
 
 The folder holds ``config.json`` (every default filled in), ``provenance.json`` (command, versions),
 ``federation.json`` (who holds which labels), ``rounds.jsonl`` (one line per round and seed, flushed
 as it happens), ``checkpoint`` (all that the next round depends on) and, at the end,
 ``summary.json``. A run that was killed continues with ``resume=True`` and leaves the same lines as
-one that was not.
-
-Logging to TensorBoard or MLflow, where one of them is installed.
+one that was not. A finished run continues with more rounds or more seeds.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import inspect
 import json
 import os
 import platform
 import shlex
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import nn
+
 import fedcohort
 from fedcohort import checkpoint
 from fedcohort.atomic import locked_folder, remove_leftovers, sync_folder, write_atomically
-from fedcohort.datasets import Dataset, Federation, federate, load
-from fedcohort.exceptions import ConfigError
+from fedcohort.datasets import Dataset, Federation, federate, from_arrays, load
+from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.experiments import config
-from fedcohort.experiments.config import DataConfig, Experiment, LocalConfig, NamedConfig
+from fedcohort.experiments.config import DataConfig, Experiment, NamedConfig
 from fedcohort.experiments.results import read_histories, read_json
 from fedcohort.experiments.summary import Summary, summarize
 from fedcohort.gates import GATES, Gate
 from fedcohort.policies import POLICIES, Policy
-from fedcohort.registry import lookup, unknown
+from fedcohort.registry import checked_options, import_file, in_file, load_object, make
 from fedcohort.simulate.aggregation import AGGREGATIONS
 from fedcohort.simulate.availability import AVAILABILITIES, Availability
-from fedcohort.simulate.history import RoundRecord
-from fedcohort.simulate.local import LocalTraining, Schedule
+from fedcohort.simulate.history import RoundRecord, record_from
 from fedcohort.simulate.models import build as build_model
 from fedcohort.simulate.seed import Aggregation
 from fedcohort.simulate.simulation import Simulation
 
+OnRound = Callable[[Sequence[RoundRecord]], None]
+
 
 def dataset_of(data: DataConfig) -> Dataset:
-    """Load the data set that the experiment names."""
-    dataset = load(data.dataset, data.root)
+    """Load the data set that the experiment names; images of bytes are scaled to [0, 1]."""
+    dataset = _own_dataset(data) if in_file(data.dataset) else load(data.dataset, data.root)
+    if dataset.x.dtype == np.uint8:
+        x, x_test = (part.astype(np.float32) / 255 for part in (dataset.x, dataset.x_test))
+        dataset = dataclasses.replace(dataset, x=x, x_test=x_test)
     return dataset.standardized() if data.standardize else dataset
+
+
+def _own_dataset(data: DataConfig) -> Dataset:
+    """Call FILE.py:FUNCTION, which returns a Dataset or the first arguments of `from_arrays`."""
+    function = load_object("data set", data.dataset)
+    takes_root = "root" in inspect.signature(function).parameters
+    found = function(root=data.root) if takes_root else function()
+    if isinstance(found, Dataset):
+        return found
+    if isinstance(found, tuple) and 2 <= len(found) <= 5:
+        return from_arrays(*found, name=data.dataset.rpartition(":")[2])
+    raise ConfigError(
+        f"data set {data.dataset!r} must return a Dataset or arrays (x, y, client_ids, x_test, "
+        f"y_test), the last three optional; it returned {type(found).__name__}"
+    )
 
 
 def federation_of(data: DataConfig, dataset: Dataset, seed: int) -> Federation:
     """Split the data set over the clients of one seed."""
     options = {} if data.partition == "natural" else {"clients": data.clients}
+    partition = data.partition
+    split = load_object("partition", partition) if in_file(partition) else partition
     try:
-        return federate(dataset, data.partition, seed=seed, **options, **data.options)
+        return federate(dataset, split, seed=seed, **options, **data.options)
     except TypeError as error:
         raise ConfigError(f"[data] options of partition {data.partition!r}: {error}") from None
 
 
 def policy_of(config: NamedConfig) -> Policy:
     """Make the policy, with errors that name its options."""
-    policy: Policy = _made("policy", POLICIES, config)
+    policy: Policy = make("policy", config.name, POLICIES, config.options)
     return policy
 
 
 def gate_of(config: NamedConfig) -> Gate | None:
     """Make the gate; "none" is no gate at all."""
-    if config.name == "none":
-        return None
-    gate: Gate = _made("gate", GATES, config)
-    return gate
+    gate: Gate = make("gate", config.name, GATES, config.options)
+    return None if config.name == "none" else gate
+
+
+def check(experiment: Experiment) -> None:
+    """Find wrong names and options before anything is loaded; this runs the `imports`."""
+    for path in experiment.imports:
+        import_file(path)
+    policy_of(experiment.policy)
+    gate_of(experiment.gate)
+    make("aggregation", experiment.aggregation.name, AGGREGATIONS, experiment.aggregation.options)
+    _availability(experiment)
 
 
 def simulation_of(experiment: Experiment, dataset: Dataset) -> Simulation:
     """Put the whole experiment together, at round 0."""
-    shape = dataset.x.shape[1:]
-    policy_of(experiment.policy)  # a wrong option is reported before anything is loaded
-    aggregation: Aggregation = _made("aggregation", AGGREGATIONS, experiment.aggregation)
-    availability: Availability = _made("availability", AVAILABILITIES, experiment.availability)
+    check(experiment)
+    named = experiment.aggregation
+    aggregation: Aggregation = make("aggregation", named.name, AGGREGATIONS, named.options)
     return Simulation(
         lambda seed: federation_of(experiment.data, dataset, seed),
-        lambda seed: build_model(experiment.model.name, shape, dataset.classes, seed=seed),
+        lambda seed: model_of(experiment.model, dataset, seed),
         lambda: policy_of(experiment.policy),
         cohort_size=experiment.cohort_size,
-        local=local_of(experiment.local),
+        local=experiment.local,
         aggregation=aggregation,
-        availability=availability,
+        availability=_availability(experiment),
         dropout=experiment.dropout,
         gate=gate_of(experiment.gate),
         seeds=experiment.seeds,
@@ -99,43 +128,55 @@ def simulation_of(experiment: Experiment, dataset: Dataset) -> Simulation:
     )
 
 
-def local_of(config: LocalConfig) -> LocalTraining:
-    """Translate the flat table of a config file."""
-    if config.halve_at and config.round_decay != 1.0:
-        raise ConfigError("[local] give halve_at or round_decay, not both")
-    schedule = None
-    if config.halve_at:
-        schedule = Schedule(0.5, config.halve_at)
-    elif config.round_decay != 1.0:
-        schedule = Schedule(config.round_decay)
-    return LocalTraining(
-        epochs=config.epochs,
-        steps=config.steps,
-        batch_size=config.batch_size,
-        optimizer=config.optimizer,
-        lr=config.lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        prox_mu=config.prox_mu,
-        epoch_decay=config.epoch_decay,
-        schedule=schedule,
-    )
-
-
-def _made(what: str, registry: Mapping[str, Callable[..., Any]], config: NamedConfig) -> Any:
-    """Call a registry's entry with the configured options."""
-    maker = lookup(what, config.name, registry)
-    allowed = list(inspect.signature(maker).parameters)
-    for key in config.options:
-        if key not in allowed:
-            raise unknown("option", key, allowed, f"of {what} {config.name!r}")
+def model_of(config: NamedConfig, dataset: Dataset, seed: int) -> nn.Module:
+    """Build the model and let it answer for one sample, so that a wrong model is named."""
+    shape, what = dataset.sample_shape, f"model {config.name!r}"
+    own = load_object("model", config.name) if in_file(config.name) else config.name
+    if isinstance(own, str):
+        if config.options:
+            raise ConfigError(f"{what} has no options; write your own as FILE.py:CLASS")
+        model = build_model(own, shape, dataset.classes, seed=seed)
+    else:
+        model = build_model(_own_model(what, own, config.options), shape, dataset.classes, seed)
     try:
-        return maker(**config.options)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"[{what}] {config.name!r}: {error}") from None
+        with torch.no_grad():
+            outputs = model(torch.as_tensor(dataset.x[:1]))
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{what} cannot take the samples of {dataset.name}, {dataset.x.dtype} of shape "
+            f"{shape}: choose another model ({error})"
+        ) from None
+    if outputs.shape != (1, dataset.classes):
+        raise ConfigError(
+            f"{what} answers with shape {tuple(outputs.shape)} for one sample of {dataset.name}; "
+            f"it must be (1, {dataset.classes})"
+        )
+    return model
 
 
-OnRound = Callable[[Sequence[RoundRecord]], None]
+def _own_model(
+    what: str, maker: Callable[..., nn.Module], options: Mapping[str, Any]
+) -> Callable[..., nn.Module]:
+    """Call it with (input_shape, classes) if it takes those, and with its options."""
+    given = checked_options(what, maker, options)
+    free = [
+        p
+        for p in inspect.signature(maker).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        and p.default is p.empty
+        and p.name not in given
+    ]
+
+    def built(shape: Sequence[int], classes: int) -> nn.Module:
+        return maker(*(shape, classes)[: len(free)], **given)
+
+    return built
+
+
+def _availability(experiment: Experiment) -> Availability:
+    named = experiment.availability
+    availability: Availability = make("availability", named.name, AVAILABILITIES, named.options)
+    return availability
 
 
 def run(
@@ -153,48 +194,68 @@ def run(
     experiment : Experiment
         What to run.
     folder : path
-        Made if it does not exist. It is locked while it is written; a folder of another run is
-        refused.
+        Made if it is not there. A folder with another run in it is refused.
     resume : bool, default=False
-        Continue the run in the folder; it must be of the same experiment.
+        Continue the run in the folder. It must be of the same experiment, but `rounds` may be
+        larger, `seeds` may be longer, and `target` and `checkpoint_every` may be others.
     on_round : callable, optional
         Called with the records of every new round.
     dataset : Dataset, optional
         The data set, if it is loaded already.
     """
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
+    place = made(Path(folder))
+    check(experiment)
     with locked_folder(place):
         remove_leftovers(place)
         _claim(place, experiment, resume)
-        simulation = simulation_of(experiment, dataset or dataset_of(experiment.data))
-        _describe(place, simulation)
-        started = time.perf_counter() - _restored(simulation, place)
-        lines = place / "rounds.jsonl"
-        _keep_lines(lines, simulation.round_number * len(experiment.seeds))
-        with lines.open("a", encoding="utf-8") as file:
-            sync_folder(place)
-            while simulation.round_number < experiment.rounds:
-                records = simulation.step()
-                file.writelines(json.dumps(asdict(r)) + "\n" for r in records)
-                file.flush()
-                if _save_is_due(simulation, experiment):
-                    os.fsync(file.fileno())  # a checkpoint never knows rounds that can be lost
-                    _save(simulation, place, time.perf_counter() - started)
-                if on_round is not None:
-                    on_round(records)
-        return _summarized(simulation, experiment, place, time.perf_counter() - started)
+        dataset = dataset or dataset_of(experiment.data)
+        _add_seeds(place, experiment, dataset, on_round)
+        return _run_on(place, experiment, dataset, on_round)
 
 
-def _restored(simulation: Simulation, folder: Path) -> float:
-    """Continue from the folder's checkpoint, if there is one, and return the seconds so far."""
-    path = folder / "checkpoint"
-    if not path.exists():
-        return 0.0
-    state = checkpoint.load(path)
-    checkpoint.restore(path, simulation.load_state_dict, state)
-    seconds = state.get("wall_seconds", 0.0)
+def _run_on(
+    place: Path, experiment: Experiment, dataset: Dataset, on_round: OnRound | None
+) -> list[Summary]:
+    """Run from the checkpoint, if there is one, to the last round."""
+    simulation = simulation_of(experiment, dataset)
+    _describe(place, simulation)
+    state = _checkpoint(place)
+    if state is not None:
+        checkpoint.restore(place / "checkpoint", simulation.load_state_dict, state)
+    started = time.perf_counter() - _seconds(state)
+    lines = place / "rounds.jsonl"
+    _keep_lines(lines, experiment.seeds, simulation.round_number)
+    with lines.open("a", encoding="utf-8") as file:
+        sync_folder(place)
+        while simulation.round_number < experiment.rounds:
+            records = simulation.step()
+            file.writelines(json.dumps(asdict(r)) + "\n" for r in records)
+            file.flush()
+            number = simulation.round_number
+            if number == experiment.rounds or number % experiment.checkpoint_every == 0:
+                os.fsync(file.fileno())  # a checkpoint never knows rounds that can be lost
+                seconds = time.perf_counter() - started
+                checkpoint.save(
+                    place / "checkpoint", {**simulation.state_dict(), "wall_seconds": seconds}
+                )
+            if on_round is not None:
+                on_round(records)
+    return _summarized(simulation, experiment, place, _seconds(_checkpoint(place)))
+
+
+def _seconds(state: Mapping[str, Any] | None) -> float:
+    """Return the wall-clock time of the rounds in a checkpoint."""
+    seconds = 0.0 if state is None else state.get("wall_seconds", 0.0)
     return seconds if isinstance(seconds, float) else 0.0
+
+
+def made(folder: Path) -> Path:
+    """Make the folder if it does not exist."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"{folder}: a run needs a folder, and a file is in the way") from None
+    return folder
 
 
 def _claim(folder: Path, experiment: Experiment, resume: bool) -> None:
@@ -207,11 +268,20 @@ def _claim(folder: Path, experiment: Experiment, resume: bool) -> None:
         found = read_json(path)
         if not isinstance(found, dict):
             raise ConfigError(f"{path}: not a configuration")
-        changed = [key for key in wanted if found.get(key) != wanted[key]]
-        if changed:
-            raise ConfigError(f"{folder} holds another experiment: {', '.join(changed)} differ")
-    else:
-        write_atomically(path, json.dumps(wanted, indent=2).encode())
+        _check_same(folder, wanted, found)
+        if found == wanted:
+            return
+    write_atomically(path, json.dumps(wanted, indent=2).encode())
+
+
+def _check_same(folder: Path, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    free = {"rounds", "seeds", "target", "checkpoint_every"}
+    changed = [key for key in wanted if key not in free and found.get(key) != wanted[key]]
+    seeds = found.get("seeds", [])
+    if not isinstance(seeds, list) or wanted["seeds"][: len(seeds)] != seeds:
+        changed.append(f"seeds (the first must be {seeds})")
+    if changed:
+        raise ConfigError(f"{folder} holds another experiment: {', '.join(changed)} differ")
 
 
 def _describe(folder: Path, simulation: Simulation) -> None:
@@ -241,24 +311,68 @@ def provenance() -> dict[str, Any]:
     return {"command": shlex.join(command), "versions": versions, "machine": platform.machine()}
 
 
-def _keep_lines(path: Path, count: int) -> None:
-    """Drop the lines of rounds that the checkpoint does not know: they are run again."""
-    if not path.exists():
+def _checkpoint(folder: Path) -> dict[str, Any] | None:
+    path = folder / "checkpoint"
+    return checkpoint.load(path) if path.exists() else None
+
+
+def _add_seeds(
+    place: Path, experiment: Experiment, dataset: Dataset, on_round: OnRound | None
+) -> None:
+    """Bring seeds that the folder's run does not have to the round that it has reached."""
+    state = _checkpoint(place)
+    if state is None:
         return
-    lines = path.read_bytes().splitlines(keepends=True)
-    if len(lines) < count:
-        raise ConfigError(f"{path} has {len(lines)} lines, its checkpoint knows {count} rounds")
-    write_atomically(path, b"".join(lines[:count]))
+    try:
+        reached, old = int(state["round_number"]), [int(saved["seed"]) for saved in state["seeds"]]
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise InvalidCheckpoint(f"{place / 'checkpoint'}: not the checkpoint of a run") from None
+    if reached > experiment.rounds:
+        raise ConfigError(f"{place} has {reached} rounds already: rounds = {experiment.rounds}")
+    new, added = experiment.seeds[len(old) :], place / "added-seeds"
+    if not new:
+        shutil.rmtree(added, ignore_errors=True)  # merged already
+        return
+    run(
+        dataclasses.replace(experiment, seeds=new, rounds=reached),
+        added,
+        resume=True,
+        on_round=on_round,
+        dataset=dataset,
+    )
+    other = checkpoint.load(added / "checkpoint")
+    rows = _rows(place / "rounds.jsonl", old, reached) + _rows(added / "rounds.jsonl", new, reached)
+    rows.sort(key=lambda row: (row[0], experiment.seeds.index(row[1])))
+    merged = {**state, "seeds": [*state["seeds"], *other["seeds"]]}
+    merged["wall_seconds"] = _seconds(state) + _seconds(other)
+    write_atomically(place / "rounds.jsonl", b"".join(line for _, _, line in rows))
+    checkpoint.save(place / "checkpoint", merged)
+    shutil.rmtree(added)
 
 
-def _save_is_due(simulation: Simulation, experiment: Experiment) -> bool:
-    number = simulation.round_number
-    return number == experiment.rounds or number % experiment.checkpoint_every == 0
+def _keep_lines(path: Path, seeds: Sequence[int], rounds: int) -> None:
+    """Drop the lines of rounds that the checkpoint does not know: they are run again."""
+    if path.exists():
+        rows = _rows(path, seeds, rounds)
+        write_atomically(path, b"".join(line for _, _, line in rows))
 
 
-def _save(simulation: Simulation, folder: Path, seconds: float) -> None:
-    state = {**simulation.state_dict(), "wall_seconds": seconds}
-    checkpoint.save(folder / "checkpoint", state)
+def _rows(path: Path, seeds: Sequence[int], rounds: int) -> list[tuple[int, int, bytes]]:
+    """Return round, seed and text of the lines of these seeds before a round."""
+    rows = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            record = record_from(json.loads(line))
+        except (ValueError, TypeError, RecursionError):
+            continue  # torn; the count below tells whether it was needed
+        if record.round < rounds and record.seed in seeds:
+            rows.append((record.round, record.seed, line))
+    if len(rows) != rounds * len(seeds):
+        raise ConfigError(
+            f"{path} has {len(rows)} whole lines, its checkpoint knows {rounds} rounds of "
+            f"{len(seeds)} seeds"
+        )
+    return rows
 
 
 def _summarized(
@@ -270,83 +384,10 @@ def _summarized(
         for history, federation, session in parts
     ]
     content: dict[str, Any] = {
-        "policy": experiment.policy.name,
+        "policy": experiment.policy.label,
         "seconds": seconds,
         "seeds": [s.as_dict() for s in summaries],
         "dropped_readings": [dict(s.signals.dropped) for s in simulation.sessions],
     }
     write_atomically(folder / "summary.json", json.dumps(content, indent=2).encode())
     return summaries
-
-
-Log = Callable[[Sequence[RoundRecord]], None]
-
-
-@contextmanager
-def tracker(kind: str | None, folder: Path, parameters: Mapping[str, Any]) -> Iterator[Log]:
-    """Yield a function that logs a round's records; with `kind` None it does nothing.
-
-    TensorBoard events and the MLflow store go into the run folder; MLflow's own variables, such as
-    ``MLFLOW_TRACKING_URI``, are honoured if set.
-    """
-    if kind is None:
-        yield lambda records: None
-    elif kind == "tensorboard":
-        with _tensorboard(folder) as log:
-            yield log
-    elif kind == "mlflow":
-        with _mlflow(folder, parameters) as log:
-            yield log
-    else:
-        raise unknown("tracker", kind, ["tensorboard", "mlflow"])
-
-
-def metrics_of(record: RoundRecord) -> dict[str, float]:
-    """Return the numbers of a record, by name and seed."""
-    values = {
-        "accuracy": record.accuracy,
-        "loss": record.loss,
-        "bytes_up": record.bytes_up,
-        "bytes_down": record.bytes_down,
-    }
-    return {f"{k}/seed-{record.seed}": float(v) for k, v in values.items() if v is not None}
-
-
-@contextmanager
-def _tensorboard(folder: Path) -> Iterator[Log]:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ConfigError("track: tensorboard is not installed (pip install tensorboard)") from None
-    writer = SummaryWriter(str(folder / "tensorboard"))
-
-    def log(records: Sequence[RoundRecord]) -> None:
-        for record in records:
-            for name, value in metrics_of(record).items():
-                writer.add_scalar(name, value, record.round)
-        writer.flush()
-
-    try:
-        yield log
-    finally:
-        writer.close()
-
-
-@contextmanager
-def _mlflow(folder: Path, parameters: Mapping[str, Any]) -> Iterator[Log]:
-    try:
-        import mlflow
-    except ImportError:
-        raise ConfigError("track: mlflow is not installed (pip install mlflow-skinny)") from None
-    if "MLFLOW_TRACKING_URI" not in os.environ:
-        store = (folder / "mlflow").absolute()
-        store.mkdir(parents=True, exist_ok=True)
-        mlflow.set_tracking_uri(f"sqlite:///{store / 'mlflow.db'}")
-    with mlflow.start_run():
-        mlflow.log_params({k: str(v) for k, v in parameters.items()})
-
-        def log(records: Sequence[RoundRecord]) -> None:
-            for record in records:
-                mlflow.log_metrics(metrics_of(record), step=record.round)
-
-        yield log

@@ -1,15 +1,14 @@
-"""Several experiments, each in a folder of its own: what comparisons and sweeps share.
+"""Several experiments, each in a folder of its own: comparisons of policies, and sweeps.
 
-Several policies on one setting, over the same seeds.
-
-Many settings from one file: every combination of the values in its ``[sweep]`` table.
+`compare` runs several policies on one setting, over the same seeds. `expand` makes one setting of
+every combination of the values in a file's ``[sweep]`` table:
 
 .. code-block:: toml
 
     rounds = 40
 
     [sweep]
-    policy = ["uniform", {name = "power-of-choice", options = {d = 15}}]
+    policy = ["uniform", "power-of-choice:d=15"]
     "data.options.alpha" = [0.1, 1.0]
 """
 
@@ -22,7 +21,6 @@ import itertools
 import json
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,8 +28,8 @@ from typing import Any, NamedTuple
 from fedcohort.atomic import remove_leftovers, write_atomically
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import config
-from fedcohort.experiments.config import NO_GATE, DataConfig, Experiment, LocalConfig, NamedConfig
-from fedcohort.experiments.folder import dataset_of, gate_of, policy_of, run
+from fedcohort.experiments.config import NO_GATE, DataConfig, Experiment, NamedConfig
+from fedcohort.experiments.folder import check, dataset_of, made, run
 from fedcohort.experiments.results import PolicyResult, Results, read_histories, read_json
 from fedcohort.experiments.summary import Summary
 from fedcohort.simulate.history import RoundRecord
@@ -60,6 +58,8 @@ def in_turn(
 ) -> list[list[Summary]]:
     """Run settings one after the other; a data set is loaded once for all its neighbors."""
     summaries, loaded, dataset = [], None, None
+    for _, experiment in settings:
+        check(experiment)
     for name, experiment in settings:
         data = experiment.data
         key = (data.dataset, data.root, data.standardize)
@@ -97,8 +97,7 @@ def run_several(
     runner : callable
         What runs them: `in_turn`, or `fedcohort.distribute.runs.run_all` on a cluster.
     """
-    root = Path(folder)
-    root.mkdir(parents=True, exist_ok=True)
+    root = made(Path(folder))
     remove_leftovers(root)
     results = Results()
     summaries = runner(settings, root, resume=resume, on_round=on_round)
@@ -111,14 +110,9 @@ def run_several(
     return results
 
 
-#: What `fedcohort compare` runs when nothing else is said: real digits, two labels a client.
+#: What `fedcohort compare` runs by default: real digits, two labels per client.
 DEFAULT_SETTING = Experiment(
-    rounds=60,
-    cohort_size=5,
-    seeds=(0, 1, 2),
-    target=0.8,
-    data=DataConfig("digits", "shards", clients=60, options={"per_client": 2}),
-    local=LocalConfig(epochs=5, batch_size=8, lr=0.05),
+    seeds=(0, 1, 2), target=0.8, data=DataConfig(options={"per_client": 2})
 )
 
 #: What a gate's accuracy and traffic are compared with: random cohorts that always upload.
@@ -147,30 +141,63 @@ def compare(
     folder, resume, on_round, runner
         As for `fedcohort.experiments.several.run_several`.
     """
-    gate_of(setting.gate)
-    for policy in policies:
-        policy_of(policy)
-    settings = [Setting(p.name, dataclasses.replace(setting, policy=p)) for p in policies]
+    return run_several(
+        settings_of(setting, policies),
+        folder,
+        "comparison.json",
+        resume=resume,
+        on_round=on_round,
+        runner=runner,
+    )
+
+
+def settings_of(setting: Experiment, policies: Sequence[NamedConfig]) -> list[Setting]:
+    """Return one setting per policy; with a gate, plain FedAvg comes first."""
+    settings = [
+        Setting(name, dataclasses.replace(setting, policy=policy))
+        for name, policy in zip(labels(policies), policies, strict=True)
+    ]
     if setting.gate != NO_GATE:
         plain = dataclasses.replace(setting, policy=NamedConfig("uniform"), gate=NO_GATE)
         settings.insert(0, Setting(BASELINE, plain))
-    return run_several(
-        settings, folder, "comparison.json", resume=resume, on_round=on_round, runner=runner
-    )
+    return settings
+
+
+def labels(policies: Sequence[NamedConfig]) -> list[str]:
+    """Return one name per policy: its own, with the options where a name occurs twice.
+
+    Examples
+    --------
+    >>> labels([NamedConfig("oort"), NamedConfig("oort", {"alpha": 1}), NamedConfig("uniform")])
+    ['oort', 'oort,alpha=1', 'uniform']
+    """
+    plain = [policy.label for policy in policies]
+    names = [
+        _name(",".join([label, *(f"{k}={_text(v)}" for k, v in policy.options.items())]))
+        if plain.count(label) > 1
+        else label
+        for label, policy in zip(plain, policies, strict=True)
+    ]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"the policies {', '.join(names)}: give each one once")
+    return names
 
 
 LONGEST_NAME = 100
 
 
-def read(path: str | os.PathLike[str]) -> list[Setting] | None:
-    """Read the settings of a TOML file; None if it has no ``[sweep]`` table."""
-    try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        config.read(path)  # says what is wrong, unless it knows the name
-        return None
+def read(
+    path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None
+) -> list[Setting] | None:
+    """Read the settings of a TOML file; None if it has no ``[sweep]`` table.
+
+    `overrides` are dotted keys and values that take the place of the file's.
+    """
+    values = config.read_values(path)
     if "sweep" not in values:
         return None
+    for key, value in (overrides or {}).items():
+        config.put(values, key, value)
     try:
         return expand(values)
     except ConfigError as error:
@@ -217,25 +244,12 @@ def _setting(base: Mapping[str, Any], chosen: Mapping[str, Any]) -> Setting:
     text = ",".join(f"{key}={_text(value)}" for key, value in chosen.items())
     try:
         for key, value in chosen.items():
-            _put(values, key.split("."), value)
+            config.put(values, key, copy.deepcopy(value))
         experiment = config.parse(values)
-        policy_of(experiment.policy)
-        gate_of(experiment.gate)
+        check(experiment)
     except ConfigError as error:
         raise ConfigError(f"[sweep] {text}: {error}") from None
     return Setting(_name(text), experiment)
-
-
-def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set a dotted key; a table given by its name alone, policy = "oort", becomes a table."""
-    table = values
-    for key in path[:-1]:
-        inner = table.get(key, {})
-        table[key] = {"name": inner} if isinstance(inner, str) else inner
-        table = table[key]
-        if not isinstance(table, dict):
-            raise ConfigError(f"{'.'.join(path)}: {key} = {inner!r} is no table")
-    table[path[-1]] = copy.deepcopy(value)
 
 
 def _text(value: Any) -> str:

@@ -87,7 +87,8 @@ class LocalTraining:
     prox_mu : float
         FedProx: mu * (w - w_global) is added to the gradient.
     schedule : callable, optional
-        Round number -> factor of `lr`, for example a `Schedule`.
+        Round number -> factor of `lr`, for example a `Schedule`; in TOML a table with its
+        `gamma` and `milestones`.
     epoch_decay : float
         `lr` is multiplied by it after every local epoch.
 

@@ -150,13 +150,15 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 }
 
 
-def build(name: str, input_shape: Shape, classes: int, seed: int = 0) -> nn.Module:
+def build(
+    name: str | Callable[[Shape, int], nn.Module], input_shape: Shape, classes: int, seed: int = 0
+) -> nn.Module:
     """Return a model with parameters drawn from a seed; no global generator is touched.
 
     Parameters
     ----------
-    name : str
-        A key of `MODELS`.
+    name : str or callable
+        A key of `MODELS`, or a function of (input_shape, classes) that returns a module.
     input_shape : sequence of int
         Shape of one sample: any for the dense models, (channels, height, width) or (height, width)
         for the convolutions, (window,) for the LSTM.
@@ -169,7 +171,7 @@ def build(name: str, input_shape: Shape, classes: int, seed: int = 0) -> nn.Modu
     >>> sum(p.numel() for p in model.parameters())
     52500
     """
-    make = lookup("model", name, MODELS)
+    make = lookup("model", name, MODELS) if isinstance(name, str) else name
     if classes < 1 or not input_shape or min(input_shape) < 1:
         raise ConfigError(f"model {name!r}: input_shape={tuple(input_shape)}, classes={classes}")
     with seeded([seed], torch.device("cpu")):

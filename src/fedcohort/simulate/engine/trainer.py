@@ -118,6 +118,10 @@ def device_name(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device={name!r}, but PyTorch sees no GPU: choose 'cpu' or 'auto'")
+    try:
+        torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device={name!r} must be 'cpu', 'cuda' or 'auto'") from None
     return name
 
 

@@ -1,0 +1,114 @@
+"""How far a long piece of work is: bars on a terminal, plain lines elsewhere.
+
+Everything goes to standard error, so that standard output stays clean. Nothing is shown before the
+first step is done, so that mistakes are reported first.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+
+class Show(Protocol):
+    """Shows that `done` of `total` steps of a task are done."""
+
+    def __call__(self, name: str, done: int, total: int, note: str = "") -> None:
+        """Show it."""
+
+
+class Progress:
+    """Tasks with a name, a count and a note.
+
+    Parameters
+    ----------
+    whole : int, optional
+        Steps of all tasks together; with it there is a line for the whole.
+
+    Examples
+    --------
+    >>> with Progress() as show:
+    ...     for i in range(3):
+    ...         show("reading", i + 1, 3)
+    """
+
+    def __init__(self, whole: int | None = None) -> None:
+        self._whole, self._done = whole, dict[str, int]()
+        self._show: Show = _lines() if not sys.stderr.isatty() else _Bars()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(self._show, _Bars):
+            self._show.stop()
+
+    def __call__(self, name: str, done: int, total: int, note: str = "") -> None:
+        """Show that `done` of `total` steps of a task are done."""
+        self._show(name, done, total, note)
+        self._done[name] = done
+        if self._whole is not None and self._whole > total:
+            self._show("all", sum(self._done.values()), self._whole)
+
+
+class _Bars:
+    """One Rich progress bar per task."""
+
+    def __init__(self) -> None:
+        self._bars: RichProgress | None = None
+        self._tasks: dict[str, Any] = {}
+
+    def __call__(self, name: str, done: int, total: int, note: str = "") -> None:
+        if self._bars is None:
+            self._bars = _rich_bars()
+            self._bars.start()
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=total, note="")
+        self._bars.update(self._tasks[name], completed=done, total=total, note=note)
+
+    def stop(self) -> None:
+        """Leave the bars as they are and give the terminal back."""
+        if self._bars is not None:
+            self._bars.stop()
+
+
+def _rich_bars() -> RichProgress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description:>18}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+
+
+def _lines() -> Show:
+    """Print a line whenever another tenth of a task is done."""
+    shown: dict[str, int] = {}
+
+    def show(name: str, done: int, total: int, note: str = "") -> None:
+        tenth = 10 * done // max(total, 1)
+        if tenth > shown.get(name, -1) and (tenth or total < 10):
+            shown[name] = tenth
+            print(f"{name}: {done} of {total}" + (f", {note}" if note else ""), file=sys.stderr)
+
+    return show
