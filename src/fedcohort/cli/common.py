@@ -54,7 +54,7 @@ def _policies() -> Iterable[str]:
 def _gates() -> Iterable[str]:
     from fedcohort.gates import GATES
 
-    return GATES
+    return ["none", *GATES]
 
 
 def _datasets() -> Iterable[str]:

@@ -93,8 +93,9 @@ def policy_of(config: NamedConfig) -> Policy:
 
 def gate_of(config: NamedConfig) -> Gate | None:
     """Make the gate; "none" is no gate at all."""
-    gate: Gate = make("gate", config.name, GATES, config.options)
-    return None if config.name == "none" else gate
+    known = {"none": lambda: None, **GATES}
+    gate: Gate | None = make("gate", config.name, known, config.options)
+    return gate
 
 
 def check(experiment: Experiment) -> None:
