@@ -85,28 +85,49 @@ def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
 
 
 def parse_named(text: str) -> tuple[str, dict[str, Any]]:
-    """Read a name with options, ``name:key=value;key=value``, as settings and commands write it.
+    """Read ``name:key=value,key=value``; the name may be ``FILE.py:OBJECT``.
 
     Examples
     --------
-    >>> parse_named("sketch-match:epsilon=1")
-    ('sketch-match', {'epsilon': 1})
+    >>> parse_named("oort:alpha=1,normalize=false")
+    ('oort', {'alpha': 1, 'normalize': False})
+    >>> parse_named("my_policy.py:Mine:d=3")
+    ('my_policy.py:Mine', {'d': 3})
     """
-    name, _, rest = text.strip().partition(":")
+    match = re.fullmatch(r"\s*(.*?\.py:\w+|[^:]*)(?::(.*))?", text, re.S)
+    if match is None:
+        raise ConfigError(f"{text!r} must be written as name:key=value,key=value")
+    return match[1].strip(), parse_options(match[2] or "")
+
+
+def parse_options(text: str) -> dict[str, Any]:
+    """Read ``key=value,key=value``; values are numbers, true, false, none, [lists] or words.
+
+    Examples
+    --------
+    >>> parse_options("epochs=3,betas=[0.9,0.99],optimizer=adam")
+    {'epochs': 3, 'betas': [0.9, 0.99], 'optimizer': 'adam'}
+    """
     options = {}
-    for part in filter(None, rest.split(";")):
+    for part in split_outside_brackets(text):
         key, equals, value = part.partition("=")
-        if not equals:
-            raise ConfigError(f"{text!r}: write options as name:key=value;key=value")
-        options[key.strip()] = _value(value.strip())
-    return name.strip(), options
+        if not equals or not key.strip():
+            raise ConfigError(f"{part!r} must be written as key=value, in name:key=value,key=value")
+        options[key.strip()] = parse_value(value.strip())
+    return options
 
 
-def _value(text: str) -> Any:
-    """Read a number, true or false, and anything else as a word."""
+def split_outside_brackets(text: str) -> list[str]:
+    """Split at commas that are not inside brackets; empty parts are left out."""
+    parts = re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,\[{])+", text)
+    return [part.strip() for part in parts if part.strip()]
+
+
+def parse_value(text: str) -> Any:
+    """Read a number, true, false or a list, and anything else as a word."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

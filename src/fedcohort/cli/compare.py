@@ -130,8 +130,9 @@ def command(
 
 def make_setting(config: Path | None, given: dict[str, Any], imports: list[str]) -> Experiment:
     """Return the setting of a file, or the default one, with the given keys on top."""
-    from fedcohort.experiments.config import dump, parse, parse_value, put, read
+    from fedcohort.experiments.config import dump, parse, put, read
     from fedcohort.experiments.several import DEFAULT_SETTING
+    from fedcohort.registry import parse_value
 
     values = dump(DEFAULT_SETTING if config is None else read(config))
     if "data.partition" in given:

@@ -36,7 +36,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.registry import in_words, lookup, typed, unknown
+from fedcohort.registry import (
+    in_words,
+    lookup,
+    parse_named,
+    parse_options,
+    split_outside_brackets,
+    typed,
+    unknown,
+)
 from fedcohort.simulate.local import LocalTraining, Schedule
 
 Options = Mapping[str, Any]
@@ -251,22 +259,6 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
     table[path[-1]] = value
 
 
-def parse_named(text: str) -> tuple[str, dict[str, Any]]:
-    """Read ``name:key=value,key=value``; the name may be ``FILE.py:OBJECT``.
-
-    Examples
-    --------
-    >>> parse_named("oort:alpha=1,normalize=false")
-    ('oort', {'alpha': 1, 'normalize': False})
-    >>> parse_named("my_policy.py:Mine:d=3")
-    ('my_policy.py:Mine', {'d': 3})
-    """
-    match = re.fullmatch(r"\s*(.*?\.py:\w+|[^:]*)(?::(.*))?", text, re.S)
-    if match is None:
-        raise ConfigError(f"{text!r} must be written as name:key=value,key=value")
-    return match[1].strip(), parse_options(match[2] or "")
-
-
 def parse_list(text: str) -> list[NamedConfig]:
     """Read comma-separated names, each with its options.
 
@@ -282,37 +274,6 @@ def parse_list(text: str) -> list[NamedConfig]:
         else:
             names.append(part)
     return [NamedConfig(*parse_named(name)) for name in names]
-
-
-def parse_options(text: str) -> dict[str, Any]:
-    """Read ``key=value,key=value``; values are numbers, true, false, none, [lists] or words.
-
-    Examples
-    --------
-    >>> parse_options("epochs=3,betas=[0.9,0.99],optimizer=adam")
-    {'epochs': 3, 'betas': [0.9, 0.99], 'optimizer': 'adam'}
-    """
-    options = {}
-    for part in split_outside_brackets(text):
-        key, equals, value = part.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"{part!r} must be written as key=value, in name:key=value,key=value")
-        options[key.strip()] = parse_value(value.strip())
-    return options
-
-
-def split_outside_brackets(text: str) -> list[str]:
-    """Split at commas that are not inside brackets; empty parts are left out."""
-    parts = re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,\[{])+", text)
-    return [part.strip() for part in parts if part.strip()]
-
-
-def parse_value(text: str) -> Any:
-    """Read a number, true, false or a list, and anything else as a word."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 class Key(NamedTuple):
