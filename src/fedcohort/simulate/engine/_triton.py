@@ -23,8 +23,10 @@ def _grid(rows, pixels):
 def _dot(a, b, total, PRECISION: tl.constexpr):
     """Add a @ b. "tf32x3" splits each factor in two and is as exact as float32."""
     if PRECISION == "bf16":
-        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
-    return tl.dot(a, b, total, input_precision=PRECISION)
+        total = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
+    else:
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    return total
 
 
 @triton.jit
@@ -41,28 +43,31 @@ def _convolve(
     p = tl.program_id(0) * BN + tl.arange(0, BN)
     top = (p // OW) % OH * SH - TOP
     left = p % OW * SW - LEFT
-    image = x + row * row_stride + (p // (OW * OH)) * sample_stride
+    image = x + row * row_stride
     weight = w + row * (M * K)
+    corner = (p // (OW * OH)) * sample_stride + top * W + left
     total = tl.zeros((BM, BN), tl.float32)
     for first in range(0, K, BK):
         k = first + tl.arange(0, BK)
-        h = ((k // KW) % KH)[:, None] + top[None, :]
-        v = (k % KW)[:, None] + left[None, :]
-        real = (k < K)[:, None] & (p < pixels)[None, :]
+        i = (k // KW) % KH
+        j = k % KW
+        real = (p < pixels)[None, :]
+        if K % BK != 0:
+            real = real & (k < K)[:, None]
         if TOP + LEFT > 0 or (OH - 1) * SH + KH > H or (OW - 1) * SW + KW > W:
+            h = i[:, None] + top[None, :]
+            v = j[:, None] + left[None, :]
             real = real & (h >= 0) & (h < H) & (v >= 0) & (v < W)
-        at = image[None, :] + (k // (KH * KW))[:, None] * channel_stride + h * W + v
-        patch = tl.load(at, mask=real, other=0.0)
+        tap = (k // (KH * KW)) * channel_stride + i * W + j
+        patch = tl.load(image + (tap[:, None] + corner[None, :]), mask=real, other=0.0)
         inside = (m < M)[:, None] & (k < K)[None, :]
-        total = _dot(
-            tl.load(weight + m[:, None] * K + k[None, :], mask=inside, other=0.0),
-            patch, total, PRECISION,
-        )  # fmt: skip
+        factor = tl.load(weight + (m[:, None] * K + k[None, :]), mask=inside, other=0.0)
+        total = _dot(factor, patch, total, PRECISION)
     place = out + row * M * pixels + m[:, None].to(tl.int64) * pixels + p[None, :]
     tl.store(place, total, mask=(m < M)[:, None] & (p < pixels)[None, :])
 
 
-def convolve(x, w, out, kernel, stride, corner, precision, block=(64, 128, 32), warps=4, stages=3):
+def convolve(x, w, out, kernel, stride, corner, precision, block=(64, 128, 16), warps=4, stages=3):
     """Write the convolutions of images x with weights w (rows, outputs, k) to `out`.
 
     The pixels of an image must be contiguous; rows, channels and samples may lie anywhere.
@@ -116,8 +121,27 @@ def _convolve_input(
     tl.store(place, total, mask=(c < C)[:, None] & (p < pixels)[None, :])
 
 
+@triton.jit
+def _flip(w, out, M: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * (M * C * TAPS)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < M * C * TAPS
+    source = (at // TAPS % M * C + at // (TAPS * M)) * TAPS + TAPS - 1 - at % TAPS
+    tl.store(out + row + at, tl.load(w + row + source, mask=inside, other=0.0), mask=inside)
+
+
+def flip(w, out, taps):
+    """Swap outputs and channels of weights and turn their kernels around.
+
+    The gradient of the images is the convolution of the outputs' gradient with such weights.
+    """
+    rows, outputs, size = w.shape
+    grid = (rows, triton.cdiv(outputs * size, 1024))
+    _flip[grid](w, out, outputs, size // taps, taps, BLOCK=1024)
+
+
 def convolve_input(
-    grad, w, out, kernel, stride, corner, precision, block=(64, 128, 32), warps=4, stages=3
+    grad, w, out, kernel, stride, corner, precision, block=(64, 128, 16), warps=4, stages=3
 ):
     """Write the gradient of the images to `out`, from that of the outputs."""
     rows, channels, samples, high, wide = out.shape
@@ -149,21 +173,24 @@ def _convolve_weight(
     k = tl.program_id(0) * BN + tl.arange(0, BN)
     down = (k // KW) % KH - TOP
     right = k % KW - LEFT
-    image = x + row * row_stride + (k // (KH * KW)) * channel_stride
-    gradient = grad + row * M * pixels + m.to(tl.int64) * pixels
+    image = x + row * row_stride
+    tap = (k // (KH * KW)) * channel_stride + down * W + right
+    gradient = grad + row * M * pixels
     total = tl.zeros((BM, BN), tl.float32)
     for first in range(0, chunk, BK):
         p = start + first + tl.arange(0, BK)
         in_part = (p < pixels) & (p < start + chunk)
-        h = ((p // OW) % OH * SH)[None, :] + down[:, None]
-        v = (p % OW * SW)[None, :] + right[:, None]
+        high = (p // OW) % OH * SH
+        wide = p % OW * SW
         real = (k < K)[:, None] & in_part[None, :]
         if TOP + LEFT > 0 or (OH - 1) * SH + KH > H or (OW - 1) * SW + KW > W:
+            h = high[None, :] + down[:, None]
+            v = wide[None, :] + right[:, None]
             real = real & (h >= 0) & (h < H) & (v >= 0) & (v < W)
-        at = image[:, None] + ((p // (OW * OH)) * sample_stride)[None, :] + h * W + v
-        patch = tl.load(at, mask=real, other=0.0)
+        corner = (p // (OW * OH)) * sample_stride + high * W + wide
+        patch = tl.load(image + (tap[:, None] + corner[None, :]), mask=real, other=0.0)
         inside = (m < M)[:, None] & in_part[None, :]
-        value = tl.load(gradient[:, None] + p[None, :], mask=inside, other=0.0)
+        value = tl.load(gradient + (m[:, None] * pixels + p[None, :]), mask=inside, other=0.0)
         total = _dot(value, tl.trans(patch), total, PRECISION)
     into = out + place.to(tl.int64) * (M * K) + m[:, None] * K + k[None, :]
     tl.store(into, total, mask=(m < M)[:, None] & (k < K)[None, :])

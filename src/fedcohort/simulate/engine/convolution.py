@@ -137,14 +137,26 @@ class Conv(Weighted):
         weight, below = self.weight(len(grad)), grad
         if wanted:  # before the weight changes
             below = self.memory("below", self.x.shape)
-            task = partial(self.kernels.convolve_input, grad, weight, below, *self._geometry())
-            tape.append(task)
+            self._input_on_gpu(tape, grad, weight, below)
         parts = self.kernels.weight_parts(*weight.shape, grad[0, 0].numel())
         each = self.memory("each", (len(grad), parts, *weight.shape[1:]))
         task = partial(self.kernels.convolve_weight, self.x, grad, each, *self._geometry())
         tape.append(task)
         self.gather_sum(tape, self.at[0], each.flatten(2), 1)
         return below
+
+    def _input_on_gpu(self, tape: Tape, grad: Tensor, weight: Tensor, below: Tensor) -> None:
+        """Append the gradient of the images."""
+        if self.stride != (1, 1):
+            task = partial(self.kernels.convolve_input, grad, weight, below, *self._geometry())
+            tape.append(task)
+            return
+        taps = self.kernel[0] * self.kernel[1]
+        flipped = self.memory("flipped", (len(weight), self.x.shape[1], weight.shape[1] * taps))
+        corner = (self.kernel[0] - 1 - self.pad[2], self.kernel[1] - 1 - self.pad[0])
+        options = (self.kernel, self.stride, corner, self.rounding)
+        tape.append(partial(self.kernels.flip, weight, flipped, taps))
+        tape.append(partial(self.kernels.convolve, grad, flipped, below, *options))
 
     def _fold(self, tape: Tape, patches: Tensor, below: Tensor) -> None:
         """Append the sum of each patch's gradient into the pixels that it was copied from."""
