@@ -2,6 +2,7 @@
 
 from fedcohort.policies.active_fl import ActiveFL
 from fedcohort.policies.base import POLICIES, Policy, register
+from fedcohort.policies.bounded import Bounded
 from fedcohort.policies.clustered import ClusteredSampling
 from fedcohort.policies.divfl import DivFL
 from fedcohort.policies.fedacs import FedACS
@@ -18,6 +19,7 @@ __all__ = [
     "KDPP",
     "POLICIES",
     "ActiveFL",
+    "Bounded",
     "ClusteredSampling",
     "DivFL",
     "FedACS",

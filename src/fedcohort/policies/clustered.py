@@ -24,7 +24,7 @@ from fedcohort.signals.table import Signals
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_MAX_TREE_CLIENTS = 3000  # clients in the similarity tree; all others form one group
+_MAX_TREE_CLIENTS = 1000  # clients in the similarity tree; all others form one group
 
 
 @dataclass

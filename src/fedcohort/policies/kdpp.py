@@ -138,7 +138,9 @@ class KDPP(Policy):
         else:
             from scipy.spatial.distance import pdist
 
-            self.state.scale = max(self.state.scale, float(pdist(rows).max(initial=0.0)))
-            process = Process.from_kernel(similarity_kernel(rows, self.state.scale))
+            distances = pdist(rows)
+            self.state.scale = max(self.state.scale, float(distances.max(initial=0.0)))
+            kernel = similarity_kernel(rows, self.state.scale, distances)
+            process = Process.from_kernel(kernel)
         self._kept = (clients, positions, process)
         return positions, process

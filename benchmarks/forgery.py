@@ -1,0 +1,248 @@
+"""How many places liars get: one and ten among 100 clients, under every policy, by the best attack.
+
+    python benchmarks/forgery.py --out benchmarks/results/forgery.json
+
+No model is trained: honest clients report readings of a made-up federation (sketches of 20 kinds of
+clients, sizes, losses that fall over time and with participation), liars report what an attack
+says. Attacks are constant lies, tried for every policy that reads the signal; the largest share of
+places counts. Readings outside a signal's declared range are dropped by the session, so lies stay
+inside it. The fair share of one liar is cohort / clients = .05 of a cohort each round, which is .01
+of all places; a share of 1 means a place in every cohort. `bounded` is `Bounded(policy)`.
+
+`--accuracy` adds what the bounds cost when nobody lies: accuracy on digits with two labels per
+client, with and without bounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+
+import numpy as np
+from provenance import write
+
+from fedcohort import POLICIES, Session
+from fedcohort.policies import Bounded
+from fedcohort.rounds import stream
+from fedcohort.sketch.race import RaceSketch
+
+CLIENTS, COHORT = 100, 5
+VECTORS = ("feature_profile", "model_sketch", "gradient_sketch", "update_sketch", "insight")
+KINDS = 20
+
+
+class Federation:
+    """Honest readings: functions of the client, the round and how often it trained."""
+
+    def __init__(self, options, seed):
+        self.options, self.seed = options, seed
+        self.ids = [f"c{i:03d}" for i in range(CLIENTS)]
+        self.trained = Counter()
+        self.empty = None
+
+    def kind(self, client):
+        return int(client[1:]) % KINDS
+
+    def reading(self, signal, client, number):
+        rng = stream(self.seed, "reading", signal, client)
+        if signal == "num_examples":
+            return np.int64(rng.integers(50, 500))
+        if signal in ("loss", "loss_rms"):
+            start = 1.5 + rng.random()
+            fresh = 0.8 ** min(self.trained[client], 10)
+            noise = 1 + 0.05 * stream(self.seed, signal, client, number).normal()
+            return np.float64(max((0.2 + start * np.exp(-number / 100) * fresh) * noise, 1e-3))
+        if signal == "duration":
+            return np.float64(10 * np.exp(0.5 * rng.normal()))
+        if signal == "update_distance":
+            return np.float64(1 + 0.2 * stream(self.seed, signal, client, number).normal() ** 2)
+        if signal == "race_sketch":
+            return self.sketch(client, rng.integers(50, 500)).reading()
+        k = int(self.options.get(signal, {}).get("k", 50)) or 50
+        center = stream(self.seed, "kind", self.kind(client)).normal(size=k)
+        return (center + 0.3 * rng.normal(size=k)).astype(np.float32)
+
+    def sketch(self, client, n, spread=0.5):
+        options = self.options["race_sketch"]
+        rows, bits = int(options.get("rows", 10)), int(options.get("bits", 6))
+        empty = RaceSketch.srp(dim=8, rows=rows, bits=bits, seed=0)
+        rng = stream(self.seed, "data", client)
+        center = stream(self.seed, "kind", self.kind(client)).normal(size=8)
+        empty.add(center + spread * rng.normal(size=(int(n), 8)))
+        return empty
+
+
+def scaled(factor):
+    return lambda value, honest, rng: np.asarray(value * factor, value.dtype)
+
+
+def constant(number):
+    return lambda value, honest, rng: np.asarray(number, value.dtype)
+
+
+def far_sketch(value, honest, rng):
+    """All records in one random bucket per row: as far from everybody as a sketch can be."""
+    out = value.copy()
+    counts = np.zeros_like(out["counts"])
+    counts[np.arange(counts.shape[0]), rng.integers(0, counts.shape[1], counts.shape[0])] = 400
+    out["counts"], out["n"] = counts, 400.0
+    return out
+
+
+def noisy_sketch(value, honest, rng):
+    """An honest sketch that claims much noise."""
+    out = value.copy()
+    out["noise"] = 1e4
+    return out
+
+
+def big_sketch(value, honest, rng):
+    """An honest sketch that claims many records."""
+    out = value.copy()
+    wide = np.zeros((), [("n", "f8"), ("noise", "f8"), ("counts", "i8", out["counts"].shape)])
+    wide["n"], wide["counts"] = float(out["n"]) * 1e6, out["counts"].astype(np.int64) * 10**6
+    return wide
+
+
+def silent(value, honest, rng):
+    return None
+
+
+#: Lies by signal.
+ATTACKS = {
+    "loss": {
+        "huge": constant(1e6),
+        "ten times": scaled(10.0),
+        "zero": constant(1e-9),
+        "none": silent,
+    },
+    "loss_rms": {"huge": constant(1e6), "ten times": scaled(10.0), "none": silent},
+    "duration": {"fast": constant(1e-6), "none": silent},
+    "num_examples": {"2^40": constant(2**40), "2^20": constant(2**20), "one": constant(1)},
+    "race_sketch": {"far": far_sketch, "noisy": noisy_sketch, "big": big_sketch, "none": silent},
+    "update_distance": {"zero": constant(0.0), "huge": constant(1e6), "none": silent},
+}
+ATTACKS["loss"]["none"] = silent
+for vector in VECTORS:
+    ATTACKS[vector] = {
+        "outlier": lambda value, honest, rng: (rng.normal(size=value.shape) * 30).astype("f4"),
+        "huge": lambda value, honest, rng: (rng.normal(size=value.shape) * 1e6).astype("f4"),
+        "zero": constant(0.0),
+        "none": silent,
+    }
+
+
+def needed(policy):
+    needs = policy.needs
+    return sorted({*needs.profile, *needs.query, *needs.reply})
+
+
+def share(make, liars, signal, lie, *, rounds, seed):
+    """Return the liars' places, per liar and cohort."""
+    policy = make()
+    federation = Federation(policy.signal_options, seed)
+    session = Session(policy, cohort_size=COHORT, seed=seed)
+    lying = set(federation.ids[7 : 7 + liars])
+
+    def answer(name, client):
+        value = federation.reading(name, client, session.round_number)
+        if client in lying and name == signal:
+            return lie(value, federation, stream(seed, "lie", client))
+        return value
+
+    got = 0
+    for _ in range(rounds):
+        cohort = session.begin(
+            federation.ids, lambda name, clients: {c: answer(name, c) for c in clients}
+        ).clients
+        got += len(lying & set(cohort))
+        federation.trained.update(cohort)
+        replies = {
+            name: {c: answer(name, c) for c in cohort} for name in session.policy.needs.reply
+        }
+        session.finish(replies, cohort)
+    return got / rounds / min(liars, COHORT)
+
+
+def measure(name, rounds, seeds):
+    """Return the best attack on a policy, without and with bounds."""
+    rows = []
+    for bounded in (False, True):
+        make = POLICIES[name] if not bounded else lambda: Bounded(POLICIES[name]())
+        for liars in (1, 10):
+            found = {}
+            for signal in needed(POLICIES[name]()):
+                for attack, lie in ATTACKS.get(signal, {}).items():
+                    shares = [share(make, liars, signal, lie, rounds=rounds, seed=s) for s in seeds]
+                    found[f"{signal}: {attack}"] = float(np.mean(shares))
+            honest = [share(make, liars, None, None, rounds=rounds, seed=s) for s in seeds]
+            found["honest"] = float(np.mean(honest))
+            best = max(found, key=found.get)
+            rows.append(
+                {
+                    "policy": name,
+                    "bounded": bounded,
+                    "liars": liars,
+                    "best attack": best,
+                    "share": found[best],
+                    "fair share": liars * COHORT / CLIENTS / min(liars, COHORT),
+                    "attacks": found,
+                }
+            )
+    return rows
+
+
+def accuracy(rounds, seeds):
+    """Accuracy without liars, with and without bounds."""
+    from fedcohort.datasets import federate, load
+    from fedcohort.simulate import LocalTraining, build, simulate
+
+    data = load("digits")
+    local = LocalTraining(epochs=5, batch_size=8, lr=0.05)
+    out = []
+    for name in POLICIES:
+        for bounded in (False, True):
+            final = []
+            for seed in seeds:
+                policy = POLICIES[name]()
+                histories = simulate(
+                    federate(data, "shards", clients=60, seed=seed, per_client=2),
+                    build("mlp-64-30", data.sample_shape, data.classes, seed=seed),
+                    Bounded(policy) if bounded else policy,
+                    cohort_size=5,
+                    rounds=rounds,
+                    local=local,
+                    seeds=[seed],
+                    device="cpu",
+                )
+                final.append(float(np.nanmean(histories[0].accuracy[-10:])))
+            out.append({"policy": name, "bounded": bounded, "accuracy": final})
+            print(json.dumps(out[-1]), file=sys.stderr, flush=True)
+    return out
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--policies", nargs="+", default=sorted(POLICIES))
+    parser.add_argument("--accuracy", type=int, default=0, metavar="ROUNDS")
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    result = {"clients": CLIENTS, "cohort": COHORT, "rounds": args.rounds, "rows": []}
+    for name in args.policies:
+        started = time.perf_counter()
+        result["rows"] += measure(name, args.rounds, range(args.seeds))
+        shown = [(r["liars"], r["best attack"], round(r["share"], 2)) for r in result["rows"][-4:]]
+        print(name, shown, f"{time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+    if args.accuracy:
+        result["accuracy"] = accuracy(args.accuracy, range(args.seeds))
+    if args.out:
+        write(args.out, result)
+
+
+if __name__ == "__main__":
+    main()
