@@ -4,4 +4,4 @@ from importlib.util import find_spec
 
 collect_ignore_glob = []
 if find_spec("triton") is None:
-    collect_ignore_glob.append("src/fedcohort/**/_*_triton.py")
+    collect_ignore_glob.append("src/fedcohort/**/_*triton.py")

@@ -210,3 +210,20 @@ def test_a_checkpoint_of_other_options_is_refused():
     saved = Session(PowerOfChoice(d=5), cohort_size=2, seed=0).state_dict()
     with pytest.raises(InvalidCheckpoint, match=r"PowerOfChoice\(d=5\)"):
         Session(PowerOfChoice(d=6), cohort_size=2, seed=0).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("wrong", ["", 7, "\ud800"])
+def test_an_id_that_is_not_a_name_is_refused(wrong):
+    with pytest.raises(ValueError, match="client id"):
+        Session(First(), cohort_size=1, seed=0).begin(["a", wrong], answers([]))
+
+
+def test_likely_mistakes_of_an_engine_are_logged_once(caplog):
+    session = Session(PowerOfChoice(d=2), cohort_size=1, seed=0)
+    for _ in range(3):
+        session.begin("ab", lambda name, clients: {"zoe": 1.0})
+        session.finish({"lost": {"a": 1.0}}, [])
+    messages = [record.getMessage() for record in caplog.records]
+    assert sum("'zoe'" in m for m in messages) == 2  # for num_examples and for loss
+    assert sum("none of the 2 clients" in m for m in messages) == 2
+    assert sum("'lost'" in m for m in messages) == 1

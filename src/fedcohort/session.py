@@ -1,4 +1,4 @@
-"""One policy moved through rounds: who is asked, who is picked, what it cost.
+"""A policy in action, round after round: who is asked, who is picked, what it costs.
 
 The session does no I/O and trains nothing. An engine, be it the simulator or a Flower strategy,
 calls `begin` with the clients that are there and a function that fetches signals, trains the
@@ -7,6 +7,7 @@ selection in its own way, and calls `finish` with what came back.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from fedcohort.ledger import Direction, Ledger
 from fedcohort.policies import POLICIES
 from fedcohort.policies.base import Policy, pick
 from fedcohort.registry import lookup
-from fedcohort.rounds import ClientId, Outcome, Round, Selection, stream
+from fedcohort.rounds import ClientId, Outcome, Round, Selection, check_id, stream
 from fedcohort.signals.catalog import SIGNALS
 from fedcohort.signals.projection import Vectors
 from fedcohort.signals.table import Signals, as_array
@@ -28,6 +29,7 @@ from fedcohort.signals.table import Signals, as_array
 Readings = Mapping[ClientId, ArrayLike | None]
 Collect = Callable[[str, tuple[ClientId, ...]], Readings]
 
+LOG = logging.getLogger("fedcohort")
 MAX_ASKS = 3  # a client that does not answer a profile query this often is not asked again
 FAILURES = 2  # failed rounds in a row after which a client sits out for a while
 LONGEST_REST = 64  # rounds
@@ -94,6 +96,8 @@ class Session:
         self.ledger = Ledger()
         self.round_number = 0
         self._asks: Counter[str] = Counter()
+        self._warned: set[str] = set()
+        self._known_ids: set[ClientId] = set()
         self._failures: Counter[ClientId] = Counter()
         self._resting: dict[ClientId, int] = {}
         self._round: Round | None = None
@@ -199,6 +203,9 @@ class Session:
             tuple(c for c in self._selection.clients if c in done),
             self._withheld,
         )
+        unwanted = set(replies).difference(self.policy.needs.reply)
+        if unwanted:
+            self._warn(f"replies under {min(unwanted)!r}, which the policy does not need")
         for name in sorted(self.policy.needs.reply):
             sent = replies.get(name, {})
             self._store(name, {c: sent[c] for c in outcome.finished if c in sent})
@@ -261,7 +268,11 @@ class Session:
         """Sort the clients, or reuse the last round's result for the very same tuple."""
         if available is self._available[0] and isinstance(available, tuple):
             return self._available[1]
-        clients = tuple(sorted(set(available)))
+        present = set(available)
+        for client in present - self._known_ids:
+            check_id(client)
+        self._known_ids |= present
+        clients = tuple(sorted(present))
         self._available = (available, clients)
         return clients
 
@@ -303,7 +314,13 @@ class Session:
         if SIGNALS[name].needs_model:
             self._send_model(clients)
         answers = collect(name, clients)
+        strangers = set(answers).difference(clients)
+        if strangers:
+            one = min(map(str, strangers))
+            self._warn(f"{name}: answers of clients that were not asked, such as {one!r}")
         kept = set(self._store(name, {c: answers[c] for c in clients if c in answers}))
+        if not kept:
+            self._warn(f"{name}: none of the {len(clients)} clients asked gave a usable answer")
         if retry:
             self._asks.update(f"{name}/{c}" for c in clients if c not in kept)
 
@@ -315,6 +332,12 @@ class Session:
             self.charge(name, "up", {c: 0 if a is None else a.nbytes for c, a in arrays.items()})
         form = signal.form(self.policy.signal_options.get(name, {}))
         return self.signals.record(name, readings, self.round_number, form)
+
+    def _warn(self, message: str) -> None:
+        """Log a likely mistake of the engine, once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            LOG.warning("round %d: %s", self.round_number, message)
 
     def _send_model(self, clients: Iterable[ClientId]) -> None:
         """Charge a download to each client that does not hold this round's model yet."""

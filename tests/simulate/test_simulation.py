@@ -230,3 +230,12 @@ def test_time_is_that_of_the_slowest(digits):
     federation, size = clients(digits), 4 * sum(p.numel() for p in model().parameters())
     slowest = max(len(federation.parts[c]) for c in history.selections[0]) * 2 / 1000
     assert history.rounds[0].seconds == pytest.approx(slowest + 2 * size / 1e6)
+
+
+def test_a_run_that_diverges_says_so_once(caplog):
+    clients = federate(load("digits"), "shards", clients=10, seed=0)
+    model = build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
+    local = LocalTraining(epochs=1, batch_size=8, lr=1e30)
+    simulate(clients, model, "uniform", cohort_size=2, rounds=3, local=local, device="cpu")
+    assert [r.getMessage()[:8] for r in caplog.records] == ["round 0:"]
+    assert "diverged" in caplog.text

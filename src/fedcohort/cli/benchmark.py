@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedcohort.cli.common import Format, FormatOption
+
 
 def command(
     suite: Annotated[
@@ -32,6 +34,7 @@ def command(
     join: Annotated[
         Path | None, typer.Option(help="Write all parts into this one result file.")
     ] = None,
+    format: FormatOption = Format.table,
 ) -> None:
     """Run settings x variants x seeds, and keep the results with their provenance.
 
@@ -69,4 +72,9 @@ def command(
         name = Path(suite).stem
         result = benchmark.join(chosen if quick else parts, out, name, quick=quick)
         write_atomically(join, (json.dumps(result) + "\n").encode())
+    if format is Format.json:
+        done = [p.file_name for p in chosen if p not in left]
+        written = None if join is None else str(join)
+        print(json.dumps({"done": done, "left": len(left), "joined": written}))
+    elif join is not None:
         console.print(f"wrote {join}")

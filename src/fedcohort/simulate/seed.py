@@ -115,7 +115,7 @@ class Seed:
         ]
 
     def finish(self, trained: torch.Tensor, finite: NDArray[np.bool_]) -> None:
-        """Take the trained models, a row a training client, through gate and aggregation.
+        """Take the trained models, one row per training client, through gate and aggregation.
 
         Clients whose model is not finite count as not having answered.
         """

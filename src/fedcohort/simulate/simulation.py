@@ -1,4 +1,4 @@
-"""The rounds of simulated training: one federation a seed, all seeds one batch of models.
+"""The rounds of simulated training: one federation per seed, all seeds in one batch of models.
 
 `simulate`: federated training from a call, with checkpoints.
 """
@@ -19,7 +19,7 @@ from fedcohort import checkpoint as checkpoints
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.gates import Gate
-from fedcohort.session import Session
+from fedcohort.session import LOG, Session
 from fedcohort.simulate.availability import Always, Availability, Durations
 from fedcohort.simulate.clients import Insight
 from fedcohort.simulate.engine.trainer import Trainer
@@ -50,7 +50,7 @@ class Options(TypedDict, total=False):
 
 
 class Simulation:
-    """Federated training, one round a `step`; `simulate` is the short way to use it.
+    """Federated training, one round per `step`; `simulate` is the short way to use it.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Simulation:
     policy : str, Policy or callable
         A name of the registry, a policy (copied for each seed) or a function that makes one.
     cohort_size : int
-        Clients a round.
+        Clients per round.
     local : LocalTraining, optional
         What a client does with the model.
     aggregation : str or object, default="mean"
@@ -127,6 +127,7 @@ class Simulation:
         self.availability = availability or Always()
         self.dropout, self.evaluate_every = dropout, evaluate_every
         self.round_number = 0
+        self._diverged = False
         self.seeds = [
             Seed(
                 seed,
@@ -155,12 +156,19 @@ class Simulation:
         return [seed.federation for seed in self.seeds]
 
     def step(self) -> list[RoundRecord]:
-        """Run one round of every seed and return a record each."""
+        """Run one round of every seed and return one record per seed."""
         number = self.round_number
         for seed in self.seeds:
             seed.select(number, self.availability, self.dropout)
         trained = self._train(number)
         finite = torch.isfinite(trained.sum(dim=1)).cpu().numpy()
+        if len(finite) and not finite.any() and not self._diverged:
+            self._diverged = True
+            LOG.warning(
+                "round %d: training diverged, no client's model is finite; the learning rate is "
+                "probably too high",
+                number,
+            )
         first = 0
         for seed in self.seeds:
             last = first + len(seed.training)
@@ -170,7 +178,7 @@ class Simulation:
         return self._records(number)
 
     def _train(self, number: int) -> torch.Tensor:
-        """Train the cohorts of all seeds together, a row a client in their order."""
+        """Train the cohorts of all seeds together, one row per client, in their order."""
         models = [seed.model for seed in self.seeds]
         jobs = []
         for row, seed in enumerate(self.seeds):
@@ -245,7 +253,7 @@ def simulate(
     on_round: Callable[[list[RoundRecord]], None] | None = None,
     **options: Unpack[Options],
 ) -> list[History]:
-    """Train a model federatedly and return what happened, one history a seed.
+    """Train a model by federated learning and return one history per seed.
 
     Parameters
     ----------
@@ -256,7 +264,7 @@ def simulate(
     policy : str, Policy or callable
         A name of the registry, a policy (copied for each seed) or a function that makes one.
     cohort_size, rounds : int
-        Clients a round, and rounds.
+        Clients per round, and rounds.
     checkpoint : path, optional
         A file to continue from if it exists, and to save to every `checkpoint_every` rounds.
     on_round : callable, optional
