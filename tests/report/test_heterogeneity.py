@@ -66,13 +66,16 @@ def test_planted_clusters_are_found():
 
 @pytest.mark.parametrize("n", [10, 300, (5, 400, 30, 80, 12, 9, 700, 33, 60, 25, 41, 18)])
 def test_clients_that_are_alike_form_one_cluster_without_outliers(n):
-    # Seeds 0 to 4. A false alarm needs three standard errors between groups or a robust score of
-    # 3.5 with errors that are upper bounds.
-    for seed in range(5):
+    # Seeds 0 to 9. A false alarm needs three standard errors between groups or a robust score of
+    # 3.5 with errors that are upper bounds. Pairs are told apart at the 5 % level, so that their
+    # mean share over seeds stays below that; the pairs of one seed are not independent.
+    shares = []
+    for seed in range(10):
         found = profile(sketches([0] * 12, n, seed))
         assert found.clusters.number == 1
         assert not found.outliers
-        assert found.told_apart <= 2 / 66
+        shares.append(found.told_apart)
+    assert np.mean(shares) <= 0.05
 
 
 def test_an_odd_client_is_an_outlier_and_a_small_one_is_not():
@@ -112,7 +115,9 @@ def test_private_sketches():
         items.append(sketch.privatize(1.0, rng=rng))
     found = profile(items)
     assert found.private == 6
-    assert list(found.privacy) == ["epsilon=1 for one record (add-remove), laplace noise, n public"]
+    (claim,) = found.privacy
+    assert claim.startswith("epsilon=1 for adding or removing one record, in the counts alone")
+    assert "public: the exact number of records" in claim
     assert found.clusters.number == 3  # squared distances of 0.1 and more, noise of 0.002
     mixed = profile([*items[:5], sketch])
     assert mixed.private == 5
