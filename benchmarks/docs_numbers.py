@@ -90,7 +90,7 @@ def at_equal_bytes(part, base):
             for a, b in zip(row["curve"], row["megabytes"], strict=True)
             if a is not None and b <= budget + 1e-9
         ]
-        values.append(100 * np.mean(known[-10:]) if known else np.nan)
+        values.append(100 * np.mean(known[-2:]) if known else np.nan)
     return np.array(values)
 
 

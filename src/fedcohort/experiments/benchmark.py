@@ -44,6 +44,7 @@ from fedcohort.simulate.history import History
 from fedcohort.simulate.simulation import Simulation
 
 FIRST_PUBLISHED_SEED = 1000  # those below are for development and tuning
+CURVE_STEP = 5  # rounds between two points of a curve in a result file
 COMPARED = ("numpy", "scipy", "scikit-learn", "numba", "torch", "flwr", "ray", "faiss-cpu")
 
 
@@ -256,9 +257,20 @@ def _row(
         "bytes_to": [None if r is None else int(sent[r - 1]) for r in rounds],
         "worst_tenth_accuracy": float(tenth.mean()),
         "select_seconds": selecting / len(history.rounds),
-        "curve": [None if np.isnan(a) else round(float(a), 4) for a in accuracy],
-        "megabytes": [round(float(b) / 1e6, 3) for b in sent],
+        "curve": [None if np.isnan(a) else round(float(a), 4) for a in thinned(accuracy)],
+        "megabytes": [round(float(b) / 1e6, 3) for b in thinned(sent)],
     }
+
+
+def thinned(values: Sequence[Any] | np.ndarray[Any, Any]) -> Any:
+    """Return every fifth value, the last one included, to keep result files small.
+
+    Examples
+    --------
+    >>> thinned(range(12))
+    range(1, 12, 5)
+    """
+    return values[(len(values) - 1) % CURVE_STEP :: CURVE_STEP]
 
 
 def client_accuracy(simulation: Simulation, index: int) -> np.ndarray[Any, Any]:
@@ -303,7 +315,7 @@ def provenance() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "absent"
     return {
-        "command": shlex.join(_without_folder(word) for word in sys.argv),
+        "command": shlex.join(["fedcohort", *map(_without_folder, sys.argv[1:])]),
         "source": source_digest(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "cpu": _cpu(),
