@@ -17,8 +17,7 @@ def _problem(seed: int, n: int = 10, d: int = 12):
     readings = rng.dirichlet(np.full(d, 0.2), size=n)
     weights = rng.integers(5, 60, size=n).astype(float)
     share = weights / weights.sum()
-    noise = rng.random(n) * 0.05
-    return readings, weights, share @ readings, {"noise": noise, "share": share}
+    return readings, weights, share @ readings, {"variance": rng.random(n) * 0.05}
 
 
 def _naive_greedy(readings, weights, target, size, pool, **private) -> list[int]:
@@ -103,23 +102,58 @@ def test_exchanges_never_hurt_and_end_in_a_local_optimum() -> None:
                 assert value >= values[-1] - 1e-12
 
 
-def test_noise_correction_recovers_the_distance_without_noise() -> None:
-    """The mean of 4,000 noisy objectives equals the exact one; 5 standard errors."""
-    readings, weights, target, _ = _problem(1)
-    exact = herding.objective(readings, weights, target, [1, 4, 6])
+def test_variances_add_the_expected_error_of_the_merge() -> None:
+    """The mean squared distance of 4,000 true merges around the readings; 5 standard errors."""
+    readings, weights, target, known = _problem(1)
+    chosen = [1, 4, 6]
+    expected = herding.objective(readings, weights, target, chosen, **known)
     rng = np.random.default_rng(0)
-    share = weights / weights.sum()
-    scale = 0.05
-    values = []
-    for _ in range(4000):
-        noisy = readings + scale * rng.normal(size=readings.shape)
-        energy = np.full(10, 12 * scale**2)
-        value = herding.objective(
-            noisy, weights, share @ noisy, [1, 4, 6], noise=energy, share=share
+    scale = np.sqrt(known["variance"] / readings.shape[1])[:, None]
+    values = [
+        herding.objective(
+            readings + scale * rng.normal(size=readings.shape), weights, target, chosen
         )
-        # the target's own noise is the same for every set and stays in
-        values.append(value - np.sum(share**2 * energy))
-    assert np.mean(values) == pytest.approx(exact, abs=5 * np.std(values) / np.sqrt(4000))
+        for _ in range(4000)
+    ]
+    assert np.mean(values) == pytest.approx(expected, abs=5 * np.std(values) / np.sqrt(4000))
+
+
+def _total(readings, weights, target, sets, **known) -> float:
+    return sum(herding.objective(readings, weights, target, s, **known) for s in sets)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_cut_cannot_be_improved_by_any_exchange(seed: int) -> None:
+    """All exchanges between sets and with those left over, by naive recomputation."""
+    readings, weights, target, known = _problem(seed, n=11)
+    order = np.random.default_rng(seed).permutation(11).tolist()
+    sets = herding.cut(readings, weights, target, 3, order=order, fixed=1, sweeps=50, **known)
+    assert [len(s) for s in sets] == [3, 3, 3]
+    assert order[0] in sets[0]
+    groups = [*sets, sorted(set(range(11)) - {i for s in sets for i in s})]
+    best = _total(readings, weights, target, sets, **known)
+    assert (
+        best
+        <= _total(readings, weights, target, [order[:3], order[3:6], order[6:9]], **known) + 1e-12
+    )
+    for a, b in combinations(range(4), 2):
+        for i in groups[a]:
+            for j in groups[b]:
+                if order[0] in (i, j):
+                    continue
+                changed = [list(g) for g in groups]
+                changed[a][changed[a].index(i)], changed[b][changed[b].index(j)] = j, i
+                assert _total(readings, weights, target, changed[:3], **known) >= best - 1e-9
+
+
+def test_a_cut_finds_the_best_halves_of_a_small_federation() -> None:
+    """Kinds in pairs: two sets with one of each kind have objective 0, which random cuts miss."""
+    readings = np.repeat(np.eye(5), 2, axis=0)
+    target = readings.mean(axis=0)
+    for seed in range(5):
+        order = np.random.default_rng(seed).permutation(10)
+        sets = herding.cut(readings, np.ones(10), target, 5, order=order)
+        assert _total(readings, np.ones(10), target, sets) == pytest.approx(0, abs=1e-12)
 
 
 @settings(max_examples=50, deadline=None)
@@ -168,7 +202,7 @@ def test_whole_federation_matches_itself() -> None:
         ({"size": 3}, "cannot choose 3 of 2"),
         ({"weights": [1.0, 0.0]}, "positive"),
         ({"weights": [1.0]}, "weights must be 2 finite numbers"),
-        ({"noise": [np.nan, 0.0]}, "noise must be"),
+        ({"variance": [np.nan, 0.0]}, "variance must be"),
         ({"target": [1.0]}, "do not fit the target"),
         ({"pool": [1, 1]}, "twice"),
     ],

@@ -27,8 +27,8 @@ from fedcohort.flower.grid import LOG
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.rounds import ClientId
 from fedcohort.signals.catalog import Option
-from fedcohort.sketch.race import RaceSketch
-from fedcohort.sketch.transforms import Transform
+from fedcohort.sketch.hashing import MinHash
+from fedcohort.sketch.race import RaceSketch, empty_sketch
 
 MOST_COUNTERS = 1 << 24
 SIGNALS_KEY = "fedcohort-signals"
@@ -166,7 +166,8 @@ def sketch(
     ----------
     examples : Examples
     options : mapping
-        rows, bits, seed, label_weight, center: those of the signal ``race_sketch``.
+        rows, bits, seed, label_weight, center, hash: those of the signal ``race_sketch``. Tokens
+        arrive here as floats, so the policy must state ``hash="minhash"`` for them.
     classes : int
         Number of labels, where they are hashed.
     center : array, optional
@@ -180,23 +181,14 @@ def sketch(
     rows, bits = int(options["rows"]), int(options["bits"])
     if rows < 1 or bits < 1 or bits > 30 or rows << bits > MOST_COUNTERS:
         raise ConfigError(f"a sketch of rows={rows}, bits={bits} is refused: too many counters")
-    weight = float(options.get("label_weight", 0.0))
-    if bool(options.get("center")) != (center is not None):
-        raise ConfigError("a centered sketch needs the public center, and only that one")
-    if weight and classes < 2:
-        raise ConfigError(f"label_weight={weight}: pass attach(classes=...), the number of labels")
-    transform = Transform(
-        center=0.0 if center is None else center,
-        unit=True,
-        classes=classes if weight else 0,
-        label_weight=weight,
-    )
-    seed, made = int(options.get("seed", 0)), None
+    made = None
     for x, y in examples:
-        flat = x.reshape(len(x), -1)
         if made is None:
-            made = RaceSketch.srp(flat.shape[1], rows, bits, seed, transform=transform)
-        made.add(flat, y if weight else None)
+            made = empty_sketch(options, x, classes=classes, center=center)
+        flat = x.reshape(len(x), -1)
+        if isinstance(made.family, MinHash):
+            flat = flat.astype(np.int64)  # whole numbers that came as floats
+        made.add(flat, y if made.labeled else None)
     if made is None:
         raise ConfigError("attach(data=...): there are no examples to sketch")
     return made

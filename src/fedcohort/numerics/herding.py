@@ -1,12 +1,14 @@
-"""The set whose merged reading is nearest a target.
+"""Sets of clients whose merged reading is nearest a target.
 
 Readings that merge by weighted means (histograms, sketches, feature means) describe a *set* of
-clients as well as one client. Choosing the set S with the least
+clients as well as one client. `match` chooses the set S with the least
 
-    || sum_S w_i q_i / sum_S w_i  -  target ||^2
+    || sum_S w_i q_i / sum_S w_i  -  target ||^2  +  sum_S w_i^2 v_i / (sum_S w_i)^2,
 
-is kernel herding when the q_i are feature means. Greedy picks, then each member is exchanged for
-whoever serves the set best, until nothing improves.
+where v_i is the variance of reading i: what is known badly counts as distance. Without variances
+this is kernel herding when the q_i are feature means. Greedy picks come first; then each member is
+exchanged for the client that helps the set most, until nothing improves. `cut` divides all clients
+into such sets at once.
 
 References
 ----------
@@ -30,10 +32,9 @@ def objective(
     target: ArrayLike,
     chosen: Sequence[int],
     *,
-    noise: ArrayLike | None = None,
-    share: ArrayLike | None = None,
+    variance: ArrayLike | None = None,
 ) -> float:
-    """Squared distance of the merged reading from the target, less the noise's expected part.
+    """Squared distance of the merged reading from the target, plus the variance of the merge.
 
     Parameters
     ----------
@@ -45,23 +46,19 @@ def objective(
         Shape (D,).
     chosen
         Positions of the set.
-    noise
-        Expected squared norm of the noise in each reading, for private readings.
-    share
-        Weight with which each reading, noise included, entered the target; 0 by default.
+    variance
+        Expected squared error of each reading; 0 by default.
 
     Examples
     --------
     >>> objective([[1.0, 0.0], [0.0, 1.0]], [1, 3], [0.25, 0.75], chosen=[0, 1])
     0.0
     """
-    problem = _Problem(readings, weights, target, None, noise, share, None)
+    problem = _Problem(readings, weights, target, None, variance, None)
     part = np.asarray(chosen, np.int64)
-    merged = problem.weights[part] @ problem.readings[part] / problem.weights[part].sum()
-    gap = merged - np.asarray(target, dtype=np.float64)
     mix = problem.weights[part] / problem.weights[part].sum()
-    free = mix**2 @ problem.noise[part] - 2 * mix @ (problem.share * problem.noise)[part]
-    return float(gap @ gap - free)
+    gap = mix @ problem.readings[part] - np.asarray(target, dtype=np.float64)
+    return float(gap @ gap + mix**2 @ problem.variance[part])
 
 
 def match(
@@ -71,8 +68,7 @@ def match(
     size: int,
     *,
     pool: Sequence[int] | NDArray[np.int64] | None = None,
-    noise: ArrayLike | None = None,
-    share: ArrayLike | None = None,
+    variance: ArrayLike | None = None,
     fixed: int = 0,
     sweeps: int = 2,
     gram: ArrayLike | None = None,
@@ -83,19 +79,19 @@ def match(
 
     Parameters
     ----------
-    readings, weights, target, noise, share
+    readings, weights, target, variance
         As in :func:`objective`.
     size
         How many to choose.
     pool
         Positions to choose from; all by default.
     fixed
-        So many of the pool, from its start, are in the set whatever they do for it.
+        This many clients from the start of the pool are in the set, whether they help it or not.
     sweeps
         How often to go through the set and exchange each member for the best alternative; a
         sweep without any exchange is the last. 0 leaves the greedy set.
     gram
-        Inner products of all readings, shape (N, N), if they are at hand.
+        Inner products of all readings, shape (N, N), if they are known.
 
     Returns
     -------
@@ -108,7 +104,7 @@ def match(
     >>> sorted(match(readings, [1, 1, 1, 1], [1 / 3, 1 / 3, 1 / 3], size=3))
     [0, 2, 3]
     """
-    problem = _Problem(readings, weights, target, pool, noise, share, gram)
+    problem = _Problem(readings, weights, target, pool, variance, gram)
     if not 0 <= size <= problem.pool.size:
         raise ValueError(f"match: cannot choose {size} of {problem.pool.size} clients")
     cohort = _Cohort(problem)
@@ -122,6 +118,117 @@ def match(
     return [int(problem.pool[i]) for i in cohort.members]
 
 
+def cut(
+    readings: ArrayLike,
+    weights: ArrayLike,
+    target: ArrayLike,
+    size: int,
+    *,
+    order: Sequence[int] | NDArray[np.int64],
+    variance: ArrayLike | None = None,
+    fixed: int = 0,
+    sweeps: int = 10,
+) -> list[list[int]]:
+    """Divide clients into sets of `size` so that the sum of :func:`objective` over sets is small.
+
+    Starts from consecutive runs of `order` and exchanges members between two sets, or with the
+    clients left over, while that helps. An exchange is the best one of its client; a sweep tries
+    every client once and costs O(N^2).
+
+    Parameters
+    ----------
+    readings, weights, target, variance
+        As in :func:`objective`.
+    size
+        Members of each set. The remainder, fewer than `size` clients, is left over.
+    order
+        Positions to divide, in random order for a random start.
+    fixed
+        This many clients from the start of `order`, at most `size`, stay in the first set.
+    sweeps
+        At most this many sweeps; one without an exchange is the last.
+
+    Returns
+    -------
+    list of list of int
+        The sets, without those left over.
+
+    Examples
+    --------
+    >>> readings = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
+    >>> [sorted(s) for s in cut(readings, [1, 1, 1, 1], [0.5, 0.5], 2, order=[0, 1, 2, 3])]
+    [[1, 2], [0, 3]]
+    """
+    problem = _Problem(readings, weights, target, order, variance, None)
+    if not 0 <= fixed <= size <= problem.pool.size or size < 1:
+        raise ValueError(f"cut: sets of {size}, {fixed} fixed, of {problem.pool.size} clients")
+    groups = _Groups(problem, np.asarray(target, np.float64), size, fixed)
+    for _ in range(sweeps):
+        if not groups.sweep():
+            break
+    members = [np.flatnonzero(groups.of == g) for g in range(groups.count)]
+    return [problem.pool[part].tolist() for part in members]
+
+
+class _Groups:
+    """All clients in sets; the last group holds those left over, and its objective is 0."""
+
+    def __init__(self, problem: _Problem, target: Array, size: int, fixed: int) -> None:
+        self.weights, self.fixed = problem.weights, fixed
+        self.count = len(self.weights) // size
+        self.of = np.minimum(np.arange(len(self.weights)) // size, self.count)
+        gaps = self.weights[:, None] * (problem.readings - target)
+        self.products = gaps @ gaps.T
+        self.products[np.diag_indices_from(self.products)] += self.weights**2 * problem.variance
+        self.own = np.diag(self.products).copy()
+        member = (self.of[:, None] == np.arange(self.count + 1)).astype(np.float64)
+        self.overlap = self.products @ member  # of each client with each group
+        self.energy = np.einsum("ig,ig->g", member, self.overlap)
+        self.weight = self.weights @ member
+
+    def sweep(self) -> bool:
+        """Exchange each client for the best other one; say whether any was exchanged."""
+        changed = False
+        for i in range(self.fixed, len(self.of)):
+            gain = self._gains(i)
+            j = int(np.argmax(gain))
+            if gain[j] > 1e-12:
+                self._exchange(i, j)
+                changed = True
+        return changed
+
+    def _gains(self, i: int) -> Array:
+        """How much the sum of objectives falls if i changes places with each client."""
+        a, b, every = self.of[i], self.of, np.arange(len(self.of))
+        shared, own, w = self.products[i], self.own, self.weights
+        there = self.overlap[every, b]
+        energy_a = self.energy[a] - 2 * self.overlap[i, a] + own[i]
+        energy_a = energy_a + 2 * (self.overlap[:, a] - shared) + own
+        energy_b = self.energy[b] - 2 * there + own + 2 * (self.overlap[i, b] - shared) + own[i]
+        before = self._values(self.energy[a], self.weight[a], a)
+        before = before + self._values(self.energy[b], self.weight[b], b)
+        after = self._values(energy_a, self.weight[a] - w[i] + w, a)
+        after = after + self._values(energy_b, self.weight[b] - w + w[i], b)
+        gain = before - after
+        gain[b == a] = -np.inf
+        gain[: self.fixed] = -np.inf
+        return np.asarray(gain)
+
+    def _values(self, energy: Array, weight: Array, group: Indices) -> Array:
+        return np.where(group < self.count, energy / weight**2, 0.0)
+
+    def _exchange(self, i: int, j: int) -> None:
+        a, b = int(self.of[i]), int(self.of[j])
+        change = self.products[:, j] - self.products[:, i]
+        self.overlap[:, a] += change
+        self.overlap[:, b] -= change
+        self.of[i], self.of[j] = b, a
+        for group in (a, b):
+            inside = self.of == group
+            self.energy[group] = self.overlap[inside, group].sum()
+            self.weight[group] = self.weights[inside].sum()
+
+
 class _Problem:
     """The data of one choice, restricted to the pool and scaled by the weights."""
 
@@ -131,8 +238,7 @@ class _Problem:
         weights: ArrayLike,
         target: ArrayLike,
         pool: Sequence[int] | Indices | None,
-        noise: ArrayLike | None,
-        share: ArrayLike | None,
+        variance: ArrayLike | None,
         gram: ArrayLike | None,
     ) -> None:
         points = np.asarray(readings)
@@ -148,15 +254,14 @@ class _Problem:
         whole = self.pool.size == count and bool((self.pool == np.arange(count)).all())
         self.readings = points if whole else points[self.pool]
         self.weights = _vector(weights, "weights", count)[self.pool]
-        self.noise = _vector(0.0 if noise is None else noise, "noise", count)[self.pool]
-        self.share = _vector(0.0 if share is None else share, "share", count)[self.pool]
+        known = _vector(0.0 if variance is None else variance, "variance", count)
+        self.variance = known[self.pool]
         if (self.weights <= 0).any():
             raise ValueError("match: weights must be positive")
         self.gram = None if gram is None else np.asarray(gram)
         squares = np.einsum("ij,ij->i", self.readings, self.readings).astype(np.float64)
-        self.energy = self.weights**2 * (squares - self.noise)
-        toward = (self.readings @ goal).astype(np.float64) - self.share * self.noise
-        self.toward = self.weights * toward
+        self.energy = self.weights**2 * (squares + self.variance)
+        self.toward = self.weights * (self.readings @ goal).astype(np.float64)
 
     def column(self, i: int) -> Array:
         """Weighted inner products of member i with the pool."""
@@ -179,7 +284,7 @@ class _Cohort:
         self.energy = self.toward = self.weight = 0.0
 
     def best(self) -> int:
-        """Who serves the set best if added."""
+        """Return who helps the set most if added."""
         problem = self.problem
         weight = self.weight + problem.weights
         energy = self.energy + 2 * self.overlap + problem.energy
@@ -226,7 +331,7 @@ class _Cohort:
             new = self.best()
             self.add(new, at, column if new == old else None)
             if new != old and self.value() >= before - 1e-12 * abs(before):
-                self.remove(at)  # a tie is no reason to move
+                self.remove(at)  # a tie does not justify an exchange
                 self.add(old, at, column)
             changed |= self.members[at] != old
         return changed

@@ -22,14 +22,14 @@ from fedcohort.signals.updates import last_layer
 from fedcohort.simulate.engine.jobs import Data, Job
 from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.sketch_gpu import federation_counts
-from fedcohort.sketch.race import RaceSketch
-from fedcohort.sketch.transforms import Transform
+from fedcohort.sketch.race import RaceSketch, empty_sketch
 
 Readings = dict[ClientId, Any]
 Insight = Callable[[np.ndarray, np.ndarray], ArrayLike]
 
 MOST_BYTES = 2**30  # of a projection matrix on a GPU
 BLOCK = 65536  # columns of it that are made at a time
+PUBLIC = 100  # examples of the test set that stand for public data
 
 
 class TensorVectors(Vectors):
@@ -121,10 +121,9 @@ class SimulatedClients(Clients):
 
     def sketches(self, options: Options) -> list[NDArray[Any]]:
         """Return each client's distribution sketch, private at the policy's epsilon."""
-        of: dict[str, Any] = dict(options)
-        epsilon, delta = of.pop("epsilon", 0.0), of.pop("delta", 0.0)
-        blank = self._blank_sketch(**of)
-        labels = self.data.y if of.get("label_weight") else None
+        epsilon, delta = float(options.get("epsilon", 0.0)), float(options.get("delta", 0.0))
+        blank = self._blank_sketch(options)
+        labels = self.data.y if blank.labeled else None
         parts = [self.federation.parts[c] for c in self.ids]
         readings = []
         counted = federation_counts(blank, self.data.x, parts, labels)
@@ -137,19 +136,18 @@ class SimulatedClients(Clients):
             readings.append(sketch.reading())
         return readings
 
-    def _blank_sketch(
-        self, rows: int, bits: int, seed: int = 0, label_weight: float = 0.0, center: bool = False
-    ) -> RaceSketch:
-        """Return an empty sketch; its center is the mean of the test set, which the server has."""
+    def _blank_sketch(self, options: Options) -> RaceSketch:
+        """Return an empty sketch; a center is the mean of the server's public examples.
+
+        They are the first 100 examples of the test set, which here stand for public data. In a
+        federation, the center must come from data that are public.
+        """
         dataset = self.federation.dataset
-        flat = dataset.x_test.reshape(len(dataset.x_test), -1)
-        transform = Transform(
-            center=flat.mean(axis=0) if center else 0.0,
-            unit=True,
-            classes=dataset.classes if label_weight else 0,
-            label_weight=label_weight,
-        )
-        return RaceSketch.srp(flat.shape[1], rows, bits, seed, transform=transform)
+        center = None
+        if options.get("center"):
+            public = dataset.x_test[:PUBLIC]
+            center = public.reshape(len(public), -1).mean(axis=0)
+        return empty_sketch(options, dataset.x, classes=dataset.classes, center=center)
 
     def losses(self, power: int = 1) -> NDArray[np.float64]:
         """Return each client's mean of loss^power under the model."""

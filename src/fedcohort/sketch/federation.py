@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,6 +139,67 @@ class GlobalSketch:
         if center == "mean":
             whole = self.mean_energy / self.clients**2
         return np.asarray(whole + (1 - 2 * self.share(stack.n, center)) * stack.energy())
+
+
+class Shrunken(NamedTuple):
+    """Sketches as estimates of what clients' data look like: empirical Bayes.
+
+    Attributes
+    ----------
+    points : float32 array (N, cells)
+        Posterior means of the normalized sketches, less the center.
+    variance : array (N,)
+        Posterior variances: expected squared distance of the truth from the points.
+    differ : bool
+        Whether the variance between clients is at least two standard errors above 0.
+    """
+
+    points: NDArray[np.float32]
+    variance: Array
+    differ: bool
+
+
+def shrink(readings: NDArray[Any], center: Array) -> Shrunken:
+    """Shrink each sketch toward the center by the share of it that is sampling error and noise.
+
+    With v_i the energy of sketch i and t the variance between clients, sketch i keeps
+    s_i = t / (t + v_i) of its difference from the center, and t (1 - s_i) remains unknown. All
+    clients must have data.
+    """
+    n, cells = readings["n"], int(np.prod(center.shape))
+    q = readings["counts"].reshape(len(n), -1) * (1 / n).astype(np.float32)[:, None]
+    squares = np.einsum("ij,ij->i", q, q).astype(np.float64)
+    noisy = noise_energy(n, readings["noise"], cells)
+    error = energy(squares, n, readings["noise"], *center.shape)
+    alone = noisy + len(center) - float((center**2).sum())  # one record does not show its scatter
+    error = np.where(np.isnan(error), alone, np.maximum(error, noisy))
+    q -= center.ravel().astype(np.float32)
+    spread, doubt = variance_between(np.einsum("ij,ij->i", q, q).astype(np.float64), error)
+    keep = spread / (spread + error)
+    q *= keep.astype(np.float32)[:, None]
+    return Shrunken(q, spread * (1 - keep), spread > 2 * doubt)
+
+
+def variance_between(squares: Array, errors: Array) -> tuple[float, float]:
+    """Estimate the variance between clients, above 0, and the standard error of the estimate.
+
+    The mean of (squared distance to the center) - error, where clients count by their precision,
+    1 / (variance + error)^2. That needs the result itself, so it is iterated.
+
+    Examples
+    --------
+    >>> spread, _ = variance_between(np.array([3.0, 5.0, 103.0]), np.array([1.0, 1.0, 100.0]))
+    >>> round(spread, 3)
+    3.0
+    """
+    floor, beyond = 1e-6 * float(errors.mean()) + 1e-12, squares - errors
+    spread, precision = max(float(beyond.mean()), floor), np.ones(len(errors))
+    for _ in range(20):
+        precision = 1 / (spread + errors) ** 2
+        precision /= precision.sum()
+        spread = max(float(precision @ beyond), floor)
+    doubt = math.sqrt(float(precision**2 @ (beyond - precision @ beyond) ** 2))
+    return spread, doubt
 
 
 def standard_error(stack: Stack) -> Array:

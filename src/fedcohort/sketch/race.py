@@ -14,14 +14,14 @@ Federated Learning (paper 0), algorithms 1 and 4.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.atomic import write_atomically
-from fedcohort.exceptions import UnlikeSketches
+from fedcohort.exceptions import ConfigError, UnlikeSketches
 from fedcohort.privacy.calibration import Neighbors
 from fedcohort.privacy.release import Release, Size, release
 from fedcohort.signals.forms import sketch_reading
@@ -77,6 +77,11 @@ class StoredSketch:
     def noise(self) -> float:
         """Variance of the noise on every count, 0 unless private."""
         return 0.0 if self.release is None else self.release.variance
+
+    @property
+    def labeled(self) -> bool:
+        """Whether labels are hashed with the samples."""
+        return isinstance(self.transform, Transform) and self.transform.classes > 0
 
     @property
     def private(self) -> bool:
@@ -155,6 +160,7 @@ __all__ = [
     "distance_matrix",
     "distances_to",
     "distances_to_global",
+    "empty_sketch",
     "gram",
     "mean_sketch",
     "normalized",
@@ -361,6 +367,51 @@ def over_rows(values: Floats, estimator: Estimator) -> Floats:
         means = [part.mean(axis=0) for part in np.array_split(values, groups)]
         return np.asarray(np.median(means, axis=0))
     raise ValueError(f"unknown estimator {estimator!r}; use mean, median-of-means or median")
+
+
+def empty_sketch(
+    options: Mapping[str, Any], x: NDArray[Any], *, classes: int = 0, center: Any = None
+) -> RaceSketch:
+    """Return an empty sketch for samples like `x`, made as the options of ``race_sketch`` say.
+
+    Parameters
+    ----------
+    options : mapping
+        rows, bits, seed, label_weight, center and hash. "auto" hashes rows of integers (n, window),
+        which are tokens, by MinHash, and all else by sign projections of unit vectors. MinHash
+        uses neither labels nor a center.
+    x : array
+        Some samples: their dtype and shape decide.
+    classes : int
+        Number of labels, where they are hashed.
+    center : array, optional
+        The public center, where inputs are centered.
+
+    Examples
+    --------
+    >>> empty_sketch({"rows": 10, "bits": 3}, np.zeros((1, 4)))
+    RaceSketch(srp, 10 x 8, n=0)
+    >>> empty_sketch({"rows": 10, "bits": 3}, np.zeros((1, 80), np.int64))
+    RaceSketch(minhash, 10 x 8, n=0)
+    """
+    rows, bits, seed = int(options["rows"]), int(options["bits"]), int(options.get("seed", 0))
+    kind = options.get("hash", "auto")
+    if kind == "auto":
+        kind = "minhash" if x.dtype.kind in "iu" and x.ndim == 2 else "srp"
+    if kind == "minhash":
+        return RaceSketch.minhash(rows, 1 << bits, seed)
+    weight = float(options.get("label_weight", 0.0))
+    if bool(options.get("center")) != (center is not None):
+        raise ConfigError("a centered sketch needs the public center, and only that one")
+    if weight and classes < 2:
+        raise ConfigError(f"label_weight={weight}: state the number of labels (classes=...)")
+    transform = Transform(
+        center=0.0 if center is None else center,
+        unit=True,
+        classes=classes if weight else 0,
+        label_weight=weight,
+    )
+    return RaceSketch.srp(int(np.prod(x.shape[1:])), rows, bits, seed, transform=transform)
 
 
 def pooled(sketches: Iterable[RaceSketch]) -> RaceSketch:
