@@ -5,13 +5,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench docs docs-numbers clean
+.PHONY: demo test browser lint bench docs docs-numbers clean
 
 demo: $(READY)
 	$(BIN)/fedcohort compare --out demo --resume
+	$(BIN)/fedcohort report demo -o demo/report.html
 
-test: lint  # a thread for each worker, or they fight over the cores
+test: lint browser  # a thread for each worker, or they fight over the cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# The tests of reports need a browser. Without one they are skipped; if CI is set, they fail.
+browser:
+	@command -v chromium > /dev/null || command -v google-chrome > /dev/null \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq \
+	&& apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; } \
+	|| echo "No Chromium: tests in a browser are skipped (apt-get install chromium)"
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples

@@ -26,6 +26,7 @@ from fedcohort.cli import (
     policies,
     profile,
     registry,
+    report,
     run,
     show,
     sketch,
@@ -61,6 +62,7 @@ app = typer.Typer(
 )
 app.command("compare")(compare.command)
 app.command("run")(run.command)
+app.command("report")(report.command)
 app.command("show")(show.command)
 app.command("export")(export.command)
 app.command("policies")(policies.command)

@@ -170,7 +170,6 @@ def _compare(
 ) -> None:
     from fedcohort.experiments.several import compare, settings_of
     from fedcohort.experiments.tracking import track as tracked
-    from fedcohort.report.plots import draw_curves
     from fedcohort.report.tables import comparison, curves
 
     experiments = dict(settings_of(setting, policies))
@@ -185,8 +184,6 @@ def _compare(
         )
     rows, lines = comparison(results), curves(results)
     title = f"{setting.data.dataset}, {setting.data.clients} clients, {setting.data.partition}"
-    draw_curves(lines, out / "curves.png", target=setting.target, title=title)
-    draw_curves(lines, out / "bytes.png", over="megabytes", target=setting.target, title=title)
     if format is Format.json:
         show_json({"folder": str(out), "setting": dataclasses.asdict(setting), "policies": rows})
         return
@@ -194,4 +191,4 @@ def _compare(
 
     title = f"{title}, {len(setting.seeds)} seeds"
     show(comparison_table(rows, lines, setting.target, title, console().width))
-    typer.echo(f"Curves, rounds and summaries are in {out}")
+    typer.echo(f"Rounds and summaries are in {out}; `fedcohort report {out}` makes a page of them")

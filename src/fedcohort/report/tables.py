@@ -24,6 +24,7 @@ from fedcohort.experiments.summary import Spread, Summary, spread
 from fedcohort.policies import POLICIES
 from fedcohort.rounds import stream
 from fedcohort.session import Session
+from fedcohort.simulate.history import History
 from fedcohort.testing import drive
 
 
@@ -62,14 +63,16 @@ class ComparisonRow(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Mean accuracy over seeds, and one standard deviation to either side.
+    """Mean accuracy over seeds, and one sample standard deviation to either side.
 
-    `rounds` counts from 1. `megabytes` is the total traffic so far, in both directions.
+    `rounds` counts from 1. `megabytes` is the total traffic so far, in both directions, and
+    `seconds` the simulated time. `low` and `high` are NaN for one seed.
     """
 
     policy: str
     rounds: list[int]
     megabytes: list[float]
+    seconds: list[float]
     mean: list[float]
     low: list[float]
     high: list[float]
@@ -136,26 +139,29 @@ def paired_interval(differences: Sequence[float], resamples: int = 10_000) -> In
 
 
 def curves(results: Sequence[PolicyResult]) -> list[Curve]:
-    """Return one curve per policy, over the rounds in which every seed was evaluated."""
-    drawn = []
-    for result in results:
-        accuracy = np.array([h.accuracy for h in result.histories])
-        sent = np.array(
-            [np.cumsum([r.bytes_up + r.bytes_down for r in h.rounds]) for h in result.histories]
-        )
-        measured = np.flatnonzero(np.isfinite(accuracy).all(axis=0))
-        mean, std = accuracy[:, measured].mean(axis=0), accuracy[:, measured].std(axis=0)
-        drawn.append(
-            Curve(
-                policy=result.policy,
-                rounds=(measured + 1).tolist(),
-                megabytes=(sent[:, measured].mean(axis=0) / 1e6).tolist(),
-                mean=mean.tolist(),
-                low=(mean - std).tolist(),
-                high=(mean + std).tolist(),
-            )
-        )
-    return drawn
+    """Return one curve per run, over the rounds in which every seed was evaluated."""
+    return [_curve(result.policy, result.histories) for result in results]
+
+
+def _curve(policy: str, histories: Sequence[History]) -> Curve:
+    length = min(len(h.rounds) for h in histories)
+    accuracy = np.array([h.accuracy[:length] for h in histories])
+    rounds = [h.rounds[:length] for h in histories]
+    sent = np.cumsum([[r.bytes_up + r.bytes_down for r in own] for own in rounds], axis=1)
+    seconds = np.array([[r.seconds for r in own] for own in rounds])
+    known = np.flatnonzero(np.isfinite(accuracy).all(axis=0))
+    mean = accuracy[:, known].mean(axis=0)
+    several = len(histories) > 1
+    std = accuracy[:, known].std(axis=0, ddof=1) if several else np.full(len(known), np.nan)
+    return Curve(
+        policy=policy,
+        rounds=(known + 1).tolist(),
+        megabytes=(sent[:, known].mean(axis=0) / 1e6).tolist(),
+        seconds=seconds[:, known].mean(axis=0).tolist(),
+        mean=mean.tolist(),
+        low=np.maximum(mean - std, 0).tolist(),
+        high=np.minimum(mean + std, 1).tolist(),
+    )
 
 
 class CostRow(NamedTuple):
@@ -302,10 +308,9 @@ PLAIN_COLUMNS = ["GEMD", "MB up", "MB down", "s"]
 
 def _texts(row: ComparisonRow) -> dict[str, str]:
     """Return the numbers of a row as texts, by column."""
-    percent = Spread(100 * row.accuracy.mean, 100 * row.accuracy.std, row.accuracy.missing)
     change = row.accuracy_change
     return {
-        "accuracy %": _plus_minus(percent),
+        "accuracy %": plus_minus(100 * row.accuracy.mean, 100 * row.accuracy.std),
         "against uniform": "" if row.gain is None else gain_text(row.gain),
         "change %": "" if change is None else f"{change.mean:+.1f}",
         "skipped %": _number(row.skipped.mean),
@@ -417,11 +422,11 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
     return "".join(BARS[min(int(max(v, 0.0) * len(BARS)), len(BARS) - 1)] for v in shown)
 
 
-def _plus_minus(value: Spread) -> str:
+def plus_minus(mean: float, std: float) -> str:
     """Format a mean with its deviation, or alone if there is only one value."""
-    if math.isnan(value.mean):
+    if math.isnan(mean):
         return ""
-    return f"{value.mean:.1f}" + ("" if math.isnan(value.std) else f" ± {value.std:.1f}")
+    return f"{mean:.1f}" + ("" if math.isnan(std) else f" ± {std:.1f}")
 
 
 def _rounds(row: ComparisonRow) -> str:
@@ -429,7 +434,7 @@ def _rounds(row: ComparisonRow) -> str:
     value, seeds = row.rounds_to_target, row.seeds
     if value.missing == seeds:
         return "not reached"
-    text = _plus_minus(value)
+    text = plus_minus(value.mean, value.std)
     return text if not value.missing else f"{text} ({seeds - value.missing}/{seeds})"
 
 

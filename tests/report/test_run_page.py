@@ -1,0 +1,244 @@
+"""The report in a real browser: what it shows, how it behaves, and that it loads nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+
+from fedcohort.cli import invoke
+from fedcohort.experiments.results import read
+from fedcohort.report.content import content
+from fedcohort.report.figures import specification
+from fedcohort.report.run_figures import run_figures
+from fedcohort.report.run_page import page
+
+HOSTILE = "<script>document.title='stolen'</script><img src=x onerror=document.title='stolen'>"
+
+
+@pytest.fixture(scope="module")
+def report(comparison_folder, tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    assert invoke(["report", str(comparison_folder), "-o", str(path)]) == 0
+    return path
+
+
+@pytest.fixture
+def opened(browser, report):
+    """Open a page; any console message, error or request beyond the file fails the test."""
+    contexts, troubles = [], []
+
+    def open_page(path=report, **options):
+        context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda message: troubles.append(message.text))
+        tab.on("pageerror", lambda error: troubles.append(str(error)))
+        tab.on("request", lambda r: r.url.startswith("file:") or troubles.append(r.url))
+        tab.goto(path.as_uri())
+        tab.wait_for_selector("html[data-ready=true]", timeout=120_000)
+        return tab
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert [t for t in troubles if not t.startswith(("data:", "blob:"))] == []
+
+
+def paths(tab, figure, kind):
+    """Count the marks of a kind with a visible line in a figure."""
+    return tab.locator(f"#chart-{figure} g.mark-{kind} > path[stroke]").count()
+
+
+def pressed(tab):
+    return tab.locator("[data-run][aria-pressed=true]").all_inner_texts()
+
+
+def test_every_figure_has_its_marks(opened, comparison_folder):
+    tab = opened()
+    found = content(read(comparison_folder))
+    # In each chart: 3 highlighted lines, 1 baseline and 2 faint ones, and a band for each of 3.
+    for name in ("accuracy-rounds", "accuracy-megabytes", "accuracy-seconds"):
+        assert paths(tab, name, "line") == 6
+        assert tab.locator(f"#chart-{name} g.mark-area > path").count() == 3
+        points = tab.locator(f"#chart-{name} g.mark-symbol > path").count()
+        assert points == sum(len(c.rounds) for c in found.curves) == 6 * 8
+    assert paths(tab, "gemd", "line") == 6
+    cells = tab.locator("#chart-participation g.mark-rect > path").count()
+    assert cells == 8 * 5  # each of 8 rounds selects 5 clients
+    assert tab.locator("#chart-map g.mark-symbol.role-mark > path").count() == 60
+    assert tab.locator("#chart-distances g.mark-rect.role-mark > path").count() == 60 * 60
+    assert tab.title() == "Client selection on digits"
+
+
+def test_the_legend_switches_highlights_by_mouse_and_keyboard(opened):
+    tab = opened()
+    first = pressed(tab)
+    assert len(first) == 3
+    labels = "#chart-accuracy-rounds g.mark-text.role-mark text"
+    assert set(first) <= set(tab.locator(labels).all_text_contents())
+    tab.locator("[data-run][aria-pressed=true]").first.click()
+    tab.wait_for_function(
+        "run => ![...document.querySelectorAll('#chart-accuracy-rounds text')]"
+        ".some(t => t.textContent == run)",
+        arg=first[0],
+    )
+    assert tab.locator("#chart-accuracy-rounds g.mark-area > path").count() == 2
+    last = tab.locator("[data-run]").last
+    last.focus()
+    tab.keyboard.press("Enter")
+    tab.wait_for_function(
+        "run => [...document.querySelectorAll('#chart-accuracy-rounds text')]"
+        ".some(t => t.textContent == run)",
+        arg=last.inner_text(),
+    )
+    assert last.get_attribute("aria-pressed") == "true"
+
+
+def test_the_table_sorts_numbers_and_names(opened):
+    tab = opened()
+
+    def column(position):
+        cells = tab.locator(f"tbody tr > :nth-child({position + 1})")
+        return cells.all_inner_texts()
+
+    headers = tab.locator("thead th")
+    names = [text.strip() for text in headers.all_inner_texts()]
+    assert headers.nth(names.index("accuracy %")).get_attribute("aria-sort") == "descending"
+    values = [float(text.split()[0]) for text in column(names.index("accuracy %"))]
+    assert values == sorted(values, reverse=True)
+    headers.nth(0).get_by_role("button").click()
+    assert column(0) == sorted(column(0))
+    assert headers.nth(0).get_attribute("aria-sort") == "ascending"
+    headers.nth(0).get_by_role("button").press("Enter")
+    assert column(0) == sorted(column(0), reverse=True)
+    down = names.index("MB down")
+    headers.nth(down).get_by_role("button").click()
+    values = [float(text.replace(",", "")) for text in column(down)]
+    assert values == sorted(values)
+
+
+def test_hovering_shows_values(opened):
+    tab = opened()
+    chart = tab.locator("#chart-accuracy-rounds svg.marks")
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tip = tab.locator("#vg-tooltip-element.visible")
+    tip.wait_for(timeout=10_000)
+    assert re.search(r"accuracy:?\s*\d+\.\d%", tip.inner_text())
+
+
+def test_light_and_dark(opened):
+    background = "getComputedStyle(document.body).backgroundColor"
+    light, dark = opened(), opened(color_scheme="dark")
+    assert light.evaluate(background) == "rgb(255, 255, 255)"
+    assert dark.evaluate(background) == "rgb(20, 24, 29)"
+    light.get_by_role("button", name="Dark theme").click()
+    light.wait_for_function(f"{background} == 'rgb(20, 24, 29)'")
+    light.get_by_role("button", name="Light theme").wait_for()
+
+
+def test_a_phone_needs_no_sideways_scrolling(opened):
+    tab = opened(viewport={"width": 360, "height": 740})
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+    right = "all => all.map(s => s.getBoundingClientRect().right)"
+    widths = tab.locator(".chart svg").evaluate_all(right)
+    assert max(widths) <= 360
+
+
+def test_the_reader_chooses_whose_selections_are_shown(opened):
+    tab = opened()
+    cells = "[...document.querySelectorAll('#chart-participation g.mark-rect > path')]"
+    before = tab.evaluate(f"{cells}.map(p => p.getAttribute('d')).join()")
+    tab.get_by_label("Selections of").select_option("uniform")
+    tab.wait_for_function(f"old => {cells}.map(p => p.getAttribute('d')).join() != old", arg=before)
+
+
+def test_screen_readers_find_names_for_everything(opened):
+    tab = opened()
+    assert tab.locator("html").get_attribute("lang") == "en"
+    figures = tab.locator("figure").count()
+    named = tab.locator("figure[aria-labelledby] svg[role=img][aria-label]").count()
+    assert named == figures > 5
+    assert tab.get_by_role("region", name="Results of all runs").count() == 1
+    assert tab.get_by_role("main").count() == 1
+    assert tab.locator("button:not([aria-label])").evaluate_all("b => b.every(x => x.innerText)")
+
+
+def test_a_hostile_client_id_is_text(opened, comparison_folder, tmp_path):
+    folder = tmp_path / "runs" / HOSTILE.replace("/", "")  # the name of the run, too
+    shutil.copytree(comparison_folder / "uniform", folder)
+    for name in ("rounds.jsonl", "federation.json"):
+        text = (folder / name).read_text()
+        (folder / name).write_text(text.replace('"client-07"', json.dumps(HOSTILE)))
+    (folder / "checkpoint").unlink()
+    path = tmp_path / "report.html"
+    path.write_text(page(read(tmp_path / "runs")), encoding="utf-8")
+    tab = opened(path)
+    assert tab.title() == "Client selection on digits"
+    assert tab.locator("script").count() == 3
+    assert tab.locator("main img").count() == 0
+    names = tab.locator("tbody th").all_inner_texts()
+    assert names == [HOSTILE.replace("/", "")]
+
+
+def test_a_gate_is_reported(opened, gated_folder, tmp_path):
+    found = content(read(gated_folder))
+    history = read(gated_folder)[1].histories[0]
+    share = [len(r.withheld) / len(r.selected) for r in history.rounds]
+    assert [line.policy for line in found.withheld] == ["sketch-to-select"]
+    assert any(share) and found.window == 1
+    path = tmp_path / "report.html"
+    path.write_text(page(read(gated_folder)), encoding="utf-8")
+    tab = opened(path)
+    assert paths(tab, "withheld", "line") == 1
+    assert "rounds skipped %" in tab.locator("thead").inner_text()
+
+
+def test_figures_and_markdown(comparison_folder, tmp_path):
+    out = tmp_path / "report.md"
+    figures = tmp_path / "figures"
+    command = ["report", str(comparison_folder), "-o", str(out), "--figures", str(figures)]
+    assert invoke(command) == 0
+    text = out.read_text()
+    assert "| policy | accuracy % | against uniform |" in text
+    linked = re.findall(r"!\[.*?\]\((.*?)\)", text)
+    assert len(linked) >= 8
+    for name in linked:
+        svg = (tmp_path / name).read_text()
+        assert svg.startswith("<svg")
+        stem = name.rsplit("/", 1)[1].removesuffix(".svg")
+        assert (figures / f"{stem}.png").read_bytes()[:4] == b"\x89PNG"
+        same = [
+            re.sub(r"gradient_\d+", "", s) for s in (svg, (figures / f"{stem}.svg").read_text())
+        ]
+        assert same[0] == same[1]
+
+
+def test_captions_state_data_split_and_seeds(comparison_folder):
+    for figure in run_figures(content(read(comparison_folder))):
+        assert "Digits, 60 clients, split shards (per_client=2)" in figure.caption
+        assert "2 seeds" in figure.caption
+        assert specification(figure)["description"].endswith(figure.caption)
+
+
+def test_accuracy_over_bytes_is_logarithmic(comparison_folder):
+    drawn = {f.name: f for f in run_figures(content(read(comparison_folder)))}
+    text = json.dumps(specification(drawn["accuracy-megabytes"]))
+    assert '"type": "log"' in text
+    assert '"type": "log"' not in json.dumps(specification(drawn["accuracy-rounds"]))
+
+
+def test_the_page_is_closed_to_the_network(report):
+    text = report.read_text(encoding="utf-8")
+    assert "default-src 'none'" in text
+    assert "unsafe-eval" not in text.split("</head>")[0]
+    assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=", text.split("<script")[0])
+
+
+def test_reports_say_what_is_wrong(tmp_path, capsys):
+    assert invoke(["report", str(tmp_path)]) == 2
+    assert "no run here" in capsys.readouterr().err
