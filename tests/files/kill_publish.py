@@ -1,0 +1,86 @@
+"""Kill a private release at every step that changes a file, then ask for it again.
+
+Run by `test_publish.py` as a process of its own: python kill_publish.py FOLDER one|by
+Prints, for every step, whether the sketches are there and what was spent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute
+import pyarrow.csv
+import pyarrow.parquet
+
+import fedcohort.files.publish
+import fedcohort.files.table_source
+import fedcohort.report.sketches
+from fedcohort.cli import invoke
+from fedcohort.sketch.race import RaceSketch
+
+STEPS = ("replace", "unlink", "mkdir", "fsync")
+
+
+def die_at(step: int) -> None:
+    """End the process, as kill -9 does, before the given one of the calls that change files."""
+    left = [step]
+
+    def wrap(real):
+        def call(*arguments, **options):
+            if left[0] == 0:
+                os._exit(9)
+            left[0] -= 1
+            return real(*arguments, **options)
+
+        return call
+
+    for name in STEPS:
+        setattr(os, name, wrap(getattr(os, name)))
+    Path.unlink = wrap(Path.unlink)
+    Path.mkdir = wrap(Path.mkdir)
+
+
+def command(folder: Path, by: bool, force: bool) -> list[str]:
+    where = ["-o", str(folder / "out"), "--by", "who"] if by else ["-o", str(folder / "a.sketch")]
+    account = [] if by else ["--client", "a"]
+    budget = ["--budget", str(folder / "b.json"), "--budget-epsilon", "1", "--epsilon", "0.7"]
+    data = [str(folder.parent / "data.csv"), "--columns", "u,v", "--rows", "20", "--format", "json"]
+    return ["sketch", *data, *where, *account, *budget, *(["--force"] if force else [])]
+
+
+def run(arguments: list[str], step: int | None = None) -> int:
+    """Run a command in a child, killed at a step."""
+    child = os.fork()
+    if child == 0:
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        if step is not None:
+            die_at(step)
+        os._exit(invoke(arguments))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def main(root: str, mode: str) -> None:
+    by, step = mode == "by", 0
+    RaceSketch.srp(2, rows=20).add(np.ones((60, 2)))  # compiled here, the children need not
+    while True:
+        folder = Path(root) / f"{mode}-{step}"
+        folder.mkdir()
+        killed = run(command(folder, by, force=False), step)
+        there = len(list(folder.rglob("*.sketch")))
+        again = run(command(folder, by, force=True))
+        if killed == 0:
+            break
+        found = sorted(p.name for p in folder.rglob("*.sketch"))
+        held = json.loads((folder / "b.json").read_text())
+        spent = {c: a["epsilon"] for c, a in held["clients"].items()}
+        kept = len(list(folder.glob("b.json.undelivered/*")))
+        print(json.dumps([step, killed, there, again, found, spent, kept]), flush=True)
+        step += 3 if by else 1
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
