@@ -12,13 +12,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow.compute
-import pyarrow.csv
-import pyarrow.parquet
 
-import fedcohort.files.publish
-import fedcohort.files.table_source
-import fedcohort.report.sketches
 from fedcohort.cli import invoke
 from fedcohort.sketch.race import RaceSketch
 

@@ -31,6 +31,7 @@ from fedcohort.cli import (
     show,
     sketch,
     sketches,
+    spec,
 )
 from fedcohort.exceptions import FedcohortError
 from fedcohort.registry import unknown
@@ -71,9 +72,11 @@ app.command("sketch")(sketch.command)
 app.command("distance")(sketches.distance)
 app.command("inspect")(sketches.inspect)
 app.command("merge")(sketches.merge)
+app.command("explain")(sketches.explain)
 app.command("profile")(profile.command)
 app.command("nearest")(nearest.command)
 app.add_typer(registry.app, name="registry")
+app.add_typer(spec.app, name="spec")
 app.add_typer(data.app, name="data")
 app.add_typer(config.app, name="config")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
+from click.core import ParameterSource
 
 from fedcohort.cli.common import (
     Format,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from fedcohort.files.source import Reading
     from fedcohort.files.spec import SketchSpec
     from fedcohort.privacy.budget import BudgetLedger
+    from fedcohort.sketch.race import RaceSketch
     from fedcohort.sketch.transforms import Tokenizer
 
 
@@ -88,6 +90,10 @@ def command(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Sketch file; with --by, a folder.")],
+    spec: Annotated[
+        Path | None,
+        typer.Option(help="How all sites make their sketches; see fedcohort spec init."),
+    ] = None,
     columns: Annotated[
         str | None,
         typer.Option(
@@ -229,6 +235,13 @@ def command(
             rich_help_panel=PRIVACY,
         ),
     ] = 1000,
+    explain: Annotated[
+        float,
+        typer.Option(
+            help="Sketch single columns, too, with this share of epsilon, such as 0.5.",
+            rich_help_panel=PRIVACY,
+        ),
+    ] = 0.0,
     budget: Annotated[
         Path | None,
         typer.Option(
@@ -258,12 +271,14 @@ def command(
     Example: `fedcohort sketch visits.parquet -o site-a.sketch --columns age,height --epsilon 1`
 
     Example: `fedcohort sketch visits.parquet -o sites --by hospital`
+
+    Example: `fedcohort sketch visits.csv --spec heart.toml --client va -o va.sketch`
     """
     from fedcohort.files import CsvOptions, open_source
     from fedcohort.files.publish import Publisher, Target
     from fedcohort.files.sketching import sketch_clients, sketch_source, sketch_warnings
 
-    made = _spec_of(click.get_current_context())
+    made = _spec_of(click.get_current_context(), spec)
     target = Target(out, (data,), by is not None, force)
     publisher = Publisher(
         target, made.release, _ledger(budget, budget_epsilon, budget_delta), client
@@ -272,6 +287,8 @@ def command(
     source = open_source(data, want)
     made.settle(source)
     empty = made.empty_sketch(source)
+    if spec is not None:
+        empty.origin = {"spec": made.digest}
     whole, each = partial(sketch_source, source), partial(sketch_clients, source)
     if ray is not None:
         from fedcohort.distribute.sketching import sketch_folder, sketch_folder_clients
@@ -282,16 +299,43 @@ def command(
     with on_cluster(ray), _watching(data.name, source.rows) as on_rows:
         if by is None:
             sketch = whole(empty, on_rows)
+            sketch.origin = empty.origin
             said += sketch_warnings(sketch, source)
             publisher.write(sketch)
         else:
-            publisher.write_all(each(empty, on_rows))
+            publisher.write_all(_with_origin(each(empty, on_rows), empty.origin))
             said += source.reading.warnings()
     _report(publisher, source.reading, said, format)
 
 
-def _spec_of(context: click.Context) -> SketchSpec:
-    """Gather the options of the command that say how all sites make their sketches."""
+def _with_origin(
+    sketches: Iterable[tuple[str, RaceSketch]], origin: dict[str, Any]
+) -> Iterator[tuple[str, RaceSketch]]:
+    for client, sketch in sketches:
+        sketch.origin = origin
+        yield client, sketch
+
+
+FREE = ("data", "out", "spec", "by", "nulls", "batch_rows", "delimiter", "decimal", "encoding")
+OWN = ("budget", "budget_epsilon", "budget_delta", "client", "force", "ray", "format")
+
+
+def _spec_of(context: click.Context, path: Path | None) -> SketchSpec:
+    """Read the spec, or gather the options that say how all sites make their sketches."""
+    if path is None:
+        return _spec_of_options(context)
+    from fedcohort.files.spec import load_spec
+
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in (*FREE, *OWN) and source is ParameterSource.COMMANDLINE:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} and --spec: {path} says it for all sites"
+            )
+    return load_spec(path)
+
+
+def _spec_of_options(context: click.Context) -> SketchSpec:
     from fedcohort.files.finding import kind_of
     from fedcohort.files.spec import (
         HashOptions,
@@ -305,7 +349,7 @@ def _spec_of(context: click.Context) -> SketchSpec:
     texts = given["text"] is not None or kind_of(Path(given["data"])) == "text"
     family: Any = given["hash"] or ("minhash" if texts else "srp")
     size = (given[key] for key in ("rows", "bits", "buckets", "width", "seed"))
-    release = (given[key] for key in ("epsilon", "delta", "neighbors", "n", "expect"))
+    release = (given[key] for key in ("epsilon", "delta", "neighbors", "n", "expect", "explain"))
     return SketchSpec(
         HashOptions(family, *size),
         LabelOptions(given["label"], given["classes"], given["label_weight"]),

@@ -1,4 +1,4 @@
-"""``fedcohort distance``, ``inspect`` and ``merge``: sketch files -> answers."""
+"""``fedcohort distance``, ``explain``, ``inspect`` and ``merge``: sketch files -> answers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fedcohort.cli.sketch import ForceOption
 from fedcohort.exceptions import ConfigError, DataError, UnlikeSketches
 
 if TYPE_CHECKING:
+    from fedcohort.sketch.marginals import ColumnGap
     from fedcohort.sketch.race import RaceSketch
 
 Matrix = list[list[float]]
@@ -143,6 +144,57 @@ def merge(
         show_json({"file": str(out), **total.header()})
         return
     show(facts_table({**describe(total), "size": f"{out.stat().st_size / 1e3:,.1f} kB"}, str(out)))
+
+
+def explain(
+    sketches: Sketches,
+    all_columns: Annotated[
+        bool, typer.Option("--all", help="Show all columns, not only those beyond chance.")
+    ] = False,
+    format: FormatOption = Format.table,
+) -> None:
+    """Say which columns differ: two sites from each other, or each of several from all others.
+
+    The sketches must have been made with `--explain`.
+
+    Example: `fedcohort explain site-a.sketch site-b.sketch`
+    """
+    from fedcohort.files.finding import client_names
+    from fedcohort.files.spec import user_values
+    from fedcohort.sketch.marginals import column_gaps, gaps_to_rest
+
+    paths, loaded = load_several(sketches, "an explanation")
+    names = client_names(paths)
+    with user_values():
+        if len(loaded) == 2:
+            found = {f"{names[0]} and {names[1]}": column_gaps(loaded[0], loaded[1])}
+        else:
+            pairs = zip(names, gaps_to_rest(loaded), strict=True)
+            found = {f"{name} and the rest": gaps for name, gaps in pairs}
+    if format is Format.json:
+        show_json(found)
+        return
+    _show_gaps(found, all_columns)
+
+
+def _show_gaps(found: dict[str, list[ColumnGap]], all_columns: bool) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="Columns that differ", title_justify="left", header_style="bold")
+    for head in ("compared", "column", "distance", "beyond chance", "what differs"):
+        table.add_column(head, justify="right" if head == "distance" else "left")
+    for compared, gaps in found.items():
+        for gap in sorted(gaps, key=lambda g: g.chance):
+            if gap.marked or all_columns:
+                distance = f"{gap.distance:.3f} ± {gap.error:.3f}"
+                sure = "yes" if gap.marked else "no"
+                what = gap.what if gap.marked else ""
+                table.add_row(Text(compared), Text(gap.column), distance, sure, Text(what))
+    if table.row_count:
+        console().print(table)
+    else:
+        typer.echo("No column differs by more than chance explains.")
 
 
 def _merged(path: Path) -> bool:

@@ -10,7 +10,8 @@ import numpy as np
 
 from fedcohort.exceptions import DataError, InvalidSketch, UnlikeSketches
 from fedcohort.files.finding import lost_files
-from fedcohort.files.source import Source
+from fedcohort.files.source import Block, Source
+from fedcohort.sketch.marginals import bins_of
 from fedcohort.sketch.race import RaceSketch
 
 OnRows = Callable[[int], None]
@@ -21,7 +22,7 @@ def sketch_source(source: Source, empty: RaceSketch, on_rows: OnRows | None = No
     """Return the sketch of all rows; `on_rows` hears how many were read at a time."""
     sketch = empty.empty_like()
     for block in source.blocks():
-        _add(sketch, block.x, block.y)
+        _add(sketch, block.x, block.y, _bins(sketch, block))
         if on_rows is not None:
             on_rows(len(block.x))
     if not sketch.n:
@@ -55,11 +56,13 @@ def _one_pass(
     for block in source.blocks():
         if block.clients is None:
             raise ValueError("a source without client ids cannot be divided by client")
+        bins = _bins(empty, block)
         for client, rows in _groups(block.clients):
             if client in made or (client not in done and len(made) < most):
                 x = block.x[rows] if isinstance(block.x, np.ndarray) else _take(block.x, rows)
                 sketch = made.setdefault(client, empty.empty_like())
-                _add(sketch, x, None if block.y is None else block.y[rows])
+                y = None if block.y is None else block.y[rows]
+                _add(sketch, x, y, None if bins is None else bins[rows])
         if on_rows is not None:
             on_rows(len(block.x))
     return made
@@ -78,9 +81,16 @@ def _take(items: list[Any], rows: Any) -> list[Any]:
     return [items[i] for i in rows]
 
 
-def _add(sketch: RaceSketch, x: Any, y: Any) -> None:
+def _bins(sketch: RaceSketch, block: Block) -> Any:
+    """Return the bins of the single columns, where the sketch holds them."""
+    return None if sketch.marginals is None else bins_of(sketch.columns, block.parts)
+
+
+def _add(sketch: RaceSketch, x: Any, y: Any, bins: Any = None) -> None:
     try:
         sketch.add(x, y)
+        if sketch.marginals is not None:
+            sketch.marginals.add(bins)
     except ValueError as error:  # such as a label beyond the last class
         raise DataError(str(error)) from None
 

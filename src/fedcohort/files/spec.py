@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from fedcohort.exceptions import ConfigError, DataError, FedcohortError
 from fedcohort.files.source import NULL_VALUES, CsvOptions, Form, Nulls, Source, Want
@@ -28,6 +28,7 @@ from fedcohort.privacy.calibration import Neighbors
 from fedcohort.privacy.planning import sketch_size
 from fedcohort.privacy.release import Release, Size, noise_for
 from fedcohort.sketch.columns import Column, check_names
+from fedcohort.sketch.marginals import Marginals
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Tokenizer, Transform
 
@@ -75,6 +76,8 @@ class ReleaseOptions:
         As in `RaceSketch.privatize`.
     expect : int
         Records of a typical client, for which rows and bits are planned.
+    explain : float
+        Share of the budget for the columns one by one; 0 makes no sketches of single columns.
     """
 
     epsilon: float | None = None
@@ -82,21 +85,27 @@ class ReleaseOptions:
     neighbors: Neighbors = "add-remove"
     n: Size = "public"
     expect: int = 1000
+    explain: float = 0.0
 
     def private(self, sketch: RaceSketch) -> RaceSketch:
         """Return the sketch with noise."""
-        epsilon, delta = self._joint()
-        return sketch.privatize(epsilon, delta, self.neighbors, self.n)
+        if self.epsilon is None:
+            raise ValueError("a private release needs epsilon")
+        share = self.explain or 0.5
+        return sketch.privatize(self.epsilon, self.delta, self.neighbors, self.n, explain=share)
 
     def costs(self, sketch: RaceSketch) -> list[Release]:
         """Return the releases that `private` makes, for the budget."""
-        epsilon, delta = self._joint()
-        return [noise_for(sketch.rows, epsilon, delta, self.neighbors)]
-
-    def _joint(self) -> tuple[float, float]:
         if self.epsilon is None:
             raise ValueError("a private release needs epsilon")
-        return self.epsilon, self.delta
+        share = self.explain if sketch.marginals is not None else 0.0
+        parts = [(sketch.rows, 1 - share)]
+        if sketch.marginals is not None:
+            parts.append((len(sketch.columns), share))
+        return [
+            noise_for(rows, self.epsilon * part, self.delta * part, self.neighbors)
+            for rows, part in parts
+        ]
 
 
 @dataclass(frozen=True)
@@ -131,6 +140,8 @@ class SketchSpec:
 
     def __post_init__(self) -> None:
         family, size, label = self.hash.hash, self.hash, self.label
+        if family not in get_args(Family):
+            raise ConfigError(f"hash={family!r}: use one of {', '.join(get_args(Family))}")
         constants = not (_is(self.center, 0.0) and _is(self.scale, 1.0))
         private = self.release.epsilon is not None
         idle = {
@@ -146,6 +157,7 @@ class SketchSpec:
             and label.column is not None,
             "--delta needs --epsilon": not private and self.release.delta != 0,
             "--n private needs --epsilon": not private and self.release.n != "public",
+            "--explain takes a share from 0 to below 1": not 0 <= self.release.explain < 1,
         }
         for message, wrong in idle.items():
             if wrong:
@@ -211,6 +223,10 @@ class SketchSpec:
                 step, buckets = self._transform(source), size.buckets or 1 << bits
                 made = RaceSketch.pstable(source.dim, rows, width, buckets, size.seed, step)
         made.columns = source.columns
+        if self.release.explain:
+            if not source.columns or source.form != "vectors":
+                raise ConfigError("--explain compares the columns of a table, as srp or pstable")
+            made.marginals = Marginals(source.columns)
         return made
 
     def _size(self, source: Source) -> tuple[int, int]:
@@ -222,9 +238,9 @@ class SketchSpec:
         rows, bits = 200, 6
         if release.epsilon is not None and (size.rows is None or size.bits is None):
             dim = source.dim if size.hash == "srp" else None
-            made = sketch_size(
-                release.expect, release.epsilon, release.delta, dim, release.neighbors
-            )
+            joint = 1 - release.explain
+            budget = release.epsilon * joint, release.delta * joint
+            made = sketch_size(release.expect, *budget, dim, release.neighbors)
             rows, bits = made.rows, made.bits
         return (
             rows if size.rows is None else size.rows,
@@ -293,6 +309,7 @@ def user_values() -> Iterator[None]:
         raise ConfigError(str(error)) from None
 
 
+TEXTS = ("hash", "neighbors", "n", "column")
 SECTIONS = ("sketch", "privacy", "missing", "label", "columns")
 
 
@@ -341,6 +358,11 @@ def _section(held: Mapping[str, Any], name: str, allowed: tuple[str, ...] | None
     for key in section if allowed is not None else ():
         if key not in cast("tuple[str, ...]", allowed):
             raise ConfigError(f"[{name}] has no key {key!r}; it has {', '.join(allowed or ())}")
+    for key, value in section.items():
+        kind = {"null_values": list}.get(key, str if key in TEXTS else (int, float))
+        if not isinstance(value, kind) or isinstance(value, bool):
+            what = "text" if key in TEXTS else "a list" if kind is list else "a number"
+            raise ConfigError(f"[{name}] {key}={value!r} must be {what}")
     return dict(section)
 
 

@@ -67,7 +67,14 @@ def privacy(sketch: RaceSketch) -> str:
     >>> privacy(RaceSketch.minhash(rows=2))
     'none: exact counts'
     """
-    return "none: exact counts" if sketch.release is None else sketch.release.claim()
+    if sketch.release is None:
+        return "none: exact counts"
+    claim = sketch.release.claim()
+    if sketch.marginals is None or sketch.marginals.release is None:
+        return claim
+    total, own = sketch.release.epsilon + sketch.marginals.release.epsilon, sketch.release.epsilon
+    columns = f"{sketch.marginals.release.epsilon:g} for {len(sketch.columns)} single columns"
+    return f"epsilon={total:g} in all, {columns} and {own:g} for the joint counts: {claim}"
 
 
 def facts_table(facts: Mapping[str, str], title: str) -> Table:

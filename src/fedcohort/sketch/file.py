@@ -34,6 +34,7 @@ from fedcohort.sketch import hashing, transforms
 from fedcohort.sketch.columns import Column, columns_from_spec, columns_width
 from fedcohort.sketch.hashing import HashFamily
 from fedcohort.sketch.hashing.base import MAX_CELLS
+from fedcohort.sketch.marginals import BINS, Marginals
 from fedcohort.sketch.transforms import Tokenizer, Transform
 
 MAGIC = b"FCSKETCH"
@@ -68,6 +69,7 @@ class Parts(NamedTuple):
     release: Release | None
     columns: tuple[Column, ...]
     origin: dict[str, Any]
+    marginals: Marginals | None
 
 
 def parse(data: bytes, embedding: Callable[[Any], Any] | None = None) -> Parts:
@@ -85,9 +87,35 @@ def parse(data: bytes, embedding: Callable[[Any], Any] | None = None) -> Parts:
             raise ValueError("the origin must be an object")
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidSketch(f"the header is wrong: {error}") from None
-    counts = _unpack_counts(packed, header.get("width"), family.rows, family.buckets)
+    cells, more = family.rows * family.buckets, _marginal_cells(header, columns)
+    flat = _unpack_counts(packed, header.get("width"), 1, cells + more)[0]
+    counts = flat[:cells].reshape(family.rows, family.buckets)
     n = _checked_n(header.get("n"), counts, release is not None)
-    return Parts(family, transform, counts, n, release, columns, origin)
+    marginals = _marginals(header["marginals"], columns, flat[cells:]) if more else None
+    return Parts(family, transform, counts, n, release, columns, origin, marginals)
+
+
+def _marginal_cells(header: dict[str, Any], columns: tuple[Column, ...]) -> int:
+    """How many counts of single columns follow those of the joint sketch."""
+    held = header.get("marginals")
+    if held is None:
+        return 0
+    if not isinstance(held, dict) or set(held) != {"n", "release"} or not columns:
+        raise InvalidSketch("the header is wrong: marginals must state n and release")
+    return len(columns) * BINS
+
+
+def _marginals(
+    held: dict[str, Any], columns: tuple[Column, ...], counts: NDArray[np.int64]
+) -> Marginals:
+    out = Marginals(columns)
+    out.counts = counts.reshape(len(columns), BINS)
+    try:
+        out.release = None if held["release"] is None else Release.from_spec(held["release"])
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidSketch(f"the header is wrong: {error}") from None
+    out.n = _checked_n(held["n"], out.counts, out.release is not None)
+    return out
 
 
 def check_columns(

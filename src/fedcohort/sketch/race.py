@@ -39,6 +39,7 @@ from fedcohort.sketch.distances import (
     normalized,
 )
 from fedcohort.sketch.hashing import SRP, HashFamily, MinHash, PStable
+from fedcohort.sketch.marginals import Marginals
 from fedcohort.sketch.transforms import Tokenizer, Transform, appended, difference
 
 
@@ -59,6 +60,7 @@ class StoredSketch:
         self.transform = Transform() if transform is None else transform
         self.columns = tuple(columns)
         self.origin: dict[str, Any] = {}
+        self.marginals: Marginals | None = None
         self.counts: NDArray[np.int64] = np.zeros((family.rows, family.buckets), np.int64)
         self.n: int | float = 0
         self.release: Release | None = None
@@ -100,6 +102,7 @@ class StoredSketch:
         if not isinstance(other, StoredSketch):
             return NotImplemented
         same = self.n == other.n and self.release == other.release and self.spec == other.spec
+        same = same and self.marginals == other.marginals
         return same and bool(np.array_equal(self.counts, other.counts))
 
     __hash__ = None  # type: ignore[assignment]
@@ -111,7 +114,9 @@ class StoredSketch:
 
     def empty_like(self) -> Self:
         """Return an empty sketch of the same hash functions and transform."""
-        return type(self)(self.family, self.transform, self.columns)
+        out = type(self)(self.family, self.transform, self.columns)
+        out.marginals = None if self.marginals is None else Marginals(self.columns)
+        return out
 
     def check_alike(self, other: StoredSketch) -> None:
         """Raise UnlikeSketches unless hash functions and transform are the same."""
@@ -124,11 +129,18 @@ class StoredSketch:
         """Return what a file says about the sketch, as plain values."""
         private = None if self.release is None else self.release.spec()
         stated = {**self.spec, "n": self.n, "release": private}
+        if self.marginals is not None:
+            made = self.marginals.release
+            own = None if made is None else made.spec()
+            stated["marginals"] = {"n": self.marginals.n, "release": own}
         return {**stated, "origin": self.origin} if self.origin else stated
 
     def to_bytes(self) -> bytes:
         """Return the sketch as a file's content; see `sketch.file`."""
-        return file.pack(self.header(), self.counts)
+        if self.marginals is None:
+            return file.pack(self.header(), self.counts)
+        both = np.concatenate([self.counts.ravel(), self.marginals.counts.ravel()])
+        return file.pack(self.header(), both)
 
     @classmethod
     def from_bytes(cls, data: bytes, embedding: Callable[[Any], Any] | None = None) -> Self:
@@ -139,7 +151,7 @@ class StoredSketch:
         parts = file.parse(data, embedding)
         out = cls(parts.family, parts.transform, parts.columns)
         out.counts, out.n, out.release = parts.counts, parts.n, parts.release
-        out.origin = parts.origin
+        out.origin, out.marginals = parts.origin, parts.marginals
         return out
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -276,9 +288,21 @@ class RaceSketch(StoredSketch):
         out.release = self._combined_release(other, sign)
         out.counts = self.counts + sign * other.counts
         out.n = self.n + sign * other.n
+        out.marginals = self._combined_marginals(other, sign)
         if out.release is None and out.counts.min() < 0:
             raise ValueError("cannot subtract: the second sketch is not a part of the first")
         return out
+
+    def _combined_marginals(self, other: RaceSketch, sign: int) -> Marginals | None:
+        """Combine the columns one by one, where both sketches hold them."""
+        mine, theirs = self.marginals, other.marginals
+        if mine is None or theirs is None:
+            return None
+        made = mine.release or theirs.release
+        if mine.release is not None and theirs.release is not None:
+            parts = mine.release, theirs.release
+            made = parts[0].joined(parts[1]) if sign > 0 else parts[0].without(parts[1])
+        return mine.combined(theirs, sign, made)
 
     def _combined_release(self, other: RaceSketch, sign: int) -> Release | None:
         mine, theirs = self.release, other.release
@@ -327,8 +351,13 @@ class RaceSketch(StoredSketch):
         neighbors: Neighbors = "add-remove",
         n: Size = "public",
         rng: np.random.Generator | None = None,
+        explain: float = 0.5,
     ) -> RaceSketch:
-        """Return a copy with noise that protects single records; see `privacy.release`."""
+        """Return a copy with noise that protects single records; see `privacy.release`.
+
+        Where the sketch holds its columns one by one as well, they take the share `explain` of
+        the budget and the joint counts the rest.
+        """
         if self.release is not None:
             raise ValueError("already private: privatize the exact sketch, once")
         if not self.family.independent:
@@ -337,6 +366,13 @@ class RaceSketch(StoredSketch):
                 "another bucket, so the noise would be too small; use family='fast'"
             )
         out = self.empty_like()
+        out.origin = dict(self.origin)
+        if self.marginals is not None:
+            if not 0 < explain < 1:
+                raise ValueError(f"explain={explain} must be a share between 0 and 1")
+            part = epsilon * explain, delta * explain
+            out.marginals = self.marginals.private(*part, neighbors, n, rng)
+            epsilon, delta = epsilon - part[0], delta - part[1]
         out.counts, out.release = release(self.counts, epsilon, delta, neighbors, n, rng)
         out.n = self.n if n == "public" else float(out.counts.sum()) / self.rows
         return out

@@ -1,0 +1,283 @@
+"""One small public histogram per column, to tell which columns of two sites differ.
+
+Each record falls into exactly one of 16 bins per column, so that adding or removing a record
+changes one count per column. The bins are public: a number is cut at fixed multiples of its scale
+around its center, a category has a bin per level, and bin 0 counts missing values.
+
+A difference is judged as follows. With u the difference of two normalized histograms and v its
+variance by chance (sampling of both sides, from their pooled histogram, and noise), the statistic
+is the sum of u^2 / v. Its first two moments under chance follow from v and the fourth cumulant of
+each bin, and the chance to see more is that of a chi-square distribution with those two moments
+(Satterthwaite 1946). Bins that hardly anyone falls into are given a larger v, so that a single
+rare record cannot decide. Over all columns and sites that are looked at, the chance of even one
+false mark is kept below 1% (Bonferroni).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcohort.privacy.calibration import Neighbors
+from fedcohort.privacy.release import Release, Size, release
+from fedcohort.sketch.columns import PERIODS, Column
+
+if TYPE_CHECKING:
+    from fedcohort.sketch.race import RaceSketch
+
+Floats = NDArray[np.float64]
+BINS = 16
+EDGES = np.array([-3, -2, -1.5, -1, -0.65, -0.35, -0.1, 0.1, 0.35, 0.65, 1, 1.5, 2, 3])
+MIDDLES = np.concatenate([[-3.5], (EDGES[1:] + EDGES[:-1]) / 2, [3.5]])
+FALSE_MARKS = 0.01
+
+
+class Marginals:
+    """The histograms of all columns of one client; `counts` is (columns, 16)."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self.columns = tuple(columns)
+        self.counts: NDArray[np.int64] = np.zeros((len(self.columns), BINS), np.int64)
+        self.n: float = 0
+        self.release: Release | None = None
+
+    def add(self, bins: NDArray[np.int64]) -> None:
+        """Count records, given the bin of each in every column, (n, columns)."""
+        for i, column in enumerate(bins.T):
+            self.counts[i] += np.bincount(column, minlength=BINS)
+        self.n += len(bins)
+
+    def combined(self, other: Marginals, sign: int, release: Release | None) -> Marginals:
+        """Return the sum or the difference of two sites' histograms."""
+        out = Marginals(self.columns)
+        out.counts, out.n = self.counts + sign * other.counts, self.n + sign * other.n
+        out.release = release
+        return out
+
+    def private(
+        self,
+        epsilon: float,
+        delta: float,
+        neighbors: Neighbors,
+        n: Size,
+        rng: np.random.Generator | None,
+    ) -> Marginals:
+        """Return a copy with noise; the budget is that of all columns together."""
+        out = Marginals(self.columns)
+        out.counts, out.release = release(self.counts, epsilon, delta, neighbors, n, rng)
+        out.n = self.n if n == "public" else float(out.counts.sum()) / len(self.columns)
+        return out
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Marginals):
+            return NotImplemented
+        same = self.columns == other.columns and self.n == other.n
+        return same and self.release == other.release and bool((self.counts == other.counts).all())
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def bins_of(columns: Sequence[Column], parts: Sequence[Any]) -> NDArray[np.int64]:
+    """Return the bin of every record in every column, (n, columns), from the encoded columns."""
+    pairs = zip(columns, parts, strict=True)
+    made = [_bins(column, part.order) * ~part.missing for column, part in pairs]
+    return np.stack(made, axis=1).astype(np.int64)
+
+
+def _bins(column: Column, order: Floats) -> NDArray[np.int64]:
+    if column.kind == "number" or column.since is not None:
+        return 1 + np.searchsorted(EDGES, order)
+    values = np.maximum(order, 0).astype(np.int64)
+    if column.kind == "text" or column.slots:
+        return 1 + values % (BINS - 1)
+    kinds = _levels(column)
+    return 1 + (values if kinds < BINS else values * (BINS - 1) // kinds)
+
+
+def _levels(column: Column) -> int:
+    """How many values a column of levels or of a cyclic date can have."""
+    if column.kind == "date":
+        return PERIODS[column.parts[0]]
+    return 2 if column.kind == "boolean" else len(column.levels) + 1
+
+
+class ColumnGap(NamedTuple):
+    """How far two sites are apart in one column.
+
+    `distance` is that of the normalized histograms, less what sampling and noise add to it, with
+    its standard error; `chance` is how likely chance alone explains the difference; `what` says
+    in words what differs.
+    """
+
+    column: str
+    distance: float
+    error: float
+    chance: float
+    marked: bool
+    what: str
+
+
+class _Side(NamedTuple):
+    """One side of a comparison: histograms (..., bins), and per histogram (..., 1) the records
+    and the variance and fourth cumulant of the noise on a count.
+    """
+
+    counts: Floats
+    n: Floats
+    noise: Floats
+    fourth: Floats
+
+    @property
+    def q(self) -> Floats:
+        """The normalized histograms."""
+        out: Floats = self.counts / self.n
+        return out
+
+    def plus(self, other: _Side, sign: float = 1.0) -> _Side:
+        """Return both sides together, or one without the other; noise is never negative."""
+        parts = [mine + sign * theirs for mine, theirs in zip(self, other, strict=True)]
+        return _Side(parts[0], parts[1], np.maximum(parts[2], 0), np.maximum(parts[3], 0))
+
+
+def _side(marginals: Sequence[Marginals]) -> _Side:
+    """Stack the histograms of several clients, (clients, columns, bins)."""
+    moments = [
+        (0.0, 0.0) if m.release is None else (m.release.variance, m.release.fourth)
+        for m in marginals
+    ]
+    variance, fourth = np.array(moments).T[:, :, None, None]
+    n = np.array([float(m.n) for m in marginals])[:, None, None]
+    return _Side(np.array([m.counts for m in marginals], float), n, variance, fourth)
+
+
+def column_gaps(a: RaceSketch, b: RaceSketch) -> list[ColumnGap]:
+    """Compare two sites, made with `--explain`, column by column."""
+    a.check_alike(b)
+    own, other = _held([a, b])
+    sides = _side([own]), _side([other])
+    return _gaps(own.columns, *sides, tests=len(own.columns))[0]
+
+
+def gaps_to_rest(sketches: Sequence[RaceSketch]) -> list[list[ColumnGap]]:
+    """Compare every site with the others, column by column.
+
+    In each column the sites that stand out are taken out of "the others", the farthest first and
+    at most half of them: one strange site must not make all others differ from the rest.
+    """
+    held = _held(sketches)
+    columns, tests = held[0].columns, len(held) * len(held[0].columns)
+    everyone = _side(held)
+    rest = [_usual(_column(everyone, i), tests) for i in range(len(columns))]
+    joined = _Side(*(np.stack(parts, axis=1) for parts in zip(*rest, strict=True)))
+    return _gaps(columns, everyone, joined, tests)
+
+
+def _held(sketches: Sequence[RaceSketch]) -> list[Marginals]:
+    held = [s.marginals for s in sketches if s.marginals is not None]
+    if len(held) != len(sketches) or len(held) < 2:
+        raise ValueError("these sketches hold no single columns: make them with --explain")
+    if min(m.n for m in held) < 2:
+        raise ValueError("sites of fewer than two records cannot be compared")
+    return held
+
+
+def _column(side: _Side, i: int) -> _Side:
+    """Return one column of all clients, (clients, bins) and (clients, 1)."""
+    return _Side(side.counts[:, i], side.n[:, 0], side.noise[:, 0], side.fourth[:, 0])
+
+
+def _usual(own: _Side, tests: int) -> _Side:
+    """Return what each client is compared with in one column: the others that are alike."""
+    clients = len(own.n)
+    inside = np.ones(clients, bool)
+    while True:
+        total = _Side(*(part[inside].sum(axis=0, keepdims=True) for part in own))
+        member = _Side(*(part * inside[:, None] for part in own))
+        rest = _Side(*(np.broadcast_to(t, p.shape) for t, p in zip(total, own, strict=True)))
+        rest = rest.plus(member, -1.0)
+        chances = np.where(inside, _chances(own, rest), 1.0)
+        worst = int(chances.argmin())
+        if chances[worst] * tests >= FALSE_MARKS or inside.sum() - 1 < max(2, clients / 2):
+            return rest
+        inside[worst] = False
+
+
+def _gaps(columns: Sequence[Column], a: _Side, b: _Side, tests: int) -> list[list[ColumnGap]]:
+    distances, errors = _distances(a, b)
+    chances, gap = _chances(a, b), a.q - b.q
+    return [
+        [
+            ColumnGap(
+                column.name,
+                float(distances[i, j]),
+                float(errors[i, j]),
+                float(chances[i, j]),
+                bool(chances[i, j] * tests < FALSE_MARKS),
+                _words(column, gap[i, j]),
+            )
+            for j, column in enumerate(columns)
+        ]
+        for i in range(len(gap))
+    ]
+
+
+def _distances(a: _Side, b: _Side) -> tuple[Floats, Floats]:
+    """Return debiased distances and standard errors, as `errors.distance_with_error` does."""
+    gap = a.q - b.q
+    mine, theirs = (
+        np.clip(s.q * (1 - s.q), 0, None) / (s.n - 1) + s.noise / s.n**2 for s in (a, b)
+    )
+    spread = mine + theirs
+    fourth: Floats = a.fourth / a.n**4 + b.fourth / b.n**4
+    square = (gap**2).sum(axis=-1) - spread.sum(axis=-1)
+    clean = np.maximum(gap**2 - spread, 0)
+    error = np.sqrt((4 * clean * spread + 2 * spread**2 + fourth).sum(axis=-1))
+    distance = np.sqrt(np.maximum(square, 0))
+    return distance, np.sqrt(np.maximum(square, 0) + error) - distance
+
+
+def _chances(a: _Side, b: _Side) -> Floats:
+    """How likely chance alone gives at least the differences seen, per column."""
+    from scipy.stats import chi2
+
+    pooled = np.clip((a.q * a.n + b.q * b.n) / (a.n + b.n), 0, 1)
+    noise = a.noise / a.n**2 + b.noise / b.n**2
+    variance = pooled * (1 - pooled) * (1 / a.n + 1 / b.n) + noise
+    fourth = pooled * (1 / a.n**3 + 1 / b.n**3) + a.fourth / a.n**4 + b.fourth / b.n**4
+    scale = np.maximum(variance, np.sqrt(fourth / 2))  # keeps rare bins from deciding
+    used = scale > 0
+    scale = np.where(used, scale, 1)
+    statistic = ((a.q - b.q) ** 2 / scale * used).sum(axis=-1)
+    mean = (variance / scale * used).sum(axis=-1)
+    spread = ((2 * variance**2 + fourth) / scale**2 * used).sum(axis=-1)
+    unit = np.where(mean > 0, spread / (2 * np.where(mean > 0, mean, 1)), 1)
+    degrees = np.where(mean > 0, mean / unit, 1)
+    return np.where(mean > 0, chi2.sf(statistic / unit, np.maximum(degrees, 0.1)), 1.0)
+
+
+def _words(column: Column, gap: Floats) -> str:
+    """Say what differs most in a column, from the difference of its histograms."""
+    if abs(gap[0]) > 0.25 * np.abs(gap).sum():
+        return f"{'more' if gap[0] > 0 else 'fewer'} missing values ({gap[0]:+.0%})"
+    if column.kind == "number" or column.since is not None:
+        shift = float(MIDDLES @ gap[1:])
+        if abs(shift) < 0.15:
+            return "spread or shape differs"
+        unit = " days" if column.since is not None else ""
+        side = "higher" if shift > 0 else "lower"
+        return f"{side} by about {abs(shift) * column.scale:.2g}{unit}"
+    most = int(np.abs(gap[1:]).argmax())
+    names = _bin_names(column)
+    name = names[most] if most < len(names) else "some values"
+    return f"{'more' if gap[1 + most] > 0 else 'fewer'} {name} ({gap[1 + most]:+.0%})"
+
+
+def _bin_names(column: Column) -> list[str]:
+    if column.kind == "boolean":
+        return ["false", "true"]
+    if column.levels and len(column.levels) + 1 < BINS:
+        return [*(repr(level) for level in column.levels), "other values"]
+    return []

@@ -1,0 +1,182 @@
+"""``fedcohort spec``, ``sketch --spec`` and ``explain``, as data stewards use them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from fedcohort.cli import invoke
+from fedcohort.sketch.race import RaceSketch
+
+SPEC = """
+[sketch]
+hash = "srp"
+rows = 60
+bits = 4
+
+[missing]
+null_values = ["-9"]
+
+[columns.age]
+kind = "number"
+center = 50
+scale = 10
+
+[columns.sex]
+kind = "category"
+levels = ["f", "m"]
+
+[columns.visit]
+kind = "date"
+parts = ["yearday"]
+"""
+
+
+def site(path, seed, older=0.0, n=300):
+    rng = np.random.default_rng(seed)
+    lines = ["patient_id,age,sex,visit,comment"]
+    for i in range(n):
+        age = "-9" if rng.random() < 0.05 else f"{rng.normal(50 + older, 10):.1f}"
+        day = f"2020-{rng.integers(1, 13):02}-{rng.integers(1, 28):02}"
+        lines.append(f"{1000 + i},{age},{'fm'[rng.integers(2)]},{day},free text number {i}")
+    path.write_text("\n".join(lines))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.toml").write_text(SPEC)
+    for seed, name in enumerate(("a", "b", "c", "d")):
+        site(tmp_path / f"{name}.csv", seed, older=12.0 * (name == "d"))
+    return tmp_path
+
+
+def run(*arguments):
+    return invoke([str(a) for a in arguments])
+
+
+def fails(capsys, *arguments):
+    capsys.readouterr()
+    assert run(*arguments) == 2
+    return capsys.readouterr().err
+
+
+def test_a_proposal_holds_types_and_roles_and_none_of_the_values(folder, capsys):
+    assert run("spec", "init", "a.csv", "-o", "new.toml") == 0
+    text = (folder / "new.toml").read_text()
+    assert '"patient_id" looks like an identifier' in text
+    roles = dict(re.findall(r'\[columns\."(\w+)"\]\nkind = "(\w+)"', text))
+    assert roles == {"age": "number", "sex": "category", "visit": "date", "comment": "text"}
+    cells = {c for line in (folder / "a.csv").read_text().splitlines()[1:] for c in line.split(",")}
+    body = text[text.index("[columns") :]
+    assert not [cell for cell in cells if len(cell) > 2 and cell in body]
+    assert "give center and scale, public constants, to the numbers age" in fails(
+        capsys, "spec", "check", "a.csv", "--spec", "new.toml"
+    )
+    assert "add --force" in fails(capsys, "spec", "init", "a.csv", "-o", "new.toml")
+    assert "this is an input" in fails(capsys, "spec", "init", "a.csv", "-o", "a.csv", "--force")
+
+
+def test_a_site_is_told_what_does_not_fit(folder, capsys):
+    assert run("spec", "check", "a.csv", "--spec", "s.toml") == 0
+    assert "patient_id, comment" in capsys.readouterr().out
+    (folder / "bad.csv").write_text("age,sex\n" + "old,f\n" * 3 + "50,x\n")
+    line = fails(capsys, "spec", "check", "bad.csv", "--spec", "s.toml")
+    assert "column 'visit' is missing" in line
+    assert "'old'" in line
+    (folder / "few.csv").write_text("age,sex,visit\n" + "50,X,2020-01-01\n" * 20)
+    assert run("spec", "check", "few.csv", "--spec", "s.toml") == 0
+    shown = capsys.readouterr().out
+    assert "most values of 'sex' are none of its levels" in shown
+    assert "constant in all rows" in shown
+
+
+def test_sketches_by_one_spec_are_alike_and_say_so(folder, capsys):
+    for name in "ab":
+        made = ["--spec", "s.toml", "--client", name, "-o", f"{name}.sketch"]
+        assert run("sketch", f"{name}.csv", *made) == 0
+    a, b = RaceSketch.load("a.sketch"), RaceSketch.load("b.sketch")
+    a.check_alike(b)
+    assert a.origin == b.origin != {}
+    assert [c.name for c in a.columns] == ["age", "sex", "visit"]
+    assert "missing values" in capsys.readouterr().out
+    line = fails(capsys, "sketch", "a.csv", "--spec", "s.toml", "--rows", 9, "-o", "x.sketch")
+    assert "--rows and --spec: s.toml says it for all sites" in line
+    (folder / "t.toml").write_text(SPEC.replace("center = 50", "center = 40"))
+    assert run("sketch", "b.csv", "--spec", "t.toml", "-o", "t.sketch") == 0
+    assert "column 'age': center 50.0 is not 40.0" in fails(
+        capsys, "distance", "a.sketch", "t.sketch"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("[colums.age]", "unknown section [colums]"),
+        ("[columns.z]\nkin = 1", "has no key 'kin'"),
+        ("[columns.z]\nkind = 'color'", "kind='color'"),
+        ("[privacy]\nepsilon = 'much'", "epsilon"),
+        ("[privacy]\nepsilons = 1", "[privacy] has no key 'epsilons'"),
+        ("[label]\ncolumn = 'y'", "--label and --classes go together"),
+        ("[missing", "not a TOML file"),
+    ],
+)
+def test_mistakes_in_a_spec_are_named(folder, capsys, change, message):
+    (folder / "w.toml").write_text(SPEC.replace('[missing]\nnull_values = ["-9"]\n', "") + change)
+    line = fails(capsys, "sketch", "a.csv", "--spec", "w.toml", "-o", "x.sketch")
+    assert message in line
+    assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize("epsilon", [None, 4])
+def test_the_column_that_differs_is_named(folder, capsys, epsilon):
+    privacy = "[privacy]\nexplain = 0.5\n" + (f"epsilon = {epsilon}\n" if epsilon else "")
+    (folder / "e.toml").write_text(SPEC.replace("rows = 60\nbits = 4\n", "") + privacy)
+    for name in "abcd":
+        made = ["--spec", "e.toml", "--client", name, "-o", f"{name}.sketch"]
+        budget = ["--budget", "b.json", "--budget-epsilon", 4] if epsilon else []
+        assert run("sketch", f"{name}.csv", *made, *budget) == 0
+    if epsilon:
+        assert "epsilon=4 in all, 2 for 3 single columns and 2 for" in capsys.readouterr().out
+        held = json.loads((folder / "b.json").read_text())["clients"]
+        assert {c: a["epsilon"] for c, a in held.items()} == dict.fromkeys("abcd", 4)
+    capsys.readouterr()
+    assert run("explain", "a.sketch", "b.sketch", "c.sketch", "d.sketch", "--format", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    marked = {k: [g["column"] for g in gaps if g["marked"]] for k, gaps in found.items()}
+    assert marked.pop("d and the rest") == ["age"]
+    assert not any(marked.values())
+    assert run("explain", "a.sketch", "d.sketch") == 0
+    assert "higher" in (shown := capsys.readouterr().out) or "lower" in shown
+    assert run("explain", "a.sketch", "b.sketch") == 0
+    assert "No column differs" in capsys.readouterr().out
+
+
+def test_minhash_states_its_columns_and_63_is_63_point_0(folder, capsys):
+    (folder / "x.csv").write_text("v,w\n63,1\n64,2\n")
+    (folder / "y.csv").write_text("v,w\n63.0,1\n64.0,2\n")
+    (folder / "z.csv").write_text("v,u\n63,1\n64,2\n")
+    for name in "xyz":
+        assert run("sketch", f"{name}.csv", "--hash", "minhash", "-o", f"{name}.sketch") == 0
+    x, y = RaceSketch.load("x.sketch"), RaceSketch.load("y.sketch")
+    assert x == y
+    line = fails(capsys, "distance", "x.sketch", "z.sketch")
+    assert "columns only in the first: 'w'; only in the second: 'u'" in line
+
+
+def test_sketches_that_cannot_tell_anything_apart_warn(folder, capsys):
+    ages = "\n".join(str(30 + i % 40) for i in range(50))
+    (folder / "one.csv").write_text(f"age\n{ages}\n")
+    assert run("sketch", "one.csv", "-o", "one.sketch") == 0
+    said = capsys.readouterr().err
+    assert "nearly all records fall into one bucket" in said
+    assert "only the sign of a single number" in said
+    pairs = "\n".join(f"{1000 + i % 7},{1000 + i % 5}" for i in range(50))
+    (folder / "two.csv").write_text(f"a,b\n{pairs}\n")
+    assert run("sketch", "two.csv", "-o", "two.sketch") == 0
+    assert "all values are positive" in capsys.readouterr().err
+    assert run("sketch", "two.csv", "-o", "ok.sketch", "--center", 1003) == 0
+    assert "one bucket" not in capsys.readouterr().err
