@@ -88,7 +88,7 @@ def parse(data: bytes, embedding: Callable[[Any], Any] | None = None) -> Parts:
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidSketch(f"the header is wrong: {error}") from None
     cells, more = family.rows * family.buckets, _marginal_cells(header, columns)
-    flat = _unpack_counts(packed, header.get("width"), 1, cells + more)[0]
+    flat = _unpack_counts(packed, header.get("width"), cells + more)
     counts = flat[:cells].reshape(family.rows, family.buckets)
     n = _checked_n(header.get("n"), counts, release is not None)
     marginals = _marginals(header["marginals"], columns, flat[cells:]) if more else None
@@ -161,21 +161,21 @@ def _parse(text: bytes) -> dict[str, Any]:
     return header
 
 
-def _unpack_counts(packed: bytes, width: object, rows: int, buckets: int) -> NDArray[np.int64]:
-    """Unpack exactly rows * buckets integers, or refuse."""
+def _unpack_counts(packed: bytes, width: object, cells: int) -> NDArray[np.int64]:
+    """Unpack exactly `cells` integers, or refuse."""
     if not isinstance(width, int) or width not in WIDTHS:
         raise InvalidSketch(f"counts cannot have a width of {width!r} bytes")
-    size = rows * buckets * width
+    size = cells * width
     if size > 8 * MAX_CELLS or size > MAX_RATIO * len(packed):
-        raise InvalidSketch(f"{len(packed)} bytes cannot hold {rows} x {buckets} counts")
+        raise InvalidSketch(f"{len(packed)} bytes cannot hold {cells} counts")
     stream = zlib.decompressobj()
     try:
         raw = stream.decompress(packed, size + 1)
     except zlib.error as error:
         raise InvalidSketch(f"the counts cannot be unpacked: {error}") from None
     if len(raw) != size or not stream.eof or stream.unused_data:
-        raise InvalidSketch(f"the counts are not {rows} x {buckets} integers")
-    return np.frombuffer(raw, WIDTHS[width]).reshape(rows, buckets).astype(np.int64)
+        raise InvalidSketch(f"the counts are not {cells} integers")
+    return np.frombuffer(raw, WIDTHS[width]).astype(np.int64)
 
 
 def _checked_n(n: Any, counts: NDArray[np.int64], private: bool) -> int | float:
