@@ -1,9 +1,9 @@
 """Start a SuperLink and five SuperNodes on this machine, run the app, and stop everything.
 
-Connections are encrypted (a certificate authority made on the spot), and nodes are authenticated:
+Connections are encrypted by a certificate authority made for this run, and nodes are authenticated:
 each has a key of its own, registered at the SuperLink under the name of its hospital.
 
-    python deploy.py [--rounds 3] [--folder FOLDER]
+    python deploy.py [--rounds 3] [--folder FOLDER] [--trusted-entities FILE]
 """
 
 from __future__ import annotations
@@ -91,14 +91,18 @@ def start_superlink(processes: Processes, folder: Path, port: int) -> None:
     wait_for_port(port)
 
 
-def start_supernode(processes: Processes, folder: Path, number: int, port: int) -> None:
+def start_supernode(
+    processes: Processes, folder: Path, number: int, port: int, trusted: Path | None
+) -> None:
     """Register a hospital's key and start its node; the key never leaves its folder."""
     name = HOSPITALS[number]
     own = folder / name
     own.mkdir(exist_ok=True)
     make_node_key(own / "key")
     processes.call("flwr", "supernode", "register", str(own / "key.pub"), "here", "--name", name)
-    config = f"partition-id={number} num-partitions={len(HOSPITALS)} client-id='{name}'"
+    # The operator's own settings, which win over the app's: what may leave, and its budget.
+    limits = f"fedcohort-signals='race_sketch' fedcohort-folder='{own / 'privacy'}'"
+    config = f"partition-id={number} num-partitions={len(HOSPITALS)} {limits}"
     processes.start(
         name,
         "flower-supernode",
@@ -107,6 +111,8 @@ def start_supernode(processes: Processes, folder: Path, number: int, port: int) 
         *("--auth-supernode-private-key", str(own / "key")),
         *("--port", str(free_port())),
         *("--node-config", config),
+        # Run only apps signed by these keys: whoever submits an app ships the clients' code.
+        *(() if trusted is None else ("--trusted-entities", str(trusted.resolve()))),
         home=own,
     )
 
@@ -115,6 +121,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="for keys, logs and results; new by default")
+    parser.add_argument(
+        "--trusted-entities",
+        type=Path,
+        help="YAML file of the authors' public keys; apps without their signature are refused",
+    )
     parser.add_argument("--limit", type=float, default=600, help="seconds for the whole run")
     options = parser.parse_args()
     # Not inside the app, which is packed and sent to the nodes.
@@ -133,7 +144,7 @@ def main() -> None:
     try:
         start_superlink(processes, folder, port)
         for number in range(len(HOSPITALS)):
-            start_supernode(processes, folder, number, port)
+            start_supernode(processes, folder, number, port, options.trusted_entities)
         settings = f"num-server-rounds={options.rounds} results='{results}'"
         processes.call("flwr", "run", str(HERE), "here", "--run-config", settings)
         wait_for_results(results, options.limit)

@@ -451,6 +451,8 @@ def test_losses_of_a_model_with_batch_norm_use_its_statistics(context):
         outputs = model.eval()(torch.from_numpy(X))
         expected = torch.nn.functional.cross_entropy(outputs, torch.from_numpy(Y)).item()
     assert reading == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ConfigError, match=r"running statistics.*@app\.train"):
+        app(train_message("train", ArrayRecord(model.state_dict()), version="v"), context)
 
 
 def test_our_training_reads_fedproxs_mu(digits, context):

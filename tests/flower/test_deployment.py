@@ -115,14 +115,17 @@ class Deployment:
             return urllib.request.urlopen(address, timeout=2).status == 200
         return False
 
-    def start_node(self, number):
-        options = ["--insecure", "--superlink", f"127.0.0.1:{self.port}"]
+    def start_node(self, number, *further):
+        options = ["--insecure", "--superlink", f"127.0.0.1:{self.port}", *further]
         config = f"partition-id={number} num-partitions=8"
         ports = ["--port", str(free_port()), "--node-config", config]
         self.start(f"client-{number}", str(BIN / "flower-supernode"), *options, *ports)
 
     def start_run(self):
         self.start("run", str(BIN / "flwr"), "run", str(APP), "here")
+
+    def log(self, name):
+        return (self.folder / f"{name}.log").read_text()
 
     def wait_for(self, condition, failure):
         end = time.monotonic() + LIMIT
@@ -210,3 +213,90 @@ def test_a_new_node_is_selected_in_a_later_round(run):
 def test_the_ledger_counts_what_crossed(run):
     result, _, _ = run
     assert result["ledger"] == result["crossed"] and result["ledger"]["up"] > 0
+
+
+# --- other faults -------------------------------------------------------------------------------
+
+LIES = {"client-2": "huge, nan", "client-3": "wrong shape", "client-4": "raise", "client-5": "slow"}
+PATIENCE = 60  # seconds; the slow client costs all of them once
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory, trial):
+    """Two honest clients, four with faults, and a seventh that trusts other authors only.
+
+    After a round the SuperLink is killed. With a new one, and nodes that were restarted, a second
+    run continues from the checkpoint.
+    """
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "seen").mkdir()
+    part = {"policy": "race-softmax", "cohort_size": 6, "seed": 1, "rounds": 1, "nodes": 6}
+    part |= {"timeout": PATIENCE, "checkpoint": str(folder / "run.ckpt")}
+    plan = {"parts": [part], "lies": LIES, "out": str(folder / "first.json")}
+    plan |= {"data": save(folder, trial), "seen": str(folder / "seen")}
+    (folder / "trusted.yaml").write_text(f"fpk_other: {author_key()}\n")
+    first = Deployment(folder, plan)
+    try:
+        first.start_link()
+        for number in range(6):
+            first.start_node(number)
+        first.start_node(6, "--trusted-entities", str(folder / "trusted.yaml"))
+        first.start_run()
+        first.wait_for((folder / "first.json").exists, "the first run does not end")
+        refused = first.log("client-6")
+    finally:
+        first.close()
+    part = {**part, "rounds": 2, "cohort_size": 6, "nodes": 2}
+    plan = {**plan, "parts": [part], "lies": {}, "out": str(folder / "second.json")}
+    (folder / "second").mkdir()
+    second = Deployment(folder / "second", plan)
+    try:
+        second.start_link()
+        for number in range(2):
+            second.start_node(number)
+        second.start_run()
+        second.wait_for((folder / "second.json").exists, "the second run does not end")
+    finally:
+        second.close()
+    results = [json.loads((folder / f"{n}.json").read_text())[0] for n in ("first", "second")]
+    return *results, sorted(p.name for p in (folder / "seen").iterdir()), refused
+
+
+def author_key():
+    """The public key of an author that the node trusts."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    public = ed25519.Ed25519PrivateKey.generate().public_key()
+    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    return public.public_bytes(*form).decode()
+
+
+@pytest.mark.timeout(900)
+def test_slow_failing_and_lying_clients_cost_a_timeout_and_are_named(faults):
+    first = faults[0]
+    (report,) = first["history"]
+    assert sorted(report["selected"]) == [f"client-{i}" for i in range(6)]
+    assert sorted(report["finished"]) == ["client-0", "client-1"]
+    assert first["refused"] == {"invalid": 2, "error": 1, "no reply": 1}
+    failed = report["failed"]
+    assert "not finite" in failed["client-2"] and "of shape (1,)" in failed["client-3"]
+    assert "the disk is full" in failed["client-4"] and failed["client-5"] == "no reply"
+    # Identities, sketches and training are three exchanges, each of at most its timeout.
+    assert PATIENCE <= first["seconds"][0] < 3 * PATIENCE + 30
+    assert first["dropped"] == {"race_sketch": 1}  # the reading of 100 MB
+    assert "failed: client-" in first["lines"][0]
+
+
+def test_a_node_that_trusts_other_authors_runs_nothing_of_the_app(faults):
+    """Whoever submits an app ships the clients' code; --trusted-entities is the defense."""
+    _, _, seen, log = faults
+    assert seen == [f"client-{i}" for i in range(6)]
+    assert "could not be verified" in log
+
+
+def test_a_run_continues_after_the_superlink_was_killed(faults):
+    first, second = faults[:2]
+    assert [r["round"] for r in second["history"]] == [0, 1]
+    assert second["history"][0] == first["history"][0]
+    assert sorted(second["history"][1]["finished"]) == ["client-0", "client-1"]

@@ -11,7 +11,7 @@ from fedcohort.simulate import build
 
 
 def build_model() -> torch.nn.Module:
-    """Any nn.Module without running statistics will do; this one is 64-64-30-10."""
+    """Any nn.Module without batch norm will do; this one has layers of 64, 64, 30 and 10."""
     return build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
 
 

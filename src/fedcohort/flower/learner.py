@@ -71,12 +71,22 @@ class Learner:
         return self.trainer.data(self.x, self.y)
 
     @property
+    def stateful(self) -> bool:
+        """Whether the model has running statistics beside its parameters."""
+        return any(buffer.is_floating_point() for buffer in self.model.buffers())
+
+    @property
     def size(self) -> int:
         """Number of examples."""
         return len(self.federation.parts[self.client])
 
     def train(self, start: Flat, request: Request) -> Flat:
         """Train a round from a flat model."""
+        if self.stateful:
+            raise ConfigError(
+                "our training does not keep a model's running statistics (batch norm): train in "
+                "your own @app.train(), and attach after it"
+            )
         positions = self.federation.parts[self.client]
         job = self.trainer.job(request.seed, request.round, self.client, positions)
         lr = self.trainer.local.lr_at(request.round)
@@ -85,7 +95,7 @@ class Learner:
 
     def clients(self, arrays: ArrayRecord, request: Request, held: Flat | None) -> Clients:
         """Return this client under a model; `held` is its model after its last training."""
-        if any(buffer.is_floating_point() for buffer in self.model.buffers()):
+        if self.stateful:
             return StatefulClient(self, arrays)
         return SimulatedClients(
             (self.client,),

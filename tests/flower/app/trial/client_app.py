@@ -27,11 +27,21 @@ def lies(message, context, call_next):
     """A mod: answer queries for a sketch, or training, with nonsense if the plan says so."""
     lie = plan().get("lies", {}).get(own_id(context))
     kind = message.metadata.message_type
+    if "seen" in plan():
+        Path(plan()["seen"], own_id(context)).touch()
     if kind == "query.race_sketch" and lie in READINGS:
         record = to_record({"race_sketch": READINGS[lie]()})
         return Message(RecordDict({RECORD: record}), reply_to=message)
     hang(message, context)
+    if kind == "train" and lie == "raise":
+        raise RuntimeError("the disk is full")
+    if kind == "train" and lie == "slow":
+        time.sleep(600)
     reply = call_next(message, context)
+    if kind == "train" and lie in UPDATES:
+        arrays = reply.content["arrays"]
+        broken = {k: Array(UPDATES[lie](a.numpy())) for k, a in arrays.items()}
+        reply.content["arrays"] = ArrayRecord(broken)
     if kind == "train.upload" and lie == "nan update":
         arrays = reply.content["arrays"]
         broken = {k: Array(a.numpy() * np.float32(np.nan)) for k, a in arrays.items()}
@@ -55,6 +65,9 @@ READINGS = {
     "shape": lambda: np.zeros((3, 3), np.int16),
     "huge": lambda: np.zeros(100_000_000, np.uint8),
 }
+
+READINGS["huge, nan"] = READINGS["huge"]
+UPDATES = {"huge, nan": lambda a: a * np.float32(np.nan), "wrong shape": lambda a: a.ravel()[:1]}
 
 app = ClientApp(mods=[lies])
 attach(app, data, model, local=LOCAL)

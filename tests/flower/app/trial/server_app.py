@@ -57,7 +57,7 @@ def accuracy(arrays):
     return float((predicted == dataset.y_test).mean())
 
 
-def run(grid, part, checkpoint=None):
+def run(grid, part):
     """Run one part of the plan and return what happened."""
     recorder = Recorder(grid)
     gate = None if part.get("gate") is None else GATES[part["gate"]](**part["gate_options"])
@@ -74,6 +74,7 @@ def run(grid, part, checkpoint=None):
         seed=part["seed"],
         timeout=part["timeout"],
         wait=60,
+        checkpoint=part.get("checkpoint"),
     )
     accuracies, times = [], []
 
@@ -87,6 +88,7 @@ def run(grid, part, checkpoint=None):
     session = strategy.session
     return {
         "history": [report._asdict() for report in strategy.history],
+        "lines": [report.line() for report in strategy.history],
         "accuracies": accuracies[1:],
         "seconds": [b - a for a, b in itertools.pairwise(times)],
         "ledger": {way: session.ledger.total(way) for way in ("down", "up")},
