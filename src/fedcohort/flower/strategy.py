@@ -249,7 +249,8 @@ class CohortStrategy(Strategy):
         answers = cohort.probe(self.gate, announced, grid)
         self.replies.count("gate", cohort.problems)
         if not answers and not any(r.finished or r.withheld for r in self.history):
-            self._missing(f"the gate {self.gate.name!r}", cohort.problems, "call attach() after it")
+            remedy = inners.REMEDIES["train"]
+            self._missing(f"the gate {self.gate.name!r}", cohort.problems, remedy)
         return cohort.upload(self.session.admit(answers))
 
     def _call(self, method: str, *arguments: Any) -> Any:
