@@ -8,6 +8,7 @@ a simulation, ``client-id`` in its node config), or a fingerprint of its public 
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -26,6 +27,7 @@ IDENTITIES = ("auto", "client", "name", "public-key")
 QUERY = "query.identity"
 MAX_LENGTH = 200
 MAX_ASKS = 3
+ASK_AGAIN = 300.0  # seconds after which a node that did not answer so often is asked once more
 FINGERPRINTS = ("key-", "node-")
 RAISED = 2  # Flower's code of a client app that raised: here, one that fedcohort is not attached to
 
@@ -96,6 +98,7 @@ class Directory:
         self.registered: set[ClientId] = set()
         self._ids: dict[int, ClientId] = {}
         self._asked: Counter[int] = Counter()
+        self._last_asked: dict[int, float] = {}
         self._duplicates: set[int] = set()
 
     def refresh(self, grid: Grid) -> dict[ClientId, int]:
@@ -108,13 +111,15 @@ class Directory:
         )
         unknown = [i for i in present.values() if i.node not in self._ids]
         if self.identity in ("auto", "client"):
-            self._ids.update(
-                self._claims(grid, [i for i in unknown if self._asked[i.node] < MAX_ASKS])
-            )
+            self._ids.update(self._claims(grid, [i for i in unknown if self._may_ask(i.node)]))
         self.nodes = {c: n for c, n in self.nodes.items() if n in present and self._ids[n] == c}
         for node in sorted(present):
             self._admit(node)
         return self.nodes
+
+    def _may_ask(self, node: int) -> bool:
+        waited = time.monotonic() - self._last_asked.get(node, -math.inf)
+        return self._asked[node] < MAX_ASKS or waited > ASK_AGAIN
 
     def _admit(self, node: int) -> None:
         client = self._ids.get(node)
@@ -141,6 +146,7 @@ class Directory:
     def _claims(self, grid: Grid, asked: list[NodeInfo]) -> dict[int, ClientId]:
         """Ask nodes who they are and return the ids that are accepted."""
         self._asked.update(info.node for info in asked)
+        self._last_asked.update(dict.fromkeys((i.node for i in asked), time.monotonic()))
         content = RecordDict({RECORD: ConfigRecord()})
         messages = [Message(content, i.node, QUERY, ttl=self.timeout + 60) for i in asked]
         infos = {info.node: info for info in asked}
