@@ -129,6 +129,18 @@ class TestAutomatic:
         assert gate.announce(Vectors(start))[-1] == pytest.approx(0.0275)
         assert answers(gate, start, models).dtype == np.uint8
 
+    @pytest.mark.parametrize("on_skip", ["keep", "reset"])
+    def test_one_liar_cannot_raise_the_threshold(self, on_skip):
+        """One drift of 10 in every cohort of five moved the threshold from .18 to 3.3 and more."""
+        found = []
+        for lie in (0.2, 10.0):
+            rng = np.random.default_rng(0)
+            gate = SketchToSkip("auto", on_skip=on_skip)
+            for _ in range(20):
+                self.feed(gate, [*rng.uniform(0.1, 0.2, 4), lie])
+            found.append(gate.state.threshold)
+        assert found[0] <= found[1] <= 2 * 0.2
+
     @pytest.mark.parametrize("rate", [0.5, 0.6, 0.75, 0.8, 0.9])
     @pytest.mark.parametrize("growth", [lambda n: 0.01 * n, np.sqrt, lambda n: 1 - 0.9**n])
     def test_the_wanted_rate_is_met_however_drift_adds_up(self, rate, growth):

@@ -7,11 +7,13 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from fedcohort.policies import ActiveFL, Oort, PowerOfChoice, Uniform
-from fedcohort.policies.base import pick
+from fedcohort.policies import POLICIES, ActiveFL, ClusteredSampling, Oort, PowerOfChoice, Uniform
+from fedcohort.policies.base import pick, sizes
 from fedcohort.policies.oort import OortState
 from fedcohort.rounds import Outcome, Round, stream
+from fedcohort.session import Session
 from fedcohort.signals.table import Signals
+from fedcohort.testing import drive
 
 
 def successive(p, k):
@@ -54,7 +56,72 @@ def test_uniform_is_uniform():
     assert all(abs(count - 2000) < 183 for count in counts.values())
 
 
+def test_a_uniform_cohort_can_be_kept():
+    policy = Uniform(interval=3)
+    ids = tuple("abcdefgh")
+    cohorts = [policy.select(Round(n, ids, 3), Signals(), stream(n)).clients for n in range(9)]
+    assert [set(c) for c in cohorts[:3]] == [set(cohorts[0])] * 3
+    assert len({frozenset(c) for c in cohorts}) == 3
+    replaced = policy.select(Round(9, ids, 3), Signals(), stream(20))
+    kept = policy.select(
+        Round(10, tuple(c for c in ids if c != replaced.clients[0]), 3), Signals(), stream(21)
+    )
+    assert set(replaced.clients[1:]) < set(kept.clients)
+    assert len(set(kept.clients)) == 3
+    assert Uniform().state is None
+
+
+@pytest.mark.parametrize("name", ["active-fl", "oort", "fedacs", "divfl", "power-of-choice"])
+def test_a_client_that_never_finishes_gets_less_than_its_share(name):
+    """Fair share 5/20 = .25; before, Active-FL and Oort picked it in nearly every round."""
+    session = Session(POLICIES[name](), cohort_size=5, seed=1)
+    ids = [f"client-{i:03d}" for i in range(20)]
+    picked = [ids[0] in drive(session, ids, drop=lambda c: c == ids[0]).clients for _ in range(40)]
+    assert np.mean(picked[5:]) < 0.2
+
+
+@pytest.mark.parametrize("name", ["active-fl", "oort"])
+def test_never_reporting_a_loss_does_not_pay(name):
+    """A liar that finishes but reports no loss stays below the fair share of .05.
+
+    Before, its value was infinite or it stayed unexplored: .94 and .91 of the rounds.
+    """
+    session = Session(POLICIES[name](), cohort_size=5, seed=2)
+    ids = [f"client-{i:03d}" for i in range(100)]
+
+    def spoil(client, value):
+        return None if client == ids[7] else value
+
+    picked = [ids[7] in drive(session, ids, spoil=spoil).clients for _ in range(100)]
+    assert np.mean(picked) <= 0.05
+
+
+def test_a_forged_size_is_clipped():
+    signals = Signals()
+    ids = tuple(f"{i:03d}" for i in range(100))
+    signals.record("num_examples", dict.fromkeys(ids, 40) | {"050": 2**40}, 0)
+    assert sizes(signals, ids).max() == 400
+    policy = ClusteredSampling()
+    drawn = [policy.select(Round(n, ids, 5), signals, stream(n)) for n in range(200)]
+    share = 400 / (99 * 40 + 400)
+    picked = [s for s in drawn if "050" in s.clients]
+    # inclusion 5 x .0917 = .459, four standard errors of 200 draws are .141; it was 1
+    assert abs(len(picked) / 200 - 5 * share) < 0.141
+    assert all(max(s.weights) == pytest.approx(0.2) for s in picked)  # it was 1 of 1
+
+
 class TestPowerOfChoice:
+    def test_ties_go_to_the_candidate_drawn_first(self):
+        ids = tuple(f"{i:02d}" for i in range(20))
+        first = []
+        for seed in range(200):
+            session = Session(PowerOfChoice(d=6), cohort_size=1, seed=seed)
+            chosen = session.begin(ids, lambda name, clients: dict.fromkeys(clients, 1))
+            assert chosen.clients[0] == session.policy.state.drawn[0]
+            first.append(chosen.clients[0])
+        # uniform over 20; by lowest id, "00" alone would have 60 of 200 (6 candidates of 20)
+        assert np.bincount(np.array(first, int), minlength=20).max() < 25
+
     def test_candidates_are_drawn_by_size(self):
         signals = Signals()
         signals.record("num_examples", {"a": 1, "b": 3, "c": 0}, stamp=0)
@@ -184,9 +251,16 @@ class TestOort:
         self.finish(policy, 4, {"a": 9.0}, {"a": 1.0})
         assert policy.state.preferred == 1.5  # 40 + 10 < 10 + 90
 
-    def test_those_who_did_not_finish_learn_nothing(self):
+    def test_who_does_not_report_counts_as_explored_with_half_the_median(self):
         policy = Oort()
-        policy.observe(Round(0, ("a", "b"), 2), Outcome(("a", "b"), ()), Signals())
+        policy.state.utility = {"c": 8.0, "d": 4.0, "e": 2.0}
+        policy.observe(Round(3, ("a", "c", "d"), 2), Outcome(("a", "c"), ()), Signals())
+        assert policy.state.utility == {"a": 2.0, "c": 4.0, "d": 4.0, "e": 2.0}
+        assert policy.state.last == {"a": 3, "c": 3}
+
+    def test_whom_a_gate_withholds_does_not_fail(self):
+        policy = Oort()
+        policy.observe(Round(0, ("a", "b"), 2), Outcome(("a", "b"), (), ("a", "b")), Signals())
         assert policy.state.utility == {}
 
     @pytest.mark.parametrize("bad", [{"cutoff": 2}, {"clip": -1}, {"alpha": -1}, {"window": 0}])

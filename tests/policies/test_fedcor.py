@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedcohort.gates import Gate
 from fedcohort.numerics import gp
 from fedcohort.policies import FedCor
 from fedcohort.policies.fedcor import FedCorState
@@ -87,7 +88,7 @@ def test_history_is_limited() -> None:
 def test_selection_is_algorithm_1_with_annealing() -> None:
     x = np.random.default_rng(0).normal(size=(5, 12))
     policy = FedCor(warmup=1, interval=100, beta=0.5)
-    policy.state = FedCorState(clients=list(IDS), embedding=x)
+    policy.state = FedCorState(clients=list(IDS), embedding=x, selections=2)
     signals = Signals()
     n = {c: int(c) + 1 for c in IDS}
     signals.record("num_examples", n, 0)
@@ -105,7 +106,7 @@ def test_selection_is_algorithm_1_with_annealing() -> None:
 def test_only_available_clients_but_everybodys_loss_counts() -> None:
     x = np.random.default_rng(1).normal(size=(5, 12))
     policy = FedCor(warmup=1)
-    policy.state = FedCorState(clients=list(IDS), embedding=x)
+    policy.state = FedCorState(clients=list(IDS), embedding=x, selections=2)
     here = IDS[3:9]
     chosen = policy.select(Round(2, here, 3), Signals(), stream(0)).clients
     cov = x.T @ x + 1e-4 * np.eye(12)
@@ -152,7 +153,7 @@ def test_missing_losses_and_newcomers() -> None:
 def test_strangers_get_their_share_of_places() -> None:
     x = np.random.default_rng(0).normal(size=(5, 6))
     policy = FedCor(warmup=1)
-    policy.state = FedCorState(clients=list(IDS[:6]), embedding=x)
+    policy.state = FedCorState(clients=list(IDS[:6]), embedding=x, selections=2)
     chosen = policy.select(Round(2, IDS, 4), Signals(), stream(0)).clients
     assert len(set(chosen) & set(IDS[:6])) == 2
     assert len(set(chosen) & set(IDS[6:])) == 2
@@ -162,7 +163,7 @@ def test_a_probe_nobody_finished_teaches_nothing() -> None:
     policy = FedCor(warmup=3, interval=4)
     world = World(policy)
     world.step(dropped=True)
-    assert policy.state.probed == -2
+    assert not policy.state.pending
     for _ in range(3):
         world.step()
     assert policy.state.changes.shape == (2, 12)
@@ -200,6 +201,157 @@ def test_gradient_fit_continues_from_the_last() -> None:
     assert np.isfinite(values).all()
     best = gp.fit_low_rank(policy.state.changes, weights, 15, 0.05)
     assert values[-1] <= gp.log_likelihood(best, policy.state.changes, weights, 0.05) + 1e-6
+
+
+def test_rounds_that_a_gate_skips_neither_lose_nor_falsify_samples() -> None:
+    """With two of three rounds skipped, every selection of the warm-up still gives its sample."""
+
+    class TwoOfThree(Gate):
+        calls = 0
+
+        def announce(self, model):
+            return None
+
+        def probe(self, announced, start, models):
+            raise NotImplementedError
+
+        def decide(self, answers):
+            self.calls += 1
+            return () if self.calls % 3 else tuple(answers)
+
+    policy = FedCor(warmup=4, interval=5)
+    session = Session(policy, cohort_size=3, seed=0, gate=TwoOfThree())
+    loss, expected = dict.fromkeys(IDS, 2.0), []
+
+    def collect(name, clients):
+        return (
+            dict.fromkeys(clients, 10) if name == "num_examples" else {c: loss[c] for c in clients}
+        )
+
+    for _ in range(15):
+        chosen = session.begin(IDS, collect).clients
+        admitted = session.admit({c: np.zeros(1) for c in chosen})
+        if admitted:  # the global model moves, and the losses with it
+            step = {c: -0.1 - 0.01 * len(expected) - 0.02 * (c in chosen) for c in IDS}
+            loss = {c: loss[c] + step[c] for c in IDS}
+            expected.append([step[c] for c in IDS])
+        session.finish({}, admitted)
+    session.begin(IDS, collect)
+    assert len(expected) == 5
+    np.testing.assert_allclose(policy.state.changes, expected[:4])
+
+
+def test_departed_clients_are_forgotten() -> None:
+    policy = FedCor(warmup=3, interval=3, forget_after=4)
+    world = World(policy)
+    for _ in range(5):
+        world.step()
+    assert policy.state.clients == list(IDS)
+    world.ids = list(IDS[:8])
+    for _ in range(12):
+        world.step()
+    state = policy.state
+    assert state.clients == list(IDS[:8])
+    assert state.changes.shape[1] == state.embedding.shape[1] == len(state.last_seen) == 8
+    world.ids = list(IDS)  # they come back as new clients
+    for _ in range(4):
+        world.step()
+    assert set(state.clients) == set(IDS)
+
+
+def test_it_says_once_that_availability_keeps_it_from_learning(caplog) -> None:
+    policy = FedCor(warmup=6, interval=3)
+    world = World(policy)
+    for number in range(14):
+        world.ids = [c for c in IDS if (int(c) + number) % 3 == 0]  # never there twice in a row
+        world.ids += [IDS[0], IDS[1]]
+        world.step()
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "% of the loss changes are known" in caplog.text
+    caplog.clear()
+    world = World(FedCor(warmup=6, interval=3))
+    for _ in range(14):
+        world.step()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_selection_does_not_depend_on_the_unit_of_the_loss(scale) -> None:
+    """With the noise relative to the changes, the same federation in another unit gives the same
+    cohorts; an absolute noise of 0.01 drowns changes of 1e-7."""
+    cohorts = []
+    for unit in (1.0, scale):
+        world = World(FedCor(warmup=6, interval=5))
+        world.loss = dict.fromkeys(IDS, 2.0 * unit)
+        step = World.step
+
+        def scaled(world=world, unit=unit, step=step):
+            before = dict(world.loss)
+            chosen = step(world)
+            world.loss = {c: before[c] + unit * (world.loss[c] - before[c]) for c in before}
+            return chosen
+
+        cohorts.append([scaled() for _ in range(11)])
+    assert cohorts[0] == cohorts[1]
+
+
+def test_the_noise_of_the_released_code_is_an_option() -> None:
+    policy = FedCor(warmup=3, noise_std=0.01)
+    relative = FedCor(warmup=3, noise=0.5)
+    for one in (policy, relative):
+        world = World(one)
+        for _ in range(4):
+            world.step()
+    assert policy.state.noise_std == 0.01
+    assert relative.state.noise_std == pytest.approx(
+        0.5 * np.median(np.abs(relative.state.changes))
+    )
+
+
+def test_a_false_loss_is_clipped() -> None:
+    policy = FedCor(warmup=3)
+    world = World(policy)
+    world.step()
+    world.loss[IDS[5]] = 1e14
+    world.step()
+    row = np.abs(policy.state.changes[0])
+    assert row[5] == row.max() == pytest.approx(10 * np.median(row))
+
+
+def test_large_clients_count_more_in_the_overall_loss() -> None:
+    """Clients 0 and 1 help each other, as do 2 and 3: one of the pair with more data is picked."""
+    x = np.array([[1.0, 0.6, 0.0, 0.0], [0.0, 0.0, 1.0, 0.6]])
+    for large, expected in ((1, IDS[:2]), (3, IDS[2:4])):
+        policy, signals = FedCor(warmup=1), Signals()
+        policy.state = FedCorState(clients=list(IDS[:4]), embedding=x, selections=2)
+        signals.record("num_examples", {c: 10 + 90 * (int(c) == large) for c in IDS[:4]}, 0)
+        assert policy.select(Round(2, IDS[:4], 1), signals, stream(0)).clients[0] in expected
+
+
+def test_several_samples_per_probe() -> None:
+    world = World(FedCor(warmup=2, interval=5, samples=3))
+    for _ in range(14):
+        world.step()
+    # warm-up 0, 1 and the one after; probes 7, 8, 9 and 12, 13 (and 14), and the one after
+    assert world.asked == [12, 12, 12, 0, 0, 0, 0, 12, 12, 12, 12, 0, 12, 12]
+    assert len(world.session.policy.state.changes) == 6
+    with pytest.raises(ValueError, match="interval=3"):
+        FedCor(interval=3, samples=3)
+
+
+def test_the_first_gradient_fit_may_take_more_steps(monkeypatch) -> None:
+    taken = []
+    original = gp.fit_gradient
+
+    def counting(*args, steps, **options):
+        taken.append(steps)
+        return original(*args, steps=steps, **options)
+
+    monkeypatch.setattr(gp, "fit_gradient", counting)
+    world = World(FedCor(warmup=2, interval=2, fit="gradient", steps=3, first_steps=7))
+    for _ in range(8):
+        world.step()
+    assert taken == [7, 3, 3]
 
 
 @pytest.mark.parametrize("bad", [{"warmup": 0}, {"rank": 0}, {"history": 0}, {"steps": 0}])

@@ -17,6 +17,7 @@ from fedcohort.signals.projection import Projection, Vectors
 Floats = NDArray[np.floating[Any]]
 
 _GAIN = 0.1  # of the adaptive threshold
+_LARGEST_DRIFT = 2.0  # times the cohort's median: what "auto" believes of a single client
 _SMALLEST = 1e-12  # of a threshold found from drifts: models that did not move at all are close
 
 
@@ -93,26 +94,30 @@ class SketchToSkip(Gate):
         (line 6 sets the local model to the global one in every round): a threshold above the
         drift of a single round then skips until `max_skips`.
     max_skips : int, default=50
-        Skipped rounds in a row after which everybody is asked, so that it cannot skip for ever.
+        Skipped rounds in a row after which everybody is asked, so that it cannot skip forever.
     skip_rate : float, default=0.8
         Wanted share of skipped rounds, for "auto".
     adaptive : bool, default=True
-        Go on adjusting an automatic threshold, so that the rate is met in the long run: training
-        slows down, and a threshold fixed early skips more and more.
+        Keep adjusting an automatic threshold, so that the rate is met in the long run. Training
+        slows down, and a threshold fixed early would skip more and more.
     window : int, default=20
         Rounds that "auto" watches, or a few more to complete a cycle.
 
     Notes
     -----
-    A lying client can suppress a round only together with everybody else, and then for at most
-    `max_skips` rounds; by always claiming to have moved it can only cause the traffic that there
-    would be without a gate.
+    Once there is a threshold, a lying client can suppress a round only together with everybody
+    else, and then for at most `max_skips` rounds. By always claiming to have moved it only causes
+    the traffic that there would be without a gate; an adaptive threshold then grows, by at most
+    exp(0.1) per round. While "auto" watches, drifts are reported as numbers, so liars can raise the
+    threshold: to at most twice the median drift while fewer than half of each cohort lie.
 
     In "keep" mode a share s of skipped rounds means cycles of m = 1 / (1 - s) rounds, of which the
     last is not skipped. While "auto" watches, cycles are just that long, and it sees how drift adds
     up in them: the threshold lies halfway between the (median) drift after m - 1 and after m
-    rounds. In "reset" mode it is the s-quantile of the drifts. A cohort's drift is its largest
-    ("round") or its median one ("client").
+    rounds. In "reset" mode it is the s-quantile of the drifts. A cohort's drift is its median
+    ("client"), or its largest one, but at most twice its median ("round"). The price: if honest
+    clients differ by more than that, the first threshold is too low and skips too little, until
+    `adaptive` corrects it.
 
     An adaptive threshold is multiplied by exp(g (u - (1 - s))) after every round, where u is the
     share of clients that were asked for their model and g = 0.1. It comes to rest only where u is
@@ -201,7 +206,9 @@ class SketchToSkip(Gate):
         state, cycle = self.state, self._cycle
         finite = [d for d in drifts.values() if math.isfinite(d)]
         if finite:
-            own = max(finite) if self.mode == "round" else float(np.median(finite))
+            own = float(np.median(finite))
+            if self.mode == "round":
+                own = min(max(finite), _LARGEST_DRIFT * own)
             state.drifts = [*state.drifts, own]
         else:  # a model of zeros, or nobody answered: begin the cycle again
             state.drifts = state.drifts[: len(state.drifts) // cycle * cycle]

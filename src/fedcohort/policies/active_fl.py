@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcohort.policies.base import Policy, pick, register, sizes
-from fedcohort.rounds import Round, Selection
+from fedcohort.policies.base import Policy, pick, register, sizes, unreported
+from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
+
+
+@dataclass
+class ActiveFLState:
+    """How often in a row each client was selected without reporting a loss."""
+
+    failures: dict[ClientId, int] = field(default_factory=dict)
 
 
 @register("active-fl", when="losses arrive with the updates and no extra query is allowed")
 class ActiveFL(Policy):
     """Algorithm 1 of Goetz et al. [1]_.
 
-    A client's value is sqrt(n) times the loss it reported when it last trained; one that never
-    trained has the value plus infinity here, so that everybody is tried (the paper starts from one
-    round in which all report). Of the available, the alpha1 share with the lowest values gets
-    probability zero, the rest exp(alpha2 * value); (1 - alpha3) of the cohort is drawn from that,
-    the remainder uniformly from those left.
+    A client's value is sqrt(n) times the loss it reported when it last trained. One that was never
+    selected has the value plus infinity, so that everybody is tried (the paper starts from one
+    round in which all report). Of the available clients, the alpha1 share with the lowest values
+    gets probability zero, the others exp(alpha2 * value). (1 - alpha3) of the cohort is drawn from
+    that, the rest uniformly from the remaining clients.
 
     Parameters
     ----------
@@ -35,6 +44,10 @@ class ActiveFL(Policy):
     -----
     The defaults are the paper's. The share of zeroed clients is capped so that enough remain to
     fill the softmax part of the cohort.
+
+    Each time a selected client does not report a loss, its value is halved until it reports again;
+    without an earlier report the median value of all others is halved. So never reporting does
+    not pay. A loss that is merely false is believed.
 
     References
     ----------
@@ -59,6 +72,7 @@ class ActiveFL(Policy):
         if not (alpha2 > 0 and np.isfinite(alpha2)):
             raise ValueError(f"ActiveFL: alpha2={alpha2} must be positive")
         self.alpha1, self.alpha2, self.alpha3 = alpha1, alpha2, alpha3
+        self.state = ActiveFLState()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Draw the softmax part, then the uniform part."""
@@ -75,7 +89,22 @@ class ActiveFL(Policy):
         values = np.full(len(round.available), np.inf)
         positions, losses = signals.read("loss", round.available)
         values[positions] = np.sqrt(sizes(signals, round.available)[positions]) * losses
+        failures = self.state.failures
+        if failures:
+            median = float(np.median(values[positions])) if len(positions) else 0.0
+            for i, client in enumerate(round.available):
+                if client in failures:
+                    value = values[i] if np.isfinite(values[i]) else median
+                    values[i] = value - abs(value) * (1 - 0.5 ** failures[client])
         return values
+
+    def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
+        """Count who was selected and did not report a loss."""
+        missing = unreported(round, outcome, signals, "loss")
+        for client in set(outcome.finished).difference(missing):
+            self.state.failures.pop(client, None)
+        for client in missing:
+            self.state.failures[client] = self.state.failures.get(client, 0) + 1
 
     def _logits(self, values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
         """Zero out the lowest values; clients without a value come before all others."""

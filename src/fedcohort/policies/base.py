@@ -111,6 +111,9 @@ def pick(
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
+LARGEST_SIZE = 10  # times the median number of examples
+FEW_SIZES = 10
+
 
 def vector_signals(*when: str) -> tuple[str, ...]:
     """Return the names of the signals that are vectors or sketches, by when they are collected.
@@ -172,11 +175,39 @@ def sizes(signals: Signals, clients: Sequence[ClientId]) -> Array:
     """Return each client's number of examples; the mean of those known where it is unknown.
 
     Every policy that needs sizes calls this, so that an unknown size means the same everywhere.
+    Sizes above `LARGEST_SIZE` times the median are clipped there, so that a client cannot take
+    over by claiming 2^40 examples. The price: honest clients above that count less than their
+    share of the data. With fewer than `FEW_SIZES` known sizes nothing is clipped, because a median
+    of few says little.
+
+    Examples
+    --------
+    >>> signals = Signals()
+    >>> claimed = {f"{i:02d}": 50 for i in range(10)} | {"10": 2**40}
+    >>> _ = signals.record("num_examples", claimed, stamp=0)
+    >>> sizes(signals, ("00", "10", "new")).tolist()
+    [50.0, 1099511627776.0, 549755813913.0]
+    >>> sizes(signals, (*claimed, "new"))[-2:].tolist()
+    [500.0, 90.9090909090909...]
     """
     positions, known = signals.read("num_examples", clients)
+    if len(positions) >= FEW_SIZES:
+        known = np.minimum(known, LARGEST_SIZE * max(float(np.median(known)), 1.0))
     result = np.full(len(clients), float(known.mean()) if len(positions) else 1.0)
     result[positions] = known
     return result
+
+
+def unreported(round: Round, outcome: Outcome, signals: Signals, name: str) -> list[ClientId]:
+    """Return the selected clients that owe a reply signal and sent no valid one this round.
+
+    Those that dropped out and those that finished without the reading; not those that a gate
+    withheld. Policies that score clients count it against them.
+    """
+    withheld = set(outcome.withheld)
+    owing = tuple(c for c in outcome.selected if c not in withheld)
+    fresh = signals.rounds(name, owing) == round.number
+    return [c for c, sent in zip(owing, fresh.tolist(), strict=True) if not sent]
 
 
 def inverse_inclusion(share: Array, inclusion: Array) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.numerics import bandits
-from fedcohort.policies.base import Policy, register, vectors
+from fedcohort.policies.base import Policy, register, unreported, vectors
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
@@ -59,8 +59,9 @@ class FedACS(Policy):
 
     Notes
     -----
-    Duels are held among those that finished, whose distances arrived. The pool has the exact law
-    of Algorithm 1, fresh draws for every pick, unless the clients have more than 20,000 different
+    Duels are held among those whose distances arrived; a selected client that sent none loses one
+    duel against each of them, so that failing does not pay. The pool has the exact law of
+    Algorithm 1, fresh draws for every pick, unless the clients have more than 20,000 different
     pairs of wins and losses; then one draw per client decides, see `thompson_pool_one_draw`.
 
     References
@@ -124,6 +125,9 @@ class FedACS(Policy):
             return
         fresh = signals.rounds("update_distance", outcome.finished) == round.number
         clients = tuple(c for c, new in zip(outcome.finished, fresh, strict=True) if new)
+        for client in unreported(round, outcome, signals, "update_distance"):
+            lost = self.state.losses.get(client, 0.0) + self.rate * len(clients)
+            self.state.losses[client] = lost
         if len(clients) < 2:
             return
         rewards = -np.asarray(signals.values("update_distance", clients), np.float64)

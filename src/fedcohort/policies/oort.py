@@ -9,7 +9,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcohort.policies.base import Policy, pick, register, sizes
+from fedcohort.policies.base import Policy, pick, register, sizes, unreported
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -67,8 +67,11 @@ class Oort(Policy):
 
     Notes
     -----
-    Only clients that finished update their utility. Unexplored clients are drawn uniformly, since
-    their speed is not known in advance.
+    Only clients that report a loss get a new utility. One that was selected and did not report
+    counts as explored from then on: its utility is halved each time, starting from the median, so
+    that never reporting does not pay. Unexplored clients are drawn uniformly, since their speed is
+    not known in advance. Utilities are clipped at a quantile, which bounds what a false loss or
+    size can gain.
 
     References
     ----------
@@ -158,7 +161,7 @@ class Oort(Policy):
         return np.where(scores >= self.cutoff * last, logits, -np.inf)
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
-        """Update those that finished, and the pacer."""
+        """Update those that reported, those that failed to, and the pacer."""
         state = self.state
         total = 0.0
         counts = sizes(signals, round.available)
@@ -172,6 +175,10 @@ class Oort(Policy):
             total += state.utility[client]
             if seconds is not None:
                 state.duration[client] = seconds
+        typical = float(np.median(list(state.utility.values()))) if state.utility else 0.0
+        for client in unreported(round, outcome, signals, "loss_rms"):
+            state.utility[client] = state.utility.get(client, typical) / 2
+            state.last[client] = round.number
         state.history = [*state.history, total][-2 * self.window :]
         self._pace()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.random import Generator
@@ -11,6 +12,13 @@ from fedcohort.policies.base import Policy, pick, register, sizes
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
+
+
+@dataclass
+class PowerOfChoiceState:
+    """The candidates of the round, in the order in which they were drawn."""
+
+    drawn: list[ClientId] = field(default_factory=list)
 
 
 @register(
@@ -51,6 +59,7 @@ class PowerOfChoice(Policy):
         if d < 1:
             raise ValueError(f"PowerOfChoice: d={d} must be at least 1")
         self.d = d
+        self.state = PowerOfChoiceState()
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
         """Draw d clients in proportion to their sizes (step 1 of pow-d)."""
@@ -61,12 +70,16 @@ class PowerOfChoice(Policy):
             )
         with np.errstate(divide="ignore"):  # an empty client is never drawn
             logits = np.log(sizes(signals, round.available))
-        return pick(round.available, self.d, rng, logits)
+        drawn = pick(round.available, self.d, rng, logits)
+        self.state.drawn = list(drawn)
+        return drawn
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Pick the highest losses reported this round (steps 2 and 3)."""
         fresh = signals.rounds("loss", round.available) == round.number
-        asked = tuple(round.available[i] for i in np.flatnonzero(fresh))
+        answered = {round.available[i] for i in np.flatnonzero(fresh)}
+        asked = tuple(c for c in self.state.drawn if c in answered)
+        asked += tuple(sorted(answered.difference(asked)))
         if not asked:
             return Selection(())
         losses = signals.values("loss", asked)

@@ -40,6 +40,7 @@ class SketchToSelectState:
     cluster: dict[ClientId, int] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
     chosen: list[ClientId] = field(default_factory=list)
+    made: int = -1
 
 
 @register("sketch-to-select", when="models may be compared by tiny projections every now and then")
@@ -81,6 +82,10 @@ class SketchToSelect(Policy):
         Starts of k-means, of which the best is kept. The paper uses one. With one label per
         client, a single start sometimes puts two labels into one cluster, and the label that is
         missing for the next `interval` rounds is forgotten.
+    catch_up : bool, default=False
+        Algorithm 3 selects in rounds 0, u, 2u, and so on. If a gate skips such a round, the
+        selection is lost until the next multiple. True selects in the first round that is not
+        skipped, and then u rounds later.
 
     Notes
     -----
@@ -115,6 +120,7 @@ class SketchToSelect(Policy):
         weights: str | None = None,
         compare: Literal["steps", "models"] = "steps",
         restarts: int = 10,
+        catch_up: bool = False,
     ) -> None:
         counts = {"interval": interval, "k": k, "candidates": candidates, "restarts": restarts}
         check_at_least("SketchToSelect", 1, **counts)
@@ -124,7 +130,7 @@ class SketchToSelect(Policy):
         extra = ("num_examples",) if weights else ()
         self.needs = vector_needs("SketchToSelect", signal, *extra)
         self.interval, self.signal, self.weights = interval, signal, weights
-        self.asked, self.restarts = candidates, restarts
+        self.asked, self.restarts, self.catch_up = candidates, restarts, catch_up
         unscaled = signal in self.needs.profile or (signal == "model_sketch" and not fresh)
         self.by_direction = compare == "steps" and not unscaled
         if signal not in self.needs.profile:
@@ -165,13 +171,15 @@ class SketchToSelect(Policy):
         return [clients[int(rng.integers(len(clients)))] for clients in rest]
 
     def _selects(self, round: Round) -> bool:
+        if self.catch_up and self.state.made >= 0:
+            return round.number - self.state.made >= self.interval or not self.state.chosen
         return round.number % self.interval == 0 or not self.state.chosen
 
     def _cluster(self, round: Round, signals: Signals, rng: Generator) -> None:
         since = round.number if self.needs.query else None
         dtype = np.float32 if self.by_direction else np.float64  # models may be far from zero
         positions, rows = vectors(signals, self.signal, round.available, since, dtype)
-        self.state = SketchToSelectState()
+        self.state = SketchToSelectState(made=round.number)
         if not len(positions):
             return
         if self.by_direction:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from numpy.random import Generator
 
-from fedcohort.policies.base import Policy, pick, register
-from fedcohort.rounds import Round, Selection
+from fedcohort.policies.base import Policy, check_at_least, pick, register
+from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.table import Signals
+
+
+@dataclass
+class UniformState:
+    """The cohort that is kept, and the round in which it was drawn."""
+
+    cohort: list[ClientId] = field(default_factory=list)
+    drawn: int = -1
 
 
 @register("uniform", when="the baseline; needs nothing and treats all clients alike")
@@ -14,6 +24,12 @@ class Uniform(Policy):
     """Every available client is equally likely, without replacement.
 
     The selection of FedAvg [1]_ and the baseline of everything else.
+
+    Parameters
+    ----------
+    interval : int, default=1
+        Keep a cohort for this many rounds, as the random selection that Sketch-to-Select is
+        compared with [2]_. A member that is away is replaced by a random client.
 
     Examples
     --------
@@ -26,8 +42,26 @@ class Uniform(Policy):
     ----------
     .. [1] McMahan et al. (2017), Communication-Efficient Learning of Deep Networks from
        Decentralized Data, AISTATS.
+    .. [2] Kollias, Salonidis, Wang (2022), Sketch to Skip and Select: Communication Efficient
+       Federated Learning using Locality Sensitive Hashing.
     """
 
+    def __init__(self, interval: int = 1) -> None:
+        check_at_least("Uniform", 1, interval=interval)
+        self.interval = interval
+        if interval > 1:
+            self.state = UniformState()
+
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Draw the cohort."""
-        return Selection(pick(round.available, round.size, rng))
+        """Draw the cohort, or keep it."""
+        state = self.state
+        if state is None:
+            return Selection(pick(round.available, round.size, rng))
+        if state.drawn < 0 or round.number - state.drawn >= self.interval:
+            state.cohort, state.drawn = [], round.number
+        available = set(round.available)
+        kept = tuple(c for c in state.cohort if c in available)[: round.size]
+        others = [c for c in round.available if c not in set(kept)]
+        cohort = kept + pick(others, round.size - len(kept), rng)
+        state.cohort = list(cohort)
+        return Selection(cohort)
