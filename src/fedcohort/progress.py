@@ -7,11 +7,15 @@ first step is done, so that mistakes are reported first.
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
+
+T = TypeVar("T")
 
 
 class Show(Protocol):
@@ -58,6 +62,22 @@ class Progress:
         self._done[name] = done
         if self._whole is not None and self._whole > total:
             self._show("all", sum(self._done.values()), self._whole)
+
+
+def watched(items: Iterable[T], name: str, total: int, patience: float = 2.0) -> Iterator[T]:
+    """Yield the items; work that takes longer than `patience` seconds shows its progress.
+
+    Examples
+    --------
+    >>> list(watched("ab", "reading", total=2))
+    ['a', 'b']
+    """
+    started = time.monotonic()
+    with Progress() as show:
+        for done, item in enumerate(items, start=1):
+            yield item
+            if time.monotonic() - started > patience:
+                show(name, done, total)
 
 
 class _Bars:

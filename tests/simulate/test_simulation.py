@@ -239,3 +239,14 @@ def test_a_run_that_diverges_says_so_once(caplog):
     simulate(clients, model, "uniform", cohort_size=2, rounds=3, local=local, device="cpu")
     assert [r.getMessage()[:8] for r in caplog.records] == ["round 0:"]
     assert "diverged" in caplog.text
+
+
+def test_progress_is_plain_lines_without_a_terminal(capsys):
+    clients = federate(load("digits"), "shards", clients=20, seed=0)
+    model = build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
+    options = {"cohort_size": 3, "rounds": 3, "device": "cpu"}
+    quiet = simulate(clients, model, "uniform", **options)
+    assert capsys.readouterr().err == ""
+    shown = simulate(clients, model, "uniform", progress=True, **options)
+    assert capsys.readouterr().err == "rounds: 1 of 3\nrounds: 2 of 3\nrounds: 3 of 3\n"
+    assert shown == quiet

@@ -15,6 +15,7 @@ import typer
 from fedcohort.cli.common import Format, FormatOption, console, show, show_json
 from fedcohort.cli.sketch import ForceOption
 from fedcohort.exceptions import ConfigError, DataError, UnlikeSketches
+from fedcohort.progress import watched
 
 if TYPE_CHECKING:
     from fedcohort.sketch.marginals import ColumnGap
@@ -208,7 +209,7 @@ def load_several(paths: Sequence[Path], what: str) -> tuple[list[Path], list[Rac
     """Load alike sketches, two or more."""
     from fedcohort.files.sketching import load_alike
 
-    found = list(load_alike(paths))
+    found = list(watched(load_alike(paths), "reading sketches", len(paths)))
     if len(found) < 2:
         raise ConfigError(f"{what} needs at least two sketches, not {len(found)}")
     return [path for path, _ in found], [sketch for _, sketch in found]
@@ -219,7 +220,7 @@ def _errors(sketches: Sequence[RaceSketch], kind: str) -> Matrix:
     from fedcohort.sketch.errors import distance_with_error
 
     found = [[0.0] * len(sketches) for _ in sketches]
-    for i, a in enumerate(sketches):
+    for i, a in enumerate(watched(sketches, "distances", len(sketches))):
         for j, b in enumerate(sketches[:i]):
             few = min(a.n, b.n) < 2
             error = math.nan if few else distance_with_error(a, b, cast("Any", kind)).error

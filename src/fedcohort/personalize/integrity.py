@@ -11,6 +11,7 @@ from fedcohort.exceptions import DataError, InvalidSketch
 from fedcohort.personalize import index
 from fedcohort.personalize.registry import COLUMNS, Entry, Registry
 from fedcohort.personalize.search import open_index
+from fedcohort.progress import watched
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
 
@@ -58,7 +59,8 @@ def _sketches(registry: Registry) -> Iterator[Problem]:
         f"SELECT number, content, {COLUMNS} FROM clients LEFT JOIN sketches USING (number) "
         "WHERE number > ? ORDER BY number LIMIT ?"
     )
-    for _, content, *row in registry.db.pages(sql, size=256):
+    pages = watched(registry.db.pages(sql, size=256), "sketches", len(registry))
+    for _, content, *row in pages:
         client = str(row[0])
         try:
             Entry.from_row(tuple(row))
@@ -80,7 +82,8 @@ def _models(registry: Registry) -> Iterator[Problem]:
     if stated["model"] is not None:
         yield from _model(registry, "the global model", stated["model"])
     sql = "SELECT min(id), model FROM clients WHERE model IS NOT NULL GROUP BY model"
-    for client, digest in registry.db.rows(sql):
+    rows = list(registry.db.rows(sql))
+    for client, digest in watched(rows, "models", len(rows)):
         yield from _model(registry, str(client), digest)
 
 

@@ -19,6 +19,7 @@ from fedcohort import checkpoint as checkpoints
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.gates import Gate
+from fedcohort.progress import watched
 from fedcohort.session import LOG, Session
 from fedcohort.simulate.availability import Always, Availability, Durations
 from fedcohort.simulate.clients import Insight
@@ -251,6 +252,7 @@ def simulate(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 10,
     on_round: Callable[[list[RoundRecord]], None] | None = None,
+    progress: bool = False,
     **options: Unpack[Options],
 ) -> list[History]:
     """Train a model by federated learning and return one history per seed.
@@ -269,6 +271,8 @@ def simulate(
         A file to continue from if it exists, and to save to every `checkpoint_every` rounds.
     on_round : callable, optional
         Called with the records of every round.
+    progress : bool, default=False
+        Show the rounds on standard error: a bar on a terminal, plain lines elsewhere.
     **options
         ``local`` (LocalTraining), ``aggregation`` ("mean", "size-weighted", "fedavgm", "fedadam"
         or an object), ``availability``, ``dropout`` (probability that a selected client does not
@@ -291,8 +295,9 @@ def simulate(
     histories = [History(s.seed) for s in simulation.sessions]
     if checkpoint is not None and Path(checkpoint).exists():
         _restore(simulation, histories, checkpoints.load(checkpoint))
-    while simulation.round_number < rounds:
-        records = simulation.step()
+    left = rounds - simulation.round_number
+    steps = (simulation.step() for _ in range(left))
+    for records in watched(steps, "rounds", left, patience=0.0) if progress else steps:
         for history, record in zip(histories, records, strict=True):
             history.rounds.append(record)
         if on_round is not None:
