@@ -58,10 +58,10 @@ class Progress:
 
     def __call__(self, name: str, done: int, total: int, note: str = "") -> None:
         """Show that `done` of `total` steps of a task are done."""
-        self._show(name, done, total, note)
         self._done[name] = done
         if self._whole is not None and self._whole > total:
             self._show("all", sum(self._done.values()), self._whole)
+        self._show(name, done, total, note)
 
 
 def watched(items: Iterable[T], name: str, total: int, patience: float = 2.0) -> Iterator[T]:
