@@ -74,14 +74,14 @@ def _policy(name: str) -> str:
             ("with the update", made.needs.reply),
         )
     ]
-    text = [f"# {name}", f"Use it when {policy.when}.", f"`policy = \"{name}\"`"]
+    text = [f"# {name}", f"Use it when {policy.when}.", f'`policy = "{name}"`']
     text += ["\n".join(["| asked | signals |", "|---|---|", *rows])]
     text += ["How it does against the others: [pick a policy](../policies.md)."]
     return "\n\n".join([*text, _reference(policy)])
 
 
 def _gate(name: str) -> str:
-    return f"# {name}\n\n`gate = \"{name}\"`; see [skip uploads](../skip.md).\n\n" + _reference(
+    return f'# {name}\n\n`gate = "{name}"`; see [skip uploads](../skip.md).\n\n' + _reference(
         GATES[name]
     )
 
