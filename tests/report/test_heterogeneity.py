@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 import struct
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcohort.exceptions import DataError
-from fedcohort.report.drawing import RAMP, bars, dots, matrix_image, ramp, scatter
+from fedcohort.report.drawing import RAMP, Mark, bars, dots, matrix_image, ramp, scatter
 from fedcohort.report.heterogeneity import (
     classical_map,
     measure,
@@ -223,7 +224,8 @@ def test_the_page_is_whole_and_loads_nothing(count):
     read = Tags()
     read.feed(html)
     assert all(link.startswith("data:image/png") for link in read.links)
-    assert not {"script", "link", "iframe", "object"} & set(read.tags)
+    assert not {"link", "iframe", "object"} & set(read.tags)
+    assert read.tags.count("script") == 1
     assert not re.search(r"https?:|@import|url\((?!#scale)", html)
     assert "nan" not in html
     text = "".join(read.text)
@@ -238,7 +240,11 @@ def test_hostile_names_stay_text():
     html = page(measure(sketches([0, 1, 2, 3], 50), bad), title="</title><script>")
     read = Tags()
     read.feed(html)
-    assert not {"script", "img"} & set(read.tags)
+    assert "img" not in read.tags
+    assert read.tags.count("script") == 1  # the page's own, allowed by its hash
+    (script,) = re.findall(r"<script>(.*?)</script>", html, re.S)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in html
     assert bad[0] in "".join(read.text)
 
 
@@ -262,8 +268,6 @@ def test_an_image_of_the_matrix_reads_back():
 
 def test_pictures_of_equal_values_are_drawn():
     found = profile(sketches([0, 0], 30))
-    from fedcohort.report.drawing import Mark
-
     marks = [Mark(c.name, 0.0, 0.0, 0.0, "#000", True, "") for c in found.clients]
     for picture in (bars(marks), dots(marks), scatter(marks, np.zeros((2, 2)), True)):
         assert "nan" not in picture
@@ -291,3 +295,86 @@ def test_everything_is_plain_for_json():
     assert read["clients"] == 3
     assert np.allclose(read["matrix"], found.matrix, rtol=1e-6)
     assert [c["name"] for c in read["client"]] == names(found.clients)
+
+
+def test_verdicts_follow_the_rules():
+    odd = profile(sketches([0] * 14 + [3], 200))
+    assert odd.verdict().kind == "kind"
+    assert "one client stands apart" in odd.verdict().headline
+    assert odd.verdict().next_steps[0].startswith("Look at site-14: make the sketches with --expl")
+    groups = profile(sketches([0, 1] * 6, 200)).verdict()
+    assert (groups.kind, "form 2 groups" in groups.headline) == ("kind", True)
+    assert any("group 1: 6 clients, group 2: 6 clients" in step for step in groups.next_steps)
+    rng = np.random.default_rng(0)
+    graded = []
+    for share in rng.uniform(0.2, 0.8, 12):
+        sketch = EMPTY.empty_like()
+        kind = (rng.random(400) < share).astype(int)
+        sketch.add(rng.normal(size=(400, 8)) + MEANS[kind] / 3)
+        graded.append(sketch)
+    degree = profile(graded).verdict(["expect 3% fewer rounds"])
+    assert degree.kind == "degree"
+    assert degree.next_steps[-1] == "expect 3% fewer rounds"
+    noisy = [s.privatize(0.01, rng=rng) for s in sketches([0] * 6, 50)]
+    blind = profile(noisy)
+    assert blind.verdict().kind == "unknown"
+    assert "noise exceeds the signal in 6 of 6" in blind.warnings[0]
+    assert "noise exceeds the signal" in page(blind)
+
+
+def test_a_page_of_useless_sketches_says_so():
+    rng = np.random.default_rng(1)
+    empty, made = RaceSketch.srp(1, rows=20, bits=4), []
+    for _ in range(4):
+        made.append(empty.empty_like())
+        made[-1].add(np.abs(rng.normal(size=(100, 1))))
+    found = profile(made)
+    assert found.verdict().kind == "unknown"
+    assert "one bucket" in page(found)
+
+
+def test_a_tiny_or_noisy_client_is_not_nearest_to_everybody():
+    """At epsilon 2, a site of three records was nearest to 199 of 200 by debiased squares alone."""
+    rng = np.random.default_rng(2)
+    made = sketches([0] * 59, 400) + sketches([0], 3, seed=9)
+    noisy = [s.privatize(2.0, rng=rng) for s in made]
+    found = profile(noisy)
+    assert sum(c.nearest == "site-59" for c in found.clients) == 0
+    assert max(c.distance for c in found.clients) < 1.5  # nothing that noise alone made
+    squares = distance_matrix(noisy, "mmd")
+    np.fill_diagonal(squares, np.inf)
+    assert (squares.argmin(axis=1) == 59).sum() > 15  # what the plain ranking did
+
+
+def test_references_are_drawn_and_labels_split_the_data():
+    made = sketches([0] * 10, 200)
+    for sketch in made:
+        sketch.origin["label_split"] = 0.4
+    found = profile(made)
+    assert found.references.label == pytest.approx(0.4)
+    pairs = distance_matrix(sketches([0] * 40, 200, seed=5), "frobenius", True) / np.sqrt(50)
+    inside = pairs[np.triu_indices(40, 1)] <= found.references.random
+    assert inside.mean() > 0.9  # 95 of 100 by chance, with errors that are upper bounds
+    html = page(found)
+    assert "random samples" in html
+    assert html.count("stroke-dasharray") == 2
+
+
+def test_names_of_many_outliers_do_not_overlap():
+    rng = np.random.default_rng(3)
+    marks = [
+        Mark(f"hospital-number-{i}", 1 - i / 1e4, 0.9, 1.0, "#000", True, "") for i in range(200)
+    ]
+    for drawn in (dots(marks), scatter(marks, rng.normal(size=(200, 2)) * 1e-3, True)):
+        boxes = [
+            (float(x), float(y) - 9, float(x) + 6.2 * len(text), float(y) + 2)
+            for x, y, text in re.findall(
+                r'class="name" x="([\d.-]+)" y="([\d.-]+)">([^<]+)<', drawn
+            )
+        ]
+        assert boxes
+        for i, a in enumerate(boxes):
+            for b in boxes[:i]:
+                wide = min(a[2], b[2]) - max(a[0], b[0])
+                high = min(a[3], b[3]) - max(a[1], b[1])
+                assert min(wide, high) <= 0 or wide * high <= 12.5

@@ -276,7 +276,12 @@ def command(
     """
     from fedcohort.files import CsvOptions, open_source
     from fedcohort.files.publish import Publisher, Target
-    from fedcohort.files.sketching import sketch_clients, sketch_source, sketch_warnings
+    from fedcohort.files.sketching import (
+        sketch_clients,
+        sketch_source,
+        sketch_warnings,
+        sketch_with_labels,
+    )
 
     made = _spec_of(click.get_current_context(), spec)
     target = Target(out, (data,), by is not None, force)
@@ -289,7 +294,9 @@ def command(
     empty = made.empty_sketch(source)
     if spec is not None:
         empty.origin = {"spec": made.digest}
-    whole, each = partial(sketch_source, source), partial(sketch_clients, source)
+    labels = made.label.column is not None and made.release.epsilon is None
+    whole = partial(sketch_with_labels if labels else sketch_source, source)
+    each = partial(sketch_clients, source)
     if ray is not None:
         from fedcohort.distribute.sketching import sketch_folder, sketch_folder_clients
 
@@ -299,7 +306,7 @@ def command(
     with on_cluster(ray), _watching(data.name, source.rows) as on_rows:
         if by is None:
             sketch = whole(empty, on_rows)
-            sketch.origin = empty.origin
+            sketch.origin |= empty.origin
             said += sketch_warnings(sketch, source)
             publisher.write(sketch)
         else:

@@ -12,7 +12,7 @@ from fedcohort.exceptions import DataError, InvalidSketch, UnlikeSketches
 from fedcohort.files.finding import lost_files
 from fedcohort.files.source import Block, Source
 from fedcohort.sketch.marginals import bins_of
-from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.race import RaceSketch, distance_matrix, pooled
 
 OnRows = Callable[[int], None]
 MEMORY = 512 << 20  # for the sketches of one pass over the data
@@ -28,6 +28,36 @@ def sketch_source(source: Source, empty: RaceSketch, on_rows: OnRows | None = No
     if not sketch.n:
         raise DataError("the data have no rows, so there is nothing to sketch")
     return sketch
+
+
+def sketch_with_labels(
+    source: Source, empty: RaceSketch, on_rows: OnRows | None = None
+) -> RaceSketch:
+    """Return the sketch of all rows, which also states how far the classes are apart.
+
+    The distance is the median over pairs of classes with ten records or more, as
+    `origin["label_split"]`: a reference for the distances between clients. It is exact, so it
+    belongs to exact sketches only.
+    """
+    classes: dict[int, RaceSketch] = {}
+    for block in source.blocks():
+        if block.y is None:
+            raise ValueError("a source without labels cannot be divided by label")
+        bins = _bins(empty, block)
+        for label in np.unique(block.y).tolist():
+            rows = np.flatnonzero(block.y == label)
+            sketch = classes.setdefault(label, empty.empty_like())
+            _add(sketch, block.x[rows], block.y[rows], None if bins is None else bins[rows])
+        if on_rows is not None:
+            on_rows(len(block.x))
+    if not classes:
+        raise DataError("the data have no rows, so there is nothing to sketch")
+    total = pooled(classes.values())
+    large = [sketch for sketch in classes.values() if sketch.n >= 10]
+    if len(large) > 1:
+        squares = distance_matrix(large, "mmd")[np.triu_indices(len(large), 1)]
+        total.origin["label_split"] = float(np.sqrt(max(np.median(squares), 0.0)))
+    return total
 
 
 def sketch_clients(
@@ -154,7 +184,7 @@ def sketch_warnings(sketch: RaceSketch, source: Source) -> list[str]:
     return said
 
 
-ONE_BUCKET = 0.98  # share of the records in the fullest bucket of a row, on average
+ONE_BUCKET = 0.95  # share of the records in the fullest bucket of a row, on average
 
 
 def concentration(counts: Any, n: float) -> float:

@@ -1,14 +1,11 @@
-"""A matrix as a small PNG file inside a page: one pixel a number, whatever the size.
-
-Pictures for a page, as SVG that loads nothing.
-"""
+"""Pictures for a page, as SVG that loads nothing; a matrix is a PNG of one pixel per number."""
 
 from __future__ import annotations
 
 import base64
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -57,6 +54,7 @@ COLORS = (
     "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9",
     "#d55e00", "#8c6bb1", "#7f7f7f", "#b5a400", "#5b4636",
 )  # fmt: skip
+MOST_COVERED = 12.0  # square pixels of other marks and names
 NAMED = 40  # clients; beyond, the names at a matrix would not be readable
 
 
@@ -77,13 +75,20 @@ def short(name: str, most: int = 22) -> str:
     return name if len(name) <= most else f"{name[: most - 9]}…{name[-8:]}"
 
 
-def bars(marks: Sequence[Mark]) -> str:
-    """Draw labeled bars from the largest, with their standard errors."""
+def bars(marks: Sequence[Mark], lines: Mapping[str, float] | None = None) -> str:
+    """Draw labeled bars from the largest, with their standard errors and lines to compare with."""
     left, width, step = 170, 960, 20
-    most = max(*(m.high for m in marks), 1e-12)
+    lines = lines or {}
+    most = max(*(m.high for m in marks), *lines.values(), 1e-12)
     scale = (width - left - 70) / most
-    height = step * len(marks) + 30
+    height = step * len(marks) + 30 + 16 * bool(lines)
     parts = [_axis(left, height - 24, scale, most, height)]
+    for name, value in lines.items():
+        x = left + scale * value
+        parts.append(
+            f'<path d="M{x:.1f} 0V{height - 38}" stroke="#d55e00" stroke-dasharray="5 4"/>'
+            f'<text x="{x + 4:.1f}" y="{height - 28}" fill="#d55e00">{escape(name)}</text>'
+        )
     for i, m in enumerate(marks):
         y = i * step + 4
         x, low, high = (left + scale * v for v in (m.value, m.low, m.high))
@@ -101,10 +106,11 @@ def bars(marks: Sequence[Mark]) -> str:
     return _svg(width, height, parts, "Distance of each client to all data together")
 
 
-def dots(marks: Sequence[Mark]) -> str:
-    """Draw many clients side by side, from the largest, naming the strong ones."""
+def dots(marks: Sequence[Mark], lines: Mapping[str, float] | None = None) -> str:
+    """Draw many clients side by side, from the largest, naming the strong ones where it fits."""
     left, width, height = 50, 960, 320
-    most = max(*(m.high for m in marks), 1e-12)
+    lines = lines or {}
+    most = max(*(m.high for m in marks), *lines.values(), 1e-12)
     up = (height - 50) / most
     right = (width - left - 20) / max(len(marks), 1)
     floor = height - 30
@@ -113,6 +119,13 @@ def dots(marks: Sequence[Mark]) -> str:
         f'<text x="{left - 6}" y="{floor - up * v + 4:.1f}" text-anchor="end">{v:g}</text>'
         for v in _ticks(most)
     ]
+    for name, value in lines.items():
+        y = floor - up * value
+        parts.append(
+            f'<path d="M{left} {y:.1f}H{width}" stroke="#d55e00" stroke-dasharray="5 4"/>'
+            f'<text x="{width - 4}" y="{y - 4:.1f}" text-anchor="end" fill="#d55e00">'
+            f"{escape(name)}</text>"
+        )
     boxes: list[tuple[float, ...]] = []
     named = []
     for i, m in enumerate(marks):
@@ -198,7 +211,7 @@ def _color_scale(x: float, y: float, width: float, most: float) -> str:
 
 
 def _name(name: str, x: float, y: float, boxes: list[tuple[float, ...]], width: float) -> str:
-    """Place a name right, left, above or below its mark, where it covers least."""
+    """Place a name right, left, above or below its mark; none where it would cover another."""
     long = 6.2 * len(name)
     places = [(x + 8, y + 4), (x - 8 - long, y + 4), (x - long / 2, y - 9), (x - long / 2, y + 17)]
     covered = []
@@ -207,6 +220,8 @@ def _name(name: str, x: float, y: float, boxes: list[tuple[float, ...]], width: 
         outside = 1000.0 if px < 0 or px + long > width else 0.0
         covered.append((outside + sum(_overlap(box, other) for other in boxes), box))
     best = min(range(4), key=lambda i: covered[i][0])
+    if covered[best][0] > MOST_COVERED:
+        return ""
     boxes.append(covered[best][1])
     px, py = places[best]
     return f'<text class="name" x="{px:.1f}" y="{py:.1f}">{escape(name)}</text>'

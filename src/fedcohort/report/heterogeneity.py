@@ -1,13 +1,9 @@
-"""What a matrix of distances shows: a map, an order, groups.
-
-All functions take debiased squared distances, which scatter around zero where clients are alike
-and may then be negative.
-
-Sketches -> how different the clients are, as values that a test can read and a page can draw.
+"""Sketches -> how different the clients are, as values that a test can read and a page can draw.
 
 Distances are debiased and do not depend on the number of rows: the root of the squared MMD, which
 is the paper's Frobenius distance / sqrt(rows). Two data sets that never meet in a bucket, and
-fill one bucket a row each, are sqrt(2) apart.
+fill one bucket per row each, are sqrt(2) apart. Debiased squares scatter around zero where clients
+are alike and may then be negative.
 """
 
 from __future__ import annotations
@@ -20,14 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import DataError
+from fedcohort.files.sketching import ONE_BUCKET, concentration
+from fedcohort.personalize.index import ENERGY_SHARE
+from fedcohort.privacy.planning import signal_to_noise
 from fedcohort.report.sketches import describe, privacy
-from fedcohort.sketch.distances import distance_matrix, distances_to_global
+from fedcohort.report.verdict import Verdict, judge
+from fedcohort.sketch.distances import Stack, distance_matrix, distances_to_global
 from fedcohort.sketch.errors import errors_to_global, pair_errors, tightened
+from fedcohort.sketch.marginals import ColumnGap, gaps_to_rest
 from fedcohort.sketch.race import RaceSketch
 
 Floats = NDArray[np.float64]
 MOST_CLUSTERS = 10
 LEAST_SILHOUETTE = 0.5  # from here on Kaufman and Rousseeuw (1990) see a reasonable structure
+AS_GOOD = 0.02  # difference of silhouettes that chance makes
 LEAST_GAP = 3.0  # standard errors of one pair
 ORDERED_WELL = 200  # clients; beyond, the best order of leaves takes too long
 
@@ -81,10 +83,10 @@ def suggest_clusters(squares: Floats, errors: Floats) -> tuple[Clusters, NDArray
     """Suggest a number of clusters, and an order that puts like clients side by side.
 
     Average linkage on the distances is cut into 2, 3, ... clusters, and the cut with the best
-    mean silhouette is suggested. One cluster is suggested instead if that silhouette is below
-    0.5, or if clients of different clusters are not farther apart (in the mean of squared
-    distances) than those of the same by 3 standard errors of one pair: then sampling and noise
-    would explain the division.
+    mean silhouette is suggested; of several that are as good, the one with fewest clusters. One
+    cluster is suggested instead if that silhouette is below 0.5, or if clients of different
+    clusters are not farther apart (in the mean of squared distances) than those of the same by 3
+    standard errors of one pair: then sampling and noise would explain the division.
 
     Parameters
     ----------
@@ -106,7 +108,7 @@ def suggest_clusters(squares: Floats, errors: Floats) -> tuple[Clusters, NDArray
     scores = {k: silhouette(distances, cut) for k, cut in cuts.items() if len(set(cut)) == k}
     if not scores:
         return Clusters(1, np.zeros(n, np.int64), {}, 0.0), order
-    best = max(scores, key=lambda k: scores[k])
+    best = min(k for k, score in scores.items() if score >= max(scores.values()) - AS_GOOD)
     gap = _gap(squares, errors, cuts[best])
     if scores[best] < LEAST_SILHOUETTE or gap < LEAST_GAP:
         return Clusters(1, np.zeros(n, np.int64), scores, gap), order
@@ -157,6 +159,8 @@ def _by_size(labels: NDArray[np.int64]) -> NDArray[np.int64]:
 
 OUTLIER = 3.5  # robust z-score (Iglewicz and Hoaglin 1993)
 TOLD_APART = 2.0  # standard errors
+UNSURE = 1.0  # standard error of a squared distance, which is 2 at most
+ONE_SIDED = 1.645  # standard deviations: 95 of 100 are below
 
 
 class ClientRow(NamedTuple):
@@ -182,14 +186,30 @@ class ClientRow(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A client with too few records to be compared."""
+    """A client that cannot be compared: too few records, or too few for its noise."""
 
     name: str
     n: float
 
 
+class References(NamedTuple):
+    """What a large distance is compared with.
+
+    `random`: 95 of 100 pairs of random samples of the same data, of the median size and noise of
+    these clients, look less far apart. `label`: how far the classes of the label are apart within
+    the median client, None where the sketches do not say.
+    """
+
+    random: float
+    label: float | None
+
+
 class Heterogeneity(NamedTuple):
-    """All that the page shows; `matrix` and `order` index `clients`."""
+    """All that the page shows; `matrix` and `order` index `clients`.
+
+    `columns` holds, by client, how far each column is from that of the other clients; it is empty
+    unless all sketches were made with --explain. `blind` says that the sketches tell nothing.
+    """
 
     clients: list[ClientRow]
     left_out: list[LeftOut]
@@ -201,6 +221,19 @@ class Heterogeneity(NamedTuple):
     told_apart: float
     privacy: dict[str, int]
     sketch: dict[str, str]
+    references: References
+    columns: dict[str, list[ColumnGap]]
+    warnings: list[str]
+    blind: bool
+
+    def verdict(self, plan: Sequence[str] = ()) -> Verdict:
+        """Judge in plain words; `plan` adds what `fedcohort plan` expects of cohorts."""
+        return judge(self, plan)
+
+    def marked_columns(self, client: str) -> str:
+        """Name the columns in which a client differs beyond chance, the surest first."""
+        gaps = [gap for gap in self.columns.get(client, []) if gap.marked]
+        return ", ".join(f"{g.column} ({g.what})" for g in sorted(gaps, key=lambda g: g.chance))
 
     @property
     def private(self) -> int:
@@ -226,13 +259,19 @@ class Heterogeneity(NamedTuple):
             "told_apart": self.told_apart,
             "outliers": [c.name for c in self.outliers],
             "clusters": self.clusters.number,
+            "verdict": self.verdict()._asdict(),
+            "references": self.references._asdict(),
+            "warnings": self.warnings,
         }
 
     def facts(self) -> dict[str, str]:
         """Return the main numbers in words."""
         far = max(self.clients, key=lambda c: c.distance)
         median = float(np.median([c.distance for c in self.clients]))
+        verdict = self.verdict()
         facts = {
+            "verdict": verdict.headline,
+            "next": "\n".join(verdict.next_steps),
             "clients": f"{len(self.clients)}, {self.records:,.0f} records",
             "privacy": "; ".join(f"{what} ({n} clients)" for what, n in self.privacy.items()),
             "distance to all": f"median {median:.3f}, largest {far.distance:.3f} ({far.name})",
@@ -241,7 +280,9 @@ class Heterogeneity(NamedTuple):
             "clusters": self.suggestion(),
         }
         if self.left_out:
-            facts["left out"] = few([c.name for c in self.left_out]) + ": below two records"
+            facts["left out"] = (
+                few([c.name for c in self.left_out]) + ": too few records, or too few for the noise"
+            )
         return facts
 
     def suggestion(self) -> str:
@@ -268,6 +309,7 @@ class Heterogeneity(NamedTuple):
             "client": [c._asdict() for c in self.clients],
             "order": self.order,
             "matrix": [[float(f"{v:.7g}") for v in row] for row in self.matrix.tolist()],
+            "columns": {k: [g._asdict() for g in v] for k, v in self.columns.items()},
             "silhouettes": {str(k): v for k, v in self.clusters.silhouettes.items()},
             "gap": self.clusters.gap,
             "map_share": self.map_share,
@@ -294,7 +336,7 @@ def measure(sketches: Sequence[RaceSketch], names: Sequence[str]) -> Heterogenei
     DataError
         If fewer than two clients have two records or more.
     """
-    usable = [i for i, s in enumerate(sketches) if s.n >= 2]
+    usable = _usable(sketches)
     if len(usable) < 2:
         raise DataError("a profile needs at least two sketches of two records or more")
     used, called = [sketches[i] for i in usable], [names[i] for i in usable]
@@ -304,6 +346,7 @@ def measure(sketches: Sequence[RaceSketch], names: Sequence[str]) -> Heterogenei
     clusters, order = suggest_clusters(squares, errors)
     seen = classical_map(squares)
     pairs = np.triu_indices(len(used), 1)
+    warnings, blind = _warnings(used)
     matrix = np.sqrt(np.maximum(squares, 0))
     return Heterogeneity(
         clients=_rows(used, called, squares, clusters, seen.positions),
@@ -316,7 +359,63 @@ def measure(sketches: Sequence[RaceSketch], names: Sequence[str]) -> Heterogenei
         told_apart=float((squares[pairs] > TOLD_APART * errors[pairs]).mean()),
         privacy=dict(Counter(privacy(s) for s in used)),
         sketch=_shared(used),
+        references=_references(used, errors[pairs]),
+        columns=_columns(used, called),
+        warnings=warnings,
+        blind=blind,
     )
+
+
+def _usable(sketches: Sequence[RaceSketch]) -> list[int]:
+    """Return the clients that can be compared at all.
+
+    A squared distance is at most 2. Where the standard error of a client's is above 1, the client
+    has so few records for its noise that it could lie anywhere.
+    """
+    enough = [i for i, s in enumerate(sketches) if s.n >= 2]
+    if len(enough) < 2:
+        return enough
+    errors = errors_to_global([sketches[i] for i in enough])
+    sure = [i for i, error in zip(enough, errors.tolist(), strict=True) if error <= UNSURE]
+    return sure if len(sure) > 1 else enough
+
+
+def _references(sketches: Sequence[RaceSketch], errors: Floats) -> References:
+    split = [s.origin.get("label_split") for s in sketches]
+    known = [float(v) for v in split if isinstance(v, (int, float)) and np.isfinite(v)]
+    random = float(np.sqrt(ONE_SIDED * np.median(errors)))
+    return References(random, float(np.median(known)) if known else None)
+
+
+def _columns(sketches: Sequence[RaceSketch], names: Sequence[str]) -> dict[str, list[ColumnGap]]:
+    if not all(s.marginals is not None and s.marginals.n >= 2 for s in sketches):
+        return {}
+    return dict(zip(names, gaps_to_rest(sketches), strict=True))
+
+
+def _warnings(sketches: Sequence[RaceSketch]) -> tuple[list[str], bool]:
+    """Say what makes the sketches tell little, and whether they tell nothing."""
+    said, blind = [], False
+    noisy = [r for r in map(signal_to_noise, sketches) if r < 1]
+    if noisy:
+        blind = len(noisy) > len(sketches) / 2
+        said.append(
+            f"The noise exceeds the signal in {len(noisy)} of {len(sketches)} sketches (worst "
+            f"signal to noise {min(noisy):.2g}): make them with fewer rows, a larger epsilon, a "
+            "delta above 0, or of more records."
+        )
+    exact = [s for s in sketches if not s.private]
+    full = [concentration(s.counts, s.n) for s in exact]
+    if full and float(np.mean(full)) > ONE_BUCKET:
+        blind = True
+        said.append(
+            "Nearly all records fall into one bucket, so that every distance is about 0: center "
+            "and scale the columns by public constants, or use --hash pstable."
+        )
+    specs = {str(s.origin.get("spec")) for s in sketches}
+    if len(specs) > 1:
+        said.append(f"The sketches were made by {len(specs)} different specs: compare the files.")
+    return said, blind
 
 
 def _rows(
@@ -329,7 +428,7 @@ def _rows(
     squares = distances_to_global(sketches, "pooled", "mmd")
     errors = errors_to_global(sketches)
     scores = robust_scores(squares, errors)
-    nearest = (apart + np.diag(np.full(len(apart), np.inf))).argmin(axis=1)
+    nearest = nearest_clients(sketches, apart)
     ranges = [np.sqrt(np.maximum(squares + k * errors, 0)).tolist() for k in (0, -1, 1)]
     return [
         ClientRow(
@@ -349,6 +448,19 @@ def _rows(
         )
         for i, s in enumerate(sketches)
     ]
+
+
+def nearest_clients(sketches: Sequence[RaceSketch], squares: Floats) -> NDArray[np.int64]:
+    """Return the nearest other client of each, ranked as a registry ranks them.
+
+    A client of few or noisy records is near to everybody by chance: its debiased squared distance
+    scatters most. So a part of its sampling and noise energy is added (see `personalize.search`).
+    """
+    energy = Stack(sketches).energy() / sketches[0].rows
+    ranked = squares + ENERGY_SHARE * energy[None, :]
+    np.fill_diagonal(ranked, np.inf)
+    nearest: NDArray[np.int64] = ranked.argmin(axis=1)
+    return nearest
 
 
 def robust_scores(squares: Floats, errors: Floats) -> Floats:

@@ -1,7 +1,14 @@
-"""The heterogeneity page: one HTML file that works offline, runs no script and loads nothing."""
+"""The heterogeneity page: one HTML file that works offline and loads nothing.
+
+Its only script sorts and searches the table of clients. The page's own policy allows that script
+by its hash, and forbids all others.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
@@ -18,7 +25,41 @@ from fedcohort.report.heterogeneity import OUTLIER, ClientRow, Heterogeneity, fe
 
 BARS = 60  # clients; more are drawn as dots
 NAMES_ON_MAP = 25
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+SCRIPT = """
+const table = document.getElementById("clients"), body = table.tBodies[0];
+const rows = Array.from(body.rows), find = document.getElementById("find");
+const shown = document.getElementById("shown");
+function search() {
+  const words = find.value.toLowerCase();
+  let count = 0;
+  for (const row of rows) {
+    row.hidden = !row.textContent.toLowerCase().includes(words);
+    count += row.hidden ? 0 : 1;
+  }
+  shown.textContent = count + " of " + rows.length;
+}
+function sort(column, head) {
+  const down = head.getAttribute("aria-sort") !== "descending";
+  for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", down ? "descending" : "ascending");
+  const key = row => row.cells[column].dataset.v ?? row.cells[column].textContent;
+  const order = (a, b) => key(a).localeCompare(key(b), "en", {numeric: true});
+  const number = (a, b) => Number(key(a)) - Number(key(b));
+  const numeric = rows.every(row => row.cells[column].dataset.v !== undefined);
+  rows.sort(numeric ? number : order);
+  if (down) rows.reverse();
+  for (const row of rows) body.append(row);
+}
+find.addEventListener("input", search);
+Array.from(table.tHead.rows[0].cells).forEach((head, column) => {
+  head.addEventListener("click", () => sort(column, head));
+});
+search();
+"""
+ALLOWED = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+POLICY = (
+    f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{ALLOWED}'"
+)
 STYLE = """
 :root { color-scheme: light }
 body { margin: 0 auto; max-width: 1120px; padding: 28px 24px 60px; background: #fff; color: #1c2430;
@@ -39,27 +80,56 @@ th, td { text-align: left; padding: 4px 10px; border-bottom: 1px solid #edf0f3;
   overflow-wrap: anywhere }
 th { position: sticky; top: 0; background: #f5f7fa; white-space: nowrap }
 td.r, th.r { text-align: right; white-space: nowrap }
+td:first-child { min-width: 9ch }
 tr.odd td { background: #fff4e5 } .dot { display: inline-block; width: 9px; height: 9px;
   border-radius: 5px; margin-right: 6px }
+.verdict { border-left: 6px solid #0072b2; background: #f3f8fc; border-radius: 6px;
+  padding: 12px 18px; margin: 16px 0 }
+.verdict.kind { border-color: #d55e00; background: #fdf5ef }
+.verdict.unknown { border-color: #8a8a8a; background: #f6f6f6 }
+.verdict.alike { border-color: #009e73; background: #f0f9f6 }
+.verdict h2 { margin: 0 0 6px; font-size: 20px } .verdict h3 { margin: 10px 0 2px; font-size: 15px }
+.verdict ul { margin: 4px 0; padding-left: 20px } .verdict li { max-width: 90ch }
+.warning { background: #fff4e5; border-radius: 6px; padding: 8px 14px; margin: 8px 0 }
+th { cursor: pointer } th[aria-sort=descending]::after { content: " ▾" }
+th[aria-sort=ascending]::after { content: " ▴" }
+input { font: inherit; padding: 5px 10px; border: 1px solid #c8ccd2; border-radius: 6px;
+  margin: 4px 10px 8px 0; width: 260px }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px } dt { color: #5b6573 }
 dd { margin: 0; overflow-wrap: anywhere }
 @media print { .scroll { max-height: none } }
 """
 
 
-def page(found: Heterogeneity, title: str = "How different are the clients?") -> str:
+def page(
+    found: Heterogeneity,
+    title: str = "How different are the clients?",
+    plan: Sequence[str] = (),
+) -> str:
     """Lay out a federation's differences as an HTML page.
 
-    Every name is escaped, there is no script, and the page's own policy forbids loading anything.
+    Every name is escaped, and the page's own policy forbids loading anything.
+
+    Parameters
+    ----------
+    found : Heterogeneity
+    title : str
+    plan : sequence of str
+        What `fedcohort plan` expects of cohorts, as further steps of the verdict.
     """
     content = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="soft">{_subtitle(found)}</p>',
+        _verdict(found, plan),
+        *(f'<p class="warning">{escape(line)}</p>' for line in found.warnings),
         _tiles(found),
-        f"<p>{_headline(found)}</p>",
+        f"<p>{_details(found)}</p>",
         "<h2>Distance to all data together</h2>",
         '<p class="soft">0: the client looks like the whole federation. The thin line is one '
-        "standard error, an upper bound.</p>",
+        "standard error, an upper bound. The dashed lines are what to compare with: random samples "
+        "of the same data"
+        + (", and the classes of the label" if found.references.label is not None else "")
+        + ".</p>",
         _distances(found),
         '<div class="pair">',
         "<section><h2>Map</h2>"
@@ -78,7 +148,7 @@ def page(found: Heterogeneity, title: str = "How different are the clients?") ->
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
-        f"<body>{chr(10).join(content)}</body></html>\n"
+        f"<body>{chr(10).join(content)}<script>{SCRIPT}</script></body></html>\n"
     )
 
 
@@ -101,20 +171,26 @@ def _tiles(found: Heterogeneity) -> str:
     return f'<div class="tiles">{made}</div>'
 
 
-def _headline(found: Heterogeneity) -> str:
-    if found.told_apart < 0.05:
-        first = "As far as these sketches can tell, the clients look alike."
-    elif found.told_apart > 0.5:
-        first = "Most clients differ from each other by more than chance explains."
-    else:
-        first = "Some clients differ from each other by more than chance explains."
-    odd, gone = " No client is an outlier.", ""
+def _verdict(found: Heterogeneity, plan: Sequence[str]) -> str:
+    made = found.verdict(plan)
+    why, do = (
+        "".join(f"<li>{escape(line)}</li>" for line in lines)
+        for lines in (made.reasons, made.next_steps)
+    )
+    return (
+        f'<section class="verdict {made.kind}"><h2>{escape(made.headline)}</h2><ul>{why}</ul>'
+        f"<h3>What to do next</h3><ul>{do}</ul></section>"
+    )
+
+
+def _details(found: Heterogeneity) -> str:
+    odd, gone = "No client is an outlier.", ""
     if found.outliers:
-        odd = f" Outliers: {escape(few([c.name for c in found.outliers]))}."
+        odd = f"Outliers: {escape(few([c.name for c in found.outliers]))}."
     if found.left_out:
         names = escape(few([c.name for c in found.left_out]))
-        gone = f" Left out, with fewer than two records: {names}."
-    return f"{first}{odd} Suggested clusters: {escape(found.suggestion())}.{gone}"
+        gone = f" Left out, with too few records, or too few for their noise: {names}."
+    return f"{odd} Suggested clusters: {escape(found.suggestion())}.{gone}"
 
 
 def _marks(found: Heterogeneity) -> list[Mark]:
@@ -134,7 +210,10 @@ def _tip(c: ClientRow) -> str:
 
 def _distances(found: Heterogeneity) -> str:
     marks = sorted(_marks(found), key=lambda m: -m.value)
-    return bars(marks) if len(marks) <= BARS else dots(marks)
+    lines = {"random samples": found.references.random}
+    if found.references.label is not None:
+        lines["classes"] = found.references.label
+    return bars(marks, lines) if len(marks) <= BARS else dots(marks, lines)
 
 
 def _map(found: Heterogeneity) -> str:
@@ -150,22 +229,36 @@ def _matrix(found: Heterogeneity) -> str:
 
 
 def _table(found: Heterogeneity) -> str:
+    """Lay out the clients in a table that sorts and searches; cells hold numbers as data-v."""
+    explained = bool(found.columns)
     rows = sorted(found.clients, key=lambda c: -c.distance)
     head = (
         '<tr><th>client</th><th class="r">records</th><th class="r">distance</th>'
         '<th class="r">± one standard error</th><th class="r">robust score</th><th>cluster</th>'
-        "<th>nearest client</th><th>private</th></tr>"
+        f"<th>nearest client</th>{'<th>columns that differ</th>' if explained else ''}"
+        "<th>private</th></tr>"
     )
-    body = "".join(
+    body = "".join(_row(found, c, explained) for c in rows)
+    return (
+        '<input id="find" type="search" placeholder="Search" aria-label="Search the clients">'
+        f'<span class="soft" id="shown">{len(rows)}</span>'
+        f'<div class="scroll"><table id="clients"><thead>{head}</thead><tbody>{body}</tbody>'
+        "</table></div>"
+    )
+
+
+def _row(found: Heterogeneity, c: ClientRow, explained: bool) -> str:
+    columns = f"<td>{escape(found.marked_columns(c.name) or 'none')}</td>" if explained else ""
+    return (
         f"<tr{' class=odd' if c.outlier else ''}><td>{escape(c.name)}</td>"
-        f'<td class="r">{c.n:,.0f}</td><td class="r">{c.distance:.4f}</td>'
-        f'<td class="r">{c.low:.4f} to {c.high:.4f}</td><td class="r">{c.z:.1f}</td>'
-        f'<td><span class="dot" style="background:{_color(c)}"></span>{c.cluster + 1}</td>'
-        f"<td>{escape(c.nearest)} ({c.nearest_distance:.3f})</td>"
+        f'<td class="r" data-v="{c.n:.6g}">{c.n:,.0f}</td>'
+        f'<td class="r" data-v="{c.distance:.6g}">{c.distance:.4f}</td>'
+        f'<td class="r" data-v="{c.high - c.low:.6g}">{c.low:.4f} to {c.high:.4f}</td>'
+        f'<td class="r" data-v="{c.z:.6g}">{c.z:.1f}</td><td data-v="{c.cluster}">'
+        f'<span class="dot" style="background:{_color(c)}"></span>{c.cluster + 1}</td>'
+        f"<td>{escape(c.nearest)} ({c.nearest_distance:.3f})</td>{columns}"
         f"<td>{'yes' if c.private else 'no'}</td></tr>"
-        for c in rows
     )
-    return f'<div class="scroll"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>'
 
 
 def _explanation(found: Heterogeneity) -> str:
@@ -179,7 +272,13 @@ the maximum mean discrepancy.</p>
 <p>A pair is told apart if its squared distance is more than two standard errors above zero. A
 client is an outlier if its squared distance to all data together is more than {OUTLIER} robust
 deviations above the median client's, where the deviation includes the client's own standard
-error. Clusters come from average linkage; their number is the one with the best silhouette.</p>
+error. Clusters come from average linkage; their number is the one with the best silhouette. The
+nearest client is ranked as a registry ranks: a client of few or noisy records is not near to
+everybody because its distance is uncertain.</p>
+<p>The verdict follows these rules, the first that holds. Unknown: the noise exceeds the signal in
+more than half of the sketches, or nearly all records fall into one bucket. Different in kind:
+there are outliers, or several clusters of three clients or more on average. Alike: fewer than 15%
+of the pairs are told apart. Different in degree: all else.</p>
 <h2>What is protected</h2>
 <p>Sketches with noise protect single records: whoever reads the counts can hardly tell whether one
 record was there. They do not hide what the client's data look like as a whole, which is what this

@@ -9,7 +9,9 @@ variance by chance (sampling of both sides, from their pooled histogram, and noi
 is the sum of u^2 / v. Its first two moments under chance follow from v and the fourth cumulant of
 each bin, and the chance to see more is that of a chi-square distribution with those two moments
 (Satterthwaite 1946). Bins that hardly anyone falls into are given a larger v, so that a single
-rare record cannot decide. Over all columns and sites that are looked at, the chance of even one
+rare record cannot decide, and no bin counts for more than 64: a difference between distributions
+moves mass between two bins at least, while the heavy tail of Laplace noise meets bins one by one.
+Over all columns and sites that are looked at, the chance of even one
 false mark is kept below 1% (Bonferroni).
 """
 
@@ -29,10 +31,12 @@ if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 BINS = 16
 EDGES = np.array([-3, -2, -1.5, -1, -0.65, -0.35, -0.1, 0.1, 0.35, 0.65, 1, 1.5, 2, 3])
 MIDDLES = np.concatenate([[-3.5], (EDGES[1:] + EDGES[:-1]) / 2, [3.5]])
 FALSE_MARKS = 0.01
+LARGEST_TERM = 64.0
 
 
 class Marginals:
@@ -95,6 +99,14 @@ def _bins(column: Column, order: Floats) -> NDArray[np.int64]:
         return 1 + values % (BINS - 1)
     kinds = _levels(column)
     return 1 + (values if kinds < BINS else values * (BINS - 1) // kinds)
+
+
+def _possible(column: Column) -> Bools:
+    """Which bins a record can fall into at all."""
+    bins = BINS
+    if column.kind not in ("number", "text") and column.since is None and not column.slots:
+        bins = min(BINS, 1 + _levels(column))
+    return np.arange(BINS) < bins
 
 
 def _levels(column: Column) -> int:
@@ -170,7 +182,7 @@ def gaps_to_rest(sketches: Sequence[RaceSketch]) -> list[list[ColumnGap]]:
     held = _held(sketches)
     columns, tests = held[0].columns, len(held) * len(held[0].columns)
     everyone = _side(held)
-    rest = [_usual(_column(everyone, i), tests) for i in range(len(columns))]
+    rest = [_usual(_column(everyone, i), _possible(c), tests) for i, c in enumerate(columns)]
     joined = _Side(*(np.stack(parts, axis=1) for parts in zip(*rest, strict=True)))
     return _gaps(columns, everyone, joined, tests)
 
@@ -189,7 +201,7 @@ def _column(side: _Side, i: int) -> _Side:
     return _Side(side.counts[:, i], side.n[:, 0], side.noise[:, 0], side.fourth[:, 0])
 
 
-def _usual(own: _Side, tests: int) -> _Side:
+def _usual(own: _Side, possible: Bools, tests: int) -> _Side:
     """Return what each client is compared with in one column: the others that are alike."""
     clients = len(own.n)
     inside = np.ones(clients, bool)
@@ -198,7 +210,7 @@ def _usual(own: _Side, tests: int) -> _Side:
         member = _Side(*(part * inside[:, None] for part in own))
         rest = _Side(*(np.broadcast_to(t, p.shape) for t, p in zip(total, own, strict=True)))
         rest = rest.plus(member, -1.0)
-        chances = np.where(inside, _chances(own, rest), 1.0)
+        chances = np.where(inside, _chances(own, rest, possible), 1.0)
         worst = int(chances.argmin())
         if chances[worst] * tests >= FALSE_MARKS or inside.sum() - 1 < max(2, clients / 2):
             return rest
@@ -206,8 +218,9 @@ def _usual(own: _Side, tests: int) -> _Side:
 
 
 def _gaps(columns: Sequence[Column], a: _Side, b: _Side, tests: int) -> list[list[ColumnGap]]:
+    possible = np.array([_possible(column) for column in columns])
     distances, errors = _distances(a, b)
-    chances, gap = _chances(a, b), a.q - b.q
+    chances, gap = _chances(a, b, possible), (a.q - b.q) * possible
     return [
         [
             ColumnGap(
@@ -239,7 +252,7 @@ def _distances(a: _Side, b: _Side) -> tuple[Floats, Floats]:
     return distance, np.sqrt(np.maximum(square, 0) + error) - distance
 
 
-def _chances(a: _Side, b: _Side) -> Floats:
+def _chances(a: _Side, b: _Side, possible: Bools) -> Floats:
     """How likely chance alone gives at least the differences seen, per column."""
     from scipy.stats import chi2
 
@@ -248,9 +261,10 @@ def _chances(a: _Side, b: _Side) -> Floats:
     variance = pooled * (1 - pooled) * (1 / a.n + 1 / b.n) + noise
     fourth = pooled * (1 / a.n**3 + 1 / b.n**3) + a.fourth / a.n**4 + b.fourth / b.n**4
     scale = np.maximum(variance, np.sqrt(fourth / 2))  # keeps rare bins from deciding
-    used = scale > 0
+    used = (scale > 0) & possible  # elsewhere there is noise alone
     scale = np.where(used, scale, 1)
-    statistic = ((a.q - b.q) ** 2 / scale * used).sum(axis=-1)
+    terms = np.minimum((a.q - b.q) ** 2 / scale, LARGEST_TERM)
+    statistic = (terms * used).sum(axis=-1)
     mean = (variance / scale * used).sum(axis=-1)
     spread = ((2 * variance**2 + fourth) / scale**2 * used).sum(axis=-1)
     unit = np.where(mean > 0, spread / (2 * np.where(mean > 0, mean, 1)), 1)
@@ -280,4 +294,10 @@ def _bin_names(column: Column) -> list[str]:
         return ["false", "true"]
     if column.levels and len(column.levels) + 1 < BINS:
         return [*(repr(level) for level in column.levels), "other values"]
+    if column.parts:
+        part, period = column.parts[0], PERIODS[column.parts[0]]
+        if period < BINS:
+            return [f"{part} {i}" for i in range(period)]
+        step = period / (BINS - 1)
+        return [f"{part} {i * step:.0f} to {(i + 1) * step:.0f}" for i in range(BINS - 1)]
     return []
