@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedcohort.personalize import ColdStart, Registry
     from fedcohort.policies import POLICIES, Policy, SketchMatch
     from fedcohort.report.heterogeneity import measure
+    from fedcohort.report.plan import plan
     from fedcohort.rounds import ClientId, Outcome, Round, Selection, stream
     from fedcohort.session import Session
     from fedcohort.signals.catalog import SIGNALS, Needs, Signal, register_signal
@@ -62,6 +63,7 @@ _HOME = {
     "federate": "datasets",
     "load": "datasets",
     "measure": "report.heterogeneity",
+    "plan": "report.plan",
     "register_signal": "signals.catalog",
     "simulate": "simulate",
     "stream": "rounds",
@@ -97,6 +99,7 @@ __all__ = [
     "federate",
     "load",
     "measure",
+    "plan",
     "register_signal",
     "simulate",
     "stream",

@@ -23,6 +23,7 @@ from fedcohort.cli import (
     data,
     export,
     nearest,
+    plan,
     policies,
     profile,
     registry,
@@ -74,6 +75,7 @@ app.command("inspect")(sketches.inspect)
 app.command("merge")(sketches.merge)
 app.command("explain")(sketches.explain)
 app.command("profile")(profile.command)
+app.command("plan")(plan.command)
 app.command("nearest")(nearest.command)
 app.add_typer(registry.app, name="registry")
 app.add_typer(spec.app, name="spec")

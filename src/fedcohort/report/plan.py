@@ -1,0 +1,491 @@
+"""What choosing cohorts by sketches is worth, before any training.
+
+The discrepancy of a cohort is the squared maximum mean discrepancy between its merged data and the
+federation's, less the expected part of sample size and noise. For k of N clients drawn at random
+and averaged equally, its expectation is (V / k) (N - k) / (N - 1), with V the variance between
+clients. A policy's cohorts are chosen on one half of the sketches' rows and judged on the other
+half, both ways, because a chosen cohort fits the noise by which it was chosen. They are worth as
+many random clients as have the same discrepancy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.policies import POLICIES, Policy
+from fedcohort.registry import lookup
+from fedcohort.rounds import ClientId, Outcome, Round, stream
+from fedcohort.signals.forms import sketch_dtype
+from fedcohort.signals.table import Signals
+from fedcohort.sketch.distances import Readings, Stack, energy, noise_energy
+from fedcohort.sketch.federation import blocks
+
+Array = NDArray[np.float64]
+Average = Literal["equal", "size"]
+
+MOST_CLIENTS = 1000  # policies are tried on a random part of more clients
+MOST_ROUNDS = 400
+SIGNIFICANT = 3.0  # standard errors
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What the cohorts of one policy and size are worth.
+
+    Attributes
+    ----------
+    policy, cohort_size
+        The case.
+    discrepancy, error : float
+        Mean squared MMD of the judged cohorts to the federation, and its standard error.
+    uniform : float
+        The same for random cohorts of this size.
+    random_clients : float
+        How many random clients represent the federation as well.
+    rounds : int
+        Simulated rounds.
+    rounds_until_all : int or None
+        The round by which every client had taken part; None if not all did.
+    fewest, most : float
+        Smallest and largest number of picks per client, as a multiple of the equal share.
+    waiting : tuple of str
+        Clients that were not picked, at most ten.
+    """
+
+    policy: str
+    cohort_size: int
+    discrepancy: float
+    error: float
+    uniform: float
+    random_clients: float
+    rounds: int
+    rounds_until_all: int | None
+    fewest: float
+    most: float
+    waiting: tuple[ClientId, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to expect of cohorts, by size and policy.
+
+    Attributes
+    ----------
+    clients, records : int, float
+        The federation.
+    tried_on : int
+        How many of the clients, drawn at random, the policies were tried on.
+    average : {"equal", "size"}
+        How models are averaged.
+    variance, variance_error : float
+        Variance between clients as squared MMD, with its standard error.
+    floor : dict
+        By cohort size: squared MMD that random cohorts show from sample size alone.
+    uniform : dict
+        By cohort size: discrepancy of random cohorts, in closed form for equal averaging.
+    uniform_by_draws : dict
+        By cohort size: (mean, standard error) over drawn cohorts.
+    worths : tuple of Worth
+        By policy and cohort size.
+    present : int or None
+        The random cohort size in use today.
+    smallest : dict
+        By policy: the smallest cohort that represents the federation as well as `present` random
+        clients, None if none of the tried sizes does.
+    saved : dict
+        By policy: client-hours and bytes saved per round by that cohort, where known.
+    verdict : str
+        One sentence.
+    """
+
+    clients: int
+    records: float
+    tried_on: int
+    average: Average
+    variance: float
+    variance_error: float
+    floor: dict[int, float]
+    uniform: dict[int, float]
+    uniform_by_draws: dict[int, tuple[float, float]]
+    worths: tuple[Worth, ...]
+    present: int | None
+    smallest: dict[str, int | None]
+    saved: dict[str, dict[str, float]]
+    verdict: str
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether matching cohorts can gain anything."""
+        return worthwhile(self.variance, self.variance_error, self.floor, self.uniform)
+
+
+def plan(
+    sketches: Readings,
+    cohort_sizes: Sequence[int] = (5,),
+    policies: Sequence[str | tuple[str, Mapping[str, Any]]] = ("sketch-match",),
+    *,
+    names: Sequence[ClientId] | None = None,
+    average: Average = "equal",
+    present: int | None = None,
+    model_bytes: int | None = None,
+    hours: float | None = None,
+    seed: int = 0,
+) -> Plan:
+    """Estimate, before any training, what choosing cohorts by sketches is worth.
+
+    Parameters
+    ----------
+    sketches : structured array (N,) or sequence of RaceSketch
+        One sketch per client, alike, of two rows or more.
+    cohort_sizes : sequence of int
+        Cohort sizes to judge.
+    policies : sequence
+        Names of policies that need sketches only, or pairs of a name and options. Uniform cohorts
+        are always judged.
+    names : sequence of str, optional
+        The clients' names; numbers by default.
+    average : {"equal", "size"}
+        How models are averaged.
+    present : int, optional
+        The random cohort size in use today: the plan looks for the smallest matched cohort that is
+        worth as much.
+    model_bytes, hours : optional
+        Bytes of a model, and hours that a client trains per round, for what a smaller cohort saves.
+    seed : int
+        Of the drawn cohorts and of the policies.
+
+    Examples
+    --------
+    >>> from fedcohort import RaceSketch
+    >>> rng = np.random.default_rng(0)
+    >>> sketches = [RaceSketch.srp(dim=3, rows=10, bits=3) for _ in range(40)]
+    >>> for i, sketch in enumerate(sketches):                       # three kinds of clients
+    ...     sketch.add(3 * np.eye(3)[i % 3] + rng.standard_normal((200, 3)))
+    >>> found = plan(sketches, cohort_sizes=[3])
+    >>> found.worthwhile, found.worths[0].random_clients > 15
+    (True, True)
+    """
+    readings = _readings(sketches)
+    ids = _ids(names, len(readings))
+    usable = readings["n"] >= 2
+    if not usable.all():
+        readings, ids = readings[usable], tuple(c for c, u in zip(ids, usable, strict=True) if u)
+    sizes = _checked(cohort_sizes, present, len(readings), readings["counts"].shape[1])
+    made = [_policy(p) for p in policies]
+    whole = _Federation(readings, average)
+    uniform = {k: whole.uniform(k) for k in sizes}
+    trial = _Trial(readings, ids, average, seed)
+    draws = {k: trial.draws(k) for k in sizes}
+    if average == "size":  # the closed form is for equal weights
+        uniform = {k: mean for k, (mean, _) in draws.items()}
+    worths = tuple(
+        trial.worth(label, make, k, uniform[k], len(readings))
+        for label, make in made
+        for k in sizes
+    )
+    smallest = {label: _smallest(label, worths, present) for label, _ in made}
+    floor = {k: whole.floor / k for k in sizes}
+    return Plan(
+        len(readings),
+        float(readings["n"].sum()),
+        len(trial.ids),
+        average,
+        whole.variance,
+        whole.error,
+        floor,
+        uniform,
+        draws,
+        worths,
+        present,
+        smallest,
+        {p: _saved(k, present, model_bytes, hours) for p, k in smallest.items()},
+        _verdict(worthwhile(whole.variance, whole.error, floor, uniform), worths),
+    )
+
+
+def worthwhile(
+    variance: float, error: float, floor: Mapping[int, float], uniform: Mapping[int, float]
+) -> bool:
+    """Whether clients differ by more than chance, and random cohorts by more than sample size."""
+    seen = variance > SIGNIFICANT * error
+    return seen and any(uniform[k] > floor[k] for k in uniform)
+
+
+def random_clients(discrepancy: float, uniform: float, cohort_size: int, clients: int) -> float:
+    """How many random clients have this discrepancy, if `cohort_size` of them have `uniform`.
+
+    Solves uniform * (k_0 / (N - k_0)) * (N - k) / k = discrepancy for k.
+
+    Examples
+    --------
+    >>> random_clients(0.1, 0.1, 5, 100), random_clients(0.0, 0.1, 5, 100)
+    (5.0, 100.0)
+    """
+    if not uniform > 0 or cohort_size >= clients:
+        return float(cohort_size)
+    if discrepancy <= 0:
+        return float(clients)
+    unit = uniform * cohort_size / (clients - cohort_size)
+    return float(clients / (1 + discrepancy / unit))
+
+
+def lines(found: Plan) -> list[str]:
+    """Say in sentences what a plan found, the conclusion first."""
+    out = [found.verdict]
+    for policy, size in found.smallest.items():
+        if found.present is None:
+            break
+        if size is None:
+            out.append(f"{policy}: no smaller cohort is worth {found.present} random clients.")
+            continue
+        saved = found.saved[policy]
+        extra = [f"{saved['bytes'] / 1e6:,.1f} MB"] if "bytes" in saved else []
+        extra += [f"{saved['hours']:g} client-hours"] if "hours" in saved else []
+        text = f"{policy}: {size} matched clients are worth {found.present} random ones"
+        out.append(text + (f"; that saves {' and '.join(extra)} per round." if extra else "."))
+    for worth in found.worths:
+        if worth.waiting and found.worthwhile:
+            names = ", ".join(worth.waiting)
+            case = f"{worth.policy}, cohorts of {worth.cohort_size}"
+            out.append(f"{case}: not picked in {worth.rounds} rounds: {names} (see turns=1).")
+    if found.tried_on < found.clients:
+        out.append(f"Policies were tried on {found.tried_on:,} of {found.clients:,} clients.")
+    return out
+
+
+class _Federation:
+    """Center, energies and the variance between clients, over all rows of all sketches."""
+
+    def __init__(self, readings: NDArray[Any], average: Average) -> None:
+        n, (rows, buckets) = readings["n"], readings["counts"].shape[1:]
+        self.rows, self.clients, self.cells = rows, len(n), rows * buckets
+        self.shares = n / n.sum() if average == "size" else np.full(len(n), 1 / len(n))
+        self.center = np.zeros(self.cells)
+        self.energy = np.empty(len(n))
+        for part in blocks(readings):
+            q = normalized(readings[part])
+            self.center += self.shares[part] @ q
+            squares = np.einsum("ij,ij->i", q, q)
+            noise = readings["noise"][part]
+            self.energy[part] = energy(squares, n[part], noise, rows, buckets)
+        self.whole = float(self.shares**2 @ self.energy)
+        far = np.empty(len(n))
+        for part in blocks(readings):
+            gap = normalized(readings[part]) - self.center
+            far[part] = np.einsum("ij,ij->i", gap, gap)
+        own = (far - self.whole - (1 - 2 * self.shares) * self.energy) / rows
+        self.variance = float(own.mean())
+        self.error = float(own.std() / math.sqrt(len(n)))
+        sampling = self.energy - noise_energy(n, readings["noise"], self.cells)
+        self.floor = float(sampling.mean()) / rows
+
+    def uniform(self, k: int) -> float:
+        """Expected discrepancy of k random clients, averaged equally."""
+        return self.variance / k * (self.clients - k) / max(self.clients - 1, 1)
+
+
+class _Trial:
+    """Cohorts of some clients, chosen on one half of the rows and judged on the other."""
+
+    def __init__(
+        self, readings: NDArray[Any], ids: tuple[ClientId, ...], average: Average, seed: int
+    ) -> None:
+        self.average, self.seed = average, seed
+        at = np.arange(len(ids))
+        if len(ids) > MOST_CLIENTS:
+            drawn = stream(seed, "plan", "clients").choice(len(ids), MOST_CLIENTS, replace=False)
+            at = np.sort(drawn)
+        self.ids = tuple(ids[i] for i in at.tolist())
+        rows = np.arange(readings["counts"].shape[1])
+        self.halves = [_Half(readings, at, rows % 2 == side, average) for side in (0, 1)]
+
+    def draws(self, k: int, number: int = 400) -> tuple[float, float]:
+        """Mean discrepancy of random cohorts and its standard error."""
+        rng = stream(self.seed, "plan", "uniform", k)
+        found = []
+        for _ in range(number):
+            cohort = rng.choice(len(self.ids), k, replace=False)
+            found.append(np.mean([half.judge(cohort) for half in self.halves]))
+        return float(np.mean(found)), float(np.std(found) / math.sqrt(number))
+
+    def worth(
+        self, label: str, make: Callable[[], Policy], k: int, uniform: float, clients: int
+    ) -> Worth:
+        """Try one policy with cohorts of k."""
+        found: list[float] = []
+        picks = np.zeros(len(self.ids))
+        rounds, until = 0, []
+        for chooser, judge in (self.halves, self.halves[::-1]):
+            cohorts = self._cohorts(make(), chooser, k)
+            found += [judge.judge(cohort) for cohort in cohorts]
+            seen = np.zeros(len(self.ids), bool)
+            until.append(next((r + 1 for r, c in enumerate(cohorts) if _all(seen, c)), None))
+            picks += np.bincount(np.concatenate(cohorts), minlength=len(self.ids))
+            rounds = max(rounds, len(cohorts))
+        mean, error = float(np.mean(found)), float(np.std(found) / math.sqrt(len(found)))
+        share = picks / picks.mean()
+        never = [self.ids[i] for i in np.flatnonzero(picks == 0)[:10].tolist()]
+        return Worth(
+            label,
+            k,
+            mean,
+            error,
+            uniform,
+            random_clients(mean, uniform, k, clients),
+            rounds,
+            None if None in until else max(u for u in until if u is not None),
+            float(share.min()),
+            float(share.max()),
+            tuple(never),
+        )
+
+    def _cohorts(self, policy: Policy, half: _Half, k: int) -> list[NDArray[np.int64]]:
+        """Run the policy until everybody took part, at most 20 times as long as that must take."""
+        signals, at = Signals(), {c: i for i, c in enumerate(self.ids)}
+        signals.record("race_sketch", dict(zip(self.ids, half.readings, strict=True)), 0)
+        unused, cohorts = set(self.ids), []
+        limit = min(MOST_ROUNDS, max(20, 20 * math.ceil(len(self.ids) / k)))
+        for number in range(limit):
+            round = Round(number, self.ids, k, self.average)
+            chosen = policy.select(round, signals, stream(self.seed, "plan", k, number)).clients
+            policy.observe(round, Outcome(chosen, chosen), signals)
+            cohorts.append(np.array([at[c] for c in chosen]))
+            unused.difference_update(chosen)
+            if not unused and number + 1 >= math.ceil(len(self.ids) / k):
+                break
+        return cohorts
+
+
+class _Half:
+    """Some rows of the sketches: a federation of its own."""
+
+    def __init__(
+        self, readings: NDArray[Any], at: NDArray[np.int64], rows: NDArray[Any], average: Average
+    ) -> None:
+        whole = _Federation(_some_rows(readings, rows), average)
+        self.readings = _some_rows(readings[at], rows)
+        self.center, self.whole, self.rows = whole.center, whole.whole, whole.rows
+        self.energy, self.shares = whole.energy[at], whole.shares[at]
+        self.points = (normalized(self.readings) - self.center).astype(np.float32)
+        n = self.readings["n"]
+        self.weights = n if average == "size" else np.ones(len(n))
+
+    def judge(self, cohort: NDArray[np.int64]) -> float:
+        """Debiased squared MMD between a cohort's merged data and the federation's."""
+        weights = self.weights[cohort] / self.weights[cohort].sum()
+        gap = weights @ self.points[cohort]
+        own = weights**2 - 2 * weights * self.shares[cohort]
+        return float((gap @ gap - self.whole - own @ self.energy[cohort]) / self.rows)
+
+
+def normalized(readings: NDArray[Any]) -> Array:
+    """Counts / n, one flat row per client."""
+    return np.asarray(readings["counts"].reshape(len(readings), -1) * (1 / readings["n"])[:, None])
+
+
+def _some_rows(readings: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
+    counts = readings["counts"][:, rows]
+    form = sketch_dtype(counts.shape[1], counts.shape[2], counts.dtype.str)
+    out = np.zeros(len(readings), form)
+    out["n"], out["noise"], out["counts"] = readings["n"], readings["noise"], counts
+    return out
+
+
+def _readings(sketches: Readings) -> NDArray[Any]:
+    if isinstance(sketches, np.ndarray):
+        return np.atleast_1d(sketches)
+    Stack(sketches)  # alike, and at least one
+    counts = np.array([s.counts for s in sketches])
+    out = np.zeros(len(sketches), sketch_dtype(counts.shape[1], counts.shape[2], "i8"))
+    out["n"], out["noise"] = [s.n for s in sketches], [s.noise for s in sketches]
+    out["counts"] = counts
+    return out
+
+
+def _ids(names: Sequence[ClientId] | None, count: int) -> tuple[ClientId, ...]:
+    if names is None:
+        width = len(str(count))
+        return tuple(f"{i:0{width}d}" for i in range(count))
+    if len(names) != count or len(set(names)) != count:
+        raise ConfigError(f"plan: {len(set(names))} different names for {count} sketches")
+    return tuple(names)
+
+
+def _checked(sizes: Sequence[int], present: int | None, clients: int, rows: int) -> tuple[int, ...]:
+    if rows < 2:
+        raise ConfigError(
+            "plan: sketches need at least two rows, to choose by one half and judge by the other"
+        )
+    wanted = sorted({*sizes, *([] if present is None else range(1, present + 1))})
+    for k in (*wanted, *([] if present is None else [present])):
+        if not 1 <= k < clients:
+            raise ConfigError(
+                f"plan: a cohort of {k} out of {clients} clients with two or more records; "
+                f"choose a size from 1 to {clients - 1}"
+            )
+    return tuple(wanted)
+
+
+def _policy(
+    policy: str | tuple[str, Mapping[str, Any]],
+) -> tuple[str, Callable[[], Policy]]:
+    name, options = (policy, {}) if isinstance(policy, str) else (policy[0], dict(policy[1]))
+    kind = lookup("policy", name, POLICIES)
+    needs = kind(**options).needs
+    if needs.profile != {"race_sketch"} or needs.reply or needs.query:
+        raise ConfigError(
+            f"plan: {name!r} does not select by sketches alone; choose sketch-match, race-softmax "
+            "or kdpp with signal='race_sketch'"
+        )
+    label = name + "".join(f" {k}={v}" for k, v in options.items())
+    return label, lambda: kind(**options)
+
+
+def _all(seen: NDArray[Any], cohort: NDArray[np.int64]) -> bool:
+    seen[cohort] = True
+    return bool(seen.all())
+
+
+def _smallest(policy: str, worths: Sequence[Worth], present: int | None) -> int | None:
+    if present is None:
+        return None
+    enough = [w.cohort_size for w in worths if w.policy == policy and w.random_clients >= present]
+    return min(enough, default=None)
+
+
+def _saved(
+    size: int | None, present: int | None, model_bytes: int | None, hours: float | None
+) -> dict[str, float]:
+    if size is None or present is None:
+        return {}
+    fewer = present - size
+    saved: dict[str, float] = {"clients": fewer}
+    if model_bytes is not None:
+        saved["bytes"] = 2.0 * fewer * model_bytes
+    if hours is not None:
+        saved["hours"] = fewer * hours
+    return saved
+
+
+def _verdict(useful: bool, worths: Sequence[Worth]) -> str:
+    if not useful:
+        return (
+            "Nothing to gain: random cohorts already look like the federation, as far as these "
+            "sketches can tell."
+        )
+    best = max(worths, key=lambda w: w.random_clients / w.cohort_size, default=None)
+    if best is None:
+        return "Clients differ; no policy was tried."
+    if best.uniform - best.discrepancy <= SIGNIFICANT * best.error:
+        return "Clients differ, but matched cohorts are no better than random ones."
+    return (
+        f"{best.cohort_size} clients chosen by {best.policy} represent the federation as well as "
+        f"{best.random_clients:.0f} random ones."
+    )

@@ -1,0 +1,179 @@
+"""What a cohort is worth: closed forms against enumeration, cross-fitting, pure noise, the CLI."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+import fedcohort
+from fedcohort.cli import invoke
+from fedcohort.exceptions import ConfigError
+from fedcohort.report import plan as module
+from fedcohort.report.plan import _Federation, _Half, plan, random_clients
+from fedcohort.signals.forms import sketch_dtype
+from fedcohort.sketch.race import RaceSketch
+
+
+def federation(clients: int, kinds: int = 10, n: int = 300, noise: float = 0.0, seed: int = 0):
+    """Clients of two of `kinds` kinds (all kinds if 0), 10 rows of 16 buckets."""
+    rng = np.random.default_rng(seed)
+    out = np.zeros(clients, sketch_dtype(10, 16, "i4"))
+    bucket = rng.integers(0, 16, size=(10, 40))
+    for one in out:
+        own = rng.choice(kinds, 2, replace=False) if kinds else np.arange(40)
+        records = rng.choice(own, n)
+        for r in range(10):
+            one["counts"][r] = np.bincount(bucket[r][records], minlength=16)
+        one["counts"] += np.round(rng.laplace(scale=np.sqrt(noise / 2), size=(10, 16))).astype(int)
+    out["n"], out["noise"] = n, noise
+    return out
+
+
+@pytest.mark.parametrize("average", ["equal", "size"])
+def test_a_cohort_is_judged_by_its_debiased_distance(average) -> None:
+    """Naive recomputation in float64: D less the energy of what the two do not share."""
+    readings = federation(7)
+    readings["n"] += np.arange(7) * 10  # sizes matter only for the weights here
+    half = _Half(readings, np.arange(7), np.arange(10) % 2 == 0, average)
+    counts, n = readings["counts"][:, ::2], readings["n"]
+    q = counts / n[:, None, None]
+    share = n / n.sum() if average == "size" else np.full(7, 1 / 7)
+    energy = (5 - (q**2).sum(axis=(1, 2))) / (n - 1)
+    cohort = np.array([1, 4, 5])
+    mix = np.zeros(7)
+    mix[cohort] = share[cohort] / share[cohort].sum()
+    gap = np.tensordot(mix - share, q, axes=1)
+    expected = ((gap**2).sum() - (mix - share) ** 2 @ energy) / 5
+    assert half.judge(cohort) == pytest.approx(expected, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_the_closed_form_is_the_mean_over_all_cohorts(k: int) -> None:
+    readings = federation(7)
+    whole = _Federation(readings, "equal")
+    everything = _Half(readings, np.arange(7), np.ones(10, bool), "equal")
+    values = [everything.judge(np.array(c)) for c in combinations(range(7), k)]
+    assert whole.uniform(k) == pytest.approx(np.mean(values), rel=1e-4)
+
+
+def test_draws_agree_with_the_closed_form() -> None:
+    found = plan(federation(40), [5])
+    mean, error = found.uniform_by_draws[5]
+    assert abs(mean - found.uniform[5]) < 4 * error
+
+
+def test_worth_inverts_the_closed_form() -> None:
+    for k in (1, 7, 50):
+        value = 2.0 / k * (100 - k) / 99
+        uniform = 2.0 / 5 * 95 / 99
+        assert random_clients(value, uniform, 5, 100) == pytest.approx(k)
+
+
+def test_matched_cohorts_are_worth_many_random_clients() -> None:
+    found = plan(federation(100), [5])
+    (worth,) = found.worths
+    assert found.worthwhile
+    assert worth.discrepancy < 0.3 * worth.uniform
+    assert worth.random_clients > 12
+    assert "5 clients chosen by sketch-match" in found.verdict
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pure_noise_has_nothing_to_gain(seed: int) -> None:
+    """Equal clients with strong noise: judged by what it was chosen for, matching looks good."""
+    readings = federation(100, kinds=0, n=100, noise=200.0, seed=seed)
+    found = plan(readings, [5])
+    assert not found.worthwhile
+    assert found.verdict.startswith("Nothing to gain")
+
+
+def test_cohorts_are_not_judged_by_what_they_were_chosen_for() -> None:
+    """With noise, the chosen half flatters a cohort; the plan reports the other half."""
+    readings = federation(100, n=100, noise=50.0)
+    trial = module._Trial(readings, tuple(f"{i:03d}" for i in range(100)), "equal", 0)
+    cohorts = trial._cohorts(fedcohort.SketchMatch(), trial.halves[0], 5)
+    chosen = np.mean([trial.halves[0].judge(c) for c in cohorts])
+    judged = np.mean([trial.halves[1].judge(c) for c in cohorts])
+    worth = plan(readings, [5]).worths[0]
+    assert chosen < 0.5 * judged
+    assert worth.discrepancy == pytest.approx(judged, rel=0.5)
+    assert worth.discrepancy > 2 * abs(chosen)
+
+
+def test_exact_iid_clients_have_nothing_to_gain() -> None:
+    assert not plan(federation(60, kinds=0), [5]).worthwhile
+
+
+def test_the_smallest_cohort_that_replaces_the_present_one() -> None:
+    found = plan(federation(60), [5], present=6, model_bytes=1000, hours=0.5)
+    size = found.smallest["sketch-match"]
+    assert size is not None and size < 6
+    assert found.saved["sketch-match"] == {
+        "clients": 6 - size,
+        "bytes": 2000.0 * (6 - size),
+        "hours": 0.5 * (6 - size),
+    }
+    smaller = [w for w in found.worths if w.cohort_size < size]
+    assert all(w.random_clients < 6 for w in smaller)
+
+
+def test_coverage_is_that_of_the_rounds() -> None:
+    found = plan(federation(30), [5], [("sketch-match", {}), ("sketch-match", {"turns": 2})])
+    plain, fair = found.worths
+    assert plain.rounds_until_all is not None and plain.rounds_until_all >= 6
+    assert fair.rounds_until_all is not None
+    assert 0 < plain.fewest <= 1 <= plain.most
+    assert fair.discrepancy > plain.discrepancy  # what turns cost
+
+
+def test_many_clients_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the sketches, a plan needs a fraction of their size and a part of the clients."""
+    monkeypatch.setattr(module, "MOST_CLIENTS", 100)
+    readings = np.tile(federation(100), 200)
+    tracemalloc.start()
+    found = plan(readings, [5])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (found.clients, found.tried_on) == (20_000, 100)
+    assert peak < 1.6 * readings.nbytes  # a half of the rows, and small blocks
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        ({"cohort_sizes": [40]}, "a cohort of 40 out of 40"),
+        ({"policies": ["fedcor"]}, "'fedcor' does not select by sketches alone"),
+        ({"policies": ["sketch-mach"]}, "sketch-match"),
+        ({"names": ["a"]}, "1 different names for 40"),
+    ],
+)
+def test_mistakes_are_named(call, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        plan(federation(40), **call)
+
+
+def test_one_row_cannot_be_judged() -> None:
+    sketches = np.zeros(5, sketch_dtype(1, 4, "i4"))
+    sketches["n"], sketches["counts"][:, 0, 0] = 9, 9
+    with pytest.raises(ConfigError, match="at least two rows"):
+        plan(sketches, [2])
+
+
+def test_the_command(tmp_path, capsys) -> None:
+    rng = np.random.default_rng(0)
+    for i in range(12):
+        sketch = RaceSketch.srp(dim=3, rows=10, bits=3)
+        sketch.add(3 * np.eye(3)[i % 3] + rng.standard_normal((200, 3)))
+        sketch.save(tmp_path / f"c{i:02d}.sketch")
+    assert invoke(["plan", str(tmp_path), "-k", "3", "--present", "4", "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["clients"] == 12
+    assert {w["policy"] for w in told["worths"]} == {"sketch-match", "sketch-match turns=1"}
+    assert invoke(["plan", str(tmp_path), "-k", "3"]) == 0
+    assert "random" in capsys.readouterr().out
+    assert invoke(["plan", str(tmp_path), "-k", "three"]) == 2
+    assert "write whole numbers" in capsys.readouterr().err
