@@ -5,7 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test browser lint bench docs docs-numbers clean
+SOAK ?= 3600
+
+.PHONY: demo test soak browser lint bench docs docs-numbers clean
 
 demo: $(READY)
 	$(BIN)/fedcohort compare --out demo --resume
@@ -20,6 +22,10 @@ browser:
 	|| { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq \
 	&& apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; } \
 	|| echo "No Chromium: tests in a browser are skipped (apt-get install chromium)"
+
+soak: $(READY)  # kills, then damaged files; SOAK=600 make soak takes ten minutes
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak/kills.py --seconds $$(( $(SOAK) / 2 ))
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak/fuzz.py --seconds $$(( $(SOAK) / 2 ))
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples

@@ -19,11 +19,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 def jit(function: F) -> F:
     """Compile `function` and keep the machine code on disk; return it as it is without Numba."""
     try:
-        from numba import njit
+        from fedcohort.compiled import compiled
     except ImportError:
         return function
-    compiled: Any = njit(cache=True, nogil=True)(function)
-    return cast(F, compiled)
+    return cast(F, compiled(nogil=True)(function))
 
 
 Array = NDArray[np.float64]

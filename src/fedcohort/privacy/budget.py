@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcohort.atomic import write_atomically
+from fedcohort.atomic import remove_leftovers, write_atomically
 from fedcohort.exceptions import BudgetExceeded, ConfigError, DataError
 from fedcohort.privacy.calibration import Neighbors, check_budget, sensitivity
 from fedcohort.privacy.release import Release, noise_for
@@ -123,6 +123,7 @@ class BudgetLedger:
         self.path = Path(path).resolve()  # links end here; a later change of folder is harmless
         self.epsilon = float(epsilon)
         self.delta = float(delta)
+        remove_leftovers(self.path.parent)
         self._read()
 
     @classmethod

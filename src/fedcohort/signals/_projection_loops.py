@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from fedcohort.compiled import compiled
 
 Array = NDArray[np.float64]
 Values = NDArray[Any]
@@ -22,7 +23,7 @@ _WORD = np.uint64(32)
 _ONE = np.uint64(1)
 
 
-@njit(cache=True, inline="always")
+@compiled(inline="always")
 def _hash(key: np.uint64, counter: np.uint64) -> np.uint64:
     word = key + counter * _GOLDEN
     word = (word ^ (word >> np.uint64(30))) * _FIRST
@@ -30,7 +31,7 @@ def _hash(key: np.uint64, counter: np.uint64) -> np.uint64:
     return word ^ (word >> np.uint64(31))
 
 
-@njit(cache=True)
+@compiled()
 def _uniform_column(key: np.uint64, column: int, out: Array) -> None:
     half = out.size // 2
     start = np.uint64(column) * np.uint64(half)
@@ -42,7 +43,7 @@ def _uniform_column(key: np.uint64, column: int, out: Array) -> None:
         out[half + pair] = (high + 0.5) * 2.0**-23 - 1.0
 
 
-@njit(cache=True)
+@compiled()
 def _gaussian_column(key: np.uint64, column: int, tables: Array, out: Array) -> None:
     half = out.size // 2
     start = np.uint64(column) * np.uint64(half)
@@ -54,7 +55,7 @@ def _gaussian_column(key: np.uint64, column: int, tables: Array, out: Array) -> 
         out[half + pair] = np.float32(radius * tables[2, angle])
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def dense(values: Values, k: int, key: np.uint64, tables: Array) -> Array:
     """Project (m, dim) values; four columns of the matrix exist at a time."""
     rows, dim = values.shape
@@ -85,7 +86,7 @@ def dense(values: Values, k: int, key: np.uint64, tables: Array) -> Array:
     return total[:, :k]
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def sparse(values: Values, k: int, key: np.uint64) -> Array:
     """Add each value, with a hashed sign, to one hashed entry of the result."""
     rows, dim = values.shape

@@ -8,7 +8,8 @@ the interpreter lock.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from fedcohort.compiled import compiled
 
 # mypy: disable-error-code="misc, no-untyped-def, untyped-decorator, call-overload"
 
@@ -16,8 +17,8 @@ from numba import njit
 LANES = 16  # samples that move through a rotation together: one cache line of float32
 TILE = 1024  # entries whose butterflies are finished while they are in the cache
 
-_outer = njit(nogil=True, cache=True)
-_inner = njit(nogil=True, cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_outer = compiled(nogil=True)
+_inner = compiled(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 @_inner

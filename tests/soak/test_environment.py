@@ -1,0 +1,186 @@
+"""Full disks, folders that cannot be written, missing extras, and other surroundings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcohort.personalize import Registry
+from fedcohort.sketch.race import RaceSketch
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+
+
+def without_override():
+    """Drop root's right to write everywhere, so that permissions hold (no-op for others)."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
+
+
+def python(code, *arguments, ok=True, drop=False, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        preexec_fn=without_override if drop else None,
+        env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", **environment},
+    )
+    assert not ok or done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(tmp_path):
+    code = """
+import resource, signal, sys
+import numpy as np
+from fedcohort import checkpoint
+checkpoint.save(sys.argv[1], {"i": 1, "a": np.zeros(10)})
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    checkpoint.save(sys.argv[1], {"i": 2, "a": np.zeros(100_000)})
+except OSError as error:
+    print("OSError", checkpoint.load(sys.argv[1])["i"])
+"""
+    assert python(code, tmp_path / "x") == "OSError 1\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_full_disk_leaves_the_registry_as_it_was(tmp_path):
+    code = """
+import resource, signal, sys
+import numpy as np
+from fedcohort.exceptions import FedcohortError
+from fedcohort.personalize import Registry, check
+from fedcohort.sketch.race import RaceSketch
+sketch = RaceSketch.srp(dim=2, rows=4, bits=2)
+sketch.add(np.eye(2))
+with Registry.create(sys.argv[1]) as registry:
+    registry.add("ann", sketch, {"w": np.zeros(10)})
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        registry.add("bob", sketch, {"w": np.zeros(10)}, metadata={"x": "y" * 400_000})
+    except (OSError, FedcohortError) as error:
+        print("refused", "bob" in registry, registry.sketch("ann") == sketch)
+"""
+    assert python(code, tmp_path / "warm") == "refused False True\n"
+
+
+def test_a_registry_that_cannot_be_written_is_read(tmp_path):
+    sketch = RaceSketch.srp(dim=2, rows=4, bits=2)
+    sketch.add(np.eye(2))
+    folder = tmp_path / "warm"
+    with Registry.create(folder) as registry:
+        registry.add("ann", sketch, {"w": np.zeros(2)})
+        sketch.save(tmp_path / "new.sketch")
+    for path in (folder / "registry.sqlite", folder):
+        path.chmod(0o444 if path.is_file() else 0o555)
+    code = """
+import sys
+from fedcohort.exceptions import DataError
+from fedcohort.personalize import Registry, Search, check
+from fedcohort.sketch.race import RaceSketch
+sketch = RaceSketch.load(sys.argv[2])
+with Registry(sys.argv[1]) as registry:
+    print(registry.db.read_only, Search(registry).nearest(sketch)[0].client, check(registry))
+    try:
+        registry.add("bob", sketch)
+    except DataError as error:
+        print("readonly" in str(error))
+"""
+    out = python(code, folder, tmp_path / "new.sketch", drop=True)
+    folder.chmod(0o755)
+    if out.startswith("False"):
+        pytest.skip("this user can write everywhere")
+    assert out == "True ann []\nTrue\n"
+
+
+def test_the_core_needs_no_extra():
+    """Sketch, compare, select and checkpoint with every optional package missing."""
+    code = """
+import sys
+blocked = {"torch", "flwr", "ray", "pyarrow", "matplotlib", "altair", "faiss", "safetensors",
+           "pandas", "mlflow", "tensorboard"}
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+import numpy as np, tempfile
+from fedcohort import POLICIES, Session, checkpoint
+from fedcohort.sketch.race import RaceSketch, distance
+from fedcohort.testing import drive
+sketch = RaceSketch.srp(dim=3, rows=5, bits=3)
+sketch.add(np.eye(3))
+assert distance(sketch, sketch) == 0
+with tempfile.TemporaryDirectory() as folder:
+    for name in sorted(POLICIES):
+        session = Session(POLICIES[name](), cohort_size=2, seed=0)
+        for _ in range(3):
+            drive(session, ["a", "b", "c", "d"])
+        checkpoint.save(folder + "/x", session.state_dict())
+        checkpoint.load(folder + "/x")
+print(len(POLICIES))
+"""
+    assert int(python(code)) >= 12
+
+
+def test_a_read_only_installation_without_a_home_sketches(tmp_path):
+    """Numba raises "cannot cache function" there unless told not to cache."""
+    import shutil
+
+    shutil.copytree(
+        Path(SOURCE) / "fedcohort",
+        tmp_path / "fedcohort",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    folders = [p for p in tmp_path.rglob("*") if p.is_dir()]
+    for folder in folders:
+        folder.chmod(0o555)
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np, fedcohort
+assert fedcohort.__file__.startswith(sys.argv[1])
+from fedcohort.sketch.race import RaceSketch
+sketch = RaceSketch.srp(dim=3, rows=5, bits=3)
+sketch.add(np.eye(3))
+print(int(sketch.n))
+"""
+    home = {"HOME": "/nonexistent", "XDG_CACHE_HOME": "/nonexistent", "NUMBA_CACHE_DIR": ""}
+    out = python(code, tmp_path, drop=True, PYTHONPATH=str(tmp_path), **home)
+    for folder in folders:
+        folder.chmod(0o755)
+    assert out == "3\n"
+
+
+def test_surroundings_do_not_change_results(tmp_path):
+    """Hash seed, threads, time zone and language: the same sketch and the same cohorts."""
+    code = """
+import hashlib
+import numpy as np
+from fedcohort import POLICIES, Session
+from fedcohort.sketch.race import RaceSketch
+from fedcohort.testing import drive
+sketch = RaceSketch.srp(dim=30, rows=20, bits=5)
+sketch.add(np.random.default_rng(0).normal(size=(500, 30)))
+digest = hashlib.sha256(sketch.to_bytes())
+for name in sorted(POLICIES):
+    session = Session(POLICIES[name](), cohort_size=3, seed=0)
+    for _ in range(4):
+        digest.update(repr(drive(session, [f"c{i}" for i in range(12)]).clients).encode())
+print(digest.hexdigest())
+"""
+    surroundings = [
+        {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1", "TZ": "UTC"},
+        {"PYTHONHASHSEED": "77", "OMP_NUM_THREADS": "2", "TZ": "Pacific/Apia", "LC_ALL": "C"},
+    ]
+    assert len({python(code, **one) for one in surroundings}) == 1
