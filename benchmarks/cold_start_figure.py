@@ -9,36 +9,48 @@ import json
 import sys
 from pathlib import Path
 
-import matplotlib
+import altair as alt
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from fedcohort.report.figures import COLORS, GREY, Figure, save
 
 LINES = {
-    "random": ("random personal model", "#b0b0b0"),
-    "global": ("global model", "#1f77b4"),
-    "nearest": ("nearest sketch's model", "#d62728"),
-    "best": ("best personal model (needs labels)", "#2ca02c"),
+    "random": ("random personal model", GREY),
+    "global": ("global model", COLORS["light"][0]),
+    "nearest": ("nearest sketch's model", COLORS["light"][1]),
+    "best": ("best personal model (needs labels)", COLORS["light"][2]),
 }
 
 
 def main(source: str, target: str) -> None:
     result = json.loads(Path(source).read_text())["result"]
-    splits = result["splits"]
-    figure, axes = plt.subplots(1, len(splits), figsize=(4.5 * len(splits), 3.2), sharey=True)
-    for axis, split in zip([axes] if len(splits) == 1 else axes, splits, strict=True):
-        known = split["by client, seed 0"]
-        for key, (label, color) in LINES.items():
-            axis.plot(sorted(known[key]), label=label, color=color)
-        axis.set_title(f"{result['dataset']}, {split['split']}")
-        axis.set_xlabel("cold clients, sorted")
-        axis.set_ylim(0, 1.02)
-        axis.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("test accuracy")
-    figure.axes[-1].legend(loc="lower right", fontsize=8)
-    figure.tight_layout()
-    plt.rcParams["svg.hashsalt"] = "fedcohort"
-    figure.savefig(target, metadata={"Date": None})
+    rows = [
+        {"split": split["split"], "model": label, "client": place, "accuracy": accuracy}
+        for split in result["splits"]
+        for key, (label, _) in LINES.items()
+        for place, accuracy in enumerate(sorted(split["by client, seed 0"][key]), start=1)
+    ]
+    labels, colors = zip(*LINES.values(), strict=True)
+    color = alt.Color("model:N", scale=alt.Scale(domain=labels, range=colors), sort=None)
+    chart = (
+        alt.Chart(alt.NamedData("rows"))
+        .mark_line(strokeWidth=2.2)
+        .encode(
+            x=alt.X("client:Q", title="cold clients, sorted", axis=alt.Axis(grid=False)),
+            y=alt.Y("accuracy:Q", title="test accuracy", scale=alt.Scale(domain=[0, 1])).axis(
+                format=".0%"
+            ),
+            color=color.legend(title=None, orient="bottom", columns=2, labelLimit=300),
+        )
+    )
+    splits = [split["split"] for split in result["splits"]]
+    panels = [
+        chart.transform_filter(alt.FieldEqualPredicate(split, "split")).properties(
+            title=f"{result['dataset']}, {split}", width=300, height=220
+        )
+        for split in splits
+    ]
+    caption = f"{result['dataset']}, seed 0: one model per cold client, without its labels"
+    save(Figure("cold-start", caption, "", alt.hconcat(*panels), {"rows": rows}), Path(target))
 
 
 if __name__ == "__main__":

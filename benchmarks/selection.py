@@ -305,22 +305,35 @@ def time_projection() -> list[dict]:
 
 
 def plot(rows: list[dict], path: str) -> None:
-    import matplotlib
+    """Draw seconds per round over clients; only the labeled policies have colors."""
+    import altair as alt
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from fedcohort.report.figures import COLORS, GREY, Figure, save
 
-    figure, axes = plt.subplots(figsize=(8, 5))
-    for name in POLICIES:
-        own = [row for row in rows if row["policy"] == name]
-        axes.loglog(
-            [r["clients"] for r in own], [r["median_round_s"] for r in own], "o-", label=name
-        )
-    axes.set_xlabel("clients")
-    axes.set_ylabel("seconds a round (median)")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, loc="upper left")
-    figure.savefig(path, bbox_inches="tight")
+    known = [row for row in rows if row["policy"] in POLICIES]
+    largest = max(row["clients"] for row in known)
+    ends = {row["policy"]: row["median_round_s"] for row in known if row["clients"] == largest}
+    colors = {"uniform": GREY, max(ends, key=lambda name: ends[name]): COLORS["light"][1]}
+    colors |= {"sketch-match": COLORS["light"][0], "fedcor": COLORS["light"][2]}
+    data = [
+        {"policy": r["policy"], "clients": r["clients"], "seconds": r["median_round_s"]}
+        for r in known
+    ]
+    named = alt.FieldOneOfPredicate("policy", list(colors)).to_dict()
+    x = alt.X("clients:Q", axis=alt.Axis(grid=False, format="~s"), scale=alt.Scale(type="log"))
+    y = alt.Y("seconds:Q", title="seconds per round (median)", axis=alt.Axis(format="~g"))
+    base = alt.Chart(alt.NamedData("rows")).encode(x=x, y=y.scale(type="log"), detail="policy:N")
+    scale = alt.Scale(domain=list(colors), range=list(colors.values()))
+    color = alt.Color("policy:N", scale=scale, legend=None)
+    marked = base.transform_filter(named)
+    label = marked.transform_filter(f"datum.clients == {largest}")
+    chart = alt.layer(
+        base.mark_line(style="faint"),
+        marked.mark_line(strokeWidth=2.2, point=True).encode(color=color),
+        label.mark_text(align="left", dx=8, fontWeight=600).encode(text="policy:N", color=color),
+    ).properties(height=380)
+    title = "Selection time as the federation grows; grey: the other policies"
+    save(Figure("selection-speed", title, "", chart, {"rows": data}), Path(path))
 
 
 def main() -> None:

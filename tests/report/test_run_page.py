@@ -34,6 +34,7 @@ def opened(browser, report):
         context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
         contexts.append(context)
         tab = context.new_page()
+        tab.set_default_timeout(120_000)
         tab.on("console", lambda message: troubles.append(message.text))
         tab.on("pageerror", lambda error: troubles.append(str(error)))
         tab.on("request", lambda r: r.url.startswith("file:") or troubles.append(r.url))
@@ -137,7 +138,7 @@ def test_light_and_dark(opened):
     assert light.evaluate(background) == "rgb(255, 255, 255)"
     assert dark.evaluate(background) == "rgb(20, 24, 29)"
     light.get_by_role("button", name="Dark theme").click()
-    light.wait_for_function(f"{background} == 'rgb(20, 24, 29)'")
+    light.wait_for_function(f"() => {background} == 'rgb(20, 24, 29)'")
     light.get_by_role("button", name="Light theme").wait_for()
 
 

@@ -33,6 +33,7 @@ from fedcohort.cli import (
     sketch,
     sketches,
     spec,
+    watch,
 )
 from fedcohort.exceptions import FedcohortError
 from fedcohort.registry import unknown
@@ -65,6 +66,7 @@ app = typer.Typer(
 app.command("compare")(compare.command)
 app.command("run")(run.command)
 app.command("report")(report.command)
+app.command("watch")(watch.command)
 app.command("show")(show.command)
 app.command("export")(export.command)
 app.command("policies")(policies.command)

@@ -133,7 +133,9 @@ def config(theme: Theme = "light") -> dict[str, Any]:
 
 def specification(figure: Figure, *, width: int | str = WIDTH) -> dict[str, Any]:
     """Return a figure as a Vega-Lite specification without colors of a theme."""
-    spec: dict[str, Any] = figure.chart.properties(width=width).to_dict()
+    single = isinstance(figure.chart, alt.Chart | alt.LayerChart)  # panels have their own widths
+    chart = figure.chart.properties(width=width) if single else figure.chart
+    spec: dict[str, Any] = chart.to_dict()
     spec["description"] = f"{figure.title}. {figure.caption}"
     spec.pop("config", None)
     spec["datasets"] = figure.data

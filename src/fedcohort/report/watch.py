@@ -1,0 +1,98 @@
+"""A server for one person on this machine: the report of a run, while it goes on.
+
+It listens on the loopback address only, answers only GET and HEAD, and refuses requests whose Host
+header names anything else than this machine: a web page elsewhere cannot read the report through a
+name that it makes point here (DNS rebinding). It never writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+
+from fedcohort.exceptions import FedcohortError
+from fedcohort.experiments.results import read, run_folders
+from fedcohort.report.run_page import page
+
+ADDRESS = "127.0.0.1"
+NAMES = ("127.0.0.1", "localhost")
+
+
+def version(folders: Sequence[Path]) -> str:
+    """Return a digest that changes when a run under `folders` has new rounds."""
+    digest = hashlib.blake2b(digest_size=8)
+    for folder in folders:
+        for run in run_folders(folder):
+            path = run / "rounds.jsonl"
+            size = path.stat().st_size if path.exists() else 0
+            digest.update(f"{run} {size}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+class Pages:
+    """The latest page, made again when there are new rounds."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.folders, self._lock = folders, Lock()
+        self._known: tuple[str, bytes] | None = None
+
+    def page(self) -> bytes:
+        """Return the page of the present state."""
+        with self._lock:
+            now = version(self.folders)
+            if self._known is None or self._known[0] != now:
+                self._known = now, page(read(*self.folders), live=True).encode()
+            return self._known[1]
+
+    def version(self) -> bytes:
+        """Return what the page compares to find out whether there are new rounds."""
+        return version(self.folders).encode()
+
+
+def server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
+    """Return a server of the report on `folders`; port 0 picks a free one.
+
+    Call its `serve_forever`, and `server_close` at the end.
+    """
+    pages = Pages(folders)
+    found: dict[str, tuple[str, Callable[[], bytes]]] = {
+        "/": ("text/html; charset=utf-8", pages.page),
+        "/version": ("text/plain; charset=utf-8", pages.version),
+    }
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            host, _, port = self.headers.get("Host", "").partition(":")
+            if host not in NAMES or port != str(self.server.server_port):  # type: ignore[attr-defined]
+                self._answer(403, "text/plain", b"This server answers only to localhost.\n")
+            elif self.path not in found:
+                self._answer(404, "text/plain", b"Not found.\n")
+            else:
+                kind, content = found[self.path]
+                try:
+                    self._answer(200, kind, content())
+                except FedcohortError as error:
+                    self._answer(503, "text/plain; charset=utf-8", f"{error}\n".encode())
+
+        do_HEAD = do_GET
+
+        def _answer(self, status: int, kind: str, content: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+            with suppress(ConnectionError):  # the reader has closed the page
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Keep the terminal quiet."""
+
+    return ThreadingHTTPServer((ADDRESS, port), Handler)
