@@ -20,10 +20,11 @@ from fedcohort.files.sketching import (
     sketch_clients,
     sketch_files,
     sketch_source,
+    sketch_with_labels,
 )
 from fedcohort.sketch.columns import Column
 from fedcohort.sketch.hashing import SRP
-from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.race import RaceSketch, distance_matrix
 from fedcohort.sketch.transforms import Tokenizer, Transform
 
 RNG = np.random.default_rng(1)
@@ -180,3 +181,18 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
 
     with pytest.raises(ConfigError, match=r"pip install 'fedcohort\[files\]'"):
         open_source(tmp_path / "a.csv", Want())
+
+
+def test_labels_split_the_data_for_a_reference_and_change_no_count(table):
+    """The distance between classes, as the sketches of the classes themselves give it."""
+    step = Transform(unit=True, classes=3, label_weight=1.0)
+    empty = RaceSketch.srp(3, rows=40, bits=3, transform=step)
+    source = open_source(table, Want(columns=("u", "v", "w"), label="y", batch_rows=13))
+    made = sketch_with_labels(source, empty)
+    assert np.array_equal(made.counts, sketch_source(source, empty).counts)
+    classes = []
+    for label in range(3):
+        classes.append(empty.empty_like())
+        classes[-1].add(X[np.arange(90) % 3 == label], np.full(30, label))
+    squares = distance_matrix(classes, "mmd")[np.triu_indices(3, 1)]
+    assert made.origin["label_split"] == pytest.approx(np.sqrt(np.median(squares)))
