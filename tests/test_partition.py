@@ -42,6 +42,8 @@ LOSSLESS = [
     ("skewness", {"xi": "H"}),
     ("one-label", {}),
     ("uniform-plus-dirichlet", {"alpha": 0.3}),
+    ("quantity-skew", {"alpha": 0.2}),
+    ("uniform-sizes", {}),
 ]
 BALANCED = ("iid", "shards", "dirichlet-per-client", "dirichlet-prior")
 # These promise a minimum whenever there are enough samples; the others may have to refuse.

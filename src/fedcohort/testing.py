@@ -140,7 +140,7 @@ def check_dropouts(factory: Factory) -> None:
 
 
 def check_bad_readings(factory: Factory) -> None:
-    """Readings that are NaN, infinite, misshapen or no numbers are dropped, never fatal."""
+    """Readings that are NaN, infinite, misshapen or not numbers are dropped, never fatal."""
 
     def spoil(client: ClientId, value: Any) -> Any:
         bad = [float("nan"), float("inf"), np.ones((2, 3, 4)), "text", [[1.0], [1.0, 2.0]], None]
@@ -154,22 +154,72 @@ def check_bad_readings(factory: Factory) -> None:
         assert session.signals.dropped, f"{session.policy!r}: bad readings were not counted"
 
 
+def hostile(value: Any, which: int) -> Any:
+    """Return a finite but hostile reading in place of `value`: huge, tiny or contradictory.
+
+    Some are outside of every declared range and must be dropped; some are just inside and must do
+    no harm.
+    """
+    value = np.asarray(value)
+    if value.dtype.names is not None:
+        fields = (("n", 5e-324), ("noise", 1e308), ("n", 1e300), ("noise", 2.0**40), ("n", 2.0**40))
+        field, number = fields[which % len(fields)]
+        out = value.copy()
+        out[field] = number
+        return out
+    numbers = (1.7e308, -1.7e308, 5e-324, 1e15, -1e15, 2.0**40, 1e200, 0.0)
+    return np.full(value.shape, numbers[which % len(numbers)])
+
+
+def check_hostile_readings(factory: Factory) -> None:
+    """Readings that are finite but absurd neither raise nor spoil the cohort."""
+
+    def liars(every: int) -> Callable[[ClientId, Any], Any]:
+        def spoil(client: ClientId, value: Any) -> Any:
+            number = int(client[-3:])
+            return hostile(value, number // every) if number % every == 0 else value
+
+        return spoil
+
+    for every in (1, 3):
+        _run(_session(factory), _names(24), rounds=6, spoil=liars(every))
+    for which in range(8):  # a client that is alone at first does not decide what readings are
+        session = _session(factory)
+        _run(session, _names(1), 1, spoil=lambda client, value, n=which: hostile(value, n))
+        _run(session, _names(12), rounds=2)
+
+
 def check_save_and_restore(factory: Factory) -> None:
-    """A session restored from a file continues bit for bit."""
+    """A session restored from a file continues bit for bit, wherever it was saved.
+
+    Several places and cohort sizes: what a policy keeps outside of `state`, such as how often it
+    used each client, may happen to be the same again in one of them.
+    """
+    for cohort_size, rounds in ((5, 8), (3, 9)):
+        whole = _session(factory, cohort_size)
+        expected = _run(whole, _names(20), rounds)
+        for place in (1, 4, rounds - 2):
+            first = _session(factory, cohort_size)
+            start = _run(first, _names(20), place)
+            second = _restored(first, _session(factory, cohort_size))
+            resumed = start + _run(second, _names(20), rounds - place)
+            assert resumed == expected, (
+                f"{whole.policy!r} does not continue where it was saved, after round {place} "
+                f"with cohorts of {cohort_size}: it remembers something outside of `state`"
+            )
+            for way in ("up", "down"):
+                same = second.ledger.total(way) == whole.ledger.total(way)
+                assert same, "the ledger was not restored"
+
+
+def _restored(saved: Session, fresh: Session) -> Session:
+    """Return `fresh` with the state of `saved`, by way of a file."""
     import tempfile
 
-    whole = _session(factory)
-    expected = _run(whole, _names(20), rounds=8)
-    first = _session(factory)
-    start = _run(first, _names(20), rounds=4)
-    second = _session(factory)
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint.save(f"{folder}/session", first.state_dict())
-        second.load_state_dict(checkpoint.load(f"{folder}/session"))
-    resumed = start + _run(second, _names(20), rounds=4)
-    assert resumed == expected, f"{whole.policy!r} does not continue where it was saved"
-    for way in ("up", "down"):
-        assert second.ledger.total(way) == whole.ledger.total(way), "the ledger was not restored"
+        checkpoint.save(f"{folder}/session", saved.state_dict())
+        fresh.load_state_dict(checkpoint.load(f"{folder}/session"))
+    return fresh
 
 
 def check_one_client(factory: Factory) -> None:
@@ -203,6 +253,7 @@ CHECKS: tuple[Callable[[Factory], None], ...] = (
     check_silent_clients,
     check_dropouts,
     check_bad_readings,
+    check_hostile_readings,
     check_save_and_restore,
     check_one_client,
     check_no_client,

@@ -234,3 +234,21 @@ def test_more_duels_narrow_the_rank_interval() -> None:
 def test_mistakes_are_named(call, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         call()
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses"), [((3, 1), (1, 4)), ((0, 7), (2, 2)), ((12, 9), (3, 3))]
+)
+def test_win_probability_equals_the_integral(wins, losses) -> None:
+    first, second = (beta(w + 1, l + 1) for w, l in zip(wins, losses, strict=True))
+    expected = quad(lambda x: first.pdf(x) * second.cdf(x), 0, 1)[0]
+    assert bandits.win_probability(wins, losses) == pytest.approx(expected, abs=1e-9)
+    swapped = bandits.win_probability(wins[::-1], losses[::-1])
+    assert bandits.win_probability(wins, losses) + swapped == pytest.approx(1)
+
+
+def test_regret_by_hand() -> None:
+    table = [[0.5, 0.7, 0.8], [0.3, 0.5, 0.6], [0.2, 0.4, 0.5]]
+    assert bandits.regret(table, [[0, 1], [1, 2]]) == pytest.approx(0.2 + 0.2 + 0.3)
+    with pytest.raises(ValueError, match="no client beats all"):
+        bandits.regret([[0.5, 0.7, 0.3], [0.3, 0.5, 0.7], [0.7, 0.3, 0.5]], [])

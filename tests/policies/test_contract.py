@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import numpy as np
 import pytest
 
 from fedcohort.policies import POLICIES, Policy
 from fedcohort.rounds import Selection
-from fedcohort.testing import CHECKS, check_policy
+from fedcohort.signals.catalog import Needs
+from fedcohort.testing import (
+    CHECKS,
+    check_hostile_readings,
+    check_policy,
+    check_save_and_restore,
+)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -51,7 +60,41 @@ class Forgetful(Policy):
         return Selection((round.available[self.seen % len(round.available)],))
 
 
-@pytest.mark.parametrize("policy", [Twice, Stranger, Impure, Forgetful])
+class LeastUsed(Policy):
+    """Counts uses outside of its state; after whole epochs all counts are equal again."""
+
+    def __init__(self):
+        self.used = Counter()
+
+    def select(self, round, signals, rng):
+        order = sorted(round.available, key=lambda c: self.used[c])
+        self.used.update(order[: round.size])
+        return Selection(tuple(order[: round.size]))
+
+
+class Gullible(Policy):
+    """Trusts sizes as they come; a size of 2^40 squared and summed is still finite, its exp not."""
+
+    needs = Needs(profile=frozenset({"num_examples"}))
+
+    def select(self, round, signals, rng):
+        positions, sizes = signals.read("num_examples", round.available)
+        if not len(positions):
+            return Selection(())
+        with np.errstate(over="ignore"):
+            scores = np.exp(sizes.astype(float))
+        chosen = [round.available[positions[i]] for i in np.argsort(-scores)[: round.size]]
+        return Selection(tuple(chosen), scores=dict(zip(chosen, -np.sort(-scores), strict=False)))
+
+
+@pytest.mark.parametrize("check", [check_hostile_readings, check_save_and_restore])
+def test_the_new_checks_catch_what_they_are_for(check):
+    broken = {check_hostile_readings: Gullible, check_save_and_restore: LeastUsed}[check]
+    with pytest.raises(AssertionError):
+        check(broken)
+
+
+@pytest.mark.parametrize("policy", [Twice, Stranger, Impure, Forgetful, LeastUsed, Gullible])
 def test_a_broken_policy_fails_the_contract(policy):
     with pytest.raises((AssertionError, RuntimeError)):
         check_policy(policy)

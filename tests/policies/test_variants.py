@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 
 from fedcohort.policies import (
+    FLIPS,
     KDPP,
     ClusteredSampling,
     DivFL,
     FedACS,
     FedCor,
+    FedSAE,
+    LabelMatch,
     RaceSoftmax,
     SketchMatch,
     SketchToSelect,
+    Uniform,
 )
 from fedcohort.testing import check_policy
 
@@ -40,6 +44,14 @@ VARIANTS = [
     lambda: DivFL("race_sketch", method="stochastic"),
     lambda: DivFL(candidates=7),
     lambda: ClusteredSampling("similarity"),
+    lambda: KDPP("gradient_sketch"),
+    lambda: KDPP("model_sketch", k=10),
+    lambda: Uniform(interval=3),
+    lambda: FedCor(warmup=2, interval=4, samples=2, noise_std=0.01),
+    lambda: SketchToSelect(interval=2, catch_up=True),
+    lambda: LabelMatch("balanced", candidates=7),
+    lambda: FLIPS(clusters=3),
+    lambda: FedSAE(active_rounds=2),
     lambda: ClusteredSampling("similarity", "race_sketch", interval=1),
 ]
 

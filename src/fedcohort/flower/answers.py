@@ -214,6 +214,12 @@ class AskedClient(Clients):
         """Return the client's number of examples."""
         return np.array([len(self.data)], np.int64)
 
+    def classes(self) -> int:
+        """Return the number of labels that the app states."""
+        if self.answers.classes < 1:
+            raise ConfigError("the server asks for label counts: pass attach(classes=...)")
+        return self.answers.classes
+
     def insights(self) -> list[ArrayLike]:
         """Return the user's own vector."""
         if self.answers.insight is None:

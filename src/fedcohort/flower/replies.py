@@ -359,6 +359,11 @@ class ArrivedUpdates(Clients):
         """Return the seconds that each client took; NaN, which is no reading, if unknown."""
         return np.array([self.seconds.get(c, np.nan) for c in self.ids])
 
+    def last_array(self) -> int:
+        """Return how many numbers the model's last array has."""
+        own = [a for a in self.model.arrays.values() if is_float(a)]
+        return int(np.prod(own[-1].shape))
+
     def last_layer(self) -> int:
         """Return how many parameters the model's last layer has."""
         own = {n: a for n, a in self.model.arrays.items() if is_float(a)}

@@ -10,6 +10,7 @@ IWQoS 2021.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +71,52 @@ def duel(
     won[who] += rate * np.searchsorted(order, reward, side="left")
     lost[who] += rate * (reward.size - np.searchsorted(order, reward, side="right"))
     return won, lost
+
+
+def win_probability(wins: tuple[int, int], losses: tuple[int, int]) -> float:
+    """Return P(theta_1 > theta_2) for Beta draws of two clients, in closed form.
+
+    The probability that the first client is preferred, as Algorithm 1 sees it: with a, b one more
+    than wins and losses, sum_{i < a_1} B(a_2 + i, b_1 + b_2) / ((b_1 + i) B(1 + i, b_1)
+    B(a_2, b_2)). Counts must be whole.
+
+    Examples
+    --------
+    >>> round(win_probability(wins=(1, 0), losses=(0, 0)), 4)      # Beta(2, 1) against Beta(1, 1)
+    0.6667
+    """
+    from scipy.special import betaln
+
+    (a1, a2), (b1, b2) = ((int(x) + 1, int(y) + 1) for x, y in (wins, losses))
+    if min(a1, a2, b1, b2) < 1:
+        raise ValueError(f"win_probability: {wins=} and {losses=} must not be negative")
+    i = np.arange(a1)
+    logs = betaln(a2 + i, b1 + b2) - np.log(b1 + i) - betaln(1 + i, b1) - betaln(a2, b2)
+    return float(np.exp(logs).sum())
+
+
+def regret(preferences: ArrayLike, cohorts: Sequence[Sequence[int]]) -> float:
+    """Return the regret of eq. 4: the sum over rounds and members i of P(best beats i) - 1/2.
+
+    Parameters
+    ----------
+    preferences
+        ``preferences[i, j]`` is the probability that client i beats client j, 1/2 on the diagonal.
+        The best client is the one that no other beats with more than 1/2.
+    cohorts
+        The positions of each round's cohort.
+
+    Examples
+    --------
+    >>> regret([[0.5, 0.9], [0.1, 0.5]], cohorts=[[0], [1], [1]])
+    0.8
+    """
+    table = np.asarray(preferences, dtype=np.float64)
+    best = np.flatnonzero((table >= 0.5).all(axis=1))
+    if not best.size:
+        raise ValueError("regret: no client beats all others with at least 1/2")
+    losses = table[best[0]] - 0.5
+    return float(sum(losses[np.asarray(cohort, np.int64)].sum() for cohort in cohorts))
 
 
 def thompson_pool(

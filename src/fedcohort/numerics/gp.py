@@ -167,7 +167,7 @@ def _em_step(factors: Array, changes: Array, seen: Mask, shares: Array, noise_st
     patterns, kind = np.unique(seen, axis=1, return_inverse=True)
     systems = np.einsum("tp,t,tde->pde", patterns, shares, moments)
     systems += 1e-12 * np.trace(moments.sum(axis=0)) * np.eye(rank)
-    inverses = np.linalg.inv(systems)
+    inverses = _inverse(systems)
     right = (means * shares[:, None]).T @ changes
     result = np.empty_like(factors)
     for pattern in range(len(inverses)):
@@ -176,12 +176,18 @@ def _em_step(factors: Array, changes: Array, seen: Mask, shares: Array, noise_st
     return result
 
 
+def _inverse(matrix: Array) -> Array:
+    """Invert symmetric matrices; the pseudoinverse where rounding makes one singular."""
+    try:
+        return np.asarray(np.linalg.inv(matrix), np.float64)
+    except np.linalg.LinAlgError:
+        return np.asarray(np.linalg.pinv(matrix, hermitian=True), np.float64)
+
+
 def _posterior(factors: Array, changes: Array, seen: Mask, noise_std: float) -> tuple[Array, Array]:
     """M^-1 with M = X X^T + noise I over the seen clients, and the latent mean M^-1 X y."""
     part = factors * seen
-    inner: Array = np.asarray(
-        np.linalg.inv(part @ factors.T + noise_std**2 * np.eye(len(factors))), np.float64
-    )
+    inner = _inverse(part @ factors.T + noise_std**2 * np.eye(len(factors)))
     return inner, inner @ (part @ changes)
 
 

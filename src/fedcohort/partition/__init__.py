@@ -19,7 +19,15 @@ from fedcohort.partition.dirichlet import (
     dirichlet_prior,
     uniform_plus_dirichlet,
 )
-from fedcohort.partition.labels import iid, natural, one_label, shards, skewness
+from fedcohort.partition.labels import (
+    iid,
+    natural,
+    one_label,
+    quantity_skew,
+    shards,
+    skewness,
+    uniform_sizes,
+)
 
 Partition: TypeAlias = Callable[..., list[IndexArray]]
 
@@ -33,6 +41,8 @@ PARTITIONS: dict[str, Partition] = {
     "one-label": one_label,
     "uniform-plus-dirichlet": uniform_plus_dirichlet,
     "dirichlet-environment": dirichlet_environment,
+    "quantity-skew": quantity_skew,
+    "uniform-sizes": uniform_sizes,
 }
 
 __all__ = [
@@ -46,7 +56,9 @@ __all__ = [
     "iid",
     "natural",
     "one_label",
+    "quantity_skew",
     "shards",
     "skewness",
     "uniform_plus_dirichlet",
+    "uniform_sizes",
 ]

@@ -1,6 +1,7 @@
 """Partitions at random, by shards, by main class, and by the client ids that come with the data.
 
-`one_label` gives each client a single class, `skewness` a share `xi` of one.
+`one_label` gives each client a single class, `skewness` a share `xi` of one. `quantity_skew` and
+`uniform_sizes` vary the sizes only.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ from numpy.typing import ArrayLike
 from fedcohort.exceptions import ConfigError
 from fedcohort.partition.assign import (
     Counts,
+    Floats,
     IndexArray,
     apportion,
     by_class,
     check,
+    check_positive,
     collect,
     deal,
+    dirichlet,
     encode,
     even_sizes,
     scatter,
+    top_up,
 )
 
 
@@ -53,6 +58,82 @@ def iid(labels: ArrayLike, clients: int, rng: Generator, *, min_size: int = 1) -
     check("iid", codes.size, clients, min_size)
     owner = np.repeat(np.arange(clients), even_sizes(codes.size, clients))
     return collect(rng.permutation(owner), clients)
+
+
+def quantity_skew(
+    labels: ArrayLike, clients: int, rng: Generator, *, alpha: float = 0.5, min_size: int = 1
+) -> list[IndexArray]:
+    """Hand out the samples at random, in sizes drawn from Dir(alpha, ..., alpha).
+
+    Labels are IID, only sizes differ: quantity skew as in [1]_.
+
+    Parameters
+    ----------
+    labels, clients, rng, min_size
+        As for `iid`.
+    alpha : float
+        Concentration: 0.5 gives very different sizes, 100 nearly equal ones.
+
+    Examples
+    --------
+    >>> parts = quantity_skew(np.zeros(100), 4, np.random.default_rng(0))
+    >>> [part.size for part in parts]
+    [3, 59, 18, 20]
+
+    References
+    ----------
+    .. [1] Li, Diao, Chen, He (2022), Federated Learning on Non-IID Data Silos: An Experimental
+       Study, ICDE.
+    """
+    codes = encode(labels)[0]
+    check("quantity-skew", codes.size, clients, min_size)
+    check_positive("quantity-skew", alpha=alpha)
+    shares = dirichlet(np.full((1, clients), float(alpha)), rng)[0]
+    return _in_proportion(shares, codes.size, min_size, rng)
+
+
+def uniform_sizes(
+    labels: ArrayLike,
+    clients: int,
+    rng: Generator,
+    *,
+    low: int = 100,
+    high: int = 700,
+    min_size: int = 1,
+) -> list[IndexArray]:
+    """Hand out the samples at random, in sizes proportional to whole numbers in [low, high].
+
+    FedShare's CIFAR split, which paper 0 uses as "non-IID": its labels are IID, only the sizes
+    vary, from 100 to 700. FedShare leaves samples over; here sizes are scaled so that all are used.
+
+    Parameters
+    ----------
+    labels, clients, rng, min_size
+        As for `iid`.
+    low, high : int
+        Range of the sizes before scaling.
+
+    Examples
+    --------
+    >>> parts = uniform_sizes(np.zeros(50_000), 100, np.random.default_rng(0))
+    >>> sizes = [part.size for part in parts]
+    >>> sum(sizes), max(sizes) / min(sizes) <= 7.1
+    (50000, True)
+    """
+    codes = encode(labels)[0]
+    check("uniform-sizes", codes.size, clients, min_size)
+    if not 0 < low <= high:
+        raise ConfigError(f"uniform-sizes: low={low} must be above 0 and at most high={high}")
+    wanted = rng.integers(low, high, clients, endpoint=True).astype(np.float64)
+    return _in_proportion(wanted / wanted.sum(), codes.size, min_size, rng)
+
+
+def _in_proportion(shares: Floats, total: int, min_size: int, rng: Generator) -> list[IndexArray]:
+    """Hand out all samples at random, in sizes proportional to `shares`."""
+    ends = np.floor(np.cumsum(shares) * total + 0.5).astype(np.int64)
+    ends[-1] = total
+    owner = rng.permutation(np.repeat(np.arange(shares.size), np.diff(ends, prepend=0)))
+    return collect(top_up(owner, shares.size, min_size, rng), shares.size)
 
 
 def shards(

@@ -121,7 +121,7 @@ def vector_signals(*when: str) -> tuple[str, ...]:
     Examples
     --------
     >>> vector_signals("reply")
-    ('update_sketch',)
+    ('update_sketch', 'bias_update')
     """
     scalar = [name for name, s in SIGNALS.items() if getattr(s.form({}), "shape", None) == ()]
     return tuple(n for n, s in SIGNALS.items() if s.when in when and n not in scalar)
@@ -196,6 +196,22 @@ def sizes(signals: Signals, clients: Sequence[ClientId]) -> Array:
     result = np.full(len(clients), float(known.mean()) if len(positions) else 1.0)
     result[positions] = known
     return result
+
+
+def label_counts(signals: Signals, clients: Sequence[ClientId]) -> tuple[Indices, Array]:
+    """Return the positions of clients with labels, and their label counts, one row per client.
+
+    Counts below zero, which privacy noise makes, are set to zero; clients without any label are
+    left out. Rows that claim more examples than `sizes` would believe are scaled down.
+    """
+    positions, rows = vectors(signals, "label_histogram", clients)
+    counts = np.maximum(rows, 0.0)
+    total = counts.sum(axis=1)
+    filled = total > 1e-9  # a smaller sum could not be divided by
+    positions, counts, total = positions[filled], counts[filled], total[filled]
+    if len(positions) >= FEW_SIZES:
+        counts *= np.minimum(1.0, LARGEST_SIZE * np.median(total) / total)[:, None]
+    return positions, counts
 
 
 def unreported(round: Round, outcome: Outcome, signals: Signals, name: str) -> list[ClientId]:

@@ -22,10 +22,13 @@ from fedcohort.policies.base import (
     vectors,
 )
 from fedcohort.rounds import ClientId, Round, Selection
+from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
+
+_GRADIENTS = ("gradient_sketch", "model_sketch")
 
 
 @dataclass
@@ -47,6 +50,9 @@ class KDPP(Policy):
     ----------
     signal : str, default="feature_profile"
         What the profile is; "race_sketch" needs no model, "insight" is the user's own vector.
+        Paper 4 also compares profiles by gradients ("gradient_sketch": projections of the gradient
+        under the model that the client first sees) and by representative gradients
+        ("model_sketch": projections of the step of local training).
     kernel : {"similarity", "features"}
         L = S^T S with the similarities of eq. 14, or F F^T with the profiles F themselves, which
         needs no matrix of clients x clients (dual form) but has at most the profile's rank.
@@ -58,7 +64,9 @@ class KDPP(Policy):
         by its share of the data over its probability to be drawn, which makes the aggregate
         unbiased.
     rows, bits, seed
-        Of the sketches, for signal="race_sketch".
+        Of the sketches, for signal="race_sketch"; `seed` also of the projections.
+    k : int, default=100
+        Length of the projections of gradients.
 
     Notes
     -----
@@ -92,13 +100,21 @@ class KDPP(Policy):
         rows: int = 10,
         bits: int = 6,
         seed: int = 0,
+        k: int = 100,
     ) -> None:
         if kernel not in ("similarity", "features"):
             raise ValueError(f"KDPP: kernel={kernel!r} must be 'similarity' or 'features'")
         check_at_least("KDPP", 1, candidates=candidates)
         check_weights("KDPP", weights)
         extra = ("num_examples",) if weights else ()
-        self.needs = vector_needs("KDPP", signal, *extra, when=("profile",))
+        if signal in _GRADIENTS:  # asked once, like a profile
+            self.needs = Needs(profile=frozenset({signal, *extra}))
+            options: dict[str, Option] = {"k": k, "kind": "sparse", "seed": seed}
+            if signal == "model_sketch":
+                options["step"] = True
+            self.signal_options = {signal: options}
+        else:
+            self.needs = vector_needs("KDPP", signal, *extra, when=("profile",))
         self.signal, self.kernel, self.limit, self.weights = signal, kernel, candidates, weights
         if signal == "race_sketch":
             self.signal_options = {signal: {"rows": rows, "bits": bits, "seed": seed}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -204,7 +205,8 @@ class SketchToSelect(Policy):
             return None
         total = sizes(signals, round.available).sum()
         share = sizes(signals, tuple(chosen)) / max(total, 1.0)
-        return inverse_inclusion(share, np.array([inclusion[c] for c in chosen]))
+        weights = inverse_inclusion(share, np.array([inclusion[c] for c in chosen]))
+        return weights if sum(weights) > 0 else None
 
 
 def _is_available(available: tuple[ClientId, ...], client: ClientId) -> bool:
@@ -235,5 +237,7 @@ def _kmeans(rows: Floats, clusters: int, restarts: int, rng: Generator) -> Indic
     ]
     clusters = min(clusters, len(np.unique(fitted, axis=0)))
     model = KMeans(clusters, n_init=restarts, random_state=int(rng.integers(2**31 - 1)))
-    model.fit(fitted)
+    with warnings.catch_warnings():  # rows that differ by rounding only may share a cluster
+        warnings.filterwarnings("ignore", message="Number of distinct clusters")
+        model.fit(fitted)
     return np.asarray(model.predict(rows), np.int64)

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.privacy.noise import discrete_laplace, words
 from fedcohort.registry import lookup
 from fedcohort.rounds import ClientId
-from fedcohort.signals.forms import Form, Numbers, Sketch
+from fedcohort.signals.forms import MOST_COUNT, Form, Numbers, Sketch
 from fedcohort.signals.projection import Vectors
 from fedcohort.signals.updates import update_distance
 
@@ -84,6 +86,18 @@ class Clients:
     def last_layer(self) -> int:
         """Return how many parameters the model's last layer has."""
         raise self._cannot("last_layer")
+
+    def last_array(self) -> int:
+        """Return how many numbers the model's last array has, usually the output's biases."""
+        raise self._cannot("last_array")
+
+    def classes(self) -> int:
+        """Return the number of labels in the federation."""
+        raise self._cannot("classes")
+
+    def noise_source(self, client: ClientId) -> np.random.Generator | None:
+        """Return the generator of a client's privacy noise; None is the operating system's."""
+        return None
 
     def _cannot(self, what: str) -> ConfigError:
         return ConfigError(
@@ -195,6 +209,10 @@ def _projected_form(options: Options) -> Form:
     return Numbers((int(options.get("k", 0)) or None,), "f4")
 
 
+def _histogram_form(options: Options) -> Form:
+    return Numbers((int(options.get("classes", 0)) or None,), low=-MOST_COUNT, high=MOST_COUNT)
+
+
 def _sketch_form(options: Options) -> Form:
     rows, bits = options.get("rows"), options.get("bits")
     buckets = None if bits is None else 1 << int(bits)
@@ -217,6 +235,31 @@ def _race_sketch(clients: Clients, options: Options) -> Sequence[NDArray[Any]]:
 def _insight(clients: Clients, options: Options) -> Sequence[ArrayLike]:
     """A vector of the user's own that describes the client's data."""
     return clients.insights()
+
+
+@register_signal("label_histogram", when="profile", work="data", form=_histogram_form)
+def _label_histogram(clients: Clients, options: Options) -> list[NDArray[np.int64]]:
+    """How many examples of each label the client has; sensitive, so consider epsilon.
+
+    Exact counts say what the client's data are about. With ``epsilon``, discrete Laplace noise of
+    scale 1 / epsilon is added to each count: epsilon-differential privacy for one record that is
+    added or removed. The number of labels is public.
+    """
+    classes = int(options.get("classes", 0)) or clients.classes()
+    ratio = Fraction(float(options.get("epsilon", 0.0))).limit_denominator(1000)
+    if ratio < 0 or (ratio == 0 and options.get("epsilon", 0.0)):
+        raise ConfigError(f"label_histogram: epsilon={options['epsilon']} must be at least 0.001")
+    histograms = []
+    for client, (_, labels) in zip(clients.ids, clients.examples(), strict=True):
+        counts = np.bincount(np.asarray(labels).reshape(-1).astype(np.int64), minlength=classes)
+        if len(counts) > classes:
+            raise ConfigError(f"label_histogram: {client!r} has more than {classes} labels")
+        if ratio:
+            source = words(clients.noise_source(client))
+            scale = (ratio.denominator, ratio.numerator)
+            counts = counts + discrete_laplace(source, classes, *scale)
+        histograms.append(counts)
+    return histograms
 
 
 @register_signal("feature_profile", when="profile", work="forward", form=Numbers((None,), "f4"))
@@ -262,6 +305,12 @@ def _duration(clients: Clients, options: Options) -> NDArray[np.float64]:
 def _update_sketch(clients: Clients, options: Options) -> NDArray[Any]:
     """Projection of the update."""
     return clients.updates().sketched(options)
+
+
+@register_signal("bias_update", when="reply", work="server", form=Numbers((None,), "f4"))
+def _bias_update(clients: Clients, options: Options) -> NDArray[Any]:
+    """Update of the model's last array, the biases of the output layer."""
+    return clients.updates().numpy()[:, -clients.last_array() :]
 
 
 @register_signal("update_distance", when="reply", work="server", form=Numbers(low=0))

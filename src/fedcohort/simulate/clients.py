@@ -184,6 +184,18 @@ class SimulatedClients(Clients):
         """Return the simulated seconds that each client took."""
         return np.array([self.seconds[c] for c in self.ids])
 
+    def classes(self) -> int:
+        """Return the number of labels of the data set."""
+        return self.federation.dataset.classes
+
+    def noise_source(self, client: ClientId) -> np.random.Generator:
+        """Return a generator that is a function of the seed and the client."""
+        return stream(self.seed, "label noise", client)
+
+    def last_array(self) -> int:
+        """Return how many numbers the model's last array has."""
+        return list(self.trainer.worker.model.parameters())[-1].numel()
+
     def last_layer(self) -> int:
         """Return how many parameters the model's last layer has."""
         named = dict(self.trainer.worker.model.named_parameters())

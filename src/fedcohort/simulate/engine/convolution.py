@@ -25,8 +25,7 @@ from fedcohort.simulate.engine.layers import (
 # ruff: noqa: D102 (`Layer` documents the methods)
 
 
-# How our GPU kernels round: "tf32x3" is as exact as float32 and, for weights, faster.
-ROUNDING = {"float32": ("ieee", "tf32x3"), "tf32": ("tf32", "tf32"), "bf16": ("bf16", "bf16")}
+ROUNDING = {"float32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}  # of the GPU's kernels
 
 
 @cache
@@ -60,9 +59,8 @@ class Bias(Weighted):
 class Conv(Weighted):
     """`nn.Conv2d` without its bias, as one matrix product per client.
 
-    If `stored`, patches of the images are copied and multiplied by PyTorch. Otherwise, on a GPU,
-    Triton kernels read them while they multiply: that saves memory, and with reduced precision
-    time. The gradient of the weights never needs stored patches on a GPU.
+    On a GPU, Triton kernels read the image's patches while they multiply. Elsewhere the patches are
+    copied first and multiplied by PyTorch.
     """
 
     def __init__(
@@ -71,8 +69,7 @@ class Conv(Weighted):
         super().__init__(place, arena, sink, at)
         self.kernel, self.stride = conv.kernel_size, conv.stride
         self.pad = conv._reversed_padding_repeated_twice  # left, right, top, bottom
-        self.rounding, self.weight_rounding = ROUNDING[precision]
-        self.stored = precision == "float32"
+        self.rounding = ROUNDING[precision]
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         self.x = x
@@ -80,8 +77,8 @@ class Conv(Weighted):
         self.output = (samples, *self._size(x))
         weight = self.weight(rows // self.split)
         out = self.memory("out", (rows, weight.shape[1], *self.output))
-        self.kernels: Any = gpu_kernels(x)
-        if self.kernels and not self.stored:
+        self.kernels: Any = gpu_kernels(x) if self.split == 1 else None
+        if self.kernels:
             tape.append(partial(self.kernels.convolve, x, weight, out, *self._geometry()))
             return out
         patches = self.memory("cols", (rows, channels, *self.kernel, *self.output))
@@ -93,10 +90,9 @@ class Conv(Weighted):
         self.multiply(tape, self.copy, self.cols, out.flatten(2))
         return out
 
-    def _geometry(self, rounding: str | None = None) -> tuple[Any, ...]:
+    def _geometry(self) -> tuple[Any, ...]:
         """Return what all kernels of a GPU need to know."""
-        corner = (self.pad[2], self.pad[0])
-        return self.kernel, self.stride, corner, rounding or self.rounding
+        return self.kernel, self.stride, (self.pad[2], self.pad[0]), self.rounding
 
     def _size(self, x: Tensor) -> tuple[int, int]:
         left, right, top, bottom = self.pad
@@ -105,10 +101,6 @@ class Conv(Weighted):
         return high, wide
 
     def _unfold(self, tape: Tape, x: Tensor, patches: Tensor) -> None:
-        if self.kernels:
-            corner = (self.pad[2], self.pad[0])
-            tape.append(partial(self.kernels.unfold, x, patches, self.stride, corner))
-            return
         x = self._padded(tape, x)
         windows = x.unfold(3, self.kernel[0], self.stride[0])
         windows = windows.unfold(4, self.kernel[1], self.stride[1])
@@ -125,12 +117,10 @@ class Conv(Weighted):
         return out
 
     def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
-        if self.kernels and not self.stored:
-            return self._backward_from_images(tape, grad, wanted)
-        flat = grad.flatten(2)
         if self.kernels:
-            self._gather_on_gpu(tape, grad)
-        elif self.split == 1:
+            return self._backward_on_gpu(tape, grad, wanted)
+        flat = grad.flatten(2)
+        if self.split == 1:
             self.gather(tape, self.at[0], flat, self.cols.mT)
         else:
             each = self.memory("each", self.copy.shape)
@@ -143,22 +133,16 @@ class Conv(Weighted):
         self._fold(tape, self.cols.view(*self.x.shape[:2], *self.kernel, *self.output), below)
         return below
 
-    def _gather_on_gpu(self, tape: Tape, grad: Tensor) -> None:
-        """Append the weight's gradient, read from the images."""
-        shape = (len(grad), *self.weight(1).shape[1:])
-        parts = self.kernels.weight_parts(*shape, grad[0, 0].numel())
-        each = self.memory("each", (len(grad), parts, *shape[1:]))
-        geometry = self._geometry(self.weight_rounding)
-        tape.append(partial(self.kernels.convolve_weight, self.x, grad, each, *geometry))
-        together = each.view(len(grad) // self.split, self.split * parts, -1)
-        self.gather_sum(tape, self.at[0], together, 1)
-
-    def _backward_from_images(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
+    def _backward_on_gpu(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
         weight, below = self.weight(len(grad)), grad
         if wanted:  # before the weight changes
             below = self.memory("below", self.x.shape)
             self._input_on_gpu(tape, grad, weight, below)
-        self._gather_on_gpu(tape, grad)
+        parts = self.kernels.weight_parts(*weight.shape, grad[0, 0].numel())
+        each = self.memory("each", (len(grad), parts, *weight.shape[1:]))
+        task = partial(self.kernels.convolve_weight, self.x, grad, each, *self._geometry())
+        tape.append(task)
+        self.gather_sum(tape, self.at[0], each.flatten(2), 1)
         return below
 
     def _input_on_gpu(self, tape: Tape, grad: Tensor, weight: Tensor, below: Tensor) -> None:
@@ -176,10 +160,6 @@ class Conv(Weighted):
 
     def _fold(self, tape: Tape, patches: Tensor, below: Tensor) -> None:
         """Append the sum of each patch's gradient into the pixels that it was copied from."""
-        if self.kernels:
-            corner = (self.pad[2], self.pad[0])
-            tape.append(partial(self.kernels.fold, patches, below, self.stride, corner))
-            return
         left, right, top, bottom = self.pad
         high, wide = below.shape[3:]
         shape = (*below.shape[:3], high + top + bottom, wide + left + right)

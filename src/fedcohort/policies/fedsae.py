@@ -1,0 +1,89 @@
+"""FedSAE's client selection: a softmax over losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.random import Generator
+
+from fedcohort.policies.base import Policy, pick, register, sizes, unreported
+from fedcohort.rounds import ClientId, Outcome, Round, Selection
+from fedcohort.signals.catalog import Needs
+from fedcohort.signals.table import Signals
+
+
+@dataclass
+class FedSAEState:
+    """The value of each client that was selected."""
+
+    value: dict[ClientId, float] = field(default_factory=dict)
+
+
+@register("fedsae", when="a baseline that prefers high losses, without extra queries")
+class FedSAE(Policy):
+    """The active selection of Li et al. [1]_, with which paper 4 compares.
+
+    A client's value is sqrt(n) times the mean loss that it reported when it last trained. Clients
+    are drawn one by one in proportion to exp(beta * value). A client that was never selected
+    has the largest value known.
+
+    Parameters
+    ----------
+    beta : float, default=0.01
+        Sharpness of the softmax.
+    active_rounds : int, optional
+        Select this way in the first rounds only and uniformly afterwards; None: always.
+
+    Notes
+    -----
+    FedSAE also predicts how much work each client can finish; that is local training, not
+    selection, and is not part of this policy. We are certain of the form of the probabilities, not
+    of the paper's default beta. A selected client that reports no loss has its value halved.
+
+    References
+    ----------
+    .. [1] Li, Duan, Liu, Zhang, Ren, Chen, Tan, Wang (2021), FedSAE: A Novel Self-Adaptive
+       Federated Learning Framework in Heterogeneous Systems, IJCNN.
+
+    Examples
+    --------
+    >>> policy = FedSAE(beta=1.0)
+    >>> policy.state = FedSAEState(value={"a": 1.0, "b": 90.0})
+    >>> round = Round(number=1, available=("a", "b"), cohort_size=1)
+    >>> policy.select(round, Signals(), np.random.default_rng(0)).clients
+    ('b',)
+    """
+
+    needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"loss"}))
+
+    def __init__(self, beta: float = 0.01, active_rounds: int | None = None) -> None:
+        if not 0 <= beta < np.inf:
+            raise ValueError(f"FedSAE: beta={beta} must not be negative")
+        if active_rounds is not None and active_rounds < 0:
+            raise ValueError(f"FedSAE: active_rounds={active_rounds} must not be negative")
+        self.beta, self.active_rounds = beta, active_rounds
+        self.state = FedSAEState()
+
+    def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
+        """Draw in proportion to exp(beta * value)."""
+        value = self.state.value
+        if self.active_rounds is not None and round.number >= self.active_rounds:
+            return Selection(pick(round.available, round.size, rng))
+        largest = max(value.values(), default=0.0)
+        values = np.array([value.get(c, largest) for c in round.available])
+        chosen = pick(round.available, round.size, rng, self.beta * values)
+        return Selection(chosen, scores={c: value[c] for c in chosen if c in value})
+
+    def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
+        """Take the losses that arrived; halve the values of those who sent none."""
+        missing = unreported(round, outcome, signals, "loss")
+        reported = tuple(c for c in outcome.finished if c not in set(missing))
+        if reported:
+            every = dict(zip(round.available, sizes(signals, round.available), strict=True))
+            losses = np.asarray(signals.values("loss", reported), np.float64)
+            for client, loss in zip(reported, losses.tolist(), strict=True):
+                self.state.value[client] = float(np.sqrt(every[client])) * loss
+        typical = float(np.median(list(self.state.value.values()))) if self.state.value else 0.0
+        for client in missing:
+            self.state.value[client] = self.state.value.get(client, typical) / 2

@@ -1,0 +1,163 @@
+"""HiCS-FL: clusters of clients by the update of the output layer's biases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from fedcohort.policies.base import Policy, pick, register, sample_positions, sizes, vectors
+from fedcohort.rounds import ClientId, Outcome, Round, Selection
+from fedcohort.signals.catalog import Needs
+from fedcohort.signals.table import Signals
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+_MAX_TREE_CLIENTS = 1_000  # clients that are clustered; of more, a random part
+
+
+@dataclass
+class HiCSFLState:
+    """The clients that were selected at least once."""
+
+    tried: dict[ClientId, bool] = field(default_factory=dict)
+
+
+@register("hics-fl", when="nothing may be asked for; label balance is read from bias updates")
+class HiCSFL(Policy):
+    """Hierarchical clustered sampling of Chen and Vikalo [1]_.
+
+    The update of the output layer's biases tells how a client's labels are distributed. The
+    entropy of softmax(update / temperature) estimates how balanced they are. Clients are clustered
+    by the angle between their updates plus `entropy_weight` times the difference of their
+    entropies, into as many clusters as the cohort is large. For each place a cluster is drawn in
+    proportion to exp(gamma_t * its mean entropy), and in it a client in proportion to its size.
+    gamma_t = gamma (1 - t / rounds) falls to zero, so balanced clients come first and all
+    clusters are equal in the end. Clients that were never selected come before all others.
+
+    Parameters
+    ----------
+    temperature : float, default=0.0025
+        Of the softmax. It must fit the size of the bias updates, which grows with the learning
+        rate and the number of local steps.
+    entropy_weight : float, default=10.0
+        Weight of the entropies in the distance, lambda.
+    gamma : float, default=4.0
+        How strongly balanced clusters are preferred in the first round.
+    rounds : int, default=200
+        Rounds until gamma_t is zero.
+
+    Notes
+    -----
+    Written from the paper's formulas as we remember them. We are not certain of the linkage
+    (average linkage here) and of the default temperature, which the paper sets per data set. The
+    model's last array must be the biases of the output layer.
+
+    References
+    ----------
+    .. [1] Chen, Vikalo (2024), Heterogeneity-Guided Client Sampling: Towards Fast and Efficient
+       Non-IID Federated Learning, NeurIPS (arXiv 2310.00198, 2023).
+
+    Examples
+    --------
+    >>> entropies(np.array([[0.0, 0.0], [0.1, 0.0]]), temperature=0.0025).round(3).tolist()
+    [0.693, 0.0]
+    """
+
+    needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"bias_update"}))
+
+    def __init__(
+        self,
+        temperature: float = 0.0025,
+        entropy_weight: float = 10.0,
+        gamma: float = 4.0,
+        rounds: int = 200,
+    ) -> None:
+        if not 0 < temperature < np.inf:
+            raise ValueError(f"HiCSFL: temperature={temperature} must be positive")
+        for name, value in {"entropy_weight": entropy_weight, "gamma": gamma}.items():
+            if not 0 <= value < np.inf:
+                raise ValueError(f"HiCSFL: {name}={value} must not be negative")
+        if rounds < 1:
+            raise ValueError(f"HiCSFL: rounds={rounds} must be at least 1")
+        self.temperature, self.entropy_weight = temperature, entropy_weight
+        self.gamma, self.rounds = gamma, rounds
+        self.state = HiCSFLState()
+
+    def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
+        """Try everybody once; then draw clusters by entropy and clients by size."""
+        tried = self.state.tried
+        untried = [c for c in round.available if c not in tried]
+        first = pick(untried, round.size, rng)
+        places = round.size - len(first)
+        positions, rows = vectors(signals, "bias_update", round.available)
+        known = [i for i, p in enumerate(positions.tolist()) if round.available[p] in tried]
+        known = [known[i] for i in sample_positions(len(known), _MAX_TREE_CLIENTS, rng).tolist()]
+        if not places or not known:
+            return Selection(first)
+        clients = tuple(round.available[i] for i in positions[known].tolist())
+        entropy = entropies(rows[known], self.temperature)
+        labels = _clusters(rows[known], entropy, self.entropy_weight, round.size)
+        chosen = self._draw(round, labels, entropy, sizes(signals, clients), places, rng)
+        scores = {clients[i]: float(entropy[i]) for i in chosen}
+        return Selection(first + tuple(clients[i] for i in chosen), scores=scores)
+
+    def _draw(
+        self,
+        round: Round,
+        labels: Indices,
+        entropy: Array,
+        size: Array,
+        places: int,
+        rng: Generator,
+    ) -> list[int]:
+        """Draw a cluster for each place, and a client of it that is not taken."""
+        gamma = self.gamma * max(0.0, 1 - round.number / self.rounds)
+        means = np.bincount(labels, entropy) / np.bincount(labels)
+        weights, chosen = np.maximum(size, 1e-12), []
+        for _ in range(min(places, labels.size)):
+            left = np.bincount(labels, weights, means.size) > 0
+            cluster = pick_one(np.where(left, gamma * means, -np.inf), rng)
+            inside = np.where(labels == cluster, weights, 0.0)
+            with np.errstate(divide="ignore"):
+                taken = pick_one(np.log(inside), rng)
+            chosen.append(taken)
+            weights[taken] = 0.0
+        return chosen
+
+    def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
+        """Remember who was selected."""
+        for client in outcome.selected:
+            self.state.tried[client] = True
+
+
+def pick_one(logits: Array, rng: Generator) -> int:
+    """Draw one position in proportion to exp(logits)."""
+    return int(np.argmax(logits + rng.gumbel(size=logits.size)))
+
+
+def entropies(updates: Array, temperature: float) -> Array:
+    """Return the entropy of softmax(update / temperature) of each row."""
+    logits = updates / temperature
+    logits = logits - logits.max(axis=1, keepdims=True)
+    shares = np.exp(logits)
+    total = shares.sum(axis=1, keepdims=True)
+    return np.asarray(np.log(total[:, 0]) - (shares * logits).sum(axis=1) / total[:, 0])
+
+
+def _clusters(rows: Array, entropy: Array, weight: float, count: int) -> Indices:
+    """Return the cluster of each row, by average linkage of angles and entropy differences."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import pdist
+
+    if len(rows) == 1:
+        return np.zeros(1, np.int64)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = rows / np.where(lengths > 0, lengths, 1.0)
+    cosines = 1 - pdist(unit, "sqeuclidean") / 2
+    distances = np.arccos(np.clip(cosines, -1, 1)) + weight * pdist(entropy[:, None], "cityblock")
+    labels = fcluster(linkage(distances, "average"), count, "maxclust")
+    return np.unique(labels, return_inverse=True)[1].astype(np.int64)
