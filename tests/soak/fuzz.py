@@ -15,6 +15,7 @@ import contextlib
 import csv
 import io
 import json
+import logging
 import os
 import resource
 import shutil
@@ -470,9 +471,9 @@ class Policy(Target):
 
     def parse(self):
         from fedcohort import Session
-        from fedcohort.cli.common import parse_named
         from fedcohort.experiments.config import NamedConfig
         from fedcohort.experiments.folder import policy_of
+        from fedcohort.registry import parse_named
 
         text = self.path.read_bytes().decode("utf-8", "surrogateescape")
         name, options = parse_named(text)
@@ -730,6 +731,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=60.0, help="for all parsers together")
     parser.add_argument("--out", help="append results as JSON lines")
     args = parser.parse_args()
+    logging.disable()
     warm_up()
     failed = False
     for name in args.targets:

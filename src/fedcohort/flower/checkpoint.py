@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
 
 from fedcohort import checkpoint
+from fedcohort.atomic import remove_leftovers
 from fedcohort.flower import inner
 from fedcohort.flower.arrays import as_saved, from_saved
 from fedcohort.flower.grid import LOG, Model
@@ -105,7 +106,14 @@ def resume(strategy: CohortStrategy, arrays: ArrayRecord) -> ArrayRecord:
     """Load the checkpoint if it exists, and return the model to continue with."""
     if strategy.checkpoint is None or not Path(strategy.checkpoint).exists():
         return arrays
+    remove_leftovers(Path(strategy.checkpoint).resolve().parent)
     state = checkpoint.load(strategy.checkpoint)
+    checkpoint.restore(strategy.checkpoint, lambda state: _restore(strategy, state), state)
+    return from_saved(state["arrays"])
+
+
+def _restore(strategy: CohortStrategy, state: dict[str, Any]) -> None:
+    from_saved(state["arrays"])
     session = strategy.session
     if strategy.cohort_size is None:
         session.cohort_size = int(state["session"]["cohort_size"])
@@ -119,7 +127,6 @@ def resume(strategy: CohortStrategy, arrays: ArrayRecord) -> ArrayRecord:
     strategy.refused.clear()
     strategy.refused.update(state["refused"])
     strategy.history[:] = [RoundReport(**_tuples(saved)) for saved in state["history"]]
-    return from_saved(state["arrays"])
 
 
 def _tuples(saved: dict[str, Any]) -> dict[str, Any]:

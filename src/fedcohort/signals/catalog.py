@@ -202,6 +202,7 @@ class Needs:
 
 
 LOSS = Numbers()
+MAX_BITS = 24
 COUNT = Numbers(dtype="i8", low=0, high=2**40)
 
 
@@ -215,6 +216,8 @@ def _histogram_form(options: Options) -> Form:
 
 def _sketch_form(options: Options) -> Form:
     rows, bits = options.get("rows"), options.get("bits")
+    if bits is not None and not 0 < int(bits) <= MAX_BITS:
+        raise ConfigError(f"race_sketch: bits={int(bits)} must be from 1 to {MAX_BITS}")
     buckets = None if bits is None else 1 << int(bits)
     return Sketch(None if rows is None else int(rows), buckets)
 
