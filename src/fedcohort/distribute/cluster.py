@@ -1,6 +1,6 @@
-"""The cluster to work on: one that runs already, or one of this machine's own.
+"""Connect to a Ray cluster, or start one on this machine, and keep a pool of actors.
 
-A pool of Ray actors that outlives the loss of some.
+The pool replaces actors that are lost.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from fedcohort.exceptions import ConfigError, FedcohortError
 
 LOCAL, AUTO = "local", "auto"
-PATIENCE = 5.0  # seconds
+CONNECT_SECONDS = 5.0
 
 
 @contextmanager
 def cluster(address: str, cpus: int | None = None) -> Iterator[None]:
-    """Be connected to a Ray cluster; what was started or connected here ends here.
+    """Connect to a Ray cluster inside the block; disconnect, or stop it, at the end.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def cluster(address: str, cpus: int | None = None) -> Iterator[None]:
         (or ``$RAY_ADDRESS``), ``HOST:PORT`` is a cluster's head. A program that is connected
         already stays connected.
     cpus : int, optional
-        With "local", how many tasks run at a time; by default one a core.
+        With "local", how many tasks run at a time; by default one per core.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def cluster(address: str, cpus: int | None = None) -> Iterator[None]:
 
 
 def need_ray() -> Any:
-    """Return the module, or say how to install it."""
+    """Return the module `ray`; ConfigError says how to install it."""
     try:
         import ray
     except ImportError:
@@ -70,8 +70,8 @@ def gpus_for(device: str) -> int:
     return int(device.startswith("cuda"))
 
 
-def blame(error: Exception, what: str) -> Exception:
-    """Return the error to raise: a worker's own if it was raised on purpose, else what failed."""
+def cluster_error(error: Exception, what: str) -> Exception:
+    """Return the error to raise: a worker's own FedcohortError, else one that says what failed."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, FedcohortError):
         return cause
@@ -81,10 +81,10 @@ def blame(error: Exception, what: str) -> Exception:
 
 
 def _check_answers(address: str) -> None:
-    """Knock first: Ray itself tries for minutes where nobody answers."""
+    """Check the port first; Ray retries for minutes."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"--ray {address}: no cluster answers ({error}); start one with `ray start --head`, "
@@ -118,7 +118,7 @@ LOSSES = 3  # of each actor, on average, before the pool gives up
 
 
 class Pool:
-    """Actors that do numbered pieces of work, whoever is free the next.
+    """Actors that do numbered pieces of work; a free actor takes the next piece.
 
     Parameters
     ----------
@@ -127,13 +127,13 @@ class Pool:
     size : int
         How many actors to start.
     timeout : float
-        Seconds to wait while not a single actor works.
+        Seconds to wait while no actor is working.
     """
 
     def __init__(self, make: Callable[[], Any], size: int, timeout: float) -> None:
         self.make, self.size, self.timeout = make, size, timeout
-        # By what an actor does last. One that finds no room on the cluster is never ready, and
-        # nobody waits for it.
+        # Actors by the task they run. An actor that finds no room on the cluster is never ready,
+        # and nothing waits for it.
         self.actors: dict[Any, Any] = {}
         self.losses = 0
         for _ in range(size):
@@ -152,7 +152,7 @@ class Pool:
             ready, _ = need_ray().wait(watched, timeout=1.0)
             if ready or running:
                 since = time.monotonic()
-            self._check_patience(since)
+            self._check_timeout(since)
             for ref in ready:
                 actor, number = self.actors.pop(ref), running.pop(ref, None)
                 result = self._result(ref)
@@ -180,7 +180,7 @@ class Pool:
         self.actors[actor.ready.remote()] = actor
 
     def _result(self, ref: Any) -> tuple[Any] | None:
-        """Return what an actor made, None if the actor is no more."""
+        """Return the result of an actor, None if the actor was lost."""
         errors = need_ray().exceptions
         try:
             return (need_ray().get(ref),)
@@ -192,9 +192,9 @@ class Pool:
                 ) from None
             return None
         except errors.RayError as error:
-            raise blame(error, "training") from None
+            raise cluster_error(error, "training") from None
 
-    def _check_patience(self, since: float) -> None:
+    def _check_timeout(self, since: float) -> None:
         if time.monotonic() - since <= self.timeout:
             return
         room = need_ray().available_resources()

@@ -1,4 +1,4 @@
-"""One round whose cohort outgrows one worker: its clients train on Ray actors.
+"""Rounds whose cohort is too large for one worker: clients train on Ray actors.
 
 Jobs are cut into groups of a fixed size, whatever the number of actors, and every group is
 trained by itself. Which actor trains a group, and when, therefore changes no bit of the result;
@@ -44,7 +44,7 @@ class ShardedTrainer(Trainer):
     cpus, gpus : float
         Of each actor, which trains on a GPU if it has a share of one.
     timeout : float, default=120
-        Seconds to wait while not a single actor works.
+        Seconds to wait while no actor is working.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class _Shard:
             self.data = self.trainer.data(*data)
 
     def ready(self) -> None:
-        """Answer, once there is an actor."""
+        """Return once the actor is running."""
 
     def train(self, params: Array, jobs: Sequence[Job], lr: float) -> Array:
         """Train a group of jobs."""

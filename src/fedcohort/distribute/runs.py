@@ -1,4 +1,4 @@
-"""Runs of a comparison or a sweep as Ray tasks, one a setting with all its seeds.
+"""Runs of a comparison or a sweep as Ray tasks, one per setting with all its seeds.
 
 A task does what a local run does, in the same folder, so the files are the same byte for byte. A
 task whose worker or node died is started again elsewhere and continues from its checkpoint.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.datasets import Dataset
-from fedcohort.distribute.cluster import blame, gpus_for, need_ray
+from fedcohort.distribute.cluster import cluster_error, gpus_for, need_ray
 from fedcohort.exceptions import ConfigError, FedcohortError
 from fedcohort.experiments.config import Experiment
 from fedcohort.experiments.folder import dataset_of, run
@@ -47,12 +47,12 @@ def run_all(
     on_round : callable, optional
         Called with the name and the records of every round that appears in a folder.
     retries : int, default=3
-        How often a run starts again whose worker or node died.
+        How often a run is restarted after its worker or node died.
 
     Raises
     ------
     FedcohortError
-        When runs failed for good, after all others have ended.
+        If runs failed permanently, after all others have ended.
     """
     root = Path(folder).resolve()
     root.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def _refuse_used(settings: Sequence[Setting], root: Path, resume: bool) -> None:
 
 
 def _submit(settings: Sequence[Setting], root: Path, retries: int) -> dict[Any, str]:
-    """Start a task a setting; every data set goes to the object store once."""
+    """Start one task per setting; each data set goes to the object store once."""
     ray = need_ray()
     stored: dict[Any, Any] = {}
     names = {}
@@ -131,7 +131,7 @@ def _settle(
     try:
         done[name] = ray.get(task)
     except ray.exceptions.RayError as error:
-        failed[name] = blame(error, f"run {name}")
+        failed[name] = cluster_error(error, f"run {name}")
 
 
 def _raise_failed(failed: dict[str, Exception], total: int) -> None:

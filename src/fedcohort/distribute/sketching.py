@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.distribute.cluster import blame, need_ray
+from fedcohort.distribute.cluster import cluster_error, need_ray
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files import Source, Want
 from fedcohort.files.array_source import ArraySource
@@ -41,7 +41,7 @@ def sketch_folder(
     empty : RaceSketch
         The sketch to begin with.
     on_rows : callable, optional
-        Hears how many rows were read, whenever a worker is done with some files.
+        Called with the number of rows read, whenever a worker has finished some files.
     """
     total = empty.empty_like()
     for sketch in _parts(path, want, empty, on_rows):
@@ -56,7 +56,7 @@ def sketch_folder_clients(
 ) -> Iterator[tuple[str, RaceSketch]]:
     """Yield every client's name and sketch, in the order of their first rows.
 
-    Other than `sketch_clients`, it holds the sketches of all clients in memory.
+    Unlike `sketch_clients`, it holds the sketches of all clients in memory.
     """
     made: dict[str, RaceSketch] = {}
     for clients in _parts(path, want, empty, on_rows):
@@ -73,7 +73,7 @@ def sketch_folder_clients(
 def _parts(
     path: str | os.PathLike[str], want: Want, empty: RaceSketch, on_rows: OnRows | None
 ) -> Iterator[Any]:
-    """Yield what the workers made of consecutive files, in the files' order."""
+    """Yield the results of the workers, in the order of the files."""
     root = Path(path).resolve()
     if not root.is_dir():
         raise ConfigError(f"{path}: --ray spreads the files of a folder, this is one file")
@@ -88,7 +88,7 @@ def _parts(
         except ray.exceptions.RayError as error:
             for other in tasks[number:]:
                 ray.cancel(other)
-            raise blame(error, f"sketching {path}") from None
+            raise cluster_error(error, f"sketching {path}") from None
         tasks[number] = None  # its result may leave the object store
         if on_rows is not None:
             on_rows(rows)
@@ -96,7 +96,7 @@ def _parts(
 
 
 def split(files: Sequence[Path], most: int) -> list[list[Path]]:
-    """Cut files into at most so many consecutive parts of about as many bytes.
+    """Cut files into at most `most` consecutive parts of about the same size.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def split(files: Sequence[Path], most: int) -> list[list[Path]]:
 
 
 def _sketch(first: Path, files: Sequence[Path], root: Path, want: Want, empty: RaceSketch) -> Part:
-    """Sketch some files on a worker: rows read, and one sketch, or with `by` one a client."""
+    """Sketch some files on a worker: rows read, and one sketch, or with `by` one per client."""
     source = part_of(first, files, root, want)
     seen: list[int] = []
     if not any(len(block.x) for block in source.blocks()):  # a part may be empty, the whole not
