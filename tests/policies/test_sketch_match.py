@@ -269,10 +269,7 @@ def test_a_client_that_is_away_is_planned_for_again() -> None:
 
 
 def test_joiners_start_at_the_median_usage() -> None:
-    """Twenty clients join forty after 40 rounds: they get their share, not all picks.
-
-    Starting from zero uses, they took 43 of the next 50 places.
-    """
+    """Twenty clients join forty after 40 rounds: they get their share, not all picks."""
     ids, readings, _, _ = federation(60)
     signals, policy = Signals(), SketchMatch()
     signals.record("race_sketch", dict(zip(ids[:40], readings, strict=False)), 0)
@@ -331,7 +328,7 @@ def long_tail(seed: int = 0):
 
 
 def test_label_shares_can_be_read_from_sketches() -> None:
-    """Within 0.1 on average of the true shares; guessing the mean would be off by 0.27."""
+    """Within 0.1 on average of the true shares; guessing the mean would be off by more than 0.2."""
     empty, sketches, labels = long_tail()
     shares = UniformLabels(empty).shares(sketches)
     true = labels / labels.sum(axis=1, keepdims=True)
