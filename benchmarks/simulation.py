@@ -1,10 +1,10 @@
-"""Seconds a round of simulated FedAvg: fedcohort, plain PyTorch, Flower and pfl side by side.
+"""Seconds per round of simulated FedAvg: fedcohort, plain PyTorch, Flower and pfl side by side.
 
 python benchmarks/simulation.py --pfl-python ../venv-pfl/bin/python
-python benchmarks/simulation.py --device cuda
+python benchmarks/simulation.py --device cuda --pfl-python ../venv-pfl/bin/python
 
-Each engine lives in a process of its own; rounds are interleaved, so that a busy moment of the
-machine hits all alike. Peers that are not installed are left out, and the result says so.
+Each engine runs in a process of its own. Rounds are interleaved, so that a busy moment of the
+machine affects all engines alike. Peers that are not installed are listed as absent in the result.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def sgemm_rate():
     )
 
 
-def arrays(shape):
-    """Fashion-MNIST where it is here, else noise of the wanted shape."""
+def arrays(shape, classes):
+    """Fashion-MNIST if it is installed, else noise of the wanted shape."""
     from fedcohort.datasets import load
     from fedcohort.exceptions import DataError
 
@@ -115,6 +115,10 @@ def arrays(shape):
         except DataError:
             pass
     rng = np.random.default_rng(0)
+    if len(shape) == 1:  # windows of characters, 400 per client
+        x, x_test = (rng.integers(0, classes, (n, *shape)) for n in (40_000, 1000))
+        y, y_test = (rng.integers(0, classes, n) for n in (40_000, 1000))
+        return "random characters", {"x": x, "y": y, "x_test": x_test, "y_test": y_test}
     n, m = (60_000, 10_000) if shape == (1, 28, 28) else (50_000, 10_000)
     return "noise of the same shape", {
         "x": rng.random((n, *shape), dtype=np.float32), "y": rng.integers(0, 10, n),
@@ -125,7 +129,7 @@ def arrays(shape):
 def measure(name, engines, rounds, folder):
     """Interleave the rounds of all engines on one workload."""
     work = WORKLOADS[name]
-    source, data = arrays(work.shape)
+    source, data = arrays(work.shape, work.classes)
     path = folder / f"{'x'.join(map(str, work.shape))}.npz"
     if not path.exists():
         np.savez(path, **data)
@@ -172,17 +176,22 @@ def main():
     parser.add_argument("--workloads", help="comma-separated, by default all of the device's")
     parser.add_argument("--engines", default="fedcohort,loop,flower,pfl")
     parser.add_argument("--pfl-python", help="a Python with pfl 0.6 and the same torch")
+    parser.add_argument("--seeds", type=int, default=20, help="seeds trained together on a GPU")
     parser.add_argument("--quick", action="store_true", help="a tenth of the rounds")
     parser.add_argument("--out", help="result file")
     args = parser.parse_args()
     if args.device == "cuda":
-        names = (args.workloads or "W1,fedcor").split(",")
+        names = (args.workloads or "W1,fedcor,pfl-cifar10,char-lstm").split(",")
         on_gpu = {"python": sys.executable, "device": "cuda"}
         engines = {
             "fedcohort": {"engine": "fedcohort", **on_gpu},
-            "fedcohort, 20 seeds": {"engine": "fedcohort", "seeds": 20, **on_gpu},
+            f"fedcohort, {args.seeds} seeds": {
+                "engine": "fedcohort", "seeds": args.seeds, **on_gpu
+            },
             "loop": {"engine": "loop", **on_gpu},
-        }
+        }  # fmt: skip
+        if args.pfl_python:
+            engines["pfl"] = {"engine": "pfl", **on_gpu, "python": args.pfl_python}
     else:
         names = (args.workloads or "W1,W2,W3").split(",")
         pythons = {"pfl": args.pfl_python or sys.executable}
@@ -192,7 +201,7 @@ def main():
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
-            count = max(3, rounds[name] // (10 if args.quick else 1))
+            count = max(3, rounds.get(name, 10) // (10 if args.quick else 1))
             results[name] = measure(name, engines, count, Path(folder))
             print(name, json.dumps(results[name], indent=1), flush=True)
     out = args.out or HERE / "results" / f"simulation-{args.device}.json"

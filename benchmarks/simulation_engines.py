@@ -1,4 +1,4 @@
-"""One engine on one workload, a round at a time: the children of simulation.py.
+"""One engine on one workload, one round at a time: the children of simulation.py.
 
 python benchmarks/simulation_engines.py ENGINE WORKLOAD DATA.npz DEVICE SEEDS
 
@@ -22,12 +22,11 @@ class Workload(NamedTuple):
     epochs: int
     batch: int
     evaluate: bool
-    gflop: float  # of a round, evaluation included
+    gflop: float  # per round, evaluation included; 0 if not counted
     shape: tuple[int, ...] = (1, 28, 28)
-
-    @property
-    def lr(self) -> float:
-        return 0.01
+    classes: int = 10
+    evaluate_every: int = 1
+    lr: float = 0.01
 
 
 WORKLOADS = {
@@ -35,6 +34,12 @@ WORKLOADS = {
     "W2": Workload("cnn", 100, 10, 1, 64, True, 233.0),
     "W3": Workload("mlp-64-30", 10_000, 100, 1, 6, False, 0.128),
     "fedcor": Workload("fedcor-cnn", 100, 5, 5, 50, True, 0.0, (3, 32, 32)),
+    # the CIFAR-10 workload of the pfl-research paper: 1,000 users of 50 images
+    "pfl-cifar10": Workload("pfl-cnn", 1000, 50, 1, 10, True, 0.0, (3, 32, 32), 10, 10, 0.1),
+    # paper 0's char-LSTM: 3 clients of 400 windows, 20 epochs
+    "char-lstm": Workload("char-lstm", 100, 3, 20, 10, False, 0.0, (80,), 80),
+    "resnet18": Workload("resnet18", 100, 10, 1, 32, False, 0.0, (3, 32, 32)),
+    "vit-tiny": Workload("vit-tiny", 100, 10, 1, 32, False, 0.0, (3, 32, 32)),
 }
 
 
@@ -52,9 +57,19 @@ def serve(run_round) -> None:
 
 
 def module(work: Workload):
-    """The model, written out for those that do not know fedcohort."""
+    """The model, written out for engines that do not know fedcohort."""
     from torch import nn
 
+    if work.model in ("char-lstm", "resnet18", "vit-tiny"):
+        import simulation_models
+
+        return simulation_models.MODELS[work.model](work.classes)
+    if work.model == "pfl-cnn":
+        convolutions = (nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU())
+        dense = (nn.Flatten(), nn.Linear(12544, 128), nn.ReLU(), nn.Dropout(0.5))
+        return nn.Sequential(
+            *convolutions, nn.MaxPool2d(2), nn.Dropout(0.25), *dense, nn.Linear(128, 10)
+        )
     if work.model == "mlp-64-30":
         hidden = (nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 30), nn.ReLU())
         return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(30, 10))
@@ -97,19 +112,21 @@ def train_plainly(model, x, y, work: Workload) -> None:
 
 def fedcohort(work: Workload, data, device: str, seeds: int) -> None:
     from fedcohort.datasets import Dataset, Federation
-    from fedcohort.simulate import LocalTraining, Simulation, build
+    from fedcohort.simulate import LocalTraining, Simulation
 
     parts = np.array_split(np.arange(len(data["y"])), work.clients)
-    held = Dataset("benchmark", *(data[k] for k in ("x", "y", "x_test", "y_test")), classes=10)
+    held = Dataset(
+        "benchmark", *(data[k] for k in ("x", "y", "x_test", "y_test")), classes=work.classes
+    )
     simulation = Simulation(
         Federation(held, {str(i): part for i, part in enumerate(parts)}),
-        lambda seed: build(work.model, work.shape, 10, seed),
+        lambda seed: module(work),
         "uniform",
         cohort_size=work.cohort,
         local=LocalTraining(epochs=work.epochs, batch_size=work.batch, lr=work.lr),
         device=device,
         seeds=range(seeds),
-        evaluate_every=int(work.evaluate),
+        evaluate_every=work.evaluate_every if work.evaluate else 0,
     )
     serve(lambda: simulation.step()[0].accuracy)
 
@@ -123,6 +140,7 @@ def loop(work: Workload, data, device: str, seeds: int) -> None:
     parts = torch.arange(len(y), device=device).tensor_split(work.clients)
     rng = np.random.default_rng(0)
     model = module(work).to(device)
+    rounds = [0]
 
     def run_round() -> float | None:
         start = [p.detach().clone() for p in model.parameters()]
@@ -137,7 +155,8 @@ def loop(work: Workload, data, device: str, seeds: int) -> None:
         with torch.no_grad():
             for p, t in zip(model.parameters(), total, strict=True):
                 p.copy_(t)
-        if not work.evaluate:
+        rounds[0] += 1
+        if not work.evaluate or rounds[0] % work.evaluate_every:
             return None
         return test_accuracy(model, x_test, y_test)
 
@@ -247,15 +266,19 @@ def pfl(work: Workload, data, device: str, seeds: int) -> None:
     from pfl.model.pytorch import PyTorchModel
     from torch.nn.functional import cross_entropy
 
-    x, y, x_test, y_test = (torch.from_numpy(data[k]) for k in ("x", "y", "x_test", "y_test"))
-    parts = torch.arange(len(y)).tensor_split(work.clients)
-    net = module(work)
+    if device == "cuda":
+        torch.set_default_device("cuda")
+    x, y, x_test, y_test = (
+        torch.from_numpy(data[k]).to(device) for k in ("x", "y", "x_test", "y_test")
+    )
+    parts = torch.arange(len(y), device=device).tensor_split(work.clients)
+    net = module(work).to(device)
     net.loss = lambda a, b, eval=False: cross_entropy(net(a), b)
     net.metrics = lambda a, b, eval=False: {"loss": Weighted(0.0, len(b))}
     rng = np.random.default_rng(0)
 
     def user(i):
-        order = parts[i][torch.randperm(len(parts[i]))]
+        order = parts[i][torch.randperm(len(parts[i]), device=device)]
         return Dataset((x[order], y[order]), user_id=str(i))
 
     class Paced(TrainingProcessCallback):
@@ -265,7 +288,10 @@ def pfl(work: Workload, data, device: str, seeds: int) -> None:
             return Metrics()
 
         def after_central_iteration(self, metrics, model, *, central_iteration):
-            accuracy = test_accuracy(net, x_test, y_test) if work.evaluate else None
+            due = work.evaluate and (central_iteration + 1) % work.evaluate_every == 0
+            accuracy = test_accuracy(net, x_test, y_test) if due else None
+            if device == "cuda":
+                torch.cuda.synchronize()
             say(seconds=time.perf_counter() - self.started, accuracy=accuracy)
             return self._wait(), Metrics()
 

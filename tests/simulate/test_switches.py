@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from fedcohort.datasets import federate, load
 from fedcohort.personalize.finetune import accuracies, own_accuracies
+from fedcohort.simulate import LocalTraining, build, simulate
 from fedcohort.simulate.engine.switches import gradients_without_training, precision
 from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.models import CharLSTM
@@ -79,3 +81,20 @@ def test_every_pass_of_a_trainer_is_guarded(wanted):
         assert all(switch == [wanted, wanted] for switch in seen), name
         seen.clear()
         assert tf32() == before
+
+
+def test_reduced_precision_is_within_the_spread_of_seeds():
+    """Rounding products to 8 bits changes accuracy by less than another seed does."""
+    clients = federate(load("digits"), "shards", clients=20, seed=0, per_client=2)
+    local = LocalTraining(epochs=2, batch_size=16, lr=0.3)
+    options = {"cohort_size": 4, "rounds": 12, "local": local, "seeds": range(4), "device": "cpu"}
+    model = build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
+    exact, rounded = (
+        np.array([
+            history.accuracy[-1]
+            for history in simulate(clients, model, "uniform", precision=mode, **options)
+        ])
+        for mode in ("float32", "bf16")
+    )  # fmt: skip
+    assert (exact != rounded).any()
+    assert abs(exact.mean() - rounded.mean()) < exact.std(ddof=1)

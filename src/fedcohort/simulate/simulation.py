@@ -44,6 +44,8 @@ class Options(TypedDict, total=False):
     seeds: Sequence[int]
     device: str
     engine: str
+    precision: str
+    max_memory: int | None
     loss: str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     evaluate_every: int
     insight: Insight | None
@@ -79,6 +81,10 @@ class Simulation:
         Each is a federation of its own.
     device, engine : str, default="auto"
         Where and how the models train; see `Trainer`.
+    precision : {"float32", "tf32", "bf16"}
+        How products are rounded; see `Trainer`.
+    max_memory : int, optional
+        Bytes for clients that train side by side; see `Trainer`.
     loss : str or callable, default="cross-entropy"
         Or a function (outputs, labels) -> loss of each example.
     evaluate_every : int, default=1
@@ -105,6 +111,8 @@ class Simulation:
         seeds: Sequence[int] = (0,),
         device: str = "auto",
         engine: str = "auto",
+        precision: str = "float32",
+        max_memory: int | None = None,
         loss: str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = "cross-entropy",
         evaluate_every: int = 1,
         insight: Insight | None = None,
@@ -120,7 +128,13 @@ class Simulation:
         if any(f.dataset is not dataset for f in federations):
             raise ConfigError("simulate: the federations of all seeds must share one data set")
         self.trainer = trainer(
-            models[0], local or LocalTraining(), loss=loss, device=device, engine=engine
+            models[0],
+            local or LocalTraining(),
+            loss=loss,
+            device=device,
+            engine=engine,
+            precision=precision,
+            max_memory=max_memory,
         )
         self.architecture = models[0]
         self.train_data = self.trainer.data(dataset.x, dataset.y)

@@ -1,9 +1,10 @@
 """Triton kernels of `convolution` and `recurrent`, in a file of their own: Triton has no types.
 
 Images are (rows, channels, samples, height, width); a row is a client. Convolutions are matrix
-products whose one factor is read from the images while it is needed, so that no patch is ever
-stored: its row index k counts (channel, kernel row, kernel column), its column index p counts the
-pixels of all samples. Offsets of rows are 64-bit numbers; divisions are by constants.
+products with a matrix of patches: its row index k counts (channel, kernel row, kernel column), its
+column index p counts the pixels of all samples. `unfold` stores it, for products by cuBLAS;
+`convolve` and `convolve_weight` read it from the images while they multiply. Offsets of rows are
+64-bit numbers; divisions are by constants.
 """
 
 from __future__ import annotations
@@ -17,6 +18,75 @@ import triton.language as tl
 def _grid(rows, pixels):
     block = min(1024, triton.next_power_of_2(pixels))
     return (rows, triton.cdiv(pixels, block)), block
+
+
+@triton.jit
+def _unfold(
+    x, patches, row_stride, channel_stride, sample_stride, channels, pixels,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    TOP: tl.constexpr, LEFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0).to(tl.int64)
+    j = (place % KW).to(tl.int32)
+    i = ((place // KW) % KH).to(tl.int32)
+    channel = (place // (KW * KH)) % channels
+    row = place // (KW * KH * channels)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    h = (n // OW) % OH * SH + i - TOP
+    w = n % OW * SW + j - LEFT
+    inside = n < pixels
+    real = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+    start = x + row * row_stride + channel * channel_stride
+    value = tl.load(start + n // (OW * OH) * sample_stride + h * W + w, mask=real, other=0.0)
+    tl.store(patches + place * pixels + n, value, mask=inside)
+
+
+def unfold(x, patches, stride, corner):
+    """Copy the patches under every position of the kernel; `corner` is the padding above and left.
+
+    The pixels of an image must be contiguous; rows, channels and samples may lie anywhere.
+    """
+    rows, channels, kh, kw, samples, oh, ow = patches.shape
+    grid, block = _grid(rows * channels * kh * kw, samples * oh * ow)
+    _unfold[grid](
+        x, patches, x.stride(0), x.stride(1), x.stride(2), channels, samples * oh * ow,
+        *x.shape[3:], oh, ow, kh, kw, *stride, *corner, BLOCK=block,
+    )  # fmt: skip
+
+
+@triton.jit
+def _fold(
+    patches, out, pixels, patch_pixels,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    TOP: tl.constexpr, LEFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    image = tl.program_id(0).to(tl.int64)
+    m = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = m < pixels
+    sample = m // (W * H) * (OW * OH)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in tl.static_range(KH):
+        for j in tl.static_range(KW):
+            h = (m // W) % H + TOP - i
+            w = m % W + LEFT - j
+            real = inside & (h >= 0) & (w >= 0) & (h < OH * SH) & (w < OW * SW)
+            real = real & (h % SH == 0) & (w % SW == 0)
+            start = patches + (image * (KH * KW) + i * KW + j) * patch_pixels
+            total += tl.load(start + sample + h // SH * OW + w // SW, mask=real, other=0.0)
+    tl.store(out + image * pixels + m, total, mask=inside)
+
+
+def fold(patches, out, stride, corner):
+    """Add to each pixel all that was copied from it: the transpose of `unfold`."""
+    rows, channels, kh, kw, samples, oh, ow = patches.shape
+    high, wide = out.shape[3:]
+    grid, block = _grid(rows * channels, samples * high * wide)
+    _fold[grid](
+        patches, out, samples * high * wide, samples * oh * ow,
+        high, wide, oh, ow, kh, kw, *stride, *corner, BLOCK=block,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -67,20 +137,22 @@ def _convolve(
     tl.store(place, total, mask=(m < M)[:, None] & (p < pixels)[None, :])
 
 
-def convolve(x, w, out, kernel, stride, corner, precision, block=(64, 128, 16), warps=4, stages=3):
+def convolve(x, w, out, kernel, stride, corner, precision):
     """Write the convolutions of images x with weights w (rows, outputs, k) to `out`.
 
     The pixels of an image must be contiguous; rows, channels and samples may lie anywhere.
     `corner` is the padding above and to the left.
     """
     rows, outputs, samples, oh, ow = out.shape
-    bm = min(block[0], max(16, triton.next_power_of_2(outputs)))
+    bm = min(64, max(16, triton.next_power_of_2(outputs)))
     pixels = samples * oh * ow
-    grid = (triton.cdiv(pixels, block[1]), triton.cdiv(outputs, bm), rows)
+    wide = precision != "ieee" and rows * triton.cdiv(pixels, 256) >= 264  # two per processor
+    bn, warps = (256, 8) if wide else (64, 4)  # measured on an H200
+    grid = (triton.cdiv(pixels, bn), triton.cdiv(outputs, bm), rows)
     _convolve[grid](
         x, w, out, x.stride(0), x.stride(1), x.stride(2), pixels, outputs, w.shape[2],
         *x.shape[3:], oh, ow, *kernel, *stride, *corner,
-        BM=bm, BN=block[1], BK=block[2], PRECISION=precision, num_warps=warps, num_stages=stages,
+        BM=bm, BN=bn, BK=16, PRECISION=precision, num_warps=warps, num_stages=3,
     )  # fmt: skip
 
 
@@ -140,19 +212,17 @@ def flip(w, out, taps):
     _flip[grid](w, out, outputs, size // taps, taps, BLOCK=1024)
 
 
-def convolve_input(
-    grad, w, out, kernel, stride, corner, precision, block=(64, 128, 16), warps=4, stages=3
-):
-    """Write the gradient of the images to `out`, from that of the outputs."""
+def convolve_input(grad, w, out, kernel, stride, corner, precision):
+    """Write the gradient of the images to `out`, for any stride."""
     rows, channels, samples, high, wide = out.shape
     outputs, oh, ow = grad.shape[1], grad.shape[3], grad.shape[4]
-    bm = min(block[0], max(16, triton.next_power_of_2(channels)))
+    bm = min(64, max(16, triton.next_power_of_2(channels)))
     pixels = samples * high * wide
-    grid = (triton.cdiv(pixels, block[1]), triton.cdiv(channels, bm), rows)
+    grid = (triton.cdiv(pixels, 128), triton.cdiv(channels, bm), rows)
     _convolve_input[grid](
         grad, w, out, pixels, samples * oh * ow, channels, outputs, high, wide, oh, ow,
         *kernel, *stride, *corner,
-        BM=bm, BN=block[1], BK=block[2], PRECISION=precision, num_warps=warps, num_stages=stages,
+        BM=bm, BN=128, BK=16, PRECISION=precision, num_warps=4, num_stages=3,
     )  # fmt: skip
 
 
@@ -202,20 +272,18 @@ def weight_parts(rows, outputs, size, pixels):
     return max(1, min(1024 // tiles, pixels // 512))
 
 
-def convolve_weight(
-    x, grad, out, kernel, stride, corner, precision, block=(64, 64, 32), warps=4, stages=3
-):
+def convolve_weight(x, grad, out, kernel, stride, corner, precision):
     """Write the gradients of the weights to `out` (rows, parts, outputs, k), one sum per part."""
     rows, parts, outputs, size = out.shape
     samples, oh, ow = grad.shape[2:]
-    bm = min(block[0], max(16, triton.next_power_of_2(outputs)))
-    bn = min(block[1], max(16, triton.next_power_of_2(size)))
+    bm = min(64, max(16, triton.next_power_of_2(outputs)))
+    bn = min(64, max(16, triton.next_power_of_2(size)))
     pixels = samples * oh * ow
     grid = (triton.cdiv(size, bn), triton.cdiv(outputs, bm), rows * parts)
     _convolve_weight[grid](
         x, grad, out, x.stride(0), x.stride(1), x.stride(2), pixels, triton.cdiv(pixels, parts),
         outputs, size, *x.shape[3:], oh, ow, *kernel, *stride, *corner, parts,
-        BM=bm, BN=bn, BK=block[2], PRECISION=precision, num_warps=warps, num_stages=stages,
+        BM=bm, BN=bn, BK=32, PRECISION=precision, num_warps=4, num_stages=3,
     )  # fmt: skip
 
 

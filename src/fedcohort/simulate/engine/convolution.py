@@ -25,7 +25,8 @@ from fedcohort.simulate.engine.layers import (
 # ruff: noqa: D102 (`Layer` documents the methods)
 
 
-ROUNDING = {"float32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}  # of the GPU's kernels
+# How our GPU kernels round: "tf32x3" is as exact as float32 and, for weights, faster.
+ROUNDING = {"float32": ("ieee", "tf32x3"), "tf32": ("tf32", "tf32"), "bf16": ("bf16", "bf16")}
 
 
 @cache
@@ -59,8 +60,9 @@ class Bias(Weighted):
 class Conv(Weighted):
     """`nn.Conv2d` without its bias, as one matrix product per client.
 
-    On a GPU, Triton kernels read the image's patches while they multiply. Elsewhere the patches are
-    copied first and multiplied by PyTorch.
+    If `stored`, patches of the images are copied and multiplied by PyTorch. Otherwise, on a GPU,
+    Triton kernels read them while they multiply: that saves memory, and with reduced precision
+    time. The gradient of the weights never needs stored patches on a GPU.
     """
 
     def __init__(
@@ -69,7 +71,8 @@ class Conv(Weighted):
         super().__init__(place, arena, sink, at)
         self.kernel, self.stride = conv.kernel_size, conv.stride
         self.pad = conv._reversed_padding_repeated_twice  # left, right, top, bottom
-        self.rounding = ROUNDING[precision]
+        self.rounding, self.weight_rounding = ROUNDING[precision]
+        self.stored = precision == "float32"
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         self.x = x
@@ -77,8 +80,8 @@ class Conv(Weighted):
         self.output = (samples, *self._size(x))
         weight = self.weight(rows // self.split)
         out = self.memory("out", (rows, weight.shape[1], *self.output))
-        self.kernels: Any = gpu_kernels(x) if self.split == 1 else None
-        if self.kernels:
+        self.kernels: Any = gpu_kernels(x)
+        if self.kernels and not self.stored:
             tape.append(partial(self.kernels.convolve, x, weight, out, *self._geometry()))
             return out
         patches = self.memory("cols", (rows, channels, *self.kernel, *self.output))
@@ -90,9 +93,10 @@ class Conv(Weighted):
         self.multiply(tape, self.copy, self.cols, out.flatten(2))
         return out
 
-    def _geometry(self) -> tuple[Any, ...]:
+    def _geometry(self, rounding: str | None = None) -> tuple[Any, ...]:
         """Return what all kernels of a GPU need to know."""
-        return self.kernel, self.stride, (self.pad[2], self.pad[0]), self.rounding
+        corner = (self.pad[2], self.pad[0])
+        return self.kernel, self.stride, corner, rounding or self.rounding
 
     def _size(self, x: Tensor) -> tuple[int, int]:
         left, right, top, bottom = self.pad
@@ -101,6 +105,10 @@ class Conv(Weighted):
         return high, wide
 
     def _unfold(self, tape: Tape, x: Tensor, patches: Tensor) -> None:
+        if self.kernels:
+            corner = (self.pad[2], self.pad[0])
+            tape.append(partial(self.kernels.unfold, x, patches, self.stride, corner))
+            return
         x = self._padded(tape, x)
         windows = x.unfold(3, self.kernel[0], self.stride[0])
         windows = windows.unfold(4, self.kernel[1], self.stride[1])
@@ -117,10 +125,12 @@ class Conv(Weighted):
         return out
 
     def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
-        if self.kernels:
-            return self._backward_on_gpu(tape, grad, wanted)
+        if self.kernels and not self.stored:
+            return self._backward_from_images(tape, grad, wanted)
         flat = grad.flatten(2)
-        if self.split == 1:
+        if self.kernels:
+            self._gather_on_gpu(tape, grad)
+        elif self.split == 1:
             self.gather(tape, self.at[0], flat, self.cols.mT)
         else:
             each = self.memory("each", self.copy.shape)
@@ -133,16 +143,22 @@ class Conv(Weighted):
         self._fold(tape, self.cols.view(*self.x.shape[:2], *self.kernel, *self.output), below)
         return below
 
-    def _backward_on_gpu(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
+    def _gather_on_gpu(self, tape: Tape, grad: Tensor) -> None:
+        """Append the weight's gradient, read from the images."""
+        shape = (len(grad), *self.weight(1).shape[1:])
+        parts = self.kernels.weight_parts(*shape, grad[0, 0].numel())
+        each = self.memory("each", (len(grad), parts, *shape[1:]))
+        geometry = self._geometry(self.weight_rounding)
+        tape.append(partial(self.kernels.convolve_weight, self.x, grad, each, *geometry))
+        together = each.view(len(grad) // self.split, self.split * parts, -1)
+        self.gather_sum(tape, self.at[0], together, 1)
+
+    def _backward_from_images(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
         weight, below = self.weight(len(grad)), grad
         if wanted:  # before the weight changes
             below = self.memory("below", self.x.shape)
             self._input_on_gpu(tape, grad, weight, below)
-        parts = self.kernels.weight_parts(*weight.shape, grad[0, 0].numel())
-        each = self.memory("each", (len(grad), parts, *weight.shape[1:]))
-        task = partial(self.kernels.convolve_weight, self.x, grad, each, *self._geometry())
-        tape.append(task)
-        self.gather_sum(tape, self.at[0], each.flatten(2), 1)
+        self._gather_on_gpu(tape, grad)
         return below
 
     def _input_on_gpu(self, tape: Tape, grad: Tensor, weight: Tensor, below: Tensor) -> None:
@@ -160,6 +176,10 @@ class Conv(Weighted):
 
     def _fold(self, tape: Tape, patches: Tensor, below: Tensor) -> None:
         """Append the sum of each patch's gradient into the pixels that it was copied from."""
+        if self.kernels:
+            corner = (self.pad[2], self.pad[0])
+            tape.append(partial(self.kernels.fold, patches, below, self.stride, corner))
+            return
         left, right, top, bottom = self.pad
         high, wide = below.shape[3:]
         shape = (*below.shape[:3], high + top + bottom, wide + left + right)

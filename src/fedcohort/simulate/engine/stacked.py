@@ -273,8 +273,7 @@ class Stacked(Kernel):
         place_of = {id(p): i for i, p in enumerate(model.parameters())}
         self.layers = _pool_first(list(self._build(flat, place_of)))
         self.first = [isinstance(layer, layers.Weighted) for layer in self.layers].index(True)
-        kernels = convolution.gpu_kernels(self.params[0])  # which cut the work by themselves
-        self.parts = 1 if kernels else PARTS.get(device.type, 1)
+        self.parts = PARTS.get(device.type, 1) if precision == "float32" else 1
 
     def _split(self, clients: int, samples: int) -> int:
         """Return the number of parts that a convolution cuts each client's batch into.
@@ -362,6 +361,10 @@ class Forward:
     def __init__(self, model: nn.Module, params: Tensor, precision: str) -> None:
         self.kernel = Stacked(model, None, cross_entropy, len(params), params.device, precision)
         self.kernel.load(params, torch.arange(len(params), device=params.device))
+        self.kernel.parts = 1
+        for layer in self.kernel.layers:
+            if isinstance(layer, convolution.Conv):
+                layer.stored = False  # patches of a whole test set would take much memory
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return (models, samples, outputs); the next call overwrites it."""
