@@ -77,6 +77,8 @@ def ratio(part, base, target):
         return f"{np.exp(logs.mean()):.2f}x", "one seed"
     mean, low, high = (float(np.exp(v)) for v in interval)
     word = "faster" if low > 1 else "slower" if high < 1 else "level"
+    if missing(part, target) and missing(base, target):
+        word = "undecided"  # some seeds of both never got there
     return f"{mean:.2f}x ({low:.2f} to {high:.2f})", word
 
 
@@ -141,11 +143,12 @@ def provenance(file):
     """Where a result comes from, in a sentence."""
     found = result(file)
     made = found["provenance"]
-    commands = sorted({m["command"] for m in made})
-    seeds = found["parts"][0]["seeds"]
     machine = made[0]["gpu"] or made[0]["cpu"]
-    text = f"Made at commit `{found['commit'][:10]}` on {machine}, seeds {seeds[0]['seed']} and up"
-    return f"{text}, by " + " and ".join(f"`{c}`" for c in commands) + ".\n"
+    count = len({m["command"] for m in made})
+    text = (
+        f"Made at commit `{found['commit'][:10]}` on {machine} with seeds 1000 and up, by {count}"
+    )
+    return f"{text} commands that `benchmarks/results/{file}` lists.\n"
 
 
 FUNCTIONS = {f.__name__: f for f in (benchmark, headline, provenance)}

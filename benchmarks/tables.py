@@ -45,8 +45,8 @@ def selection():
     lines = []
     for p in policies:
         first = cell[p, "two shards"]
-        accuracy = [f"{100 * cell[p, s]['accuracy']['mean']:.1f}" for s in SETTINGS]
-        spread = f"{100 * first['accuracy_deviation']['mean']:.1f}"
+        accuracy = [f"{100 * cell[p, s]['terminal_accuracy']['mean']:.1f}" for s in SETTINGS]
+        spread = f"{100 * first['terminal_spread']['mean']:.1f}"
         lines.append(
             [
                 p,
