@@ -62,7 +62,7 @@ class Conv(Weighted):
 
     If `stored`, patches of the images are copied and multiplied by PyTorch. Otherwise, on a GPU,
     Triton kernels read them while they multiply: that saves memory, and with reduced precision
-    time. The gradient of the weights never needs stored patches on a GPU.
+    time. In float32, products with stored patches are faster.
     """
 
     def __init__(
@@ -128,9 +128,7 @@ class Conv(Weighted):
         if self.kernels and not self.stored:
             return self._backward_from_images(tape, grad, wanted)
         flat = grad.flatten(2)
-        if self.kernels:
-            self._gather_on_gpu(tape, grad)
-        elif self.split == 1:
+        if self.split == 1:
             self.gather(tape, self.at[0], flat, self.cols.mT)
         else:
             each = self.memory("each", self.copy.shape)

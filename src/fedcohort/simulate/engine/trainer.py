@@ -345,8 +345,8 @@ class Trainer:
 
     def _together(self, rows: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return how all rows are evaluated at once, None if one by one is better."""
-        if self.device.type != "cuda":
-            return None
+        if self.device.type != "cuda" or (len(rows) == 1 and self.precision == "float32"):
+            return None  # cuDNN is faster for one model
         if self.engine == "stacked" and gpu_kernels(rows):
             return stacked.Forward(self.worker.model, rows, self.precision)
         if len(rows) == 1:
