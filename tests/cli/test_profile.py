@@ -57,3 +57,16 @@ def test_mistakes(sites, arguments, message, capsys):
     shown = capsys.readouterr()
     assert message in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_the_page_says_what_choosing_cohorts_is_worth(sites, tmp_path):
+    from html import unescape
+
+    from fedcohort.report.plan import lines, plan
+
+    sketches = [RaceSketch.load(path) for path in sites]
+    expected = lines(plan(sketches, [2], names=[f"site-{i}" for i in range(6)]))
+    assert invoke(["profile", *sites, "-o", "h.html", "--cohort-size", "2"]) == 0
+    assert expected[0] in unescape((tmp_path / "h.html").read_text("utf-8"))
+    assert invoke(["profile", *sites, "-o", "none.html", "--cohort-size", "0"]) == 0
+    assert expected[0] not in unescape((tmp_path / "none.html").read_text("utf-8"))

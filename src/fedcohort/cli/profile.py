@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +13,9 @@ from fedcohort.cli.common import Format, FormatOption, finite, show, show_json
 from fedcohort.cli.sketch import ForceOption
 from fedcohort.cli.sketches import Sketches, load_several
 from fedcohort.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    from fedcohort.sketch.race import RaceSketch
 
 
 def command(
@@ -23,6 +27,9 @@ def command(
     title: Annotated[
         str, typer.Option(help="Title of the page.")
     ] = "How different are the clients?",
+    cohort_size: Annotated[
+        int, typer.Option(min=0, help="Clients per round that the page plans for; 0 for no plan.")
+    ] = 5,
     force: ForceOption = False,
     format: FormatOption = Format.table,
 ) -> None:
@@ -41,10 +48,11 @@ def command(
     paths, loaded = load_several(sketches, "a profile")
     for path in (out, beside):
         check_output(path, paths, force)
-    found = measure(loaded, client_names(paths))
+    names = client_names(paths)
+    found = measure(loaded, names)
     numbers = finite(found.as_dict())
     with writing(out):
-        out.write_text(page(found, title), "utf-8")
+        out.write_text(page(found, title, plan=_plan(loaded, names, cohort_size)), "utf-8")
     with writing(beside):
         beside.write_text(json.dumps(numbers), "utf-8")
     if format is Format.json:
@@ -53,3 +61,13 @@ def command(
     from fedcohort.report.sketches import facts_table
 
     show(facts_table({**found.facts(), "page": str(out), "numbers": str(beside)}, title))
+
+
+def _plan(sketches: Sequence[RaceSketch], names: Sequence[str], cohort_size: int) -> list[str]:
+    """Return what choosing cohorts is worth, nothing where the sketches cannot tell."""
+    from fedcohort.report.plan import lines, plan
+
+    filled = [(sketch, name) for sketch, name in zip(sketches, names, strict=True) if sketch.n > 1]
+    if not cohort_size or len(filled) <= cohort_size or sketches[0].rows < 2:
+        return []
+    return lines(plan([s for s, _ in filled], [cohort_size], names=[n for _, n in filled]))
