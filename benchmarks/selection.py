@@ -38,7 +38,7 @@ from fedcohort.policies import (
 )
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.signals.forms import sketch_dtype
-from fedcohort.signals.table import Column, Signals
+from fedcohort.signals.table import SignalColumn, Signals
 
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
 SCALARS = ("num_examples", "loss", "loss_rms", "duration", "update_distance")
@@ -103,7 +103,7 @@ class Table:
         rng = stream(number, name)
         column = self.signals._columns.get(name)
         if column is None and len(asked) == len(self.clients):
-            column = self.signals._columns[name] = Column()
+            column = self.signals._columns[name] = SignalColumn()
             column.clients, column._row = list(self.clients), self.row
             column.values = readings(name, len(asked), rng)
             column.stamps = np.full(len(asked), number)
@@ -243,7 +243,7 @@ def time_dpp(dppy_python: str | None, clients: int = 1000, k: int = 50) -> dict:
 
     kernel = dpp.similarity_kernel(np.random.default_rng(0).normal(size=(clients, 64)))
     start = time.perf_counter()
-    process, rng = dpp.KDPP.from_kernel(kernel), np.random.default_rng(0)
+    process, rng = dpp.FixedSizeDPP.from_kernel(kernel), np.random.default_rng(0)
     process.sample(k, rng)
     result = {"clients": clients, "k": k, "setup_s": time.perf_counter() - start}
     ours, theirs = [], []

@@ -67,7 +67,7 @@ def test_draws_follow_the_law(n: int, rank: int, k: int) -> None:
     """
     kernel = _kernel(n, rank, seed=n * 10 + k)
     law = _enumerate(kernel, k)
-    process = dpp.KDPP.from_kernel(kernel)
+    process = dpp.FixedSizeDPP.from_kernel(kernel)
     rng = np.random.default_rng(1000 + n * 10 + k)
     counts = dict.fromkeys(law, 0)
     draws = 6000
@@ -83,7 +83,7 @@ def test_draws_follow_the_law(n: int, rank: int, k: int) -> None:
 
 
 def test_compiled_loops_equal_plain_python() -> None:
-    process = dpp.KDPP.from_kernel(_kernel(12, 9, seed=3))
+    process = dpp.FixedSizeDPP.from_kernel(_kernel(12, 9, seed=3))
     chances = process._chance_table(5)
     for seed in range(20):
         fast, plain = np.random.default_rng(seed), np.random.default_rng(seed)
@@ -96,7 +96,10 @@ def test_compiled_loops_equal_plain_python() -> None:
 
 def test_dual_form_equals_the_kernel_it_stands_for() -> None:
     features = np.random.default_rng(5).normal(size=(9, 3))
-    dual, full = dpp.KDPP.from_features(features), dpp.KDPP.from_kernel(features @ features.T)
+    dual, full = (
+        dpp.FixedSizeDPP.from_features(features),
+        dpp.FixedSizeDPP.from_kernel(features @ features.T),
+    )
     assert dual.rank == full.rank == 3
     for k in (1, 2, 3, 5):
         np.testing.assert_allclose(dual.inclusion(k), full.inclusion(k), atol=1e-9)
@@ -108,7 +111,7 @@ def test_large_sets_do_not_overflow() -> None:
     """e_50 of 1,000 eigenvalues around 1e6 is about 1e385; log space must carry it."""
     rng = np.random.default_rng(0)
     features = rng.normal(size=(1000, 60)) * 1e3
-    process = dpp.KDPP.from_features(features)
+    process = dpp.FixedSizeDPP.from_features(features)
     chances = process.inclusion(50)
     assert np.isfinite(chances).all()
     assert chances.sum() == pytest.approx(50)
@@ -142,7 +145,7 @@ def test_frozen_scale_keeps_old_entries_when_a_client_joins() -> None:
 def test_duplicates_are_never_drawn_together() -> None:
     kernel = dpp.similarity_kernel([[0.0], [0.0], [1.0], [3.0]])
     assert dpp.log_probability(kernel, [0, 1]) == -np.inf
-    process = dpp.KDPP.from_kernel(kernel)
+    process = dpp.FixedSizeDPP.from_kernel(kernel)
     rng = np.random.default_rng(0)
     assert all(process.sample(2, rng) != [0, 1] for _ in range(500))
 

@@ -62,7 +62,7 @@ def load(
 
 
 @dataclass(frozen=True)
-class Availability:
+class DatasetStatus:
     """Whether a data set can be loaded.
 
     Parameters
@@ -87,7 +87,7 @@ class Availability:
     detail: str
 
 
-def available(root: str | os.PathLike[str] | None = None) -> list[Availability]:
+def available(root: str | os.PathLike[str] | None = None) -> list[DatasetStatus]:
     """Load every data set to see which are here and whole.
 
     Examples
@@ -99,7 +99,7 @@ def available(root: str | os.PathLike[str] | None = None) -> list[Availability]:
     return [_examine(name, root) for name in DATASETS]
 
 
-def _examine(name: str, root: str | os.PathLike[str] | None) -> Availability:
+def _examine(name: str, root: str | os.PathLike[str] | None) -> DatasetStatus:
     folders = [place / name for place in places(root)]
     where = " or ".join(map(str, [f for f in folders if f.is_dir()][:1] or folders))
     if name == "digits":
@@ -108,10 +108,10 @@ def _examine(name: str, root: str | os.PathLike[str] | None) -> Availability:
     try:
         data = load(name, root, **({"dtype": "uint8"} if has_dtype else {}))
     except MissingData as error:
-        return Availability(name, "missing", None, None, where, str(error))
+        return DatasetStatus(name, "missing", None, None, where, str(error))
     except DataError as error:
-        return Availability(name, "damaged", None, None, where, str(error))
+        return DatasetStatus(name, "damaged", None, None, where, str(error))
     clients = None if data.client_ids is None else len(set(data.client_ids.tolist()))
     samples = len(data.y) + len(data.y_test)
     detail = f"{len(data.y)} train, {len(data.y_test)} test, {data.classes} classes"
-    return Availability(name, "ok", samples, clients, where, detail)
+    return DatasetStatus(name, "ok", samples, clients, where, detail)

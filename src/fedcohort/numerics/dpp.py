@@ -2,7 +2,7 @@
 
 A k-DPP draws a set of k items with probability proportional to the determinant of the kernel
 restricted to it, so similar items rarely appear together. The eigendecomposition is the only
-expensive part; :class:`KDPP` computes it once and reuses it for all draws and sizes.
+expensive part; :class:`FixedSizeDPP` computes it once and reuses it for all draws and sizes.
 
 References
 ----------
@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 
 
-class KDPP:
+class FixedSizeDPP:
     """A determinantal point process over N items, asked for sets of a fixed size.
 
     A kernel of rank r gives every set of more than r items probability zero. For k above the
@@ -40,7 +40,7 @@ class KDPP:
     Examples
     --------
     >>> import numpy as np
-    >>> process = KDPP.from_kernel(np.diag([1.0, 2.0, 4.0]))
+    >>> process = FixedSizeDPP.from_kernel(np.diag([1.0, 2.0, 4.0]))
     >>> process.sample(2, np.random.default_rng(0))
     [1, 2]
     >>> process.inclusion(2).round(3).tolist()     # pairs weigh 2, 4, 8
@@ -55,7 +55,7 @@ class KDPP:
         self._inclusion: dict[int, Array] = {}
 
     @classmethod
-    def from_kernel(cls, kernel: ArrayLike) -> KDPP:
+    def from_kernel(cls, kernel: ArrayLike) -> FixedSizeDPP:
         """From a symmetric positive semi-definite kernel of shape (N, N)."""
         matrix = _checked_kernel(kernel)
         values, vectors = np.linalg.eigh(matrix)
@@ -65,7 +65,7 @@ class KDPP:
         return cls(values[keep], vectors[:, keep].T)
 
     @classmethod
-    def from_features(cls, features: ArrayLike) -> KDPP:
+    def from_features(cls, features: ArrayLike) -> FixedSizeDPP:
         """From features F of shape (N, d), for the kernel F F^T, which is never formed.
 
         The dual form: only F^T F, of shape (d, d), is decomposed.
@@ -193,7 +193,7 @@ def sample(kernel: ArrayLike, k: int, rng: np.random.Generator) -> list[int]:
     >>> sample([[1, 1], [1, 1]], 1, np.random.default_rng(0)) in ([0], [1])
     True
     """
-    return KDPP.from_kernel(kernel).sample(k, rng)
+    return FixedSizeDPP.from_kernel(kernel).sample(k, rng)
 
 
 def log_probability(kernel: ArrayLike, subset: Sequence[int]) -> float:
@@ -204,7 +204,7 @@ def log_probability(kernel: ArrayLike, subset: Sequence[int]) -> float:
     >>> round(log_probability([[1, 0, 0], [0, 1, 0], [0, 0, 4]], [0, 2]), 4)    # log(4 / 9)
     -0.8109
     """
-    return KDPP.from_kernel(kernel).log_probability(subset)
+    return FixedSizeDPP.from_kernel(kernel).log_probability(subset)
 
 
 def inclusion(kernel: ArrayLike, k: int) -> Array:
@@ -215,7 +215,7 @@ def inclusion(kernel: ArrayLike, k: int) -> Array:
     >>> inclusion([[2, 0], [0, 6]], 1).round(3).tolist()
     [0.25, 0.75]
     """
-    return KDPP.from_kernel(kernel).inclusion(k)
+    return FixedSizeDPP.from_kernel(kernel).inclusion(k)
 
 
 def _log_polynomials(logs: Array, k: int) -> Array:

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcohort.numerics.dpp import KDPP as Process
-from fedcohort.numerics.dpp import similarity_kernel
+from fedcohort.numerics.dpp import FixedSizeDPP, similarity_kernel
 from fedcohort.policies.base import (
     Policy,
     check_at_least,
@@ -119,7 +118,7 @@ class KDPP(Policy):
         if signal == "race_sketch":
             self.signal_options = {signal: {"rows": rows, "bits": bits, "seed": seed}}
         self.state = KDPPState()
-        self._kept: tuple[tuple[ClientId, ...], Indices, Process] | None = None
+        self._kept: tuple[tuple[ClientId, ...], Indices, FixedSizeDPP] | None = None
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Draw candidates where there are many, then the cohort among them."""
@@ -141,22 +140,24 @@ class KDPP(Policy):
             weights = inverse_inclusion(sizes(signals, chosen) / total, inclusion)
         return Selection(chosen, weights, dict(zip(chosen, inclusion.tolist(), strict=True)))
 
-    def _process(self, clients: tuple[ClientId, ...], signals: Signals) -> tuple[Indices, Process]:
+    def _process(
+        self, clients: tuple[ClientId, ...], signals: Signals
+    ) -> tuple[Indices, FixedSizeDPP]:
         """The k-DPP of these clients; profiles never change, so names decide whether to reuse."""
         kept = self._kept
         if kept is not None and kept[0] == clients:
             return kept[1], kept[2]
         positions, rows = vectors(signals, self.signal, clients)
         if not positions.size:
-            return positions, Process(np.empty(0), np.empty((0, 0)))
+            return positions, FixedSizeDPP(np.empty(0), np.empty((0, 0)))
         if self.kernel == "features":
-            process = Process.from_features(rows)
+            process = FixedSizeDPP.from_features(rows)
         else:
             from scipy.spatial.distance import pdist
 
             distances = pdist(rows)
             self.state.scale = max(self.state.scale, float(distances.max(initial=0.0)))
             kernel = similarity_kernel(rows, self.state.scale, distances)
-            process = Process.from_kernel(kernel)
+            process = FixedSizeDPP.from_kernel(kernel)
         self._kept = (clients, positions, process)
         return positions, process

@@ -45,7 +45,7 @@ def _layout(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Layout:
     return (*shape, *fields)
 
 
-class Column:
+class SignalColumn:
     """The readings of one signal: one row per client, all of one layout."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self._columns: dict[str, Column] = {}
+        self._columns: dict[str, SignalColumn] = {}
         self.dropped: Counter[str] = Counter()
 
     def record(
@@ -153,9 +153,11 @@ class Signals:
             self.dropped[name] += len(answered) - len(clients)
         return tuple(clients)
 
-    def _column_for(self, name: str, arrived: Counter[Layout]) -> tuple[Column, Layout | None]:
+    def _column_for(
+        self, name: str, arrived: Counter[Layout]
+    ) -> tuple[SignalColumn, Layout | None]:
         """Return the column and layout to store readings in, given the layouts that arrived."""
-        column = self._columns.setdefault(name, Column())
+        column = self._columns.setdefault(name, SignalColumn())
         layout = column.layout()
         if arrived:
             usual, votes = arrived.most_common(1)[0]
@@ -163,7 +165,7 @@ class Signals:
                 return column, usual
             if usual != layout and votes > len(column.clients):
                 self.dropped[name] += len(column.clients)
-                self._columns[name] = column = Column()
+                self._columns[name] = column = SignalColumn()
                 return column, usual
         return column, layout
 
@@ -224,7 +226,7 @@ class Signals:
         """Restore what `state_dict` returned."""
         self._columns = {}
         for name, saved in state["columns"].items():
-            column = Column()
+            column = SignalColumn()
             column.clients = list(saved["clients"])
             column.values = np.array(saved["values"])  # a copy: the saved array stays as it is
             column.stamps = np.array(saved["stamps"], np.int64)

@@ -146,7 +146,7 @@ def _require(holds: bool, owner: str, field: str, value: object, rule: str) -> N
         raise ConfigError(f"{owner}: {field}={value!r} must be {rule}")
 
 
-class Plan:
+class BatchPlan:
     """The batches of one client in one round: batch t is `order[bounds[t]:bounds[t + 1]]`.
 
     `order` numbers the client's own samples from 0; `epochs` holds the pass of each batch. A pass
@@ -206,7 +206,7 @@ def _cuts(n: int, batch_size: int, epochs: int, steps: int | None) -> tuple[Ints
 
 def batch_plan(
     seed: int, round_number: int, client: ClientId, n: int, local: LocalTraining
-) -> Plan:
+) -> BatchPlan:
     """Return the batches of one round for a client with n samples.
 
     Examples
@@ -220,7 +220,7 @@ def batch_plan(
     bounds, epochs = _cuts(n, local.batch_size, local.epochs, local.steps)
     whole = n <= local.batch_size  # every batch holds all samples, so nothing is shuffled
     rng = None if whole else stream(seed, "batches", round_number, client)
-    return Plan(n, bounds, epochs, rng)
+    return BatchPlan(n, bounds, epochs, rng)
 
 
 class Optimizer:

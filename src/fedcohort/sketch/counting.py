@@ -85,7 +85,7 @@ def _in_order(work: Callable[[Item], int], blocks: Iterator[Item], workers: int)
 SETS = 512  # token sets per block
 
 
-class Vectors(NamedTuple):
+class VectorBlock(NamedTuple):
     """A block of embedded vectors, the number of its first row, and its labels."""
 
     x: Any
@@ -97,7 +97,7 @@ class Vectors(NamedTuple):
 
 def blocks_of(
     family: HashFamily, transform: Transform | Tokenizer, x: Any, y: ArrayLike | None
-) -> Iterator[Vectors | Sets]:
+) -> Iterator[VectorBlock | Sets]:
     """Yield blocks of whatever the family hashes."""
     if isinstance(family, (SRP, PStable)):
         if not isinstance(transform, Transform):
@@ -108,7 +108,7 @@ def blocks_of(
     return _sets(transform, x)
 
 
-def prepare(block: Vectors | Sets) -> Any:
+def prepare(block: VectorBlock | Sets) -> Any:
     """Finish a block: dense, transformed, checked. Runs in the hashing thread."""
     if isinstance(block, Sets):
         return block
@@ -129,7 +129,7 @@ def prepare(block: Vectors | Sets) -> Any:
 
 def _vectors(
     family: SRP | PStable, transform: Transform, x: Any, y: ArrayLike | None
-) -> Iterator[Vectors]:
+) -> Iterator[VectorBlock]:
     sparse = hasattr(x, "toarray")
     x = x.tocsr() if sparse else np.asarray(x) if not isinstance(x, np.ndarray) else x
     if x.ndim < 2 and transform.embedding is None:
@@ -147,7 +147,7 @@ def _vectors(
     for lo in range(0, x.shape[0], length):
         part = slice(lo, lo + length)
         own = None if labels is None else labels[part]
-        yield Vectors(transform.embed(x[part]), own, lo, dim, transform)
+        yield VectorBlock(transform.embed(x[part]), own, lo, dim, transform)
 
 
 def _sets(transform: Transform | Tokenizer, x: Any) -> Iterator[Sets]:

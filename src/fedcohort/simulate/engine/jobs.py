@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.simulate.local import Ints, LocalTraining, Plan, rates
+from fedcohort.simulate.local import BatchPlan, Ints, LocalTraining, rates
 
 Floats = NDArray[np.float32]
 
@@ -33,7 +33,7 @@ class Job(NamedTuple):
         The row of the stacked global models that it starts from.
     positions : int array
         The client's samples, as indices into the data set.
-    plan : Plan, optional
+    plan : BatchPlan, optional
         Its batches; needed for training only.
     seed : int
         Seed of the dropout masks.
@@ -41,11 +41,11 @@ class Job(NamedTuple):
 
     row: int
     positions: Ints
-    plan: Plan | None = None
+    plan: BatchPlan | None = None
     seed: int = 0
 
 
-def plan_of(job: Job) -> Plan:
+def plan_of(job: Job) -> BatchPlan:
     """Return the job's plan; ConfigError if it has none."""
     if job.plan is None:
         raise ConfigError("a job without a plan cannot train: make it with Trainer.job(...)")
@@ -64,7 +64,7 @@ class Lockstep:
 
     order: list[int]
     jobs: list[Job]
-    plans: list[Plan]
+    plans: list[BatchPlan]
     count: Ints
     scale: Floats
     rate: Floats
@@ -118,7 +118,7 @@ def _source(bounds: bytes, batch: int) -> Ints:
     return table
 
 
-def _arrange(jobs: Sequence[Job], plans: Sequence[Plan]) -> Lockstep:
+def _arrange(jobs: Sequence[Job], plans: Sequence[BatchPlan]) -> Lockstep:
     """Sort jobs so that those which finish first come last."""
     order = sorted(range(len(jobs)), key=lambda i: -len(plans[i].epochs))
     longest = len(plans[order[0]].epochs)
@@ -169,7 +169,7 @@ def sweep(jobs: Sequence[Job], batch: int) -> Lockstep:
     for job in jobs:
         n = len(job.positions)
         bounds = np.append(np.arange(0, n, batch), n)
-        plans.append(Plan(n, bounds, np.zeros(len(bounds) - 1, np.int64)))
+        plans.append(BatchPlan(n, bounds, np.zeros(len(bounds) - 1, np.int64)))
     together = _arrange(jobs, plans)
     sizes = np.array([plan.n for plan in together.plans])
     together.scale[:] = np.where(together.count > 0, 1 / sizes, 0)
