@@ -449,7 +449,7 @@ def _noise_warning(publisher: Publisher) -> list[str]:
 
 @contextmanager
 def _watching(name: str, rows: int | None) -> Iterator[OnRows]:
-    """Show on standard error how many rows were read; a further pass begins anew."""
+    """Show on standard error how many rows were read; a further pass starts again."""
     bar = progress()
     task = bar.add_task(name[:18], total=rows, note="rows")
 
