@@ -32,8 +32,8 @@ def test_counts_are_in_the_order_of_sorted_ids():
         ({"a": [0, 20]}, "beyond 0 to 19"),
         ({"a": [-1]}, "beyond 0 to 19"),
         ({"a": [1, 1]}, "holds a sample twice"),
-        ({"a": [0.0]}, "no index"),
-        ({"a": [[0]]}, "no index"),
+        ({"a": [0.0]}, "not an index"),
+        ({"a": [[0]]}, "not an index"),
     ],
 )
 def test_bad_parts_are_refused(parts, message):

@@ -117,7 +117,8 @@ def test_a_giant_is_always_there_with_its_share() -> None:
     for i in range(20):
         selection = ClusteredSampling().select(Round(0, IDS, 3), signals, stream(i))
         weights = dict(zip(selection.clients, selection.weights, strict=True))
-        assert weights["00"] == pytest.approx(900 / 1010)
+        # Sizes are clipped at ten times the median, here 100: still more than one place of three.
+        assert weights["00"] == pytest.approx(100 / 210)
         assert sum(weights.values()) == pytest.approx(1)
 
 
