@@ -52,7 +52,8 @@ class Federation:
         if rows.size == 0:
             raise DataError(f"client {client!r} has no samples")
         if rows.ndim != 1 or rows.dtype.kind not in "iu":
-            raise DataError(f"client {client!r}: {rows.dtype} of shape {rows.shape} is not an index")
+            found = f"{rows.dtype} of shape {rows.shape}"
+            raise DataError(f"client {client!r}: {found} is not an index")
         if rows.min() < 0 or rows.max() >= samples:
             raise DataError(f"client {client!r} has rows beyond 0 to {samples - 1}")
         if np.unique(rows).size != rows.size:
