@@ -44,8 +44,8 @@ def test_compare_equals_a_local_run(connected, tmp_path):
     assert sorted(seen) == sorted((p.name, n, 2) for p in POLICIES for n in range(4))
     with pytest.raises(ConfigError, match="--resume"):
         local.compare(SMALL, POLICIES, there, runner=run_all)
-    other = dataclasses.replace(SMALL, rounds=5)
-    with pytest.raises(ConfigError, match="rounds differ"):  # raised on a worker, shown as here
+    other = dataclasses.replace(SMALL, cohort_size=SMALL.cohort_size + 1)
+    with pytest.raises(ConfigError, match="cohort_size"):  # raised on a worker, shown as here
         run_all([Setting("uniform", other)], there, resume=True)
 
 
