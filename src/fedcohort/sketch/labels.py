@@ -40,7 +40,7 @@ class UniformLabels:
     >>> x = np.random.default_rng(0).standard_normal((400, 4))
     >>> sketch.add(x, (np.arange(400) >= 100).astype(int))                  # 1 of 4 has label 0
     >>> UniformLabels(empty).shares([sketch]).round(1).tolist()
-    [[0.3, 0.7]]
+    [[0.2, 0.8]]
     """
 
     def __init__(self, empty: RaceSketch) -> None:
