@@ -92,7 +92,7 @@ def policy_of(config: NamedConfig) -> Policy:
 
 
 def gate_of(config: NamedConfig) -> Gate | None:
-    """Make the gate; "none" is no gate at all."""
+    """Make the gate; None if the experiment has none."""
     known = {"none": lambda: None, **GATES}
     gate: Gate | None = make("gate", config.name, known, config.options)
     return gate

@@ -64,7 +64,7 @@ class Privacy:
         if not Path(self.folder).expanduser().is_absolute():
             raise ConfigError(
                 f"Privacy: folder={str(self.folder)!r} must be absolute: a budget that depends on "
-                "the working directory starts anew in another one"
+                "the working directory starts over in another one"
             )
 
     @classmethod
