@@ -20,16 +20,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from cold_start_splits import make_split, sketcher
 from provenance import write
 
-from fedcohort.datasets import Federation, load
+from fedcohort.datasets import Federation, federate, load
 from fedcohort.personalize import ColdStart, Record, Registry
 from fedcohort.personalize.finetune import accuracies, finetune, mixed, own_accuracies
 from fedcohort.personalize.limits import gains_limit
 from fedcohort.privacy.planning import sketch_size
 from fedcohort.rounds import stream
 from fedcohort.simulate import LocalTraining, Simulation, build
+from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import Transform
 
 PAPER = {
     "mnist": {"warm global": 0.8764, "warm local": 0.9784, "global": 0.8791, "nearest": 0.9702},
@@ -59,7 +60,7 @@ class Setting:
 
 IMAGES = LocalTraining(epochs=10, batch_size=32, lr=1e-4, optimizer="adam")
 SETTINGS = {
-    "mnist": Setting("mlp-512", ("twins", "no twins"), 100, None, 10, 200, IMAGES),
+    "mnist": Setting("mlp-512", ("twins", "no twins", "random"), 100, None, 10, 200, IMAGES),
     "femnist": Setting("lenet5", ("natural",), None, None, 50, 200, IMAGES),
     "shakespeare": Setting(
         "char-lstm",
@@ -74,7 +75,7 @@ SETTINGS = {
     ),
     "digits": Setting(  # small: to try the script
         "mlp-64-30",
-        ("twins", "no twins"),
+        ("twins", "no twins", "random"),
         40,
         None,
         10,
@@ -86,13 +87,121 @@ SETTINGS = {
 }
 
 
+@dataclass(frozen=True)
+class Split:
+    """Rows of the training and the test set by client."""
+
+    warm: dict
+    cold: dict
+    warm_test: list
+    cold_test: list
+
+
+def make_split(dataset, name, clients, cold, seed):
+    rng = stream(seed, "cold-start")
+    if name == "natural":
+        return _natural(dataset, clients, cold, seed, rng)
+    cold = cold or clients // 2
+    halves = {"twins": _twins, "no twins": _without_twins, "random": _at_random}[name]
+    warm, cold = halves(dataset, clients, cold, seed, rng)
+    return Split(warm, cold, _by_class(dataset, warm), _by_class(dataset, cold))
+
+
+def _twins(dataset, clients, cold, seed, rng):
+    """Two classes per client; each cold client shares a warm client's classes, not its samples."""
+    parts = federate(dataset, "skewness", clients=clients - cold, seed=seed, xi="H").parts
+    warm, twins = {}, {}
+    for client, rows in parts.items():
+        mixed = rng.permutation(rows)
+        warm[client], twins[client] = np.split(mixed, [len(mixed) // 2])
+    chosen = list(twins)[:cold]
+    return _sorted(warm), _sorted({client: twins[client] for client in chosen})
+
+
+def _at_random(dataset, clients, cold, seed, rng):
+    """Two classes per client; who has a twin among the warm clients is left to chance."""
+    parts = federate(dataset, "skewness", clients=clients, seed=seed, xi="H").parts
+    return _drawn(parts, cold, rng)
+
+
+def _without_twins(dataset, clients, cold, seed, rng):
+    """Two classes per client; no warm client has both classes of a cold one."""
+    parts = federate(dataset, "skewness", clients=clients, seed=seed, xi="H").parts
+    by_pair = {}
+    for client, rows in parts.items():
+        by_pair.setdefault(tuple(np.unique(dataset.y[rows]).tolist()), []).append(client)
+    pairs, chosen = list(by_pair), set()
+    for i in rng.permutation(len(pairs)):
+        if len(chosen) + len(by_pair[pairs[i]]) <= cold:
+            chosen.update(by_pair[pairs[i]])
+    warm = {c: rows for c, rows in parts.items() if c not in chosen}
+    return _sorted(warm), _sorted({c: parts[c] for c in parts if c in chosen})
+
+
+def _natural(dataset, clients, cold, seed, rng):
+    federation = federate(dataset, "natural", clients=clients, seed=seed)
+    tests = federation.test_parts()
+    parts = {c: rows for c, rows in federation.parts.items() if c in tests}
+    warm, cold = _drawn(parts, cold or len(parts) // 2, rng)
+    return Split(warm, cold, [tests[c] for c in warm], [tests[c] for c in cold])
+
+
+def _drawn(parts, cold, rng):
+    names = list(parts)
+    chosen = {names[i] for i in rng.choice(len(names), cold, replace=False)}
+    warm = {c: rows for c, rows in parts.items() if c not in chosen}
+    return _sorted(warm), _sorted({c: parts[c] for c in parts if c in chosen})
+
+
+def _sorted(parts):
+    return {client: np.sort(rows) for client, rows in parts.items()}
+
+
+def _by_class(dataset, parts):
+    """All test samples of the client's classes, which it has in about equal shares."""
+    return [
+        np.flatnonzero(np.isin(dataset.y_test, np.unique(dataset.y[rows])))
+        for rows in parts.values()
+    ]
+
+
+def sketcher(dataset, rows, bits, seed):
+    """Return a function from rows of the training set to their sketch, without labels."""
+    if dataset.name == "shakespeare":
+        empty = RaceSketch.minhash(rows=rows, buckets=2**bits, seed=seed)
+        prepare = trigrams
+    else:
+        center = Transform(center=round(float(dataset.x.mean()), 2))
+        dim = int(np.prod(dataset.sample_shape))
+        empty = RaceSketch.srp(dim, rows=rows, bits=bits, seed=seed, transform=center)
+        prepare = np.asarray
+
+    def sketch(positions):
+        made = empty.empty_like()
+        made.add(prepare(dataset.x[positions]))
+        return made
+
+    return sketch
+
+
+def trigrams(windows):
+    """Token sets as a sparse matrix: the runs of three characters in each window."""
+    from scipy.sparse import csr_matrix
+
+    codes = windows[:, :-2] * 6400 + windows[:, 1:-1] * 80 + windows[:, 2:]
+    ends = np.arange(0, codes.size + 1, codes.shape[1])
+    made = csr_matrix((np.ones(codes.size, np.int8), codes.ravel(), ends), (len(codes), 80**3))
+    made.sum_duplicates()
+    return made
+
+
 def train(dataset, setting, splits, args):
     """Return the trainer, its data, and for each seed the global and the personal models."""
     simulation = Simulation(
         lambda seed: Federation(dataset, splits[seed].warm),
         lambda seed: build(setting.model, dataset.sample_shape, dataset.classes, seed=seed),
         "uniform",
-        cohort_size=min(setting.cohort, len(splits[0].warm)),
+        cohort_size=min(setting.cohort, *(len(split.warm) for split in splits.values())),
         local=setting.local,
         aggregation="size-weighted",
         seeds=tuple(splits),
@@ -191,20 +300,20 @@ def sketch_settings(setting, n):
 
 def run(dataset, setting, name, args):
     started = time.perf_counter()
-    seeds = range(args.seeds)
+    seeds, first = args.seeds, args.seeds[0]
     splits = {s: make_split(dataset, name, setting.clients, setting.cold, s) for s in seeds}
     trainer, data, test, models = train(dataset, setting, splits, args)
     trained = time.perf_counter() - started
     judges = {s: Judge(trainer, data, test, splits[s], models[s]) for s in seeds}
     base = {s: judges[s].baselines() for s in seeds}
-    sizes = [len(rows) for rows in splits[0].warm.values()]
+    sizes = [len(rows) for rows in splits[first].warm.values()]
     report = {
         "split": name,
-        "warm": len(splits[0].warm),
-        "cold": len(splits[0].cold),
+        "warm": len(splits[first].warm),
+        "cold": len(splits[first].cold),
         "median samples": float(np.median(sizes)),
         "baselines": summary(base),
-        "by client, seed 0": {k: np.round(v, 4).tolist() for k, v in base[0].items()},
+        "by client, first seed": {k: np.round(v, 4).tolist() for k, v in base[first].items()},
         "retrieval": [],
     }
     show(name, report["baselines"])
@@ -219,11 +328,11 @@ def run(dataset, setting, name, args):
                 return made.privatize(epsilon, rng=stream(seed, "privacy", *whose))
 
             found[s], away[s] = retrieve(judges[s], sketch, private, s)
-        shares = {k: float(np.mean([away[s][k] for s in seeds])) for k in away[0]}
+        shares = {k: float(np.mean([away[s][k] for s in seeds])) for k in away[first]}
         row = {"rows": rows, "bits": bits, "epsilon": epsilon, "accuracy": summary(found)}
         if epsilon is None:
-            nearest = found[0]["nearest"]
-            report["by client, seed 0"]["nearest"] = np.round(nearest, 4).tolist()
+            nearest = found[first]["nearest"]
+            report["by client, first seed"]["nearest"] = np.round(nearest, 4).tolist()
         report["retrieval"].append({**row, "sent to the global model": shares})
         show(f"{rows} x {2**bits}, epsilon {epsilon}", row["accuracy"])
     report["seconds"] = {"training": trained, "all": time.perf_counter() - started}
@@ -233,7 +342,8 @@ def run(dataset, setting, name, args):
 
 def summary(by_seed):
     """Mean over clients; then mean and standard deviation over seeds."""
-    means = {k: [float(v[k].mean()) for v in by_seed.values()] for k in by_seed[0]}
+    names = next(iter(by_seed.values()))
+    means = {k: [float(v[k].mean()) for v in by_seed.values()] for k in names}
     return {
         k: {"mean": float(np.mean(v)), "std": float(np.std(v, ddof=len(v) > 1)), "seeds": v}
         for k, v in means.items()
@@ -250,14 +360,14 @@ def main():
     parser.add_argument("--dataset", default="digits", choices=SETTINGS)
     parser.add_argument("--root", default=None)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--clients", type=int)
     parser.add_argument("--optimizer", choices=("adam", "sgd"))
     parser.add_argument("--lr", type=float)
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--max-samples", type=int, help="of a role in Shakespeare")
-    parser.add_argument("--splits", nargs="+")
+    parser.add_argument("--split", dest="splits", nargs="+")
     parser.add_argument("--epsilons", type=float, nargs="*")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()

@@ -1,4 +1,8 @@
-"""What a result file says about where it comes from."""
+"""What a result file says about where it comes from.
+
+Where there is no git checkout, as on a machine that is lent for a while, `source` tells which code
+ran: the same commit gives the same hash everywhere.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedcohort.experiments.benchmark import source_digest
+
 
 def provenance() -> dict[str, Any]:
     """Command, commit, date, machine and versions of this process."""
@@ -26,7 +32,8 @@ def provenance() -> dict[str, Any]:
             versions[name] = "absent"
     return {
         "command": shlex.join(["python", *map(_without_place, sys.argv)]),
-        "commit": os.environ.get("FEDCOHORT_COMMIT") or _commit(),
+        "commit": _commit(),
+        "source": source_digest(Path(__file__).parent),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": {
             "cpu": _cpu(),

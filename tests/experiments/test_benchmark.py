@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 
@@ -11,7 +12,9 @@ import fedcohort
 from fedcohort.cli import invoke
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.experiments import benchmark
-from fedcohort.experiments.folder import simulation_of
+from fedcohort.experiments.config import NamedConfig
+from fedcohort.experiments.folder import check, simulation_of
+from fedcohort.experiments.workers import parse_workers, run_parts
 
 SUITE = """
 [experiment]
@@ -79,7 +82,7 @@ def test_an_interrupted_suite_goes_on_and_equals_a_plain_run(suite, tmp_path):
     with pytest.raises(ConfigError, match="--resume"):
         benchmark.run_suite(parts, tmp_path / "out")
     found = json.loads((tmp_path / "out" / parts[0].file_name).read_text())
-    plain = simulation_of(parts[0].experiment, benchmark._Datasets().get(parts[0].experiment)[0])
+    plain = simulation_of(parts[0].experiment, benchmark.Datasets().get(parts[0].experiment)[0])
     records = [plain.step() for _ in range(3)]
     for i, row in enumerate(found["seeds"]):
         assert row["curve"] == [round(records[-1][i].accuracy, 4)]  # three rounds: one point
@@ -99,11 +102,14 @@ def test_parts_of_other_code_are_refused_at_the_join(suite, tmp_path, monkeypatc
         benchmark.join(parts, tmp_path, "trial")
     benchmark.run_suite(parts, tmp_path / "out")
     monkeypatch.setattr(benchmark, "commit", lambda: "abc")
+    both = benchmark.read_suite(suite, quick=True)
+    some = benchmark.join(both, tmp_path / "out", "trial", partial=True)
+    assert (len(some["parts"]), some["missing"]) == (1, ["cohorts of 4, uniform"])
     joined = benchmark.join(parts, tmp_path / "out", "trial", quick=True)
     assert joined["commit"] == "abc"
     assert joined["parts"][0]["made_by"] == 0
     assert joined["provenance"][0]["source"] == benchmark.source_digest()
-    monkeypatch.setattr(benchmark, "source_digest", lambda: "other code")
+    monkeypatch.setattr(benchmark, "source_digest", lambda scripts=None: "other code")
     with pytest.raises(DataError, match="other code"):
         benchmark.join(parts, tmp_path / "out", "trial")
 
@@ -127,7 +133,13 @@ def test_a_checkout_that_differs_from_its_commit_cannot_join(tmp_path, monkeypat
 def test_published_suites_use_held_out_seeds(tmp_path):
     for name in benchmark.suites():
         parts = benchmark.read_suite(name)
-        assert min(min(p.experiment.seeds) for p in parts) >= 1000
+        assert min(min(p.experiment.seeds, default=1000) for p in parts) >= 1000
+        assert len({p.file_name for p in parts}) == len(parts)
+        for part in parts:
+            if isinstance(part.experiment, benchmark.Script):
+                assert (benchmark.checkout() / part.experiment.path).exists()
+            else:
+                check(part.experiment)
         assert benchmark.read_suite(name, quick=True)
     tuned = tmp_path / "tuned.toml"
     tuned.write_text(SUITE.replace("[1000, 1001]", "[0, 1]"))
@@ -138,8 +150,83 @@ def test_published_suites_use_held_out_seeds(tmp_path):
 def test_the_command(suite, tmp_path, capsys):
     out = str(tmp_path / "out")
     assert invoke(["benchmark", "--suite", suite, "--quick", "--out", out]) == 0
-    assert "done: cohorts of 3, uniform" in capsys.readouterr().err
+    assert "done: trial: cohorts of 3, uniform" in capsys.readouterr().err
     assert invoke(["benchmark", "--suite", "selektion", "--out", out]) == 2
     assert "did you mean 'selection'" in capsys.readouterr().err
     assert invoke(["benchmark", "--suite", suite, "--quick", "--out", out]) == 2
     assert "--resume" in capsys.readouterr().err
+    assert invoke(["benchmark", "--suite", suite, "--only", "nowhere", "--out", out]) == 2
+    assert "matches none of 4 parts" in capsys.readouterr().err
+    assert invoke(["benchmark", "--suite", suite, "--only", "of 4", "--list", "--out", out]) == 0
+    assert capsys.readouterr().out == "trial: cohorts of 4, uniform\n"
+
+
+def test_important_parts_come_first(suite, tmp_path):
+    ranked = tmp_path / "ranked.toml"
+    ranked.write_text(SUITE + '\n[rank]\n"cohorts of 3" = 1\nmatch = -1\n')
+    names = [(p.variant, p.rank) for p in benchmark.read_suite(str(ranked))]
+    assert names == [("match", 0), ("uniform", 0), ("uniform", 1), ("skip, always", 1)]
+
+
+def test_workers_find_what_one_process_finds(suite, tmp_path):
+    """Two processes share the list; a part that fails is reported and does not end the others."""
+    parts = benchmark.read_suite(suite, quick=True)
+    wrong = dataclasses.replace(
+        parts[0],
+        variant="wrong",
+        experiment=dataclasses.replace(parts[0].experiment, model=NamedConfig("char-lstm")),
+    )
+    done = []
+    outcome = run_parts(
+        [*parts, wrong],
+        tmp_path / "two",
+        {"cpu": 2},
+        on_part=lambda part, device, seconds: done.append((part.name, device)),
+    )
+    assert sorted(done) == [(p.name, "cpu") for p in parts]
+    assert not outcome.left
+    assert list(outcome.failed) == [wrong.name]
+    assert "char-lstm" in outcome.failed[wrong.name]
+    benchmark.run_suite(parts, tmp_path / "one")
+    for part in parts:
+        one, two = (
+            json.loads((tmp_path / where / part.file_name).read_text())["seeds"]
+            for where in ("one", "two")
+        )
+        for row in (*one, *two):
+            row.pop("select_seconds")
+        assert one == two
+    assert run_parts(parts, tmp_path / "none", {"cpu": 1}, seconds=0.0).left == parts
+
+
+def test_workers_are_counted_by_device():
+    assert parse_workers("cpu=2") == {"cpu": 2}
+    for wrong in ("gpu=2", "cpu", "cpu=-1", ""):
+        with pytest.raises(ConfigError, match="cuda=5,cpu=9"):
+            parse_workers(wrong)
+
+
+def test_a_script_is_a_part(tmp_path, monkeypatch):
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    (folder / "echo.py").write_text(
+        "import json, sys\n"
+        "words = sys.argv[1:]\n"
+        "with open(words[-1], 'w') as file:\n"
+        "    json.dump({'result': words[:-1]}, file)\n"
+    )
+    monkeypatch.setattr(benchmark, "checkout", lambda: tmp_path)
+    suite = tmp_path / "scripts.toml"
+    suite.write_text(
+        "[[settings]]\nname = 's'\nscript = 'benchmarks/echo.py'\nseeds = [1000, 1001]\n"
+        "variants = {a = ['--device', '{device}']}\nquick_arguments = ['--few']\n"
+    )
+    (part,) = benchmark.read_suite(str(suite), quick=True)
+    result = benchmark.run_part(part.on("cpu"), benchmark.Datasets())
+    assert result["result"] == ["--device", "cpu", "--few", "--seeds", "1000", "1001", "--out"]
+    before = result["provenance"]["source"]
+    benchmark.source_digest.cache_clear()
+    (folder / "echo.py").write_text("raise SystemExit('no data')\n")
+    with pytest.raises(DataError, match="no data"):
+        benchmark.run_part(part, benchmark.Datasets())
+    assert benchmark.source_digest(folder) != before

@@ -103,6 +103,20 @@ def test_selection_is_algorithm_1_with_annealing() -> None:
         alpha[expected] *= 0.5
 
 
+def test_literal_selection_leaves_the_noise_out() -> None:
+    """With much noise in the fit, the two selections differ; each is `greedy` of its covariance."""
+    x = np.random.default_rng(3).normal(size=(5, 12))
+    chosen = {}
+    for noisy in (True, False):
+        policy = FedCor(warmup=1, selection_noise=noisy)
+        policy.state = FedCorState(clients=list(IDS), embedding=x, selections=2, noise_std=3.0)
+        chosen[noisy] = policy.select(Round(2, IDS, 3), Signals(), stream(0)).clients
+        cov = x.T @ x + (9.0 * np.eye(12) if noisy else 0)
+        expected = gp.greedy(cov, np.ones(12) / 12, np.ones(12), 3, demote=True)
+        assert chosen[noisy] == tuple(IDS[i] for i in expected)
+    assert chosen[True] != chosen[False]
+
+
 def test_only_available_clients_but_everybodys_loss_counts() -> None:
     x = np.random.default_rng(1).normal(size=(5, 12))
     policy = FedCor(warmup=1)

@@ -1,19 +1,24 @@
-"""``fedcohort benchmark``: run a published suite, or a part of it, and join its results."""
+"""``fedcohort benchmark``: run published suites, or some of their parts, and join the results."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedcohort.cli.common import Format, FormatOption
 
+if TYPE_CHECKING:
+    from fedcohort.experiments.benchmark import Part
+
 
 def command(
     suite: Annotated[
-        str, typer.Option(help="A suite of the package, or a TOML file.")
-    ] = "selection",
+        list[str] | None,
+        typer.Option(help="A suite of the package, or a TOML file. May be repeated."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results of each part.")] = Path(
         "benchmark"
     ),
@@ -23,58 +28,111 @@ def command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Run only what the folder does not hold yet.")
     ] = False,
-    setting: Annotated[
-        list[str] | None, typer.Option(help="Only settings whose name contains this.")
+    only: Annotated[
+        str | None,
+        typer.Option(help="Only parts whose 'SUITE: SETTING, VARIANT' this expression finds."),
     ] = None,
-    variant: Annotated[list[str] | None, typer.Option(help="Only these variants.")] = None,
     device: Annotated[str, typer.Option(help="Where models train: auto, cpu or cuda.")] = "auto",
+    workers: Annotated[
+        str | None,
+        typer.Option(help="Processes by device, such as cuda=5,cpu=9; this replaces --device."),
+    ] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="Begin no further part after this many seconds.")
+        float | None,
+        typer.Option(help="Begin no further part after this many seconds; workers are stopped."),
     ] = None,
+    list_parts: Annotated[bool, typer.Option("--list", help="Print the parts, run none.")] = False,
     join: Annotated[
-        Path | None, typer.Option(help="Write all parts into this one result file.")
+        Path | None, typer.Option(help="Write all parts of the suite into this one result file.")
     ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="With --join: run nothing, join what there is.")
+    ] = False,
     format: FormatOption = Format.table,
 ) -> None:
     """Run settings x variants x seeds, and keep the results with their provenance.
 
+    Parts run in the order of their importance.
+
     Example: `fedcohort benchmark --suite selection --quick --out trial`
 
     Example: `fedcohort benchmark --suite selection --out parts --resume --join selection.json`
+
+    Example: `fedcohort benchmark --suite papers --out parts --workers cuda=5,cpu=9 --seconds 540`
     """
-    import dataclasses
     import json
 
     from rich.console import Console
 
     from fedcohort.atomic import write_atomically
+    from fedcohort.exceptions import ConfigError
     from fedcohort.experiments import benchmark
-    from fedcohort.registry import lookup
+    from fedcohort.experiments.workers import parse_workers, run_parts
 
-    parts = benchmark.read_suite(suite, quick=quick)
-    for label in variant or ():
-        lookup("variant", label, {p.variant: p for p in parts})
-    chosen = [
-        dataclasses.replace(p, experiment=dataclasses.replace(p.experiment, device=device))
-        for p in parts
-        if (not setting or any(s in p.setting for s in setting))
-        and (not variant or p.variant in variant)
-    ]
-    console = Console(stderr=True)
-
-    def report(part: benchmark.Part, fresh: bool) -> None:
-        console.print(f"{'done' if fresh else 'kept'}: {part.setting}, {part.variant}")
-
-    left = benchmark.run_suite(chosen, out, resume=resume, seconds=seconds, on_part=report)
+    names = suite or ["selection"]
+    every = [part for name in names for part in benchmark.read_suite(name, quick=quick)]
+    chosen = _chosen(every, only)
+    if list_parts:
+        for part in chosen:
+            print(part.name)
+        return
+    if join is not None and len(names) > 1:
+        raise ConfigError("--join writes one suite: give --suite once")
+    console = Console(stderr=True, highlight=False)
+    failed: dict[str, str] = {}
+    left: list[Part] = []
+    if join is not None and partial:
+        console.print("joining what there is")
+    elif workers is None:
+        left = benchmark.run_suite(
+            [part.on(device) for part in chosen],
+            out,
+            resume=resume,
+            seconds=seconds,
+            on_part=lambda part, fresh: console.print(
+                f"{'done' if fresh else 'kept'}: {part.name}"
+            ),
+        )
+    else:
+        outcome = run_parts(
+            chosen,
+            out,
+            parse_workers(workers),
+            resume=resume,
+            seconds=float("inf") if seconds is None else seconds,
+            on_part=lambda part, where, took: console.print(f"{took:6.1f} s, {where}: {part.name}"),
+        )
+        left, failed = outcome.left, outcome.failed
+    for name, error in failed.items():
+        console.print(f"failed: {name}\n{error}", markup=False)
     if left:
         console.print(f"{len(left)} of {len(chosen)} parts are left: continue with --resume")
     if join is not None:
-        name = Path(suite).stem
-        result = benchmark.join(chosen if quick else parts, out, name, quick=quick)
+        result = benchmark.join(
+            chosen if quick else every, out, Path(names[0]).stem, quick=quick, partial=partial
+        )
         write_atomically(join, (json.dumps(result) + "\n").encode())
-    if format is Format.json:
-        done = [p.file_name for p in chosen if p not in left]
-        written = None if join is None else str(join)
-        print(json.dumps({"done": done, "left": len(left), "joined": written}))
-    elif join is not None:
         console.print(f"wrote {join}")
+    if format is Format.json:
+        unfinished = {part.file_name for part in left}
+        done = [
+            p.file_name for p in chosen if p.file_name not in unfinished and p.name not in failed
+        ]
+        written = None if join is None else str(join)
+        print(json.dumps({"done": done, "left": len(left), "failed": failed, "joined": written}))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _chosen(parts: list[Part], only: str | None) -> list[Part]:
+    """Return the parts whose name the expression finds, the important ones first."""
+    from fedcohort.exceptions import ConfigError
+
+    try:
+        wanted = re.compile(only or "", re.IGNORECASE)
+    except re.error as error:
+        raise ConfigError(f"--only {only!r} is not a regular expression: {error}") from None
+    found = [part for part in parts if wanted.search(part.name)]
+    if not found:
+        raise ConfigError(f"--only {only!r} matches none of {len(parts)} parts; --list shows them")
+    return sorted(found, key=lambda part: part.rank)

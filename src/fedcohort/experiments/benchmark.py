@@ -1,10 +1,11 @@
 """Benchmarks that anybody can repeat: settings x variants x seeds from one file.
 
 A suite is a TOML file that ships with the package (`suites`). Each pair of a setting and a variant
-(a policy with options, perhaps with a gate) is a part: all its seeds run at once, and its result is
-a file of its own, so that a suite can be interrupted, and spread over machines. `join` puts the
-parts together into one result file. It refuses parts that were made by different code, and a
-checkout that differs from its commit.
+(a policy with options, perhaps with a gate) is a part. All seeds of a part run at once, and each
+part has a result file of its own, so a suite can be interrupted and spread over processes and
+machines. A setting may name a script of the checkout's `benchmarks` folder instead of an
+experiment. `join` puts the parts of a suite into one result file. It refuses parts that were made
+by different code, and a checkout that differs from its commit.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ import json
 import os
 import platform
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +48,31 @@ from fedcohort.simulate.history import History
 from fedcohort.simulate.simulation import Simulation
 
 FIRST_PUBLISHED_SEED = 1000  # those below are for development and tuning
+MEAN_OF = 5  # evaluations, for rounds_to_mean
 CURVE_STEP = 5  # rounds between two points of a curve in a result file
 COMPARED = ("numpy", "scipy", "scikit-learn", "numba", "torch", "flwr", "ray", "faiss-cpu")
+
+
+@dataclass(frozen=True)
+class Script:
+    """A measurement that is not a training run.
+
+    Parameters
+    ----------
+    path : str
+        A Python file in the checkout's `benchmarks` folder. It writes a JSON file to `--out`.
+    arguments : tuple of str
+        Its further arguments; "{device}" becomes cpu or cuda.
+    seeds : tuple of int
+        Given to the script as `--seeds 1000 1001 ...`, unless there are none.
+    device : str
+        "cpu", "cuda" or "auto".
+    """
+
+    path: str
+    arguments: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    device: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -54,25 +81,44 @@ class Part:
 
     Parameters
     ----------
-    setting, variant : str
-        Labels; a variant is a policy with options, and perhaps a gate.
-    experiment : Experiment
+    suite, setting, variant : str
+        Names; a variant is a policy with options, and perhaps a gate.
+    experiment : Experiment or Script
         What is run.
     targets : tuple of float
         Accuracies whose first round is reported.
+    rank : int
+        Parts of a smaller rank run first.
+    needs_gpu : bool
+        Leave the part to workers with a GPU, where there are any.
+    curve_step : int
+        Rounds between two points of a curve in the result file.
     """
 
+    suite: str
     setting: str
     variant: str
-    experiment: Experiment
-    targets: tuple[float, ...]
+    experiment: Experiment | Script
+    targets: tuple[float, ...] = ()
+    rank: int = 0
+    needs_gpu: bool = False
+    curve_step: int = CURVE_STEP
+
+    @property
+    def name(self) -> str:
+        """Suite, setting and variant, for messages and for choosing parts."""
+        return f"{self.suite}: {self.setting}, {self.variant}"
 
     @property
     def file_name(self) -> str:
         """Name of the part's result file."""
-        plain = re.sub(r"[^a-z0-9.]+", "-", f"{self.setting}--{self.variant}".lower()).strip("-")
-        digest = hashlib.blake2b(f"{self.setting}/{self.variant}".encode(), digest_size=3)
-        return f"{plain}-{digest.hexdigest()}.json"
+        plain = re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-")
+        words = f"{self.suite}/{self.setting}/{self.variant}".encode()
+        return f"{plain}-{hashlib.blake2b(words, digest_size=3).hexdigest()}.json"
+
+    def on(self, device: str) -> Part:
+        """Return the part with its device set."""
+        return replace(self, experiment=replace(self.experiment, device=device))
 
 
 def suites() -> dict[str, Path]:
@@ -82,7 +128,7 @@ def suites() -> dict[str, Path]:
 
 
 def read_suite(name: str, *, quick: bool = False) -> list[Part]:
-    """Return the parts of a suite of the package, or of a TOML file.
+    """Return the parts of a suite of the package, or of a TOML file, the important ones first.
 
     `quick` applies the suite's [quick] table, which makes it a matter of minutes; its numbers are
     not for publication.
@@ -93,25 +139,52 @@ def read_suite(name: str, *, quick: bool = False) -> list[Part]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from None
     try:
-        parts = list(_parts(suite, suite.get("quick", {}) if quick else {}))
+        parts = list(_parts(path.stem, suite, quick))
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: not a suite ({error!r})") from None
-    if not quick and any(min(part.experiment.seeds) < FIRST_PUBLISHED_SEED for part in parts):
+    first = min((min(p.experiment.seeds) for p in parts if p.experiment.seeds), default=None)
+    if not quick and first is not None and first < FIRST_PUBLISHED_SEED:
         raise ConfigError(f"{path}: published seeds begin at {FIRST_PUBLISHED_SEED}")
-    return parts
+    return sorted(parts, key=lambda part: part.rank)
 
 
-def _parts(suite: Mapping[str, Any], quick: Mapping[str, Any]) -> Iterator[Part]:
-    variants = suite["variants"]
+def _parts(name: str, suite: Mapping[str, Any], is_quick: bool) -> Iterator[Part]:
+    quick: Mapping[str, Any] = suite.get("quick", {}) if is_quick else {}
+    variants, ranks = suite.get("variants", {}), suite.get("rank", {})
     for setting in suite["settings"]:
-        chosen = quick.get("variants") or setting.get("variants") or list(variants)
+        chosen = list(setting.get("variants") or variants)
+        if "variants" in quick and "script" not in setting:
+            chosen = [label for label in quick["variants"] if label in chosen] or chosen[:1]
         for label in chosen:
-            values: dict[str, Any] = {}
-            own = {"experiment": lookup("variant", label, variants)}
-            for table in (suite, setting, quick, own):
-                values = _merged(values, table.get("experiment", {}))
-            targets = tuple(setting.get("targets", ()))
-            yield Part(setting["name"], label, config.parse(values), targets)
+            run: Experiment | Script
+            if "script" in setting:
+                run = _script(setting, suite, label, is_quick)
+            else:
+                values: dict[str, Any] = {}
+                own = {"experiment": lookup("variant", label, variants)}
+                for table in (suite, setting, own, quick):
+                    values = _merged(values, table.get("experiment", {}))
+                run = config.parse(values)
+            yield Part(
+                name,
+                setting["name"],
+                label,
+                run,
+                tuple(setting.get("targets", ())),
+                ranks.get(setting["name"], 0) + ranks.get(label, 0),
+                setting.get("needs_gpu", False),
+                suite.get("curve_step", CURVE_STEP),
+            )
+
+
+def _script(
+    setting: Mapping[str, Any], suite: Mapping[str, Any], label: str, quick: bool
+) -> Script:
+    arguments = [*setting.get("arguments", ()), *setting["variants"][label]]
+    seeds = setting.get("seeds", suite.get("experiment", {}).get("seeds", ()))
+    if quick:
+        arguments, seeds = [*arguments, *setting.get("quick_arguments", ())], seeds[:2]
+    return Script(setting["script"], tuple(arguments), tuple(seeds))
 
 
 def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,41 +219,57 @@ def run_suite(
     on_part : callable, optional
         Called with each part and whether it was run now.
     """
+    started, loaded, left = time.perf_counter(), Datasets(), []
+    kept, missing = split_done(parts, folder, resume)
+    for part in kept:
+        if on_part is not None:
+            on_part(part, False)
+    for part in missing:
+        if seconds is not None and time.perf_counter() - started > seconds:
+            left.append(part)
+            continue
+        write_part(part, folder, loaded)
+        if on_part is not None:
+            on_part(part, True)
+    return left
+
+
+def split_done(
+    parts: Sequence[Part], folder: str | os.PathLike[str], resume: bool
+) -> tuple[list[Part], list[Part]]:
+    """Return the parts whose result the folder holds, and the others; make the folder."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     if not resume and any(place.glob("*.json")):
         raise ConfigError(f"{place} holds results already: continue with --resume")
-    started, loaded = time.perf_counter(), _Datasets()
-    left = []
+    done: list[Part] = []
+    left: list[Part] = []
     for part in parts:
         path = place / part.file_name
-        if path.exists() and _is_of(read_json(path), part):
-            if on_part is not None:
-                on_part(part, False)
-        elif seconds is not None and time.perf_counter() - started > seconds:
-            left.append(part)
-        else:
-            result = run_part(part, loaded.get(part.experiment))
-            write_atomically(path, json.dumps(result).encode())
-            if on_part is not None:
-                on_part(part, True)
-    return left
+        (done if path.exists() and _is_of(read_json(path), part) else left).append(part)
+    return done, left
 
 
-class _Datasets:
-    """The last data set, with its hash: neighbors in a suite usually share it."""
+def write_part(part: Part, folder: str | os.PathLike[str], loaded: Datasets) -> None:
+    """Run one part and write its result file."""
+    result = run_part(part, loaded)
+    write_atomically(Path(folder) / part.file_name, json.dumps(result).encode())
 
-    def __init__(self) -> None:
-        self.key: object = None
-        self.value: tuple[Dataset, str] | None = None
+
+@dataclass
+class Datasets:
+    """The data sets that were loaded, each with its hash."""
+
+    held: dict[object, tuple[Dataset, str]] = field(default_factory=dict)
 
     def get(self, experiment: Experiment) -> tuple[Dataset, str]:
+        """Load the data set of an experiment, or return it if it is loaded already."""
         data = experiment.data
         key = (data.dataset, data.root, data.standardize)
-        if self.value is None or key != self.key:
+        if key not in self.held:
             dataset = dataset_of(data)
-            self.key, self.value = key, (dataset, data_digest(dataset))
-        return self.value
+            self.held[key] = dataset, data_digest(dataset)
+        return self.held[key]
 
 
 def _is_of(found: Any, part: Part) -> bool:
@@ -188,40 +277,94 @@ def _is_of(found: Any, part: Part) -> bool:
     if not isinstance(found, dict) or not isinstance(found.get("provenance"), dict):
         return False
     made = (found.get("experiment"), found["provenance"].get("source"))
-    return made == (_plain(part.experiment), source_digest())
+    return made == (_plain(part.experiment), source_digest(scripts_of(part)))
 
 
-def _plain(experiment: Experiment) -> Any:
-    values = config.dump(experiment)
+def _plain(experiment: Experiment | Script) -> Any:
+    values = asdict(experiment) if isinstance(experiment, Script) else config.dump(experiment)
     values.pop("device")  # results do not depend on it
     return json.loads(json.dumps(values))
 
 
-def run_part(part: Part, data: tuple[Dataset, str]) -> dict[str, Any]:
-    """Run one part and return its result, one row per seed."""
-    dataset, digest = data
-    before = os.getloadavg()[0]
-    simulation = simulation_of(part.experiment, dataset)
-    selecting = [_Timed(session.policy) for session in simulation.sessions]
-    histories = [History(session.seed) for session in simulation.sessions]
-    started = time.perf_counter()
-    for _ in range(part.experiment.rounds):
-        for history, record in zip(histories, simulation.step(), strict=True):
-            history.rounds.append(record)
+def scripts_of(part: Part) -> Path | None:
+    """Return the folder of a part's script; None for a training run."""
+    return checkout() / "benchmarks" if isinstance(part.experiment, Script) else None
+
+
+def run_part(part: Part, loaded: Datasets) -> dict[str, Any]:
+    """Run one part and return its result, one row per seed; a script returns its own."""
+    before, started = os.getloadavg()[0], time.perf_counter()
+    if isinstance(part.experiment, Script):
+        found, digest = {"result": run_script(part.experiment)}, None
+    else:
+        dataset, digest = loaded.get(part.experiment)
+        started = time.perf_counter()
+        found = {"seeds": _train(part, part.experiment, dataset)}
     seconds = time.perf_counter() - started
-    rows = [
-        _row(simulation, i, history, part, selecting[i].seconds)
-        for i, history in enumerate(histories)
-    ]
+    load = [before, os.getloadavg()[0]]
+    origin = provenance(part.experiment.device, scripts_of(part))
     return {
         "setting": part.setting,
         "variant": part.variant,
         "targets": list(part.targets),
         "experiment": _plain(part.experiment),
         "seconds": seconds,
-        "seeds": rows,
-        "provenance": {**provenance(), "data": digest, "load": [before, os.getloadavg()[0]]},
+        "load": load,
+        **found,
+        "provenance": {**origin, "data": digest},
     }
+
+
+def _train(part: Part, experiment: Experiment, dataset: Dataset) -> list[dict[str, Any]]:
+    simulation = simulation_of(experiment, dataset)
+    selecting = [_Timed(session.policy) for session in simulation.sessions]
+    histories = [History(session.seed) for session in simulation.sessions]
+    for _ in range(experiment.rounds):
+        for history, record in zip(histories, simulation.step(), strict=True):
+            history.rounds.append(record)
+    return [
+        _row(simulation, i, history, part, selecting[i].seconds)
+        for i, history in enumerate(histories)
+    ]
+
+
+def run_script(script: Script) -> Any:
+    """Run a script of the checkout in this process, and return what it wrote to `--out`."""
+    path = checkout() / script.path
+    seeds = ["--seeds", *map(str, script.seeds)] if script.seeds else []
+    old, old_path = sys.argv, list(sys.path)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result.json"
+        device = {"{device}": _device(script.device)}
+        words = [*(device.get(w, w) for w in script.arguments), *seeds, "--out", str(out)]
+        sys.argv, sys.path[:0] = [str(path), *words], [str(path.parent)]
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise DataError(f"{script.path} failed: {end.code}") from None
+        finally:
+            sys.argv, sys.path[:] = old, old_path
+        return read_json(out)["result"]
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name
+
+
+def checkout() -> Path:
+    """Return the folder of the checkout that this code runs from."""
+    root = Path(fedcohort.__file__).resolve().parents[2]
+    if not (root / "benchmarks").is_dir():
+        raise ConfigError(
+            f"{root} has no folder benchmarks: this suite runs scripts that are not part of the "
+            "package; run it in a checkout"
+        )
+    return root
 
 
 class _Timed:
@@ -248,21 +391,41 @@ def _row(
     accuracy = history.accuracy
     sent = np.cumsum([r.bytes_up + r.bytes_down for r in history.rounds])
     rounds = [rounds_to_target(accuracy, target) for target in part.targets]
-    by_client = client_accuracy(simulation, index)
+    by_client, step = client_accuracy(simulation, index), part.curve_step
     tenth = np.sort(by_client)[: max(1, len(by_client) // 10)]
     return {
         "seed": history.seed,
-        **{k: v for k, v in summary.as_dict().items() if k not in ("seed", "overhead", "rounds")},
+        **{k: v for k, v in summary.as_dict().items() if k not in ("seed", "rounds")},
         "rounds_to": rounds,
+        "rounds_to_mean": [rounds_to_mean(accuracy, target) for target in part.targets],
         "bytes_to": [None if r is None else int(sent[r - 1]) for r in rounds],
         "worst_tenth_accuracy": float(tenth.mean()),
         "select_seconds": selecting / len(history.rounds),
-        "curve": [None if np.isnan(a) else round(float(a), 4) for a in thinned(accuracy)],
-        "megabytes": [round(float(b) / 1e6, 3) for b in thinned(sent)],
+        "curve": [None if np.isnan(a) else round(float(a), 4) for a in thinned(accuracy, step)],
+        "megabytes": [round(float(b) / 1e6, 3) for b in thinned(sent, step)],
     }
 
 
-def thinned(values: Sequence[Any] | np.ndarray[Any, Any]) -> Any:
+def rounds_to_mean(
+    accuracy: np.ndarray[Any, Any], target: float, window: int = MEAN_OF
+) -> int | None:
+    """Return the first round at which the mean of the last evaluations reaches the target.
+
+    A single lucky round counts in `rounds_to_target`; here it does not.
+
+    Examples
+    --------
+    >>> rounds_to_mean(np.array([0.1, 0.9, 0.1, np.nan, 0.6, 0.7]), 0.6, window=2)
+    6
+    """
+    rounds = np.flatnonzero(np.isfinite(accuracy))
+    sums = np.cumsum(np.concatenate([[0.0], accuracy[rounds]]))
+    means = (sums[window:] - sums[:-window]) / window
+    reached = np.flatnonzero(means >= target)
+    return int(rounds[reached[0] + window - 1]) + 1 if reached.size else None
+
+
+def thinned(values: Sequence[Any] | np.ndarray[Any, Any], step: int = CURVE_STEP) -> Any:
     """Return every fifth value, the last one included, to keep result files small.
 
     Examples
@@ -270,7 +433,7 @@ def thinned(values: Sequence[Any] | np.ndarray[Any, Any]) -> Any:
     >>> thinned(range(12))
     range(1, 12, 5)
     """
-    return values[(len(values) - 1) % CURVE_STEP :: CURVE_STEP]
+    return values[(len(values) - 1) % step :: step]
 
 
 def client_accuracy(simulation: Simulation, index: int) -> np.ndarray[Any, Any]:
@@ -283,14 +446,20 @@ def client_accuracy(simulation: Simulation, index: int) -> np.ndarray[Any, Any]:
     return np.array([right[part].mean() for part in parts if len(part)])
 
 
-def source_digest() -> str:
-    """Return a hash of the package's code and settings, the same on every machine."""
+@cache
+def source_digest(scripts: Path | None = None) -> str:
+    """Return a hash of the package's code and settings, the same on every machine.
+
+    `scripts` is a folder whose Python files count too.
+    """
     root = Path(fedcohort.__file__).parent
+    files = [(p.relative_to(root), p) for p in root.rglob("*") if p.suffix in (".py", ".toml")]
+    if scripts is not None:
+        files += [(Path("benchmarks", p.name), p) for p in scripts.glob("*.py")]
     digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(root.rglob("*")):
-        if path.suffix in (".py", ".toml"):
-            digest.update(path.relative_to(root).as_posix().encode() + b"\0")
-            digest.update(path.read_bytes() + b"\0")
+    for name, path in sorted(files):
+        digest.update(name.as_posix().encode() + b"\0")
+        digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
@@ -303,11 +472,11 @@ def data_digest(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
-def provenance() -> dict[str, Any]:
+def provenance(device: str = "auto", scripts: Path | None = None) -> dict[str, Any]:
     """Return the command, the code, the machine and the versions behind a result."""
     import torch
 
-    cuda = torch.cuda.is_available()
+    cuda = _device(device) == "cuda"
     versions = {"python": platform.python_version()}
     for name in COMPARED:
         try:
@@ -316,11 +485,12 @@ def provenance() -> dict[str, Any]:
             versions[name] = "absent"
     return {
         "command": shlex.join(["fedcohort", *map(_without_folder, sys.argv[1:])]),
-        "source": source_digest(),
+        "source": source_digest(scripts),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "device": "cuda" if cuda else "cpu",
         "gpu": torch.cuda.get_device_name() if cuda else None,
         "cuda": torch.version.cuda if cuda else None,
         "versions": versions,
@@ -343,22 +513,31 @@ def _cpu() -> str:
 
 
 def join(
-    parts: Sequence[Part], folder: str | os.PathLike[str], name: str, *, quick: bool = False
+    parts: Sequence[Part],
+    folder: str | os.PathLike[str],
+    name: str,
+    *,
+    quick: bool = False,
+    partial: bool = False,
 ) -> dict[str, Any]:
     """Return the result of a whole suite from its parts, with the commit that made them.
 
-    DataError if a part is missing, was made by other code than the rest or than this checkout, or
-    if the checkout's code differs from its commit.
+    DataError if a part was made by other code than the rest or than this checkout, or if the
+    checkout's code differs from its commit. A part that is missing is a DataError too; with
+    `partial` its name is listed under "missing".
     """
-    found = []
+    found, missing = [], []
     for part in parts:
         path = Path(folder) / part.file_name
-        if not path.exists():
-            raise DataError(f"{path} is missing: run {part.setting!r} with {part.variant!r} first")
-        result = read_json(path)
-        if not _is_of(result, part):
-            raise DataError(f"{path} was made by other code or settings: run it again")
-        found.append(result)
+        if path.exists():
+            result = read_json(path)
+            if not _is_of(result, part):
+                raise DataError(f"{path} was made by other code or settings: run it again")
+            found.append(result)
+        elif partial:
+            missing.append(f"{part.setting}, {part.variant}")
+        else:
+            raise DataError(f"{path} is missing: run {part.name!r} first, or join with --partial")
     origins: list[dict[str, Any]] = []
     for result in found:
         own = result.pop("provenance")
@@ -369,6 +548,7 @@ def join(
         "suite": name,
         "quick": quick,
         "commit": commit(),
+        "missing": missing,
         "provenance": origins,
         "parts": found,
     }

@@ -77,9 +77,12 @@ class FedCor(Policy):
         Rows of X, d.
     noise : float, default=0.1
         Standard deviation of the noise that makes the likelihood proper, relative to the median
-        absolute loss change. Selection uses the noise too.
+        absolute loss change.
     noise_std : float, optional
         The same as an absolute number, which replaces `noise`. The released code uses 0.01.
+    selection_noise : bool, default=True
+        Whether selection knows the noise of the fit. Without it this is the selection that the
+        paper prints (Algorithm 1): tiny variances that conditioning leaves count as full ones.
     discount : float, default=0.95
         Weight of a sample relative to the next newer one, gamma.
     history : int, default=30
@@ -141,6 +144,7 @@ class FedCor(Policy):
         rank: int = 15,
         noise: float = 0.1,
         noise_std: float | None = None,
+        selection_noise: bool = True,
         discount: float = 0.95,
         history: int = 30,
         samples: int = 1,
@@ -166,6 +170,7 @@ class FedCor(Policy):
             raise ValueError(f"FedCor: fit={fit!r} must be 'closed-form' or 'gradient'")
         self.warmup, self.interval, self.beta, self.rank = warmup, interval, beta, rank
         self.noise, self.noise_std, self.discount = noise, noise_std, discount
+        self.selection_noise = selection_noise
         self.history, self.samples, self.fit = history, samples, fit
         self.steps, self.learning_rate, self.panel = steps, learning_rate, panel
         self.first_steps, self.forget_after = first_steps or steps, forget_after
@@ -310,7 +315,8 @@ class FedCor(Policy):
         share = sizes(signals, members)
         share = share / share.sum() if share.any() else np.ones(share.size)
         model = (embedding, share, alpha, size, columns[modeled])
-        taken = gp.greedy_low_rank(*model, noise_std=state.noise_std, demote=True)
+        noise_std = state.noise_std if self.selection_noise else 0.0
+        taken = gp.greedy_low_rank(*model, noise_std=noise_std, demote=True)
         chosen = tuple(members[i] for i in taken)
         scores = dict(zip(chosen, alpha[taken].tolist(), strict=True))
         others = pick([round.available[i] for i in unknown.tolist()], round.size - size, rng)

@@ -10,6 +10,7 @@ cifar-cnn  two 5x5 convolutions (6, 16), 120-84-10            62,006     FedACS 
 fcnn-300   784-300-10                                         238,510    sketch to skip and select
 lrn-cnn    two 5x5 convolutions (32, 32) with LRN, 256-10     555,178    sketch to skip and select
 mlp-64-30  784-64-30-10                                       52,500     FedCor, Fashion-MNIST
+fedcor-mlp the same, dropout of 1/2 before each ReLU          52,500     FedCor, released code
 fedcor-cnn three 3x3 convolutions (32, 64, 64), 10            66,570     FedCor, CIFAR-10
 cnn        two 5x5 convolutions (32, 64), 512-10              582,026    FL-DP3S
 ========== ================================================== ========== =======================
@@ -37,17 +38,20 @@ from fedcohort.simulate.engine.switches import seeded
 Shape = Sequence[int]
 
 
-def _dense(sizes: Sequence[int], classes: int) -> list[tuple[str, nn.Module]]:
-    """Dense layers fc1, fc2, ... with ReLU between them."""
+def _dense(sizes: Sequence[int], classes: int, dropout: float = 0.0) -> list[tuple[str, nn.Module]]:
+    """Dense layers fc1, fc2, ... with ReLU between them, and dropout before it."""
     layers: list[tuple[str, nn.Module]] = []
     for i, (wide, narrow) in enumerate(zip(sizes, [*sizes[1:], classes], strict=True), start=1):
-        layers += [(f"fc{i}", nn.Linear(wide, narrow)), (f"relu_fc{i}", nn.ReLU())]
+        layers.append((f"fc{i}", nn.Linear(wide, narrow)))
+        if dropout and i < len(sizes):
+            layers.append((f"drop_fc{i}", nn.Dropout(dropout)))
+        layers.append((f"relu_fc{i}", nn.ReLU()))
     return layers[:-1]
 
 
-def _mlp(*hidden: int) -> Callable[[Shape, int], nn.Module]:
+def _mlp(*hidden: int, dropout: float = 0.0) -> Callable[[Shape, int], nn.Module]:
     def make(shape: Shape, classes: int) -> nn.Module:
-        layers = _dense([math.prod(shape), *hidden], classes)
+        layers = _dense([math.prod(shape), *hidden], classes, dropout)
         return nn.Sequential(OrderedDict([("flatten", nn.Flatten()), *layers]))
 
     return make
@@ -140,6 +144,7 @@ class CharLSTM(nn.Module):
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp-512": _mlp(512),
     "mlp-64-30": _mlp(64, 30),
+    "fedcor-mlp": _mlp(64, 30, dropout=0.5),
     "fcnn-300": _mlp(300),
     "lenet5": _conv_net((6, 16), (120, 84), pads=(2, 0)),
     "cnn": _conv_net((32, 64), (512,)),

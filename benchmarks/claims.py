@@ -1,0 +1,222 @@
+"""Claims of papers 0 and 3 that need no selection, measured; run by the suite "papers".
+
+    python benchmarks/claims.py separation --seeds 0 1 --out result.json
+
+separation: paper 0, Figure 1. Five subsets of MNIST with Dirichlet labels (A), five uniform ones
+(B): sketch distances within A, within B and between them.
+total-variation: paper 0, Figure 4. Sketch distance against the exact total variation of Gaussians
+in 16 dimensions.
+private-error: paper 0, Theorem 3.4. Error of the kernel density that a private sketch gives,
+against the exact one, over epsilon, rows and samples.
+covariance: paper 3, Figure 3. Cosine of the covariances of loss changes ten rounds apart, each
+estimated from many random cohorts that start at the same model.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from provenance import write
+
+from fedcohort.datasets import federate, load
+from fedcohort.policies import Uniform
+from fedcohort.rounds import stream
+from fedcohort.simulate import LocalTraining, Schedule, Simulation, build
+from fedcohort.sketch.distances import distance_matrix
+from fedcohort.sketch.errors import simulate_gaussians
+from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import Transform
+
+BITS = 6
+
+
+def separation(args):
+    data = load("mnist", args.root)
+    return [{"seed": seed, **separated(data, seed)} for seed in args.seeds]
+
+
+def separated(data, seed, size=2000, alpha=0.5, rows=1000):
+    rng = stream(seed, "separation")
+    by_class = [np.flatnonzero(data.y == c) for c in range(data.classes)]
+    center = Transform(center=round(float(data.x.mean()), 2))
+    dim = int(np.prod(data.sample_shape))
+    sketches = []
+    for group in range(10):
+        mix = rng.dirichlet(np.full(data.classes, alpha)) if group < 5 else np.full(10, 0.1)
+        counts = rng.multinomial(size, mix)
+        chosen = [rng.choice(own, n) for own, n in zip(by_class, counts, strict=True)]
+        sketch = RaceSketch.srp(dim, rows=rows, bits=BITS, seed=seed, transform=center)
+        sketch.add(data.x[np.concatenate(chosen)].reshape(-1, dim))
+        sketches.append(sketch)
+    d = distance_matrix(sketches)
+    upper = np.triu_indices(5, 1)
+    between = d[:5, 5:]
+    return {
+        "within A": float(d[:5, :5][upper].mean()),
+        "within A, smallest": float(d[:5, :5][upper].min()),
+        "within B": float(d[5:, 5:][upper].mean()),
+        "within B, largest": float(d[5:, 5:][upper].max()),
+        "A to B": float(between.mean()),
+        "A to B, relative spread over B": float((between.std(axis=1) / between.mean(axis=1)).max()),
+    }
+
+
+def total_variation(args):
+    from scipy.stats import spearmanr
+
+    rows = []
+    for seed in args.seeds:
+        pairs = simulate_gaussians(40, stream(seed, "gaussians"))
+        exact = [p.exact for p in pairs]
+        above = [p.tvd_lower - p.exact for p in pairs]
+        rows.append(
+            {
+                "seed": seed,
+                "rank correlation": float(spearmanr(exact, [p.frobenius for p in pairs])[0]),
+                "plug-in error": float(np.mean([abs(p.plug_in - p.exact) for p in pairs])),
+                "largest excess of the lower bound": float(max(above)),
+            }
+        )
+    return rows
+
+
+def private_error(args):
+    data = load("mnist", args.root)
+    x = (data.x.reshape(len(data.x), -1) - round(float(data.x.mean()), 2)).astype(np.float32)
+    largest = 2000 if args.quick else 32_000
+    sizes = [n for n in (500, 2000, 8000, 32_000) if n <= largest]
+    grid = [(n, 20, 1.0) for n in sizes]
+    grid += [(largest, 20, epsilon) for epsilon in (0.25, 0.5, 2.0, 4.0)]
+    grid += [(largest, rows, 1.0) for rows in (5, 10, 40, 80, 160)]
+    grid += [(n, int(np.sqrt(n)), 1.0) for n in sizes]
+    return [{"seed": seed, "points": errors(x, grid, seed)} for seed in args.seeds]
+
+
+def errors(x, grid, seed, queries=200):
+    """Root mean squares: private against exact counts, counts against the kernel."""
+    rng = stream(seed, "private-error")
+    order = rng.permutation(len(x))
+    asked = x[order[:queries]]
+    out = []
+    for n, rows, epsilon in dict.fromkeys(grid):
+        held = x[order[queries : queries + n]]
+        sketch = RaceSketch.srp(x.shape[1], rows=rows, bits=BITS, seed=seed)
+        sketch.add(held)
+        private = sketch.privatize(epsilon, rng=stream(seed, "noise", n, rows, epsilon))
+        plain, noisy, truth = sketch.density(asked), private.density(asked), kernel(asked, held)
+        out.append(
+            {
+                "n": n,
+                "rows": rows,
+                "epsilon": epsilon,
+                "noise": _rms(noisy - plain),
+                "hashing": _rms(plain - truth),
+                "all": _rms(noisy - truth),
+                "density": float(truth.mean()),
+            }
+        )
+    return out
+
+
+def kernel(a, b):
+    """Exact mean collision probability (1 - angle / pi) ** BITS of each row of a with all of b."""
+    a, b = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (a, b))
+    cosine = np.clip(a @ b.T, -1, 1)
+    return ((1 - np.arccos(cosine) / np.pi) ** BITS).mean(axis=1)
+
+
+def _rms(values):
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def covariance(args):
+    data = load("fashion-mnist", args.root).standardized()
+    cohorts, times = (20, (2, 4)) if args.quick else (400, (20, 30, 60, 70, 120, 130, 200, 210))
+    rows = []
+    for seed in args.seeds:
+        clients = federate(data, "shards", clients=100, seed=seed, per_client=1)
+        matrices = covariances(clients, times, cohorts, seed, args.device)
+        pairs = zip(times[::2], times[1::2], strict=True)
+        rows.append(
+            {
+                "seed": seed,
+                "cohorts": cohorts,
+                "cosine": {f"{a} to {b}": cosine(matrices[a], matrices[b]) for a, b in pairs},
+                "same label": [same_label(matrices[t], clients) for t in times[::2]],
+            }
+        )
+    return rows
+
+
+def covariances(clients, times, cohorts, seed, device):
+    """Second moments of all clients' loss changes over one round, at each of the times."""
+    schedule = Schedule(0.5, (150, 300))
+    local = LocalTraining(epochs=3, batch_size=64, lr=0.005, schedule=schedule)
+    shape, classes = clients.dataset.sample_shape, clients.dataset.classes
+    options = {"cohort_size": 10, "local": local, "device": device, "evaluate_every": 0}
+    model = build("mlp-64-30", shape, classes, seed=seed)
+    training = Simulation(clients, model, Uniform(), seeds=(seed,), **options)
+    probes = tuple(range(10**6, 10**6 + cohorts))  # cohorts and batches of their own
+    probe = Simulation(clients, model, Uniform(), seeds=probes, **options)
+    found = {}
+    for number in range(max(times) + 1):
+        if number in times:
+            start = training.seeds[0].model.clone()
+            for one in probe.seeds:
+                one.model = start.clone()
+            probe.round_number = number
+            before = losses(training, start)
+            probe.step()
+            changes = np.array([losses(training, one.model) - before for one in probe.seeds])
+            found[number] = np.cov(changes.T)
+        training.step()
+    return found
+
+
+def losses(simulation, model):
+    """Mean loss of a model on each client's data."""
+    trainer, parts = simulation.trainer, simulation.federations[0].parts
+    jobs = [trainer.job(0, 0, c, parts[c], 0) for c in simulation.seeds[0].clients]
+    return trainer.losses(model, jobs, simulation.train_data)
+
+
+def cosine(a, b):
+    return float((a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def same_label(matrix, clients):
+    """Mean correlation of clients with the same label, and of those with another."""
+    labels = clients.label_counts().argmax(axis=1)
+    scale = np.sqrt(np.diag(matrix))
+    correlation = matrix / np.outer(scale, scale)
+    same = labels[:, None] == labels
+    np.fill_diagonal(same, False)
+    other = labels[:, None] != labels
+    return {"same": float(correlation[same].mean()), "other": float(correlation[other].mean())}
+
+
+CLAIMS = {
+    "separation": separation,
+    "total-variation": total_variation,
+    "private-error": private_error,
+    "covariance": covariance,
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("claim", choices=CLAIMS)
+    parser.add_argument("--root", default=None)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--quick", action="store_true", help="fewer samples, to try it")
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+    write(args.out, CLAIMS[args.claim](args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Build the files of FEMNIST and Shakespeare from what is published.
+
+`femnist_from_leaf` reads the JSON files that LEAF's `preprocess.sh` writes, `shakespeare_from_html`
+the pages of the Complete Moby Shakespeare (one `full.html` per play). Both write the file that
+`fedcohort.datasets.load` reads.
+"""
+
+from __future__ import annotations
+
+import gzip
+import html
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcohort.atomic import write_atomically
+from fedcohort.datasets.folder import damaged
+from fedcohort.datasets.images import CLASSES
+from fedcohort.datasets.shakespeare import HEADER
+from fedcohort.exceptions import DataError
+
+LEAF_HOLDS = 'LEAF\'s JSON: {"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}'
+PLAY_HOLDS = "the page of a whole play, with <a name=speech1> before each speech"
+PIXELS = 28 * 28
+
+Bytes = NDArray[np.uint8]
+
+
+def femnist_from_leaf(source: Path, target: Path, *, min_images: int = 20) -> Path:
+    """Write `femnist.npz` from a LEAF folder with `train` and `test`, and return its path.
+
+    LEAF adds the first image of each writer twice; an image that a writer has already is dropped.
+    Writers with fewer than `min_images` images are left out. Rows are sorted by writer; pixels are
+    stored as bytes, from which LEAF's floats come back exactly.
+    """
+    images: dict[str, list[tuple[Bytes, int, bool]]] = {}
+    for is_test in (False, True):
+        folder = source / ("test" if is_test else "train")
+        paths = sorted(folder.glob("*.json"))
+        if not paths:
+            raise DataError(f"{folder} has no JSON file: give the folder that LEAF calls data")
+        for path in paths:
+            for writer, pixels, label in _leaf_rows(path):
+                images.setdefault(writer, []).append((pixels, label, is_test))
+    kept = {w: found for w in sorted(images) if len(found := _once(images[w])) >= min_images}
+    if not kept:
+        raise DataError(f"{source}: no writer has {min_images} images")
+    rows = [(i, *row) for i, found in enumerate(kept.values()) for row in found]
+    writers, pixels, labels, tests = zip(*rows, strict=True)
+    return _save(
+        target / "femnist.npz",
+        images=np.stack(pixels).reshape(-1, 28, 28),
+        labels=np.array(labels, np.uint8),
+        writers=np.array(writers, np.uint16),
+        writer_ids=np.array(list(kept)),
+        is_test=np.array(tests, bool),
+    )
+
+
+def _leaf_rows(path: Path) -> Iterator[tuple[str, Bytes, int]]:
+    """Yield writer, pixels and label of each image of one file."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        parts = [(writer, held["user_data"][writer]) for writer in held["users"]]
+        rows = [(w, x, y) for w, part in parts for x, y in zip(part["x"], part["y"], strict=True)]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise damaged(path, f"it cannot be read ({error!r})", LEAF_HOLDS) from None
+    for writer, x, label in rows:
+        pixels = np.asarray(x, np.float64)
+        if pixels.shape != (PIXELS,) or not ((pixels >= 0) & (pixels <= 1)).all():
+            raise damaged(path, f"an image of {writer} is not 784 numbers in [0, 1]", LEAF_HOLDS)
+        if not isinstance(label, int) or not 0 <= label < CLASSES:
+            raise damaged(path, f"a label of {writer} is {label!r}", LEAF_HOLDS)
+        yield str(writer), np.rint(255 * pixels).astype(np.uint8), label
+
+
+def _once(rows: list[tuple[Bytes, int, bool]]) -> list[tuple[Bytes, int, bool]]:
+    """Drop images that the writer has already; those of the training part come first."""
+    seen: dict[tuple[bytes, int], tuple[Bytes, int, bool]] = {}
+    for pixels, label, is_test in rows:
+        seen.setdefault((pixels.tobytes(), label), (pixels, label, is_test))
+    return list(seen.values())
+
+
+def _save(path: Path, **arrays: NDArray[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+    write_atomically(path, content.getvalue())
+    return path
+
+
+def shakespeare_from_html(source: Path, target: Path) -> Path:
+    """Write `plays.tsv.gz` from the `full.html` of each play, and return its path.
+
+    A play is named after its folder. Speakers are in capitals. Stage directions and lines without
+    a speaker are left out.
+    """
+    pages = sorted(source.glob("*/full.html"))
+    if not pages:
+        raise DataError(f"{source} has no PLAY/full.html: give the folder that holds the plays")
+    rows = [HEADER]
+    for page in pages:
+        rows += ["\t".join((page.parent.name, *line)) for line in _speeches(page)]
+    path = target / "plays.tsv.gz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "\n".join(rows) + "\n"
+    write_atomically(path, gzip.compress(text.encode("utf-8"), mtime=0))
+    return path
+
+
+_SPEECH = re.compile(
+    r"<a\s+name=\"?speech\d+\"?\s*>\s*<b>(?P<speaker>.*?)</b>\s*</a>"
+    r"|<a\s+name=\"?(?P<line>\d[\d.]*)\"?\s*>(?P<text>.*?)</a>",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def _speeches(page: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield speaker, number and text of each line of a play."""
+    try:
+        text = page.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise damaged(page, f"it cannot be read ({error.strerror})", PLAY_HOLDS) from None
+    speaker = ""
+    found = False
+    for match in _SPEECH.finditer(text):
+        if match["speaker"] is not None:
+            speaker, found = _plain(match["speaker"]).upper(), True
+        elif speaker and (line := _plain(match["text"])):
+            yield speaker, match["line"], line
+    if not found:
+        raise damaged(page, "it has no speech", PLAY_HOLDS)
+
+
+def _plain(markup: str) -> str:
+    """Return the text of a piece of HTML, blanks collapsed."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", "", markup)).split())
+
+
+CONVERTERS: dict[str, Callable[[Path, Path], Path]] = {
+    "femnist": femnist_from_leaf,
+    "shakespeare": shakespeare_from_html,
+}

@@ -1,0 +1,98 @@
+"""The converters build files that `load` reads, from small files in the published formats."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fedcohort.cli import invoke
+from fedcohort.datasets import load
+from fedcohort.datasets.convert import femnist_from_leaf, shakespeare_from_html
+from fedcohort.exceptions import DataError
+
+
+def leaf(folder, train, test):
+    """Write LEAF's files: writer -> list of (pixels as bytes, label)."""
+    for name, parts in {"train": train, "test": test}.items():
+        (folder / name).mkdir(parents=True)
+        data = {
+            w: {"x": [(p / 255).tolist() for p, _ in rows], "y": [y for _, y in rows]}
+            for w, rows in parts.items()
+        }
+        held = {"users": list(parts), "num_samples": [], "user_data": data}
+        (folder / name / f"all_data_0_{name}.json").write_text(json.dumps(held))
+
+
+def drawn(rng, count):
+    return [
+        (rng.integers(0, 256, 784, dtype=np.uint8), int(rng.integers(62))) for _ in range(count)
+    ]
+
+
+def test_femnist_from_leaf(tmp_path):
+    rng = np.random.default_rng(0)
+    many, few, more = drawn(rng, 25), drawn(rng, 5), drawn(rng, 22)
+    leaf(
+        tmp_path / "leaf",
+        {"f2": many[:20] + many[:1], "f1": few, "f0": more[:20]},  # LEAF's doubled first image
+        {"f2": many[20:] + many[:1], "f0": more[20:]},
+    )
+    femnist_from_leaf(tmp_path / "leaf", tmp_path / "root" / "femnist")
+    data = load("femnist", tmp_path / "root", dtype="uint8")
+    assert set(data.client_ids) == {"f0", "f2"}  # f1 has too few
+    own = data.x[data.client_ids == "f2"].reshape(-1, 784)
+    assert np.array_equal(own, [pixels for pixels, _ in many[:20]])
+    assert data.y[data.client_ids == "f2"].tolist() == [label for _, label in many[:20]]
+    tested = data.x_test[data.test_client_ids == "f2"].reshape(-1, 784)
+    assert np.array_equal(tested, [pixels for pixels, _ in many[20:]])
+    floats = load("femnist", tmp_path / "root").x[0].ravel()
+    assert np.array_equal(floats, np.float32(more[0][0] / 255))
+
+
+def test_damaged_leaf_files_are_named(tmp_path):
+    with pytest.raises(DataError, match="no JSON file"):
+        femnist_from_leaf(tmp_path, tmp_path / "out")
+    rng = np.random.default_rng(0)
+    leaf(tmp_path / "leaf", {"f0": [(rng.integers(0, 256, 784), 62)]}, {"f0": []})
+    with pytest.raises(DataError, match=r"all_data_0_train\.json.*label of f0 is 62"):
+        femnist_from_leaf(tmp_path / "leaf", tmp_path / "out")
+    (tmp_path / "leaf" / "train" / "all_data_0_train.json").write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        femnist_from_leaf(tmp_path / "leaf", tmp_path / "out")
+
+
+PLAY = """<H3>ACT I</h3><h3>SCENE I. A hall.</h3><blockquote><i>Enter HAMLET</i></blockquote>
+<A NAME=speech1><b>Hamlet</b></a><blockquote>
+<A NAME=1.1.1>{first}</A><br><A NAME=1.1.2>And   more &amp; more</A><br>
+<p><i>He goes</i></p></blockquote>
+<A NAME=speech2><b>FIRST WITCH</b></a><blockquote><A NAME=1.1.3>Ay.</A><br></blockquote>"""
+
+
+def test_shakespeare_from_pages(tmp_path):
+    lines = [f"{i} words words words words words" for i in range(12)]
+    (tmp_path / "plays" / "hamlet").mkdir(parents=True)
+    body = "</A><br><A NAME=1.1.1>".join(lines)
+    (tmp_path / "plays" / "hamlet" / "full.html").write_text(PLAY.format(first=body))
+    root = tmp_path / "root"
+    assert (
+        invoke(["data", "convert", "shakespeare", str(tmp_path / "plays"), "--root", str(root)])
+        == 0
+    )
+    data = load("shakespeare", root)
+    assert set(data.client_ids) == {"hamlet/HAMLET"}  # the witch has one line
+    from fedcohort.datasets.shakespeare import decode
+
+    assert decode(data.x[0]) == "\n".join(lines)[:80]
+    whole = "\n".join([*lines, "And more & more"])
+    assert decode(data.y_test[-1:]) == whole[-1]
+
+
+def test_a_page_without_speeches_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"full\.html"):
+        shakespeare_from_html(tmp_path, tmp_path)
+    (tmp_path / "macbeth").mkdir()
+    (tmp_path / "macbeth" / "full.html").write_text("<p>not found</p>")
+    with pytest.raises(DataError, match="no speech"):
+        shakespeare_from_html(tmp_path, tmp_path / "out")
