@@ -1,10 +1,10 @@
 """Write the numbers of the documentation from the committed results, between markers.
 
-python benchmarks/docs_numbers.py            # rewrite README.md and docs/*.md
+python benchmarks/docs_numbers.py            # rewrite README.md, docs/*.md and their figures
 python benchmarks/docs_numbers.py --check    # exit 1 and name the pages that differ
 
 A page marks a place with ``<!-- numbers: NAME ARGUMENTS -->`` and ``<!-- /numbers -->``; NAME is a
-function of this file, which returns Markdown.
+function of this file, which returns Markdown. What was not run says so.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import reproductions as claims
 
 from fedcohort.report.tables import paired_interval
 
@@ -25,9 +26,14 @@ RESULTS = ROOT / "benchmarks" / "results"
 PLACE = re.compile(r"(<!-- numbers: ([^\n]*?) -->\n)(.*?)(<!-- /numbers -->)", re.S)
 
 
+NOT_RUN = "Not run yet.\n"
+
+
 @cache
 def result(name):
-    return json.loads((RESULTS / name).read_text())
+    """A result file, or None if there is none."""
+    path = RESULTS / name
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def table(header, lines):
@@ -41,31 +47,28 @@ def spread(values, form="{:.1f}"):
 
 
 def parts(file, setting):
-    found = {p["variant"]: p for p in result(file)["parts"] if p["setting"] == setting}
-    if not found:
-        raise KeyError(f"{file} has no setting {setting!r}")
-    return found
+    """The parts of one setting by variant; empty if it was not run."""
+    held = result(file) or {"parts": []}
+    return {p["variant"]: p for p in held["parts"] if p["setting"] == setting}
 
 
-def rounds_to(part, target):
+def rounds_to(part, target, key="rounds_to"):
     """Rounds to the target per seed; all rounds plus one for a seed that never got there."""
     at = part["targets"].index(target)
     last = part["experiment"]["rounds"] + 1
-    return np.array(
-        [last if r["rounds_to"][at] is None else r["rounds_to"][at] for r in part["seeds"]]
-    )
+    return np.array([last if r[key][at] is None else r[key][at] for r in part["seeds"]])
 
 
-def missing(part, target):
+def missing(part, target, key="rounds_to"):
     at = part["targets"].index(target)
-    return sum(row["rounds_to"][at] is None for row in part["seeds"])
+    return sum(row[key][at] is None for row in part["seeds"])
 
 
-def rounds_cell(part, target):
-    left, seeds = missing(part, target), len(part["seeds"])
+def rounds_cell(part, target, key="rounds_to"):
+    left, seeds = missing(part, target, key), len(part["seeds"])
     if left == seeds:
         return f"not in {part['experiment']['rounds']}"
-    text = spread(rounds_to(part, target).astype(float))
+    text = spread(rounds_to(part, target, key).astype(float))
     return f"≥ {text} ({seeds - left} of {seeds} seeds)" if left else text
 
 
@@ -96,9 +99,18 @@ def at_equal_bytes(part, base):
     return np.array(values)
 
 
+def megabytes_to(part, target):
+    """Megabytes up and down until the target, over the seeds that got there."""
+    at = part["targets"].index(target)
+    sent = [row["bytes_to"][at] / 1e6 for row in part["seeds"] if row["bytes_to"][at] is not None]
+    return f"{np.mean(sent):,.0f}" if sent else "-"
+
+
 def benchmark(file, setting, target):
     """All variants of one setting, by rounds to the target."""
     found, target = parts(file, setting), float(target)
+    if "uniform" not in found or target not in found["uniform"]["targets"]:
+        return NOT_RUN
     base = found["uniform"]
     order = sorted(found, key=lambda v: rounds_to(found[v], target).mean())
     lines = []
@@ -112,6 +124,7 @@ def benchmark(file, setting, target):
                 rounds_cell(part, target),
                 times,
                 word,
+                megabytes_to(part, target),
                 spread([100 * r["accuracy"] for r in rows]),
                 spread(at_equal_bytes(part, base)),
                 spread([100 * r["worst_tenth_accuracy"] for r in rows]),
@@ -120,9 +133,183 @@ def benchmark(file, setting, target):
                 f"{1e3 * np.mean([r['select_seconds'] for r in rows]):.1f}",
             ]
         )
-    header = ["policy", f"rounds to {target:.0%}", "fewer rounds", "against uniform", "accuracy %"]
-    header += ["at equal bytes %", "worst tenth %", "GEMD", "entropy", "ms to select"]
+    header = [
+        "policy",
+        f"rounds to {target:.0%}",
+        "fewer rounds",
+        "against uniform",
+        "MB to target",
+    ]
+    header += ["accuracy %", "at equal bytes %", "worst tenth %", "GEMD", "entropy", "ms to select"]
     return table(header, lines)
+
+
+def ranking(file, *cases):
+    """Policies by the geometric mean of their ratios to uniform: SETTING=TARGET for each column."""
+    columns = {}
+    for case in cases:
+        setting, _, target = case.rpartition("=")
+        found = parts(file, setting)
+        if "uniform" in found:
+            columns[f"{setting}, {float(target):.0%}"] = found, float(target)
+    everywhere = [set(found) for found, _ in columns.values()]
+    names = set.intersection(*everywhere) - {"uniform"} if everywhere else set()
+    if not names:
+        return NOT_RUN
+    lines = []
+    for name in names:
+        logs, cells = [], []
+        for found, target in columns.values():
+            part, base = found[name], found["uniform"]
+            logs.append(np.log(rounds_to(base, target) / rounds_to(part, target)).mean())
+            cells.append(" ".join(ratio(part, base, target)))
+        lines.append((np.mean(logs), [name, f"{np.exp(np.mean(logs)):.2f}x", *cells]))
+    lines.sort(key=lambda line: -line[0])
+    header = ["policy", "geometric mean", *columns]
+    return table(header, [cells for _, cells in lines])
+
+
+def accuracy_ranking(file, setting):
+    """Policies of one setting by accuracy over the last rounds, with the paired difference."""
+    found = parts(file, setting)
+    if "uniform" not in found:
+        return NOT_RUN
+    base = np.array([100 * r["accuracy"] for r in found["uniform"]["seeds"]])
+    lines = []
+    for name, part in found.items():
+        own = np.array([100 * r["accuracy"] for r in part["seeds"]])
+        interval = paired_interval((own - base).tolist())
+        word = "better" if interval.low > 0 else "worse" if interval.high < 0 else "level"
+        text = f"{interval.mean:+.1f} ({interval.low:+.1f} to {interval.high:+.1f})"
+        cells = ["", "baseline"] if name == "uniform" else [text, word]
+        lines.append((own.mean(), [name, spread(own), *cells]))
+    lines.sort(key=lambda line: -line[0])
+    header = ["policy", "accuracy %", "points above uniform", "verdict"]
+    return table(header, [cells for _, cells in lines])
+
+
+def figure(file, setting, name, target="0"):
+    """Mean accuracy by round of the policies that matter; drawn when pages are written."""
+    found = parts(file, setting)
+    if "uniform" not in found:
+        return NOT_RUN
+    if "--check" not in sys.argv:
+        draw(found, setting, ROOT / "docs" / "images" / f"{name}.svg", float(target) or None)
+    return f"![{setting}: test accuracy by round](images/{name}.svg)\n"
+
+
+SHOWN = (
+    "sketch-match, epsilon 1",
+    "fedcor",
+    "label-match",
+    "power-of-choice, d=20",
+    "kdpp",
+    "oort",
+)
+
+
+def draw(found, setting, path, target):
+    import altair as alt
+
+    from fedcohort.report import figures
+
+    rows = []
+    for name, part in found.items():
+        curves = 100 * np.array([row["curve"] for row in part["seeds"]], float)
+        last, step = part["experiment"]["rounds"], 5
+        numbers = range(last - step * (curves.shape[1] - 1), last + 1, step)
+        for number, values in zip(numbers, curves.T, strict=True):
+            if np.isfinite(values).all():
+                own = {"run": name, "x": number, "y": float(values.mean())}
+                if len(values) > 1:
+                    error = 2 * float(values.std(ddof=1)) / np.sqrt(len(values))
+                    own |= {"low": own["y"] - error, "high": own["y"] + error}
+                rows.append(own)
+    shown = [name for name in SHOWN if name in found]
+    roles = figures.Roles(shown, shown, ["uniform"])
+    domain = (0.0, 5.0 * np.ceil(max(row["y"] for row in rows) / 5))
+    chart = figures.line_chart(
+        rows,
+        roles,
+        x=figures.x_axis("round", rows),
+        y=alt.Y("y:Q", title="test accuracy %"),
+        domain=domain,
+        tooltip=[],
+        target=None if target is None else 100 * target,
+    )
+    words = "Means over seeds with two standard errors; faint lines: all other policies."
+    figures.save(figures.Figure(path.stem, setting, words, chart.chart, chart.data), path)
+
+
+def skipping(file, setting):
+    """All variants of one setting of the suite skip, with the change against both baselines."""
+    found = parts(file, setting)
+    if "uniform" not in found:
+        return NOT_RUN
+    bases = [name for name in ("uniform", "uniform, held") if name in found]
+    lines = []
+    for name, part in found.items():
+        rows = part["seeds"]
+        accuracy = np.array([100 * r["accuracy"] for r in rows])
+        changes = []
+        for base in bases:
+            other = np.mean([100 * r["accuracy"] for r in found[base]["seeds"]])
+            changes.append(f"{100 * (accuracy.mean() / other - 1):+.1f} %")
+        over = [
+            f"{np.mean([r['overhead'][k] for r in rows]):.1f} %"
+            for k in ("up", "down", "down_to_all", "skipped")
+        ]
+        rounds = f"{100 * np.mean([r['accuracy_deviation'] for r in rows]):.1f}"
+        lines.append([name, spread(accuracy), rounds, *changes, *over])
+    header = ["variant", "accuracy %", "deviation over rounds"]
+    header += [f"against {base}" for base in bases]
+    header += ["up", "down", "down, all receive", "skipped rounds"]
+    return table(header, lines)
+
+
+def reproductions(paper):
+    """The claims of one paper, what we measured, and verdicts."""
+    header = ["claim", "the paper", "ours", "seeds", "command", "verdict"]
+    return table(header, [row[1:] for row in claims.rows(result) if row[0] == paper])
+
+
+def single_rounds():
+    """FedCor's Table 1 for random cohorts and FedCor: first round, and the mean of five rounds."""
+    lines = []
+    for split, (target, random, *_, fedcor) in claims.TABLE_1.items():
+        for suffix, words in (("", "with dropout"), (", without dropout", "without")):
+            found = parts("benchmark-papers.json", f"paper 3, Fashion-MNIST {split}{suffix}")
+            for name, paper in (("uniform", random), ("fedcor", fedcor)):
+                if name in found:
+                    keys = ("rounds_to", "rounds_to_mean")
+                    cells = [rounds_cell(found[name], target, key) for key in keys]
+                    number = "N/A" if paper is None else f"{paper:g}"
+                    lines.append([split, words, name, number, *cells])
+    header = ["split", "dropout", "policy", "the paper", "first round", "mean of five rounds"]
+    return table(header, lines) if lines else NOT_RUN
+
+
+def verdicts():
+    """How many claims of each paper hold."""
+    words = (claims.HOLDS, claims.WEAKER, claims.FAILS, claims.UNDECIDED, claims.NOT_RUN)
+    rows = claims.rows(result)
+    lines = [
+        [str(paper), *(str(sum(r[0] == str(paper) and r[-1] == w for r in rows)) for w in words)]
+        for paper in range(5)
+    ]
+    return table(["paper", *words], lines)
+
+
+def left_out(file):
+    """Which parts of a suite were not run."""
+    held = result(file)
+    if held is None:
+        return NOT_RUN
+    missing = held.get("missing", [])
+    ran = len(held["parts"])
+    if not missing:
+        return f"All {ran} parts were run.\n"
+    return f"{ran} of {ran + len(missing)} parts were run; not run: {'; '.join(missing)}.\n"
 
 
 def headline(file, *cases):
@@ -131,27 +318,44 @@ def headline(file, *cases):
     for case in cases:
         setting, _, target = case.rpartition("=")
         found, goal = parts(file, setting), float(target)
+        if not {"uniform", "sketch-match, epsilon 1"} <= set(found):
+            continue
         base, ours = found["uniform"], found["sketch-match, epsilon 1"]
         times, word = ratio(ours, base, goal)
         cells = [rounds_cell(part, goal) for part in (base, ours)]
         lines.append([f"{setting}, {goal:.0%}", *cells, times, word])
     header = ["setting, target", "uniform", "sketch-match", "fewer rounds", "verdict"]
-    return table(header, lines)
+    return table(header, lines) if lines else NOT_RUN
 
 
 def provenance(file):
     """Where a result comes from, in a sentence."""
     found = result(file)
+    if found is None:
+        return NOT_RUN
     made = found["provenance"]
-    machine = made[0]["gpu"] or made[0]["cpu"]
-    count = len({m["command"] for m in made})
-    text = (
-        f"Made at commit `{found['commit'][:10]}` on {machine} with seeds 1000 and up, by {count}"
+    machines = sorted({m["gpu"] or m["cpu"] for m in made})
+    text = f"Made at commit `{found['commit'][:10]}` on {' and '.join(machines)}"
+    text += " with seeds 1000 and up; commands, versions and loads"
+    return f"{text} are in `benchmarks/results/{file}`.\n"
+
+
+FUNCTIONS = {
+    f.__name__: f
+    for f in (
+        accuracy_ranking,
+        benchmark,
+        figure,
+        headline,
+        left_out,
+        provenance,
+        ranking,
+        reproductions,
+        single_rounds,
+        skipping,
+        verdicts,
     )
-    return f"{text} commands that `benchmarks/results/{file}` lists.\n"
-
-
-FUNCTIONS = {f.__name__: f for f in (benchmark, headline, provenance)}
+}
 
 
 def filled(text):

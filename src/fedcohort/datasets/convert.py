@@ -51,15 +51,14 @@ def femnist_from_leaf(source: Path, target: Path, *, min_images: int = 20) -> Pa
     kept = {w: found for w in sorted(images) if len(found := _once(images[w])) >= min_images}
     if not kept:
         raise DataError(f"{source}: no writer has {min_images} images")
-    rows = [(i, *row) for i, found in enumerate(kept.values()) for row in found]
-    writers, pixels, labels, tests = zip(*rows, strict=True)
+    rows = [row for found in kept.values() for row in found]
     return _save(
         target / "femnist.npz",
-        images=np.stack(pixels).reshape(-1, 28, 28),
-        labels=np.array(labels, np.uint8),
-        writers=np.array(writers, np.uint16),
+        images=np.stack([image for image, _, _ in rows]).reshape(-1, 28, 28),
+        labels=np.array([label for _, label, _ in rows], np.uint8),
+        writers=np.repeat(np.arange(len(kept), dtype=np.uint16), [len(f) for f in kept.values()]),
         writer_ids=np.array(list(kept)),
-        is_test=np.array(tests, bool),
+        is_test=np.array([is_test for _, _, is_test in rows], bool),
     )
 
 
