@@ -102,3 +102,21 @@ def test_a_folder_is_held_by_one_process_until_it_dies(tmp_path):
         except FolderInUse:
             assert time.monotonic() < deadline
     assert [p.name for p in tmp_path.iterdir()] == [LOCK]
+
+
+def test_devices_and_links_are_written_to_and_stay(tmp_path):
+    """``-o /dev/stdout`` must not put a file in the place of a device, even for root."""
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(pipe, b"abc")
+    assert os.read(reader, 10) == b"abc"
+    os.close(reader)
+    assert pipe.is_fifo()
+    file.write_bytes(b"old")
+    link.symlink_to(file)
+    write_atomically(link, b"new")
+    assert link.is_symlink()
+    assert file.read_bytes() == b"new"
+    with pytest.raises(IsADirectoryError):
+        write_atomically(tmp_path, b"")

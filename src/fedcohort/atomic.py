@@ -29,7 +29,8 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file so that a crash leaves the old one or the new one, never a part.
 
     The file gets the permissions of any new file. The file and the folder's entry for it are
-    synced, so that they also survive a power cut.
+    synced, so that they also survive a power cut. A device or a pipe, such as ``/dev/stdout``, is
+    written to and never replaced; a symbolic link stays, and the file it leads to is replaced.
 
     Examples
     --------
@@ -40,12 +41,20 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     b'abc'
     """
     target = Path(path)
-    with _temporary(target) as (file, name):
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-        os.replace(name, target)
-        sync_folder(target.parent)
+    if target.exists() and not target.is_file():
+        target.write_bytes(content)  # refuses a folder
+        return
+    target = Path(os.path.realpath(target))
+    try:
+        with _temporary(target) as (file, name):
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(name, target)
+            sync_folder(target.parent)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a failed write does not say where
+        raise
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -239,6 +240,81 @@ def test_files_and_disks_that_refuse_are_one_line(tmp_path, capsys):
     assert "written in UTF-8" in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A small finished comparison."""
+    out = str(tmp_path_factory.mktemp("finished") / "run")
+    assert invoke(["compare", "--policies", "uniform", *SMALL, "--rounds", "1", "--out", out]) == 0
+    return out
+
+
+REFUSING = """
+import os, resource, signal, sys
+from fedcohort.cli import invoke
+run, out, how = sys.argv[1:]
+import fedcohort.report.run_page  # what is loaded later must not need the disk
+if how == "full":
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+for command in (
+    ["report", run, "-o", f"{out}/r.html"],
+    ["export", run, "-o", f"{out}/r.csv"],
+    ["config", "init", f"{out}/c.toml"],
+    ["compare", "--policies", "uniform", "--rounds", "1", "--out", f"{out}/run"],
+):
+    print(invoke(command), sorted(os.listdir(out)))
+"""
+
+
+@pytest.mark.parametrize("how", ["full", "read-only"])
+def test_a_disk_that_refuses_is_one_line_and_leaves_no_partial_report(finished, tmp_path, how):
+    """A limit on the size of files stands for a full disk: both refuse in the middle of a write."""
+    out = tmp_path / "out"
+    out.mkdir(mode=0o777 if how == "full" else 0o555)
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSING, finished, str(out), how],
+        capture_output=True,
+        text=True,
+        preexec_fn=without_override,
+    )
+    out.chmod(0o755)
+    if how == "read-only" and done.stdout.startswith("0"):
+        pytest.skip("this user can write everywhere")
+    lines = done.stderr.splitlines()
+    assert len(lines) == 4, done.stderr
+    assert all(line.startswith(f"error: {out}/") for line in lines), done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["2"] * 4
+    kept = {path.name for path in out.rglob("*") if path.suffix in (".html", ".csv", ".toml")}
+    assert kept == set()
+
+
+def without_override():
+    """Drop root's right to write everywhere, so that permissions hold (no-op for others)."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
+
+
+def test_names_that_are_not_utf_8_are_one_line(tmp_path, capsys):
+    table = os.fsencode(tmp_path) + b"/caf\xe9.csv"
+    with open(table, "wb") as file:
+        file.write(b"a,b\n1,2\n3,4\n")
+    assert invoke(["sketch", os.fsdecode(table), "-o", str(tmp_path / "a.sketch")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is not UTF-8" in line
+    assert "caf\\udce9.csv" in line
+    assert "rename" in line
+
+
+def test_a_damaged_configuration_is_named_once(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"rounds": ')
+    for command in ("show", "report", "export"):
+        assert invoke([command, str(tmp_path)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.count("config.json") == 1
+        assert "damaged" in line
+
+
 def test_a_missing_extra_is_named():
     code = (
         "import sys; sys.modules['torch'] = None\n"
@@ -248,6 +324,21 @@ def test_a_missing_extra_is_named():
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert "this needs torch, which is not installed: pip install 'fedcohort[simulate]'" in line
+
+
+def test_reports_name_the_extra_that_they_need(finished):
+    code = (
+        "import sys; sys.modules['altair'] = None\n"
+        "from fedcohort.cli import invoke\n"
+        "sys.exit(invoke([sys.argv[1], sys.argv[2]]))"
+    )
+    for command in ("report", "watch"):
+        result = subprocess.run(
+            [sys.executable, "-c", code, command, finished], capture_output=True, text=True
+        )
+        assert result.returncode == 2
+        assert "pip install 'fedcohort[plots]'" in result.stderr
+        assert len(result.stderr.splitlines()) == 1
 
 
 def test_an_interruption_says_how_to_go_on(tmp_path):

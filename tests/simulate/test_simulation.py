@@ -250,3 +250,13 @@ def test_progress_is_plain_lines_without_a_terminal(capsys):
     shown = simulate(clients, model, "uniform", progress=True, **options)
     assert capsys.readouterr().err == "rounds: 1 of 3\nrounds: 2 of 3\nrounds: 3 of 3\n"
     assert shown == quiet
+
+
+def test_the_front_door_runs_a_simulation(digits):
+    """``fedcohort.simulate`` is also a package; it must be callable all the same."""
+    from fedcohort import LocalTraining, build, simulate
+
+    model = build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
+    local = LocalTraining(steps=1, batch_size=8)
+    (history,) = simulate(digits, model, "uniform", cohort_size=2, rounds=1, local=local)
+    assert len(history.rounds) == 1

@@ -45,7 +45,7 @@ EXTRAS = {
     "torch": "simulate",
     "safetensors": "simulate",
     "pyarrow": "files",
-    "matplotlib": "plots",
+    "pandas": "frames",
     "altair": "plots",
     "vl_convert": "plots",
     "faiss": "search",
@@ -143,6 +143,9 @@ def _message(error: Exception) -> str | None:
         return f"not enough memory{f': {error}' if str(error) else ''}"
     if isinstance(error, UnicodeDecodeError):
         return f"a file or a name in it is not UTF-8 ({error.reason}); convert it first"
+    if isinstance(error, UnicodeEncodeError):  # the name of a file, in undecodable bytes
+        near = error.object[max(0, error.start - 20) : error.end + 20]
+        return f"a name is not UTF-8 (near {near!a}); rename the file or folder"
     if isinstance(error, OSError) and not isinstance(error, FedcohortError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__

@@ -69,18 +69,19 @@ def init(
 
     Example: `fedcohort config init exp.toml`, then edit it and `fedcohort run exp.toml`
     """
+    from fedcohort.atomic import write_atomically
     from fedcohort.experiments.config import Experiment, dump, template
+    from fedcohort.files.publish import writing
 
     if format is Format.json:
         show_json(dump(Experiment()))
     elif file is None:
         typer.echo(template(), nl=False)
     else:
-        try:
-            with file.open("x", encoding="utf-8") as new:
-                new.write(template())
-        except FileExistsError:
-            raise ConfigError(f"{file} exists already; choose another name") from None
+        if file.exists():
+            raise ConfigError(f"{file} exists already; choose another name")
+        with writing(file):
+            write_atomically(file, template().encode())
         typer.echo(f"Wrote {file}: edit it, then run it with: fedcohort run {file}")
 
 

@@ -37,6 +37,7 @@ def command(
 
     Example: `fedcohort profile site-*.sketch -o heterogeneity.html`
     """
+    from fedcohort.atomic import write_atomically
     from fedcohort.files.finding import client_names
     from fedcohort.files.publish import check_output, writing
     from fedcohort.report.heterogeneity import measure
@@ -52,9 +53,10 @@ def command(
     found = measure(loaded, names)
     numbers = finite(found.as_dict())
     with writing(out):
-        out.write_text(page(found, title, plan=_plan(loaded, names, cohort_size)), "utf-8")
+        html = page(found, title, plan=_plan(loaded, names, cohort_size))
+        write_atomically(out, html.encode())
     with writing(beside):
-        beside.write_text(json.dumps(numbers), "utf-8")
+        write_atomically(beside, json.dumps(numbers).encode())
     if format is Format.json:
         show_json({"page": str(out), "numbers": str(beside), **found.summary()})
         return

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedcohort.cli.show import RunFolders
-from fedcohort.exceptions import ConfigError, DataError
 
 if TYPE_CHECKING:
     from fedcohort.experiments.results import Results
@@ -53,31 +52,31 @@ def command(
 def write_report(
     results: Results, path: Path, kind: Kind = Kind.html, folder: Path | None = None
 ) -> None:
-    """Write a report, and its figures to a folder if there is one."""
-    try:
-        from fedcohort.report.content import content
-        from fedcohort.report.figures import save
-        from fedcohort.report.run_figures import run_figures
-        from fedcohort.report.run_page import markdown, page
-    except ImportError as error:
-        raise ConfigError(
-            f"report: {error.name} is not installed; pip install altair vl-convert-python"
-        ) from None
-    names: dict[str, str] = {}
-    try:
-        if kind is Kind.md:
-            beside = path.with_name(f"{path.stem}-figures")
-            beside.mkdir(parents=True, exist_ok=True)
-            for figure in run_figures(content(results)):
-                save(figure, beside / f"{figure.name}.svg")
-                names[figure.name] = f"{beside.name}/{figure.name}.svg"
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            for figure in run_figures(content(results)):
-                for ending in ("svg", "png"):
-                    save(figure, folder / f"{figure.name}.{ending}")
-        text = page(results) if kind is Kind.html else markdown(results, names)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{error.filename}: cannot be written ({error.strerror})") from None
+    """Write a report, and its figures to a folder if one is given; no file is left unfinished."""
+    from fedcohort.atomic import write_atomically
+    from fedcohort.files.publish import writing
+    from fedcohort.report.content import content
+    from fedcohort.report.figures import Figure, rendered
+    from fedcohort.report.run_figures import run_figures
+    from fedcohort.report.run_page import markdown, page
+
+    def write(target: Path, data: bytes) -> None:
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(target, data)
+
+    def write_figures(target: Path, figures: list[Figure], *endings: str) -> None:
+        for figure in figures:
+            for ending in endings:
+                write(target / f"{figure.name}{ending}", rendered(figure, ending))
+
+    drawn = run_figures(content(results)) if folder is not None or kind is Kind.md else []
+    if folder is not None:
+        write_figures(folder, drawn, ".svg", ".png")
+    if kind is Kind.html:
+        write(path, page(results).encode())
+        return
+    beside = path.with_name(f"{path.stem}-figures")
+    write_figures(beside, drawn, ".svg")
+    names = {figure.name: f"{beside.name}/{figure.name}.svg" for figure in drawn}
+    write(path, markdown(results, names).encode())

@@ -23,13 +23,8 @@ def command(
     Example: `fedcohort watch runs/compare`
     """
     from fedcohort.experiments.results import run_folders
+    from fedcohort.report.watch import ADDRESS, server
 
-    try:
-        from fedcohort.report.watch import ADDRESS, server
-    except ImportError as error:
-        raise ConfigError(
-            f"watch: {error.name} is not installed; pip install altair vl-convert-python"
-        ) from None
     for folder in runs:
         run_folders(folder)  # a wrong folder is reported before anything starts
     try:

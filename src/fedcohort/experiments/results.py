@@ -174,8 +174,9 @@ def run_folders(folder: str | os.PathLike[str]) -> list[Path]:
 
 def read_run(folder: Path, name: str | None = None) -> PolicyResult:
     """Read one run, as far as it got."""
+    values = read_json(folder / "config.json")
     try:
-        experiment = config.parse(read_json(folder / "config.json"))
+        experiment = config.parse(values)
     except (ConfigError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder / 'config.json'}: {error}") from None
     known = read_json(folder / "summary.json", {})
@@ -241,7 +242,10 @@ def read_json(path: Path, default: Any = None) -> Any:
             return default
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from None
+        raise ConfigError(
+            f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}); "
+            "the file is damaged, or its folder is not a run's"
+        ) from None
 
 
 def _saved_members(folder: Path) -> dict[int, Members]:

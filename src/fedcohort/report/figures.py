@@ -144,18 +144,22 @@ def specification(figure: Figure, *, width: int | str = WIDTH) -> dict[str, Any]
     return spec
 
 
-def save(figure: Figure, path: Path, *, width: int = WIDTH) -> None:
-    """Write a figure; the suffix of `path`, .svg or .png, picks the format."""
+def rendered(figure: Figure, ending: str, *, width: int = WIDTH) -> bytes:
+    """Return the content of a figure's file; `ending` is ".svg" or ".png"."""
     import vl_convert
 
     spec = {**specification(figure, width=width), "config": config()}
     spec["title"] = {"text": figure.title, "offset": 14}
-    if path.suffix == ".svg":
-        path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
-    elif path.suffix == ".png":
-        path.write_bytes(vl_convert.vegalite_to_png(spec, scale=2))
-    else:
-        raise ValueError(f"{path}: figures are written as .svg or .png")
+    if ending == ".svg":
+        return vl_convert.vegalite_to_svg(spec).encode()
+    if ending == ".png":
+        return bytes(vl_convert.vegalite_to_png(spec, scale=2))
+    raise ValueError(f"{ending!r}: figures are written as .svg or .png")
+
+
+def save(figure: Figure, path: Path, *, width: int = WIDTH) -> None:
+    """Write a figure; the suffix of `path`, .svg or .png, picks the format."""
+    path.write_bytes(rendered(figure, path.suffix, width=width))
 
 
 def x_axis(title: str, rows: Rows, log: bool = False) -> alt.X:

@@ -5,6 +5,8 @@ Names are loaded when they are first used, so that importing the package stays c
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,3 +55,16 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+class _Package(ModuleType):
+    """``from fedcohort import simulate`` finds this package, not the function of that name.
+
+    Python prefers a submodule to the package's ``__getattr__``, so the package can be called.
+    """
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self.simulate(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Package
