@@ -340,14 +340,74 @@ def provenance(file):
     return f"{text} are in `benchmarks/results/{file}`.\n"
 
 
+def plan_gain(file):
+    """Predicted against measured speed-ups of SketchMatch, the settings held out last."""
+    found = result(file)
+    if found is None:
+        return NOT_RUN
+    lines = []
+    for row in sorted(found["result"]["settings"], key=lambda row: row["held out"]):
+        guess = row["predicted"]
+        logs = paired_interval(row["log_ratios"])
+        measured = "{:.2f}x ({:.2f} to {:.2f})".format(*np.exp(logs))
+        predicted = "{fewer_rounds:.2f}x ({low:.2f} to {high:.2f})".format(**guess)
+        inside = "inside" if guess["low"] <= row["measured"] <= guess["high"] else "outside"
+        used = "held out" if row["held out"] else "fitted"
+        target = ", ".join(f"{t:.0%}" for t in row["targets"])
+        cells = [f"{row['setting']}, {target}", used, f"{row['discrepancy']:.4f}"]
+        lines.append([*cells, predicted, measured, inside])
+    header = ["setting, targets", "", "uniform's discrepancy", "predicted (90 %)"]
+    return table([*header, "measured (95 %)", "interval"], lines)
+
+
+def cases(file, *names):
+    """Cases of benchmarks/selection_cases.py: every variant against uniform, paired by seed."""
+    found = result(file)
+    if found is None:
+        return NOT_RUN
+    rows = [r for r in found["result"] if not names or r["case"] in names]
+    uniform = {r["case"]: r for r in rows if r["variant"] == "uniform"}
+    lines, case = [], ""
+    for row in rows:
+        seeds, base = row["seeds"], uniform[row["case"]]["seeds"]
+        gain = [100 * (a["accuracy"] - b["accuracy"]) for a, b in zip(seeds, base, strict=True)]
+        by = [s["all_used_by"] for s in seeds]
+        first, case = "" if row["case"] == case else f"{row['case']}: {row['about']}", row["case"]
+        lines.append(
+            [
+                first,
+                row["variant"],
+                spread([100 * s["accuracy"] for s in seeds]),
+                "" if row["variant"] == "uniform" else difference(gain),
+                f"{np.mean([s['gemd'] for s in seeds]):.2f}",
+                f"{np.mean([s['participation_entropy'] for s in seeds]):.2f}",
+                f"{np.mean([s['never_picked'] for s in seeds]):.1f}",
+                "-" if None in by else f"{np.mean(by):.0f}",
+            ]
+        )
+    header = ["case", "policy", "accuracy %", "against uniform", "GEMD", "entropy", "never picked"]
+    count = len(rows[0]["seeds"])
+    return table([*header, "all used by round"], lines) + f"\n{count} seeds, paired.\n"
+
+
+def difference(values):
+    """Mean of paired differences in points, with its 95 % interval."""
+    interval = paired_interval(values)
+    if interval is None:
+        return f"{np.mean(values):+.1f} (one seed)"
+    return "{:+.1f} ({:+.1f} to {:+.1f})".format(*interval)
+
+
 FUNCTIONS = {
     f.__name__: f
     for f in (
         accuracy_ranking,
         benchmark,
+        cases,
         figure,
         headline,
         left_out,
+        plan_gain,
         provenance,
         ranking,
         reproductions,

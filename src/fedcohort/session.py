@@ -311,7 +311,7 @@ class Session:
         """Ask `clients` for a signal, sending the model first where it takes one."""
         if not clients:
             return
-        if SIGNALS[name].needs_model:
+        if SIGNALS[name].needs_model(self.policy.signal_options.get(name, {})):
             self._send_model(clients)
         answers = collect(name, clients)
         strangers = set(answers).difference(clients)

@@ -154,6 +154,41 @@ def test_new_data_are_a_new_release(context, tmp_path):
     assert BudgetLedger(tmp_path / "budget.json", 2.0).remaining("ann") == 0
 
 
+@pytest.mark.parametrize("name", ["label_histogram", "insight"])
+def test_no_data_signal_goes_past_the_budget(context, tmp_path, name):
+    """Exact label counts beside a private sketch would make its noise pointless."""
+    given = {"classes": 3, "insight": lambda x, y: np.bincount(y)}
+    with pytest.raises(ConfigError, match=f"does not cover '{name}'"):
+        with_data(privacy=Privacy(1.0, folder=tmp_path), signals=["race_sketch", name], **given)
+    app = with_data(**given)  # the operator of the node sets the budget, whatever the app says
+    ask(app, context, f"query.{name}")
+    context.node_config |= {"fedcohort-epsilon": 1.0, "fedcohort-folder": str(tmp_path)}
+    with pytest.raises(ConfigError, match=f"does not cover '{name}'"):
+        ask(app, context, f"query.{name}")
+
+
+def test_a_private_number_of_examples_is_not_told(tmp_path):
+    both = ["race_sketch", "num_examples"]
+    with_data(privacy=Privacy(1.0, folder=tmp_path), signals=both)
+    with pytest.raises(ConfigError, match="does not cover 'num_examples'"):
+        with_data(privacy=Privacy(1.0, folder=tmp_path, n="private"), signals=both)
+
+
+@pytest.mark.parametrize(
+    ("x", "hash", "told"),
+    [
+        (np.arange(40).reshape(4, 10), "auto", True),
+        (np.arange(40).reshape(4, 10), "minhash", False),
+        (np.arange(40, dtype=np.uint8).reshape(4, 10), "auto", False),  # pixels
+        (np.eye(4), "auto", False),
+    ],
+)
+def test_inputs_that_look_like_tokens_are_mentioned(x, hash, told, caplog):
+    with caplog.at_level("WARNING", logger="fedcohort"):
+        sketch(Examples((x, np.zeros(4, int))), {"rows": 4, "bits": 3, "hash": hash})
+    assert ("hash='minhash'" in caplog.text) == told
+
+
 def test_a_server_may_ask_for_noise(context):
     options = {"race_sketch": {"rows": 20, "bits": 3, "epsilon": 1.0}}
     assert asked_sketch(with_data(), context, options)["noise"] > 0

@@ -13,9 +13,11 @@ import fedcohort
 from fedcohort.cli import invoke
 from fedcohort.exceptions import ConfigError
 from fedcohort.report import plan as module
-from fedcohort.report.plan import _Federation, _Half, plan, random_clients
+from fedcohort.report.plan import _Federation, _Half, lines, plan, random_clients
+from fedcohort.report.plan_gain import GainFit, shipped
 from fedcohort.signals.forms import sketch_dtype
 from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import Transform
 
 
 def federation(clients: int, kinds: int = 10, n: int = 300, noise: float = 0.0, seed: int = 0):
@@ -177,3 +179,60 @@ def test_the_command(tmp_path, capsys) -> None:
     assert "random" in capsys.readouterr().out
     assert invoke(["plan", str(tmp_path), "-k", "three"]) == 2
     assert "write whole numbers" in capsys.readouterr().err
+
+
+def labeled(clients: int, per_client: int, bits: int = 6, weight: float = 2.0) -> list[RaceSketch]:
+    """Sketches of clients that hold `per_client` of ten labels each."""
+    rng = np.random.default_rng(0)
+    step = Transform(unit=True, classes=10, label_weight=weight)
+    out = []
+    for i in range(clients):
+        sketch = RaceSketch.srp(8, rows=10, bits=bits, transform=step)
+        own = (i + np.arange(per_client)) % 10
+        sketch.add(rng.standard_normal((200, 8)), rng.choice(own, 200))
+        out.append(sketch)
+    return out
+
+
+def test_the_gain_is_the_mean_slope_and_its_t_interval() -> None:
+    """Three settings with slopes 10, 20 and 30: Student's t with 2 degrees of freedom, 2.92."""
+    fit = GainFit.of([0.01, 0.02, 0.03], [0.1, 0.4, 0.9])
+    half = 2.919986 * 10 * np.sqrt(4 / 3)
+    guess = fit.predict(0.02)
+    assert np.log(guess.fewer_rounds) == pytest.approx(0.4)
+    assert np.log([guess.low, guess.high]) == pytest.approx([0.4 - 0.02 * half, 0.4 + 0.02 * half])
+    none = fit.predict(0.0)
+    assert (none.fewer_rounds, none.low, none.high) == (1, 1, 1)
+    with pytest.raises(ValueError, match="at least 3"):
+        GainFit.of([0.01, 0.02], [0.1, 0.2])
+
+
+def test_rounds_saved_are_estimated_for_sketches_like_the_measured() -> None:
+    found = plan(labeled(60, per_client=2), [5])
+    assert found.no_gain == ""
+    assert found.gain[5] == shipped().predict(found.uniform[5])
+    assert found.gain[5].low < found.gain[5].fewer_rounds < found.gain[5].high
+    assert any(
+        line.startswith("Estimate for sketch-match with cohorts of 5") for line in lines(found)
+    )
+
+
+@pytest.mark.parametrize(
+    ("sketches", "size", "why"),
+    [
+        (labeled(30, 2, bits=4), 5, "6 bits"),
+        (labeled(30, 2, weight=1.0), 5, "label weight 2"),
+        (labeled(30, 1), 2, "farther from the federation than any measured"),
+        (federation(60), 5, "do not state how they were made"),
+    ],
+)
+def test_no_estimate_outside_of_what_was_measured(sketches, size: int, why: str) -> None:
+    found = plan(sketches, [size])
+    assert found.gain == {} and why in found.no_gain
+    assert any("No estimate" in line and why in line for line in lines(found))
+
+
+def test_nothing_to_gain_saves_no_rounds() -> None:
+    found = plan(labeled(40, per_client=10), [5])
+    assert not found.worthwhile and found.gain == {}
+    assert not any("stimate" in line for line in lines(found))

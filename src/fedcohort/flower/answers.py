@@ -21,7 +21,7 @@ from fedcohort.flower.arrays import Flat, flatten
 from fedcohort.flower.data import Data, Examples
 from fedcohort.flower.memory import Memory
 from fedcohort.flower.messages import RECORD, Request, from_record, raw, to_record
-from fedcohort.flower.privacy import Privacy, check_allowed, sketch
+from fedcohort.flower.privacy import Privacy, check_allowed, check_covered, sketch
 from fedcohort.rounds import ClientId
 from fedcohort.signals.catalog import SIGNALS, Clients, Options, Signal
 from fedcohort.signals.projection import Vectors
@@ -110,7 +110,7 @@ class Answers:
         check_allowed(name, context)
         request = request_of(message)
         arrays = None
-        if SIGNALS[name].needs_model:
+        if SIGNALS[name].needs_model(request.options.get(name, {})):
             arrays = self.arrays(request, message, Memory(context, request.run))
         record = to_record({name: self.reading(name, message, context, request, arrays)})
         if arrays is not None and self.cache:
@@ -135,6 +135,7 @@ class Answers:
         arrays: ArrayRecord | None,
     ) -> NDArray[Any]:
         """Compute one signal."""
+        check_covered(name, Privacy.on_node(context, self.privacy))
         options = request.options.get(name, {})
         asked = AskedClient(self, message, context, request, arrays)
         if arrays is not None and int(options.get("k", 0)) > max(len(asked.start), SHORT):

@@ -14,7 +14,7 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.flower.answers import DEFAULT_LOSS, Answers, Handler
 from fedcohort.flower.data import Keys, as_function
 from fedcohort.flower.identity import answer, own_id
-from fedcohort.flower.privacy import Privacy
+from fedcohort.flower.privacy import Privacy, check_covered
 from fedcohort.flower.training import Training, through
 from fedcohort.rounds import ClientId
 from fedcohort.signals.catalog import SIGNALS
@@ -72,8 +72,8 @@ def attach(
         ``identity(context)`` returns this client's stable id; by default from the node config.
     signals : collection of str, optional
         The signals that this client answers; by default all that it can. Required with `privacy`:
-        only ``race_sketch`` is ever made private. The operator of a node can restrict them
-        further with ``fedcohort-signals`` in the node config.
+        only ``race_sketch`` is ever made private, and label counts and insights are refused. The
+        operator of a node can restrict them further with ``fedcohort-signals`` in the node config.
     privacy : Privacy, optional
         Noise and budget of this client's sketches. The server has no say in it.
     insight : callable, optional
@@ -151,6 +151,7 @@ def _wanted(answers: Answers, signals: Collection[str] | None) -> list[str]:
         )
     wanted = can if signals is None else list(signals)
     for name in wanted:
+        check_covered(name, answers.privacy)
         if name not in can:
             raise ConfigError(
                 f"attach: this client cannot answer {name!r}; it can answer {', '.join(can)} "

@@ -134,7 +134,7 @@ class Queries:
             config["center"], config["center.form"] = pack(self.center)
             self.delivery.session.charge(name, "down", {client: self.center.nbytes})
         content = RecordDict({"config": config})
-        if SIGNALS[name].needs_model and self.delivery.must_carry(client, model):
+        if SIGNALS[name].needs_model(options) and self.delivery.must_carry(client, model):
             content[request.arrays] = model.arrays
         node = self.nodes[client]
         return Message(content, node, f"query.{name}", ttl=self.timeout + 5)

@@ -49,6 +49,7 @@ class Examples:
 
     def __init__(self, data: Any, keys: Keys | None = None) -> None:
         self.data, self.keys = _training_part(data), keys
+        self.may_be_tokens = False  # known after a pass: rows of integers wider than a byte
         self._arrays: Batch | None = None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -56,7 +57,10 @@ class Examples:
         if self._arrays is not None:
             yield self._arrays
             return
-        yield from _batches(self.data, self.keys)
+        for x, y in _batches(self.data, self.keys):
+            whole = x.dtype.kind in "iu" and x.ndim == 2 and x.itemsize > 1
+            self.may_be_tokens = self.may_be_tokens or whole
+            yield (x.astype(np.float32) if x.dtype.kind in "iub" else x), y
 
     def __len__(self) -> int:
         """Return the number of examples, counted in a pass over them if need be."""
@@ -256,8 +260,6 @@ def _as_batch(x: Any, y: Any) -> Batch:
         labels = labels[:, 0]
     if labels.dtype.kind == "f" and len(labels) and (labels == np.rint(labels)).all():
         labels = labels.astype(np.int64)
-    if inputs.dtype.kind in "iub":
-        inputs = inputs.astype(np.float32)
     if len(inputs) != len(labels):
         raise ConfigError(f"attach(data=...): {len(inputs)} inputs and {len(labels)} labels")
     return inputs, labels

@@ -63,6 +63,11 @@ def check_policy(policy: Policy, has_center: bool) -> None:
             "CohortStrategy: the policy's sketches are centered: pass center=, the mean of a "
             "public data set, or turn its centering off"
         )
+    if options.get("race_sketch", {}).get("embed"):
+        raise ConfigError(
+            "CohortStrategy: embed= is for simulations; in Flower let the clients' data function "
+            "return embedded inputs, attach(app, data=...)"
+        )
     if options.get("update_distance", {}).get("insight_step"):
         raise ConfigError(
             "CohortStrategy: insight_step=True needs full gradients, which updates do not "

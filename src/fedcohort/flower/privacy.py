@@ -31,6 +31,7 @@ from fedcohort.sketch.hashing import MinHash
 from fedcohort.sketch.race import RaceSketch, empty_sketch
 
 MOST_COUNTERS = 1 << 24
+UNCOVERED = ("label_histogram", "insight")  # of the data, and never made private here
 SIGNALS_KEY = "fedcohort-signals"
 
 
@@ -153,6 +154,17 @@ def check_allowed(name: str, context: Context) -> None:
         raise ConfigError(f"the operator of this node does not release {name!r} ({SIGNALS_KEY})")
 
 
+def check_covered(name: str, privacy: Privacy | None) -> None:
+    """ConfigError if a signal would tell of the data past the budget that this client keeps."""
+    if privacy is None:
+        return
+    if name in UNCOVERED or (name == "num_examples" and privacy.n == "private"):
+        raise ConfigError(
+            f"this client keeps a privacy budget, which does not cover {name!r}: it is not "
+            "released; use a policy that selects by race_sketch, such as sketch-match"
+        )
+
+
 def sketch(
     examples: Examples,
     options: Mapping[str, Option],
@@ -166,8 +178,9 @@ def sketch(
     ----------
     examples : Examples
     options : mapping
-        rows, bits, seed, label_weight, center, hash: those of the signal ``race_sketch``. Tokens
-        arrive here as floats, so the policy must state ``hash="minhash"`` for them.
+        rows, bits, seed, label_weight, center, hash: those of the signal ``race_sketch``. All
+        clients must hash alike, so "auto" is always SRP here; the log says so where inputs look
+        like tokens, for which the policy must state ``hash="minhash"``.
     classes : int
         Number of labels, where they are hashed.
     center : array, optional
@@ -191,4 +204,9 @@ def sketch(
         made.add(flat, y if made.labeled else None)
     if made is None:
         raise ConfigError("attach(data=...): there are no examples to sketch")
+    if examples.may_be_tokens and not isinstance(made.family, MinHash):
+        LOG.warning(
+            "sketch: the inputs are rows of integers, hashed as vectors; if they are tokens, give "
+            "the server's policy hash='minhash'"
+        )
     return made

@@ -105,6 +105,10 @@ class SketchMatch(Policy):
         Sign projections for vectors, or MinHash for rows of integer tokens. "auto" decides by the
         data in the simulator; Flower clients read inputs as floats, so state "minhash" for tokens
         there. MinHash uses neither labels nor a center.
+    embed : {"", "model"}
+        "model" sketches the first dense layer's outputs under the model of the last `refresh`, or
+        under the initial model without one, in place of the inputs. Clients download that model.
+        For a public model see ``simulate(embed=...)``.
 
     References
     ----------
@@ -145,10 +149,12 @@ class SketchMatch(Policy):
         centered: bool = True,
         epsilon: float = 0.0,
         hash: str = "auto",
+        embed: str = "",
     ) -> None:
         _one_of("pool", pool, "less-used", "random")
         _one_of("average", average, "auto", "size", "equal")
         _one_of("hash", hash, "auto", "srp", "minhash")
+        _one_of("embed", embed, "", "model")
         if not 0 < share <= 1:
             raise ValueError(f"SketchMatch: share={share} must lie in (0, 1]")
         if not 0 <= mix <= 1:
@@ -163,18 +169,20 @@ class SketchMatch(Policy):
             self.needs = Needs(frozenset({"race_sketch"}), query=frozenset({"race_sketch"}))
         options: dict[str, Option] = {"rows": rows, "bits": bits, "seed": seed}
         options |= {"label_weight": label_weight, "center": centered, "epsilon": epsilon}
-        self.signal_options = {"race_sketch": options | {"hash": hash}}
+        options |= {"hash": hash} | ({"embed": embed, "refresh": refresh} if embed else {})
+        self.signal_options = {"race_sketch": options}
         self.state = SketchMatchState()
         self._kept: tuple[tuple[ClientId, ...], int, str, _Field] | None = None
         self._before: tuple[tuple[ClientId, ...], NDArray[Any]] | None = None
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
-        """Ask all available clients for a new sketch, in every `refresh`-th round."""
+        """Ask for new sketches every `refresh` rounds; those who are away then, on their return."""
         self._before = None
-        if not self.refresh or not round.number or round.number % self.refresh:
+        due = round.number - round.number % self.refresh if self.refresh else 0
+        if not due:
             return ()
         stamps = signals.rounds("race_sketch", round.available)
-        old = np.flatnonzero((stamps >= 0) & (stamps < round.number))
+        old = np.flatnonzero((stamps >= 0) & (stamps < due))
         clients = tuple(round.available[i] for i in old.tolist())
         if clients:
             self._before = clients, np.array(signals.values("race_sketch", clients))

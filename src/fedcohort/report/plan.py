@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fedcohort.exceptions import ConfigError
 from fedcohort.policies import POLICIES, Policy
 from fedcohort.registry import lookup
+from fedcohort.report.plan_gain import Gain, shipped, why_none
 from fedcohort.rounds import ClientId, Outcome, Round, stream
 from fedcohort.signals.forms import sketch_dtype
 from fedcohort.signals.table import Signals
@@ -101,6 +102,11 @@ class Plan:
         clients, None if none of the tried sizes does.
     saved : dict
         By policy: client-hours and bytes saved per round by that cohort, where known.
+    gain : dict
+        By cohort size: how many times fewer rounds SketchMatch is expected to take than uniform
+        cohorts, an estimate; empty where `no_gain` says why there is none.
+    no_gain : str
+        Why there is no such estimate for some size; empty if there is one for all.
     verdict : str
         One sentence.
     """
@@ -118,6 +124,8 @@ class Plan:
     present: int | None
     smallest: dict[str, int | None]
     saved: dict[str, dict[str, float]]
+    gain: dict[int, Gain]
+    no_gain: str
     verdict: str
 
     @property
@@ -192,6 +200,8 @@ def plan(
     )
     smallest = {label: _smallest(label, worths, present) for label, _ in made}
     floor = {k: whole.floor / k for k in sizes}
+    useful = worthwhile(whole.variance, whole.error, floor, uniform)
+    gain, no_gain = _gains(sketches, uniform, worths) if useful else ({}, "nothing to gain")
     return Plan(
         len(readings),
         float(readings["n"].sum()),
@@ -206,8 +216,15 @@ def plan(
         present,
         smallest,
         {p: _saved(k, present, model_bytes, hours) for p, k in smallest.items()},
-        _verdict(worthwhile(whole.variance, whole.error, floor, uniform), worths),
+        gain,
+        no_gain,
+        _verdict(useful, worths),
     )
+
+
+def uniform_discrepancy(readings: NDArray[Any], cohort_size: int) -> float:
+    """Return the expected discrepancy of random cohorts that are averaged equally."""
+    return _Federation(readings, "equal").uniform(cohort_size)
 
 
 def worthwhile(
@@ -239,6 +256,11 @@ def random_clients(discrepancy: float, uniform: float, cohort_size: int, clients
 def lines(found: Plan) -> list[str]:
     """Say in sentences what a plan found, the conclusion first."""
     out = [found.verdict]
+    for size, gain in found.gain.items():
+        if found.present is None or size == found.present:
+            out.append(f"Estimate for sketch-match with cohorts of {size}: {gain}.")
+    if found.worthwhile and not found.gain:
+        out.append(f"No estimate of the rounds saved: {found.no_gain}.")
     for policy, size in found.smallest.items():
         if found.present is None:
             break
@@ -472,6 +494,24 @@ def _saved(
     if hours is not None:
         saved["hours"] = fewer * hours
     return saved
+
+
+def _gains(
+    sketches: Readings, uniform: Mapping[int, float], worths: Sequence[Worth]
+) -> tuple[dict[int, Gain], str]:
+    """Estimate the rounds saved, by cohort size, and say why an estimate is missing."""
+    found: dict[int, Gain] = {}
+    reason = "" if worths else "no policy was tried"
+    for worth in (w for w in worths if w.policy.startswith("sketch-match")):
+        size, better = worth.cohort_size, worth.uniform - worth.discrepancy
+        why = why_none(sketches, uniform[size])
+        if better <= SIGNIFICANT * worth.error:
+            why = "matched cohorts are not closer to the federation than random ones"
+        if why is None:
+            found.setdefault(size, shipped().predict(uniform[size]))
+        else:
+            reason = why
+    return found, reason
 
 
 def _verdict(useful: bool, worths: Sequence[Worth]) -> str:

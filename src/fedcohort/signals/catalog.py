@@ -138,10 +138,9 @@ class Signal:
     form: Callable[[Options], Form]
     compute: Compute
 
-    @property
-    def needs_model(self) -> bool:
-        """Whether the client must hold a model to answer."""
-        return self.work in ("forward", "train")
+    def needs_model(self, options: Options) -> bool:
+        """Whether the client must hold a model to answer a question with these options."""
+        return self.work in ("forward", "train") or options.get("embed") == "model"
 
     def readings(self, clients: Clients, options: Options) -> dict[ClientId, Any]:
         """Return the readings by client."""

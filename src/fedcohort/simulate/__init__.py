@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedcohort.simulate.availability import Always, Bernoulli, Durations, Trace, UniformSubset
     from fedcohort.simulate.history import History, RoundRecord
     from fedcohort.simulate.local import LocalTraining, Schedule
-    from fedcohort.simulate.models import MODELS, build
+    from fedcohort.simulate.models import MODELS, build, embedding_of
     from fedcohort.simulate.simulation import Simulation, simulate
 
 _HOME = {
@@ -29,6 +29,7 @@ _HOME = {
     "Trace": "availability",
     "UniformSubset": "availability",
     "build": "models",
+    "embedding_of": "models",
     "simulate": "simulation",
 }
 
@@ -45,6 +46,7 @@ __all__ = [
     "Trace",
     "UniformSubset",
     "build",
+    "embedding_of",
     "simulate",
 ]
 

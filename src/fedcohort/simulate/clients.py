@@ -26,6 +26,7 @@ from fedcohort.sketch.race import RaceSketch, empty_sketch
 
 Readings = dict[ClientId, Any]
 Insight = Callable[[np.ndarray, np.ndarray], ArrayLike]
+Embed = Callable[[np.ndarray], ArrayLike]
 
 MOST_BYTES = 2**30  # of a projection matrix on a GPU
 BLOCK = 65536  # columns of it that are made at a time
@@ -84,6 +85,10 @@ class SimulatedClients(Clients):
         The model that answers are taken under.
     insight : callable, optional
         ``insight(x, y)`` of one client's examples, for the signal of that name.
+    embed : callable, optional
+        ``embed(x)`` returns one vector per example: sketches are of those.
+    embedder : Tensor, optional
+        The model whose features are sketched, where the policy says ``embed="model"``.
     held : mapping
         Each client's model after its last training, where a policy asks for those.
     arrived : Tensor, optional
@@ -100,6 +105,8 @@ class SimulatedClients(Clients):
     round_number: int
     model: Tensor
     insight: Insight | None = None
+    embed: Embed | None = None
+    embedder: Tensor | None = None
     held: Mapping[ClientId, Tensor] = field(default_factory=dict)
     arrived: Tensor | None = None
     seconds: Mapping[ClientId, float] = field(default_factory=dict)
@@ -122,32 +129,51 @@ class SimulatedClients(Clients):
     def sketches(self, options: Options) -> list[NDArray[Any]]:
         """Return each client's distribution sketch, private at the policy's epsilon."""
         epsilon, delta = float(options.get("epsilon", 0.0)), float(options.get("delta", 0.0))
-        blank = self._blank_sketch(options)
-        labels = self.data.y if blank.labeled else None
-        parts = [self.federation.parts[c] for c in self.ids]
+        data, parts, public = self._inputs(options)
+        blank = self._blank_sketch(options, public)
+        labels = data.y if blank.labeled else None
         readings = []
-        counted = federation_counts(blank, self.data.x, parts, labels)
+        counted = federation_counts(blank, data.x, parts, labels)
         for client, part, counts in zip(self.ids, parts, counted, strict=True):
             sketch = blank.empty_like()
             sketch.counts, sketch.n = counts, len(part)
             if epsilon:
-                noise = stream(self.seed, "sketch noise", client)
+                again = (self.round_number,) if self.round_number else ()
+                noise = stream(self.seed, "sketch noise", client, *again)
                 sketch = sketch.privatize(epsilon, delta, rng=noise)
             readings.append(sketch.reading())
         return readings
 
-    def _blank_sketch(self, options: Options) -> RaceSketch:
-        """Return an empty sketch; a center is the mean of the server's public examples.
-
-        They are the first 100 examples of the test set, which here stand for public data. In a
-        federation, the center must come from data that are public.
-        """
-        dataset = self.federation.dataset
+    def _blank_sketch(self, options: Options, public: NDArray[Any]) -> RaceSketch:
+        """Return an empty sketch; a center is the mean of the server's public examples."""
+        classes = self.federation.dataset.classes
         center = None
         if options.get("center"):
-            public = dataset.x_test[:PUBLIC]
             center = public.reshape(len(public), -1).mean(axis=0)
-        return empty_sketch(options, dataset.x, classes=dataset.classes, center=center)
+        return empty_sketch(options, public, classes=classes, center=center)
+
+    def _inputs(self, options: Options) -> tuple[Data, list[NDArray[np.int64]], NDArray[Any]]:
+        """Return what is sketched: samples, the rows of each client, and public samples.
+
+        The first 100 examples of the test set stand for public data. In a federation, the center
+        must come from data that are public.
+        """
+        parts = [self.federation.parts[c] for c in self.ids]
+        dataset = self.federation.dataset
+        public, at = dataset.x_test[:PUBLIC], np.concatenate(parts)
+        if options.get("embed") == "model":
+            model = self.model if self.embedder is None else self.embedder
+            some = self.trainer.data(public, dataset.y_test[:PUBLIC])
+            x = self.trainer.embeddings(model, at, self.data)
+            public = self.trainer.embeddings(model, np.arange(len(public)), some).cpu().numpy()
+        elif self.embed is not None:
+            x = torch.from_numpy(_embedded(self.embed, dataset.x[at])).to(self.data.x.device)
+            public = _embedded(self.embed, public)
+        else:
+            return self.data, parts, public
+        y = self.data.y[torch.from_numpy(at).to(self.data.y.device)]
+        rows = np.split(np.arange(len(at)), np.cumsum([len(part) for part in parts])[:-1])
+        return Data(x, y), rows, public
 
     def losses(self, power: int = 1) -> NDArray[np.float64]:
         """Return each client's mean of loss^power under the model."""
@@ -205,6 +231,16 @@ class SimulatedClients(Clients):
         return [Job(0, self.federation.parts[c]) for c in self.ids]
 
 
+def _embedded(embed: Embed, x: NDArray[Any]) -> NDArray[np.float32]:
+    vectors = np.asarray(embed(x), np.float32)
+    if vectors.ndim != 2 or len(vectors) != len(x):
+        raise ConfigError(
+            f"embed: returned the shape {vectors.shape} for {len(x)} samples; return one vector "
+            "per sample"
+        )
+    return vectors
+
+
 class Collector:
     """The clients of one seed, as a session's `collect` sees them.
 
@@ -220,6 +256,7 @@ class Collector:
     def __init__(self, clients: SimulatedClients, policy: Policy) -> None:
         self.everybody, self.policy = clients, policy
         self.initial = self.model = clients.model
+        self.embedder, self.embedder_round = self.initial, 0
         self.round_number = 0
         self.held: dict[ClientId, Tensor] = {}
 
@@ -242,10 +279,18 @@ class Collector:
         }
 
     def _readings(self, name: str, clients: Sequence[ClientId], **given: Any) -> Readings:
+        options = self.policy.signal_options.get(name, {})
+        self._choose_embedder(int(options.get("refresh", 0)))
         context: dict[str, Any] = {"round_number": self.round_number, "held": self.held}
-        context |= {"model": self.model, **given}
+        context |= {"model": self.model, "embedder": self.embedder, **given}
         asked = replace(self.everybody, ids=clients, **context)
-        return SIGNALS[name].readings(asked, self.policy.signal_options.get(name, {}))
+        return SIGNALS[name].readings(asked, options)
+
+    def _choose_embedder(self, refresh: int) -> None:
+        """Embed by the model of the last refresh, so that all sketches since are comparable."""
+        due = self.round_number - self.round_number % refresh if refresh else 0
+        if due > self.embedder_round:
+            self.embedder, self.embedder_round = self.model, due
 
     def remember(self, clients: Sequence[ClientId], trained: Tensor) -> None:
         """Keep the models that clients hold now, where the policy sketches those (literally)."""
@@ -256,6 +301,8 @@ class Collector:
         """Return what later answers depend on, the data aside."""
         return {
             "initial": self.initial.cpu().numpy(),
+            "embedder": self.embedder.cpu().numpy() if self.embedder_round else np.empty(0),
+            "embedder_round": self.embedder_round,
             "held": {c: model.cpu().numpy() for c, model in self.held.items()},
         }
 
@@ -263,4 +310,7 @@ class Collector:
         """Restore what `state_dict` returned."""
         device = self.initial.device
         self.initial = torch.from_numpy(state["initial"].copy()).to(device)
+        self.embedder, self.embedder_round = self.initial, int(state["embedder_round"])
+        if self.embedder_round:
+            self.embedder = torch.from_numpy(state["embedder"].copy()).to(device)
         self.held = {c: torch.from_numpy(m.copy()).to(device) for c, m in state["held"].items()}

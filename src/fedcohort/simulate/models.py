@@ -23,17 +23,21 @@ the same, and ReLU has a quarter of the work.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.registry import lookup
 from fedcohort.simulate.engine.switches import seeded
+from fedcohort.simulate.engine.worker import feature_layer
 
 Shape = Sequence[int]
 
@@ -181,3 +185,30 @@ def build(
         raise ConfigError(f"model {name!r}: input_shape={tuple(input_shape)}, classes={classes}")
     with seeded([seed], torch.device("cpu")):
         return make(input_shape, classes)
+
+
+def embedding_of(model: nn.Module, batch: int = 4096) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """Return a function from samples to the outputs of the layer `fc1`, else the first dense one.
+
+    For sketches of embeddings: ``Transform(embedding="a name", function=embedding_of(model))``. The
+    model is copied, so training it further changes nothing.
+
+    Examples
+    --------
+    >>> embed = embedding_of(build("mlp-64-30", (28, 28), 10))
+    >>> embed(np.zeros((5, 28, 28), np.float32)).shape
+    (5, 64)
+    """
+    frozen = copy.deepcopy(model).eval()
+    seen: list[Tensor] = []
+    feature_layer(frozen).register_forward_hook(lambda module, x, output: seen.append(output))
+
+    def embed(x: NDArray[Any]) -> NDArray[Any]:
+        parts = []
+        with torch.no_grad():
+            for first in range(0, len(x), batch):
+                frozen(torch.from_numpy(np.ascontiguousarray(x[first : first + batch])))
+                parts.append(seen.pop().flatten(1).numpy())
+        return np.concatenate(parts)
+
+    return embed

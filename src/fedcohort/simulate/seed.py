@@ -19,7 +19,7 @@ from fedcohort.rounds import ClientId, Selection, stream
 from fedcohort.session import Session
 from fedcohort.simulate.aggregation import AGGREGATIONS
 from fedcohort.simulate.availability import Availability, Durations, dropouts
-from fedcohort.simulate.clients import Collector, Insight, SimulatedClients, TensorVectors
+from fedcohort.simulate.clients import Collector, Embed, Insight, SimulatedClients, TensorVectors
 from fedcohort.simulate.engine.jobs import Data
 from fedcohort.simulate.engine.trainer import Trainer
 
@@ -66,6 +66,7 @@ class Seed:
         durations: Durations | None,
         gate: str | Gate | None,
         insight: Insight | None,
+        embed: Embed | None,
     ) -> None:
         self.clients = tuple(sorted(federation.parts))
         if cohort_size > len(self.clients):
@@ -84,7 +85,7 @@ class Seed:
             averaging=_averaging(self.aggregation),
         )
         everybody = SimulatedClients(
-            self.clients, trainer, data, federation, seed, 0, model, insight
+            self.clients, trainer, data, federation, seed, 0, model, insight, embed
         )
         self.collector = Collector(everybody, self.session.policy)
         self.durations = durations or Durations.draw(self.clients, seed, sigma=0.0)

@@ -22,10 +22,11 @@ from fedcohort.gates import Gate
 from fedcohort.progress import watched
 from fedcohort.session import LOG, Session
 from fedcohort.simulate.availability import Always, Availability, Durations
-from fedcohort.simulate.clients import Insight
+from fedcohort.simulate.clients import Embed, Insight
 from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.history import History, RoundRecord, record_from
 from fedcohort.simulate.local import LocalTraining
+from fedcohort.simulate.models import embedding_of
 from fedcohort.simulate.seed import Aggregation, Policies, Seed
 
 Federations = Federation | Callable[[int], Federation]
@@ -49,6 +50,7 @@ class Options(TypedDict, total=False):
     loss: str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     evaluate_every: int
     insight: Insight | None
+    embed: Embed | nn.Module | None
     trainer: Callable[..., Trainer]
 
 
@@ -91,6 +93,10 @@ class Simulation:
         Rounds between evaluations on the test set; 0 for never.
     insight : callable, optional
         ``insight(x, y)`` of one client, for policies that ask for that signal.
+    embed : callable or nn.Module, optional
+        ``embed(x)`` returns one vector per example, and sketches are of those instead of the
+        inputs. Of a public module, the outputs of the layer `fc1`, else of the first dense layer.
+        ``SketchMatch(embed="model")`` takes the model in training instead.
     trainer : callable, default=Trainer
         Makes the trainer, with `Trainer`'s arguments; see `fedcohort.distribute.rounds`.
     """
@@ -116,6 +122,7 @@ class Simulation:
         loss: str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = "cross-entropy",
         evaluate_every: int = 1,
         insight: Insight | None = None,
+        embed: Embed | nn.Module | None = None,
         trainer: Callable[..., Trainer] = Trainer,
     ) -> None:
         if not seeds or len(set(seeds)) < len(seeds):
@@ -156,6 +163,7 @@ class Simulation:
                 durations=durations,
                 gate=gate,
                 insight=insight,
+                embed=embedding_of(embed) if isinstance(embed, nn.Module) else embed,
             )
             for seed, federation, own in zip(seeds, federations, models, strict=True)
         ]
@@ -291,7 +299,7 @@ def simulate(
         ``local`` (LocalTraining), ``aggregation`` ("mean", "size-weighted", "fedavgm", "fedadam"
         or an object), ``availability``, ``dropout`` (probability that a selected client does not
         finish), ``durations``, ``seeds``, ``device``, ``engine``, ``loss``, ``evaluate_every``,
-        ``insight``: see `Simulation`.
+        ``insight``, ``embed``: see `Simulation`.
 
     Examples
     --------

@@ -31,6 +31,7 @@ from fedcohort.simulate.engine.worker import (
     Loop,
     Worker,
     accuracy_and_loss,
+    embeddings,
     hits,
     mean_features,
     mean_losses,
@@ -335,6 +336,14 @@ class Trainer:
         self._probe(data)
         with self._guard():
             return mean_features(self.worker, rows, jobs, data).astype(np.float32)
+
+    def embeddings(self, params: Tensor, positions: Ints, data: Data) -> Tensor:
+        """Return that layer's output at each position in `data`, under one flat model."""
+        (row,) = self._rows(params, ())
+        self.worker.probe(data)
+        at = torch.from_numpy(np.asarray(positions, np.int64)).to(data.x.device)
+        with self._guard():
+            return embeddings(self.worker, row, at, data)
 
     def evaluate(self, params: Tensor, data: Data) -> tuple[Doubles, Doubles]:
         """Return accuracy and mean loss of every row of `params`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -267,16 +268,31 @@ def mean_losses(
 
 def mean_features(worker: Worker, params: Tensor, jobs: Sequence[Job], data: Data) -> Doubles:
     """Return the mean output, before the activation, of `feature_layer` for each job's samples."""
+    with _feature_outputs(worker) as feature:
+        return _means(worker, params, jobs, data, lambda x, y: feature(x))
+
+
+def embeddings(worker: Worker, row: Tensor, positions: Tensor, data: Data) -> Tensor:
+    """Return the output of `feature_layer` at each position, under the parameters `row`."""
+    worker.model.eval()
+    with torch.no_grad(), _feature_outputs(worker) as feature:
+        worker.write(row)
+        return torch.cat([feature(x).flatten(1) for x, _ in worker.chunks(data, positions)])
+
+
+@contextmanager
+def _feature_outputs(worker: Worker) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Give a function from samples to the outputs of `feature_layer`."""
     seen: list[Tensor] = []
     layer = feature_layer(worker.model)
     hook = layer.register_forward_hook(lambda module, inputs, output: seen.append(output))
 
-    def feature(x: Tensor, y: Tensor) -> Tensor:
+    def feature(x: Tensor) -> Tensor:
         worker.forward(x)
         return seen.pop().clone()
 
     try:
-        return _means(worker, params, jobs, data, feature)
+        yield feature
     finally:
         hook.remove()
 

@@ -1,0 +1,128 @@
+"""Fit the measured speed-ups of SketchMatch on the discrepancy of uniform cohorts.
+
+python benchmarks/plan_gain.py
+
+Reads benchmarks/results/benchmark-*.json (needs the data sets, see $FEDCOHORT_DATA), and writes
+src/fedcohort/report/plan_gain.json, the fit that `fedcohort plan` uses, and
+benchmarks/results/plan-gain.json, predicted against measured. Settings on Fashion-MNIST and MNIST
+are fitted; all others are held out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from functools import lru_cache
+
+import numpy as np
+import torch
+from docs_numbers import RESULTS, parts, result, rounds_to
+from provenance import provenance, write
+
+from fedcohort.experiments import config
+from fedcohort.experiments.benchmark import CURVE_STEP
+from fedcohort.experiments.folder import dataset_of, simulation_of
+from fedcohort.report.plan import uniform_discrepancy
+from fedcohort.report.plan_gain import FITTED, GainFit
+
+FIT_ON = ("fashion-mnist", "mnist")
+VARIANT = "sketch-match, epsilon 1"
+
+
+def measured_settings():
+    """Yield file and setting wherever uniform and SketchMatch were measured."""
+    for path in sorted(RESULTS.glob("benchmark-*.json")):
+        for setting in dict.fromkeys(p["setting"] for p in result(path.name)["parts"]):
+            if {"uniform", VARIANT} <= set(parts(path.name, setting)):
+                yield path.name, setting
+
+
+def curve_rounds(part, target):
+    """Rounds to a target from the curve, which has one point every few rounds."""
+    last = part["experiment"]["rounds"]
+    found = []
+    for row in part["seeds"]:
+        points = len(row["curve"])
+        rounds = last - CURVE_STEP * np.arange(points - 1, -1, -1)
+        reached = [r for r, a in zip(rounds, row["curve"], strict=True) if a and a >= target]
+        found.append(reached[0] if reached else last + 1)
+    return np.array(found)
+
+
+def common_target(base, ours):
+    """The highest accuracy, in steps of 5 %, that every seed of both reaches."""
+    best = min(max(filter(None, row["curve"])) for part in (base, ours) for row in part["seeds"])
+    return np.floor(20 * best) / 20
+
+
+def speed_up(base, ours):
+    """Mean log ratio of rounds over targets that all seeds of both reach, and those targets."""
+    reached = [
+        t
+        for t in base["targets"]
+        if max(rounds_to(p, t).max() - p["experiment"]["rounds"] for p in (base, ours)) <= 0
+    ]
+    if reached:
+        logs = [np.log(rounds_to(base, t) / rounds_to(ours, t)) for t in reached]
+        return np.mean(logs, axis=0), reached, "rounds"
+    target = common_target(base, ours)
+    logs = np.log(curve_rounds(base, target) / curve_rounds(ours, target))
+    return logs, [float(target)], f"curve, every {CURVE_STEP} rounds"
+
+
+@lru_cache(maxsize=1)
+def dataset_named(name, standardize):
+    return dataset_of(config.DataConfig(dataset=name, standardize=standardize))
+
+
+def discrepancies(part, seeds):
+    """Discrepancy of uniform cohorts, from the sketches that the measured policy was sent."""
+    values = {**part["experiment"], "device": "cpu"}
+    values["seeds"] = values["seeds"][:seeds]
+    experiment = config.parse(values)
+    dataset = dataset_named(experiment.data.dataset, experiment.data.standardize)
+    found = []
+    for seed in simulation_of(experiment, dataset).seeds:
+        sketches = seed.collector("race_sketch", seed.clients)
+        readings = np.array([sketches[c] for c in seed.clients])
+        found.append(uniform_discrepancy(readings, experiment.cohort_size))
+    return found
+
+
+def row_of(file, setting, seeds):
+    found = parts(file, setting)
+    base, ours = found["uniform"], found[VARIANT]
+    logs, targets, read = speed_up(base, ours)
+    return {
+        "setting": setting,
+        "dataset": ours["experiment"]["data"]["dataset"],
+        "cohort_size": ours["experiment"]["cohort_size"],
+        "targets": targets,
+        "read from": read,
+        "seeds": len(logs),
+        "measured": float(np.exp(np.mean(logs))),
+        "log_ratios": [float(v) for v in logs],
+        "discrepancy": float(np.mean(discrepancies(ours, seeds))),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3, help="partitions sketched per setting")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [row_of(file, setting, args.seeds) for file, setting in measured_settings()]
+    used = [r for r in rows if r["dataset"] in FIT_ON]
+    fit = GainFit.of([r["discrepancy"] for r in used], [np.log(r["measured"]) for r in used])
+    for row in rows:
+        row["held out"] = row["dataset"] not in FIT_ON
+        row["predicted"] = asdict(fit.predict(row["discrepancy"]))
+        print(row["setting"], row["discrepancy"], row["measured"], row["predicted"], flush=True)
+    about = {"fitted on": [r["setting"] for r in used], "made by": provenance()}
+    FITTED.write_text(json.dumps({"fit": asdict(fit), **about}, indent=1) + "\n")
+    write(RESULTS / "plan-gain.json", {"fit": asdict(fit), "settings": rows})
+
+
+if __name__ == "__main__":
+    main()

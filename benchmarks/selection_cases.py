@@ -1,0 +1,348 @@
+"""SketchMatch where it is special: large cohorts, joiners, long tails, drift, sizes, embeddings.
+
+python benchmarks/selection_cases.py --seeds 1000-1009 --out benchmarks/results/selection-cases.json
+
+Seeds below 1000 are for development. Results are written after every variant. Run the command
+again to continue, or with --cases on several machines and different --out; --join puts such files
+together. The data are Fashion-MNIST (FEMNIST in one case); the model is an MLP 784-64-30-10.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from provenance import provenance, write
+
+from fedcohort.datasets import Dataset, Federation, federate, load
+from fedcohort.metrics import gemd, participation, participation_entropy
+from fedcohort.partition import PARTITIONS
+from fedcohort.policies import FedCBS, Oort, Policy, SketchMatch, Uniform
+from fedcohort.rounds import stream
+from fedcohort.simulate import History, LocalTraining, Simulation, Trace, build
+from fedcohort.sketch.labels import UniformLabels
+from fedcohort.sketch.race import RaceSketch, empty_sketch
+
+FASHION = LocalTraining(epochs=3, batch_size=64, lr=0.005)
+PUBLIC = 100  # images of the test set that stand for public data; the simulator takes as many
+JOIN, MOVE = 40, 25  # rounds
+
+
+@dataclass(frozen=True)
+class Case:
+    """One situation; `window` are the rounds whose mean accuracy is reported."""
+
+    about: str
+    federation: Callable[[int], Federation]
+    variants: dict[str, Callable[[], Policy]]
+    rounds: int
+    window: tuple[int, int]
+    cohort_size: int = 5
+    local: LocalTraining = FASHION
+    options: dict[str, Any] = field(default_factory=dict)
+    before_round: Callable[[Simulation, int], None] = lambda simulation, number: None
+
+
+@cache
+def fashion() -> Dataset:
+    return load("fashion-mnist").standardized()
+
+
+def two_shards(seed: int, clients: int = 100) -> Federation:
+    return federate(fashion(), "shards", clients=clients, seed=seed, per_client=2)
+
+
+def halves_of_labels(seed: int) -> Federation:
+    """Clients 00 to 49 hold labels 0 to 4 and clients 50 to 99 the others, two shards each."""
+    parts = []
+    for name, late in (("early", False), ("late", True)):
+        rows = np.flatnonzero((fashion().y >= 5) == late)
+        rng = stream(seed, "partition", name)
+        split = PARTITIONS["shards"](fashion().y[rows], 50, rng, per_client=2)
+        parts += [rows[part] for part in split]
+    return federate(fashion(), parts)
+
+
+def joining() -> Trace:
+    names = [f"client-{i:02d}" for i in range(100)]
+    return Trace({0: names[:50], JOIN: names})
+
+
+@cache
+def long_tail() -> Dataset:
+    """Label c keeps 50^(-c / 9) of its images. The test set begins with 10 images per label."""
+    data = fashion()
+    kept = [
+        np.flatnonzero(data.y == c)[: round(6000 * 50 ** (-c / 9))] for c in range(data.classes)
+    ]
+    at = np.sort(np.concatenate(kept))
+    public = np.concatenate(
+        [np.flatnonzero(data.y_test == c)[: PUBLIC // data.classes] for c in range(data.classes)]
+    )
+    order = np.concatenate([public, np.setdiff1d(np.arange(len(data.y_test)), public)])
+    return replace(
+        data, x=data.x[at], y=data.y[at], x_test=data.x_test[order], y_test=data.y_test[order]
+    )
+
+
+def long_tailed(seed: int) -> Federation:
+    return federate(long_tail(), "shards", clients=100, seed=seed, per_client=2)
+
+
+def like_clients() -> RaceSketch:
+    """An empty sketch, made as the simulator makes the clients'."""
+    data = long_tail()
+    public = data.x_test[:PUBLIC]
+    options = SketchMatch().signal_options["race_sketch"]
+    center = public.reshape(PUBLIC, -1).mean(axis=0)
+    return empty_sketch(options, public, classes=data.classes, center=center)
+
+
+def balanced(**options: Any) -> SketchMatch:
+    """SketchMatch with the sketch of 100 public, balanced images as its target."""
+    target = like_clients()
+    target.add(long_tail().x_test[:PUBLIC].reshape(PUBLIC, -1), long_tail().y_test[:PUBLIC])
+    return SketchMatch(target=target, pool="random", **options)
+
+
+def unequal_sizes(seed: int) -> Federation:
+    """Two shards per client, of which a log-normal number is kept: 10 to 600, median about 60."""
+    whole, rng = two_shards(seed), stream(seed, "sizes")
+    sizes = np.clip(np.exp(rng.normal(np.log(60), 1.2, len(whole.parts))), 10, 600).astype(int)
+    parts = {
+        c: np.sort(rng.permutation(part)[:n])
+        for (c, part), n in zip(whole.parts.items(), sizes, strict=True)
+    }
+    return Federation(whole.dataset, parts)
+
+
+def exchange_data(simulation: Simulation, number: int) -> None:
+    """In one round, every client's data move to another client."""
+    if number != MOVE:
+        return
+    for seed in simulation.seeds:
+        parts = seed.federation.parts
+        names = list(parts)
+        order = stream(seed.seed, "drift").permutation(len(names))
+        parts.update({names[i]: parts[names[j]] for i, j in enumerate(order)})
+
+
+@cache
+def femnist() -> Dataset:
+    return load("femnist")
+
+
+MATCH = {
+    "uniform": Uniform,
+    "sketch-match": SketchMatch,
+    "sketch-match, epsilon 1": lambda: SketchMatch(epsilon=1.0),
+}
+
+CASES = {
+    "planned epochs": Case(
+        "10 of 20 clients, two shards each: all clients are divided into cohorts at once",
+        lambda seed: two_shards(seed, 20),
+        MATCH,
+        rounds=100,
+        window=(0, 100),
+        cohort_size=10,
+    ),
+    "late joiners": Case(
+        "clients with half of the labels join at round 40; accuracy over the next 20 rounds",
+        halves_of_labels,
+        MATCH,
+        rounds=60,
+        window=(JOIN, 60),
+        options={"availability": joining()},
+    ),
+    "long tail": Case(
+        "imbalance 50, balanced test set; the target is 100 public images, or uniform labels",
+        long_tailed,
+        {
+            **MATCH,
+            "oort": Oort,
+            "fed-cbs": FedCBS,
+            "sketch-match, public target": balanced,
+            "sketch-match, public target, epsilon 1": lambda: balanced(epsilon=1.0),
+            "sketch-match, uniform labels": lambda: SketchMatch(
+                target=UniformLabels(like_clients()), pool="random"
+            ),
+        },
+        rounds=200,
+        window=(180, 200),
+    ),
+    "drift": Case(
+        "all data move to other clients at round 25; accuracy over the next 50 rounds",
+        two_shards,
+        {
+            **MATCH,
+            "sketch-match, refresh": lambda: SketchMatch(refresh=MOVE),
+        },
+        rounds=75,
+        window=(MOVE, 75),
+        before_round=exchange_data,
+    ),
+    "quantity skew": Case(
+        "two shards per client, of which 10 to 600 records are kept",
+        unequal_sizes,
+        MATCH,
+        rounds=150,
+        window=(0, 150),
+    ),
+    "FEMNIST": Case(
+        "293 writers, cohorts of 10",
+        lambda seed: federate(femnist(), "natural", seed=seed),
+        {
+            **MATCH,
+            "sketch-match, epsilon 1, 2 x 8": lambda: SketchMatch(rows=2, bits=3, epsilon=1.0),
+        },
+        rounds=150,
+        window=(0, 150),
+        cohort_size=10,
+        local=LocalTraining(epochs=2, batch_size=20, lr=0.05),
+    ),
+    "embeddings": Case(
+        "two shards per client, sketches without labels: of pixels, or of the current model's "
+        "first layer",
+        two_shards,
+        {
+            "uniform": Uniform,
+            "sketch-match, pixels": lambda: SketchMatch(label_weight=0.0),
+            "sketch-match, model of every 10th round": lambda: SketchMatch(
+                label_weight=0.0, embed="model", refresh=10
+            ),
+            "sketch-match, initial model": lambda: SketchMatch(label_weight=0.0, embed="model"),
+        },
+        rounds=100,
+        window=(0, 100),
+    ),
+    "turns": Case(
+        "two shards per client: what it costs that everybody takes part",
+        two_shards,
+        {
+            "uniform": Uniform,
+            "sketch-match": SketchMatch,
+            "sketch-match, turns=1": lambda: SketchMatch(turns=1),
+            "sketch-match, turns=2": lambda: SketchMatch(turns=2),
+        },
+        rounds=100,
+        window=(0, 100),
+    ),
+}
+
+
+def run(case: Case, variant: str, seeds: list[int], device: str) -> list[dict[str, Any]]:
+    federations = {seed: case.federation(seed) for seed in seeds}
+    data = federations[seeds[0]].dataset
+    simulation = Simulation(
+        lambda seed: federations[seed],
+        lambda seed: build("mlp-64-30", data.sample_shape, data.classes, seed=seed),
+        case.variants[variant],
+        cohort_size=case.cohort_size,
+        local=case.local,
+        seeds=seeds,
+        device=device,
+        **case.options,
+    )
+    histories = [History(seed) for seed in seeds]
+    for number in range(case.rounds):
+        case.before_round(simulation, number)
+        for history, record in zip(histories, simulation.step(), strict=True):
+            history.rounds.append(record)
+    pairs = zip(histories, simulation.federations, strict=True)
+    return [row_of(history, federation, case.window) for history, federation in pairs]
+
+
+def row_of(history: History, federation: Federation, window: tuple[int, int]) -> dict[str, Any]:
+    clients = list(federation.parts)
+    place = {client: i for i, client in enumerate(clients)}
+    chosen = [[place[c] for c in cohort] for cohort in history.selections[slice(*window)]]
+    picks, counts = participation(history.selections, clients), federation.label_counts()
+    return {
+        "seed": history.seed,
+        "accuracy": float(np.mean(history.accuracy[slice(*window)])),
+        "gemd": float(np.mean([gemd(counts, cohort) for cohort in chosen])),
+        "participation_entropy": participation_entropy(picks),
+        "never_picked": int((picks == 0).sum()),
+        "all_used_by": all_used_by(history.selections, set(clients)),
+    }
+
+
+def all_used_by(selections: list[tuple[str, ...]], waiting: set[str]) -> int | None:
+    for number, cohort in enumerate(selections, start=1):
+        waiting = waiting.difference(cohort)
+        if not waiting:
+            return number
+    return None
+
+
+def numbers(text: str) -> list[int]:
+    first, _, last = text.partition("-")
+    if last:
+        return list(range(int(first), int(last) + 1))
+    return [int(part) for part in text.split(",")]
+
+
+def joined(paths: list[str]) -> tuple[list[Any], list[Any]]:
+    """Return the rows and the provenances of several result files; later rows replace earlier."""
+    rows: dict[tuple[str, str], Any] = {}
+    made: list[Any] = []
+    for path in paths:
+        found = json.loads(Path(path).read_text())
+        rows |= {(row["case"], row["variant"]): row for row in found["result"]}
+        entry = found["provenance"]
+        made += entry if isinstance(entry, list) else [entry]
+    wanted = [(case, variant) for case in CASES for variant in CASES[case].variants]
+    return [rows[key] for key in wanted if key in rows], made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=numbers, default=[0], help="1000-1009, or 0,1,2")
+    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--rounds", type=int, default=None, help="Fewer rounds, to try the script.")
+    parser.add_argument("--join", nargs="*", help="Result files to put together instead of a run.")
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+    if args.join:
+        rows, made = joined(args.join)
+        content = {"provenance": made, "result": rows}
+        Path(args.out).write_text(json.dumps(content, indent=1) + "\n")
+        return
+    torch.set_num_threads(1)
+    commit = provenance()["commit"]
+    rows, made = joined([args.out]) if Path(args.out).exists() else ([], [])
+    for name in args.cases:
+        case = CASES[name]
+        if args.rounds:
+            case = replace(case, rounds=args.rounds, window=(args.rounds // 2, args.rounds))
+        for variant in case.variants:
+            key = {"case": name, "variant": variant, "commit": commit, "rounds": case.rounds}
+            about = {**key, "about": case.about, "window": list(case.window)}
+            about |= {"cohort_size": case.cohort_size}
+            if any(row | key == row and seeds_of(row) == args.seeds for row in rows):
+                continue
+            started = time.perf_counter()
+            found = run(case, variant, args.seeds, args.device)
+            about |= {"seconds": time.perf_counter() - started, "seeds": found}
+            rows = [r for r in rows if (r["case"], r["variant"]) != (name, variant)] + [about]
+            write(args.out, rows, made)
+            mean = np.mean([row["accuracy"] for row in found])
+            print(f"{name}: {variant}: {mean:.4f}, {about['seconds']:.0f} s", flush=True)
+
+
+def seeds_of(row: dict[str, Any]) -> list[int]:
+    return [one["seed"] for one in row["seeds"]]
+
+
+if __name__ == "__main__":
+    main()
