@@ -256,9 +256,9 @@ def random_clients(discrepancy: float, uniform: float, cohort_size: int, clients
 def lines(found: Plan) -> list[str]:
     """Say in sentences what a plan found, the conclusion first."""
     out = [found.verdict]
-    for size, gain in found.gain.items():
-        if found.present is None or size == found.present:
-            out.append(f"Estimate for sketch-match with cohorts of {size}: {gain}.")
+    for cohort, gain in found.gain.items():
+        if found.present is None or cohort == found.present:
+            out.append(f"Estimate for sketch-match with cohorts of {cohort}: {gain}.")
     if found.worthwhile and not found.gain:
         out.append(f"No estimate of the rounds saved: {found.no_gain}.")
     for policy, size in found.smallest.items():
