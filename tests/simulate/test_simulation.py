@@ -258,5 +258,6 @@ def test_the_front_door_runs_a_simulation(digits):
 
     model = build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
     local = LocalTraining(steps=1, batch_size=8)
-    (history,) = simulate(digits, model, "uniform", cohort_size=2, rounds=1, local=local)
+    options = {"cohort_size": 2, "rounds": 1, "local": local}
+    (history,) = simulate(clients(digits), model, "uniform", **options)
     assert len(history.rounds) == 1
