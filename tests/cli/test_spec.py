@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 
 import numpy as np
 import pytest
@@ -180,3 +181,50 @@ def test_sketches_that_cannot_tell_anything_apart_warn(folder, capsys):
     assert "all values are positive" in capsys.readouterr().err
     assert run("sketch", "two.csv", "-o", "ok.sketch", "--center", 1003) == 0
     assert "one bucket" not in capsys.readouterr().err
+
+
+def test_centers_and_scales_can_be_estimated_privately(folder, capsys, monkeypatch):
+    site(folder / "big.csv", 5, n=4000)
+    asked = ["spec", "init", "big.csv", "-o", "new.toml", "--null-values", "-9"]
+    paid = [*asked, "--bounds", "age=0:120", "--epsilon", 0.5, "--client", "va"]
+    paid += ["--budget", "b.json", "--budget-epsilon", 0.8]
+    with monkeypatch.context() as patch:  # the spec cannot be written: what was paid for is kept
+        patch.setattr("fedcohort.atomic.write_atomically", _disk_full)
+        assert "No space left" in fails(capsys, *paid)
+    assert run(*paid) == 0
+    assert "epsilon=0.5 for adding or removing one record" in capsys.readouterr().out
+    spec = tomllib.loads((folder / "new.toml").read_text())
+    assert spec["missing"]["null_values"] == ["-9"]
+    age = spec["columns"]["age"]
+    assert age["center"] == pytest.approx(50, abs=2)  # 30 records of 4,000 are 0.25 years
+    assert age["scale"] == pytest.approx(10, rel=0.2)
+    account = json.loads((folder / "b.json").read_text())["clients"]["va"]
+    assert (account["epsilon"], account["releases"]) == (0.5, 1)
+    line = fails(capsys, *paid, "--force")
+    assert "'va' has spent epsilon=0.5 of 0.8" in line
+    line = fails(capsys, *paid[:-6], "--client", "other", "--budget", "b.json", "--force")
+    assert "these data were released before, by 'va'" in line
+
+
+def _disk_full(*_):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--epsilon", 1], "--epsilon needs --bounds"),
+        (["--bounds", "age=0:120"], "--bounds needs --epsilon"),
+        (["--bounds", "age=0-120", "--epsilon", 1], "write NAME=LOW:HIGH"),
+        (["--bounds", "age=120:0", "--epsilon", 1], "low must be below high"),
+        (["--bounds", "weight=0:200", "--epsilon", 1], "no column 'weight'"),
+        (["--bounds", "sex=0:1", "--epsilon", 1], "sex"),
+        (["--bounds", "age=0:120", "--epsilon", 99], "must be from 0.00001 to 8"),
+        (["--bounds", "age=0:120", "--epsilon", 1, "--budget", "b.json"], "--budget-epsilon"),
+        (["--client", "va"], "without it nothing is spent"),
+    ],
+)
+def test_mistakes_in_an_estimation_are_named(folder, capsys, options, message):
+    line = fails(capsys, "spec", "init", "a.csv", "-o", "new.toml", *options)
+    assert message in line
+    assert not (folder / "new.toml").exists()

@@ -54,6 +54,44 @@ def test_equal_to_one_process(connected, folder, tmp_path, by, capsys):
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("by", [[], ["--by", "who"]], ids=["whole", "by client"])
+def test_warnings_labels_and_single_columns_are_those_of_one_process(
+    connected, tmp_path, by, capsys
+):
+    """Without the workers' reports nothing was said about constants, identifiers, lost rows."""
+    (tmp_path / "data").mkdir()
+    for number in range(4):
+        first = 50 * number
+        columns = {
+            "patient_id": np.arange(first, first + 50),
+            "same": np.full(50, 3.0),
+            "age": pa.array([None, *RNG.normal(50, 10, 49)], pa.float64()),
+            "y": np.arange(50) % 2,
+            "who": [f"c{i // 25}" for i in range(50)],
+        }
+        pq.write_table(pa.table(columns), tmp_path / "data" / f"{number}.parquet")
+    size = ["--label", "y", "--classes", "2", "--explain", "0.5", "--nulls", "drop", *by]
+    said, told = [], []
+    for out, more in (("here", []), ("there", ["--ray", connected.address])):
+        names = [str(tmp_path / "data"), "-o", str(tmp_path / out)]
+        assert invoke(["sketch", *names, *size, *more, "--format", "json"]) == 0
+        shown = capsys.readouterr()
+        told.append(json.loads(shown.out)["read"])
+        said.append([line for line in shown.err.splitlines() if line.startswith("warning")])
+    assert said[0] == said[1]
+    assert any("constant in all rows" in line and "same" in line for line in said[1])
+    assert any("identifiers" in line and "patient_id" in line for line in said[1])
+    assert told[0] == told[1]
+    assert told[1]["rows left out"].startswith("4 of 200")
+    files = sorted((tmp_path / "here").glob("*.sketch")) if by else [tmp_path / "here"]
+    for file in files:
+        other = tmp_path / "there" / file.name if by else tmp_path / "there"
+        assert file.read_bytes() == other.read_bytes()
+        assert RaceSketch.load(other).marginals.n > 0
+        assert RaceSketch.load(other).origin["label_split"] > 0
+
+
+@pytest.mark.timeout(120)
 def test_noise_is_added_once(connected, folder, tmp_path):
     out = tmp_path / "private.sketch"
     options = ["--columns", "u,v", "--rows", "20", "--bits", "4", "--epsilon", "2"]

@@ -20,7 +20,6 @@ from fedcohort.files.sketching import (
     sketch_clients,
     sketch_files,
     sketch_source,
-    sketch_with_labels,
 )
 from fedcohort.sketch.columns import Column
 from fedcohort.sketch.hashing import SRP
@@ -30,13 +29,14 @@ from fedcohort.sketch.transforms import Tokenizer, Transform
 RNG = np.random.default_rng(1)
 X = RNG.normal(size=(90, 3))
 WHO = RNG.choice(["a", "b", "c", "d"], 90)
+HALF = np.repeat(["a", "b"], 45)
 
 
 @pytest.fixture
 def table(tmp_path):
     path = tmp_path / "data.parquet"
     columns = {name: X[:, i] for i, name in enumerate("uvw")}
-    pq.write_table(pa.table({**columns, "who": WHO, "y": np.arange(90) % 3}), path)
+    pq.write_table(pa.table({**columns, "who": WHO, "half": HALF, "y": np.arange(90) % 3}), path)
     return path
 
 
@@ -183,16 +183,34 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
         open_source(tmp_path / "a.csv", Want())
 
 
-def test_labels_split_the_data_for_a_reference_and_change_no_count(table):
+@pytest.mark.parametrize("by", [None, "half"])
+def test_labels_split_the_data_for_a_reference_and_change_no_count(table, by):
     """The distance between classes, as the sketches of the classes themselves give it."""
     step = Transform(unit=True, classes=3, label_weight=1.0)
     empty = RaceSketch.srp(3, rows=40, bits=3, transform=step)
-    source = open_source(table, Want(columns=("u", "v", "w"), label="y", batch_rows=13))
-    made = sketch_with_labels(source, empty)
-    assert np.array_equal(made.counts, sketch_source(source, empty).counts)
-    classes = []
-    for label in range(3):
-        classes.append(empty.empty_like())
-        classes[-1].add(X[np.arange(90) % 3 == label], np.full(30, label))
-    squares = distance_matrix(classes, "mmd")[np.triu_indices(3, 1)]
-    assert made.origin["label_split"] == pytest.approx(np.sqrt(np.median(squares)))
+    source = open_source(table, Want(columns=("u", "v", "w"), label="y", by=by, batch_rows=13))
+    if by is None:
+        found = {"": sketch_source(source, empty, by_label=True)}
+        plain = {"": sketch_source(source, empty)}
+    else:
+        few = 4 * empty.counts.nbytes  # one client per pass, in three classes
+        found = dict(sketch_clients(source, empty, memory=few, by_label=True))
+        plain = dict(sketch_clients(source, empty))
+    assert list(found) == list(plain)
+    labels, compared = np.arange(90) % 3, 0
+    for client, made in found.items():
+        assert np.array_equal(made.counts, plain[client].counts)
+        mine = np.array([by is None or half == client for half in HALF])
+        classes = []
+        for label in range(3):
+            own = mine & (labels == label)
+            if own.sum() >= 10:
+                classes.append(empty.empty_like())
+                classes[-1].add(X[own], labels[own])
+        if len(classes) < 2:
+            assert "label_split" not in made.origin
+            continue
+        compared += 1
+        squares = distance_matrix(classes, "mmd")[np.triu_indices(len(classes), 1)]
+        assert made.origin["label_split"] == pytest.approx(np.sqrt(max(np.median(squares), 0)))
+    assert compared

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.files import Want, open_source
+from fedcohort.files import CsvOptions, Want, open_source
 
 TABLE = pa.table(
     {
@@ -265,7 +265,7 @@ def test_csv_that_is_none(tmp_path):
     for content, message in (
         ("", "cannot be read"),
         ("a,b\n1,2\n3\n", "cannot be read.*Expected 2 columns"),
-        ("63,1,145.5\n67,1,160\n", "first line holds numbers"),
+        ("0,1,2\n3.5,1,2\n", "the first row counts 0, 1, .*--header.*--no-header"),
     ):
         path.write_text(content)
         with pytest.raises(DataError, match=message):
@@ -289,3 +289,29 @@ def test_a_large_row_group_is_not_unpacked_at_once(tmp_path):
     for _ in open_source(path, Want(batch_rows=10_000)).blocks():
         most = max(most, pa.total_allocated_bytes() - before)
     assert most < 16e6  # the row group holds 32 MB; a column's open page and dictionary about 2
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "names"),
+    [
+        ("63,1,145.5\n67,?,160\n1,2,3\n", {}, ["c1", "c2", "c3"]),
+        ("63;1,5\n67;2,5\n1;2\n", {}, ["c1", "c2"]),
+        ("0,1,2\n67,1,160\n1,2,3\n", {"header": False}, ["c1", "c2", "c3"]),
+        ("0,1,2\n67,1,160\n1,2,3\n", {"header": True}, ["0", "1", "2"]),
+        ('"2019","2021"\n67,1\n1,2\n', {}, ["2019", "2021"]),
+        ("a,b\n67,1\n1,2\n", {"header": False}, None),
+    ],
+)
+def test_a_first_row_of_numbers_is_data(tmp_path, text, options, names):
+    (tmp_path / "t.csv").write_text(text)
+    want = Want(csv=CsvOptions(**options), nulls="zero")
+    if names is None:  # then a and b are data, and no column holds numbers
+        with pytest.raises(DataError, match="no column holds numbers"):
+            open_source(tmp_path / "t.csv", want)
+        return
+    source = open_source(tmp_path / "t.csv", want)
+    assert [c.name for c in source.columns] == names
+    header = names[0] != "c1"
+    assert sum(len(block.x) for block in source.blocks()) == 3 - header
+    said = any("no header" in line for line in source.reading.assumed)
+    assert said == (not header and "header" not in options)

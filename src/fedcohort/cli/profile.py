@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedcohort.cli.common import Format, FormatOption, finite, show, show_json
-from fedcohort.cli.sketch import ForceOption
 from fedcohort.cli.sketches import Sketches, load_several
+from fedcohort.cli.tables import ForceOption
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:

@@ -24,6 +24,24 @@ from fedcohort.cli.common import (
     show,
     show_json,
 )
+from fedcohort.cli.tables import (
+    DATA,
+    PRIVACY,
+    BudgetDeltaOption,
+    BudgetEpsilonOption,
+    BudgetOption,
+    ClientOption,
+    DecimalOption,
+    DelimiterOption,
+    EncodingOption,
+    ForceOption,
+    HeaderOption,
+    Neighbors,
+    NeighborsOption,
+    NullValuesOption,
+    open_ledger,
+    split,
+)
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +49,6 @@ if TYPE_CHECKING:
     from fedcohort.files.sketching import OnRows
     from fedcohort.files.source import Reading
     from fedcohort.files.spec import SketchSpec
-    from fedcohort.privacy.budget import BudgetLedger
     from fedcohort.sketch.race import RaceSketch
     from fedcohort.sketch.transforms import Tokenizer
 
@@ -52,13 +69,6 @@ class Nulls(StrEnum):
     zero = "zero"
 
 
-class Neighbors(StrEnum):
-    """Data sets that a private sketch must not tell apart."""
-
-    added = "add-remove"
-    replaced = "replace"
-
-
 class Size(StrEnum):
     """Whether the number of records is published."""
 
@@ -74,12 +84,7 @@ class Analyzer(StrEnum):
     char_wb = "char_wb"
 
 
-ForceOption = Annotated[
-    bool,
-    typer.Option("--force", help="Replace files that exist; an input is never replaced."),
-]
-DATA, HASH, LABELS = "What to read", "How to hash", "Labels and preparation"
-PRIVACY = "Privacy"
+HASH, LABELS = "How to hash", "Labels and preparation"
 
 
 def command(
@@ -115,24 +120,11 @@ def command(
             help="A missing value: stop, drop its row, or count as zero.", rich_help_panel=DATA
         ),
     ] = Nulls.error,
-    null_values: Annotated[
-        str | None,
-        typer.Option(
-            help="Comma-separated markers of missing values, besides ?, NA and the empty text.",
-            rich_help_panel=DATA,
-        ),
-    ] = None,
-    delimiter: Annotated[
-        str | None,
-        typer.Option(help="CSV: what parts the cells [found out].", rich_help_panel=DATA),
-    ] = None,
-    decimal: Annotated[
-        str | None, typer.Option(help="CSV: decimal mark [found out].", rich_help_panel=DATA)
-    ] = None,
-    encoding: Annotated[
-        str | None,
-        typer.Option(help="CSV: encoding, such as cp1252 [UTF-8].", rich_help_panel=DATA),
-    ] = None,
+    null_values: NullValuesOption = None,
+    delimiter: DelimiterOption = None,
+    decimal: DecimalOption = None,
+    encoding: EncodingOption = None,
+    header: HeaderOption = None,
     batch_rows: Annotated[
         int | None,
         typer.Option(help="Rows read at a time [about 16 MB].", min=1, rich_help_panel=DATA),
@@ -220,10 +212,7 @@ def command(
             rich_help_panel=PRIVACY,
         ),
     ] = 0.0,
-    neighbors: Annotated[
-        Neighbors,
-        typer.Option(help="A record added or removed, or replaced.", rich_help_panel=PRIVACY),
-    ] = Neighbors.added,
+    neighbors: NeighborsOption = Neighbors.added,
     n: Annotated[
         Size, typer.Option("--n", help="Publish the number of records?", rich_help_panel=PRIVACY)
     ] = Size.public,
@@ -242,26 +231,10 @@ def command(
             rich_help_panel=PRIVACY,
         ),
     ] = 0.0,
-    budget: Annotated[
-        Path | None,
-        typer.Option(
-            help="Ledger that adds up releases and refuses more.", rich_help_panel=PRIVACY
-        ),
-    ] = None,
-    budget_epsilon: Annotated[
-        float | None,
-        typer.Option(help="Budget of each client, for a new ledger.", rich_help_panel=PRIVACY),
-    ] = None,
-    budget_delta: Annotated[
-        float, typer.Option(help="Delta of that budget.", rich_help_panel=PRIVACY)
-    ] = 0.0,
-    client: Annotated[
-        str | None,
-        typer.Option(
-            help="Whose data these are, by one name for all releases; --budget needs it.",
-            rich_help_panel=PRIVACY,
-        ),
-    ] = None,
+    budget: BudgetOption = None,
+    budget_epsilon: BudgetEpsilonOption = None,
+    budget_delta: BudgetDeltaOption = 0.0,
+    client: ClientOption = None,
     force: ForceOption = False,
     ray: RayOption = None,
     format: FormatOption = Format.table,
@@ -280,28 +253,29 @@ def command(
         sketch_clients,
         sketch_source,
         sketch_warnings,
-        sketch_with_labels,
     )
 
     made = _spec_of(click.get_current_context(), spec)
     target = Target(out, (data,), by is not None, force)
     publisher = Publisher(
-        target, made.release, _ledger(budget, budget_epsilon, budget_delta), client
+        target, made.release, open_ledger(budget, budget_epsilon, budget_delta), client
     )
-    want = made.want(by, nulls.value, batch_rows, CsvOptions(delimiter, decimal, encoding))
+    want = made.want(by, nulls.value, batch_rows, CsvOptions(delimiter, decimal, encoding, header))
     source = open_source(data, want)
     made.settle(source)
     empty = made.empty_sketch(source)
     if spec is not None:
         empty.origin = {"spec": made.digest}
-    labels = made.label.column is not None and made.release.epsilon is None
-    whole = partial(sketch_with_labels if labels else sketch_source, source)
-    each = partial(sketch_clients, source)
+    by_label = made.label.column is not None and made.release.epsilon is None
+    whole = partial(sketch_source, source, by_label=by_label)
+    each = partial(sketch_clients, source, by_label=by_label)
     if ray is not None:
         from fedcohort.distribute.sketching import sketch_folder, sketch_folder_clients
 
         want = replace(want, columns=source.columns or want.columns)
-        whole, each = partial(sketch_folder, data, want), partial(sketch_folder_clients, data, want)
+        more: dict[str, Any] = {"by_label": by_label, "reading": source.reading}
+        whole = partial(sketch_folder, data, want, **more)
+        each = partial(sketch_folder_clients, data, want, **more)
     said: list[str] = []
     with on_cluster(ray), _watching(data.name, source.rows) as on_rows:
         if by is None:
@@ -319,11 +293,22 @@ def _with_origin(
     sketches: Iterable[tuple[str, RaceSketch]], origin: dict[str, Any]
 ) -> Iterator[tuple[str, RaceSketch]]:
     for client, sketch in sketches:
-        sketch.origin = origin
+        sketch.origin |= origin
         yield client, sketch
 
 
-FREE = ("data", "out", "spec", "by", "nulls", "batch_rows", "delimiter", "decimal", "encoding")
+FREE = (
+    "data",
+    "out",
+    "spec",
+    "by",
+    "nulls",
+    "batch_rows",
+    "delimiter",
+    "decimal",
+    "encoding",
+    "header",
+)
 OWN = ("budget", "budget_epsilon", "budget_delta", "client", "force", "ray", "format")
 
 
@@ -370,17 +355,6 @@ def _spec_of_options(context: click.Context) -> SketchSpec:
     )
 
 
-def split(names: str | None) -> tuple[str, ...]:
-    """Read comma-separated names.
-
-    Examples
-    --------
-    >>> split("age, height")
-    ('age', 'height')
-    """
-    return tuple(name.strip() for name in (names or "").split(",") if name.strip())
-
-
 def _tokenizer(analyzer: Any, ngrams: str) -> Tokenizer:
     from fedcohort.files.spec import user_values
     from fedcohort.sketch.transforms import Tokenizer
@@ -390,21 +364,6 @@ def _tokenizer(analyzer: Any, ngrams: str) -> Tokenizer:
         raise ConfigError(f"--ngrams {ngrams}: write 2, or 1-3")
     with user_values():
         return Tokenizer(analyzer, (int(found[1]), int(found[2] or found[1])))
-
-
-def _ledger(path: Path | None, epsilon: float | None, delta: float) -> BudgetLedger | None:
-    """Open the ledger with the budget that it holds, or begin one with the budget given."""
-    from fedcohort.files.spec import user_values
-    from fedcohort.privacy.budget import BudgetLedger
-
-    if path is None:
-        if epsilon is not None:
-            raise ConfigError("--budget-epsilon needs --budget")
-        return None
-    if epsilon is None and not path.exists():
-        raise ConfigError(f"--budget {path}: a new ledger needs --budget-epsilon")
-    with user_values():
-        return BudgetLedger.open(path) if epsilon is None else BudgetLedger(path, epsilon, delta)
 
 
 def _report(

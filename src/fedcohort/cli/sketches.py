@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from fedcohort.cli.common import Format, FormatOption, console, show, show_json
-from fedcohort.cli.sketch import ForceOption
+from fedcohort.cli.tables import ForceOption
 from fedcohort.exceptions import ConfigError, DataError, UnlikeSketches
 from fedcohort.progress import watched
 

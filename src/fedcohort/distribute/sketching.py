@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,17 +18,36 @@ from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files import Source, Want
 from fedcohort.files.array_source import ArraySource
 from fedcohort.files.finding import find_files, kind_of
-from fedcohort.files.sketching import OnRows, sketch_clients, sketch_source
+from fedcohort.files.sketching import (
+    ALL_ROWS,
+    NO_ROWS,
+    Classes,
+    OnRows,
+    join_classes,
+    sketch_parts,
+)
+from fedcohort.files.source import Reading
 from fedcohort.files.text_source import TextSource
 from fedcohort.sketch.race import RaceSketch
 
 TASKS_PER_CPU = 4  # so that a slow worker does not keep the others waiting
-NO_ROWS = "the data have no rows, so there is nothing to sketch"
-Part = tuple[int, Any]
+
+
+class Part(NamedTuple):
+    """What one worker made of some files: sketches by client and class, and what it left out."""
+
+    rows: int
+    sketches: dict[str, Classes]
+    reading: Reading
 
 
 def sketch_folder(
-    path: str | os.PathLike[str], want: Want, empty: RaceSketch, on_rows: OnRows | None = None
+    path: str | os.PathLike[str],
+    want: Want,
+    empty: RaceSketch,
+    on_rows: OnRows | None = None,
+    by_label: bool = False,
+    reading: Reading | None = None,
 ) -> RaceSketch:
     """Return the sketch of all rows of a folder's files.
 
@@ -42,37 +61,61 @@ def sketch_folder(
         The sketch to begin with.
     on_rows : callable, optional
         Called with the number of rows read, whenever a worker has finished some files.
+    by_label : bool
+        As in `files.sketching.sketch_source`.
+    reading : Reading, optional
+        Told what the workers left out and what looks wrong.
     """
-    total = empty.empty_like()
-    for sketch in _parts(path, want, empty, on_rows):
-        total.merge(sketch)
-    if not total.n:
-        raise DataError(NO_ROWS)
-    return total
+    made = _merged(path, want, empty, on_rows, by_label, reading)
+    return join_classes(made[ALL_ROWS])
 
 
 def sketch_folder_clients(
-    path: str | os.PathLike[str], want: Want, empty: RaceSketch, on_rows: OnRows | None = None
+    path: str | os.PathLike[str],
+    want: Want,
+    empty: RaceSketch,
+    on_rows: OnRows | None = None,
+    by_label: bool = False,
+    reading: Reading | None = None,
 ) -> Iterator[tuple[str, RaceSketch]]:
     """Yield every client's name and sketch, in the order of their first rows.
 
     Unlike `sketch_clients`, it holds the sketches of all clients in memory.
     """
-    made: dict[str, RaceSketch] = {}
-    for clients in _parts(path, want, empty, on_rows):
-        for client, sketch in clients.items():
-            if client in made:
-                made[client].merge(sketch)
-            else:
-                made[client] = sketch
+    for client, classes in _merged(path, want, empty, on_rows, by_label, reading).items():
+        yield client, join_classes(classes)
+
+
+def _merged(
+    path: str | os.PathLike[str],
+    want: Want,
+    empty: RaceSketch,
+    on_rows: OnRows | None,
+    by_label: bool,
+    reading: Reading | None,
+) -> dict[str, Classes]:
+    """Add up the sketches of all workers, by client and class."""
+    made: dict[str, Classes] = {}
+    for part in _parts(path, want, empty, by_label):
+        for client, classes in part.sketches.items():
+            own = made.setdefault(client, {})
+            for label, sketch in classes.items():
+                if label in own:
+                    own[label].merge(sketch)
+                else:
+                    own[label] = sketch
+        if on_rows is not None:
+            on_rows(part.rows)
+        if reading is not None:
+            reading.add(part.reading)
     if not made:
         raise DataError(NO_ROWS)
-    yield from made.items()
+    return made
 
 
 def _parts(
-    path: str | os.PathLike[str], want: Want, empty: RaceSketch, on_rows: OnRows | None
-) -> Iterator[Any]:
+    path: str | os.PathLike[str], want: Want, empty: RaceSketch, by_label: bool
+) -> Iterator[Part]:
     """Yield the results of the workers, in the order of the files."""
     root = Path(path).resolve()
     if not root.is_dir():
@@ -81,17 +124,16 @@ def _parts(
     most = TASKS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
     task = ray.remote(_sketch).options(num_cpus=1, max_retries=3, retry_exceptions=[OSError])
     shared = ray.put(empty)
-    tasks = [task.remote(files[0], part, root, want, shared) for part in split(files, most)]
+    parts = split(files, most)
+    tasks = [task.remote(files[0], part, root, want, shared, by_label) for part in parts]
     for number, one in enumerate(tasks):
         try:
-            rows, made = ray.get(one)
+            made: Part = ray.get(one)
         except ray.exceptions.RayError as error:
             for other in tasks[number:]:
                 ray.cancel(other)
             raise cluster_error(error, f"sketching {path}") from None
         tasks[number] = None  # its result may leave the object store
-        if on_rows is not None:
-            on_rows(rows)
         yield made
 
 
@@ -114,18 +156,14 @@ def split(files: Sequence[Path], most: int) -> list[list[Path]]:
     return [[files[i] for i in np.flatnonzero(part == p).tolist()] for p in np.unique(part)]
 
 
-def _sketch(first: Path, files: Sequence[Path], root: Path, want: Want, empty: RaceSketch) -> Part:
-    """Sketch some files on a worker: rows read, and one sketch, or with `by` one per client."""
+def _sketch(
+    first: Path, files: Sequence[Path], root: Path, want: Want, empty: RaceSketch, by_label: bool
+) -> Part:
+    """Sketch some files on a worker."""
     source = part_of(first, files, root, want)
     seen: list[int] = []
-    if not any(len(block.x) for block in source.blocks()):  # a part may be empty, the whole not
-        return 0, {} if want.by else empty.empty_like()
-    made: Any
-    if want.by is None:
-        made = sketch_source(source, empty, seen.append)
-    else:
-        made = dict(sketch_clients(source, empty, seen.append))
-    return sum(seen), made
+    made = sketch_parts(source, empty, by_label, on_rows=seen.append)
+    return Part(sum(seen), made, source.reading)
 
 
 def part_of(first: Path, files: Sequence[Path], root: Path, want: Want) -> Source:

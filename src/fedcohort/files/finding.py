@@ -80,14 +80,14 @@ def _index(folder: Path) -> dict[str, str]:
 
 ENDINGS = {
     "parquet": r"\.(parquet|pq)",
-    "csv": r"\.(csv|tsv)(\.gz|\.bz2)?",
+    "csv": r"\.(csv|tsv|data)(\.gz|\.bz2)?",
     "arrow": r"\.(arrow|arrows|feather|ipc)",
     "npy": r"\.npy",
     "npz": r"\.npz",
     "idx": r"[.-]idx\d?(-ubyte)?(\.gz)?",
     "text": r"\.(txt|text)(\.gz)?",
 }
-KNOWN = ".parquet, .csv, .tsv, .arrow, .feather, .npy, .npz, IDX (-idx3-ubyte, .idx) or .txt"
+KNOWN = ".parquet, .csv, .tsv, .data, .arrow, .feather, .npy, .npz, IDX (-idx3-ubyte, .idx) or .txt"
 
 
 def open_source(path: str | os.PathLike[str], want: Want) -> Source:

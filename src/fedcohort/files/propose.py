@@ -1,26 +1,44 @@
 """Propose a spec from one site's table, and check a site's table against a spec.
 
-A proposal holds names, types and roles of columns, and no value of the table: levels, centers and
-scales are left open for people to fill in with public constants.
+A proposal holds names, types and roles of columns, and no value of the table. Levels are left open
+for people to fill in with public constants. So are centers and scales, unless they are estimated
+privately (`privacy.quantiles`) between public bounds.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedcohort.exceptions import DataError
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.finding import find_files
-from fedcohort.files.source import IDENTIFIER, CsvOptions, Reading, Want
-from fedcohort.files.spec import SketchSpec
+from fedcohort.files.publish import file_fingerprint, writing
+from fedcohort.files.source import IDENTIFIER, NULL_VALUES, CsvOptions, Reading, Want
+from fedcohort.files.spec import SketchSpec, user_values
 from fedcohort.files.table_file import TableFile
 from fedcohort.files.table_source import TableSource
+from fedcohort.privacy.budget import BudgetLedger
+from fedcohort.privacy.calibration import Neighbors
+from fedcohort.privacy.quantiles import (
+    CELLS,
+    Constants,
+    constants_release,
+    private_constants,
+    quartile_error,
+)
 from fedcohort.sketch.columns import Column
 
 FEW = 12  # different values; a column of whole numbers or texts with no more is a category
-HEAD = """# How all sites make their sketches. Nothing in here is a value of anybody's data.
+HEAD = """# How all sites make their sketches. {source}
 # Fill in what is marked TODO with public constants, delete the columns that should not be
 # compared, and give this file to all sites:
 #   fedcohort spec check data.csv --spec THIS.toml
@@ -36,14 +54,162 @@ seed = 0
 # explain = 0.5      # share of the budget for single columns: which of them differ
 
 [missing]
-null_values = []     # further markers of missing values, besides ?, NA and the empty text
+null_values = {markers}     # further markers of missing values, besides ?, NA and the empty text
 """
+NO_VALUES = "Nothing in here is a value of anybody's data."
 
 
-def propose_spec(path: Path, label: str | None, csv: CsvOptions) -> str:
-    """Return a spec as TOML text, with TODO where a public constant is needed."""
-    table = _first_table(path, csv)
-    parts = [HEAD]
+@dataclass(frozen=True)
+class Estimate:
+    """What is estimated privately, and how.
+
+    Parameters
+    ----------
+    epsilon : float
+        Budget of all centers and scales together.
+    bounds : mapping of str to (low, high)
+        The columns, each with its public range. Bounds must not come from the data.
+    neighbors : {"add-remove", "replace"}
+        What may happen to the record that is protected.
+    """
+
+    epsilon: float
+    bounds: Mapping[str, tuple[float, float]]
+    neighbors: Neighbors = "add-remove"
+
+    def __post_init__(self) -> None:
+        if not self.bounds:
+            raise ConfigError("--epsilon needs --bounds, such as age=0:120,chol=50:600")
+        for name, (low, high) in self.bounds.items():
+            if not (math.isfinite(low) and math.isfinite(high) and low < high):
+                raise ConfigError(f"--bounds {name}={low:g}:{high:g}: low must be below high")
+
+    def claim(self) -> str:
+        """Say in one line what was spent, for what, and what is public."""
+        relation = {"add-remove": "adding or removing", "replace": "replacing"}[self.neighbors]
+        off = quartile_error(len(self.bounds), self.epsilon, self.neighbors)
+        return (
+            f"epsilon={self.epsilon:g} for {relation} one record was spent on the centers and "
+            f"scales of {', '.join(self.bounds)}; public: their bounds. A quartile is off by at "
+            f"most {off:,} records (95%)."
+        )
+
+
+def read_bounds(text: str | None) -> dict[str, tuple[float, float]]:
+    """Read public bounds of columns.
+
+    Examples
+    --------
+    >>> read_bounds("age=0:120, chol=50:600")
+    {'age': (0.0, 120.0), 'chol': (50.0, 600.0)}
+    """
+    found = {}
+    for part in (text or "").split(","):
+        if not part.strip():
+            continue
+        name, _, span = part.rpartition("=")
+        low, _, high = span.partition(":")
+        try:
+            found[name.strip()] = float(low), float(high)
+        except ValueError:
+            raise ConfigError(f"--bounds {part.strip()}: write NAME=LOW:HIGH") from None
+    return found
+
+
+@contextmanager
+def estimated_constants(
+    path: Path,
+    estimate: Estimate,
+    csv: CsvOptions,
+    null_values: tuple[str, ...] = (),
+    ledger: BudgetLedger | None = None,
+    client: str | None = None,
+) -> Iterator[dict[str, Constants]]:
+    """Yield private centers and scales by column, paid for from the ledger if there is one.
+
+    They count as delivered when the block ends without an error. Until then the same request
+    returns the same constants without paying again.
+    """
+    if ledger is not None and client is None:
+        raise ConfigError("--budget needs --client: say whose data these are")
+    with user_values():
+        price = constants_release(len(estimate.bounds), estimate.epsilon, estimate.neighbors)
+    counts = _cell_counts(path, estimate, csv, null_values)
+
+    def make() -> bytes:
+        spans = list(estimate.bounds.values())
+        made = private_constants(counts, spans, estimate.epsilon, estimate.neighbors)
+        return json.dumps(dict(zip(estimate.bounds, made, strict=True))).encode()
+
+    request = ""
+    with user_values():
+        if ledger is None or client is None:
+            content = make()
+        else:
+            fingerprint = file_fingerprint(path)
+            request = _request(client, estimate, null_values, fingerprint)
+            with writing(ledger.path):
+                content = ledger.pay_and_keep(
+                    client, [price], make, request=request, fingerprints=[fingerprint]
+                )
+    yield {name: Constants(*held) for name, held in json.loads(content).items()}
+    if ledger is not None:
+        ledger.delivered(request)
+
+
+def _request(
+    client: str, estimate: Estimate, null_values: tuple[str, ...], fingerprint: bytes
+) -> str:
+    asked = [client, estimate.epsilon, dict(estimate.bounds), estimate.neighbors, null_values]
+    settings = json.dumps(["constants", *asked, fingerprint.hex()], sort_keys=True)
+    return hashlib.blake2b(settings.encode(), digest_size=16).hexdigest()
+
+
+def _cell_counts(
+    path: Path, estimate: Estimate, csv: CsvOptions, null_values: tuple[str, ...]
+) -> NDArray[np.int64]:
+    """Count the values of each column in the cells between its bounds, (columns, cells)."""
+    columns = tuple(
+        Column(name, center=low, scale=(high - low) / CELLS, missing="indicator")
+        for name, (low, high) in estimate.bounds.items()
+    )
+    want = Want(columns=columns, null_values=(*NULL_VALUES, *null_values), csv=csv)
+    counts = np.zeros((len(columns), CELLS), np.int64)
+    for block in TableSource(find_files(path), path, want).blocks():
+        for i, part in enumerate(block.parts):
+            cells = np.clip(np.floor(part.order[~part.missing]), 0, CELLS - 1)
+            counts[i] += np.bincount(cells.astype(np.int64), minlength=CELLS)
+    return counts
+
+
+def propose_spec(
+    path: Path,
+    label: str | None,
+    csv: CsvOptions,
+    null_values: tuple[str, ...] = (),
+    estimate: Estimate | None = None,
+    constants: Mapping[str, Constants] | None = None,
+) -> str:
+    """Return a spec as TOML text, with TODO where a public constant is needed.
+
+    Parameters
+    ----------
+    path : Path
+        The table, or a folder of tables.
+    label : str, optional
+        The column of classes.
+    csv, null_values
+        How the table is written, and further markers of missing values.
+    estimate, constants
+        Centers and scales that were estimated privately (`estimated_constants`), and how.
+    """
+    table, known = _first_table(path, csv, null_values), constants or {}
+    if label in known:
+        raise ConfigError(f"--bounds {label}: this is the label, which has no center and scale")
+    source = NO_VALUES if estimate is None else f"{NO_VALUES[:-1]}, except for this:\n"
+    source += "" if estimate is None else f"# {estimate.claim()}"
+    markers = json.dumps(list(null_values), ensure_ascii=False)
+    parts = [HEAD.format(source=source, markers=markers)]
     if label is not None:
         table.kind(label)
         name = json.dumps(label)
@@ -51,13 +217,25 @@ def propose_spec(path: Path, label: str | None, csv: CsvOptions) -> str:
     for name in table.names:
         if name == label:
             continue
-        parts.append(_section(name, _role(table, name)))
+        if name in known:
+            parts.append(_estimated(name, known[name]))
+        else:
+            parts.append(_section(name, _role(table, name)))
     return "\n".join(parts)
 
 
-def _first_table(path: Path, csv: CsvOptions) -> TableFile:
+def _estimated(name: str, found: Constants) -> str:
+    """Return the section of a number whose constants were estimated."""
+    scale = f"scale = {found.scale!r}\n"
+    if found.scale is None:
+        scale = "# scale =    # TODO: half of the values lie so close that none was found\n"
+    quoted = json.dumps(name, ensure_ascii=False)
+    return f'[columns.{quoted}]\nkind = "number"\ncenter = {found.center!r}\n{scale}'
+
+
+def _first_table(path: Path, csv: CsvOptions, null_values: tuple[str, ...]) -> TableFile:
     files = find_files(path)
-    table = TableFile(files[0], path, csv)
+    table = TableFile(files[0], path, csv, (*NULL_VALUES, *null_values))
     table.names  # noqa: B018 - says what is wrong with the file
     return table
 
@@ -130,7 +308,7 @@ class Fit:
 
 def check_data(path: Path, spec: SketchSpec, csv: CsvOptions) -> Fit:
     """Read a table column by column as the spec says, and collect what does not fit."""
-    table, found = _first_table(path, csv), Fit()
+    table, found = _first_table(path, csv, spec.null_values), Fit()
     columns = [c for c in spec.columns if isinstance(c, Column)]
     used = {c.name for c in columns} | {spec.label.column}
     found.unused = [name for name in table.names if name not in used]

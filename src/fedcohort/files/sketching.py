@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,46 +13,99 @@ from fedcohort.files.finding import lost_files
 from fedcohort.files.source import Block, Source
 from fedcohort.sketch.marginals import bins_of
 from fedcohort.sketch.race import RaceSketch, distance_matrix, pooled
+from fedcohort.sketch.transforms import Transform
 
 OnRows = Callable[[int], None]
+Classes = dict[int, RaceSketch]  # the sketch of each class of one client
+ALL_ROWS = ""  # the client of data without client ids
+NO_ROWS = "the data have no rows, so there is nothing to sketch"
 MEMORY = 512 << 20  # for the sketches of one pass over the data
 
 
-def sketch_source(source: Source, empty: RaceSketch, on_rows: OnRows | None = None) -> RaceSketch:
-    """Return the sketch of all rows; `on_rows` hears how many were read at a time."""
-    sketch = empty.empty_like()
-    for block in source.blocks():
-        _add(sketch, block.x, block.y, _bins(sketch, block))
-        if on_rows is not None:
-            on_rows(len(block.x))
-    if not sketch.n:
-        raise DataError("the data have no rows, so there is nothing to sketch")
-    return sketch
-
-
-def sketch_with_labels(
-    source: Source, empty: RaceSketch, on_rows: OnRows | None = None
+def sketch_source(
+    source: Source, empty: RaceSketch, on_rows: OnRows | None = None, by_label: bool = False
 ) -> RaceSketch:
-    """Return the sketch of all rows, which also states how far the classes are apart.
+    """Return the sketch of all rows.
 
-    The distance is the median over pairs of classes with ten records or more, as
-    `origin["label_split"]`: a reference for the distances between clients. It is exact, so it
-    belongs to exact sketches only.
+    Parameters
+    ----------
+    source : Source
+    empty : RaceSketch
+        The sketch to begin with.
+    on_rows : callable, optional
+        Called with the number of rows read, block by block.
+    by_label : bool
+        Whether the sketch also states how far the classes are apart; see `join_classes`.
     """
-    classes: dict[int, RaceSketch] = {}
+    made = sketch_parts(source, empty, by_label, on_rows=on_rows)
+    if not made:
+        raise DataError(NO_ROWS)
+    return join_classes(made[ALL_ROWS])
+
+
+def sketch_clients(
+    source: Source,
+    empty: RaceSketch,
+    on_rows: OnRows | None = None,
+    memory: int = MEMORY,
+    by_label: bool = False,
+) -> Iterator[tuple[str, RaceSketch]]:
+    """Yield every client's name and sketch, in the order of their first rows.
+
+    Where the sketches of all clients would take more than `memory` bytes, the data are read
+    several times, and each pass makes those of the next clients.
+    """
+    step = empty.transform
+    classes = step.classes if by_label and isinstance(step, Transform) else 1
+    most = max(1, memory // (empty.counts.nbytes * max(1, classes)))
+    done: set[str] = set()
+    while made := sketch_parts(source, empty, by_label, done, most, on_rows):
+        yield from ((client, join_classes(parts)) for client, parts in made.items())
+        done |= made.keys()
+        if len(made) < most:
+            break
+    if not done:
+        raise DataError(NO_ROWS)
+
+
+def sketch_parts(
+    source: Source,
+    empty: RaceSketch,
+    by_label: bool,
+    done: Collection[str] = (),
+    most: int | None = None,
+    on_rows: OnRows | None = None,
+) -> dict[str, Classes]:
+    """Make one pass over the data; return a sketch per client, and with `by_label` per class.
+
+    Clients in `done` are left out, and at most `most` clients are sketched. Data without client
+    ids are one client, `ALL_ROWS`.
+    """
+    made: dict[str, Classes] = {}
     for block in source.blocks():
-        if block.y is None:
-            raise ValueError("a source without labels cannot be divided by label")
         bins = _bins(empty, block)
-        for label in np.unique(block.y).tolist():
-            rows = np.flatnonzero(block.y == label)
-            sketch = classes.setdefault(label, empty.empty_like())
-            _add(sketch, block.x[rows], block.y[rows], None if bins is None else bins[rows])
+        for client, rows in _groups(block):
+            known = client in made
+            if not known and (client in done or (most is not None and len(made) >= most)):
+                continue
+            classes = made.setdefault(client, {})
+            for label, own in _by_label(block, rows) if by_label else ((0, rows),):
+                sketch = classes.setdefault(label, empty.empty_like())
+                y = None if block.y is None else block.y[own]
+                _add(sketch, _take(block.x, own), y, None if bins is None else bins[own])
         if on_rows is not None:
             on_rows(len(block.x))
-    if not classes:
-        raise DataError("the data have no rows, so there is nothing to sketch")
-    total = pooled(classes.values())
+    return made
+
+
+def join_classes(classes: Classes) -> RaceSketch:
+    """Return the sketch of a client's classes together.
+
+    It states how far they are apart: the median distance over pairs of classes with ten records
+    or more, as `origin["label_split"]`. This is a reference for the distances between clients. It
+    is exact, so it belongs to exact sketches only.
+    """
+    total = pooled(list(classes.values())) if len(classes) > 1 else next(iter(classes.values()))
     large = [sketch for sketch in classes.values() if sketch.n >= 10]
     if len(large) > 1:
         squares = distance_matrix(large, "mmd")[np.triu_indices(len(large), 1)]
@@ -60,54 +113,32 @@ def sketch_with_labels(
     return total
 
 
-def sketch_clients(
-    source: Source, empty: RaceSketch, on_rows: OnRows | None = None, memory: int = MEMORY
-) -> Iterator[tuple[str, RaceSketch]]:
-    """Yield every client's name and sketch, in the order of their first rows.
-
-    Where the sketches of all clients would take more than `memory` bytes, the data are read
-    several times, and each pass makes those of the next clients.
-    """
-    most = max(1, memory // empty.counts.nbytes)
-    done: set[str] = set()
-    while made := _one_pass(source, empty, done, most, on_rows):
-        yield from made.items()
-        done |= made.keys()
-        if len(made) < most:
-            break
-    if not done:
-        raise DataError("the data have no rows, so there is nothing to sketch")
-
-
-def _one_pass(
-    source: Source, empty: RaceSketch, done: set[str], most: int, on_rows: OnRows | None
-) -> dict[str, RaceSketch]:
-    made: dict[str, RaceSketch] = {}
-    for block in source.blocks():
-        if block.clients is None:
-            raise ValueError("a source without client ids cannot be divided by client")
-        bins = _bins(empty, block)
-        for client, rows in _groups(block.clients):
-            if client in made or (client not in done and len(made) < most):
-                x = block.x[rows] if isinstance(block.x, np.ndarray) else _take(block.x, rows)
-                sketch = made.setdefault(client, empty.empty_like())
-                y = None if block.y is None else block.y[rows]
-                _add(sketch, x, y, None if bins is None else bins[rows])
-        if on_rows is not None:
-            on_rows(len(block.x))
-    return made
-
-
-def _groups(clients: np.ndarray[Any, np.dtype[np.object_]]) -> Iterator[tuple[str, Any]]:
+def _groups(block: Block) -> Iterator[tuple[str, Any]]:
     """Yield each client of a block with the positions of its rows, first come first."""
+    if block.clients is None:
+        if len(block.x):
+            yield ALL_ROWS, slice(None)
+        return
     where: dict[str, list[int]] = {}
-    for row, client in enumerate(clients.tolist()):
+    for row, client in enumerate(block.clients.tolist()):
         where.setdefault(client, []).append(row)
     for client, rows in where.items():
         yield client, np.array(rows)
 
 
-def _take(items: list[Any], rows: Any) -> list[Any]:
+def _by_label(block: Block, rows: Any) -> Iterator[tuple[int, Any]]:
+    """Divide the rows of a client by label."""
+    if block.y is None:
+        raise ValueError("a source without labels cannot be divided by label")
+    positions = np.arange(len(block.y))[rows]
+    labels = block.y[positions]
+    for label in np.unique(labels).tolist():
+        yield label, positions[labels == label]
+
+
+def _take(items: Any, rows: Any) -> Any:
+    if isinstance(items, np.ndarray) or isinstance(rows, slice):
+        return items[rows]
     return [items[i] for i in rows]
 
 

@@ -26,11 +26,15 @@ IDENTIFIER = re.compile(r"(^|[_. -])(id|uuid|guid|mrn|row_?names?|index)$|^Unnam
 
 @dataclass(frozen=True)
 class CsvOptions:
-    """How a CSV file is written; None is found out from its first lines, where that is safe."""
+    """How a CSV file is written; None is detected from its first lines, where that is safe.
+
+    Without a header, columns are called c1, c2, ...
+    """
 
     delimiter: str | None = None
     decimal: str | None = None
     encoding: str | None = None
+    header: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class Reading:
     left_out : dict
         Columns that are not used, each with the reason.
     assumed : list of str
-        What was found out about the file, such as its delimiter.
+        What was detected in the file, such as its delimiter.
     """
 
     rows: int = 0
@@ -106,6 +110,18 @@ class Reading:
         self.rows = self.kept = 0
         self.missing.clear()
         self.others.clear()
+
+    def add(self, later: Reading) -> None:
+        """Add what another pass, over later files of the same data, has found."""
+        self.rows += later.rows
+        self.kept += later.kept
+        self.missing += later.missing
+        self.others += later.others
+        # Only the first block of a column tells whether it looks like an identifier.
+        self.identifiers += [c for c in later.identifiers if c not in self.ranges]
+        for name, (low, high) in later.ranges.items():
+            before = self.ranges.get(name, (low, high))
+            self.ranges[name] = min(low, before[0]), max(high, before[1])
 
     def look_at(self, column: Column, order: NDArray[np.float64], known: NDArray[Any]) -> None:
         """Remember the range of a column, and whether its first block looks like an identifier."""
@@ -135,7 +151,7 @@ class Reading:
         if self.others:
             facts["other levels"] = f"{_counted(self.others)}: not among the public levels"
         if self.assumed:
-            facts["found out"] = "; ".join(self.assumed)
+            facts["detected"] = "; ".join(self.assumed)
         return facts
 
     def warnings(self) -> list[str]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import csv
 import gzip
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
@@ -24,6 +26,7 @@ from fedcohort.files.source import NULL_VALUES, CsvOptions
 Kind = Literal["whole", "number", "vector", "text", "list", "date", "empty", "other"]
 CSV_BLOCK = 4 << 20
 BUFFER = 1 << 16
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 DELIMITERS = (",", ";", "\t", "|")
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
@@ -43,8 +46,8 @@ def need_pyarrow() -> Any:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn what PyArrow raises on a damaged file into a DataError."""
+def reading(path: Path, names: Sequence[str] = ()) -> Iterator[None]:
+    """Turn what PyArrow raises on a damaged file into a DataError; `names` are its columns."""
     pa = need_pyarrow()
     try:
         yield
@@ -53,7 +56,21 @@ def reading(path: Path) -> Iterator[None]:
     except UnicodeDecodeError:
         raise DataError(f"{path}: cannot be read: a name or a text in it is not UTF-8") from None
     except (pa.lib.ArrowException, OSError, EOFError, SystemError, MemoryError) as error:
-        raise DataError(f"{path}: cannot be read: {str(error)[:300]}") from None
+        raise DataError(f"{path}: cannot be read: {_plain(str(error), names)[:300]}") from None
+
+
+def _plain(message: str, names: Sequence[str]) -> str:
+    """Name the column of a CSV file that PyArrow counts, and say what can be done."""
+    found = re.match(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error", message)
+    if found is None or int(found[1]) >= len(names):
+        return message
+    where = f"column {names[int(found[1])]!r}" + (f", line {found[2]}" if found[2] else "")
+    if "UTF8" in message:
+        return f"{where}: not UTF-8; name the encoding, such as --encoding cp1252"
+    value = re.search(r"invalid value '(.*)'", message, re.S)
+    if value is None:
+        return f"{where}: {message}"
+    return f"{where}: {value[1]!r} is not a number; name markers of missing values by --null-values"
 
 
 class TableFile:
@@ -85,7 +102,8 @@ class TableFile:
                 schema = self._csv({}, None).schema
             else:
                 schema = self._ipc(None).schema
-            return self._checked(schema)
+            schema.names  # noqa: B018 - decodes them
+            return schema
 
     @property
     def names(self) -> list[str]:
@@ -147,7 +165,7 @@ class TableFile:
         later on, and `as_text` is read as it is written.
         """
         inside = [c for c in columns if c in self.schema.names]
-        with reading(self.path):
+        with reading(self.path, self.schema.names):
             for batch in self._stream(inside, rows, as_text, as_numbers):
                 batch.validate(full=True)  # offsets and indexes of a damaged file lead anywhere
                 for first in range(0, batch.num_rows, rows):
@@ -190,17 +208,20 @@ class TableFile:
     def dialect(self) -> Dialect:
         """How a CSV file is written: as told, or as its first lines show."""
         with reading(self.path):
-            return find_dialect(self.path, self._csv_options)
+            return find_dialect(self.path, self._csv_options, self._null_values)
 
     def _csv(self, types: dict[str, Any], columns: list[str] | None) -> Any:
-        csv, found = need_pyarrow().csv, self.dialect
-        return csv.open_csv(
+        arrow, found = need_pyarrow().csv, self.dialect
+        return arrow.open_csv(
             self.path,
-            read_options=csv.ReadOptions(
-                block_size=CSV_BLOCK, use_threads=False, encoding=found.encoding
+            read_options=arrow.ReadOptions(
+                block_size=CSV_BLOCK,
+                use_threads=False,
+                encoding=found.encoding,
+                column_names=list(found.names) or None,
             ),
-            parse_options=csv.ParseOptions(delimiter=found.delimiter),
-            convert_options=csv.ConvertOptions(
+            parse_options=arrow.ParseOptions(delimiter=found.delimiter),
+            convert_options=arrow.ConvertOptions(
                 column_types=types,
                 include_columns=columns,
                 null_values=["", *self._null_values],
@@ -209,13 +230,6 @@ class TableFile:
                 decimal_point=found.decimal,
             ),
         )
-
-    def _checked(self, schema: Any) -> Any:
-        """Refuse names that are not UTF-8, and numbers in the place of names."""
-        names = schema.names  # decodes them
-        if self._format == "csv" and names and all(re.fullmatch(r"[-+.\deE]+", n) for n in names):
-            raise DataError(f"{self.path}: the first line holds numbers, not names of columns")
-        return schema
 
     def _ipc(self, columns: list[str] | None) -> Any:
         pa = need_pyarrow()
@@ -233,38 +247,68 @@ class TableFile:
 
 
 class Dialect(NamedTuple):
-    """How a CSV file is written, and what of it was found out rather than told."""
+    """How a CSV file is written; `detected` says what of it was not stated.
+
+    `names` are given to the columns of a file without a header.
+    """
 
     delimiter: str
     decimal: str
     encoding: str
-    found_out: tuple[str, ...]
+    names: tuple[str, ...]
+    detected: tuple[str, ...]
 
 
-def find_dialect(path: Path, told: CsvOptions) -> Dialect:
-    """Find the delimiter, the decimal mark and the encoding from the first lines of a file.
+def find_dialect(path: Path, told: CsvOptions, null_values: Sequence[str]) -> Dialect:
+    """Detect delimiter, decimal mark, encoding and header from the first lines of a file.
 
     A delimiter is believed if it is the only one that cuts the first lines into equally many
     parts. Numbers with a comma count as decimal only where the delimiter is not a comma. An
-    encoding is believed if the file begins with its mark; all else must be UTF-8.
+    encoding is believed if the file begins with its mark; all else must be UTF-8. A first row of
+    numbers and missing values is data, not names; one that counts (0, 1, 2, ...) could be either,
+    so it is refused.
     """
     head = _beginning(path)
-    said = []
+    detected = []
     encoding = told.encoding
     if encoding is None:
         encoding = next((name for mark, name in MARKS.items() if head.startswith(mark)), "utf-8")
         if encoding != "utf-8":
-            said.append(f"encoding {encoding}")
+            detected.append(f"encoding {encoding}")
     lines = _lines(path, head, encoding)
     named = ".tsv" in path.name.lower()
     delimiter = told.delimiter or ("\t" if named else _delimiter(lines))
     if told.delimiter is None and not named and delimiter != ",":
-        said.append(f"delimiter {delimiter!r}")
+        detected.append(f"delimiter {delimiter!r}")
     decimal = told.decimal or "."
     if told.decimal is None and delimiter != "," and _comma_is_decimal(lines, delimiter):
         decimal = ","
-        said.append("decimal comma")
-    return Dialect(delimiter, decimal, encoding, tuple(said))
+        detected.append("decimal comma")
+    first = lines[0] if lines else ""
+    cells = next(csv.reader([first], delimiter=delimiter), [])
+    header = told.header
+    if header is None:
+        header = _is_header(path, first, cells, decimal, null_values)
+        if not header:
+            detected.append(f"no header, so the columns are called c1 to c{len(cells)}")
+    names = () if header else tuple(f"c{i + 1}" for i in range(len(cells)))
+    return Dialect(delimiter, decimal, encoding, names, tuple(detected))
+
+
+def _is_header(
+    path: Path, line: str, cells: Sequence[str], decimal: str, null_values: Sequence[str]
+) -> bool:
+    """Whether the first row holds names: text, or in quotes."""
+    known = [c.strip().replace(decimal, ".") for c in cells if c.strip() not in ("", *null_values)]
+    if not known or '"' in line or not all(NUMBER.fullmatch(c) for c in known):
+        return True
+    values = [float(c) for c in known]
+    if len(values) > 1 and all(b - a == 1 for a, b in pairwise(values)):
+        raise DataError(
+            f"{path}: the first row counts {known[0]}, {known[1]}, ...: say --header if these are "
+            "names of columns, --no-header if they are data"
+        )
+    return False
 
 
 def _beginning(path: Path) -> bytes:
@@ -288,10 +332,18 @@ def _lines(path: Path, head: bytes, encoding: str) -> list[str]:
 
 
 def _delimiter(lines: Sequence[str]) -> str:
-    """Return the one delimiter that cuts all lines into equally many parts, else a comma."""
+    """Return the delimiter that cuts all lines into equally many parts, else a comma.
+
+    Of several, the one that leaves most numbers: ``63;1,5`` is 63 and 1.5, not 63;1 and 5.
+    """
     counts = {d: {_outside_quotes(line).count(d) for line in lines} for d in DELIMITERS}
     even = [d for d, found in counts.items() if len(found) == 1 and min(found) > 0]
-    return even[0] if len(even) == 1 or even[:1] == [","] else ("," if not even else even[0])
+    return max(even, key=lambda d: _share_of_numbers(lines, d), default=",")
+
+
+def _share_of_numbers(lines: Sequence[str], delimiter: str) -> float:
+    cells = [cell.strip(' "').replace(",", ".") for line in lines for cell in line.split(delimiter)]
+    return sum(NUMBER.fullmatch(cell) is not None for cell in cells) / len(cells)
 
 
 def _outside_quotes(line: str) -> str:

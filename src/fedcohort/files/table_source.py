@@ -71,7 +71,7 @@ class TableSource(Source):
         self._check(self.files[0])
         self.dim = columns_width(self.columns) if self.form == "vectors" else 0
         if self.files[0].is_csv:
-            self.reading.assumed += self.files[0].dialect.found_out
+            self.reading.assumed += self.files[0].dialect.detected
 
     @property
     def rows(self) -> int | None:  # type: ignore[override]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,18 +26,19 @@ from fedcohort.privacy.calibration import (
 )
 from fedcohort.privacy.noise import discrete_gaussian, discrete_laplace, laplace_moments, words
 
-Mechanism = Literal["laplace", "gaussian", "mixed"]
+Mechanism = Literal["laplace", "gaussian", "mixed", "exponential"]
 Size = Literal["public", "private"]
 
 
 @dataclass(frozen=True)
 class Release:
-    """How a sketch was made private.
+    """How a sketch, or a number of constants, was made private.
 
     Parameters
     ----------
-    mechanism : {"laplace", "gaussian", "mixed"}
-        Discrete noise on every count; mixed after a merge of both.
+    mechanism : {"laplace", "gaussian", "mixed", "exponential"}
+        Discrete noise on every count, mixed after a merge of both; or the exponential mechanism
+        of `privacy.quantiles`, which has no noise on counts.
     epsilon, delta : float
         The guarantee for one record.
     neighbors : {"add-remove", "replace"}
@@ -72,10 +73,7 @@ class Release:
                 raise ValueError(f"release: {name}={value!r} must be finite")
         check_budget(self.epsilon, self.delta)
         sensitivity(1, self.neighbors)
-        if self.mechanism not in ("laplace", "gaussian", "mixed") or self.n not in (
-            "public",
-            "private",
-        ):
+        if self.mechanism not in get_args(Mechanism) or self.n not in get_args(Size):
             raise ValueError(f"release: unknown mechanism={self.mechanism!r} or n={self.n!r}")
         if type(self.parts) is not int or self.parts < 1:
             raise ValueError(f"release: parts={self.parts!r} must be a whole number above 0")

@@ -275,6 +275,7 @@ class RaceSketch(StoredSketch):
         """
         merged = self + other
         self.counts, self.n, self.release = merged.counts, merged.n, merged.release
+        self.marginals = merged.marginals
 
     def __add__(self, other: RaceSketch) -> RaceSketch:
         return self._combine(other, 1)

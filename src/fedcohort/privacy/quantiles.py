@@ -1,0 +1,174 @@
+"""Private centers and scales of columns, from quartiles within public bounds.
+
+The range between the bounds is cut into equal cells. Bounds and cells are public; a value outside
+counts in the first or the last cell. For the quantile a/b of n values, a cell with `below` values
+before it and `upto` values up to its end misses the quantile by
+
+    d = max(0, b * below - a * n, a * n - b * upto),
+
+a whole number that is 0 for the cell which holds the quantile. The exponential mechanism (McSherry
+and Talwar 2007) draws a cell with probability proportional to exp(-epsilon d / (2 s)), where s is
+the most by which one record changes any d. This protects one record with epsilon:
+
+- add-remove: `below` and `upto` change by 0 or 1 and n by 1, so s = max(a, b - a);
+- replace: n stays and `below` and `upto` change by at most 1, so s = b. A value that becomes
+  missing, or the reverse, changes d by at most max(a, b - a) <= b.
+
+The number of values is not published. Cells are drawn exactly, by comparing whole random numbers:
+a cell drawn uniformly is kept with probability exp(-epsilon (d - smallest d) / (2 s)).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcohort.privacy.calibration import Neighbors, check_budget, sensitivity
+from fedcohort.privacy.noise import below, falls, words
+from fedcohort.privacy.release import Release
+
+Ints = NDArray[np.int64]
+CELLS = 1024
+QUARTILES = (1, 4), (3, 4)
+NORMAL_IQR = 1.349  # distance of the quartiles of a normal distribution, in standard deviations
+FINE = 1 << 20  # the rate epsilon / (2 s) is rounded down to a multiple of 1 / FINE
+LARGEST_MISS = 1 << 40  # a larger d counts as this; so d * rate fits 64 bits
+
+
+class Constants(NamedTuple):
+    """A typical value and a typical spread; no scale where the quartiles share a cell."""
+
+    center: float
+    scale: float | None
+
+
+def quantile_misses(counts: Ints, a: int, b: int) -> Ints:
+    """Return d of every cell for the quantile a/b: by how much it misses, times b.
+
+    Examples
+    --------
+    >>> quantile_misses(np.array([2, 0, 1, 1]), 1, 2)
+    array([0, 0, 0, 2])
+    """
+    upto = np.cumsum(counts)
+    misses = np.maximum(b * (upto - counts) - a * upto[-1], a * upto[-1] - b * upto)
+    limited: Ints = np.clip(misses, 0, LARGEST_MISS)
+    return limited
+
+
+def miss_sensitivity(a: int, b: int, neighbors: Neighbors) -> int:
+    """By how much one record can change any d of `quantile_misses`."""
+    sensitivity(1, neighbors)  # refuses an unknown relation
+    return max(a, b - a) if neighbors == "add-remove" else b
+
+
+def private_quantile(
+    counts: Ints,
+    a: int,
+    b: int,
+    epsilon: float,
+    neighbors: Neighbors = "add-remove",
+    rng: np.random.Generator | None = None,
+) -> int:
+    """Draw a cell that about holds the quantile a/b.
+
+    Parameters
+    ----------
+    counts : int array
+        Values per cell.
+    a, b : int
+        The quantile a/b.
+    epsilon : float
+        Budget of this one draw.
+    neighbors : {"add-remove", "replace"}
+        What may happen to one record.
+    rng : Generator, optional
+        A seeded source, for tests only. Default: the operating system's.
+
+    Examples
+    --------
+    >>> counts = np.array([100, 500, 100, 0])
+    >>> private_quantile(counts, 1, 2, epsilon=1.0, rng=np.random.default_rng(0))
+    1
+    """
+    check_budget(epsilon, 0.0)
+    if not 0 < a < b:
+        raise ValueError(f"quantile {a}/{b}: must lie between 0 and 1")
+    top = math.floor(Fraction(epsilon) * FINE / (2 * miss_sensitivity(a, b, neighbors)))
+    if not 0 < top < 1 << 22:
+        raise ValueError(f"epsilon={epsilon} of a quantile must be from 0.00001 to 8")
+    misses = quantile_misses(np.asarray(counts, np.int64), a, b)
+    misses = (misses - misses.min()) * top
+    source = words(rng)
+    while True:
+        cells = below(source, np.full(len(misses), len(misses), np.int64))
+        kept = falls(source, misses[cells], np.full(len(misses), FINE, np.int64))
+        if kept.any():
+            return int(cells[np.argmax(kept)])
+
+
+def private_constants(
+    counts: Ints,
+    bounds: Sequence[tuple[float, float]],
+    epsilon: float,
+    neighbors: Neighbors = "add-remove",
+    rng: np.random.Generator | None = None,
+) -> list[Constants]:
+    """Estimate a center and a scale per column: the middle and the distance of its quartiles.
+
+    Parameters
+    ----------
+    counts : int array (columns, cells)
+        Values per cell of each column.
+    bounds : sequence of (low, high)
+        The public range of each column.
+    epsilon : float
+        Budget of all columns together; each quartile gets an equal part.
+    neighbors, rng
+        As in `private_quantile`.
+    """
+    part = epsilon / (len(QUARTILES) * len(counts))
+    made = []
+    for column, (low, high) in zip(counts, bounds, strict=True):
+        first, third = sorted(
+            private_quantile(column, a, b, part, neighbors, rng) for a, b in QUARTILES
+        )
+        cell = (high - low) / len(column)
+        center = low + cell * (first + third + 1) / 2
+        spread = cell * (third - first) / NORMAL_IQR
+        made.append(Constants(float(f"{center:.4g}"), float(f"{spread:.3g}") or None))
+    return made
+
+
+def constants_release(columns: int, epsilon: float, neighbors: Neighbors) -> Release:
+    """Return what `private_constants` of so many columns costs, for the budget.
+
+    A draw with epsilon is epsilon^2 / 2 zero-concentrated (Bun and Steinke 2016); the costs of the
+    draws add up.
+    """
+    check_budget(epsilon, 0.0)
+    sensitivity(1, neighbors)
+    draws = len(QUARTILES) * columns
+    rho = draws * (epsilon / draws) ** 2 / 2
+    return Release("exponential", epsilon, 0.0, neighbors, "private", 0.0, 0.0, rho)
+
+
+def quartile_error(columns: int, epsilon: float, neighbors: Neighbors) -> int:
+    """Return by how many records a quartile is off at most, for 95 of 100 quartiles.
+
+    A public number: the bound of the exponential mechanism for 1024 cells.
+
+    Examples
+    --------
+    >>> quartile_error(1, 1.0, "add-remove"), quartile_error(10, 1.0, "add-remove")
+    (30, 298)
+    """
+    part = epsilon / (len(QUARTILES) * columns)
+    a, b = QUARTILES[0]
+    s = miss_sensitivity(a, b, neighbors)
+    return math.ceil(2 * s * math.log(CELLS / 0.05) / (part * b))
