@@ -4,20 +4,24 @@ Each record falls into exactly one of 16 bins per column, so that adding or remo
 changes one count per column. The bins are public: a number is cut at fixed multiples of its scale
 around its center, a category has a bin per level, and bin 0 counts missing values.
 
-A difference is judged as follows. With u the difference of two normalized histograms and v its
-variance by chance (sampling of both sides, from their pooled histogram, and noise), the statistic
-is the sum of u^2 / v. Its first two moments under chance follow from v and the fourth cumulant of
-each bin, and the chance to see more is that of a chi-square distribution with those two moments
-(Satterthwaite 1946). Bins that hardly anyone falls into are given a larger v, so that a single
-rare record cannot decide, and no bin counts for more than 64: a difference between distributions
-moves mass between two bins at least, while the heavy tail of Laplace noise meets bins one by one.
-Over all columns and sites that are looked at, the chance of even one
-false mark is kept below 1% (Bonferroni).
+Two histograms are compared by contrasts, weighted sums of the differences of their shares: each
+single bin; for numbers and ordered levels also their location and their spread; for all others also
+each pair of bins. The chance of a contrast as large as the one seen, where both sites draw from
+their pooled histogram, is bounded by Chernoff's method: exp(K(t) - t * contrast) for the best t,
+where K adds up what bounds the logarithms of the moment generating functions. Sampling of n records
+adds Bennett's bound (1962), which needs only the variance and the range of the weights. Noise adds
+its own: -k log(1 - t^2 w^2 v / (2 k)) per bin for the sum of k Laplace variables of variance v in
+all, with k from the fourth cumulant (Gaussian: infinitely many). So heavy tails and small sites
+need no further care.
+
+A column is marked if this chance, times the number of contrasts, columns and sites that are looked
+at (Bonferroni), is below 1%: the chance of even one false mark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -36,7 +40,9 @@ BINS = 16
 EDGES = np.array([-3, -2, -1.5, -1, -0.65, -0.35, -0.1, 0.1, 0.35, 0.65, 1, 1.5, 2, 3])
 MIDDLES = np.concatenate([[-3.5], (EDGES[1:] + EDGES[:-1]) / 2, [3.5]])
 FALSE_MARKS = 0.01
-LARGEST_TERM = 64.0
+FARTHEST = 1.5  # scales from the center beyond which a number counts no more for the location
+USUAL_SPREAD = 0.8  # mean distance from the center, in scales, of normal numbers
+TILTS = np.geomspace(0.5, 16, 24)  # values of t that are tried, in standard errors of a contrast
 
 
 class Marginals:
@@ -182,7 +188,7 @@ def gaps_to_rest(sketches: Sequence[RaceSketch]) -> list[list[ColumnGap]]:
     held = _held(sketches)
     columns, tests = held[0].columns, len(held) * len(held[0].columns)
     everyone = _side(held)
-    rest = [_usual(_column(everyone, i), _possible(c), tests) for i, c in enumerate(columns)]
+    rest = [_usual(_column(everyone, i), c, tests) for i, c in enumerate(columns)]
     joined = _Side(*(np.stack(parts, axis=1) for parts in zip(*rest, strict=True)))
     return _gaps(columns, everyone, joined, tests)
 
@@ -198,10 +204,10 @@ def _held(sketches: Sequence[RaceSketch]) -> list[Marginals]:
 
 def _column(side: _Side, i: int) -> _Side:
     """Return one column of all clients, (clients, bins) and (clients, 1)."""
-    return _Side(side.counts[:, i], side.n[:, 0], side.noise[:, 0], side.fourth[:, 0])
+    return _Side(*(part[:, min(i, part.shape[1] - 1)] for part in side))
 
 
-def _usual(own: _Side, possible: Bools, tests: int) -> _Side:
+def _usual(own: _Side, column: Column, tests: int) -> _Side:
     """Return what each client is compared with in one column: the others that are alike."""
     clients = len(own.n)
     inside = np.ones(clients, bool)
@@ -210,7 +216,7 @@ def _usual(own: _Side, possible: Bools, tests: int) -> _Side:
         member = _Side(*(part * inside[:, None] for part in own))
         rest = _Side(*(np.broadcast_to(t, p.shape) for t, p in zip(total, own, strict=True)))
         rest = rest.plus(member, -1.0)
-        chances = np.where(inside, _chances(own, rest, possible), 1.0)
+        chances = np.where(inside, _chances(own, rest, column), 1.0)
         worst = int(chances.argmin())
         if chances[worst] * tests >= FALSE_MARKS or inside.sum() - 1 < max(2, clients / 2):
             return rest
@@ -220,7 +226,9 @@ def _usual(own: _Side, possible: Bools, tests: int) -> _Side:
 def _gaps(columns: Sequence[Column], a: _Side, b: _Side, tests: int) -> list[list[ColumnGap]]:
     possible = np.array([_possible(column) for column in columns])
     distances, errors = _distances(a, b)
-    chances, gap = _chances(a, b, possible), (a.q - b.q) * possible
+    pairs = [(_column(a, j), _column(b, j), column) for j, column in enumerate(columns)]
+    chances = np.stack([_chances(*pair) for pair in pairs], axis=1)
+    gap = (a.q - b.q) * possible
     return [
         [
             ColumnGap(
@@ -252,24 +260,63 @@ def _distances(a: _Side, b: _Side) -> tuple[Floats, Floats]:
     return distance, np.sqrt(np.maximum(square, 0) + error) - distance
 
 
-def _chances(a: _Side, b: _Side, possible: Bools) -> Floats:
-    """How likely chance alone gives at least the differences seen, per column."""
-    from scipy.stats import chi2
-
+def _chances(a: _Side, b: _Side, column: Column) -> Floats:
+    """How likely chance alone gives at least the differences seen in one column, per client."""
+    weights = _contrasts(column)
+    size = np.abs((a.q - b.q) @ weights.T)  # (clients, contrasts)
     pooled = np.clip((a.q * a.n + b.q * b.n) / (a.n + b.n), 0, 1)
+    variance = np.maximum(pooled @ (weights**2).T - (pooled @ weights.T) ** 2, 0)
+    squares, largest = (weights**2).sum(axis=1), (weights**2).max(axis=1)
     noise = a.noise / a.n**2 + b.noise / b.n**2
-    variance = pooled * (1 - pooled) * (1 / a.n + 1 / b.n) + noise
-    fourth = pooled * (1 / a.n**3 + 1 / b.n**3) + a.fourth / a.n**4 + b.fourth / b.n**4
-    scale = np.maximum(variance, np.sqrt(fourth / 2))  # keeps rare bins from deciding
-    used = (scale > 0) & possible  # elsewhere there is noise alone
-    scale = np.where(used, scale, 1)
-    terms = np.minimum((a.q - b.q) ** 2 / scale, LARGEST_TERM)
-    statistic = (terms * used).sum(axis=-1)
-    mean = (variance / scale * used).sum(axis=-1)
-    spread = ((2 * variance**2 + fourth) / scale**2 * used).sum(axis=-1)
-    unit = np.where(mean > 0, spread / (2 * np.where(mean > 0, mean, 1)), 1)
-    degrees = np.where(mean > 0, mean / unit, 1)
-    return np.where(mean > 0, chi2.sf(statistic / unit, np.maximum(degrees, 0.1)), 1.0)
+    spread = np.sqrt(variance * (1 / a.n + 1 / b.n) + squares * noise)
+    seen = size > 1e-12
+    t = TILTS[:, None, None] / np.where(spread > 0, spread, np.inf)
+    bound = -t * size
+    for side in (a, b):
+        bound += _sampling(t, variance, np.ptp(weights, axis=1), side.n)
+        bound += squares / largest * _noise(t**2 * largest, side)
+    logs = np.where(spread > 0, np.fmin.reduce(bound, axis=0), -np.inf)
+    logs = np.where(seen, np.minimum(logs + np.log(2), 0), 0.0)
+    chances: Floats = np.minimum(len(weights) * np.exp(logs.min(axis=1)), 1.0)
+    return chances
+
+
+def _sampling(t: Floats, variance: Floats, span: Floats, n: Floats) -> Floats:
+    """Bound log E exp(t * mean) of n draws of this variance and range (Bennett 1962)."""
+    x = np.minimum(t * span / n, 700)
+    out: Floats = n * variance / span**2 * (np.expm1(x) - x)
+    return out
+
+
+def _noise(squares: Floats, side: _Side) -> Floats:
+    """Return log E exp(t * noise) of one bin's share for t^2 = `squares`, infinity if it has none."""
+    variance = side.noise / side.n**2
+    parts = 3 * side.noise**2 / np.where(side.fourth > 0, side.fourth, np.inf)
+    half = squares * variance / 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(parts > 0, half / parts, 0.0)
+        laplace = np.where(ratio < 1, -parts * np.log1p(-ratio), np.inf)
+    out: Floats = np.where(parts > 0, laplace, half)
+    return out
+
+
+@lru_cache(maxsize=256)
+def _contrasts(column: Column) -> Floats:
+    """Return the weights of the contrasts of a column, (contrasts, bins)."""
+    bins = np.flatnonzero(_possible(column))
+    unit = np.eye(BINS)
+    rows = [unit[i] for i in bins]
+    if column.kind == "number" or column.since is not None:
+        place = np.concatenate([[0.0], MIDDLES])
+        spread = np.minimum(np.abs(MIDDLES), 2 * FARTHEST) - USUAL_SPREAD
+        rows += [np.clip(place, -FARTHEST, FARTHEST), np.concatenate([[0.0], spread])]
+    else:
+        rows += [unit[i] - unit[j] for i in bins for j in bins if i < j]
+    if column.kind == "ordered":
+        levels = len(column.levels)
+        place = np.where((bins > 0) & (bins <= levels), (bins - 1) / (levels - 1) - 0.5, 0.0)
+        rows.append(place @ unit[bins])
+    return np.array(rows)
 
 
 def _words(column: Column, gap: Floats) -> str:
