@@ -1,8 +1,8 @@
 """Which columns differ: planted shifts found and false marks, on made-up federations.
 
 200 sites of 300 to 3,000 records (one of three records) with 64 columns: 48 numbers, 8 categories
-of four levels, 8 numbers of which a tenth is missing. Twelve sites get one planted shift each, of one
-of four kinds: the mean by one scale, the scale by a factor of 2.5, a category's shares, the rate of
+of four levels, 8 numbers of which a tenth is missing. Twelve sites get one planted shift each: of
+the mean by one scale, of the scale by a factor of 2.5, of a category's shares, or of the rate of
 missing values. Everything else is alike. The seeds were used for nothing else. Run
 
     python benchmarks/explain.py            # writes benchmarks/results/explain.json

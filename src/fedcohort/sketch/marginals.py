@@ -289,7 +289,7 @@ def _sampling(t: Floats, variance: Floats, span: Floats, n: Floats) -> Floats:
 
 
 def _noise(squares: Floats, side: _Side) -> Floats:
-    """Return log E exp(t * noise) of one bin's share for t^2 = `squares`, infinity if it has none."""
+    """Return log E exp(t * noise) of one bin's share, for t^2 = `squares`."""
     variance = side.noise / side.n**2
     parts = 3 * side.noise**2 / np.where(side.fourth > 0, side.fourth, np.inf)
     half = squares * variance / 2
