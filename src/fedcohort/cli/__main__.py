@@ -2,4 +2,5 @@
 
 from fedcohort.cli import main
 
-main()
+if __name__ == "__main__":  # worker processes of a benchmark import this module
+    main()
