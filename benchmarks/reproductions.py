@@ -233,8 +233,8 @@ def paper_0(papers, cold):
         "rate", "paper 0, Theorem 3.4", "sketches", _private_error,
     )  # fmt: skip
     for setting, claim in {
-        "paper 0, MNIST Dirichlet 0.5": "faster than random, MNIST Dirichlet 0.5 (Figure 2); 60 of 200 rounds",
-        "paper 0, MNIST uniform plus Dirichlet": "the same, MNIST uniform plus Dirichlet; 60 of 200 rounds",
+        "paper 0, MNIST Dirichlet 0.5": "faster than random, MNIST Dirichlet 0.5 (Figure 2); 40 of 200 rounds",
+        "paper 0, MNIST uniform plus Dirichlet": "the same, MNIST uniform plus Dirichlet; 40 of 200 rounds",
         "paper 0, FEMNIST": "the same, FEMNIST; fewer writers than the paper's",
         "paper 0, CIFAR-10 sizes": "the same, CIFAR-10 with IID labels and sizes 100 to 700 (C.2)",
     }.items():

@@ -52,6 +52,7 @@ def convert(
         Path, typer.Argument(help="LEAF's folder with train and test, or one folder per play.")
     ],
     root: Annotated[Path, typer.Option(help="Folder with the data sets.")] = Path("data"),
+    format: FormatOption = Format.table,
 ) -> None:
     """Build the file of FEMNIST from LEAF's JSON, or of Shakespeare from the plays' pages.
 
@@ -61,4 +62,7 @@ def convert(
     from fedcohort.registry import lookup
 
     written = lookup("converter", name, CONVERTERS)(source, root / name)
-    print(written)
+    if format is Format.json:
+        show_json({"written": str(written)})
+    else:
+        print(written)

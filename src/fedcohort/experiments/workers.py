@@ -114,11 +114,17 @@ class _Plan:
     def give(self, worker: _Worker) -> None:
         """Send the worker its next part, or none if nothing fits."""
         now = time.monotonic()
-        worker.part = next((i for i in self.waiting if self._fits(i, worker.device, now)), None)
+        fits = [i for i in self.waiting if self._fits(i, worker.device, now)]
+        worker.part = min(fits, key=lambda i: self._order(i, worker.device), default=None)
         if worker.part is not None:
             self.waiting.remove(worker.part)
             worker.since = now
             worker.pipe.send(worker.part)
+
+    def _order(self, index: int, device: str) -> tuple[int, bool, int]:
+        """By rank; on a GPU, parts that need one come first among equals."""
+        part = self.parts[index]
+        return part.rank, device == "cuda" and not part.needs_gpu, index
 
     def _fits(self, index: int, device: str, now: float) -> bool:
         part = self.parts[index]

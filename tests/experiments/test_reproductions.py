@@ -1,0 +1,93 @@
+"""Verdicts about the papers' claims follow the stated rules."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import reproductions as claims
+
+
+def suite(**rounds):
+    """A result with one setting; each variant's rounds to the target 0.9, by seed."""
+    parts = [
+        {
+            "setting": "s",
+            "variant": variant,
+            "targets": [0.9],
+            "experiment": {"rounds": 100},
+            "seeds": [{"rounds_to": [r], "accuracy": 0.5} for r in found],
+        }
+        for variant, found in rounds.items()
+    ]
+    return claims.Suite({"parts": parts}, "papers")
+
+
+@pytest.mark.parametrize(
+    ("method", "papers", "expected"),
+    [
+        ([10, 20, 30], (50, 100), claims.HOLDS),  # twice as fast, as in the paper
+        ([10, 20, 30], (10, 100), claims.WEAKER),  # the paper claims ten times
+        ([20, 40, 60], (50, 100), claims.FAILS),  # level
+        ([40, 20, 60], (50, 100), claims.FAILS),  # the interval includes 1x
+        ([10, 20, 30], (84, None), claims.HOLDS),  # the paper's baseline never got there
+        ([None, 20, 30], (50, 100), claims.FAILS),  # a seed that missed counts with 101 rounds
+    ],
+)
+def test_rounds(method, papers, expected):
+    found = suite(method=method, uniform=[20, 40, 60])
+    row = claims.rounds_row(found, "3", "claim", "s", "method", "uniform", 0.9, papers)
+    assert row[-1] == expected
+    assert row[4] == "3"
+
+
+def test_what_cannot_be_decided_or_was_not_run():
+    both = suite(method=[None, 20, 30], uniform=[20, None, 60])
+    args = ("3", "claim", "s", "method", "uniform", 0.9, (50, 100))
+    assert claims.rounds_row(both, *args)[-1] == claims.UNDECIDED
+    two = suite(method=[10, 20], uniform=[20, 40])
+    assert claims.rounds_row(two, *args)[-1] == claims.UNDECIDED
+    assert claims.rounds_row(suite(uniform=[20]), *args)[-1] == claims.NOT_RUN
+    rows = claims.rows(lambda name: None)
+    assert {row[-1] for row in rows} == {claims.NOT_RUN}
+    assert {row[0] for row in rows} == set("01234")
+
+
+def test_every_command_finds_its_parts():
+    """A row's command runs the parts that the row is made from."""
+    import re
+
+    from fedcohort.experiments import benchmark
+
+    names = [p.name for s in ("papers", "skip", "coldstart") for p in benchmark.read_suite(s)]
+    for row in claims.rows(lambda name: None):
+        name, only = re.fullmatch(
+            r"`fedcohort benchmark --suite (\w+) --only '(.*)'`", row[5]
+        ).groups()
+        assert any(n.startswith(f"{name}: ") and re.search(only, n) for n in names), row[5]
+
+
+def test_exponents_are_those_of_a_power_law():
+    points = [{"n": n, "rows": 20, "noise": 3 * n**-1.0} for n in (10, 100, 1000)]
+    points.append({"n": 10, "rows": 5, "noise": 77.0})
+    assert claims.exponent(points, "n", "noise", {"rows": 20}) == pytest.approx(-1)
+
+
+def test_private_error_rule():
+    grid = [(n, 20, 1.0) for n in (500, 2000, 8000)]
+    grid += [(8000, 20, e) for e in (0.5, 2.0)] + [(8000, r, 1.0) for r in (5, 80)]
+    grid += [(n, int(np.sqrt(n)), 1.0) for n in (500, 2000, 8000)]
+    points = [
+        {"n": n, "rows": r, "epsilon": e, "noise": np.sqrt(2 * r) / (e * n), "all": 1 / np.sqrt(r)}
+        for n, r, e in grid
+    ]
+    text, word = claims._private_error([{"points": points}])
+    assert word == claims.HOLDS
+    assert "n^-1.00, epsilon^-1.00, rows^0.50" in text
+    for point in points:
+        point["noise"] *= point["n"]  # noise that does not fall with n
+    assert claims._private_error([{"points": points}])[1] == claims.FAILS
