@@ -168,6 +168,8 @@ def test_no_data_signal_goes_past_the_budget(context, tmp_path, name):
 
 
 def test_a_private_number_of_examples_is_not_told(tmp_path):
+    with pytest.raises(ConfigError, match="n='hidden'"):
+        Privacy(1.0, folder=tmp_path, n="hidden")
     both = ["race_sketch", "num_examples"]
     with_data(privacy=Privacy(1.0, folder=tmp_path), signals=both)
     with pytest.raises(ConfigError, match="does not cover 'num_examples'"):
@@ -367,6 +369,59 @@ def test_the_operator_of_a_node_decides(tmp_path, caplog):
         ask(app, node, "query.num_examples")
     with pytest.raises(BudgetExceeded):
         asked_sketch(app, node, {"race_sketch": {"rows": 9, "bits": 3}})
+
+
+def own_handlers(**options):
+    """An app with training and evaluation of its own, which report 50 examples."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        reply = echo(message, context)
+        reply.content["metrics"] = MetricRecord({"num-examples": len(X), "train_loss": 0.5})
+        return reply
+
+    @app.evaluate()
+    def evaluate(message, context):
+        metrics = MetricRecord({"num-examples": len(X), "eval_loss": 0.5})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    attach(app, (X, Y), **options)
+    return app
+
+
+@pytest.mark.parametrize("where", ["app", "node config"])
+def test_a_private_number_of_examples_leaves_nowhere(tmp_path, where, digits):
+    """Not in a sketch, a query, a training reply, a gate's upload or an evaluation."""
+    config, options = {"client-id": "ann"}, {}
+    if where == "app":
+        privacy = Privacy(2.0, folder=tmp_path, n="private")
+        options = {"privacy": privacy, "signals": ["race_sketch"]}
+    else:
+        config |= {"fedcohort-epsilon": 2.0, "fedcohort-folder": str(tmp_path)}
+        config |= {"fedcohort-n": "private"}
+    node = Context(0, 1, config, RecordDict(), {})
+    app = own_handlers(**options)
+    released = asked_sketch(app, node)
+    assert released["n"] == pytest.approx(released["counts"].sum() / 20)  # the noisy counts' own
+    with pytest.raises(ValueError, match=r"does not cover|No query function"):
+        ask(app, node, "query.num_examples")
+    trained = app(train_message("train", ARRAYS), node).content
+    assert trained["metrics"] == {"num-examples": 1, "train_loss": 0.5}
+    app(train_message("train.probe", ARRAYS, gate="cmfl"), node)
+    assert app(train_message("train.upload"), node).content["metrics"]["num-examples"] == 1
+    evaluated = app(train_message("evaluate", ARRAYS), node).content["metrics"]
+    assert evaluated == {"num-examples": 1, "eval_loss": 0.5}
+    ours = digits.app("client-0", **options)
+    reply = ours(train_message("train", digits.arrays()), node)
+    assert reply.content["metrics"] == {"num-examples": 1}
+
+
+def test_a_public_number_of_examples_is_the_true_one(context, tmp_path):
+    app = own_handlers(privacy=Privacy(2.0, folder=tmp_path), signals=["race_sketch"])
+    assert asked_sketch(app, context)["n"] == 50
+    reply = app(train_message("train", ARRAYS), context)
+    assert reply.content["metrics"]["num-examples"] == 50
 
 
 def test_the_server_cannot_choose_the_account(tmp_path):

@@ -1,21 +1,33 @@
-"""A deployment on this machine: one SuperLink, SuperNodes that die and join, real connections."""
+"""A deployment on this machine: one SuperLink, SuperNodes that die and join, real connections.
+
+Nothing here depends on the speed of the machine: what happens next waits for a file or for a line
+of a log, and the app's server waits for every client that will answer (`trial.server_app`).
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
+import http.server
 import itertools
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from flwr.cli.build import build_fab_from_disk
 
 from fedcohort.policies import Uniform
 from fedcohort.session import Session
@@ -23,9 +35,11 @@ from fedcohort.simulate import Simulation
 
 APP = Path(__file__).parent / "app"
 BIN = Path(sys.executable).parent
-TIMEOUT = 30  # seconds; a round on two busy cores takes about ten
-LIMIT = 240
+TIMEOUT = 5  # seconds that a client that never answers costs
+SLACK = 60  # seconds; looking for replies takes time on a busy machine
+LIMIT = 900  # seconds for what takes some twenty on a quiet machine
 SIZE = 3
+pytestmark = pytest.mark.timeout(3 * LIMIT)
 
 
 def cohorts(seed, available):
@@ -88,6 +102,7 @@ class Deployment:
             "FLWR_HOME": str(home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "NO_PROXY": "127.0.0.1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
             "OMP_NUM_THREADS": "1",
         }
@@ -121,8 +136,8 @@ class Deployment:
         ports = ["--port", str(free_port()), "--node-config", config]
         self.start(f"client-{number}", str(BIN / "flower-supernode"), *options, *ports)
 
-    def start_run(self):
-        self.start("run", str(BIN / "flwr"), "run", str(APP), "here")
+    def start_run(self, app=APP):
+        self.start("run", str(BIN / "flwr"), "run", str(app), "here")
 
     def log(self, name):
         return (self.folder / f"{name}.log").read_text()
@@ -130,14 +145,23 @@ class Deployment:
     def wait_for(self, condition, failure):
         end = time.monotonic() + LIMIT
         while not condition():
-            if time.monotonic() > end:
-                pytest.fail(f"{failure}\n{self.logs()}")
-            time.sleep(0.2)
+            ended = [n for n, process in self.processes.items() if process.poll() not in (None, 0)]
+            if ended or time.monotonic() > end:
+                pytest.fail(f"{failure}; ended: {ended}\n{self.logs()}")
+            time.sleep(0.1)
+
+    def result(self, path, failure):
+        """Wait for the results of a run and return those of its one part."""
+        self.wait_for(path.exists, failure)
+        results = json.loads(path.read_text())
+        if isinstance(results, str):
+            pytest.fail(f"{failure}: {results}")
+        return results[0]
 
     def kill(self, name):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.processes[name].pid, signal.SIGKILL)
-        self.processes.pop(name).wait(timeout=20)
+        self.processes.pop(name).wait(timeout=LIMIT)
 
     def close(self):
         for name in list(self.processes):
@@ -156,7 +180,7 @@ def run(tmp_path_factory, trial):
     seed, victim = foreseen(clients)
     marker, out = folder / "training", folder / "out.json"
     part = {"policy": "with-losses", "cohort_size": SIZE, "seed": seed}
-    part |= {"rounds": 4, "timeout": TIMEOUT, "nodes": 4}
+    part |= {"rounds": 4, "timeout": TIMEOUT, "nodes": 4, "joined": {"after": 3, "nodes": 5}}
     hang = {"client": victim, "round": 3, "file": str(marker)}
     plan = {"parts": [part], "hang": hang, "out": str(out), "data": save(folder, trial)}
     deployment = Deployment(folder, plan)
@@ -168,13 +192,11 @@ def run(tmp_path_factory, trial):
         deployment.wait_for(marker.exists, "the third round does not come")
         deployment.kill(victim)
         deployment.start_node(4)
-        deployment.wait_for(out.exists, "the run does not end")
+        return deployment.result(out, "the run does not end"), seed, victim
     finally:
         deployment.close()
-    return json.loads(out.read_text())[0], seed, victim
 
 
-@pytest.mark.timeout(600)
 def test_cohorts_and_accuracies_are_the_simulators(run, trial):
     result, seed, _ = run
     simulation = Simulation(
@@ -182,7 +204,7 @@ def test_cohorts_and_accuracies_are_the_simulators(run, trial):
         trial.model(),
         trial.WithLosses(),
         cohort_size=SIZE,
-        local=trial.LOCAL,
+        local=trial.local(),
         aggregation="size-weighted",
         seeds=(seed,),
         device="cpu",
@@ -200,7 +222,7 @@ def test_a_node_killed_while_it_trains_costs_at_most_its_timeout(run):
     third = result["history"][2]
     assert set(third["selected"]) - set(third["finished"]) == {victim}
     assert sum(result["refused"].values()) == 1
-    assert result["seconds"][2] < TIMEOUT + 5
+    assert TIMEOUT <= third["seconds"] < TIMEOUT + result["waited"][2] + SLACK
 
 
 def test_a_new_node_is_selected_in_a_later_round(run):
@@ -218,63 +240,136 @@ def test_the_ledger_counts_what_crossed(run):
 # --- other faults -------------------------------------------------------------------------------
 
 LIES = {"client-2": "huge, nan", "client-3": "wrong shape", "client-4": "raise", "client-5": "slow"}
-PATIENCE = 60  # seconds; the slow client costs all of them once
+AUTHOR = ed25519.Ed25519PrivateKey.generate()
 
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory, trial):
-    """Two honest clients, four with faults, and a seventh that trusts other authors only.
+    """Two honest clients, four with faults, and a seventh that trusts one author only.
 
-    After a round the SuperLink is killed. With a new one, and nodes that were restarted, a second
-    run continues from the checkpoint.
+    After a round everything is killed. With a new SuperLink and restarted nodes, of which one
+    trusts one author only, a second run continues from the checkpoint. Its app is the first one,
+    signed by the author. A third run's app was changed after it was signed.
     """
     folder = tmp_path_factory.mktemp("faults")
     (folder / "seen").mkdir()
     part = {"policy": "race-softmax", "cohort_size": 6, "seed": 1, "rounds": 1, "nodes": 6}
-    part |= {"timeout": PATIENCE, "checkpoint": str(folder / "run.ckpt")}
-    plan = {"parts": [part], "lies": LIES, "out": str(folder / "first.json")}
+    part |= {"timeout": TIMEOUT, "checkpoint": str(folder / "run.ckpt")}
+    plan = {"parts": [part], "lies": LIES, "out": str(folder / "first.json"), "torch": False}
     plan |= {"data": save(folder, trial), "seen": str(folder / "seen")}
-    (folder / "trusted.yaml").write_text(f"fpk_other: {author_key()}\n")
+    (folder / "trusted.yaml").write_text(f"fpk_author: {public_key(AUTHOR)}\n")
+    trusting = "--trusted-entities", str(folder / "trusted.yaml")
+    found = {}
     first = Deployment(folder, plan)
     try:
         first.start_link()
         for number in range(6):
             first.start_node(number)
-        first.start_node(6, "--trusted-entities", str(folder / "trusted.yaml"))
+        first.start_node(6, *trusting)
         first.start_run()
-        first.wait_for((folder / "first.json").exists, "the first run does not end")
-        refused = first.log("client-6")
+        found["first"] = first.result(folder / "first.json", "the first run does not end")
+        first.wait_for(lambda: REFUSED["unsigned"] in first.log("client-6"), "not refused")
     finally:
         first.close()
+    found["seen"] = sorted(p.name for p in (folder / "seen").iterdir())
     part = {**part, "rounds": 2, "cohort_size": 6, "nodes": 2}
     plan = {**plan, "parts": [part], "lies": {}, "out": str(folder / "second.json")}
     (folder / "second").mkdir()
     second = Deployment(folder / "second", plan)
-    try:
-        second.start_link()
-        for number in range(2):
-            second.start_node(number)
-        second.start_run()
-        second.wait_for((folder / "second.json").exists, "the second run does not end")
-    finally:
-        second.close()
-    results = [json.loads((folder / f"{n}.json").read_text())[0] for n in ("first", "second")]
-    return *results, sorted(p.name for p in (folder / "seen").iterdir()), refused
+    with hub(folder) as address:
+        second.environment["FLWR_SUPERGRID_API_URL"] = address
+        try:
+            second.start_link()
+            second.start_node(0)
+            second.start_node(1, *trusting)
+            second.start_run("@fedcohort/trial==1.0.0")
+            found["second"] = second.result(folder / "second.json", "the second run does not end")
+            (folder / "run.ckpt").unlink()  # or the third run would have nothing left to do
+            second.start_run("@fedcohort/trial==1.0.1")
+            second.wait_for((folder / "altered").exists, "the altered app does not run at all")
+            second.wait_for(lambda: REFUSED["altered"] in second.log("client-1"), "not refused")
+        finally:
+            second.close()
+    found["altered"] = (folder / "altered").read_text().split()
+    return found
 
 
-def author_key():
-    """The public key of an author that the node trusts."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ed25519
+REFUSED = {
+    "unsigned": "The FAB could not be verified",
+    "altered": "FAB verification failed",
+}
 
-    public = ed25519.Ed25519PrivateKey.generate().public_key()
+
+def public_key(private):
     form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    return public.public_bytes(*form).decode()
+    return private.public_key().public_bytes(*form).decode()
 
 
-@pytest.mark.timeout(900)
+@contextlib.contextmanager
+def hub(folder):
+    """Serve two versions of the app as Flower Hub does, both with the signature of the first.
+
+    A signature is Ed25519, over the seconds since 1970 (8 bytes) and the SHA-256 of the app's
+    archive, as ``flwr app review`` makes it. In the second version, the clients' code writes their
+    data to a file.
+    """
+    altered = folder / "app"
+    shutil.copytree(APP, altered, ignore=shutil.ignore_patterns("__pycache__"))
+    project = altered / "pyproject.toml"
+    project.write_text(project.read_text().replace("1.0.0", "1.0.1"))
+    with open(altered / "trial" / "client_app.py", "a") as code:
+        code.write(STEALING.format(str(folder / "altered")))
+    archives = {"1.0.0": build_fab_from_disk(APP), "1.0.1": build_fab_from_disk(altered)}
+    signed_at = int(time.time())
+    message = signed_at.to_bytes(8, "big") + hashlib.sha256(archives["1.0.0"]).digest()
+    signature = base64.urlsafe_b64encode(AUTHOR.sign(message)).rstrip(b"=").decode()
+    verification = {"public_key_id": "fpk_author", "signature": signature, "signed_at": signed_at}
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            url = f"{address}/{asked['app_version']}"
+            self.send(json.dumps({"fab_url": url, "verifications": [verification]}).encode())
+
+        def do_GET(self):
+            self.send(archives[self.path.strip("/")])
+
+        def send(self, content):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    address = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield address
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+STEALING = """
+
+_honest = app._registered_funcs["query.identity"]
+
+
+def stealing(message, context):
+    with open({!r}, "a") as stolen:
+        stolen.write(f"{{own_id(context)}}\\n")
+    return _honest(message, context)
+
+
+app._registered_funcs["query.identity"] = stealing
+"""
+
+
 def test_slow_failing_and_lying_clients_cost_a_timeout_and_are_named(faults):
-    first = faults[0]
+    first = faults["first"]
     (report,) = first["history"]
     assert sorted(report["selected"]) == [f"client-{i}" for i in range(6)]
     assert sorted(report["finished"]) == ["client-0", "client-1"]
@@ -282,21 +377,29 @@ def test_slow_failing_and_lying_clients_cost_a_timeout_and_are_named(faults):
     failed = report["failed"]
     assert "not finite" in failed["client-2"] and "of shape (1,)" in failed["client-3"]
     assert "the disk is full" in failed["client-4"] and failed["client-5"] == "no reply"
-    # Identities, sketches and training are three exchanges, each of at most its timeout.
-    assert PATIENCE <= first["seconds"][0] < 3 * PATIENCE + 30
+    assert TIMEOUT <= report["seconds"] < TIMEOUT + first["waited"][0] + SLACK
     assert first["dropped"] == {"race_sketch": 1}  # the reading of 100 MB
     assert "failed: client-" in first["lines"][0]
 
 
-def test_a_node_that_trusts_other_authors_runs_nothing_of_the_app(faults):
+def test_a_node_that_trusts_one_author_runs_no_app_without_a_signature(faults):
     """Whoever submits an app ships the clients' code; --trusted-entities is the defense."""
-    _, _, seen, log = faults
-    assert seen == [f"client-{i}" for i in range(6)]
-    assert "could not be verified" in log
+    assert faults["seen"] == [f"client-{i}" for i in range(6)]
 
 
 def test_a_run_continues_after_the_superlink_was_killed(faults):
-    first, second = faults[:2]
+    """Restarted nodes are the clients that they were: nobody sends a sketch again."""
+    first, second = faults["first"], faults["second"]
     assert [r["round"] for r in second["history"]] == [0, 1]
     assert second["history"][0] == first["history"][0]
     assert sorted(second["history"][1]["finished"]) == ["client-0", "client-1"]
+    assert second["history"][1]["bytes_up"] == 2 * 4 * 3 * 4  # two models of 4 x 3 floats
+
+
+def test_a_signed_app_runs_where_its_author_is_trusted(faults):
+    assert "client-1" in faults["second"]["history"][1]["finished"]
+
+
+def test_an_app_that_was_changed_after_it_was_signed_is_refused(faults):
+    """A node that trusts anybody ran the changed code; the other one did not."""
+    assert set(faults["altered"]) == {"client-0"}

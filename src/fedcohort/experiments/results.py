@@ -176,7 +176,7 @@ def read_run(folder: Path, name: str | None = None) -> PolicyResult:
     """Read one run, as far as it got."""
     values = read_json(folder / "config.json")
     try:
-        experiment = config.parse(values)
+        experiment = _experiment(values)
     except (ConfigError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder / 'config.json'}: {error}") from None
     known = read_json(folder / "summary.json", {})
@@ -190,10 +190,20 @@ def read_run(folder: Path, name: str | None = None) -> PolicyResult:
     model_bytes = _model_bytes(folder / "federation.json")
     for history, members in zip(histories, result.members(), strict=True):
         summary = summarize_rounds(
-            history, *members, experiment.target, model_bytes, kinds.get(history.seed)
+            history,
+            *members,
+            None if experiment is None else experiment.target,
+            model_bytes,
+            kinds.get(history.seed),
         )
         result.summaries.append(summary)
     return result
+
+
+def _experiment(values: Any) -> Experiment | None:
+    """Return the settings of a run; None for one of Flower's, whose app has them."""
+    engine = values.get("engine") if isinstance(values, Mapping) else None
+    return None if engine == "flower" else config.parse(values)
 
 
 def read_histories(folder: str | os.PathLike[str]) -> list[History]:

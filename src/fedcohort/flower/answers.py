@@ -117,6 +117,11 @@ class Answers:
             record["held"] = request.version
         return Message(RecordDict({RECORD: record}), reply_to=message)
 
+    def hides_size(self, context: Context) -> bool:
+        """Whether the number of this client's examples must not leave it."""
+        privacy = Privacy.on_node(context, self.privacy)
+        return privacy is not None and privacy.n == "private"
+
     def arrays(self, request: Request, message: Message, memory: Memory) -> ArrayRecord:
         """Return the model that a message is about: in it, or kept from an earlier one."""
         found = message.content.array_records.get(request.arrays)

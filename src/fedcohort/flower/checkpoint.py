@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
@@ -13,76 +12,11 @@ from fedcohort import checkpoint
 from fedcohort.atomic import remove_leftovers
 from fedcohort.flower import inner
 from fedcohort.flower.arrays import as_saved, from_saved
-from fedcohort.flower.grid import LOG, Model
-from fedcohort.rounds import ClientId
-from fedcohort.session import Session
+from fedcohort.flower.grid import Model
+from fedcohort.flower.history import RoundReport
 
 if TYPE_CHECKING:
     from fedcohort.flower.strategy import CohortStrategy
-
-
-class RoundReport(NamedTuple):
-    """What happened in a round; numbers start at 0."""
-
-    round: int
-    selected: tuple[ClientId, ...]
-    finished: tuple[ClientId, ...]
-    withheld: tuple[ClientId, ...]
-    bytes_up: int
-    bytes_down: int
-    seconds: float = 0.0
-    scores: dict[ClientId, float] = {}  # noqa: RUF012 - never changed
-    failed: dict[ClientId, str] = {}  # noqa: RUF012
-
-    def line(self, most: int = 12) -> str:
-        """Return the round in one line, for the log.
-
-        Examples
-        --------
-        >>> report = RoundReport(0, ("a", "b"), ("a",), (), 1500, 2000, 3.0, {"a": 0.5}, {"b": "x"})
-        >>> report.line()
-        'round 1: a (0.5), b; 1 of 2 uploaded; 1.5 kB up, 2.0 kB down; 3.0 s; failed: b (x)'
-        """
-        scores = {c: f" ({self.scores[c]:.3g})" for c in self.selected if c in self.scores}
-        shown = [f"{c}{scores.get(c, '')}" for c in self.selected[:most]]
-        rest = len(self.selected) - most
-        uploads = f"{len(self.finished)} of {len(self.selected)} uploaded"
-        if self.withheld:
-            uploads += f", {len(self.withheld)} not asked"
-        failed = [f"{c} ({why.strip()[:100]})" for c, why in list(self.failed.items())[:most]]
-        return (
-            f"round {self.round + 1}: {', '.join(shown)}"
-            + (f" and {rest} more" if rest > 0 else "")
-            + f"; {uploads}; {self.bytes_up / 1e3:.1f} kB up, {self.bytes_down / 1e3:.1f} kB down; "
-            + f"{self.seconds:.1f} s"
-            + (f"; failed: {', '.join(failed)}" if failed else "")
-        )
-
-
-def finish(
-    session: Session,
-    signals: dict[str, dict[ClientId, Any]],
-    updates: Iterable[ClientId],
-    scores: Mapping[ClientId, float] | None,
-    seconds: float,
-    failed: Mapping[ClientId, str],
-) -> RoundReport:
-    """End a session's round, log it, and return what happened."""
-    number, ledger = session.round_number, session.ledger
-    outcome = session.finish(signals, updates)
-    report = RoundReport(
-        number,
-        outcome.selected,
-        outcome.finished,
-        outcome.withheld,
-        ledger.total("up", number),
-        ledger.total("down", number),
-        round(seconds, 3),
-        {c: float(scores[c]) for c in outcome.selected if c in scores} if scores else {},
-        dict(failed),
-    )
-    LOG.info("%s", report.line())
-    return report
 
 
 def save(strategy: CohortStrategy, arrays: ArrayRecord) -> None:

@@ -14,7 +14,7 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.flower.answers import DEFAULT_LOSS, Answers, Handler
 from fedcohort.flower.data import Keys, as_function
 from fedcohort.flower.identity import answer, own_id
-from fedcohort.flower.privacy import Privacy, check_covered
+from fedcohort.flower.privacy import Privacy, check_covered, hide_size
 from fedcohort.flower.training import Training, through
 from fedcohort.rounds import ClientId
 from fedcohort.signals.catalog import SIGNALS
@@ -121,6 +121,8 @@ def attach(
     def register(name: str, handler: Handler) -> None:
         handlers[name] = through(around, handler)
 
+    if answers.evaluate is not None:
+        handlers["evaluate.default"] = partial(_evaluate, answers=answers)
     register("query.identity", partial(_identity, identity=identity))
     for name in wanted:
         register(f"query.{name}", partial(_query, name=name, answers=answers))
@@ -171,6 +173,13 @@ def _identity(
     message: Message, context: Context, identity: Callable[[Context], ClientId]
 ) -> Message:
     return answer(message, context, identity)
+
+
+def _evaluate(message: Message, context: Context, answers: Answers) -> Message:
+    """Evaluate by the app's own handler."""
+    assert answers.evaluate is not None  # or it would not be registered
+    reply = answers.evaluate(message, context)
+    return hide_size(reply) if answers.hides_size(context) else reply
 
 
 def _query(message: Message, context: Context, name: str, answers: Answers) -> Message:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from flwr.app import Context
+from flwr.app import Context, Message
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError
@@ -33,6 +33,7 @@ from fedcohort.sketch.race import RaceSketch, empty_sketch
 MOST_COUNTERS = 1 << 24
 UNCOVERED = ("label_histogram", "insight")  # of the data, and never made private here
 SIGNALS_KEY = "fedcohort-signals"
+COUNT_METRICS = ("num-examples", "num_examples")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Privacy:
     """What a client's sketches may reveal, and where its budget is kept.
 
     The operator of a node can set these in the node config, which wins over the app:
-    ``fedcohort-epsilon``, ``fedcohort-delta``, ``fedcohort-total`` and ``fedcohort-folder``.
+    ``fedcohort-epsilon``, ``fedcohort-delta``, ``fedcohort-total``, ``fedcohort-folder`` and
+    ``fedcohort-n``.
 
     Parameters
     ----------
@@ -52,7 +54,9 @@ class Privacy:
     total : float, optional
         Epsilon of all releases together; by default that of one. The total delta is `delta`.
     n : {"public", "private"}
-        Whether the number of examples is published as it is.
+        Whether the number of examples is published as it is. If it is private, sketches carry a
+        noisy one, signals that count examples are refused, and training and evaluation replies say
+        1 in place of it, so that the server weighs such clients equally.
     """
 
     epsilon: float
@@ -62,6 +66,8 @@ class Privacy:
     n: Literal["public", "private"] = "public"
 
     def __post_init__(self) -> None:
+        if self.n not in ("public", "private"):
+            raise ConfigError(f"Privacy: n={self.n!r} must be 'public' or 'private'")
         if not Path(self.folder).expanduser().is_absolute():
             raise ConfigError(
                 f"Privacy: folder={str(self.folder)!r} must be absolute: a budget that depends on "
@@ -74,7 +80,7 @@ class Privacy:
         config: Mapping[str, Any] = context.node_config
         given = {
             name: config[f"fedcohort-{name}"]
-            for name in ("epsilon", "delta", "total", "folder")
+            for name in ("epsilon", "delta", "total", "folder", "n")
             if f"fedcohort-{name}" in config
         }
         if not given:
@@ -82,8 +88,8 @@ class Privacy:
         before = {} if default is None else vars(default)
         if "epsilon" not in {**before, **given}:
             raise ConfigError("the node config sets a budget but no fedcohort-epsilon")
-        numbers = {k: v if k == "folder" else float(v) for k, v in given.items()}
-        return cls(**{**before, **numbers})
+        settings = {k: str(v) if k in ("folder", "n") else float(v) for k, v in given.items()}
+        return cls(**{**before, **settings})
 
     def release(self, client: ClientId, sketch: RaceSketch) -> RaceSketch:
         """Return the private sketch: the one released before, or a new one out of the budget."""
@@ -163,6 +169,14 @@ def check_covered(name: str, privacy: Privacy | None) -> None:
             f"this client keeps a privacy budget, which does not cover {name!r}: it is not "
             "released; use a policy that selects by race_sketch, such as sketch-match"
         )
+
+
+def hide_size(reply: Message) -> Message:
+    """Put 1 in place of the number of examples in a training or evaluation reply."""
+    if reply.has_content():
+        for record in reply.content.metric_records.values():
+            record.update({key: 1 for key in COUNT_METRICS if key in record})
+    return reply
 
 
 def sketch(

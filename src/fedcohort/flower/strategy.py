@@ -19,11 +19,12 @@ from numpy.typing import ArrayLike
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower import checkpoint as checkpoints
+from fedcohort.flower import history as histories
 from fedcohort.flower import inner as inners
 from fedcohort.flower.arrays import dtypes_of, flatten, in_dtypes, outputs_of, payload
-from fedcohort.flower.checkpoint import RoundReport
 from fedcohort.flower.cohort import Cohort, Queries, Template, first_request, training_request
 from fedcohort.flower.grid import LOG, Delivery, Model, TimedGrid
+from fedcohort.flower.history import RoundReport, RunFolder
 from fedcohort.flower.identity import Directory, FixedGrid, IdentifiedGrid, Identity
 from fedcohort.flower.messages import RECORD
 from fedcohort.flower.replies import (
@@ -73,6 +74,9 @@ class CohortStrategy(Strategy):
         Seed of the selection and of the clients' batches.
     checkpoint : path, optional
         A file written after every round; `start` continues from it if it exists.
+    out : path, optional
+        A folder for the rounds as they happen and their summary, the same files as those of
+        ``fedcohort run``: ``fedcohort report FOLDER`` makes a page of them.
     timeout : float, default=600
         Seconds to wait for replies to a query and to a training message.
     wait : float, default=600
@@ -96,7 +100,7 @@ class CohortStrategy(Strategy):
     unanswered : Counter
         Clients that did not answer a signal, by signal.
     history : list of RoundReport
-        One per round; `history_of` turns them into a simulation's history.
+        One per round; `to_history` gives them the form of a simulation's.
 
     Examples
     --------
@@ -116,6 +120,7 @@ class CohortStrategy(Strategy):
         gate: Gate | str | None = None,
         seed: int = 0,
         checkpoint: str | os.PathLike[str] | None = None,
+        out: str | os.PathLike[str] | None = None,
         timeout: float = 600.0,
         wait: float = 600.0,
         identity: Identity = "auto",
@@ -148,6 +153,7 @@ class CohortStrategy(Strategy):
         self.replies = Replies(self.session, inners.weight_key(inner), check)
         self.refused = self.replies.refused
         self.history: list[RoundReport] = []
+        self.out = None if out is None else RunFolder(out)
         self.made_with = inners.settings(inner)
         self.dtypes: dict[str, str] = {}
         self.initial: Model | None = None
@@ -202,6 +208,15 @@ class CohortStrategy(Strategy):
         limit = self.timeout if timeout is None else timeout
         self._grid = TimedGrid(grid, limit)
         before = self.rounds_before
+        if self.out is not None:
+            self.out.begin(self.session, num_rounds, self.history)
+
+        def evaluate(number: int, model: ArrayRecord) -> MetricRecord | None:
+            metrics = None if evaluate_fn is None else evaluate_fn(number + before, model)
+            self._evaluated(number + before, metrics)
+            self._record()
+            return metrics
+
         with inners.running(self.inner, self) as start:
             result = start(
                 grid=self._grid,
@@ -210,16 +225,18 @@ class CohortStrategy(Strategy):
                 timeout=limit,
                 train_config=train_config,
                 evaluate_config=evaluate_config,
-                evaluate_fn=None
-                if evaluate_fn is None
-                else lambda number, a: evaluate_fn(number + before, a),
+                evaluate_fn=None if evaluate_fn is None else evaluate,
             )
+        if self.out is not None:
+            self._record()
+            self.out.end(self.session, self.history, self.directory.nodes)
         return checkpoints.renumbered(result, before, arrays)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Pick the cohort, and with a gate train it, before the messages of this round go out."""
+        self._record()
         self._cohort, self._started = None, time.monotonic()
         self.replies.failed.clear()
         self.dtypes = self.dtypes or dtypes_of(arrays)
@@ -340,7 +357,7 @@ class CohortStrategy(Strategy):
         seconds = cohort.seconds({} if self._grid is None else self._grid.seconds)
         signals = reply_signals(policy, updates, model, seconds, self.max_bytes)
         self._charge_other_sizes(updates)
-        report = checkpoints.finish(
+        report = histories.finish(
             self.session,
             signals,
             updates,
@@ -374,38 +391,18 @@ class CohortStrategy(Strategy):
                 known = self.session.signals.known(name, list(self.directory.nodes))
                 self._note_unanswered(name, problems, nobody=not known)
 
-    def history_of(self, result: Result) -> History:
-        """Return the rounds in the form of a simulation's, which reports and frames are made of.
+    def to_history(self) -> History:
+        """Return the rounds in the form of a simulation's, for tables and frames."""
+        return histories.history_of(self.session.seed, self.history)
 
-        Accuracy and loss are the metrics of these names that `evaluate_fn` returned.
-        """
-        from fedcohort.simulate.history import History, RoundRecord
+    def _evaluated(self, number: int, metrics: Mapping[str, Any] | None) -> None:
+        """Note what an evaluation after round `number` (from 1) measured."""
+        if self.history and self.history[-1].round == number - 1:
+            self.history[-1] = histories.measured(self.history[-1], metrics)
 
-        records, clock = [], 0.0
-        for report in self.history:
-            clock += report.seconds
-            metrics: Mapping[str, Any] = dict(
-                result.evaluate_metrics_serverapp.get(report.round + 1, {})
-            )
-            accuracy, loss = (
-                float(metrics[name]) if name in metrics else None for name in ("accuracy", "loss")
-            )
-            records.append(
-                RoundRecord(
-                    self.session.seed,
-                    report.round,
-                    accuracy,
-                    loss,
-                    report.selected,
-                    report.finished,
-                    report.bytes_up,
-                    report.bytes_down,
-                    clock,
-                    bool(report.withheld) and not report.finished,
-                    report.withheld,
-                )
-            )
-        return History(self.session.seed, records)
+    def _record(self) -> None:
+        if self.out is not None:
+            self.out.append(self.session.seed, self.history)
 
     def _charge_other_sizes(self, updates: dict[ClientId, Update]) -> None:
         """Charge the difference where an update does not have the model's size."""
@@ -437,6 +434,7 @@ class CohortStrategy(Strategy):
         metrics: MetricRecord | None = None
         if usable:
             metrics = self._call("aggregate_evaluate", number, usable)
+            self._evaluated(number, metrics)
         return metrics
 
 

@@ -15,7 +15,7 @@ from fedcohort.flower.answers import MOST_BYTES, Answers, Handler, config_of, re
 from fedcohort.flower.arrays import flatten, unflatten
 from fedcohort.flower.memory import Memory, metrics
 from fedcohort.flower.messages import RECORD, Request, from_record, raw, to_record
-from fedcohort.flower.privacy import allowed_signals
+from fedcohort.flower.privacy import allowed_signals, hide_size
 from fedcohort.gates import GATES
 from fedcohort.registry import lookup
 from fedcohort.signals.projection import Vectors
@@ -114,7 +114,7 @@ class Training:
         if names and not reply.has_error():
             readings |= self.answers.from_metrics(later, reply)
             reply.content[RECORD] = to_record(readings)
-        return reply
+        return hide_size(reply) if self.answers.hides_size(context) else reply
 
     def _ours(self, message: Message, context: Context) -> Message:
         """Train as the simulator does, with FedProx's mu where the server sets it."""

@@ -287,11 +287,13 @@ def _maps(results: Results) -> list[FederationMap]:
 
 def _described(result: PolicyResult) -> list[tuple[str, list[ClientId], Floats]]:
     """Return squared distances of clients by whatever the run's checkpoint knows of them."""
-    path = None if result.folder is None else result.folder / "checkpoint"
-    if path is None or not path.exists() or path.stat().st_size > LARGEST_CHECKPOINT:
+    folder = Path(result.folder or "")
+    path = next((folder / n for n in ("checkpoint", "session") if (folder / n).exists()), None)
+    if result.folder is None or path is None or path.stat().st_size > LARGEST_CHECKPOINT:
         return []
     try:
-        session = checkpoint.load(path)["seeds"][0]["session"]
+        state = checkpoint.load(path)
+        session = state["session"] if "session" in state else state["seeds"][0]["session"]
         columns, state = session["signals"]["columns"], session["policy_state"]
     except (InvalidCheckpoint, KeyError, IndexError, TypeError):
         return []  # of another version: the map is drawn from labels, and its caption says so

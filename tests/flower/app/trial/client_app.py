@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedcohort.flower import attach, own_id
 from fedcohort.flower.messages import RECORD, to_record
-from trial.task import LOCAL, federation, model, plan
+from trial.task import federation, local, model, never_answers, plan
 
 
 def data(context):
@@ -25,18 +25,19 @@ def data(context):
 
 def lies(message, context, call_next):
     """A mod: answer queries for a sketch, or training, with nonsense if the plan says so."""
-    lie = plan().get("lies", {}).get(own_id(context))
-    kind = message.metadata.message_type
+    client, kind = own_id(context), message.metadata.message_type
+    lie = plan().get("lies", {}).get(client)
     if "seen" in plan():
-        Path(plan()["seen"], own_id(context)).touch()
+        Path(plan()["seen"], client).touch()
     if kind == "query.race_sketch" and lie in READINGS:
         record = to_record({"race_sketch": READINGS[lie]()})
         return Message(RecordDict({RECORD: record}), reply_to=message)
-    hang(message, context)
     if kind == "train" and lie == "raise":
         raise RuntimeError("the disk is full")
-    if kind == "train" and lie == "slow":
-        time.sleep(600)
+    if kind == "train" and never_answers(client, kind, message.content["config"]["server-round"]):
+        if "hang" in plan():
+            Path(plan()["hang"]["file"]).touch()  # somebody will end this process
+        time.sleep(3600)
     reply = call_next(message, context)
     if kind == "train" and lie in UPDATES:
         arrays = reply.content["arrays"]
@@ -49,17 +50,6 @@ def lies(message, context, call_next):
     return reply
 
 
-def hang(message, context):
-    """Start training and never end, if the plan says so: somebody will end this process."""
-    hanging = plan().get("hang")
-    if not hanging or message.metadata.message_type != "train":
-        return
-    number = message.content["config"]["server-round"]
-    if own_id(context) == hanging["client"] and number == hanging["round"]:
-        Path(hanging["file"]).touch()
-        time.sleep(600)
-
-
 READINGS = {
     "nan": lambda: np.float64("nan"),
     "shape": lambda: np.zeros((3, 3), np.int16),
@@ -69,5 +59,17 @@ READINGS = {
 READINGS["huge, nan"] = READINGS["huge"]
 UPDATES = {"huge, nan": lambda a: a * np.float32(np.nan), "wrong shape": lambda a: a.ravel()[:1]}
 
+
+def add_one(message, context):
+    """A training that needs no PyTorch."""
+    arrays = {k: Array(a.numpy() + np.float32(1)) for k, a in message.content["arrays"].items()}
+    content = {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 10})}
+    return Message(RecordDict(content), reply_to=message)
+
+
 app = ClientApp(mods=[lies])
-attach(app, data, model, local=LOCAL)
+if plan().get("torch", True):
+    attach(app, data, model, local=local())
+else:
+    app.train()(add_one)
+    attach(app, data)

@@ -1,6 +1,7 @@
 """Data, model and policy that the apps and the tests share.
 
-What a run shall do comes from the environment, which every process of it inherits.
+What a run does comes from the environment, which every process of it inherits. PyTorch is imported
+where it is needed only: a SuperNode starts a process per message, and most need none.
 """
 
 from __future__ import annotations
@@ -12,10 +13,8 @@ from typing import Any
 from fedcohort.datasets import Federation, federate, load
 from fedcohort.policies import Uniform
 from fedcohort.signals.catalog import Needs
-from fedcohort.simulate import LocalTraining, build
 
 CLIENTS = 8
-LOCAL = LocalTraining(epochs=1, batch_size=16, lr=0.1)
 
 
 class WithLosses(Uniform):
@@ -25,15 +24,31 @@ class WithLosses(Uniform):
 
 
 def plan() -> dict[str, Any]:
-    """What this run shall do."""
+    """Return what this run does."""
     return json.loads(os.environ["FEDCOHORT_TRIAL"])
 
 
+def never_answers(client: str, kind: str, number: int) -> bool:
+    """Whether the plan makes a client start training in a round and never end."""
+    hanging = plan().get("hang", {})
+    slow = plan().get("lies", {}).get(client) == "slow"
+    hangs = hanging.get("client") == client and hanging.get("round") == number
+    return kind == "train" and (slow or hangs)
+
+
 def federation(clients: int = CLIENTS) -> Federation:
-    """The first clients of eight."""
+    """Return the first clients of eight."""
     whole = federate(load("digits"), "shards", clients=CLIENTS, seed=0)
     return Federation(whole.dataset, {c: whole.parts[c] for c in whole.clients[:clients]})
 
 
 def model():
+    from fedcohort.simulate import build
+
     return build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
+
+
+def local():
+    from fedcohort.simulate import LocalTraining
+
+    return LocalTraining(epochs=1, batch_size=16, lr=0.1)
