@@ -228,3 +228,34 @@ def test_mistakes_in_an_estimation_are_named(folder, capsys, options, message):
     line = fails(capsys, "spec", "init", "a.csv", "-o", "new.toml", *options)
     assert message in line
     assert not (folder / "new.toml").exists()
+
+
+def test_tables_as_r_and_excel_write_them(folder, capsys):
+    """R: row names without a name, NA. Excel: semicolons, decimal commas, dates with points."""
+    rows = "\n".join(f'"{i + 1}",{"NA" if i % 9 == 0 else 40.5 + i},"f"' for i in range(40))
+    (folder / "r.csv").write_text(f'"","age","sex"\n{rows}\n')
+    assert run("sketch", "r.csv", "-o", "r.sketch", "--nulls", "drop", "--center", 60) == 0
+    shown = capsys.readouterr().out
+    assert "the column without a name: row names" in shown
+    assert "5 of 40" in shown
+    lines = "\r\n".join(
+        f"{40 + i},5;{1 + i % 28:02}.03.2021;{1 + i % 12}/7/2021" for i in range(40)
+    )
+    (folder / "e.csv").write_bytes(f"Alter;Tag;Day\r\n{lines}\r\n".encode("utf-8-sig"))
+    assert run("spec", "init", "e.csv", "-o", "e.toml") == 0
+    text = (folder / "e.toml").read_text()
+    assert 'format = "%d.%m.%Y"\n' in text
+    assert 'format = "%d/%m/%Y"   # TODO: or %m/%d/%Y\n' in text
+    given = text.replace("# center =   # TODO", "center = 60 # ").replace(
+        "# scale =  ", "scale = 9"
+    )
+    (folder / "e.toml").write_text(given)
+    assert run("spec", "check", "e.csv", "--spec", "e.toml") == 0
+
+
+def test_a_table_of_which_most_rows_are_left_out_warns(folder, capsys):
+    (folder / "gaps.csv").write_text("a,b\n" + "1,2\n3,\n4,\n" * 9)
+    assert run("sketch", "gaps.csv", "-o", "g.sketch", "--nulls", "drop") == 0
+    said = capsys.readouterr().err
+    assert "only 9 of 27 rows are used" in said
+    assert "(b 18)" in said

@@ -17,6 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcohort.exceptions import DataError
+from fedcohort.personalize.registry import Record, Registry
+from fedcohort.personalize.search import Search
 from fedcohort.report.drawing import RAMP, Mark, bars, dots, matrix_image, ramp, scatter
 from fedcohort.report.heterogeneity import (
     classical_map,
@@ -29,6 +31,7 @@ from fedcohort.report.page import page
 from fedcohort.sketch.distances import distance_matrix, distances_to_global
 from fedcohort.sketch.errors import errors_to_global, pair_errors, tightened
 from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import Transform
 
 EMPTY = RaceSketch.srp(8, rows=50, bits=5)
 MEANS = np.random.default_rng(0).normal(size=(4, 8)) * 2
@@ -358,6 +361,51 @@ def test_references_are_drawn_and_labels_split_the_data():
     html = page(found)
     assert "random samples" in html
     assert html.count("stroke-dasharray") == 2
+
+
+def test_the_page_says_why_there_is_no_reference_by_label():
+    step = Transform(unit=True, classes=2, label_weight=1.0)
+    rng = np.random.default_rng(7)
+    exact = []
+    for _ in range(4):
+        exact.append(RaceSketch.srp(3, rows=20, bits=3, transform=step))
+        exact[-1].add(rng.normal(size=(200, 3)), rng.integers(0, 2, 200))
+    private = [s.privatize(4.0, rng=rng) for s in exact]
+    for made, why in (
+        (sketches([0] * 4, 200), "the sketches hash no label"),
+        (exact, "two classes of ten records or more at one client"),
+        (private, "would cost a part of their budget"),
+    ):
+        found = profile(made)
+        assert found.references.label is None
+        assert why in found.references.no_label
+        assert why in page(found)
+
+
+def test_nearest_clients_are_those_of_the_registry_with_200_private_sites(tmp_path):
+    """Epsilon 2, 200 sites of 100 to 1,000 records and one of three, seed 11.
+
+    Ranking by debiased squares alone agrees with the registry for few of them.
+    """
+    rng = np.random.default_rng(11)
+    sizes = [*np.exp(rng.uniform(np.log(100), np.log(1000), 199)).astype(int).tolist(), 3]
+    exact = []
+    for i, n in enumerate(sizes):
+        exact.append(RaceSketch.srp(4, rows=10, bits=3))
+        exact[-1].add(rng.normal(size=(n, 4)) + 0.8 * np.eye(4)[i % 4])
+    noisy = [s.privatize(2.0, rng=rng) for s in exact]
+    names = [f"site-{i:03}" for i in range(200)]
+    found = measure(noisy, names)
+    with Registry.create(tmp_path / "registry") as registry:
+        registry.add_many(Record(c, s) for c, s in zip(names, noisy, strict=True))
+        search, own = Search(registry), dict(zip(names, noisy, strict=True))
+        for client in found.clients:
+            (first,) = search.nearest(own[client.name], without=client.name)
+            assert client.nearest == first.client != "site-199"
+    assert len(found.clients) >= 199
+    squares = distance_matrix(noisy, "mmd")
+    np.fill_diagonal(squares, np.inf)
+    assert (squares.argmin(axis=1) == 199).sum() > 50  # what the plain ranking did
 
 
 def test_names_of_many_outliers_do_not_overlap():

@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,7 @@ from fedcohort.privacy.quantiles import (
 )
 from fedcohort.sketch.columns import Column
 
+DATE_FORMATS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d.%m.%Y %H:%M")
 FEW = 12  # different values; a column of whole numbers or texts with no more is a category
 HEAD = """# How all sites make their sketches. {source}
 # Fill in what is marked TODO with public constants, delete the columns that should not be
@@ -206,8 +209,10 @@ def propose_spec(
     table, known = _first_table(path, csv, null_values), constants or {}
     if label in known:
         raise ConfigError(f"--bounds {label}: this is the label, which has no center and scale")
-    source = NO_VALUES if estimate is None else f"{NO_VALUES[:-1]}, except for this:\n"
-    source += "" if estimate is None else f"# {estimate.claim()}"
+    source = NO_VALUES
+    if estimate is not None:
+        claim = fill(estimate.claim(), 96, initial_indent="# ", subsequent_indent="# ")
+        source = f"{NO_VALUES[:-1]}, except for this:\n{claim}"
     markers = json.dumps(list(null_values), ensure_ascii=False)
     parts = [HEAD.format(source=source, markers=markers)]
     if label is not None:
@@ -249,18 +254,33 @@ def _role(table: TableFile, name: str) -> str:
         return {"vector": "number", "list": "other"}.get(kind, kind)
     if kind == "whole" and "bool" in table.type_name(name):
         return "boolean"
-    few, distinct, rows = _look(table, name)
+    values, rows = _look(table, name)
+    few, distinct = len(values) <= FEW, len(values)
     if kind == "whole":
         return "category" if few else "identifier" if distinct == rows > FEW else "number"
+    if formats := _date_formats(values):
+        return f"date as {' or '.join(formats)}"
     return "category" if few else "text"
 
 
-def _look(table: TableFile, name: str) -> tuple[bool, int, int]:
-    """Return whether the first block has few different values, how many, and its rows."""
+def _look(table: TableFile, name: str) -> tuple[list[Any], int]:
+    """Return the different values of the first block, and how many rows it has."""
     for batch in table.batches((name,), 1 << 14):
-        distinct = len(batch[name].unique().drop_null())
-        return distinct <= FEW, distinct, len(batch[name])
-    return True, 0, 0
+        return batch[name].unique().drop_null().to_pylist(), len(batch[name])
+    return [], 0
+
+
+def _date_formats(values: Sequence[str]) -> list[str]:
+    """Return the formats in which all values are dates."""
+
+    def fits(text: str, form: str) -> bool:
+        try:
+            datetime.strptime(text.strip(), form)
+        except ValueError:
+            return False
+        return True
+
+    return [f for f in DATE_FORMATS if values and all(fits(v, f) for v in values)]
 
 
 SECTIONS = {
@@ -280,6 +300,10 @@ LEFT_OUT = {
 
 def _section(name: str, role: str) -> str:
     quoted = json.dumps(name, ensure_ascii=False)
+    if role.startswith("date as "):
+        form, _, other = role.removeprefix("date as ").partition(" or ")
+        unsure = f"   # TODO: or {other}" if other else ""
+        return f'[columns.{quoted}]\n{SECTIONS["date"]}format = "{form}"{unsure}\n'
     if role in LEFT_OUT:
         return f"# {quoted} {LEFT_OUT[role]}\n"
     return f"[columns.{quoted}]\n{SECTIONS[role]}"

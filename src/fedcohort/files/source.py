@@ -158,6 +158,12 @@ class Reading:
         """Return what makes a sketch of these data useless or misleading."""
         constant = [name for name, (low, high) in self.ranges.items() if low == high]
         said = []
+        if self.rows and self.kept < self.rows / 2:
+            said.append(
+                f"only {self.kept:,} of {self.rows:,} rows are used, because others have missing "
+                f"values: leave out the columns that miss most ({_counted(self.missing, 3)}), or "
+                "use a spec, which marks missing values instead"
+            )
         if constant:
             said.append(f"constant in all rows, so they tell nothing: {', '.join(constant)}")
         if self.identifiers:
@@ -178,8 +184,8 @@ def _identifies(column: Column, values: NDArray[np.float64]) -> bool:
     return distinct and bool(dense or len(whole) > 1000 or IDENTIFIER.search(column.name))
 
 
-def _counted(counts: Counter[str]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.most_common())
+def _counted(counts: Counter[str], most: int | None = None) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.most_common(most))
 
 
 class Block(NamedTuple):

@@ -117,7 +117,9 @@ class TableSource(Source):
         for name in table.names:
             if name in taken:
                 continue
-            if table.kind(name) in ALLOWED[use]:
+            if not name:
+                self.reading.left_out["the column without a name"] = "row names, as R writes them"
+            elif table.kind(name) in ALLOWED[use]:
                 found.append(name)
             else:
                 self.reading.left_out[name] = f"{table.type_name(name)} is not a number"

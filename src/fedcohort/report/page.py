@@ -128,8 +128,12 @@ def page(
         '<p class="soft">0: the client looks like the whole federation. The thin line is one '
         "standard error, an upper bound. The dashed lines are what to compare with: random samples "
         "of the same data"
-        + (", and the classes of the label" if found.references.label is not None else "")
-        + ".</p>",
+        + (
+            ", and the classes of the label."
+            if found.references.label is not None
+            else f". There is no line for the classes of a label: {found.references.no_label}."
+        )
+        + "</p>",
         _distances(found),
         '<div class="pair">',
         "<section><h2>Map</h2>"
