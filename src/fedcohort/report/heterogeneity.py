@@ -231,10 +231,12 @@ class Heterogeneity(NamedTuple):
         """Judge in plain words; `plan` adds what `fedcohort plan` expects of cohorts."""
         return judge(self, plan)
 
-    def marked_columns(self, client: str) -> str:
+    def marked_columns(self, client: str, most: int | None = None) -> str:
         """Name the columns in which a client differs beyond chance, the surest first."""
         gaps = [gap for gap in self.columns.get(client, []) if gap.marked]
-        return ", ".join(f"{g.column} ({g.what})" for g in sorted(gaps, key=lambda g: g.chance))
+        named = [f"{g.column}: {g.what}" for g in sorted(gaps, key=lambda g: g.chance)]
+        shown = "; ".join(named[:most])
+        return shown if most is None or len(named) <= most else f"{shown}; {len(named) - most} more"
 
     @property
     def private(self) -> int:

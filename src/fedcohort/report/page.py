@@ -80,7 +80,7 @@ th, td { text-align: left; padding: 4px 10px; border-bottom: 1px solid #edf0f3;
   overflow-wrap: anywhere }
 th { position: sticky; top: 0; background: #f5f7fa; white-space: nowrap }
 td.r, th.r { text-align: right; white-space: nowrap }
-td:first-child { min-width: 9ch }
+td:first-child { min-width: 14ch } td.wide { min-width: 32ch }
 tr.odd td { background: #fff4e5 } .dot { display: inline-block; width: 9px; height: 9px;
   border-radius: 5px; margin-right: 6px }
 .verdict { border-left: 6px solid #0072b2; background: #f3f8fc; border-radius: 6px;
@@ -234,15 +234,15 @@ def _matrix(found: Heterogeneity) -> str:
 
 def _table(found: Heterogeneity) -> str:
     """Lay out the clients in a table that sorts and searches; cells hold numbers as data-v."""
-    explained = bool(found.columns)
+    explained, mixed = bool(found.columns), 0 < found.private < len(found.clients)
     rows = sorted(found.clients, key=lambda c: -c.distance)
     head = (
         '<tr><th>client</th><th class="r">records</th><th class="r">distance</th>'
-        '<th class="r">± one standard error</th><th class="r">robust score</th><th>cluster</th>'
+        '<th class="r">± standard error</th><th class="r">robust score</th><th>cluster</th>'
         f"<th>nearest client</th>{'<th>columns that differ</th>' if explained else ''}"
-        "<th>private</th></tr>"
+        f"{'<th>private</th>' if mixed else ''}</tr>"
     )
-    body = "".join(_row(found, c, explained) for c in rows)
+    body = "".join(_row(found, c, explained, mixed) for c in rows)
     return (
         '<input id="find" type="search" placeholder="Search" aria-label="Search the clients">'
         f'<span class="soft" id="shown">{len(rows)}</span>'
@@ -251,8 +251,10 @@ def _table(found: Heterogeneity) -> str:
     )
 
 
-def _row(found: Heterogeneity, c: ClientRow, explained: bool) -> str:
-    columns = f"<td>{escape(found.marked_columns(c.name) or 'none')}</td>" if explained else ""
+def _row(found: Heterogeneity, c: ClientRow, explained: bool, mixed: bool) -> str:
+    columns = found.marked_columns(c.name) or "none"
+    last = f'<td class="wide">{escape(columns)}</td>' if explained else ""
+    last += f"<td>{'yes' if c.private else 'no'}</td>" if mixed else ""
     return (
         f"<tr{' class=odd' if c.outlier else ''}><td>{escape(c.name)}</td>"
         f'<td class="r" data-v="{c.n:.6g}">{c.n:,.0f}</td>'
@@ -260,8 +262,7 @@ def _row(found: Heterogeneity, c: ClientRow, explained: bool) -> str:
         f'<td class="r" data-v="{c.high - c.low:.6g}">{c.low:.4f} to {c.high:.4f}</td>'
         f'<td class="r" data-v="{c.z:.6g}">{c.z:.1f}</td><td data-v="{c.cluster}">'
         f'<span class="dot" style="background:{_color(c)}"></span>{c.cluster + 1}</td>'
-        f"<td>{escape(c.nearest)} ({c.nearest_distance:.3f})</td>{columns}"
-        f"<td>{'yes' if c.private else 'no'}</td></tr>"
+        f"<td>{escape(c.nearest)} ({c.nearest_distance:.3f})</td>{last}</tr>"
     )
 
 

@@ -52,10 +52,12 @@ def column_facts(columns: Sequence[Column]) -> dict[str, str]:
     named = [c.name if plain else f"{c.name} ({c.kind})" for c in columns]
     facts = {"columns": _short(named)}
     for key, default in (("center", 0.0), ("scale", 1.0), ("weight", 1.0)):
-        values = [getattr(c, key) for c in columns]
-        if any(value != default for value in values):
-            same = len(set(values)) == 1
-            facts[key] = f"{values[0]:g}" if same else _short([f"{v:g}" for v in values])
+        own = [c for c in columns if key == "weight" or c.kind == "number" or c.since is not None]
+        values = {c.name: getattr(c, key) for c in own}
+        if any(value != default for value in values.values()):
+            same = len(set(values.values())) == 1
+            listed = [f"{name} {value:g}" for name, value in values.items()]
+            facts[key] = f"{values[own[0].name]:g}" if same else _short(listed)
     return facts
 
 

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 BY_CHANCE = 0.15  # share of the pairs that may be told apart where all clients are alike
 UNEQUAL = 10.0  # largest client over the smallest
-NAMED = 8
+NAMED = 8  # clients to look at
+NAMED_COLUMNS = 4  # of each
+COHORTS = "`fedcohort plan` says whether cohorts that together look like the whole are worth it."
 EXPLAIN = "make the sketches with --explain to see which of its columns differ"
 SMALL_GROUP = 3  # clients per cluster
 
@@ -58,11 +60,7 @@ def judge(found: Heterogeneity, plan: Sequence[str] = ()) -> Verdict:
     if found.told_apart < BY_CHANCE:
         steps = ["Federate as it is: any cohort looks like the whole."]
         return Verdict("alike", "The clients are alike.", _reasons(found), steps)
-    steps = [
-        "Federate, and pick cohorts that together look like the whole: compare the policies "
-        "uniform and sketch-match.",
-        *(plan or ["`fedcohort plan` says how much that is expected to gain."]),
-    ]
+    steps = ["Federate, and compare the policies uniform and sketch-match.", *(plan or [COHORTS])]
     return Verdict("degree", "The clients differ in degree, not in kind.", _reasons(found), steps)
 
 
@@ -107,12 +105,12 @@ def _steps_in_kind(found: Heterogeneity, plan: Sequence[str]) -> list[str]:
     if len(groups := _groups(found)) > 1:
         said = ", ".join(f"group {i + 1}: {size} clients" for i, size in groups.items())
         steps.append(f"Consider training the groups apart, or personalizing ({said}).")
-    steps.append("Federate the others; pick cohorts that together look like the whole.")
-    return [*steps, *plan]
+    steps.append("Federate the clients that are not outliers." if found.outliers else "Federate.")
+    return [*steps, *(plan or [COHORTS])]
 
 
 def _look_at(found: Heterogeneity, client: str) -> str:
-    why = found.marked_columns(client)
+    why = found.marked_columns(client, NAMED_COLUMNS)
     if not why and found.columns:
         why = "no single column stands out; its columns differ together"
     return f"Look at {client}: {why or EXPLAIN}."

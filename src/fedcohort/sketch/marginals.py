@@ -328,8 +328,10 @@ def _words(column: Column, gap: Floats) -> str:
         if abs(shift) < 0.15:
             return "spread or shape differs"
         unit = " days" if column.since is not None else ""
-        side = "higher" if shift > 0 else "lower"
-        return f"{side} by about {abs(shift) * column.scale:.2g}{unit}"
+        side, outer = ("higher", gap[-1]) if shift > 0 else ("lower", gap[1])
+        beyond = outer > gap.clip(0).sum() / 2  # most of it lies where the histogram ends
+        size = float(f"{abs(shift) * column.scale:.2g}")
+        return f"{side} by {'at least' if beyond else 'about'} {size:,.10g}{unit}"
     most = int(np.abs(gap[1:]).argmax())
     names = _bin_names(column)
     name = names[most] if most < len(names) else "some values"
