@@ -23,7 +23,7 @@ from fedcohort.sketch.marginals import Marginals, bins_of, gaps_to_rest
 from fedcohort.sketch.race import RaceSketch
 
 RESULT = Path(__file__).parent / "results" / "explain.json"
-SITES, SEEDS = 200, (9101, 9102, 9103)
+SITES, SEEDS = 200, (9201, 9202, 9203)
 BUDGETS = (None, (4.0, 1e-6), (4.0, 0.0))  # epsilon and delta; half is for single columns
 LEVELS, SHARES, OTHER_SHARES = tuple("abcd"), (0.4, 0.3, 0.2, 0.1), (0.1, 0.2, 0.3, 0.4)
 NUMBERS, CATEGORIES, GAPPY = range(48), range(48, 56), range(56, 64)

@@ -42,7 +42,10 @@ MIDDLES = np.concatenate([[-3.5], (EDGES[1:] + EDGES[:-1]) / 2, [3.5]])
 FALSE_MARKS = 0.01
 FARTHEST = 1.5  # scales from the center beyond which a number counts no more for the location
 USUAL_SPREAD = 0.8  # mean distance from the center, in scales, of normal numbers
-TILTS = np.geomspace(0.5, 16, 24)  # values of t that are tried, in standard errors of a contrast
+TILTS = np.geomspace(0.5, 16, 20)  # values of t that are tried, times the standard error
+NEAR_LIMIT = 1 - np.geomspace(
+    0.5, 0.02, 8
+)  # and, for Laplace noise, near the largest t that it has
 
 
 class Marginals:
@@ -270,7 +273,10 @@ def _chances(a: _Side, b: _Side, column: Column) -> Floats:
     noise = a.noise / a.n**2 + b.noise / b.n**2
     spread = np.sqrt(variance * (1 / a.n + 1 / b.n) + squares * noise)
     seen = size > 1e-12
+    limit = np.minimum(_largest_tilt(a), _largest_tilt(b)) / np.sqrt(largest)
+    limit = np.where(np.isfinite(limit), limit, 0.0)
     t = TILTS[:, None, None] / np.where(spread > 0, spread, np.inf)
+    t = np.concatenate([t, NEAR_LIMIT[:, None, None] * limit])
     bound = -t * size
     for side in (a, b):
         bound += _sampling(t, variance, np.ptp(weights, axis=1), side.n)
@@ -298,6 +304,14 @@ def _noise(squares: Floats, side: _Side) -> Floats:
         laplace = np.where(ratio < 1, -parts * np.log1p(-ratio), np.inf)
     out: Floats = np.where(parts > 0, laplace, half)
     return out
+
+
+def _largest_tilt(side: _Side) -> Floats:
+    """Return the t up to which E exp(t * noise) of a bin's share is finite."""
+    parts = 3 * side.noise**2 / np.where(side.fourth > 0, side.fourth, np.inf)
+    variance = side.noise / side.n**2
+    out: Floats = np.sqrt(2 * parts / np.where(parts > 0, variance, 1.0))
+    return np.where(parts > 0, out, np.inf)
 
 
 @lru_cache(maxsize=256)
