@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fedcohort.cli import invoke
+from fedcohort.experiments.results import read
 from fedcohort.gates import SketchToSkip
 from fedcohort.policies import POLICIES, PowerOfChoice
 from fedcohort.simulate import Simulation
@@ -46,6 +48,8 @@ PARTS = [
         "timeout": 60,
     },
 ]
+LIMIT = 900  # seconds for what takes some twenty on a quiet machine
+pytestmark = pytest.mark.timeout(LIMIT + 300)
 LIES = {"client-1": "nan", "client-3": "shape", "client-5": "huge", "client-6": "nan update"}
 
 
@@ -53,7 +57,9 @@ LIES = {"client-1": "nan", "client-3": "shape", "client-5": "huge", "client-6": 
 def results(tmp_path_factory):
     """Run the plan in a process of its own: Ray takes over signals and standard streams."""
     folder = tmp_path_factory.mktemp("simulation")
-    plan = {"parts": PARTS, "lies": LIES, "out": str(folder / "out.json")}
+    names = ("power-of-choice", "race-softmax")
+    parts = [{**p, "out": str(folder / "runs" / n)} for p, n in zip(PARTS, names, strict=True)]
+    plan = {"parts": parts, "lies": LIES, "out": str(folder / "out.json")}
     paths = os.pathsep.join([str(APP), os.environ.get("PYTHONPATH", "")])
     environment = {
         **os.environ,
@@ -68,11 +74,36 @@ def results(tmp_path_factory):
     with open(folder / "log.txt", "w") as log:
         command = [sys.executable, "-c", SCRIPT]
         subprocess.run(
-            command, env=environment, stdout=log, stderr=log, timeout=240, check=False, cwd=folder
+            command, env=environment, stdout=log, stderr=log, timeout=LIMIT, check=False, cwd=folder
         )
     if not (folder / "out.json").exists():
         pytest.fail((folder / "log.txt").read_text()[-5000:])
-    return json.loads((folder / "out.json").read_text())
+    found = json.loads((folder / "out.json").read_text())
+    assert not isinstance(found, str), found
+    found[0]["runs"] = folder / "runs"
+    return found
+
+
+def test_a_flower_run_has_the_report_page_of_a_simulation(results, tmp_path):
+    """The same command as for a simulation, on what ``CohortStrategy(out=...)`` left."""
+    pytest.importorskip("altair")
+    from fedcohort.report.content import content
+
+    path = tmp_path / "report.html"
+    assert invoke(["report", str(results[0]["runs"]), "-o", str(path)]) == 0
+    page = path.read_text()
+    for name in ("power-of-choice", "race-softmax", "client-3", "flwr"):
+        assert name in page
+    best = max(r["accuracy"] for r in results[0]["history"])
+    found = content(read(results[0]["runs"]))
+    assert found.finished and [row.policy for row in found.rows] == [
+        "power-of-choice",
+        "race-softmax",
+    ]
+    assert found.rows[0].accuracy.mean == pytest.approx(results[0]["accuracies"][-1])
+    assert max(max(curve.mean) for curve in found.curves) >= best
+    (sketches,) = found.maps  # of the five clients whose sketches were usable
+    assert sketches.source == "race_sketch" and len(sketches.points) == 5
 
 
 def simulated(digits, policy, part, gate=None):
