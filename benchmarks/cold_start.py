@@ -251,7 +251,7 @@ class Judge:
         return own_accuracies(self.trainer, mixed(self.personal, weights), parts, data)
 
 
-def retrieve(judge, sketch, private, seed):
+def retrieve(judge, sketch, private, strategies):
     """Accuracy of every strategy, and how many cold clients each limit sends away."""
     split, out, away = judge.split, {}, {}
     with tempfile.TemporaryDirectory() as folder, Registry.create(f"{folder}/warm") as registry:
@@ -262,7 +262,7 @@ def retrieve(judge, sketch, private, seed):
         limit = ColdStart(registry, search=start.search).limit
         near = [start.nearest(s, 20) for s in cold]
         others = [start.search.nearest(s, 20, without=c) for c, s in warm.items()]
-        for strategy in (*MIXED, "cluster"):
+        for strategy in strategies:
             advices = [
                 start.advise(s, strategy, neighbors=n) for s, n in zip(cold, near, strict=True)
             ]
@@ -327,7 +327,7 @@ def run(dataset, setting, name, args):
                     return made
                 return made.privatize(epsilon, rng=stream(seed, "privacy", *whose))
 
-            found[s], away[s] = retrieve(judges[s], sketch, private, s)
+            found[s], away[s] = retrieve(judges[s], sketch, private, args.strategies)
         shares = {k: float(np.mean([away[s][k] for s in seeds])) for k in away[first]}
         row = {"rows": rows, "bits": bits, "epsilon": epsilon, "accuracy": summary(found)}
         if epsilon is None:
@@ -367,6 +367,8 @@ def main():
     parser.add_argument("--lr", type=float)
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--max-samples", type=int, help="of a role in Shakespeare")
+    every = (*MIXED, "cluster")
+    parser.add_argument("--strategies", nargs="+", choices=every, default=every)
     parser.add_argument("--split", dest="splits", nargs="+")
     parser.add_argument("--epsilons", type=float, nargs="*")
     parser.add_argument("--out", required=True)
