@@ -21,7 +21,6 @@ from docs_numbers import RESULTS, parts, result, rounds_to
 from provenance import provenance, write
 
 from fedcohort.experiments import config
-from fedcohort.experiments.benchmark import CURVE_STEP
 from fedcohort.experiments.folder import dataset_of, simulation_of
 from fedcohort.report.plan import uniform_discrepancy
 from fedcohort.report.plan_gain import FITTED, GainFit
@@ -31,11 +30,20 @@ VARIANT = "sketch-match, epsilon 1"
 
 
 def measured_settings():
-    """Yield file and setting wherever uniform and SketchMatch were measured."""
+    """Return setting and file wherever uniform and SketchMatch were measured, most seeds first."""
+    found = {}
     for path in sorted(RESULTS.glob("benchmark-*.json")):
-        for setting in dict.fromkeys(p["setting"] for p in result(path.name)["parts"]):
-            if {"uniform", VARIANT} <= set(parts(path.name, setting)):
-                yield path.name, setting
+        for setting in dict.fromkeys(p["setting"] for p in result(path.name).get("parts", ())):
+            held = parts(path.name, setting)
+            if {"uniform", VARIANT} <= set(held):
+                seeds = min(len(held[v]["seeds"]) for v in ("uniform", VARIANT))
+                found[setting] = max(found.get(setting, (0, "")), (seeds, path.name))
+    return [(file, setting) for setting, (_, file) in found.items()]
+
+
+def curve_step(part):
+    """Rounds from one point of the curves to the next; the last round is always a point."""
+    return round(part["experiment"]["rounds"] / len(part["seeds"][0]["curve"]))
 
 
 def curve_rounds(part, target):
@@ -44,7 +52,7 @@ def curve_rounds(part, target):
     found = []
     for row in part["seeds"]:
         points = len(row["curve"])
-        rounds = last - CURVE_STEP * np.arange(points - 1, -1, -1)
+        rounds = last - curve_step(part) * np.arange(points - 1, -1, -1)
         reached = [r for r, a in zip(rounds, row["curve"], strict=True) if a and a >= target]
         found.append(reached[0] if reached else last + 1)
     return np.array(found)
@@ -68,7 +76,7 @@ def speed_up(base, ours):
         return np.mean(logs, axis=0), reached, "rounds"
     target = common_target(base, ours)
     logs = np.log(curve_rounds(base, target) / curve_rounds(ours, target))
-    return logs, [float(target)], f"curve, every {CURVE_STEP} rounds"
+    return logs, [float(target)], f"curve, every {curve_step(base)} rounds"
 
 
 @lru_cache(maxsize=1)

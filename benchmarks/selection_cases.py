@@ -151,8 +151,8 @@ CASES = {
         "10 of 20 clients, two shards each: all clients are divided into cohorts at once",
         lambda seed: two_shards(seed, 20),
         MATCH,
-        rounds=100,
-        window=(0, 100),
+        rounds=50,
+        window=(0, 50),
         cohort_size=10,
     ),
     "late joiners": Case(

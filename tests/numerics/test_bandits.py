@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import combinations, permutations, product
 from math import lgamma
 
 import numpy as np
@@ -252,3 +252,40 @@ def test_regret_by_hand() -> None:
     assert bandits.regret(table, [[0, 1], [1, 2]]) == pytest.approx(0.2 + 0.2 + 0.3)
     with pytest.raises(ValueError, match="no client beats all"):
         bandits.regret([[0.5, 0.7, 0.3], [0.3, 0.5, 0.7], [0.7, 0.3, 0.5]], [])
+
+
+def test_skew_bounds_hold_for_every_deviation_of_coin_tosses() -> None:
+    """All 2^M samples of a coin: no tail exceeds the bound, and M = 1 nearly attains it."""
+    for size, chance in ((1, 0.5), (4, 0.3), (8, 0.5)):
+        means = np.array(list(product((0, 1), repeat=size)), float)
+        weights = np.prod(np.where(means > 0, chance, 1 - chance), axis=1)
+        means = means.mean(axis=1)
+        for gap in np.arange(1, size + 1) / size:
+            tail = weights[np.abs(means - chance) >= gap - 1e-12].sum()
+            # two clients, `gap` above and below their mean: each is `gap` away from it
+            bound = bandits.skew_bounds([[gap], [-gap]], [size, size], [0.0], [1.0])[:, 0]
+            assert bound == pytest.approx(2 * np.exp(-2 * size * gap**2))
+            assert tail <= bound[0] + 1e-12
+    assert bandits.skew_bounds([[0.5], [-0.5]], [1, 1], [0.0], [1.0])[0, 0] < 1.3  # true tail: 1
+
+
+def test_the_product_of_skew_bounds_orders_clients_as_the_reward_does() -> None:
+    """Equations 12 and 14: with equal sizes and ranges, the log of the product is -c reward^2."""
+    updates = np.random.default_rng(0).normal(size=(6, 5))
+    logs = np.log(bandits.skew_bounds(updates, [7] * 6, np.zeros(5), np.ones(5)) / 2).sum(axis=1)
+    rewards = -np.linalg.norm(updates - updates.mean(axis=0), axis=1)
+    assert logs == pytest.approx(-14 * rewards**2)
+    with pytest.raises(ValueError, match="high above low"):
+        bandits.skew_bounds(updates, [7] * 6, np.zeros(5), np.zeros(5))
+
+
+def test_win_probability_by_enumeration_of_an_urn() -> None:
+    """Beta(a, b) with whole a, b is an order statistic of a + b - 1 uniform numbers: rank them."""
+    (w1, w2), (l1, l2) = (1, 0), (1, 1)
+    first, second = w1 + l1 + 1, w2 + l2 + 1  # uniform numbers of each client
+    hits = total = 0
+    for own in combinations(range(first + second), first):
+        others = [r for r in range(first + second) if r not in own]
+        total += 1
+        hits += own[w1] > others[w2]  # the (wins + 1)-th smallest has Beta(wins + 1, losses + 1)
+    assert bandits.win_probability((w1, w2), (l1, l2)) == pytest.approx(hits / total)

@@ -221,6 +221,50 @@ class TestDELTA:
             hits[chosen] += 1
         assert (np.abs(hits / 4000 - inclusion) < 4 * np.sqrt(0.25 / 4000)).all()
 
+    def test_local_variance_adds_the_spread_of_batches(self) -> None:
+        """Inclusion probabilities are proportional to sqrt(zeta^2 + ratio sigma^2), exactly."""
+        ids, signals = IDS[:4], Signals()
+        signals.record("update_distance", dict(zip(ids, (3.0, 1.0, 0.0, 1.0), strict=True)), 0)
+        signals.record("gradient_spread", dict(zip(ids, (2.0, 0.0, 2.0, 1.0), strict=True)), 0)
+        policy = DELTA(exploration=0.0, local_variance=4.0)
+        importance = np.sqrt([9 + 16, 1, 16, 1 + 4])
+        found = {}
+        for n in range(40):
+            found |= policy.select(Round(1, ids, 1), signals, stream(n)).scores
+        assert [found[c] for c in ids] == pytest.approx(importance / importance.sum())
+        assert policy.needs.reply == {"update_distance", "gradient_spread"}
+        assert DELTA().needs.reply == {"update_distance"}
+
+    def test_the_spread_is_that_of_the_batches(self) -> None:
+        """Against gradients by autograd in float64, one batch at a time."""
+        torch = pytest.importorskip("torch")
+        from fedcohort.datasets import federate, load
+        from fedcohort.rounds import stream as generator
+        from fedcohort.simulate import LocalTraining, Simulation, build
+
+        clients = federate(load("digits"), "iid", clients=9, seed=0)
+        model = build("mlp-64-30", clients.dataset.sample_shape, 10, seed=0)
+        local = LocalTraining(epochs=1, batch_size=50, lr=0.1)
+        policy = DELTA(local_variance=1.0)
+        simulation = Simulation(clients, model, policy, cohort_size=2, local=local, device="cpu")
+        simulation.step()
+        signals, (session,) = simulation.sessions[0].signals, simulation.sessions
+        (client, _) = simulation.seeds[0].selection.clients
+        order = generator(0, "gradient spread", 0, client).permutation(clients.parts[client])
+        double, rows = model.double(), []
+        for first in range(0, len(order), 50):
+            at = order[first : first + 50]
+            double.zero_grad()
+            outputs = double(torch.from_numpy(clients.dataset.x[at]).double())
+            labels = torch.from_numpy(clients.dataset.y[at])
+            torch.nn.functional.cross_entropy(outputs, labels).backward()
+            rows.append(torch.cat([p.grad.ravel() for p in double.parameters()]).numpy().copy())
+        assert len(rows) > 2
+        expected = np.sqrt(np.square(rows - np.mean(rows, axis=0)).sum(axis=1).mean())
+        found = signals.values("gradient_spread", (client,))[0]
+        assert found == pytest.approx(expected, rel=1e-4)
+        assert session.policy.signal_options["update_distance"]["insight_step"]
+
     def test_a_forged_distance_is_clipped(self) -> None:
         signals = Signals()
         signals.record("update_distance", dict.fromkeys(IDS, 1.0) | {"07": 1e15}, 0)
@@ -265,6 +309,7 @@ class TestFedSAE:
         (lambda: HiCSFL(temperature=0), "temperature=0"),
         (lambda: HiCSFL(gamma=-1), "gamma=-1"),
         (lambda: DELTA(exploration=2), "exploration=2"),
+        (lambda: DELTA(local_variance=-1), "local_variance=-1"),
         (lambda: FedSAE(beta=-1), "beta=-1"),
     ],
 )

@@ -373,3 +373,26 @@ def test_sketches_are_refreshed_and_drift_is_noticed() -> None:
     assert state.clients == 40
     sent = session.ledger.by_kind("up")["race_sketch"]
     assert sent == 2 * 40 * readings.dtype.itemsize
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_turns_bound_the_wait_of_every_client(turns: int) -> None:
+    """One client of 41 is of a kind of its own, and any cohort of two is better without it."""
+    readings = np.zeros(41, sketch_dtype(1, 3, "i4"))
+    readings["n"] = 100
+    for i, one in enumerate(readings["counts"]):
+        one[0, 2 if i == 40 else i % 2] = 100
+    ids = tuple(f"{i:02d}" for i in range(41))
+
+    def picked(policy: SketchMatch, rounds: int) -> set[str]:
+        signals, chosen = Signals(), set()
+        signals.record("race_sketch", dict(zip(ids, readings, strict=True)), 0)
+        for number in range(rounds):
+            round = Round(number, ids, 2, "equal")
+            cohort = policy.select(round, signals, stream(0, number)).clients
+            policy.observe(round, Outcome(cohort, cohort), signals)
+            chosen.update(cohort)
+        return chosen
+
+    assert "40" not in picked(SketchMatch(), 400)
+    assert picked(SketchMatch(turns=turns), -(-41 // turns)) == set(ids)

@@ -99,6 +99,8 @@ class Answers:
         """Whether this client has what a signal takes."""
         if signal.name == "insight":
             return self.insight is not None
+        if signal.name == "gradient_spread":
+            return False  # simulations only
         if signal.work == "data" or self.model is not None:
             return signal.work != "server"
         if signal.name in LOSSES:

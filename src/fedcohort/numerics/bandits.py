@@ -95,6 +95,35 @@ def win_probability(wins: tuple[int, int], losses: tuple[int, int]) -> float:
     return float(np.exp(logs).sum())
 
 
+def skew_bounds(updates: ArrayLike, sizes: ArrayLike, low: ArrayLike, high: ArrayLike) -> Array:
+    """Return eq. 12 for each client and dimension: how likely IID data are to stray as far.
+
+    By Hoeffding's inequality, the mean of M samples from [low, high] is at least as far from its
+    expectation as client i's update is from the mean update with a probability of at most
+    2 exp(-2 M (update - mean)^2 / (high - low)^2). The bound can exceed 1.
+
+    Parameters
+    ----------
+    updates
+        One row per client, one column per dimension.
+    sizes
+        M, the number of samples of each client.
+    low, high
+        Range of a sample's gradient in each dimension.
+
+    Examples
+    --------
+    >>> skew_bounds([[0.0], [1.0]], [2, 2], low=[0.0], high=[1.0]).round(4).tolist()
+    [[0.7358], [0.7358]]
+    """
+    rows = np.asarray(updates, dtype=np.float64)
+    width = np.asarray(high, dtype=np.float64) - np.asarray(low, dtype=np.float64)
+    if rows.ndim != 2 or (width <= 0).any():
+        raise ValueError("skew_bounds: updates must be rows, and high above low everywhere")
+    gaps = (rows - rows.mean(axis=0)) / width
+    return np.asarray(2 * np.exp(-2 * np.asarray(sizes, np.float64)[:, None] * gaps**2))
+
+
 def regret(preferences: ArrayLike, cohorts: Sequence[Sequence[int]]) -> float:
     """Return the regret of eq. 4: the sum over rounds and members i of P(best beats i) - 1/2.
 

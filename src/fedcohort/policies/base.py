@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -208,10 +209,16 @@ def label_counts(signals: Signals, clients: Sequence[ClientId]) -> tuple[Indices
     counts = np.maximum(rows, 0.0)
     total = counts.sum(axis=1)
     filled = total > 1e-9  # a smaller sum could not be divided by
-    positions, counts, total = positions[filled], counts[filled], total[filled]
+    if not filled.all():
+        positions, counts, total = positions[filled], counts[filled], total[filled]
     if len(positions) >= FEW_SIZES:
         counts *= np.minimum(1.0, LARGEST_SIZE * np.median(total) / total)[:, None]
     return positions, counts
+
+
+def times_of(counts: Mapping[ClientId, float], clients: Sequence[ClientId]) -> Array:
+    """Return each client's entry of `counts`, 0 where there is none; fast for a million clients."""
+    return np.fromiter(map(counts.get, clients, repeat(0.0)), np.float64, len(clients))
 
 
 def unreported(round: Round, outcome: Outcome, signals: Signals, name: str) -> list[ClientId]:

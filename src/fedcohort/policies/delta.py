@@ -18,27 +18,34 @@ _LARGEST_DISTANCE = 10.0  # times the median; larger ones are clipped
 
 @register("delta", when="the aggregate must stay unbiased, and updates may be compared")
 class DELTA(Policy):
-    """The practical variant of Wang et al. [1]_, with the diversity term.
+    """The practical variant of Wang et al. [1]_.
 
     The paper's optimal probability of a client is proportional to
     ``sqrt(alpha_1 zeta^2 + alpha_2 sigma^2)``: zeta is the distance of its gradient from the mean
-    gradient, sigma the spread of its batch gradients. Here zeta is the distance of its last update
-    from the mean update of that cohort, which costs nothing; a client without one counts like the
-    mean of the others. Weights are the client's share of the data over its probability to be
-    selected, so the expected aggregate is that of all available clients.
+    gradient, sigma the spread of its batch gradients. By default alpha_2 is 0, and zeta is the
+    distance of its last update from the mean update of that cohort, which costs nothing. A client
+    without a reading counts like the mean of the others. Weights are the client's share of the
+    data over its probability to be selected, so the expected aggregate is that of all available
+    clients.
 
     Parameters
     ----------
     exploration : float, default=0.1
         Share of the probability that is spread uniformly, which bounds the weights.
+    local_variance : float, default=0.0
+        alpha_2 / alpha_1. Above 0, those who trained also report the spread of the gradients of
+        their batches, and zeta is taken from full-batch gradients, because both must have the same
+        unit. That is one more pass over the data per batch and works in simulations only.
 
     Notes
     -----
-    The local term alpha_2 sigma^2 is left out: clients do not report the spread of their batch
-    gradients. With equal batches and similar losses it is nearly the same for all clients. The
-    paper draws with replacement; here inclusion probabilities are exactly proportional (up to 1)
-    without replacement, by systematic sampling in random order. Distances above 10 times the
-    median are clipped, so that an outlier cannot force its way into every cohort.
+    Read: the abstract, the authors' released code (L3030/DELTA_FL), which weights clients by the
+    norm of their gradient's difference and has no sigma, and a public reimplementation, whose
+    probabilities are those above with alpha_1 and alpha_2 as options and sigma as the root mean
+    square distance of batch gradients to their mean. Chosen here: the paper draws with
+    replacement, we draw without, with inclusion probabilities that are exactly proportional (up to
+    1), by systematic sampling in random order. Readings above 10 times their median are clipped,
+    so that an outlier cannot force its way into every cohort.
 
     References
     ----------
@@ -58,13 +65,19 @@ class DELTA(Policy):
 
     needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"update_distance"}))
 
-    def __init__(self, exploration: float = 0.1) -> None:
+    def __init__(self, exploration: float = 0.1, local_variance: float = 0.0) -> None:
         if not 0 <= exploration <= 1:
             raise ValueError(f"DELTA: exploration={exploration} must lie in [0, 1]")
-        self.exploration = exploration
+        if not 0 <= local_variance < np.inf:
+            raise ValueError(f"DELTA: local_variance={local_variance} must not be negative")
+        self.exploration, self.local_variance = exploration, local_variance
+        if local_variance:
+            reply = frozenset({"update_distance", "gradient_spread"})
+            self.needs = Needs(profile=frozenset({"num_examples"}), reply=reply)
+            self.signal_options = {"update_distance": {"insight_step": True}}
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Draw by the distances of the last updates."""
+        """Draw by the last readings."""
         inclusion = proportional_inclusion(self._probabilities(round, signals), round.size)
         chosen = systematic(inclusion, rng)
         clients = tuple(round.available[i] for i in chosen.tolist())
@@ -77,16 +90,28 @@ class DELTA(Policy):
         return Selection(clients, weights, scores)
 
     def _probabilities(self, round: Round, signals: Signals) -> Array:
-        positions, known = signals.read("update_distance", round.available)
         count = len(round.available)
-        if not len(positions) or not known.any():
-            return np.full(count, 1 / count)
-        known = np.minimum(known, _LARGEST_DISTANCE * max(float(np.median(known)), 1e-300))
-        distances = np.full(count, float(known.mean()))
-        distances[positions] = known
-        total = distances.sum()
-        spread = distances / total if total > 0 else np.full(count, 1 / count)
-        return (1 - self.exploration) * spread + self.exploration / count
+        importance = _readings("update_distance", round, signals)
+        if self.local_variance:
+            spread = _readings("gradient_spread", round, signals)
+            importance = np.sqrt(importance**2 + self.local_variance * spread**2)
+        total = importance.sum()
+        shares = importance / total if total > 0 else np.full(count, 1 / count)
+        return (1 - self.exploration) * shares + self.exploration / count
+
+
+def _readings(name: str, round: Round, signals: Signals) -> Array:
+    """Return one clipped reading per available client, the mean of the known where there is none.
+
+    All zeros if none is known.
+    """
+    positions, known = signals.read(name, round.available)
+    if not len(positions):
+        return np.zeros(len(round.available))
+    known = np.minimum(known, _LARGEST_DISTANCE * max(float(np.median(known)), 1e-300))
+    found = np.full(len(round.available), float(known.mean()))
+    found[positions] = known
+    return found
 
 
 def proportional_inclusion(probabilities: Array, size: int) -> Array:

@@ -53,10 +53,12 @@ class FedCBS(Policy):
 
     Notes
     -----
-    Written from the paper's formulas as we remember them. We are not certain of its exponents
-    beta_m (here m, increasing as the paper asks) and of its default lambda. T starts at 1, since
-    the bonus of a client with T = 0 is not defined. The paper computes the imbalance under
-    homomorphic encryption or in a trusted enclave; here the server sees the histograms.
+    Read: the abstract and a public reimplementation, which takes beta_m = m "from the experiments
+    setup" of the paper, lets T start at 1 (the bonus of T = 0 is not defined) and gives the same
+    first draw. It divides the second draw by the first one's weight with the candidate's own T;
+    here that divisor belongs to the client drawn first, so it is the same for all candidates and
+    cancels. We are not certain of the paper's lambda; 10 is our choice. The paper computes the
+    imbalance under homomorphic encryption; here the server sees the histograms.
 
     References
     ----------

@@ -38,8 +38,10 @@ class FedSAE(Policy):
     Notes
     -----
     FedSAE also predicts how much work each client can finish; that is local training, not
-    selection, and is not part of this policy. We are certain of the form of the probabilities, not
-    of the paper's default beta. A selected client that reports no loss has its value halved.
+    selection, and is not part of this policy. Read: the abstract and a public copy of the code
+    (yasar-rehman/FedSAE). There the first probabilities are a softmax of 0.01 sqrt(n) loss, as
+    here; after training it divides by sqrt(n) instead, which contradicts the first and is not
+    followed. Chosen here: a selected client that reports no loss has its value halved.
 
     References
     ----------

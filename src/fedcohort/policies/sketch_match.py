@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import UnlikeSketches
 from fedcohort.numerics import herding
-from fedcohort.policies.base import Policy, check_at_least, register
+from fedcohort.policies.base import Policy, check_at_least, register, times_of
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
@@ -81,7 +81,8 @@ class SketchMatch(Policy):
         takes what the engine says, and "size" where it says nothing.
     turns : int, default=0
         This many places per round go to the clients used least, whether they fit or not, and the
-        others are chosen around them.
+        others are chosen around them. Of N clients that stay available, each is then picked within
+        ceil(N / turns) rounds. Without turns, a client that fits no cohort may never be picked.
     sweeps : int, default=2
         How often each member may be exchanged after the greedy selection.
     largest_pool : int, default=10_000
@@ -251,8 +252,7 @@ class SketchMatch(Policy):
         count = len(clients)
         order = rng.random(count)
         if self.pool == "less-used" and self.state.used:
-            used = self.state.used.get
-            order += np.fromiter((used(c, 0) for c in clients), np.float64, count)
+            order += times_of(self.state.used, clients)
         part = int(np.ceil(self.share * count))
         wanted = min(max(part, size), max(self.largest_pool, size), count)
         first = np.argpartition(order, wanted - 1)[:wanted] if wanted else np.empty(0, np.int64)

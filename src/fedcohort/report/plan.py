@@ -523,7 +523,8 @@ def _verdict(useful: bool, worths: Sequence[Worth]) -> str:
     best = max(worths, key=lambda w: w.random_clients / w.cohort_size, default=None)
     if best is None:
         return "Clients differ; no policy was tried."
-    if best.uniform - best.discrepancy <= SIGNIFICANT * best.error:
+    better = best.uniform - best.discrepancy > SIGNIFICANT * best.error
+    if not better or round(best.random_clients) <= best.cohort_size:
         return "Clients differ, but matched cohorts are no better than random ones."
     return (
         f"{best.cohort_size} clients chosen by {best.policy} represent the federation as well as "

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,7 @@ class SignalColumn:
         """Row of each client, -1 where there is no reading."""
         if self._cache is not None and self._cache[0] is clients:
             return self._cache[1]
-        get = self._row.get
-        rows = np.fromiter((get(c, -1) for c in clients), np.int64, len(clients))
+        rows = np.fromiter(map(self._row.get, clients, repeat(-1)), np.int64, len(clients))
         if isinstance(clients, tuple):  # a list could change under its identity
             self._cache = (clients, rows)
         return rows
