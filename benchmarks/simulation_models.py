@@ -1,4 +1,7 @@
-"""Models of the benchmarks that are not chains of layers, as one would write them in PyTorch."""
+"""Models that are not chains of layers, as one would write them in PyTorch.
+
+The benchmarks use them at their usual size, tests/simulate/test_zoo.py made small.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ class CharLSTM(nn.Module):
 class Block(nn.Module):
     """A residual block with group norm."""
 
-    def __init__(self, inputs, outputs, stride):
+    def __init__(self, inputs, outputs, stride, groups):
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.norm1, self.norm2 = nn.GroupNorm(32, outputs), nn.GroupNorm(32, outputs)
+        self.norm1, self.norm2 = nn.GroupNorm(groups, outputs), nn.GroupNorm(groups, outputs)
         same = stride == 1 and inputs == outputs
         self.short = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
@@ -40,14 +43,15 @@ class Block(nn.Module):
 class ResNet18(nn.Module):
     """ResNet-18 for small images: 3x3 stem without pooling, group norm."""
 
-    def __init__(self, classes):
+    def __init__(self, classes, width=64, groups=32):
         super().__init__()
-        self.stem, self.norm = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.GroupNorm(32, 64)
-        widths = (64, 64, 128, 128, 256, 256, 512, 512)
+        self.stem = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.norm = nn.GroupNorm(groups, width)
+        widths = [width * 2 ** (i // 2) for i in range(8)]
         strides = (1, 1, 2, 1, 2, 1, 2, 1)
-        inputs = (64, *widths[:-1])
-        self.blocks = nn.Sequential(*map(Block, inputs, widths, strides))
-        self.head = nn.Linear(512, classes)
+        pairs = zip([width, *widths], widths, strides, strict=False)
+        self.blocks = nn.Sequential(*(Block(*sizes, groups) for sizes in pairs))
+        self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, x):
         x = self.blocks(F.relu(self.norm(self.stem(x))))
@@ -75,13 +79,13 @@ class Encoder(nn.Module):
 class ViTTiny(nn.Module):
     """ViT-tiny (dim 192, 12 blocks, 3 heads) on patches of 4 x 4 pixels."""
 
-    def __init__(self, classes):
+    def __init__(self, classes, dim=192, depth=12, heads=3, side=32):
         super().__init__()
-        self.patches = nn.Conv2d(3, 192, 4, 4)
-        self.token = nn.Parameter(torch.zeros(1, 1, 192))
-        self.place = nn.Parameter(0.02 * torch.randn(1, 65, 192))
-        self.blocks = nn.Sequential(*(Encoder(192, 3) for _ in range(12)))
-        self.norm, self.head = nn.LayerNorm(192), nn.Linear(192, classes)
+        self.patches = nn.Conv2d(3, dim, 4, 4)
+        self.token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.place = nn.Parameter(0.02 * torch.randn(1, (side // 4) ** 2 + 1, dim))
+        self.blocks = nn.Sequential(*(Encoder(dim, heads) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, classes)
 
     def forward(self, x):
         x = self.patches(x).flatten(2).transpose(1, 2)

@@ -26,7 +26,7 @@ def lines(text):
 
 def test_commands_print_what_the_page_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    make, python = blocks("python")
+    make, *python = blocks("python")
     exec(compile(make, "make", "exec"), {})
     for block in blocks("console"):
         command, _, wanted = block.removeprefix("$ ").partition("\n")
@@ -34,8 +34,8 @@ def test_commands_print_what_the_page_shows(tmp_path, monkeypatch, capsys):
         shown = capsys.readouterr().out
         if "--epsilon" not in command:  # noise differs from run to run
             assert lines(shown) == lines(wanted)
-    exec(compile(python, "python", "exec"), {})
-    assert capsys.readouterr().out == "['client-07']\n"
+    exec(compile("\n".join(python), "python", "exec"), {})
+    assert capsys.readouterr().out == "['client-07']\n12\n"
 
 
 def test_the_plans_are_those_of_the_planner():
@@ -52,9 +52,14 @@ def test_options_exist(option, capsys):
 
     from fedcohort.cli import app
 
+    def commands(group):
+        for command in group.commands.values():
+            yield command
+            yield from commands(command) if hasattr(command, "commands") else ()
+
     known = {
         name
-        for command in typer.main.get_command(app).commands.values()
+        for command in commands(typer.main.get_command(app))
         for parameter in command.params
         for name in (*parameter.opts, *parameter.secondary_opts)
     }

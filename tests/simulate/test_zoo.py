@@ -7,6 +7,8 @@ faster one. All of it runs on a CPU.
 from __future__ import annotations
 
 import copy
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,9 @@ from torch import nn
 
 from fedcohort.simulate.engine.trainer import Trainer, choose
 from fedcohort.simulate.local import LocalTraining
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from simulation_models import ResNet18, ViTTiny
 
 GPU = torch.device("cuda")
 SHAPE, CLASSES = (3, 8, 8), 4
@@ -95,76 +100,12 @@ class Shared(nn.Module):
         return self.last(torch.relu(self.same(torch.relu(self.same(x)))))
 
 
-class Block(nn.Module):
-    """A residual block with group norm."""
-
-    def __init__(self, inputs, outputs, stride):
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.norm1, self.norm2 = nn.GroupNorm(2, outputs), nn.GroupNorm(2, outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.short = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.short = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-
-    def forward(self, x):
-        out = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(out)) + self.short(x))
+def small_resnet():
+    return ResNet18(CLASSES, width=4, groups=2)
 
 
-class ResNet18(nn.Module):
-    """ResNet-18 with group norm; `width` is 64 in the paper."""
-
-    def __init__(self, width=4):
-        super().__init__()
-        self.stem = nn.Conv2d(3, width, 3, 1, 1, bias=False)
-        self.norm = nn.GroupNorm(2, width)
-        blocks, inputs = [], width
-        for stage in range(4):
-            for first in (True, False):
-                outputs = width * 2**stage
-                blocks.append(Block(inputs, outputs, 2 if first and stage else 1))
-                inputs = outputs
-        self.blocks, self.head = nn.Sequential(*blocks), nn.Linear(inputs, CLASSES)
-
-    def forward(self, x):
-        x = self.blocks(F.relu(self.norm(self.stem(x))))
-        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
-
-
-class Attention(nn.Module):
-    """A transformer's block, before-norm, with attention written out."""
-
-    def __init__(self, dim, heads):
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
-
-    def forward(self, x):
-        batch, tokens, dim = x.shape
-        q, k, v = self.qkv(self.norm1(x)).reshape(batch, tokens, 3, self.heads, -1).unbind(2)
-        mixed = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)))
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, tokens, dim))
-        return x + self.mlp(self.norm2(x))
-
-
-class ViT(nn.Module):
-    """A vision transformer with class token and position embedding, ViT-tiny's shape made small."""
-
-    def __init__(self, dim=8, depth=2, heads=2, patch=4):
-        super().__init__()
-        self.patches = nn.Conv2d(3, dim, patch, patch)
-        self.token = nn.Parameter(torch.zeros(1, 1, dim))
-        self.place = nn.Parameter(0.1 * torch.randn(1, (8 // patch) ** 2 + 1, dim))
-        self.blocks = nn.Sequential(*(Attention(dim, heads) for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, CLASSES)
-
-    def forward(self, x):
-        x = self.patches(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.place
-        return self.head(self.norm(self.blocks(x))[:, 0])
+def small_vit():
+    return ViTTiny(CLASSES, dim=8, depth=2, heads=2, side=8)
 
 
 class TorchAttention(nn.Module):
@@ -244,8 +185,8 @@ ZOO = {
         lambda: norms(nn.BatchNorm2d(4, track_running_stats=False)), "loop",
         "layer '1' (BatchNorm2d) would see padding",
     ),
-    "resnet-18": (ResNet18, "vmap", "is used by 2 layers"),
-    "vit": (ViT, "vmap", "depends on the input"),
+    "resnet-18": (small_resnet, "vmap", "is used by 2 layers"),
+    "vit": (small_vit, "vmap", "depends on the input"),
     "multi-head attention": (TorchAttention, "vmap", "the operation 'getitem'"),
     "words": (Words, "vmap", "the operation 'mean'"),
     "counting": (Counting, "loop", "its forward cannot be batched"),
@@ -344,4 +285,4 @@ def test_a_view_after_a_convolution_keeps_the_usual_layout():
 
 def test_strided_shortcuts_keep_the_usual_layout():
     """PyTorch 2.13 corrupts memory where a 1x1 convolution of stride 2 has channels last."""
-    assert not Trainer(ResNet18(), device="cpu").worker.last
+    assert not Trainer(small_resnet(), device="cpu").worker.last
