@@ -19,14 +19,9 @@ from hypothesis import strategies as st
 from fedcohort.exceptions import DataError
 from fedcohort.personalize.registry import Record, Registry
 from fedcohort.personalize.search import Search
+from fedcohort.report.clusters import classical_map, silhouette, suggest_clusters
 from fedcohort.report.drawing import RAMP, Mark, bars, dots, matrix_image, ramp, scatter
-from fedcohort.report.heterogeneity import (
-    classical_map,
-    measure,
-    robust_scores,
-    silhouette,
-    suggest_clusters,
-)
+from fedcohort.report.heterogeneity import measure, robust_scores
 from fedcohort.report.page import page
 from fedcohort.sketch.distances import distance_matrix, distances_to_global
 from fedcohort.sketch.errors import errors_to_global, pair_errors, tightened

@@ -139,7 +139,7 @@ class Experiment:
     policy : name
         Who is selected.
     gate : name
-        Who uploads; "none" for everybody.
+        Who uploads; "none", in Python None, for everybody.
     aggregation : name
         How updates become the next model.
     availability : name

@@ -138,7 +138,7 @@ class CohortStrategy(Strategy):
         self.inner, self.cohort_size, self.checkpoint = inner, cohort_size, checkpoint
         policy = _named("policy", policy, POLICIES) if isinstance(policy, str) else policy
         if isinstance(gate, str):
-            gate = None if gate in ("", "none") else _named("gate", gate, GATES)
+            gate = None if gate == "none" else _named("gate", gate, GATES)
         self.gate, self.on_missing = gate, on_missing
         self.timeout, self.wait, self.max_bytes = timeout, wait, max_bytes
         self.center = None if center is None else np.asarray(center, np.float64).ravel()

@@ -16,7 +16,7 @@ from fedcohort.exceptions import InvalidCheckpoint
 from fedcohort.experiments.config import NO_GATE, Experiment, dump
 from fedcohort.experiments.results import Members, PolicyResult, Results
 from fedcohort.experiments.summary import gemd_by_round
-from fedcohort.report.heterogeneity import classical_map
+from fedcohort.report.clusters import classical_map
 from fedcohort.report.tables import ComparisonRow, Curve, comparison, curves, setting_columns
 from fedcohort.rounds import ClientId, stream
 from fedcohort.simulate.history import History
