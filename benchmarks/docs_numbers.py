@@ -215,7 +215,7 @@ def draw(found, setting, path, target):
 
     rows = []
     for name, part in found.items():
-        curves = 100 * np.array([row["curve"] for row in part["seeds"]], float)
+        curves = np.array([row["curve"] for row in part["seeds"]], float)
         last, step = part["experiment"]["rounds"], 5
         numbers = range(last - step * (curves.shape[1] - 1), last + 1, step)
         for number, values in zip(numbers, curves.T, strict=True):
@@ -227,15 +227,15 @@ def draw(found, setting, path, target):
                 rows.append(own)
     shown = [name for name in SHOWN if name in found]
     roles = figures.Roles(shown, shown, ["uniform"])
-    domain = (0.0, 5.0 * np.ceil(max(row["y"] for row in rows) / 5))
+    domain = (0.0, float(np.ceil(20 * max(row["y"] for row in rows)) / 20))
     chart = figures.line_chart(
         rows,
         roles,
         x=figures.x_axis("round", rows),
-        y=alt.Y("y:Q", title="test accuracy %"),
+        y=alt.Y("y:Q", title="test accuracy").axis(format=".0%"),
         domain=domain,
         tooltip=[],
-        target=None if target is None else 100 * target,
+        target=target,
     )
     words = "Means over seeds with two standard errors; faint lines: all other policies."
     figures.save(figures.Figure(path.stem, setting, words, chart.chart, chart.data), path)

@@ -50,7 +50,10 @@ from fedcohort.simulate.simulation import Simulation
 FIRST_PUBLISHED_SEED = 1000  # those below are for development and tuning
 MEAN_OF = 5  # evaluations, for rounds_to_mean
 CURVE_STEP = 5  # rounds between two points of a curve in a result file
-COMPARED = ("numpy", "scipy", "scikit-learn", "numba", "torch", "flwr", "ray", "faiss-cpu")
+COMPARED = (
+    *("numpy", "scipy", "scikit-learn", "numba", "torch"),
+    *("flwr", "ray", "pfl", "dppy", "datasketch", "faiss-cpu"),
+)
 
 
 @dataclass(frozen=True)
