@@ -114,8 +114,10 @@ def curve_row(suite, claim, setting, method="race-softmax", base="uniform"):
     if found is None:
         return ["0", claim, "above in almost every round", NOT_RUN, "", command, NOT_RUN]
     a, b = (100 * np.array([row["curve"] for row in part["seeds"]], float) for part in found)
-    above = np.nanmean(a.mean(axis=0) > b.mean(axis=0))
-    interval = paired_interval(np.nanmean(a - b, axis=1).tolist())
+    known = np.isfinite(a).all(axis=0) & np.isfinite(b).all(axis=0)
+    a, b = a[:, known], b[:, known]
+    above = np.mean(a.mean(axis=0) > b.mean(axis=0))
+    interval = paired_interval((a - b).mean(axis=1).tolist())
     text = (
         f"above in {above:.0%} of the rounds; mean difference {interval.mean:+.1f} points "
         f"({interval.low:+.1f} to {interval.high:+.1f})"

@@ -71,6 +71,16 @@ def test_every_command_finds_its_parts():
         assert any(n.startswith(f"{name}: ") and re.search(only, n) for n in names), row[5]
 
 
+def test_curves_are_compared_where_both_were_evaluated():
+    found = suite(method=[1, 1, 1], uniform=[1, 1, 1])
+    for (_, variant), part in found.parts.items():
+        for row in part["seeds"]:
+            row["curve"] = [None, 0.3, 0.4, 0.5] if variant == "method" else [0.9, 0.2, None, 0.4]
+    row = claims.curve_row(found, "claim", "s", "method")
+    assert row[3].startswith("above in 100% of the rounds; mean difference +10.0 points")
+    assert row[-1] == claims.HOLDS
+
+
 def test_exponents_are_those_of_a_power_law():
     points = [{"n": n, "rows": 20, "noise": 3 * n**-1.0} for n in (10, 100, 1000)]
     points.append({"n": 10, "rows": 5, "noise": 77.0})
