@@ -57,6 +57,10 @@ def run(arguments: list[str], step: int | None = None) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def _undelivered(ledger: Path) -> int:
+    return len(json.loads(ledger.read_text()).get("undelivered", {})) if ledger.exists() else 0
+
+
 def main(root: str, mode: str) -> None:
     by, step = mode == "by", 0
     RaceSketch.srp(2, rows=20).add(np.ones((60, 2)))  # compiled here, the children need not
@@ -65,6 +69,7 @@ def main(root: str, mode: str) -> None:
         folder.mkdir()
         killed = run(command(folder, by, force=False), step)
         there = len(list(folder.rglob("*.sketch")))
+        owed = _undelivered(folder / "b.json")
         again = run(command(folder, by, force=True))
         if killed == 0:
             break
@@ -72,7 +77,7 @@ def main(root: str, mode: str) -> None:
         held = json.loads((folder / "b.json").read_text())
         spent = {c: a["epsilon"] for c, a in held["clients"].items()}
         kept = len(list(folder.glob("b.json.undelivered/*")))
-        print(json.dumps([step, killed, there, again, found, spent, kept]), flush=True)
+        print(json.dumps([step, killed, there, again, found, spent, kept, owed]), flush=True)
         step += 3 if by else 1
 
 

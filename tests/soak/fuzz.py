@@ -1,29 +1,37 @@
 """Feed damaged files to every parser: only fedcohort's own errors may come out.
 
     python tests/soak/fuzz.py --seconds 60
-    python tests/soak/fuzz.py --targets sketch npz --count 1000 --seed 3
+    python tests/soak/fuzz.py --only sketch,npz --count 1000 --jobs 4 --out result.json
 
-Each parser runs in a child process with bounded memory, so that a crash in a library is seen and
-costs nothing else. The input of every trial is written before it is parsed; after a crash it is
-kept as ``crash-PARSER-SEED`` in the current folder.
+Each parser runs in child processes with bounded memory, so that a crash in a library is seen and
+costs nothing else: the next child goes on behind it. With an ``--out`` that exists, trials go on
+where it ends. The input of every trial is a function of the seed and the number of the trial, and
+is written to a file before it is parsed; ``--keep`` keeps those that crash a process. Parsers whose
+packages are not installed are left out, and named in the result.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import csv
+import importlib
+import importlib.util
 import io
 import json
 import logging
+import mmap
 import os
 import resource
 import shutil
 import signal
 import sqlite3
+import struct
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from pathlib import Path
 from typing import ClassVar
@@ -31,6 +39,7 @@ from typing import ClassVar
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from mutate import (
     damaged_bytes,
     damaged_document,
@@ -69,10 +78,23 @@ class Target:
 
     name = ""
     file = "file"
+    needs: ClassVar[tuple[str, ...]] = ()
+    made = None  # the examples, where they are made before the fork
 
     def __init__(self, folder):
         self.folder = Path(folder)
         self.path = self.folder / self.file
+
+    def elsewhere(self):
+        """Return this parser with the same examples and a folder of its own."""
+        other = copy.copy(self)
+        other.folder = Path(tempfile.mkdtemp(dir=self.folder))
+        other.path = other.folder / self.file
+        return other
+
+    @classmethod
+    def missing(cls):
+        return [name for name in cls.needs if importlib.util.find_spec(name) is None]
 
     def examples(self):
         raise NotImplementedError
@@ -239,6 +261,7 @@ def example_table():
 
 class Arrow(Source):
     name, file = "arrow", "x.arrow"
+    needs = ("pyarrow",)
     options: ClassVar = {"columns": ("x0", "x1", "x2"), "by": "who", "nulls": "drop"}
 
     def examples(self):
@@ -252,8 +275,23 @@ class Arrow(Source):
         return [saved(save)]
 
 
+class Feather(Source):
+    name, file = "feather", "x.feather"
+    needs = ("pyarrow",)
+    options = Arrow.options
+
+    def examples(self):
+        import pyarrow.feather as feather
+
+        return [
+            saved(lambda path, c=c: feather.write_feather(example_table(), str(path), c))
+            for c in ("uncompressed", "lz4")
+        ]
+
+
 class Parquet(Source):
     name, file = "parquet", "x.parquet"
+    needs = ("pyarrow",)
     options = Arrow.options
 
     def examples(self):
@@ -267,6 +305,7 @@ class Parquet(Source):
 
 class Csv(Source):
     name, file = "csv", "x.csv"
+    needs = ("pyarrow",)
     options = Arrow.options
 
     def examples(self):
@@ -375,6 +414,7 @@ class FlowerReading(Target):
     """A reading from a client: its form as JSON text, a newline, its bytes."""
 
     name = "flower-reading"
+    needs = ("flwr",)
 
     def examples(self):
         from fedcohort.flower.messages import pack
@@ -403,6 +443,7 @@ class FlowerReading(Target):
 
 class FlowerRequest(Target):
     name = "flower-request"
+    needs = ("flwr",)
 
     def examples(self):
         from fedcohort.flower.messages import Request
@@ -425,6 +466,7 @@ class FlowerUpdate(Target):
     """A model from a client, as bytes of an .npy file in an Array that states its form."""
 
     name = "flower-update"
+    needs = ("flwr",)
 
     def examples(self):
         return [saved(lambda path: np.save(path, np.ones((3, 2), np.float32)), "x.npy")]
@@ -487,6 +529,7 @@ class Folder(Target):
     """The files of a run: one of them is damaged, then all are read."""
 
     name = "run-folder"
+    needs = ("torch",)
     files = ("config.json", "rounds.jsonl", "summary.json", "federation.json")
 
     def examples(self):
@@ -529,6 +572,7 @@ class RegistryRows(Target):
     """A registry: a value in its database, or bytes of its database or index."""
 
     name = "registry"
+    needs = ("safetensors", "faiss")
     TABLES: ClassVar = {
         "clients": ("id", "n", "epsilon", "model", "reference", "metadata", "registered"),
         "facts": ("name", "value"),
@@ -539,16 +583,16 @@ class RegistryRows(Target):
     def examples(self):
         from fedcohort.personalize import Registry, Search
 
-        self.made = self.folder / "good"
-        with Registry.create(self.made) as registry:
+        self.good = self.folder / "good"
+        with Registry.create(self.good) as registry:
             registry.set_global({"w": np.zeros(3)})
             for i in range(12):
                 registry.add(f"c{i}", example_sketch(seed=i), {"w": np.full(3, float(i))})
             Search(registry, exact=10)
-        with contextlib.closing(sqlite3.connect(self.made / "registry.sqlite")) as db:
+        with contextlib.closing(sqlite3.connect(self.good / "registry.sqlite")) as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             db.execute("PRAGMA journal_mode = DELETE")
-        return [b"x"]
+        return [b"0"]
 
     def damaged(self, data, rng):
         return str(int(rng.integers(2**31))).encode()
@@ -557,13 +601,13 @@ class RegistryRows(Target):
         from fedcohort.personalize import ColdStart, Registry, Search, check
 
         rng = np.random.default_rng(int(self.path.read_bytes()))
-        copy = self.folder / "copy"
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(self.made, copy)
-        self.harm(copy, rng)
+        place = self.folder / "copy"
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(self.good, place)
+        self.harm(place, rng)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            with Registry(copy) as registry:
+            with Registry(place) as registry:
                 check(registry)
                 acts = (
                     lambda: [registry.model(entry.client) for entry in registry.entries()],
@@ -619,6 +663,7 @@ TARGETS = {
         Npy,
         Npz,
         Arrow,
+        Feather,
         Parquet,
         Csv,
         Cifar,
@@ -636,114 +681,233 @@ TARGETS = {
 }
 
 
-def child(name, seed, count, seconds, folder):
-    """Run trials until `count` or `seconds` are over, and return what came out."""
-    target = TARGETS[name](folder)
-    examples = target.examples()
-    for data in examples:  # everything is imported, and good files are accepted
-        target.write(target.damaged(data, np.random.default_rng(0)) if name == "registry" else data)
-        with contextlib.suppress(FedcohortError):
-            target.parse()
+class Progress:
+    """Three counters in memory that a child shares with its parent, and its errors in a file.
+
+    They outlive a crash of the child: the parent sees in which trial it happened.
+    """
+
+    def __init__(self, folder):
+        self.counters = mmap.mmap(-1, 24)
+        self.errors = Path(folder) / "errors.jsonl"
+
+    def __getitem__(self, at):
+        return struct.unpack_from("<q", self.counters, 8 * at)[0]
+
+    def __setitem__(self, at, value):
+        struct.pack_into("<q", self.counters, 8 * at, value)
+
+    def note(self, error, trial):
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if "fedcohort" in f.filename and "soak" not in f.filename]
+        place = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "?"
+        what = {"error": f"{type(error).__name__} at {place}", "trial": trial}
+        with self.errors.open("a") as file:
+            file.write(json.dumps({**what, "message": str(error)[:200]}) + "\n")
+
+
+TRIAL, REFUSED, ACCEPTED = range(3)
+COUNTS = ("trials", "refused", "accepted", "crashes", "seconds", "cpu_seconds")
+
+
+def limit_memory():
     status = Path("/proc/self/status").read_text()
     held = int(status.split("VmSize:")[1].split()[0]) << 10
     resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, held + MEMORY))
+
+
+def child(target, seed, trials, until, progress):
+    """Run trials, each with its own random numbers, until they or the time are over."""
+    examples = target.examples() if target.made is None else target.made
+    for data in examples:  # everything is imported
+        target.write(data)
+        with contextlib.suppress(FedcohortError):
+            target.parse()
+    limit_memory()
     signal.signal(signal.SIGALRM, _too_slow)
-    result = {"target": name, "trials": 0, "refused": 0, "accepted": 0, "errors": {}}
-    started = time.monotonic()
-    while result["trials"] < count and time.monotonic() < started + seconds:
-        rng = np.random.default_rng([seed, result["trials"]])
-        data = examples[rng.integers(len(examples))]
-        target.write(target.damaged(data, rng))
-        result["trials"] += 1
+    for trial in trials:
+        if time.monotonic() > until:
+            return
+        progress[TRIAL] = trial
+        rng = np.random.default_rng([seed, trial])
+        target.write(target.damaged(examples[rng.integers(len(examples))], rng))
         signal.alarm(SECONDS)
         try:
             target.parse()
-            result["accepted"] += 1
+            progress[ACCEPTED] += 1
         except FedcohortError:
-            result["refused"] += 1
+            progress[REFUSED] += 1
         except BaseException as error:
-            _note(result, target, error, [seed, result["trials"] - 1])
+            progress.note(error, trial)
         finally:
             signal.alarm(0)
-    result["seconds"] = time.monotonic() - started
-    result["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return result
 
 
 def _too_slow(*_):
     raise TimeoutError(f"longer than {SECONDS} s")
 
 
-def _note(result, target, error, seed):
-    import traceback
+def fork(target, seed, trials, until, progress):
+    process = os.fork()
+    if process == 0:
+        status = 70
+        try:
+            child(target, seed, trials, until, progress)
+            status = 0
+        except BaseException as error:
+            progress.note(error, progress[TRIAL])
+        finally:
+            os._exit(status)
+    return process
 
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "fedcohort" in f.filename and "soak" not in f.filename]
-    place = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "?"
-    known = result["errors"].setdefault(
-        f"{type(error).__name__} at {place}",
-        {"count": 0, "message": str(error)[:200], "seed": seed},
-    )
-    known["count"] += 1
+
+class Worker:
+    """A child that runs every `step`-th trial, and is started again behind a crash."""
+
+    def __init__(self, target, seed, trials, until, keep):
+        self.target, self.seed, self.trials, self.until = target, seed, trials, until
+        self.keep, self.progress = keep, Progress(target.folder)
+        self.peak = self.crashes = self.cpu = 0
+        self.start(trials)
+
+    def start(self, trials):
+        self.progress[TRIAL] = trials.start
+        self.process = fork(self.target, self.seed, trials, self.until, self.progress)
+
+    def ended(self, status, usage):
+        """Take note of the end of the child; return whether it is over."""
+        self.peak = max(self.peak, usage.ru_maxrss / 1024)
+        self.cpu += usage.ru_utime + usage.ru_stime
+        code = os.waitstatus_to_exitcode(status)
+        if code == 0:
+            return True
+        trial = self.progress[TRIAL]
+        if code != 70:
+            self.crashes += 1
+            with self.progress.errors.open("a") as file:
+                file.write(json.dumps({"error": f"exit status {code}", "trial": trial}) + "\n")
+            self.keep_input(trial)
+        rest = range(trial + self.trials.step, self.trials.stop, self.trials.step)
+        if code == 70 or not rest or time.monotonic() > self.until:
+            return True
+        self.start(rest)
+        return False
+
+    def keep_input(self, trial):
+        file, name = self.target.path, f"crash-{self.target.name}-{self.seed}-{trial}"
+        if self.keep is not None and file.exists():
+            Path(self.keep).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, Path(self.keep) / name)
 
 
-def run(name, *, seed, count=10**9, seconds=10.0, keep=None):
-    """Fork a child for one parser, and return its result; a crash is an error like others."""
+def run(name, *, seed=0, count=10**9, seconds=10.0, jobs=1, first=0, keep=None):
+    """Run `count` trials of one parser in `jobs` children, and return what came out."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        result = Path(folder) / "result.json"
-        process = os.fork()
-        if process == 0:
-            status = 70
-            try:
-                result.write_text(json.dumps(child(name, seed, count, seconds, folder)))
-                status = 0
-            except BaseException as error:
-                result.write_text(repr(error)[:500])
-            finally:
-                os._exit(status)
-        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        if status == 0:
-            return json.loads(result.read_text())
-        file = Path(folder) / TARGETS[name].file
-        if keep is not None and file.exists():
-            shutil.copyfile(file, Path(keep) / f"crash-{name}-{seed}")
-        message = result.read_text() if result.exists() else ""
-        crash = {f"exit status {status}": {"count": 1, "message": message}}
-        return {"target": name, "trials": 0, "errors": crash}
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=memory) as root:
+        target = TARGETS[name](root)
+        if "pyarrow" not in target.needs:  # its threads do not survive a fork
+            target.made = target.examples()
+        parts = [range(first + j, first + count, jobs) for j in range(min(jobs, count))]
+        until = began + seconds
+        workers = [Worker(target.elsewhere(), seed, part, until, keep) for part in parts]
+        running = {worker.process: worker for worker in workers}
+        while running:
+            process, status, usage = os.wait4(-1, 0)
+            worker = running.pop(process, None)
+            if worker is not None and not worker.ended(status, usage):
+                running[worker.process] = worker
+        result = gathered(name, seed, workers)
+    result["seconds"] = round(time.monotonic() - began, 1)
+    return result
+
+
+def gathered(name, seed, workers):
+    errors, noted = {}, 0
+    for worker in workers:
+        if worker.progress.errors.exists():
+            for line in worker.progress.errors.read_text().splitlines():
+                found, noted = json.loads(line), noted + 1
+                known = errors.setdefault(found.pop("error"), {"count": 0, "seed": seed, **found})
+                known["count"] += 1
+    refused, accepted = (sum(w.progress[at] for w in workers) for at in (REFUSED, ACCEPTED))
+    return {
+        "target": name,
+        "trials": refused + accepted + noted,
+        "refused": refused,
+        "accepted": accepted,
+        "crashes": sum(worker.crashes for worker in workers),
+        "errors": errors,
+        "next": max(worker.progress[TRIAL] for worker in workers) + 1,
+        "peak_mb": round(max(worker.peak for worker in workers)),
+        "cpu_seconds": round(sum(worker.cpu for worker in workers), 1),
+    }
+
+
+def joined(before, now):
+    """Add the trials of an earlier result file to those of now."""
+    if before is None:
+        return now
+    errors = dict(before["errors"])
+    for name, found in now["errors"].items():
+        count = errors.get(name, {"count": 0})["count"] + found["count"]
+        errors[name] = {**found, "count": count}
+    added = {k: before[k] + now[k] for k in COUNTS}
+    return {**now, **added, "errors": errors, "peak_mb": max(before["peak_mb"], now["peak_mb"])}
 
 
 def warm_up():
     """Import what the parsers need, once for all children."""
-    import fedcohort.cli.common
-    import fedcohort.experiments.results
-    import fedcohort.flower.messages
-    import fedcohort.personalize
+    for name in ("cli.common", "experiments.results", "flower.messages", "personalize"):
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(f"fedcohort.{name}")
+    from fedcohort.sketch.race import distance
 
-    return fedcohort
+    distance(example_sketch(), example_sketch(seed=1), "mmd")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    from provenance import write
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", help=f"comma-separated parsers of {', '.join(TARGETS)} [all]")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=10**9, help="trials per parser, at most")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for all parsers together")
-    parser.add_argument("--out", help="append results as JSON lines")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time [1]")
+    parser.add_argument("--count", type=int, default=10**6, help="trials per parser [10**6]")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for all parsers together [60]")
+    parser.add_argument("--keep", help="folder for inputs that crash a process")
+    parser.add_argument("--out", help="JSON file; if it exists, its trials go on from there")
     args = parser.parse_args()
+    wanted = args.only.split(",") if args.only else list(TARGETS)
+    if unknown := set(wanted) - set(TARGETS):
+        parser.error(f"--only {','.join(sorted(unknown))}: choose from {', '.join(TARGETS)}")
     logging.disable()
+    earlier = json.loads(Path(args.out).read_text()) if args.out and Path(args.out).exists() else {}
+    rows = {row["target"]: row for row in earlier.get("result", {}).get("parsers", [])}
+    left_out = {n: m for n in wanted if (m := TARGETS[n].missing())}
+    for name, missing in left_out.items():
+        print(f"left out: {name} needs {', '.join(missing)}", file=sys.stderr)
+    left = {n: args.count - rows.get(n, {"trials": 0})["trials"] for n in wanted}
+    names = [n for n in wanted if n not in left_out and left[n] > 0]
     warm_up()
-    failed = False
-    for name in args.targets:
-        share = args.seconds / len(args.targets)
-        result = run(name, seed=args.seed, count=args.count, seconds=share, keep=".")
-        line = json.dumps(result)
-        print(line, flush=True)
-        if args.out:
-            with open(args.out, "a") as file:
-                file.write(line + "\n")
-        failed |= bool(result["errors"])
-    sys.exit(failed)
+    began = time.monotonic()
+    for at, name in enumerate(names):
+        share = (args.seconds - (time.monotonic() - began)) / (len(names) - at)
+        first = rows.get(name, {"next": 0})["next"]
+        limits = {"count": left[name], "seconds": share, "jobs": args.jobs, "first": first}
+        rows[name] = joined(rows.get(name), run(name, seed=args.seed, **limits, keep=args.keep))
+        print(json.dumps(rows[name]), flush=True)
+    if args.out:
+        made = earlier.get("provenance", [])
+        parsers = [rows[name] for name in TARGETS if name in rows]
+        write(
+            args.out,
+            {"parsers": parsers, "left out": left_out},
+            earlier=made if isinstance(made, list) else [made],
+        )
+    sys.exit(any(rows[name]["errors"] for name in names))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def fuzz(*arguments):
 
 def test_only_our_errors_come_out_of_damaged_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    results = fuzz("--seconds", "16", "--count", "400", "--seed", "0", "--targets", *PARSERS)
+    results = fuzz("--seconds", "16", "--count", "400", "--seed", "0", "--only", ",".join(PARSERS))
     assert len(results) == len(PARSERS)
     assert {r["target"]: r["errors"] for r in results if r["errors"]} == {}
     for result in results:
@@ -56,6 +56,17 @@ for act in ("crash", "raise", "memory"):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     crash, raised, memory = map(json.loads, done.stdout.splitlines())
-    assert crash == ["exit status -11"]
+    assert crash == ["exit status -11"]  # in each of the three trials
     assert raised == ["KeyError at ?"]
     assert memory == ["MemoryError at ?"]
+
+
+def test_trials_go_on_where_a_result_ends(tmp_path):
+    out = tmp_path / "result.json"
+    for count in ("20", "50"):
+        fuzz("--only", "trace", "--count", count, "--jobs", "2", "--out", str(out))
+    found = json.loads(out.read_text())
+    (row,) = found["result"]["parsers"]
+    assert (row["trials"], row["next"]) == (50, 50)
+    assert row["refused"] + row["accepted"] == 50
+    assert len(found["provenance"]) == 2

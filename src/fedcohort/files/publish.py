@@ -207,8 +207,8 @@ class Publisher:
         return digest.hexdigest()
 
     def _deliver(self) -> None:
-        for request in self._requests if self.ledger is not None else ():
-            self.ledger.delivered(request)  # type: ignore[union-attr]
+        if self.ledger is not None:
+            self.ledger.delivered(*self._requests)
         self._requests.clear()
 
 

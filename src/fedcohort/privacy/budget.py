@@ -29,6 +29,7 @@ from fedcohort.atomic import remove_leftovers, write_atomically
 from fedcohort.exceptions import BudgetExceeded, ConfigError, DataError
 from fedcohort.privacy.calibration import Neighbors, check_budget, sensitivity
 from fedcohort.privacy.release import Release, noise_for
+from fedcohort.rounds import check_id
 
 if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
@@ -138,7 +139,7 @@ class BudgetLedger:
 
     def spent(self, client: str) -> float:
         """Epsilon that the client has spent, at the ledger's delta."""
-        return self._read().accounts.get(client, Account()).total(self.delta)
+        return self._read().accounts.get(check_id(client), Account()).total(self.delta)
 
     def remaining(self, client: str) -> float:
         """Epsilon left under plain addition; composition may allow a little more."""
@@ -207,11 +208,16 @@ class BudgetLedger:
             self._write(held)  # from here on it is paid for, and stored
         return content
 
-    def delivered(self, request: str) -> None:
-        """Forget the stored bytes of a release that has reached its place."""
+    def delivered(self, *requests: str) -> None:
+        """Forget the stored bytes of releases that have reached their place.
+
+        Releases that belong together are forgotten in one step: if a crash came between them, the
+        same requests would pay again for those already forgotten.
+        """
         with _locked(self.path):
             held = self._read()
-            if held.undelivered.pop(request, None) is not None:
+            found = [held.undelivered.pop(r) for r in requests if r in held.undelivered]
+            if found:
                 self._write(held)
             self._remove_unpaid(held)
 
@@ -228,7 +234,7 @@ class BudgetLedger:
                 path.unlink(missing_ok=True)
 
     def _after(self, held: _Content, client: str, releases: Sequence[Release]) -> Account:
-        before = after = held.accounts.get(client, Account())
+        before = after = held.accounts.get(check_id(client), Account())
         for release in releases:
             if release.parts != 1:
                 raise ValueError(
