@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import json
 import subprocess
 import sys
@@ -116,6 +117,25 @@ def test_the_client_decides_its_epsilon_whatever_the_server_asks(context, tmp_pa
     assert not np.array_equal(private["counts"], exact["counts"])
     # Laplace noise for 20 cells at epsilon 2: variance 2 (20 / 2)^2, a little less if discrete.
     assert private["noise"] == pytest.approx(200, rel=0.01)
+
+
+def test_a_release_lost_on_its_way_to_the_disk_is_not_paid_again(context, tmp_path, monkeypatch):
+    """A client that dies between the payment and the file finds its release beside the ledger."""
+    app = with_data(privacy=Privacy(1.0, folder=tmp_path), signals=["race_sketch"])
+    real = os.replace
+
+    def fails(source, target):
+        if str(target).endswith(".sketch"):
+            raise OSError("killed here")
+        real(source, target)
+
+    with monkeypatch.context() as during:
+        during.setattr(os, "replace", fails)
+        with pytest.raises(Exception, match="killed here"):
+            asked_sketch(app, context)
+    assert BudgetLedger(tmp_path / "budget.json", 1.0).spent("ann") == 1.0
+    asked_sketch(app, context)
+    assert BudgetLedger(tmp_path / "budget.json", 1.0).spent("ann") == 1.0
 
 
 def test_the_same_question_gets_the_same_answer_and_costs_once(context, tmp_path):

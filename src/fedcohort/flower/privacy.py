@@ -21,10 +21,12 @@ import numpy as np
 from flwr.app import Context, Message
 from numpy.typing import NDArray
 
+from fedcohort.atomic import write_atomically
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower.data import Examples
 from fedcohort.flower.grid import LOG
 from fedcohort.privacy.budget import BudgetLedger
+from fedcohort.privacy.release import noise_for
 from fedcohort.rounds import ClientId
 from fedcohort.signals.catalog import Option
 from fedcohort.sketch.hashing import MinHash
@@ -95,14 +97,21 @@ class Privacy:
         """Return the private sketch: the one released before, or a new one out of the budget."""
         folder = Path(self.folder).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{self._name(client, sketch)}.sketch"
+        request = self._name(client, sketch)
+        path = folder / f"{request}.sketch"
         with _one_at_a_time(folder):
             if path.exists():
                 return RaceSketch.load(path)
             total = self.epsilon if self.total is None else self.total
             ledger = BudgetLedger(folder / "budget.json", total, self.delta)
-            private = ledger.release(client, sketch, self.epsilon, self.delta, n=self.n)
-            private.save(path)
+            content = ledger.pay_and_keep(
+                client,
+                [noise_for(sketch.rows, self.epsilon, self.delta, "add-remove")],
+                lambda: sketch.privatize(self.epsilon, self.delta, n=self.n).to_bytes(),
+                request=request,
+            )
+            write_atomically(path, content)
+            ledger.delivered(request)
         LOG.info(
             "released a sketch of %s: epsilon %g; %g of %g left",
             client,
@@ -110,7 +119,7 @@ class Privacy:
             ledger.remaining(client),
             total,
         )
-        return private
+        return RaceSketch.from_bytes(content)
 
     def _name(self, client: ClientId, sketch: RaceSketch) -> str:
         """Name a release by the client and by how, and of what, the sketch was made.

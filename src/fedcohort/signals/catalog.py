@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.privacy.calibration import laplace_scale
 from fedcohort.privacy.noise import discrete_laplace, words
 from fedcohort.registry import lookup
 from fedcohort.rounds import ClientId
@@ -252,18 +253,18 @@ def _label_histogram(clients: Clients, options: Options) -> list[NDArray[np.int6
     added or removed. The number of labels is public.
     """
     classes = int(options.get("classes", 0)) or clients.classes()
-    ratio = Fraction(float(options.get("epsilon", 0.0))).limit_denominator(1000)
-    if ratio < 0 or (ratio == 0 and options.get("epsilon", 0.0)):
-        raise ConfigError(f"label_histogram: epsilon={options['epsilon']} must be at least 0.001")
+    epsilon = float(options.get("epsilon", 0.0))
+    if not (epsilon == 0 or 0.001 <= epsilon < np.inf):
+        raise ConfigError(f"label_histogram: epsilon={epsilon} must be at least 0.001")
     histograms = []
     for client, (_, labels) in zip(clients.ids, clients.examples(), strict=True):
         counts = np.bincount(np.asarray(labels).reshape(-1).astype(np.int64), minlength=classes)
         if len(counts) > classes:
             raise ConfigError(f"label_histogram: {client!r} has more than {classes} labels")
-        if ratio:
+        if epsilon:
             source = words(clients.noise_source(client))
-            scale = (ratio.denominator, ratio.numerator)
-            counts = counts + discrete_laplace(source, classes, *scale)
+            scale = Fraction(*laplace_scale(1, epsilon))  # rounded up, so never less noise
+            counts = counts + discrete_laplace(source, classes, *scale.as_integer_ratio())
         histograms.append(counts)
     return histograms
 

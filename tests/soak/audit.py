@@ -1,0 +1,295 @@
+"""Attack every private mechanism: how large an epsilon do its outputs prove?
+
+    python tests/soak/audit.py --trials 400000 --jobs 12 --out result.json
+
+The attacker knows two neighboring data sets and sees one output. It scores the output by the
+likelihood ratio of the claimed noise and guesses by a threshold. Half of the trials choose the
+threshold, the other half measure how often the guess is right; Clopper-Pearson bounds of those two
+rates (each wrong with probability 1e-6) give a lower bound of epsilon that must not exceed the
+claim. Broken mechanisms are attacked as well, and must be caught: noise of half the scale, a
+sketch made for adding or removing a record whose exact number of records the attacker sees, and a
+record that moves two counts per row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import beta
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from fedcohort.privacy import release as releases
+from fedcohort.privacy.calibration import gaussian_scale, laplace_scale, sensitivity
+from fedcohort.sketch.columns import Column
+from fedcohort.sketch.marginals import Marginals
+from fedcohort.sketch.race import RaceSketch
+
+WRONG = 1e-6  # probability that a bound of a rate is wrong
+BLOCK = 20_000  # trials at a time
+
+
+@dataclass(frozen=True)
+class Part:
+    """Counts of two neighboring data sets, and how they are released."""
+
+    before: np.ndarray
+    after: np.ndarray
+    epsilon: float
+    delta: float = 0.0
+    neighbors: str = "add-remove"
+
+    def drawn(self, second, trials, rng):
+        """Release the counts many times: (rows, buckets, trials).
+
+        Noise on different counts is independent, so that trials may lie side by side.
+        """
+        counts = self.after if second else self.before
+        wide = np.repeat(counts, trials, axis=1)
+        noisy, _ = releases.release(wide, self.epsilon, self.delta, self.neighbors, rng=rng)
+        return noisy.reshape(*counts.shape, trials)
+
+    def score(self, noisy):
+        """Return the logarithm of the likelihood ratio under the claimed noise."""
+        cells = sensitivity(len(self.before), self.neighbors)
+        made = releases.noise_for(len(self.before), self.epsilon, self.delta, self.neighbors)
+        a, b = (noisy - counts[:, :, None] for counts in (self.before, self.after))
+        if made.mechanism == "laplace":
+            t, s = laplace_scale(cells, self.epsilon)
+            return ((np.abs(a) - np.abs(b)) * (s / t)).sum((0, 1))
+        u, s = gaussian_scale(cells, self.epsilon, self.delta)
+        return ((a * a - b * b) / (2 * (u / s) ** 2)).sum((0, 1))
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """What is attacked, and what it claims.
+
+    Parameters
+    ----------
+    parts : tuple of Part
+        Everything that is released together.
+    epsilon, delta : float
+        The claim.
+    shrink : int
+        Broken on purpose if above 1: noise divided by this.
+    sees_n : bool
+        Broken on purpose: the attacker is also told the exact number of records.
+    """
+
+    parts: tuple[Part, ...]
+    epsilon: float
+    delta: float = 0.0
+    shrink: int = 1
+    sees_n: bool = False
+
+    def scores(self, second, trials, rng):
+        total = np.zeros(trials)
+        for part in self.parts:
+            noisy = part.drawn(second, trials, rng)
+            exact = (part.after if second else part.before)[:, :, None]
+            noisy = exact + (noisy - exact) // self.shrink
+            total += part.score(noisy)
+        if self.sees_n:
+            total += 10.0 * (2 * second - 1)
+        return total
+
+
+class Labels:
+    """A client with as many labels as there are trials: counts of labels have their own noise."""
+
+    ids = ("client",)
+
+    def __init__(self, labels, rng):
+        self.labels, self.rng = labels, rng
+
+    def examples(self):
+        return [(None, self.labels)]
+
+    def noise_source(self, client):
+        return self.rng
+
+
+@dataclass(frozen=True)
+class LabelHistogram:
+    """The private counts of labels, attacked through the signal itself."""
+
+    epsilon: float
+    delta: float = 0.0
+
+    def scores(self, second, trials, rng):
+        from fedcohort.signals.catalog import SIGNALS
+
+        clients = Labels(np.repeat(np.arange(trials), 3 if second else 2), rng)
+        options = {"epsilon": self.epsilon, "classes": trials}
+        (count,) = SIGNALS["label_histogram"].compute(clients, options)
+        return (np.abs(count - 2) - np.abs(count - 3)) * self.epsilon
+
+
+def changed(before, after):
+    """Keep the counts that differ, as many in each row; the noise of others tells nothing."""
+    differ = before != after
+    keep = np.argsort(~differ, axis=1, kind="stable")[:, : max(1, differ.sum(1).max())]
+    return np.take_along_axis(before, keep, 1), np.take_along_axis(after, keep, 1)
+
+
+def neighbors_of(empty, records, more):
+    """Return exact counts without and with one more record, hashed in batches of other sizes."""
+    before, after = empty.empty_like(), empty.empty_like()
+    before.add(records)
+    after.add(more)
+    after.add(records)
+    return changed(before.counts, after.counts)
+
+
+def families(rows):
+    """Every family that can be made private, with neighboring counts."""
+    rng = np.random.default_rng(0)
+    vectors, one = rng.normal(size=(40, 6)), rng.normal(size=(1, 6))
+    sets = [{int(v) for v in rng.integers(0, 50, 8)} for _ in range(40)]
+    yield "srp", neighbors_of(RaceSketch.srp(dim=6, rows=rows, bits=2), vectors, one)
+    yield "pstable", neighbors_of(RaceSketch.pstable(dim=6, rows=rows, buckets=4), vectors, one)
+    yield "minhash", neighbors_of(RaceSketch.minhash(rows=rows, buckets=4), sets, [{1, 2, 3}])
+
+
+def columns_parts(epsilon):
+    """A sketch with its columns one by one: both parts share the budget."""
+    columns = (Column("a", "number"), Column("b", "number"))
+    before, after = Marginals(columns), Marginals(columns)
+    bins = np.array([[1, 2], [3, 4], [1, 1], [5, 2]])
+    before.add(bins)
+    after.add(np.concatenate([bins, [[2, 2]]]))
+    (_, counts), *_ = families(2)
+    joint = Part(*counts, epsilon / 2)
+    return joint, Part(*changed(before.counts, after.counts), epsilon / 2)
+
+
+@cache
+def mechanisms(epsilon=1.0, delta=1e-3, rows=2, many=20):
+    """Return what must hold and what must be caught; with `many` rows, noise is Gaussian."""
+    good, broken = {}, {}
+    for name, counts in families(rows):
+        made = Part(*counts, epsilon)
+        good[f"{name}, laplace, one record more"] = Mechanism((made,), epsilon)
+        broken[f"{name}, laplace of half the scale"] = Mechanism((made,), epsilon, shrink=2)
+    for name, counts in families(many):
+        made = Part(*counts, epsilon, delta)
+        good[f"{name}, gaussian, one record more"] = Mechanism((made,), epsilon, delta)
+    broken["gaussian of a third of the scale"] = Mechanism((made,), epsilon, delta, shrink=3)
+    swap = Part(*neighbors_replaced(rows), epsilon, neighbors="replace")
+    good["srp, laplace, one record replaced"] = Mechanism((swap,), epsilon)
+    public = replace(swap, neighbors="add-remove")
+    good["srp, public n, one record replaced: twice epsilon"] = Mechanism((public,), 2 * epsilon)
+    good["sketch with columns one by one"] = Mechanism(columns_parts(epsilon), epsilon)
+    good["label histogram"] = LabelHistogram(epsilon)
+    good["label histogram, odd epsilon"] = LabelHistogram(0.7213)
+    (_, (before, after)), *_ = families(rows)
+    more = Part(before, after, epsilon)
+    broken["one record more, exact n seen"] = Mechanism((more,), epsilon, sees_n=True)
+    twice = Part(before, 2 * after - before, epsilon)
+    broken["a record that moves two counts per row"] = Mechanism((twice,), epsilon)
+    return good, broken
+
+
+def neighbors_replaced(rows):
+    rng = np.random.default_rng(1)
+    records = rng.normal(size=(40, 6))
+    empty = RaceSketch.srp(dim=6, rows=rows, bits=2)
+    before, after = empty.empty_like(), empty.empty_like()
+    before.add(records)
+    after.add(np.concatenate([-records[:1], records[1:]]))  # another bucket in every row
+    return changed(before.counts, after.counts)
+
+
+def lower_rate(hits, trials):
+    return float(beta.ppf(WRONG, hits, trials - hits + 1)) if hits else 0.0
+
+
+def upper_rate(hits, trials):
+    return float(beta.ppf(1 - WRONG, hits + 1, trials - hits)) if hits < trials else 1.0
+
+
+def bound(likely, unlikely, trials, delta):
+    """Return the epsilon that an event proves, from how often it happened on either side."""
+    top = lower_rate(likely, trials) - delta
+    return math.log(top / upper_rate(unlikely, trials)) if top > 0 else 0.0
+
+
+def attack(mechanism, trials, rng):
+    """Return the lower bound of epsilon that the best threshold proves."""
+    first = [_scores(mechanism, second, trials // 2, rng) for second in (0, 1)]
+    best = max(_events(first, mechanism.delta), key=lambda event: event[0])
+    _, sign, limit = best
+    scores = [_scores(mechanism, second, trials // 2, rng) for second in (0, 1)]
+    hits = [int((sign * s >= limit).sum()) for s in scores]
+    likely, unlikely = hits[::-1] if sign > 0 else hits
+    return max(0.0, bound(likely, unlikely, trials // 2, mechanism.delta))
+
+
+def _scores(mechanism, second, trials, rng):
+    sizes = [BLOCK] * (trials // BLOCK) + [trials % BLOCK] * (trials % BLOCK > 0)
+    return np.concatenate([mechanism.scores(second, size, rng) for size in sizes])
+
+
+def _events(scores, delta):
+    """Yield (bound, sign, limit) of candidate events: scores above, or below, a limit."""
+    for sign in (1, -1):
+        limits = np.unique(np.quantile(sign * np.concatenate(scores), np.linspace(0, 0.999, 200)))
+        for limit in limits:
+            hits = [int((sign * s >= limit).sum()) for s in scores]
+            likely, unlikely = hits[::-1] if sign > 0 else hits
+            yield bound(likely, unlikely, len(scores[0]), delta), sign, float(limit)
+
+
+def one(name, trials, seed):
+    """Attack one mechanism by name."""
+    good, broken = mechanisms()
+    mechanism = {**good, **broken}[name]
+    rng = np.random.default_rng([seed, list({**good, **broken}).index(name)])
+    proven = attack(mechanism, trials, rng)
+    return {
+        "mechanism": name,
+        "epsilon": mechanism.epsilon,
+        "delta": mechanism.delta,
+        "proven": round(proven, 4),
+        "broken": name in broken,
+        "right": (proven > mechanism.epsilon) == (name in broken),
+    }
+
+
+def main():
+    from provenance import write
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trials", type=int, default=400_000, help="on either side [400000]")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time [1]")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", help="write the bounds and where they come from, as JSON")
+    args = parser.parse_args()
+    good, broken = mechanisms()
+    rows = []
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(one, n, args.trials, args.seed) for n in (*good, *broken)]
+        for future in futures:
+            rows.append(future.result())
+            print(json.dumps(rows[-1]), flush=True)
+    if args.out:
+        write(args.out, {"trials": args.trials, "wrong": WRONG, "mechanisms": rows})
+    sys.exit(not all(row["right"] for row in rows))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

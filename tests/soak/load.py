@@ -1,0 +1,209 @@
+"""Many clients for many rounds, without training: no exception, flat memory, flat time per round.
+
+    python tests/soak/load.py --clients 20000 --rounds 200
+    python tests/soak/load.py --clients 100000 --rounds 1000 --jobs 12 --seconds 500 --out r.json
+
+Every policy, and every gate with uniform selection, drives a session in a process of its own. In
+each round 30 % of the clients are away, a few join and leave for good, 20 % of the cohort fails and
+5 % of all readings are bad. The cohort must be right in every round: full, available, nobody twice.
+
+Time is processor time of `begin` and `finish` without the making of readings. It is flat if the
+median of the last quarter of the rounds is at most 1.5 times that of the second quarter (or 5 ms
+more). Memory is flat if the process grows by at most 30 % (or 60 MB) from the first quarter on;
+known clients stay known, so that a few megabytes per thousand newcomers are expected. A policy that
+does not finish in its `--seconds` is judged by the rounds that it did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from fedcohort import POLICIES, Session
+from fedcohort.exceptions import FedcohortError
+from fedcohort.gates import GATES
+from fedcohort.policies import Bounded
+from fedcohort.registry import parse_named
+from fedcohort.rounds import stream
+from fedcohort.signals.catalog import SIGNALS
+from fedcohort.signals.projection import Vectors
+
+COHORT, DIM = 20, 300
+KINDS = 400  # different readings per signal
+BAD = (float("nan"), float("inf"), np.ones((2, 3, 4)), "text", None, -1e308)
+
+
+class Population:
+    """Clients that are present: some are away, a few join and leave for good in every round."""
+
+    def __init__(self, size, seed):
+        self.rng = np.random.default_rng([seed, 1])
+        self.members = [f"client-{i:07d}" for i in range(size)]
+        self.next, self.change = size, max(1, size // 5000)
+
+    def present(self):
+        for _ in range(self.change):
+            self.members[self.rng.integers(len(self.members))] = f"client-{self.next:07d}"
+            self.next += 1
+        away = self.rng.random(len(self.members)) < 0.3
+        return [c for c, gone in zip(self.members, away.tolist(), strict=True) if not gone]
+
+
+class Readings:
+    """Readings of the declared form; five in a hundred are bad."""
+
+    def __init__(self, policy, seed):
+        self.options, self.rng, self.made = policy.signal_options, np.random.default_rng(seed), {}
+        self.seconds = 0.0
+
+    def __call__(self, name, clients):
+        began = time.process_time()
+        if name not in self.made:
+            example = SIGNALS[name].form(self.options.get(name, {})).example
+            self.made[name] = [example(stream(0, name, i)) for i in range(KINDS)]
+        kinds, made = self.rng.integers(KINDS, size=len(clients)).tolist(), self.made[name]
+        spoiled = (self.rng.random(len(clients)) < 0.05).tolist()
+        out = {
+            client: BAD[kind % len(BAD)] if bad else made[kind]
+            for client, kind, bad in zip(clients, kinds, spoiled, strict=True)
+        }
+        self.seconds += time.process_time() - began
+        return out
+
+
+def check(selection, present, size):
+    clients = selection.clients
+    assert len(set(clients)) == len(clients), "a client twice"
+    assert set(clients) <= set(present), "a client that is away"
+    assert len(clients) == min(size, len(present)), f"{len(clients)} clients"
+    if selection.weights is not None:
+        weights = np.asarray(selection.weights)
+        assert np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0
+
+
+def gated(session, cohort, rng):
+    """Let the session's gate ask for uploads; return who uploads."""
+    start = Vectors(np.zeros(DIM))
+    announced = session.announce(start)
+    models = Vectors(rng.normal(size=(len(cohort), DIM)) + 0.3)
+    answers = session.gate.probe(announced, start, models)
+    asked = session.admit(dict(zip(cohort, answers, strict=True)))
+    if asked:
+        session.gate.aggregated(start, Vectors(np.full(DIM, 0.3) + 0.1 * rng.normal(size=DIM)))
+    return asked
+
+
+def one_round(session, population, readings, rng):
+    """Drive a session through a round; return its seconds without the making of readings."""
+    present = population.present()
+    readings.seconds, began = 0.0, time.process_time()
+    selection = session.begin(present, readings)
+    spent = time.process_time() - began
+    cohort = selection.clients
+    if not session.skipped:
+        check(selection, present, session.cohort_size)
+    answered = [c for c in cohort if rng.random() >= 0.2]
+    finished = gated(session, answered, rng) if session.gate is not None else answered
+    began = time.process_time()
+    replies = {name: readings(name, finished) for name in sorted(session.policy.needs.reply)}
+    session.finish(replies, finished)
+    return spent + time.process_time() - began - readings.seconds
+
+
+def memory_mb():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
+
+
+def make(name):
+    """Return the policy and the gate of a case."""
+    kind, _, which = name.partition(" ")
+    if kind == "gate":
+        return POLICIES["uniform"](), GATES[which]()
+    policy, options = parse_named(which.removeprefix("bounded "))
+    made = POLICIES[policy](**options)
+    return (Bounded(made) if which.startswith("bounded ") else made), None
+
+
+VARIANTS = ("kdpp:signal=race_sketch", "clustered-sampling:by=similarity", "bounded sketch-match")
+
+
+def cases():
+    policies = [f"policy {name}" for name in (*sorted(POLICIES), *VARIANTS)]
+    return [*policies, *(f"gate {name}" for name in sorted(GATES))]
+
+
+def soak(name, clients, rounds, seconds, seed=0):
+    """Drive one case, and return what was measured."""
+    policy, gate = make(name)
+    session = Session(policy, cohort_size=COHORT, seed=seed, gate=gate, model_bytes=1000)
+    population, readings = Population(clients, seed), Readings(policy, seed)
+    rng, until = np.random.default_rng([seed, 2]), time.monotonic() + seconds
+    times, memory, error = [], [], None
+    try:
+        while len(times) < rounds and time.monotonic() < until:
+            times.append(one_round(session, population, readings, rng))
+            memory.append(memory_mb())
+    except (Exception, FedcohortError) as found:
+        error = f"round {len(times)}: {type(found).__name__}: {found}"[:500]
+    return {"case": name, "rounds": len(times), "error": error, **judged(times, memory)}
+
+
+def judged(times, memory):
+    """Compare the last quarter with the second one."""
+    if len(times) < 8:
+        return {"flat": None}
+    quarter = len(times) // 4
+    early = float(np.median(times[quarter : 2 * quarter]))
+    late = float(np.median(times[-quarter:]))
+    first, last = memory[quarter], max(memory[-quarter:])
+    return {
+        "early_ms": round(1e3 * early, 2),
+        "late_ms": round(1e3 * late, 2),
+        "early_mb": round(first),
+        "late_mb": round(last),
+        "flat": late <= max(1.5 * early, early + 0.005) and last <= max(1.3 * first, first + 60),
+    }
+
+
+def main():
+    from provenance import write
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--only", help="comma-separated cases, such as 'policy oort,gate cmfl'")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time [1]")
+    parser.add_argument("--seconds", type=float, default=1e9, help="per case, at most")
+    parser.add_argument("--out", help="write the figures and where they come from, as JSON")
+    args = parser.parse_args()
+    wanted = args.only.split(",") if args.only else cases()
+    if unknown := set(wanted) - set(cases()):
+        parser.error(f"--only {','.join(sorted(unknown))}: choose from {', '.join(cases())}")
+    rows = []
+    context = get_context("spawn")  # a process for each case, or memory would be that of several
+    with ProcessPoolExecutor(args.jobs, mp_context=context, max_tasks_per_child=1) as pool:
+        limits = args.clients, args.rounds, args.seconds
+        for future in as_completed([pool.submit(soak, name, *limits) for name in wanted]):
+            rows.append(future.result())
+            print(json.dumps(rows[-1]), flush=True)
+    rows.sort(key=lambda row: cases().index(row["case"]))
+    if args.out:
+        write(args.out, {"clients": args.clients, "rounds": args.rounds, "cases": rows})
+    sys.exit(any(row["error"] is not None or row["flat"] is False for row in rows))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
