@@ -277,15 +277,22 @@ def single_rounds():
     """FedCor's Table 1 for random cohorts and FedCor: first round, and the mean of five rounds."""
     lines = []
     for split, (target, random, *_, fedcor) in claims.TABLE_1.items():
-        for suffix, words in (("", "with dropout"), (", without dropout", "without")):
-            found = parts("benchmark-papers.json", f"paper 3, Fashion-MNIST {split}{suffix}")
+        for way, words in claims.SCALINGS.items():
+            found = parts("benchmark-papers.json", f"paper 3, Fashion-MNIST {split}, {way}")
             for name, paper in (("uniform", random), ("fedcor", fedcor)):
                 if name in found:
                     keys = ("rounds_to", "rounds_to_mean")
                     cells = [rounds_cell(found[name], target, key) for key in keys]
                     number = "N/A" if paper is None else f"{paper:g}"
                     lines.append([split, words, name, number, *cells])
-    header = ["split", "dropout", "policy", "the paper", "first round", "mean of five rounds"]
+    header = [
+        "split",
+        "inputs and network",
+        "policy",
+        "the paper",
+        "first round",
+        "mean of five rounds",
+    ]
     return table(header, lines) if lines else NOT_RUN
 
 
