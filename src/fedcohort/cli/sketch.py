@@ -276,17 +276,17 @@ def command(
         more: dict[str, Any] = {"by_label": by_label, "reading": source.reading}
         whole = partial(sketch_folder, data, want, **more)
         each = partial(sketch_folder_clients, data, want, **more)
-    said: list[str] = []
+    messages: list[str] = []
     with on_cluster(ray), _watching(data.name, source.rows) as on_rows:
         if by is None:
             sketch = whole(empty, on_rows)
             sketch.origin |= empty.origin
-            said += sketch_warnings(sketch, source)
+            messages += sketch_warnings(sketch, source)
             publisher.write(sketch)
         else:
             publisher.write_all(_with_origin(each(empty, on_rows), empty.origin))
-            said += source.reading.warnings()
-    _report(publisher, source.reading, said, format)
+            messages += source.reading.warnings()
+    _report(publisher, source.reading, messages, format)
 
 
 def _with_origin(
@@ -378,9 +378,9 @@ def _report(
     if last is None:
         return
     if format is Format.json:
-        told = {"read": reading.facts(), "warnings": list(warnings)}
+        more = {"read": reading.facts(), "warnings": list(warnings)}
         release = last.header()["release"]
-        show_json({"sketches": written, **last.spec, "release": release, **told})
+        show_json({"sketches": written, **last.spec, "release": release, **more})
         return
     facts = {**describe(last), **reading.facts()}
     if len(written) > 1:

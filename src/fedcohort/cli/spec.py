@@ -90,7 +90,7 @@ def init(
         raise ConfigError("--budget and --client need --epsilon: without it nothing is spent")
     ledger = open_ledger(budget, budget_epsilon, budget_delta)
     csv, markers = CsvOptions(delimiter, decimal, encoding, header), split(null_values)
-    propose_spec(data, label, csv, markers)  # what is wrong with the table is said before paying
+    propose_spec(data, label, csv, markers)  # reports what is wrong with the table before paying
     made: Any = nullcontext({})
     if estimate is not None:
         made = estimated_constants(data, estimate, csv, markers, ledger, client)

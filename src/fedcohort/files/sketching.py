@@ -209,10 +209,10 @@ def sketch_files(paths: Sequence[Path]) -> list[Path]:
 
 def sketch_warnings(sketch: RaceSketch, source: Source) -> list[str]:
     """Say why an exact sketch cannot tell anything apart, if it cannot."""
-    said = source.reading.warnings()
+    messages = source.reading.warnings()
     if sketch.n >= 10 and concentration(sketch.counts, sketch.n) > ONE_BUCKET:
-        said.append(_why_one_bucket(sketch, source))
-    return said
+        messages.append(_why_one_bucket(sketch, source))
+    return messages
 
 
 ONE_BUCKET = 0.95  # share of the records in the fullest bucket of a row, on average

@@ -141,8 +141,8 @@ class Reading:
             reasons: dict[str, list[str]] = {}
             for name, why in self.left_out.items():
                 reasons.setdefault(why, []).append(name)
-            said = [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
-            facts["columns left out"] = "; ".join(said)
+            listed = [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
+            facts["columns left out"] = "; ".join(listed)
         if self.kept < self.rows:
             dropped = f"{self.rows - self.kept:,} of {self.rows:,}, for missing values"
             facts["rows left out"] = f"{dropped} ({_counted(self.missing)})"
@@ -157,19 +157,19 @@ class Reading:
     def warnings(self) -> list[str]:
         """Return what makes a sketch of these data useless or misleading."""
         constant = [name for name, (low, high) in self.ranges.items() if low == high]
-        said = []
+        messages = []
         if self.rows and self.kept < self.rows / 2:
-            said.append(
+            messages.append(
                 f"only {self.kept:,} of {self.rows:,} rows are used, because others have missing "
                 f"values: leave out the columns that miss most ({_counted(self.missing, 3)}), or "
                 "use a spec, which marks missing values instead"
             )
         if constant:
-            said.append(f"constant in all rows, so they tell nothing: {', '.join(constant)}")
+            messages.append(f"constant in all rows, so they tell nothing: {', '.join(constant)}")
         if self.identifiers:
             names = ", ".join(self.identifiers)
-            said.append(f"look like identifiers and should not be hashed: {names}")
-        return said
+            messages.append(f"look like identifiers and should not be hashed: {names}")
+        return messages
 
 
 def _identifies(column: Column, values: NDArray[np.float64]) -> bool:

@@ -206,7 +206,7 @@ class TableFile:
 
     @cached_property
     def dialect(self) -> Dialect:
-        """How a CSV file is written: as told, or as its first lines show."""
+        """How a CSV file is written: as stated, or as its first lines show."""
         with reading(self.path):
             return find_dialect(self.path, self._csv_options, self._null_values)
 
@@ -259,7 +259,7 @@ class Dialect(NamedTuple):
     detected: tuple[str, ...]
 
 
-def find_dialect(path: Path, told: CsvOptions, null_values: Sequence[str]) -> Dialect:
+def find_dialect(path: Path, stated: CsvOptions, null_values: Sequence[str]) -> Dialect:
     """Detect delimiter, decimal mark, encoding and header from the first lines of a file.
 
     A delimiter is believed if it is the only one that cuts the first lines into equally many
@@ -270,23 +270,23 @@ def find_dialect(path: Path, told: CsvOptions, null_values: Sequence[str]) -> Di
     """
     head = _beginning(path)
     detected = []
-    encoding = told.encoding
+    encoding = stated.encoding
     if encoding is None:
         encoding = next((name for mark, name in MARKS.items() if head.startswith(mark)), "utf-8")
         if encoding != "utf-8":
             detected.append(f"encoding {encoding}")
     lines = _lines(path, head, encoding)
     named = ".tsv" in path.name.lower()
-    delimiter = told.delimiter or ("\t" if named else _delimiter(lines))
-    if told.delimiter is None and not named and delimiter != ",":
+    delimiter = stated.delimiter or ("\t" if named else _delimiter(lines))
+    if stated.delimiter is None and not named and delimiter != ",":
         detected.append(f"delimiter {delimiter!r}")
-    decimal = told.decimal or "."
-    if told.decimal is None and delimiter != "," and _comma_is_decimal(lines, delimiter):
+    decimal = stated.decimal or "."
+    if stated.decimal is None and delimiter != "," and _comma_is_decimal(lines, delimiter):
         decimal = ","
         detected.append("decimal comma")
     first = lines[0] if lines else ""
     cells = next(csv.reader([first], delimiter=delimiter), [])
-    header = told.header
+    header = stated.header
     if header is None:
         header = _is_header(path, first, cells, decimal, null_values)
         if not header:

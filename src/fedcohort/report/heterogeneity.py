@@ -113,7 +113,7 @@ class Heterogeneity(NamedTuple):
     def marked_columns(self, client: str, most: int | None = None) -> str:
         """Name the columns in which a client differs beyond chance, the surest first."""
         gaps = [gap for gap in self.columns.get(client, []) if gap.marked]
-        named = [f"{g.column}: {g.what}" for g in sorted(gaps, key=lambda g: g.chance)]
+        named = [f"{g.column}, {g.what}" for g in sorted(gaps, key=lambda g: g.chance)]
         shown = "; ".join(named[:most])
         return shown if most is None or len(named) <= most else f"{shown}; {len(named) - most} more"
 
@@ -285,11 +285,11 @@ def _columns(sketches: Sequence[RaceSketch], names: Sequence[str]) -> dict[str, 
 
 def _warnings(sketches: Sequence[RaceSketch]) -> tuple[list[str], bool]:
     """Say what makes the sketches tell little, and whether they tell nothing."""
-    said, blind = [], False
+    messages, blind = [], False
     noisy = [r for r in map(signal_to_noise, sketches) if r < 1]
     if noisy:
         blind = len(noisy) > len(sketches) / 2
-        said.append(
+        messages.append(
             f"The noise exceeds the signal in {len(noisy)} of {len(sketches)} sketches (worst "
             f"signal to noise {min(noisy):.2g}): make them with fewer rows, a larger epsilon, a "
             "delta above 0, or of more records."
@@ -298,14 +298,16 @@ def _warnings(sketches: Sequence[RaceSketch]) -> tuple[list[str], bool]:
     full = [concentration(s.counts, s.n) for s in exact]
     if full and float(np.mean(full)) > ONE_BUCKET:
         blind = True
-        said.append(
+        messages.append(
             "Nearly all records fall into one bucket, so that every distance is about 0: center "
             "and scale the columns by public constants, or use --hash pstable."
         )
     specs = {str(s.origin.get("spec")) for s in sketches}
     if len(specs) > 1:
-        said.append(f"The sketches were made by {len(specs)} different specs: compare the files.")
-    return said, blind
+        messages.append(
+            f"The sketches were made by {len(specs)} different specs: compare the files."
+        )
+    return messages, blind
 
 
 def _rows(

@@ -3,7 +3,7 @@
 The rules, the first that holds:
 
 1. *Unknown*: the noise exceeds the signal in more than half of the sketches, or nearly all records
-   fall into one bucket. Then nothing can be said.
+   fall into one bucket. Then no answer is possible.
 2. *Different in kind*: there are outliers, or several clusters of three clients or more on average.
 3. *Alike*: fewer than 15% of the pairs are told apart. In 40 federations of equal clients the 95th
    percentile was 8% and the worst 17%, because the pairs of one client depend on each other.
@@ -78,7 +78,7 @@ def _headline(found: Heterogeneity) -> str:
 
 
 def _reasons(found: Heterogeneity) -> list[str]:
-    said = [
+    reasons = [
         f"{found.told_apart:.0%} of the pairs differ by more than sampling and noise explain; "
         f"where all clients are alike, it is below {BY_CHANCE:.0%}."
     ]
@@ -88,11 +88,11 @@ def _reasons(found: Heterogeneity) -> list[str]:
     line += f"same data, of the size of these clients, look up to {reference.random:.3f} apart"
     if reference.label is not None:
         line += f"; the classes of the label are {reference.label:.3f} apart"
-    said.append(line + ".")
+    reasons.append(line + ".")
     sizes = sorted(c.n for c in found.clients)
     if sizes[-1] > UNEQUAL * max(sizes[0], 1):
-        said.append(f"The sizes differ, too: from {sizes[0]:,.0f} to {sizes[-1]:,.0f} records.")
-    return said
+        reasons.append(f"The sizes differ, too: from {sizes[0]:,.0f} to {sizes[-1]:,.0f} records.")
+    return reasons
 
 
 def _steps_in_kind(found: Heterogeneity, plan: Sequence[str]) -> list[str]:
@@ -103,8 +103,8 @@ def _steps_in_kind(found: Heterogeneity, plan: Sequence[str]) -> list[str]:
     if len(steps) > NAMED:
         steps[NAMED:] = [f"Look at {len(steps) - NAMED} further clients in the table below."]
     if len(groups := _groups(found)) > 1:
-        said = ", ".join(f"group {i + 1}: {size} clients" for i, size in groups.items())
-        steps.append(f"Consider training the groups apart, or personalizing ({said}).")
+        sizes = ", ".join(f"group {i + 1}: {size} clients" for i, size in groups.items())
+        steps.append(f"Consider training the groups apart, or personalizing ({sizes}).")
     steps.append("Federate the clients that are not outliers." if found.outliers else "Federate.")
     return [*steps, *(plan or [COHORTS])]
 

@@ -202,13 +202,13 @@ def column_difference(mine: Sequence[Column], theirs: Sequence[Column]) -> str |
         return None
     first, second = ({column.name: column for column in side} for side in (mine, theirs))
     only = [[c for c in a if c not in b] for a, b in ((first, second), (second, first))]
-    said = [
+    messages = [
         f"{text} {', '.join(map(repr, names))}"
         for text, names in zip(("only in the first:", "only in the second:"), only, strict=True)
         if names
     ]
-    if said:
-        return "columns " + "; ".join(said) + "; give all sites the same columns"
+    if messages:
+        return "columns " + "; ".join(messages) + "; give all sites the same columns"
     unlike = [name for name in first if first[name] != second[name]]
     if not unlike:
         return "the same columns in another order; give all sites the same order"
@@ -217,5 +217,5 @@ def column_difference(mine: Sequence[Column], theirs: Sequence[Column]) -> str |
 
 def _one_difference(mine: Column, theirs: Column) -> str:
     pairs = [(f.name, getattr(mine, f.name), getattr(theirs, f.name)) for f in fields(Column)]
-    said = ", ".join(f"{name} {a!r} is not {b!r}" for name, a, b in pairs if a != b)
-    return f"column {mine.name!r}: {said}"
+    unlike = ", ".join(f"{name} {a!r} is not {b!r}" for name, a, b in pairs if a != b)
+    return f"column {mine.name!r}: {unlike}"

@@ -150,14 +150,14 @@ def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 def _parse(text: bytes) -> dict[str, Any]:
     def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no number")
+        raise ValueError(f"{constant} is not a number")
 
     try:
         header = json.loads(text.decode("utf-8"), parse_constant=refuse)
     except (ValueError, RecursionError) as error:
-        raise InvalidSketch(f"the header is no JSON: {error}") from None
+        raise InvalidSketch(f"the header is not JSON: {error}") from None
     if not isinstance(header, dict):
-        raise InvalidSketch("the header is no JSON object")
+        raise InvalidSketch("the header is not a JSON object")
     return header
 
 
