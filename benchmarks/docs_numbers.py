@@ -367,6 +367,56 @@ def plan_gain(file):
     return table([*header, "measured (95 %)", "interval"], lines)
 
 
+def plan_worth(file):
+    """What matched cohorts are worth in the measured settings, at epsilon 1."""
+    found = result(file)
+    if found is None:
+        return NOT_RUN
+    lines = []
+    for row in found["result"]["settings"]:
+        worth = row["worth"]
+        better = worth["uniform"] - worth["discrepancy"] > 3 * worth["error"]
+        clients = f"{worth['random_clients']:.0f}" if better else "nothing to gain"
+        until = worth["rounds_until_all"]
+        lines.append(
+            [
+                row["setting"],
+                str(row["cohort_size"]),
+                f"{worth['uniform']:.4f}",
+                f"{worth['discrepancy']:.4f} ± {worth['error']:.4f}",
+                clients,
+                f"not in {worth['rounds']}" if until is None else str(until),
+            ]
+        )
+    header = ["setting", "cohort", "uniform", "matched", "worth, random clients"]
+    return table([*header, "all used by round"], lines)
+
+
+def plan_million(file):
+    """Time and memory of a plan for a million clients."""
+    found = result(file)
+    if found is None:
+        return NOT_RUN
+    row = found["result"]["million"]
+    return (
+        f"A plan for {row['clients']:,} sketches of 10 x 64 counts took {row['seconds']:.0f} s "
+        f"({row['cpu_seconds']:.0f} s of one core) and {row['peak_gb']:.1f} GB, "
+        f"{row['sketches_gb']:.1f} GB of which are the sketches.\n"
+    )
+
+
+def plan_choices(file):
+    """How the worth of five clients depends on the rows to choose by and on the pool."""
+    found = result(file)
+    if found is None:
+        return NOT_RUN
+    lines = [
+        [str(row["rows"]), str(row["rows"] // 2), row["pool"], f"{row['random_clients']:.0f}"]
+        for row in found["result"]["choices"]
+    ]
+    return table(["rows of the sketch", "rows to choose by", "pool", "worth of 5 clients"], lines)
+
+
 def cases(file, *names):
     """Cases of benchmarks/selection_cases.py: every variant against uniform, paired by seed."""
     found = result(file)
@@ -433,7 +483,10 @@ FUNCTIONS = {
         figure,
         headline,
         left_out,
+        plan_choices,
         plan_gain,
+        plan_million,
+        plan_worth,
         provenance,
         ranking,
         reproductions,

@@ -12,21 +12,28 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
+import subprocess
+import sys
+import time
 from dataclasses import asdict
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 import torch
 from docs_numbers import RESULTS, parts, result, rounds_to
 from provenance import provenance, write
+from selection import readings as made_up
 
 from fedcohort.experiments import config
 from fedcohort.experiments.folder import dataset_of, simulation_of
-from fedcohort.report.plan import uniform_discrepancy
+from fedcohort.report.plan import plan, uniform_discrepancy
 from fedcohort.report.plan_gain import FITTED, GainFit
 
 FIT_ON = ("fashion-mnist", "mnist")
 VARIANT = "sketch-match, epsilon 1"
+TOKENS = ("shakespeare",)  # hashed by MinHash: their discrepancy has another scale
 
 
 def measured_settings():
@@ -35,7 +42,8 @@ def measured_settings():
     for path in sorted(RESULTS.glob("benchmark-*.json")):
         for setting in dict.fromkeys(p["setting"] for p in result(path.name).get("parts", ())):
             held = parts(path.name, setting)
-            if {"uniform", VARIANT} <= set(held):
+            tokens = any(p["experiment"]["data"]["dataset"] in TOKENS for p in held.values())
+            if {"uniform", VARIANT} <= set(held) and not tokens:
                 seeds = min(len(held[v]["seeds"]) for v in ("uniform", VARIANT))
                 found[setting] = max(found.get(setting, (0, "")), (seeds, path.name))
     return [(file, setting) for setting, (_, file) in found.items()]
@@ -84,42 +92,84 @@ def dataset_named(name, standardize):
     return dataset_of(config.DataConfig(dataset=name, standardize=standardize))
 
 
-def discrepancies(part, seeds):
-    """Discrepancy of uniform cohorts, from the sketches that the measured policy was sent."""
+def sketches(part, seeds, **options):
+    """Return the sketches that the measured policy was sent, for some of its seeds."""
     values = {**part["experiment"], "device": "cpu"}
     values["seeds"] = values["seeds"][:seeds]
+    values["policy"] = {"name": "sketch-match", "options": {"epsilon": 1.0, **options}}
     experiment = config.parse(values)
     dataset = dataset_named(experiment.data.dataset, experiment.data.standardize)
     found = []
     for seed in simulation_of(experiment, dataset).seeds:
-        sketches = seed.collector("race_sketch", seed.clients)
-        readings = np.array([sketches[c] for c in seed.clients])
-        found.append(uniform_discrepancy(readings, experiment.cohort_size))
+        readings = seed.collector("race_sketch", seed.clients)
+        found.append(np.array([readings[c] for c in seed.clients]))
     return found
+
+
+def worth_of(readings, size, **options):
+    """Return what matched cohorts are worth, as `fedcohort plan` says."""
+    (worth,) = plan(readings, [size], [("sketch-match", options)]).worths
+    return {**asdict(worth), "waiting": len(worth.waiting)}
+
+
+def choices():
+    """What the worth depends on, for two shards per client: rows to choose by, and the pool."""
+    part = parts("benchmark-selection.json", "Fashion-MNIST, two shards")[VARIANT]
+    rows = []
+    for count, pool in product((10, 20), ("less-used", "random")):
+        (readings,) = sketches(part, 1, epsilon=0.0, rows=count)
+        rows.append({"rows": count, "pool": pool, **worth_of(readings, 5, pool=pool)})
+    return rows
 
 
 def row_of(file, setting, seeds):
     found = parts(file, setting)
     base, ours = found["uniform"], found[VARIANT]
     logs, targets, read = speed_up(base, ours)
+    seen, size = sketches(ours, seeds), ours["experiment"]["cohort_size"]
     return {
         "setting": setting,
         "dataset": ours["experiment"]["data"]["dataset"],
-        "cohort_size": ours["experiment"]["cohort_size"],
+        "cohort_size": size,
         "targets": targets,
         "read from": read,
         "seeds": len(logs),
         "measured": float(np.exp(np.mean(logs))),
         "log_ratios": [float(v) for v in logs],
-        "discrepancy": float(np.mean(discrepancies(ours, seeds))),
+        "discrepancy": float(np.mean([uniform_discrepancy(one, size) for one in seen])),
+        "worth": worth_of(seen[0], size),
     }
+
+
+def plan_many(clients):
+    """Time and peak memory of a plan for many clients, their sketches included."""
+    readings = made_up("race_sketch", clients, np.random.default_rng(0))
+    wall, cpu = time.perf_counter(), time.process_time()
+    found = plan(readings, [5])
+    return {
+        "clients": clients,
+        "seconds": time.perf_counter() - wall,
+        "cpu_seconds": time.process_time() - cpu,
+        "sketches_gb": readings.nbytes / 1e9,
+        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        "verdict": found.verdict,
+    }
+
+
+def in_process(*arguments):
+    command = [sys.executable, __file__, *arguments]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--many", type=int, help="only time a plan for so many clients")
     parser.add_argument("--seeds", type=int, default=3, help="partitions sketched per setting")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.many:
+        print(json.dumps(plan_many(args.many)))
+        return
     rows = [row_of(file, setting, args.seeds) for file, setting in measured_settings()]
     used = [r for r in rows if r["dataset"] in FIT_ON]
     fit = GainFit.of([r["discrepancy"] for r in used], [np.log(r["measured"]) for r in used])
@@ -129,7 +179,9 @@ def main() -> None:
         print(row["setting"], row["discrepancy"], row["measured"], row["predicted"], flush=True)
     about = {"fitted on": [r["setting"] for r in used], "made by": provenance()}
     FITTED.write_text(json.dumps({"fit": asdict(fit), **about}, indent=1) + "\n")
-    write(RESULTS / "plan-gain.json", {"fit": asdict(fit), "settings": rows})
+    found = {"fit": asdict(fit), "settings": rows, "choices": choices()}
+    found["million"] = in_process("--many", "1000000")
+    write(RESULTS / "plan-gain.json", found)
 
 
 if __name__ == "__main__":

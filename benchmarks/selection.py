@@ -23,6 +23,7 @@ import numpy as np
 from provenance import write
 
 from fedcohort.policies import (
+    FLIPS,
     KDPP,
     ActiveFL,
     ClusteredSampling,
@@ -57,6 +58,7 @@ POLICIES = {
     "clustered-sampling (similarity)": lambda n: ClusteredSampling(
         "similarity", "feature_profile" if n <= 1000 else "update_sketch"
     ),
+    "flips": lambda n: FLIPS(),
     "sketch-match": lambda n: SketchMatch(),
 }
 
@@ -72,6 +74,9 @@ def readings(name: str, count: int, rng: np.random.Generator) -> np.ndarray:
     if name in SCALARS:
         return rng.gamma(2.0, size=count)
     kinds = rng.integers(0, 10, count)
+    if name == "label_histogram":
+        shapes = np.random.default_rng(0).dirichlet(np.full(10, 0.3), size=10)
+        return np.round(100 * shapes[kinds] + rng.random((count, 10)))
     if name == "race_sketch":
         out = np.zeros(count, sketch_dtype(10, 64, "i2"))
         shapes = np.random.default_rng(0).dirichlet(np.full(64, 0.1), size=(10, 10))

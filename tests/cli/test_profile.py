@@ -68,5 +68,7 @@ def test_the_page_says_what_choosing_cohorts_is_worth(sites, tmp_path):
     expected = lines(plan(sketches, [2], names=[f"site-{i}" for i in range(6)]))
     assert invoke(["profile", *sites, "-o", "h.html", "--cohort-size", "2"]) == 0
     assert expected[0] in unescape((tmp_path / "h.html").read_text("utf-8"))
+    told = json.loads((tmp_path / "h.json").read_text("utf-8"))["plan"]
+    assert told["uniform"].keys() == {"2"} and told["verdict"] == expected[0]
     assert invoke(["profile", *sites, "-o", "none.html", "--cohort-size", "0"]) == 0
     assert expected[0] not in unescape((tmp_path / "none.html").read_text("utf-8"))

@@ -15,6 +15,7 @@ from fedcohort.cli.tables import ForceOption
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
+    from fedcohort.report.plan import Plan
     from fedcohort.sketch.race import RaceSketch
 
 
@@ -42,6 +43,7 @@ def command(
     from fedcohort.files.publish import check_output, writing
     from fedcohort.report.heterogeneity import measure
     from fedcohort.report.page import page
+    from fedcohort.report.plan import lines
 
     if out.suffix == ".json":
         raise ConfigError(f"-o {out}: name the page, such as {out.with_suffix('.html')}")
@@ -51,9 +53,10 @@ def command(
         check_output(path, paths, force)
     names = client_names(paths)
     found = measure(loaded, names)
-    numbers = finite(found.as_dict())
+    cohorts = _plan(loaded, names, cohort_size)
+    numbers = finite({**found.as_dict(), "plan": cohorts})
     with writing(out):
-        html = page(found, title, plan=_plan(loaded, names, cohort_size))
+        html = page(found, title, plan=[] if cohorts is None else lines(cohorts))
         write_atomically(out, html.encode())
     with writing(beside):
         write_atomically(beside, json.dumps(numbers).encode())
@@ -65,11 +68,11 @@ def command(
     show(facts_table({**found.facts(), "page": str(out), "numbers": str(beside)}, title))
 
 
-def _plan(sketches: Sequence[RaceSketch], names: Sequence[str], cohort_size: int) -> list[str]:
-    """Return what choosing cohorts is worth, nothing where the sketches cannot tell."""
-    from fedcohort.report.plan import lines, plan
+def _plan(sketches: Sequence[RaceSketch], names: Sequence[str], cohort_size: int) -> Plan | None:
+    """Return what choosing cohorts is worth, None where the sketches cannot tell."""
+    from fedcohort.report.plan import plan
 
     filled = [(sketch, name) for sketch, name in zip(sketches, names, strict=True) if sketch.n > 1]
     if not cohort_size or len(filled) <= cohort_size or sketches[0].rows < 2:
-        return []
-    return lines(plan([s for s, _ in filled], [cohort_size], names=[n for _, n in filled]))
+        return None
+    return plan([s for s, _ in filled], [cohort_size], names=[n for _, n in filled])
