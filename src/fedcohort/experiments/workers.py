@@ -1,8 +1,8 @@
 """Run the parts of suites in several processes, on a GPU and on CPU cores, until a time limit.
 
 Each worker has one device and one thread. It asks for the next part when it is free, so GPU and CPU
-workers share one ordered list. A part that would not be finished before the limit, judged by
-finished parts of the same setting on the same kind of device, is not begun. Workers that are still
+workers share one ordered list. A part that would not be finished before the limit, judged by the
+latest finished part of its setting on the same kind of device, is not begun. Workers that are still
 busy at the limit are stopped. Nothing is lost but their unfinished parts, which `--resume` runs.
 """
 
@@ -109,7 +109,7 @@ class _Plan:
     def __init__(self, parts: Sequence[Part], gpu: bool, deadline: float) -> None:
         self.parts, self.gpu, self.deadline = parts, gpu, deadline
         self.waiting = list(range(len(parts)))
-        self.longest: dict[tuple[str, str], float] = {}
+        self.latest: dict[tuple[str, str], float] = {}
 
     def give(self, worker: _Worker) -> None:
         """Send the worker its next part, or none if nothing fits."""
@@ -130,12 +130,12 @@ class _Plan:
         part = self.parts[index]
         if part.needs_gpu and self.gpu and device == "cpu":
             return False
-        return now + self.longest.get((device, part.setting), 0.0) < self.deadline
+        return now + self.latest.get((device, part.setting), 0.0) < self.deadline
 
     def finished(self, worker: _Worker, part: Part) -> float:
         """Note how long a part took, and return it."""
-        seconds, key = time.monotonic() - worker.since, (worker.device, part.setting)
-        self.longest[key] = max(seconds, self.longest.get(key, 0.0))
+        seconds = time.monotonic() - worker.since
+        self.latest[worker.device, part.setting] = seconds  # the first ones load data too
         return seconds
 
 
