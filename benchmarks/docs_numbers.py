@@ -307,6 +307,32 @@ def verdicts():
     return table(["paper", *words], lines)
 
 
+def selection_growth(file):
+    """Exponents of the time to select over the number of clients, fitted from 10,000 clients on."""
+    held = result(file)
+    by_policy = {}
+    for row in held["result"]["rounds"]:
+        if row["clients"] >= 10_000:
+            by_policy.setdefault(row["policy"], []).append((row["clients"], row["median_round_s"]))
+    lines = []
+    for policy, points in by_policy.items():
+        clients, seconds = np.log(np.array(points).T)
+        lines.append([policy, f"{np.polyfit(clients, seconds, 1)[0]:.2f}"])
+    return table(["policy", "time to select grows as clients to the power"], lines)
+
+
+def dpp_set_up(file):
+    """After how many draws our k-DPP is ahead of DPPy, set-up counted."""
+    d = result(file)["result"]["k_dpp"]
+    more, saved = d["setup_s"] - d["dppy_setup_s"], d["dppy_draw_s"] - d["draw_s"]
+    draws = max(1, int(np.ceil(more / saved)))
+    return (
+        f"A k-DPP draw of {d['k']} of {d['clients']:,} takes {1e3 * d['draw_s']:.2f} ms after a "
+        f"set-up of {d['setup_s']:.2f} s; DPPy takes {1e3 * d['dppy_draw_s']:.1f} ms after "
+        f"{d['dppy_setup_s']:.2f} s. With set-up we are ahead after {draws} draws.\n"
+    )
+
+
 def left_out(file):
     """Which parts of a suite were not run."""
     held = result(file)
@@ -490,6 +516,7 @@ FUNCTIONS = {
         provenance,
         ranking,
         reproductions,
+        selection_growth,
         single_rounds,
         skipping,
         verdicts,
