@@ -1,6 +1,7 @@
-"""How many places liars get: one and ten among 100 clients, under every policy, by the best attack.
+"""What liars get: places under every policy and uploads under every gate, by the best attack.
 
     python benchmarks/forgery.py --out benchmarks/results/forgery.json
+    python benchmarks/forgery.py --seeds 5 --accuracy 60 --jobs 12 --out forgery.json
 
 No model is trained: honest clients report readings of a made-up federation (sketches of 20 kinds of
 clients, sizes, losses that fall over time and with participation), liars report what an attack
@@ -8,6 +9,9 @@ says. Attacks are constant lies, tried for every policy that reads the signal; t
 places counts. Readings outside a signal's declared range are dropped by the session, so lies stay
 inside it. The fair share of one liar is cohort / clients = .05 of a cohort each round, which is .01
 of all places; a share of 1 means a place in every cohort. `bounded` is `Bounded(policy)`.
+
+Gates: of a cohort of ten, one or three clients answer falsely in every round. The share of honest
+clients' uploads without liars, and the lowest and highest share that a constant lie can cause.
 
 `--accuracy` adds what the bounds cost when nobody lies: accuracy on digits with two labels per
 client, with and without bounds.
@@ -18,20 +22,25 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 
 import numpy as np
 from provenance import write
 
 from fedcohort import POLICIES, Session
+from fedcohort.gates import GATES
 from fedcohort.policies import Bounded
 from fedcohort.rounds import stream
+from fedcohort.signals.projection import Vectors
 from fedcohort.sketch.race import RaceSketch
 
 CLIENTS, COHORT = 100, 5
 VECTORS = ("feature_profile", "model_sketch", "gradient_sketch", "update_sketch", "insight")
-KINDS = 20
+VECTORS += ("bias_update",)
+KINDS, LABELS = 20, 10
 
 
 class Federation:
@@ -59,6 +68,11 @@ class Federation:
             return np.float64(10 * np.exp(0.5 * rng.normal()))
         if signal == "update_distance":
             return np.float64(1 + 0.2 * stream(self.seed, signal, client, number).normal() ** 2)
+        if signal == "label_histogram":
+            counts = np.zeros(LABELS, np.int64)
+            own = [self.kind(client) % LABELS, (self.kind(client) + 3) % LABELS]
+            counts[own] = rng.integers(25, 250, 2)
+            return counts
         if signal == "race_sketch":
             return self.sketch(client, rng.integers(50, 500)).reading()
         k = int(self.options.get(signal, {}).get("k", 50)) or 50
@@ -125,7 +139,13 @@ ATTACKS = {
     "race_sketch": {"far": far_sketch, "noisy": noisy_sketch, "big": big_sketch, "none": silent},
     "update_distance": {"zero": constant(0.0), "huge": constant(1e6), "none": silent},
 }
-ATTACKS["loss"]["none"] = silent
+ATTACKS["label_histogram"] = {
+    "even": lambda value, honest, rng: np.full_like(value, 50),
+    "even, many": lambda value, honest, rng: np.full_like(value, 10**6),
+    "one label": lambda value, honest, rng: np.where(np.arange(len(value)) == 9, 300, 0),
+    "one record": lambda value, honest, rng: np.where(np.arange(len(value)) == 9, 1, 0),
+    "none": silent,
+}
 for vector in VECTORS:
     ATTACKS[vector] = {
         "outlier": lambda value, honest, rng: (rng.normal(size=value.shape) * 30).astype("f4"),
@@ -195,51 +215,112 @@ def measure(name, rounds, seeds):
     return rows
 
 
-def accuracy(rounds, seeds):
-    """Accuracy without liars, with and without bounds."""
+ANSWERS = {"zero": 0, "one": 1, "small": 1e-6, "large": 100, "huge": 1e30, "not a number": np.nan}
+
+
+def uploads(name, liars, lie, *, rounds, seed, cohort=10, dim=200):
+    """Return the share of honest clients that a gate asks for their models."""
+    gate, rng = GATES[name](), stream(seed, "gate")
+    ids = [f"c{i}" for i in range(cohort)]
+    model, local = np.zeros(dim), np.zeros((cohort, dim))
+    spread = np.linspace(0.05, 0.5, cohort)[:, None]  # clients differ in how noisy their steps are
+    asked_honest = 0
+    for number in range(rounds):
+        step = np.exp(-number / rounds) * (0.1 + spread * rng.normal(size=(cohort, dim)))
+        local = local + step
+        announced = gate.announce(Vectors(model))
+        answers = gate.probe(announced, Vectors(model), Vectors(model + local))
+        given = dict(zip(ids, answers, strict=True))
+        for client in ids[:liars] if lie is not None else ():
+            with np.errstate(all="ignore"):
+                given[client] = np.full_like(given[client], np.asarray(lie).astype(answers.dtype))
+        asked = gate.decide(given)
+        asked_honest += len(set(asked) - set(ids[:liars]))
+        if asked:
+            after = model + local[[ids.index(c) for c in asked]].mean(0)
+            gate.aggregated(Vectors(model), Vectors(after))
+            model, local = after, np.zeros((cohort, dim))
+    return asked_honest / rounds / (cohort - liars)
+
+
+def measure_gate(name, rounds, seeds):
+    """Return how far liars move the honest clients' uploads."""
+    rows = []
+    for liars in (1, 3):
+        tried = {
+            label: float(np.mean([uploads(name, liars, lie, rounds=rounds, seed=s) for s in seeds]))
+            for label, lie in {"honest": None, **ANSWERS}.items()
+        }
+        lowest, highest = min(tried, key=tried.get), max(tried, key=tried.get)
+        rows.append(
+            {
+                "gate": name,
+                "liars": liars,
+                "honest": tried["honest"],
+                "lowest": [lowest, tried[lowest]],
+                "highest": [highest, tried[highest]],
+                "attacks": tried,
+            }
+        )
+    return rows
+
+
+def accuracy(name, rounds, seeds, device):
+    """Accuracy of one policy without liars, with and without bounds."""
+    import torch
+
     from fedcohort.datasets import federate, load
     from fedcohort.simulate import LocalTraining, build, simulate
 
+    torch.set_num_threads(1)
     data = load("digits")
     local = LocalTraining(epochs=5, batch_size=8, lr=0.05)
     out = []
-    for name in POLICIES:
-        for bounded in (False, True):
-            final = []
-            for seed in seeds:
-                policy = POLICIES[name]()
-                histories = simulate(
-                    federate(data, "shards", clients=60, seed=seed, per_client=2),
-                    build("mlp-64-30", data.sample_shape, data.classes, seed=seed),
-                    Bounded(policy) if bounded else policy,
-                    cohort_size=5,
-                    rounds=rounds,
-                    local=local,
-                    seeds=[seed],
-                    device="cpu",
-                )
-                final.append(float(np.nanmean(histories[0].accuracy[-10:])))
-            out.append({"policy": name, "bounded": bounded, "accuracy": final})
-            print(json.dumps(out[-1]), file=sys.stderr, flush=True)
+    for bounded in (False, True):
+        final = []
+        for seed in seeds:
+            policy = POLICIES[name]()
+            histories = simulate(
+                federate(data, "shards", clients=60, seed=seed, per_client=2),
+                build("mlp-64-30", data.sample_shape, data.classes, seed=seed),
+                Bounded(policy) if bounded else policy,
+                cohort_size=5,
+                rounds=rounds,
+                local=local,
+                seeds=[seed],
+                device=device,
+            )
+            final.append(float(np.nanmean(histories[0].accuracy[-10:])))
+        out.append({"policy": name, "bounded": bounded, "accuracy": final})
     return out
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="how many seeds [3]")
     parser.add_argument("--policies", nargs="+", default=sorted(POLICIES))
     parser.add_argument("--accuracy", type=int, default=0, metavar="ROUNDS")
+    parser.add_argument("--device", default="cpu", help="of the training for --accuracy [cpu]")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time [1]")
     parser.add_argument("--out")
     args = parser.parse_args()
-    result = {"clients": CLIENTS, "cohort": COHORT, "rounds": args.rounds, "rows": []}
-    for name in args.policies:
-        started = time.perf_counter()
-        result["rows"] += measure(name, args.rounds, range(args.seeds))
-        shown = [(r["liars"], r["best attack"], round(r["share"], 2)) for r in result["rows"][-4:]]
-        print(name, shown, f"{time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
-    if args.accuracy:
-        result["accuracy"] = accuracy(args.accuracy, range(args.seeds))
+    seeds = range(args.seeds)
+    result = {"clients": CLIENTS, "cohort": COHORT, "rounds": args.rounds, "seeds": args.seeds}
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+        places = pool.map(partial(measure, rounds=args.rounds, seeds=seeds), args.policies)
+        gates = pool.map(partial(measure_gate, rounds=args.rounds, seeds=seeds), sorted(GATES))
+        trained = pool.map(
+            partial(accuracy, rounds=args.accuracy, seeds=seeds, device=args.device),
+            args.policies if args.accuracy else (),
+        )
+        for key, parts in (("rows", places), ("gates", gates), ("accuracy", trained)):
+            result[key] = []
+            for part in parts:
+                result[key] += part
+                print(json.dumps(part), file=sys.stderr, flush=True)
     if args.out:
         write(args.out, result)
 
