@@ -504,6 +504,7 @@ FUNCTIONS = {
     for f in (
         accuracy_ranking,
         benchmark,
+        dpp_set_up,
         cases,
         explained,
         figure,
