@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedcohort.policies import (
+    DELTA,
     FLIPS,
     KDPP,
     ClusteredSampling,
@@ -53,6 +54,9 @@ VARIANTS = [
     lambda: FLIPS(clusters=3),
     lambda: FedSAE(active_rounds=2),
     lambda: ClusteredSampling("similarity", "race_sketch", interval=1),
+    lambda: DELTA(local_variance=0.5),
+    lambda: SketchMatch(refresh=2, turns=2),
+    lambda: SketchMatch(refresh=3, embed="model"),
 ]
 
 
