@@ -152,7 +152,7 @@ def test_the_column_that_differs_is_named(folder, capsys, epsilon):
     assert not any(marked.values())
     assert run("explain", "a.sketch", "d.sketch") == 0
     assert "higher" in (shown := capsys.readouterr().out) or "lower" in shown
-    assert run("explain", "a.sketch", "b.sketch") == 0
+    assert run("explain", "b.sketch", "c.sketch") == 0
     assert "No column differs" in capsys.readouterr().out
 
 

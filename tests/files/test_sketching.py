@@ -214,3 +214,15 @@ def test_labels_split_the_data_for_a_reference_and_change_no_count(table, by):
         squares = distance_matrix(classes, "mmd")[np.triu_indices(len(classes), 1)]
         assert made.origin["label_split"] == pytest.approx(np.sqrt(max(np.median(squares), 0)))
     assert compared
+
+
+def test_a_private_sketch_does_not_state_the_exact_distance_of_its_classes(table):
+    step = Transform(unit=True, classes=3, label_weight=1.0)
+    empty = RaceSketch.srp(3, rows=40, bits=3, transform=step)
+    source = open_source(table, Want(columns=("u", "v", "w"), label="y"))
+    made = sketch_source(source, empty, by_label=True)
+    made.origin["spec"] = "abc"
+    assert made.origin["label_split"] > 0
+    private = made.privatize(1.0)
+    assert private.origin == {"spec": "abc"}
+    assert b"label_split" not in private.to_bytes()

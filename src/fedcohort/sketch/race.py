@@ -166,6 +166,8 @@ class StoredSketch:
         return cls.from_bytes(file.read(path), embedding)
 
 
+PUBLIC_ORIGIN = ("spec", "merged")  # of a sketch's origin, what was not computed from its data
+
 __all__ = [
     "RaceSketch",
     "distance",
@@ -367,7 +369,7 @@ class RaceSketch(StoredSketch):
                 "another bucket, so the noise would be too small; use family='fast'"
             )
         out = self.empty_like()
-        out.origin = dict(self.origin)
+        out.origin = {k: v for k, v in self.origin.items() if k in PUBLIC_ORIGIN}
         if self.marginals is not None:
             if not 0 < explain < 1:
                 raise ValueError(f"explain={explain} must be a share between 0 and 1")
