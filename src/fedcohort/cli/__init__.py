@@ -35,6 +35,7 @@ from fedcohort.cli import (
     spec,
     watch,
 )
+from fedcohort.cli.common import plain
 from fedcohort.exceptions import FedcohortError
 from fedcohort.registry import unknown
 
@@ -182,7 +183,5 @@ def _interrupted(arguments: list[str]) -> int:
 
 def _fail(message: str) -> int:
     line = " ".join(message.split())
-    print(
-        "error: " + "".join(c if c.isprintable() else repr(c)[1:-1] for c in line), file=sys.stderr
-    )
+    print(f"error: {plain(line)}", file=sys.stderr)
     return 2

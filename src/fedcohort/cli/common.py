@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -16,8 +16,9 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.progress import Progress
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions
     from rich.progress import Progress as RichProgress
+    from rich.segment import Segment
     from rich.table import Table
 
     from fedcohort.experiments.config import Experiment
@@ -147,11 +148,50 @@ FormatOption = Annotated[
 ]
 
 
-def console() -> Console:
-    """Return the console on standard output; lines may be long where it is not a terminal."""
-    from rich.console import Console
+def console(width: int | None = None) -> Console:
+    """Return the console on standard output; lines may be long where it is not a terminal.
 
-    return Console() if Console().is_terminal else Console(width=120)
+    Control characters in what it prints, such as the escape codes that a client's name may hold,
+    are shown and not sent to the terminal.
+    """
+    from rich.console import Console, RenderHook
+
+    class Harmless(RenderHook):
+        def process_renderables(self, renderables: list[Any]) -> list[Any]:
+            return [_Harmless(one) for one in renderables]
+
+    plain_width = None if Console().is_terminal else 120
+    made = Console(width=width or plain_width)
+    made.push_render_hook(Harmless())
+    return made
+
+
+class _Harmless:
+    """What Rich renders, with the control characters of its texts shown as `plain` does."""
+
+    def __init__(self, renderable: Any) -> None:
+        self.renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        from rich.segment import Segment
+
+        for segment in console.render(self.renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                text = "\n".join(map(plain, segment.text.split("\n")))
+                yield Segment(text, segment.style)
+
+
+def plain(text: str) -> str:
+    r"""Show the control characters of a text, which could command a terminal.
+
+    Examples
+    --------
+    >>> print(plain("ann\x1b[2J"))
+    ann\x1b[2J
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def show(table: Table, width: int | None = None) -> None:

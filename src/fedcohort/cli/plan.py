@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, show, show_json
+from fedcohort.cli.common import Format, FormatOption, plain, show, show_json
 from fedcohort.cli.sketches import Sketches, load_several
 from fedcohort.exceptions import ConfigError
 from fedcohort.registry import parse_named
@@ -102,4 +102,4 @@ def _show(found: Plan) -> None:
         table.add_row(w.policy, str(w.cohort_size), value, worth, until, shares)
     show(table)
     for line in lines(found):
-        typer.echo(line)
+        typer.echo(plain(line))

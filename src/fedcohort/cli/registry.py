@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, show, show_json
+from fedcohort.cli.common import Format, FormatOption, plain, show, show_json
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -262,11 +262,6 @@ def where(entry: Entry) -> str:
     if entry.model is not None:
         return printable(entry.model[:12])
     return printable(entry.reference or "")
-
-
-def plain(text: str) -> str:
-    """Return text without control characters, which could command a terminal."""
-    return text if text.isprintable() else repr(text)
 
 
 def printable(text: str) -> str:

@@ -20,6 +20,7 @@ from fedcohort.cli.common import (
     FormatOption,
     RayOption,
     on_cluster,
+    plain,
     progress,
     show,
     show_json,
@@ -374,7 +375,7 @@ def _report(
 
     last, written = publisher.last, publisher.written
     for line in [*_noise_warning(publisher), *warnings]:
-        typer.echo(f"warning: {line}", err=True)
+        typer.echo(f"warning: {plain(line)}", err=True)
     if last is None:
         return
     if format is Format.json:

@@ -248,5 +248,5 @@ def _show_matrix(names: Sequence[str], matrix: Matrix, errors: Matrix | None, ki
     if needed > out.width:
         if out.is_terminal:
             typer.echo(f"{len(names)} clients are wide; see also --format csv", err=True)
-        out = Console(width=needed)  # truncated cells would be useless
+        out = console(needed)  # truncated cells would be useless
     out.print(table)
