@@ -1,6 +1,6 @@
 """Start a SuperLink and five SuperNodes on this machine, run the app, and stop everything.
 
-Connections are encrypted by a certificate authority made for this run, and nodes are authenticated:
+Connections are encrypted by a certificate authority made for this run. Nodes are authenticated:
 each has a key of its own, registered at the SuperLink under the name of its hospital.
 
     python deploy.py [--rounds 3] [--folder FOLDER] [--trusted-entities FILE]
@@ -47,7 +47,7 @@ class Processes:
 
     def call(self, command: str, *options: str) -> None:
         subprocess.run(
-            [str(BIN / command), *options], env=self.environment, check=True, timeout=120
+            [str(BIN / command), *options], env=self.environment, check=True, timeout=600
         )
 
     def stop(self) -> None:
@@ -67,7 +67,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_for_port(port: int, seconds: float = 60) -> None:
+def wait_for_port(port: int, seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with socket.socket() as probe:
@@ -132,8 +132,9 @@ def main() -> None:
     folder = (options.folder or Path(tempfile.mkdtemp(prefix="hospitals-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     print(f"keys, logs and results: {folder}")
-    port, results = free_port(), folder / "results.json"
-    results.unlink(missing_ok=True)
+    port, out = free_port(), folder / "run"
+    if out.exists():
+        raise SystemExit(f"{out} holds a run already: choose another --folder")
     make_authority(folder)
     (folder / "config.toml").write_text(
         f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\n'
@@ -145,29 +146,30 @@ def main() -> None:
         start_superlink(processes, folder, port)
         for number in range(len(HOSPITALS)):
             start_supernode(processes, folder, number, port, options.trusted_entities)
-        settings = f"num-server-rounds={options.rounds} results='{results}'"
+        settings = f"num-server-rounds={options.rounds} out='{out}'"
         processes.call("flwr", "run", str(HERE), "here", "--run-config", settings)
-        wait_for_results(results, options.limit)
-        report(json.loads(results.read_text()))
+        wait_for(out / "summary.json", options.limit)
+        report(out)
     finally:
         processes.stop()
 
 
-def wait_for_results(results: Path, limit: float) -> None:
+def wait_for(summary: Path, limit: float) -> None:
     end = time.monotonic() + limit
-    while not results.exists():
+    while not summary.exists():
         if time.monotonic() > end:
-            raise TimeoutError(f"no results after {limit} s; see the logs in {results.parent}")
-        time.sleep(1)
+            raise TimeoutError(f"no results after {limit} s; see the logs beside {summary.parent}")
+        time.sleep(0.5)
 
 
-def report(summary: dict) -> None:
-    for done, accuracy in zip(summary["rounds"], summary["accuracy"][1:], strict=True):
-        uploads = f"{len(done['finished'])} uploads" if done["finished"] else "nobody uploads"
-        cohort = ", ".join(done["selected"])
+def report(out: Path) -> None:
+    for line in (out / "rounds.jsonl").read_text().splitlines():
+        done = json.loads(line)
+        uploads = f"{len(done['finished'])} uploads" if done["finished"] else "no uploads"
+        cohort, accuracy = ", ".join(done["selected"]), done["accuracy"]
         print(f"round {done['round'] + 1}: {cohort}: {uploads}, accuracy {accuracy:.3f}")
-    print("bytes up:", summary["bytes"]["up"])
-    print("bytes down:", summary["bytes"]["down"])
+    print("bytes:", json.loads((out / "summary.json").read_text())["seeds"][0]["bytes_by_kind"])
+    print(f"fedcohort report {out} makes a page of it")
 
 
 if __name__ == "__main__":

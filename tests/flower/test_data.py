@@ -115,7 +115,7 @@ def test_a_pandas_frame():
 
 
 def test_a_hugging_face_data_set():
-    datasets = pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets", reason="not installed: pip install datasets")
     made = datasets.Dataset.from_dict({"img": X.tolist(), "label": Y.tolist()})
     same(made)
     same(made.with_format("torch"))

@@ -49,7 +49,8 @@ PARTS = [
     },
 ]
 LIMIT = 900  # seconds for what takes some twenty on a quiet machine
-pytestmark = pytest.mark.timeout(LIMIT + 300)
+ATTEMPTS = 3  # Ray gives up if it cannot start in 30 seconds, which a busy machine may need
+pytestmark = pytest.mark.timeout(2 * LIMIT)
 LIES = {"client-1": "nan", "client-3": "shape", "client-5": "huge", "client-6": "nan update"}
 
 
@@ -71,11 +72,20 @@ def results(tmp_path_factory):
         "RAY_USAGE_STATS_ENABLED": "0",
         "OMP_NUM_THREADS": "1",
     }
-    with open(folder / "log.txt", "w") as log:
-        command = [sys.executable, "-c", SCRIPT]
-        subprocess.run(
-            command, env=environment, stdout=log, stderr=log, timeout=LIMIT, check=False, cwd=folder
-        )
+    command = [sys.executable, "-c", SCRIPT]
+    for _ in range(ATTEMPTS):
+        with open(folder / "log.txt", "w") as log:
+            subprocess.run(
+                command,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                timeout=LIMIT,
+                check=False,
+                cwd=folder,
+            )
+        if "timed out during startup" not in (folder / "log.txt").read_text():
+            break
     if not (folder / "out.json").exists():
         pytest.fail((folder / "log.txt").read_text()[-5000:])
     found = json.loads((folder / "out.json").read_text())

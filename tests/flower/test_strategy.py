@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import socket
 import time
 
 import numpy as np
@@ -90,6 +91,19 @@ def test_a_late_profile_is_taken_under_the_first_model(digits):
     assert profiles[0].content["arrays"] == digits.arrays()
     assert digits.clients[-1] in strategy.history[2].finished
     assert strategy.session.ledger.total("down") == crossed(grid)[0]
+
+
+def test_nothing_but_flowers_grid_is_used(digits, monkeypatch):
+    """A deployment opens no port for fedcohort, and connects to nobody for it."""
+
+    def forbidden(*arguments):
+        raise AssertionError("a socket was used")
+
+    for name in ("bind", "listen", "connect"):
+        monkeypatch.setattr(socket.socket, name, forbidden)
+    strategy = cohort("race-softmax", cohort_size=3, gate=SketchToSkip(0.45, k=20))
+    strategy.start(digits.grid(), digits.arrays(), 2)
+    assert len(strategy.history) == 2
 
 
 def test_the_inner_strategy_says_how_many(digits):

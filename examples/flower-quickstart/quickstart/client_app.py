@@ -1,10 +1,10 @@
-"""The clients: an app with one line that is ours."""
+"""The clients: `attach` makes them answer, and trains for them."""
 
 from flwr.clientapp import ClientApp
 
 from fedcohort.flower import attach
 from fedcohort.simulate import LocalTraining
-from quickstart.task import build_model, load_my_partition
+from quickstart.task import build_model, load_my_data
 
 app = ClientApp()
-attach(app, data=load_my_partition, model=build_model, local=LocalTraining(epochs=2, lr=0.2))
+attach(app, data=load_my_data, model=build_model, local=LocalTraining(epochs=2, lr=0.2))

@@ -1,4 +1,4 @@
-"""The server: a strategy of Flower's, with cohorts that are ours."""
+"""The server: Flower's FedAvg, over cohorts that a k-DPP picks."""
 
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
@@ -20,6 +20,7 @@ def main(grid: Grid, context: Context) -> None:
         policy=KDPP(),
         gate=SketchToSkip(threshold=float(config["threshold"])),
         seed=int(config["seed"]),
+        out=str(config["out"]) or None,
     )
     strategy.start(
         grid,
@@ -27,8 +28,5 @@ def main(grid: Grid, context: Context) -> None:
         num_rounds=int(config["num-server-rounds"]),
         evaluate_fn=evaluate,
     )
-    for report in strategy.history:
-        skipped = "nobody uploads" if report.withheld else f"{len(report.finished)} upload"
-        print(f"round {report.round + 1}: {', '.join(report.selected)}: {skipped}")
     ledger = strategy.session.ledger
     print(f"{ledger.total('down')} bytes down, {ledger.total('up')} up: {ledger.by_kind('up')}")

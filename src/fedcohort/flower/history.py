@@ -213,8 +213,8 @@ class RunFolder:
             "seeds": [{"seed": session.seed, "bytes_by_kind": kinds}],
             "dropped_readings": [dict(session.signals.dropped)],
         }
-        self._write("summary.json", summary)
         checkpoint.save(self.path / "session", {"session": session.state_dict()})
+        self._write("summary.json", summary)  # last: whoever waits for it finds everything
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         write_atomically(self.path / name, json.dumps(content, indent=2).encode())
