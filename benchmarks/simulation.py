@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import numpy as np
 from provenance import write
@@ -29,13 +29,14 @@ HERE = Path(__file__).parent
 class Child:
     """An engine in a process of its own."""
 
-    def __init__(self, engine, workload, data, *, python, device="cpu", seeds=1, threads=2):
+    def __init__(self, engine, workload, data, *, python, device="cpu", seeds=1, threads=2,
+                 precision="float32"):  # fmt: skip
         env = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": self._path()}
         command = [python, str(HERE / "simulation_engines.py"), engine, workload, str(data)]
         start = time.perf_counter()
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read if the child fails)
         self.process = subprocess.Popen(
-            [*command, device, str(seeds)], env=env, text=True,
+            [*command, device, str(seeds), precision], env=env, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
         )  # fmt: skip
         self._answer()
@@ -140,10 +141,11 @@ def measure(name, engines, rounds, folder):
         except (RuntimeError, OSError) as error:
             absent[label] = str(error).strip().splitlines()[-1]
     rates = [sgemm_rate()]
-    for number in range(rounds + 2):  # the first two warm up
+    warm = max(2, work.evaluate_every)  # the first rounds and the first evaluation
+    for number in range(rounds + warm):
         for child in children.values():
             child.round()
-            if number < 2:
+            if number < warm:
                 child.seconds.clear()
     rates.append(sgemm_rate())
     result = {"data": source, "sgemm_gflops": max(rates), "absent": absent, "engines": {}}
@@ -160,6 +162,7 @@ def summary(child, seeds, work, rate):
     seconds = [s / seeds for s in child.seconds]
     return {
         "median_s": round(median(seconds), 6),
+        "mean_s": round(mean(seconds), 6),
         "min_s": round(min(seconds), 6),
         "rounds": len(seconds),
         "seeds": seeds,
@@ -176,20 +179,20 @@ def main():
     parser.add_argument("--workloads", help="comma-separated, by default all of the device's")
     parser.add_argument("--engines", default="fedcohort,loop,flower,pfl")
     parser.add_argument("--pfl-python", help="a Python with pfl 0.6 and the same torch")
-    parser.add_argument("--seeds", type=int, default=20, help="seeds trained together on a GPU")
+    parser.add_argument("--seeds", default="5,20", help="seeds trained together on a GPU")
     parser.add_argument("--quick", action="store_true", help="a tenth of the rounds")
     parser.add_argument("--out", help="result file")
     args = parser.parse_args()
     if args.device == "cuda":
-        names = (args.workloads or "W1,fedcor,pfl-cifar10,char-lstm").split(",")
+        names = (args.workloads or "W1,fedcor,pfl-cifar10,char-lstm,resnet18,vit-tiny").split(",")
         on_gpu = {"python": sys.executable, "device": "cuda"}
-        engines = {
-            "fedcohort": {"engine": "fedcohort", **on_gpu},
-            f"fedcohort, {args.seeds} seeds": {
-                "engine": "fedcohort", "seeds": args.seeds, **on_gpu
-            },
-            "loop": {"engine": "loop", **on_gpu},
-        }  # fmt: skip
+        ours = {"engine": "fedcohort", **on_gpu}
+        engines = {"fedcohort": ours}
+        for seeds in map(int, filter(None, args.seeds.split(","))):
+            engines[f"fedcohort, {seeds} seeds"] = {**ours, "seeds": seeds}
+        engines["fedcohort, tf32"] = {**ours, "precision": "tf32"}
+        engines["loop"] = {"engine": "loop", **on_gpu}
+        engines["loop, tf32"] = {"engine": "loop", "precision": "tf32", **on_gpu}
         if args.pfl_python:
             engines["pfl"] = {"engine": "pfl", **on_gpu, "python": args.pfl_python}
     else:
@@ -202,6 +205,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             count = max(3, rounds.get(name, 10) // (10 if args.quick else 1))
+            every = WORKLOADS[name].evaluate_every
+            count = -(-count // every) * every  # whole cycles, for the mean
             results[name] = measure(name, engines, count, Path(folder))
             print(name, json.dumps(results[name], indent=1), flush=True)
     out = args.out or HERE / "results" / f"simulation-{args.device}.json"

@@ -1,6 +1,6 @@
 """One engine on one workload, one round at a time: the children of simulation.py.
 
-python benchmarks/simulation_engines.py ENGINE WORKLOAD DATA.npz DEVICE SEEDS
+python benchmarks/simulation_engines.py ENGINE WORKLOAD DATA.npz DEVICE SEEDS PRECISION
 
 Reads a line from standard input for each round to run, and answers with a line of JSON.
 """
@@ -41,6 +41,9 @@ WORKLOADS = {
     "resnet18": Workload("resnet18", 100, 10, 1, 32, False, 0.0, (3, 32, 32)),
     "vit-tiny": Workload("vit-tiny", 100, 10, 1, 32, False, 0.0, (3, 32, 32)),
 }
+
+
+PRECISION = "float32"  # set when this file runs
 
 
 def say(**message) -> None:
@@ -126,6 +129,7 @@ def fedcohort(work: Workload, data, device: str, seeds: int) -> None:
         local=LocalTraining(epochs=work.epochs, batch_size=work.batch, lr=work.lr),
         device=device,
         seeds=range(seeds),
+        precision=PRECISION,
         evaluate_every=work.evaluate_every if work.evaluate else 0,
     )
     serve(lambda: simulation.step()[0].accuracy)
@@ -320,6 +324,10 @@ if __name__ == "__main__":
     import torch
 
     torch.set_num_threads(2)
-    engine, workload, path, device, seeds = sys.argv[1:]
+    engine, workload, path, device, seeds, precision = sys.argv[1:]
+    # The same rounding for all engines: by itself PyTorch rounds convolutions to TF32.
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     arrays = dict(np.load(path))
+    simulation_engines.PRECISION = precision
     simulation_engines.ENGINES[engine](WORKLOADS[workload], arrays, device, int(seeds))

@@ -51,10 +51,11 @@ class RoundRecord:
 
 @dataclass
 class History:
-    """All rounds of one seed."""
+    """All rounds of one seed; `precision` is how the products of the training were rounded."""
 
     seed: int
     rounds: list[RoundRecord] = field(default_factory=list)
+    precision: str = "float32"
 
     @property
     def accuracy(self) -> NDArray[np.float64]:

@@ -298,8 +298,9 @@ def simulate(
     **options
         ``local`` (LocalTraining), ``aggregation`` ("mean", "size-weighted", "fedavgm", "fedadam"
         or an object), ``availability``, ``dropout`` (probability that a selected client does not
-        finish), ``durations``, ``seeds``, ``device``, ``engine``, ``loss``, ``evaluate_every``,
-        ``insight``, ``embed``: see `Simulation`.
+        finish), ``durations``, ``seeds``, ``device``, ``engine``, ``precision`` (kept in the
+        history), ``max_memory``, ``loss``, ``evaluate_every``, ``insight``, ``embed``: see
+        `Simulation`.
 
     Examples
     --------
@@ -314,7 +315,8 @@ def simulate(
     if rounds < 1:
         raise ConfigError(f"simulate: rounds={rounds} must be at least 1")
     simulation = Simulation(data, model, policy, cohort_size=cohort_size, **options)
-    histories = [History(s.seed) for s in simulation.sessions]
+    precision = options.get("precision", "float32")
+    histories = [History(s.seed, precision=precision) for s in simulation.sessions]
     if checkpoint is not None and Path(checkpoint).exists():
         _restore(simulation, histories, checkpoints.load(checkpoint))
     left = rounds - simulation.round_number

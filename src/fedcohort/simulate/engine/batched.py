@@ -24,7 +24,7 @@ from fedcohort.simulate.engine.jobs import (
     sweep,
 )
 from fedcohort.simulate.engine.kernel import Kernel, SampleLoss
-from fedcohort.simulate.engine.switches import seeded
+from fedcohort.simulate.engine.switches import runs_triton, seeded
 from fedcohort.simulate.local import LocalTraining
 
 AHEAD = 16  # steps whose batches are drawn and sent together, while the GPU works on earlier ones
@@ -175,12 +175,19 @@ class GraphStepper:
         clock = tables.clock
         weight = tables.weight[:, :clients].flatten(1)
         rate = tables.rate[:, :clients]
+        fetch: Callable[..., None] | None = None
+        if runs_triton(x.device) and y.dim() == 1:
+            from fedcohort.simulate.engine._triton_dense import fetch  # one kernel in place of four
 
         def run() -> None:
-            at = tables.index.index_select(0, clock)[0, :clients].flatten()
-            torch.index_select(x, 0, at, out=step.x.flatten(0, 1))
-            torch.index_select(y, 0, at, out=step.y.flatten(0, 1))
-            torch.index_select(weight, 0, clock, out=step.weight.view(1, -1))
+            if fetch is not None:
+                batch = (step.x, step.y, step.weight)
+                fetch(clock, tables.index, x, y, tables.weight, *batch)
+            else:
+                at = tables.index.index_select(0, clock)[0, :clients].flatten()
+                torch.index_select(x, 0, at, out=step.x.flatten(0, 1))
+                torch.index_select(y, 0, at, out=step.y.flatten(0, 1))
+                torch.index_select(weight, 0, clock, out=step.weight.view(1, -1))
             if not kernel.sink.direct:
                 torch.index_select(rate, 0, clock, out=step.rate.view(1, -1))
                 torch.index_select(tables.eps, 0, clock, out=step.eps.view(1))

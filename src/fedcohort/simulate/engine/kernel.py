@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.simulate.engine.layers import Arena, Tape
+from fedcohort.simulate.engine.switches import runs_triton
 from fedcohort.simulate.local import LocalTraining, Optimizer
 
 SampleLoss = Callable[[Tensor, Tensor], Tensor]
@@ -59,6 +60,11 @@ def record_gradient(
     """
     if loss is not cross_entropy:
         tape.append(partial(_by_autograd, loss, outputs, y, weight))
+        return outputs
+    if runs_triton(outputs.device) and outputs.is_contiguous() and outputs.shape[-1] <= 1024:
+        from fedcohort.simulate.engine import _triton_dense
+
+        tape.append(partial(_triton_dense.loss_gradient, outputs, y, weight))
         return outputs
     each = weight.unsqueeze(-1)
     if outputs.is_cuda:  # fewer kernels

@@ -39,6 +39,7 @@ class Arena:
 
     def __init__(self, device: torch.device, bf16: bool = False) -> None:
         self.device, self.bf16 = device, bf16
+        self.peaks = 1  # the number of `convolution.FusedConv` layers
         self.blocks: dict[object, Tensor] = {}
 
     def take(
@@ -167,6 +168,43 @@ class Dense(Weighted):
         elif self.has_bias:
             self.gather_sum(tape, self.at[1], grad, 1)
         return below
+
+
+class FusedDense(Weighted):
+    """`nn.Linear`, with the ReLU after it, in one Triton kernel for each pass."""
+
+    MOST_SAMPLES = 128
+
+    def __init__(
+        self, place: int, arena: Arena, sink: Sink, at: list[int], relu: bool, rounding: str
+    ) -> None:
+        super().__init__(place, arena, sink, at)
+        self.relu, self.rounding = relu, rounding
+
+    def forward(self, tape: Tape, x: Tensor) -> Tensor:
+        from fedcohort.simulate.engine import _triton_dense
+
+        self.kernels: Any = _triton_dense
+        if not x.is_contiguous():  # the last step of an LSTM
+            view, x = x, self.memory("in", x.shape)
+            tape.append(partial(x.copy_, view))
+        self.x, clients = x, len(x)
+        weight = self.weight(clients)
+        bias = self.sink.params[self.at[1]][:clients] if len(self.at) > 1 else None
+        self.y = self.memory("out", (*x.shape[:2], weight.shape[1]))
+        given = (self.x, weight, bias, self.y, self.relu, self.rounding)
+        tape.append(partial(self.kernels.dense, *given))
+        return self.y
+
+    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
+        clients = len(grad)
+        below = self.memory("below", self.x.shape) if wanted else None
+        targets = [self.sink.targets[at][:clients] for at in self.at]
+        target, bias = targets if len(targets) > 1 else (targets[0], None)
+        given = (self.x, self.y, grad, self.weight(clients), target, bias, below)
+        options = (self.sink.alpha, self.sink.beta, self.relu, self.rounding)
+        tape.append(partial(self.kernels.dense_backward, *given, *options))
+        return grad if below is None else below
 
 
 class Activation(Layer):

@@ -271,9 +271,16 @@ class Stacked(Kernel):
             flat = [module for module in flat if not isinstance(module, nn.Dropout)]
         self.random = any(isinstance(module, nn.Dropout) for module in flat)
         place_of = {id(p): i for i, p in enumerate(model.parameters())}
-        self.layers = _pool_first(list(self._build(flat, place_of)))
+        parts = convolution.fused(flat, device)
+        self.fused = parts is not None
+        if parts is None:
+            self.layers = _pool_first(list(self._build(flat, place_of)))
+        else:
+            small = local is not None and local.batch_size <= layers.FusedDense.MOST_SAMPLES
+            self.dense_too = small and precision != "bf16"
+            self.layers = list(self._build_fused(parts, place_of))
         self.first = [isinstance(layer, layers.Weighted) for layer in self.layers].index(True)
-        self.parts = PARTS.get(device.type, 1) if precision == "float32" else 1
+        self.parts = 1 if self.fused else PARTS.get(device.type, 1)
 
     def _split(self, clients: int, samples: int) -> int:
         """Return the number of parts that a convolution cuts each client's batch into.
@@ -290,36 +297,93 @@ class Stacked(Kernel):
         image = False
         for place, module in enumerate(flat):
             here = (3 * place, self.arena)
-            at = [place_of[id(p)] for p in module.parameters()]
-            after = flat[place - 1] if place else None
             if isinstance(module, (nn.Conv2d, nn.MaxPool2d)) and not image:
                 pooled = isinstance(module, nn.MaxPool2d)
                 yield layers.ChannelsFirst(3 * place + 1, self.arena, pooled)
                 image = True
             if isinstance(module, nn.Conv2d):
-                yield convolution.Conv(*here, self.sink, at, module, self.precision)
+                at = [place_of[id(p)] for p in module.parameters()]
+                yield convolution.Conv(*here, self.sink, at, module)
                 if module.bias is not None:
                     yield convolution.Bias(3 * place + 2, self.arena, self.sink, at[1:])
-            elif isinstance(module, nn.Linear):
-                yield layers.Dense(*here, self.sink, at, module.bias is not None)
-            elif isinstance(module, nn.Embedding):
-                yield recurrent.Embedding(*here, self.sink, at)
-            elif isinstance(module, LastOutput):
-                yield recurrent.LSTM(*here, self.sink, at, module.lstm)
             elif isinstance(module, nn.MaxPool2d):
                 yield convolution.MaxPool(*here, module)
             elif isinstance(module, nn.Flatten):
                 yield layers.Flatten(*here, image)
                 image = False
-            elif isinstance(module, nn.Unflatten):
-                yield layers.Unflatten(*here, module.unflattened_size)
             elif isinstance(module, nn.LocalResponseNorm):
                 yield layers.ResponseNorm(*here, module)
-            elif isinstance(module, nn.Dropout):
-                yield layers.Dropout(*here, module.p)
-            elif not isinstance(module, nn.Identity):
-                inplace = isinstance(after, (nn.Linear, nn.Conv2d, nn.MaxPool2d))
-                yield layers.Activation(*here, type(module).__name__, inplace)
+            else:
+                yield from self._build_plain(3 * place, module, flat[:place], place_of)
+
+    def _build_fused(
+        self, parts: list[convolution.Part], place_of: dict[int, int]
+    ) -> Iterator[layers.Layer]:
+        """Do the same with layers that are fused on a GPU."""
+        below: convolution.FusedConv | None = None
+        number, image = 0, False
+        self.arena.peaks = sum(isinstance(part, convolution.Block) for part in parts)
+        for place, part in enumerate(parts):
+            here = (3 * place, self.arena)
+            if isinstance(part, convolution.Block):
+                if not number:
+                    yield convolution.ChannelsLast(3 * place + 1, self.arena)
+                at = [place_of[id(p)] for p in part.conv.parameters()]
+                rounding = convolution.ROUNDING[self.precision]
+                below = convolution.FusedConv(*here, self.sink, at, part, rounding, number, below)
+                number, image = number + 1, True
+                yield below
+                if part.pool is not None:
+                    flat = isinstance(parts[place + 1], nn.Flatten)
+                    yield convolution.FusedPool(3 * place + 2, self.arena, part.pool, below, flat)
+                continue
+            below = None
+            if isinstance(part, nn.Flatten) and image:
+                yield convolution.FusedFlatten(*here)
+                image = False
+            elif isinstance(part, convolution.DenseBlock):
+                yield from self._build_dense(3 * place, part, place_of)
+            else:
+                yield from self._build_plain(3 * place, part, [], place_of)
+
+    def _build_dense(
+        self, place: int, part: convolution.DenseBlock, place_of: dict[int, int]
+    ) -> Iterator[layers.Layer]:
+        at = [place_of[id(p)] for p in part.linear.parameters()]
+        if self.dense_too:
+            rounding = recurrent.ROUNDING[self.precision]
+            yield layers.FusedDense(place, self.arena, self.sink, at, part.relu, rounding)
+            return
+        yield layers.Dense(place, self.arena, self.sink, at, part.linear.bias is not None)
+        if part.relu:
+            yield layers.Activation(place + 1, self.arena, "ReLU", inplace=True)
+
+    def _build_plain(
+        self,
+        place: int,
+        module: nn.Module,
+        before: list[nn.Module],
+        place_of: dict[int, int],
+    ) -> Iterator[layers.Layer]:
+        """Return the layer of a module that does not depend on how images lie in memory."""
+        here = (place, self.arena)
+        at = [place_of[id(p)] for p in module.parameters()]
+        if isinstance(module, nn.Linear):
+            yield layers.Dense(*here, self.sink, at, module.bias is not None)
+        elif isinstance(module, nn.Embedding):
+            yield recurrent.Embedding(*here, self.sink, at)
+        elif isinstance(module, LastOutput):
+            yield recurrent.LSTM(*here, self.sink, at, module.lstm, self.precision)
+        elif isinstance(module, nn.Flatten):
+            yield layers.Flatten(*here, image=False)
+        elif isinstance(module, nn.Unflatten):
+            yield layers.Unflatten(*here, module.unflattened_size)
+        elif isinstance(module, nn.Dropout):
+            yield layers.Dropout(*here, module.p)
+        elif not isinstance(module, nn.Identity):
+            after = before[-1] if before else None
+            inplace = isinstance(after, (nn.Linear, nn.Conv2d, nn.MaxPool2d))
+            yield layers.Activation(*here, type(module).__name__, inplace)
 
     def prepare(
         self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor, eps: Tensor
@@ -335,7 +399,7 @@ class Stacked(Kernel):
 
     def record_forward(self, tape: layers.Tape, x: Tensor) -> Tensor:
         """Append the forward pass and return where the outputs will be."""
-        if x.dim() != 3 and isinstance(self.layers[0], layers.Dense):
+        if x.dim() != 3 and isinstance(self.layers[0], (layers.Dense, layers.FusedDense)):
             raise ConfigError(
                 f"samples of shape {tuple(x.shape[2:])} meet nn.Linear: put nn.Flatten() before "
                 "it, or choose engine='loop'"
@@ -345,6 +409,13 @@ class Stacked(Kernel):
             layer.split = split
             x = layer.forward(tape, x)
         return x
+
+
+def evaluates(model: nn.Module, device: torch.device) -> bool:
+    """Whether `Forward` is fast and frugal: `convolution.Conv` would copy patches of a test set."""
+    flat = modules(model) or []
+    images = any(isinstance(module, nn.Conv2d) for module in flat)
+    return not images or convolution.fused(flat, device) is not None
 
 
 class Forward:
@@ -362,9 +433,6 @@ class Forward:
         self.kernel = Stacked(model, None, cross_entropy, len(params), params.device, precision)
         self.kernel.load(params, torch.arange(len(params), device=params.device))
         self.kernel.parts = 1
-        for layer in self.kernel.layers:
-            if isinstance(layer, convolution.Conv):
-                layer.stored = False  # patches of a whole test set would take much memory
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return (models, samples, outputs); the next call overwrites it."""

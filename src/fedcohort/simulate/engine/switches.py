@@ -10,6 +10,8 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,8 +19,20 @@ from torch import nn
 
 from fedcohort.exceptions import ConfigError
 
+FUSED = {"cuda"}  # devices that use the fused Triton layers; remove one to use PyTorch's kernels
 PRECISIONS = ("float32", "tf32", "bf16")
 _LOCKS: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)  # one per generator
+
+
+@cache
+def triton_is_here() -> bool:
+    """Whether Triton is installed."""
+    return find_spec("triton") is not None
+
+
+def runs_triton(device: torch.device) -> bool:
+    """Whether a device uses the fused Triton layers."""
+    return device.type in FUSED and triton_is_here()
 
 
 def check_precision(mode: str, device: torch.device) -> str:

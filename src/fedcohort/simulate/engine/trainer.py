@@ -22,7 +22,6 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import ClientId
 from fedcohort.simulate.engine import stacked
 from fedcohort.simulate.engine.batched import Batched
-from fedcohort.simulate.engine.convolution import gpu_kernels
 from fedcohort.simulate.engine.jobs import Data, Job
 from fedcohort.simulate.engine.kernel import SampleLoss, sample_loss
 from fedcohort.simulate.engine.switches import check_precision, precision
@@ -354,9 +353,9 @@ class Trainer:
 
     def _together(self, rows: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return how all rows are evaluated at once, None if one by one is better."""
-        if self.device.type != "cuda" or (len(rows) == 1 and self.precision == "float32"):
-            return None  # cuDNN is faster for one model
-        if self.engine == "stacked" and gpu_kernels(rows):
+        if self.device.type != "cuda":
+            return None
+        if self.engine == "stacked" and stacked.evaluates(self.worker.model, self.device):
             return stacked.Forward(self.worker.model, rows, self.precision)
         if len(rows) == 1:
             return None

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedcohort.simulate.engine.batchable import batchable
 from fedcohort.simulate.engine.kernel import Kernel, SampleLoss
-from fedcohort.simulate.engine.switches import seeded
+from fedcohort.simulate.engine.switches import runs_triton, seeded
 from fedcohort.simulate.local import LocalTraining
 
 
@@ -32,6 +35,8 @@ class Vmapped(Kernel):
     ) -> None:
         super().__init__(model, local, loss, clients, device, precision)
         self.model = unrolled(copy.deepcopy(model)).to(device).train(local is not None)
+        if runs_triton(device):
+            use_batchable(self.model, precision)
         names = [name for name, _ in model.named_parameters()]
 
         def total(
@@ -64,7 +69,10 @@ class Vmapped(Kernel):
         frozen = [p for p, on in zip(heads, self.trained, strict=True) if not on]
 
         def run() -> None:
-            with torch.no_grad():
+            with torch.no_grad(), warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+                # `adaptive_avg_pool2d` of images with channels last; it costs nothing in a graph.
+                # Other kernels for attention would run the clients' backward passes one by one.
+                warnings.filterwarnings("ignore", "There is a performance drop")
                 self.sink.add(self.gradient(trained, frozen, x, y, weight), active=clients)
                 self.sink.update(rate, eps, clients)
 
@@ -131,6 +139,17 @@ def unrolled(model: nn.Module) -> nn.Module:
             setattr(model, name, UnrolledLSTM(child))
         else:
             unrolled(child)
+    return model
+
+
+def use_batchable(model: nn.Module, precision: str) -> nn.Module:
+    """Replace layers inside a model (in place) by those of `batchable`."""
+    for name, child in model.named_children():
+        other = batchable(child, precision)
+        if other is None:
+            use_batchable(child, precision)
+        else:
+            setattr(model, name, other)
     return model
 
 

@@ -1,0 +1,264 @@
+"""Convolutions and group norms that `torch.func.vmap` runs as one kernel for all clients.
+
+`torch.func` would turn the convolutions of many models into a grouped convolution, which cuDNN runs
+several times slower than one model's. These layers hold images with channels last and use the
+Triton kernels of `convolution.FusedConv`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedcohort.simulate.engine.convolution import ROUNDING, geometry_of, largest
+
+LINEAR = True  # whether dense layers use the kernels too
+
+
+def _kernels() -> Any:
+    from fedcohort.simulate.engine import _triton_convolution
+
+    return _triton_convolution
+
+
+def _stack(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> Any:
+    """Bring the clients of each tensor to the front; a tensor without them is repeated."""
+    dims = zip(tensors, in_dims, strict=False)
+    return [
+        t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in dims
+    ]
+
+
+def _apply(function: Any, *given: Any) -> Any:
+    return function.apply(*given)
+
+
+def _last(images: Tensor) -> Tensor:
+    """View (clients, samples, channels, ...) with channels last, which few channels need not be."""
+    view = images.permute(0, 1, 3, 4, 2)
+    return view if view.shape[4] < 16 else view.contiguous()
+
+
+def _first(images: Tensor) -> Tensor:
+    return images.permute(0, 1, 4, 2, 3)
+
+
+class _Convolution(torch.autograd.Function):
+    """(x, weight) -> outputs and the largest number of x, which the backward pass needs."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        out, peak = _convolve(x[None], weight[None], options=options)
+        return out[0], peak[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, weight, ctx.options = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x, weight, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
+        below, on_weight = _apply(_ConvolutionGradient, *ctx.saved_tensors, grad, ctx.options)
+        return below, on_weight, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, weight: Tensor, options: Any) -> Any:
+        return _convolve(*_stack(info, in_dims[:2], x, weight), options=options), (0, 0)
+
+
+class _ConvolutionGradient(torch.autograd.Function):
+    """(x, weight, largest of x, gradient) -> gradients of x and weight."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, peak: Tensor, grad: Tensor, options: Any) -> Any:
+        one: Any = (t[None] for t in (x, weight, peak, grad))
+        below, on_weight = _convolve_backward(*one, options=options)
+        return below[0], on_weight[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Save nothing: there are no second derivatives."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *given: Any) -> Any:
+        return _convolve_backward(*_stack(info, in_dims[:4], *given[:4]), options=given[4]), (0, 0)
+
+
+def _convolve(x: Tensor, weight: Tensor, *, options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    """Convolve stacked images (clients, samples, channels, ...) with stacked weights."""
+    kernel, stride, pad, rounding = options
+    kernels, x = _kernels(), _last(x)
+    clients, samples, high, wide, channels = x.shape
+    outputs, taps = weight.shape[1], kernel[0] * kernel[1]
+    size, corner = geometry_of((high, wide), kernel, stride, pad)
+    peaks = x.new_zeros(2, clients)
+    largest(x, peaks[0])
+    packed = x.new_empty(clients, taps * channels, outputs)
+    kernels.pack(weight.contiguous(), packed, None, peaks[1], taps)
+    out = x.new_empty(clients, samples, *size, outputs)
+    shapes = (kernel, stride, (1, 1), corner, rounding)
+    kernels.convolve(x, packed, out, (peaks[0], peaks[1], None), *shapes)
+    return _first(out), peaks[0]
+
+
+def _convolve_backward(
+    x: Tensor, weight: Tensor, x_peak: Tensor, grad: Tensor, *, options: tuple[Any, ...]
+) -> tuple[Tensor, Tensor]:
+    kernel, stride, pad, rounding = options
+    kernels, x = _kernels(), _last(x)
+    grad = grad.permute(0, 1, 3, 4, 2).contiguous()
+    clients, channels = len(x), x.shape[4]
+    outputs, taps = weight.shape[1], kernel[0] * kernel[1]
+    _, corner = geometry_of(x.shape[2:4], kernel, stride, pad)
+    peaks = x.new_zeros(2, clients)
+    largest(grad, peaks[0])
+    packed = x.new_empty(clients, taps * channels, outputs)
+    flipped = x.new_empty(clients, taps * outputs, channels)
+    kernels.pack(weight.contiguous(), packed, flipped, peaks[1], taps)
+    below = torch.empty(x.shape, device=x.device)
+    around = (kernel[0] - 1 - corner[0], kernel[1] - 1 - corner[1])
+    shapes = (kernel, (1, 1), stride, around, rounding)
+    kernels.convolve(grad, flipped, below, (peaks[0], peaks[1], None), *shapes)
+    parts = kernels.weight_parts(clients, outputs, taps * channels, grad[0, ..., 0].numel())
+    each = x.new_empty(clients, parts, taps * channels + 1, outputs)
+    both = (x_peak.contiguous(), peaks[0])
+    kernels.convolve_weight(x, grad, each, both, kernel, stride, corner, rounding)
+    on_weight = x.new_zeros(weight.shape)
+    kernels.gather(each, on_weight, None, 1.0, 0.0, taps)
+    return _first(below), on_weight
+
+
+class BatchableConv2d(nn.Module):
+    """`nn.Conv2d` with the same parameters and names."""
+
+    def __init__(self, conv: nn.Conv2d, precision: str) -> None:
+        super().__init__()
+        self.weight, self.bias = conv.weight, conv.bias
+        pad = tuple(conv._reversed_padding_repeated_twice)
+        self.options = (conv.kernel_size, conv.stride, pad, ROUNDING[precision])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (samples, outputs, height, width)."""
+        out: Tensor = _apply(_Convolution, x, self.weight, self.options)[0]
+        return out if self.bias is None else out + self.bias[:, None, None]
+
+
+class BatchableLinear(nn.Module):
+    """`nn.Linear` as a convolution with a kernel of one pixel, with the same names."""
+
+    def __init__(self, linear: nn.Linear, precision: str) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.options = ((1, 1), (1, 1), (0, 0, 0, 0), ROUNDING[precision])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., outputs)."""
+        pixels = x.reshape(1, -1, 1, x.shape[-1]).permute(0, 3, 1, 2)
+        kernel = self.weight[:, :, None, None]
+        out: Tensor = _apply(_Convolution, pixels, kernel, self.options)[0]
+        out = out.permute(0, 2, 3, 1).reshape(*x.shape[:-1], -1)
+        return out if self.bias is None else out + self.bias
+
+
+class _Norm(torch.autograd.Function):
+    """(x, weight, bias) -> outputs, and the means and scales that the backward pass needs."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Any:
+        return tuple(t[0] for t in _normalize(x[None], weight[None], bias[None], groups, eps))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, weight, _, ctx.groups, _ = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(x, weight, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Any:
+        found = _apply(_NormGradient, *ctx.saved_tensors, grad, ctx.groups)
+        return *found, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *given: Any) -> Any:
+        return _normalize(*_stack(info, in_dims[:3], *given[:3]), *given[3:]), (0, 0, 0)
+
+
+class _NormGradient(torch.autograd.Function):
+    """(x, weight, means, scales, gradient) -> gradients of x, weight and bias."""
+
+    @staticmethod
+    def forward(*given: Any) -> Any:
+        one: Any = (t[None] for t in given[:5])
+        found = _normalize_backward(*one, groups=given[5])
+        return tuple(t[0] for t in found)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Save nothing: there are no second derivatives."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *given: Any) -> Any:
+        return _normalize_backward(*_stack(info, in_dims[:5], *given[:5]), groups=given[5]), (
+            0,
+            0,
+            0,
+        )
+
+
+def _normalize(
+    x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    x = x.permute(0, 1, 3, 4, 2).contiguous()
+    out = torch.empty_like(x)
+    mean, scale = (x.new_empty(*x.shape[:2], x.shape[4]) for _ in range(2))
+    _kernels().norm(x, weight.contiguous(), bias.contiguous(), out, mean, scale, groups, eps)
+    return _first(out), mean, scale
+
+
+def _normalize_backward(
+    x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, grad: Tensor, *, groups: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    x, grad = (t.permute(0, 1, 3, 4, 2).contiguous() for t in (x, grad))
+    below = torch.empty_like(x)
+    on_weight, on_bias = torch.empty_like(mean), torch.empty_like(mean)
+    given = (x, grad, weight.contiguous(), mean.contiguous(), scale.contiguous())
+    _kernels().norm_backward(*given, below, on_weight, on_bias, groups)
+    return _first(below), on_weight.sum(1), on_bias.sum(1)
+
+
+class BatchableGroupNorm(nn.Module):
+    """`nn.GroupNorm` of images with the same parameters and names."""
+
+    def __init__(self, norm: nn.GroupNorm) -> None:
+        super().__init__()
+        self.weight, self.bias = norm.weight, norm.bias
+        self.groups, self.eps = norm.num_groups, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return normalized images; anything else goes to PyTorch."""
+        if x.dim() != 4:
+            return nn.functional.group_norm(x, self.groups, self.weight, self.bias, self.eps)
+        out: Tensor = _apply(_Norm, x, self.weight, self.bias, self.groups, self.eps)[0]
+        return out
+
+
+def batchable(module: nn.Module, precision: str) -> nn.Module | None:
+    """Return a layer that does the same for many clients at once, None if there is none."""
+    if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "parametrizations"):
+        return None
+    if type(module) is nn.Conv2d:
+        plain = module.groups == 1 and set(module.dilation) == {1}
+        return (
+            BatchableConv2d(module, precision) if plain and module.padding_mode == "zeros" else None
+        )
+    if type(module) is nn.Linear and LINEAR:
+        wide = module.in_features % 16 == 0 and module.out_features % 16 == 0
+        return BatchableLinear(module, precision) if wide else None
+    if type(module) is nn.GroupNorm and module.affine:
+        channels, each = module.num_channels, module.num_channels // module.num_groups
+        powers = channels & (channels - 1) == 0 and each & (each - 1) == 0
+        return BatchableGroupNorm(module) if powers and channels >= 16 and each <= 64 else None
+    return None

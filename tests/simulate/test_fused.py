@@ -1,0 +1,250 @@
+"""The fused Triton layers: which models get them, and that they compute what PyTorch computes.
+
+The kernels need a GPU. A GPU's results are compared with float64 on a CPU: the error may be at most
+three times that of PyTorch's own float32 kernels on the same GPU.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedcohort.datasets import federate, load
+from fedcohort.simulate import build, simulate
+from fedcohort.simulate.engine import switches
+from fedcohort.simulate.engine.convolution import Block, DenseBlock, fused_blocks
+from fedcohort.simulate.engine.trainer import Trainer
+from fedcohort.simulate.local import LocalTraining
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+CLASSES = 4
+
+
+class Residual(nn.Module):
+    """Group norm, a shortcut with a stride, a mean over pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.norm1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.GroupNorm(4, 16)
+        self.two, self.norm2 = nn.Conv2d(16, 32, 3, 2, 1), nn.GroupNorm(32, 32)
+        self.short, self.head = nn.Conv2d(16, 32, 1, 2, bias=False), nn.Linear(32, CLASSES)
+
+    def forward(self, x):
+        x = F.relu(self.norm1(self.one(x)))
+        x = F.relu(self.norm2(self.two(x)) + self.short(x))
+        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+class Recurrent(nn.Module):
+    """A hidden size that is not a multiple of any tile."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.lstm = nn.Embedding(9, 5), nn.LSTM(5, 20, batch_first=True)
+        self.head = nn.Linear(20, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.lstm(self.embedding(x))[0][:, -1])
+
+
+def pooled():
+    """Odd images, so that the pooling leaves a row and a column out."""
+    images = (nn.Conv2d(3, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 2, padding=1))
+    return nn.Sequential(*images, nn.ReLU(), nn.Flatten(), nn.Linear(16 * 16, CLASSES))
+
+
+def deep():
+    images = (nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.MaxPool2d(2), nn.ReLU())
+    dense = (nn.Flatten(), nn.Linear(64 * 4, 24), nn.ReLU(), nn.Linear(24, CLASSES))
+    return nn.Sequential(*images, nn.Dropout(0.0), *dense)
+
+
+def strided():
+    images = (
+        nn.Conv2d(3, 6, 3, 2, 1, bias=False),
+        nn.Conv2d(6, 4, 3, (2, 1)),
+        nn.MaxPool2d((1, 2)),
+    )
+    return nn.Sequential(*images, nn.Flatten(), nn.Linear(4, CLASSES))
+
+
+def dropped():
+    images = (nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Dropout(0.0), nn.Conv2d(4, 4, 2))
+    return nn.Sequential(*images, nn.Flatten(), nn.Linear(100, CLASSES))
+
+
+def dense():
+    hidden = (nn.Linear(192, 40), nn.ReLU(), nn.Linear(40, 8, bias=False), nn.Tanh())
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(8, CLASSES))
+
+
+MODELS = {
+    "pooled": pooled, "deep": deep, "strided": strided, "dropped": dropped, "dense": dense,
+    "residual": Residual, "recurrent": Recurrent,
+}  # fmt: skip
+
+
+def test_layers_are_joined_with_what_follows_them():
+    parts = fused_blocks(list(deep()))
+    assert [type(part) for part in parts] == [
+        Block, Block, nn.Flatten, nn.Dropout, DenseBlock, DenseBlock
+    ]  # fmt: skip
+    first, second = parts[:2]
+    assert (first.relu, first.pool, second.relu, second.pool.kernel_size) == (True, None, True, 2)
+    assert [part.relu for part in parts[4:]] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Tanh(),
+        nn.LocalResponseNorm(2),
+        nn.MaxPool2d(3, 2),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.MaxPool2d(2, padding=1),
+        nn.Sequential(nn.MaxPool2d(2), nn.MaxPool2d(2)),
+    ],
+)
+def test_other_layers_of_images_are_not_fused(layer):
+    layers = list(layer) if isinstance(layer, nn.Sequential) else [layer]
+    assert fused_blocks([nn.Conv2d(3, 4, 3), *layers, nn.Flatten(), nn.Linear(4, 2)]) is None
+
+
+def trained(name, device, options, precision="float32", double=False):
+    """Return the changes and gradients of three clients of unequal sizes under two models."""
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    local = LocalTraining(epochs=2, batch_size=4, lr=0.1, **options)
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 9, (17, 7)) if name == "recurrent" else rng.normal(size=(17, 3, 8, 8))
+    y = rng.integers(0, CLASSES, 17)
+    if double:
+        return by_hand(model.double(), x, y, local)
+    trainer = Trainer(model, local, device=device, precision=precision)
+    held = trainer.data(x, y)
+    start = torch.stack([trainer.flat(), 0.9 * trainer.flat()])
+    parts = [np.arange(5), np.arange(5, 8), np.arange(8, 17)]
+    jobs = [trainer.job(0, 0, str(i), part, i % 2) for i, part in enumerate(parts)]
+    rows = torch.tensor([job.row for job in jobs], device=held.x.device)
+    moved = trainer.train(start, jobs, held) - start[rows]
+    return torch.cat([moved, trainer.gradients(start, jobs, held)]).cpu().double()
+
+
+def by_hand(model, x, y, local):
+    """Do the same in float64, by autograd."""
+    from fedcohort.simulate.local import batch_plan
+
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    first = torch.cat([p.detach().flatten() for p in model.parameters()])
+    moved, slopes = [], []
+    for i, part in enumerate((np.arange(5), np.arange(5, 8), np.arange(8, 17))):
+        start = first * (1, 0.9)[i % 2]
+        nn.utils.vector_to_parameters(start, model.parameters())
+        loss = F.cross_entropy(model(x[part]), y[part])
+        slopes.append(flat_gradient(loss, model))
+        speed = torch.zeros_like(start)
+        now = start.clone()
+        for batch in batch_plan(0, 0, str(i), len(part), local).batches():
+            nn.utils.vector_to_parameters(now, model.parameters())
+            at = part[batch]
+            slope = flat_gradient(F.cross_entropy(model(x[at]), y[at]), model)
+            speed = local.momentum * speed + slope
+            now = now - local.lr * speed
+        moved.append(now - start)
+    return torch.stack(moved + slopes).detach()
+
+
+def flat_gradient(loss, model):
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_reference_agrees_with_the_plain_loop(name):
+    """Otherwise the comparison on a GPU would prove nothing."""
+    expected = trained(name, "cpu", {"momentum": 0.9}, double=True)
+    found = trained(name, "cpu", {"momentum": 0.9})
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+@gpu
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}], ids=["sgd", "momentum"])
+@pytest.mark.parametrize("name", MODELS)
+def test_fused_layers_are_as_exact_as_float32_on_a_gpu(name, options, monkeypatch):
+    expected = trained(name, "cuda", options, double=True)
+    fused = trained(name, "cuda", options)
+    rough = trained(name, "cuda", options, "tf32")
+    monkeypatch.setattr(switches, "FUSED", set())
+    plain = trained(name, "cuda", options)
+    error, usual, larger = (
+        float((found - expected).norm() / expected.norm()) for found in (fused, plain, rough)
+    )
+    assert error < max(3 * usual, 2e-6)
+    assert larger < 2e-2
+    assert torch.isfinite(fused).all()
+
+
+@gpu
+def test_huge_and_tiny_numbers_keep_their_digits_on_a_gpu():
+    """16-bit numbers end at 65,504; each client's factors are scaled by their largest."""
+    torch.manual_seed(0)
+    model = pooled()
+    found = {}
+    for scale in (1.0, 2.0**20, 2.0**-20):  # powers of two: every product is only shifted
+        trainer = Trainer(model, LocalTraining(), device="cuda")
+        held = trainer.data(
+            scale * torch.randn(8, 3, 8, 8, generator=torch.manual_seed(1)), [0] * 8
+        )
+        params = trainer.flat()
+        params[3 * 6 * 9 : 3 * 6 * 9 + 6] = 0  # without the bias, outputs scale with the images
+        start = params.clone()
+        start[: 3 * 6 * 9] /= scale
+        job = trainer.job(0, 0, "a", np.arange(8))
+        found[scale] = trainer.gradients(start, [job], held)[0, 3 * 6 * 9 + 6 :].cpu()
+    for scale in (2.0**20, 2.0**-20):
+        torch.testing.assert_close(found[scale], found[1.0], rtol=1e-4, atol=1e-7)
+
+
+def small_cnn(seed):
+    torch.manual_seed(seed)
+    images = (nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    return nn.Sequential(*images, nn.Linear(144, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+@gpu
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_reduced_precision_stays_within_the_spread_of_seeds_on_a_gpu(precision):
+    """The means of five seeds differ by less than the seeds themselves do."""
+    clients = federate(load("digits"), "shards", clients=20, seed=0)
+    local = LocalTraining(epochs=3, batch_size=10, lr=0.1)
+
+    def accuracies(mode):
+        histories = simulate(
+            clients,
+            small_cnn,
+            "uniform",
+            cohort_size=5,
+            rounds=15,
+            local=local,
+            seeds=range(5),
+            device="cuda",
+            precision=mode,
+            evaluate_every=15,
+        )
+        assert {history.precision for history in histories} == {mode}
+        return np.array([history.accuracy[-1] for history in histories])
+
+    exact, rough = accuracies("float32"), accuracies(precision)
+    assert abs(rough.mean() - exact.mean()) <= max(exact.std(ddof=1), 0.01)
+
+
+def test_a_history_states_its_precision():
+    clients = federate(load("digits"), "shards", clients=20, seed=0)
+    model = build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
+    for mode in ("float32", "bf16"):
+        (history,) = simulate(
+            clients, model, "uniform", cohort_size=2, rounds=1, device="cpu", precision=mode
+        )
+        assert history.precision == mode
