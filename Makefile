@@ -51,7 +51,7 @@ docs-numbers: $(READY)  # tables of README and docs from benchmarks/results
 	$(BIN)/python benchmarks/docs_numbers.py
 
 docs: $(READY)
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 $(READY): requirements.lock pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)

@@ -150,6 +150,28 @@ def test_a_phone_needs_no_sideways_scrolling(opened):
     assert max(widths) <= 360
 
 
+def test_labels_at_lines_are_whole_and_apart_on_a_phone(opened):
+    """In every figure with lines, the names at them are inside the picture and do not overlap."""
+    tab = opened(viewport={"width": 375, "height": 800})
+    script = """figure => {
+      const edge = figure.querySelector("svg").getBoundingClientRect();
+      const names = [...figure.querySelectorAll("g.mark-text text")].filter(t =>
+        t.getAttribute("font-weight") === "600");
+      return {edge: edge.right, boxes: names.map(t => {
+        const b = t.getBoundingClientRect();
+        return [b.left, b.top, b.right, b.bottom];
+      })};
+    }"""
+    for name in ("accuracy-rounds", "accuracy-megabytes", "accuracy-seconds", "gemd"):
+        found = tab.locator(f"#chart-{name}").evaluate(script)
+        assert len(found["boxes"]) == 4  # three runs and the baseline
+        for i, a in enumerate(found["boxes"]):
+            assert a[2] <= found["edge"] + 0.5, name
+            for b in found["boxes"][:i]:
+                apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] + 3 or b[3] <= a[1] + 3
+                assert apart, name
+
+
 def test_the_reader_chooses_whose_selections_are_shown(opened):
     tab = opened()
     cells = "[...document.querySelectorAll('#chart-participation g.mark-rect > path')]"

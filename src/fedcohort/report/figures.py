@@ -34,6 +34,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans'
 HEIGHT = 320
 WIDTH = 620
 LABEL_GAP = 15  # pixels between labels at lines
+LABEL_ROOM = 36  # pixels to the right of a plot, in a page
 DASHES = [[1, 0], [6, 3], [2, 2]]
 
 
@@ -141,6 +142,10 @@ def specification(figure: Figure, *, width: int | str = WIDTH) -> dict[str, Any]
     spec["datasets"] = figure.data
     if width == "container":
         spec["autosize"] = {"type": "fit-x", "contains": "padding"}
+        if figure.labels is not None:
+            # Vega measures labels before it narrows the plot for its axes, so that a label at a
+            # line that ends within the plot would be cut on a phone.
+            spec["padding"] = {"left": 5, "top": 5, "bottom": 5, "right": LABEL_ROOM}
     return spec
 
 

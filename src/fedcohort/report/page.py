@@ -71,9 +71,7 @@ p { margin: 6px 0; max-width: 72ch } .soft { color: #5b6573 }
 .tile { background: #f5f7fa; border-radius: 8px; padding: 10px 14px }
 .tile b { display: block; font-size: 22px; line-height: 1.25; overflow-wrap: anywhere }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(430px, 1fr)); gap: 20px }
-svg { width: 100%; height: auto; display: block; font: 11px system-ui, sans-serif; fill: #1c2430 }
-svg text { fill: #3a4452 } svg .value { fill: #5b6573 }
-svg .name { paint-order: stroke; stroke: #fff; stroke-width: 3px; stroke-linejoin: round }
+svg { width: 100%; height: auto; display: block }
 .scroll { max-height: 620px; overflow: auto; border: 1px solid #e3e6ea; border-radius: 8px }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { text-align: left; padding: 4px 10px; border-bottom: 1px solid #edf0f3;

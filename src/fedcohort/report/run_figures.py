@@ -194,9 +194,9 @@ def _evenness(found: Content) -> Figure:
             y=alt.Y("run:N", sort=order, title=None, axis=alt.Axis(grid=True)),
             size=alt.Size("clients:Q", scale=alt.Scale(range=[12, 260]), legend=None),
             color=alt.condition(
-                alt.FieldOneOfPredicate("run", found.baselines),
-                alt.value(GREY),
+                alt.FieldOneOfPredicate("run", found.highlighted),
                 alt.Color("run:N", scale=alt.Scale(domain=found.ranked), legend=None),
+                alt.value(GREY),
             ),
             tooltip=["run:N", alt.Tooltip("times:Q", title="times selected"), "clients:Q"],
         )

@@ -167,8 +167,9 @@ def _body(found: Content, drawn: Sequence[Figure]) -> str:
         lines[-1] = lines[-1]._replace(wide=True)
     others = [f for f in drawn if f.control != "highlighted"]
     if lines:
-        parts += ["<h2>Accuracy and cost</h2>", _legend(found)]
-        parts += ['<div class="grid">', *map(_figure, lines), "</div>"]
+        # The legend stays in sight as long as figures that it controls do.
+        parts += ["<section>", "<h2>Accuracy and cost</h2>", _legend(found)]
+        parts += ['<div class="grid">', *map(_figure, lines), "</div>", "</section>"]
     parts += ["<h2>All runs</h2>", _html_table(found)]
     if others:
         parts += ["<h2>Clients</h2>", _chooser(found)]

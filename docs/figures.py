@@ -1,0 +1,172 @@
+"""Make the pictures of README and docs again; all are drawn by `fedcohort.report`.
+
+python docs/figures.py            # all of them, some minutes
+python docs/figures.py NAME...    # some of them
+
+===========================  =====================================================================
+images/demo.png              screenshot of the report that ``make demo`` ends with
+images/report-dark.png       the same in dark, its figures of clients
+images/report-phone.png      the same on a phone
+heterogeneity.png            screenshot of the page of ``fedcohort profile`` in docs/measure.md
+images/tutorial-*.svg        the settings of docs/tutorials
+images/cold-start.svg        ``benchmarks/cold_start_figure.py``, from committed results
+images/selection-speed.svg   ``benchmarks/selection.py --plot``, when that benchmark is run
+images/benchmark-*.svg       ``make docs-numbers``, from committed results
+===========================  =====================================================================
+
+Screenshots need Chromium (``apt-get install chromium``, or set CHROMIUM). The drawings of
+docs/concepts.md, in docs/drawings, are written by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+IMAGES = DOCS / "images"
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-background-networking "
+    "--disable-component-update --disable-sync --no-first-run"
+)
+
+
+def fedcohort(command: str, folder: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "fedcohort.cli", *shlex.split(command)], cwd=folder, check=True
+    )
+
+
+def blocks(page: Path, kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+
+
+def screenshot(page: Path, target: Path, *, width: int, height: int, **options: object) -> None:
+    """Take a picture of a page; `scroll_to` names an element that is brought to the top."""
+    from playwright.sync_api import sync_playwright
+
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS.split())
+        tab = browser.new_page(
+            viewport={"width": width, "height": height},
+            device_scale_factor=options.get("scale", 1.5),
+            color_scheme=options.get("theme", "light"),
+        )
+        tab.set_default_timeout(180_000)
+        tab.goto(page.as_uri())
+        if options.get("charts"):
+            tab.wait_for_selector("html[data-ready=true]")
+        if "scroll_to" in options:
+            tab.locator(str(options["scroll_to"])).first.evaluate("e => e.scrollIntoView()")
+            tab.wait_for_timeout(500)
+        tab.screenshot(path=target)
+        browser.close()
+
+
+def demo(folder: Path) -> None:
+    fedcohort("compare --out demo", folder)
+    fedcohort("report demo -o demo/report.html", folder)
+    page = folder / "demo" / "report.html"
+    screenshot(page, IMAGES / "demo.png", width=1180, height=860, charts=True)
+    dark = {"theme": "dark", "charts": True, "scroll_to": "h2:has-text('Clients')"}
+    screenshot(page, IMAGES / "report-dark.png", width=1180, height=760, **dark)
+    phone = {"charts": True, "scale": 2}
+    screenshot(page, IMAGES / "report-phone.png", width=375, height=760, **phone)
+
+
+def heterogeneity(folder: Path) -> None:
+    page = DOCS / "measure.md"
+    exec(blocks(page, "python")[0], {"__name__": "measure"})
+    fedcohort("sketch scans.parquet -o sites --by site --columns 'p*' --center 0.3", folder)
+    fedcohort("profile sites -o page.html --cohort-size 0", folder)
+    screenshot(folder / "page.html", DOCS / "heterogeneity.png", width=1160, height=1330, scale=1.2)
+
+
+def tutorial_figure(name: str, figure: str, folder: Path) -> None:
+    """Run the command of a tutorial and keep one of its figures."""
+    for line in (
+        blocks(DOCS / "tutorials" / f"{name}.md", "bash")[0].replace("\\\n", "").split("\n")
+    ):
+        if line.strip():
+            fedcohort(line.removeprefix("fedcohort "), folder)
+    shutil.copy(folder / "figures" / f"{figure}.svg", IMAGES / f"tutorial-{name}.svg")
+
+
+def tutorial_select(folder: Path) -> None:
+    tutorial_figure("select", "accuracy-rounds", folder)
+
+
+def tutorial_skip(folder: Path) -> None:
+    tutorial_figure("skip", "accuracy-megabytes", folder)
+
+
+def tutorial_personalize(folder: Path) -> None:
+    """Run the code of the tutorial, and draw what it prints for each newcomer."""
+    import altair as alt
+    import numpy as np
+
+    from fedcohort.report.figures import COLORS, GREY, Figure, save
+
+    known: dict = {"__name__": "tutorial"}
+    for code in blocks(DOCS / "tutorials" / "personalize.md", "python")[:-2]:
+        exec(code, known)
+    rows = []
+    for pair in ((3, 8), (0, 1), (4, 6), (5, 8), (2, 9), (1, 7)):
+        mine = np.isin(known["digits"].y_test, pair)
+        x, y = known["digits"].x_test[mine], known["digits"].y_test[mine]
+        advised = known["start"].model(known["start"].advise(known["sketch_of"](x)))
+        for which, arrays in (("global", known["shared"]), ("advised", advised)):
+            share = known["accuracy"](arrays, x, y)
+            rows.append({"digits": f"{pair[0]} and {pair[1]}", "model": which, "accuracy": share})
+    known["registry"].close()
+    kinds = alt.Scale(domain=["global", "advised"], range=[GREY, COLORS["light"][0]])
+    base = alt.Chart(alt.NamedData("rows")).encode(
+        x=alt.X("accuracy:Q", axis=alt.Axis(format=".0%"), scale=alt.Scale(domain=[0, 1])),
+        y=alt.Y("digits:N", sort=None, title="the newcomer's digits"),
+    )
+    line = base.mark_line(color=GREY, opacity=0.6).encode(detail="digits:N")
+    legend = alt.Legend(title="model", orient="top")
+    points = base.mark_circle(size=130, opacity=1).encode(
+        color=alt.Color("model:N", scale=kinds, legend=legend)
+    )
+    chart = alt.layer(line, points).properties(height=200)
+    title = "Accuracy of six newcomers without labels; handwritten digits, 30 warm clients, seed 0"
+    save(Figure("personalize", title, "", chart, {"rows": rows}),
+         IMAGES / "tutorial-personalize.svg")  # fmt: skip
+
+
+def cold_start(folder: Path) -> None:
+    source = ROOT / "benchmarks" / "results" / "cold-start-mnist.json"
+    script = ROOT / "benchmarks" / "cold_start_figure.py"
+    subprocess.run([sys.executable, script, source, IMAGES / "cold-start.svg"], check=True)
+
+
+MAKERS = {
+    maker.__name__: maker
+    for maker in (
+        demo, heterogeneity, tutorial_select, tutorial_skip, tutorial_personalize,
+        cold_start,
+    )
+}  # fmt: skip
+
+
+def main(names: list[str]) -> None:
+    home = Path.cwd()
+    for name in names or list(MAKERS):
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)  # the code of pages writes files beside itself
+            MAKERS[name](Path(folder))
+            os.chdir(home)
+        print("made", name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
