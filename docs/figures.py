@@ -75,10 +75,10 @@ def demo(folder: Path) -> None:
     fedcohort("compare --out demo", folder)
     fedcohort("report demo -o demo/report.html", folder)
     page = folder / "demo" / "report.html"
-    screenshot(page, IMAGES / "demo.png", width=1180, height=860, charts=True)
+    screenshot(page, IMAGES / "demo.png", width=1180, height=890, charts=True)
     dark = {"theme": "dark", "charts": True, "scroll_to": "h2:has-text('Clients')"}
     screenshot(page, IMAGES / "report-dark.png", width=1180, height=760, **dark)
-    phone = {"charts": True, "scale": 2}
+    phone = {"charts": True, "scale": 2, "scroll_to": "#title-accuracy-megabytes"}
     screenshot(page, IMAGES / "report-phone.png", width=375, height=760, **phone)
 
 
