@@ -53,7 +53,8 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
             os.replace(name, target)
             sync_folder(target.parent)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a failed write does not say where
+        if error.errno is not None:  # else its text is all it says, and a name would hide it
+            error.filename = error.filename or str(path)  # a failed write does not say where
         raise
 
 

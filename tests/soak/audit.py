@@ -29,6 +29,7 @@ from scipy.stats import beta
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+from fedcohort.privacy import quantiles
 from fedcohort.privacy import release as releases
 from fedcohort.privacy.calibration import gaussian_scale, laplace_scale, sensitivity
 from fedcohort.sketch.columns import Column
@@ -136,6 +137,42 @@ class LabelHistogram:
         return (np.abs(count - 2) - np.abs(count - 3)) * self.epsilon
 
 
+@dataclass(frozen=True)
+class Quantile:
+    """A private quantile: the attacker knows the exact chances of each cell.
+
+    Parameters
+    ----------
+    epsilon : float
+        The claim.
+    used : float
+        What the draw is made with; broken on purpose if it is more.
+    """
+
+    epsilon: float
+    used: float
+    neighbors: str = "add-remove"
+    delta: float = 0.0
+
+    def counts(self, second):
+        if self.neighbors == "replace":
+            return np.array([2, 4]) if second else np.array([3, 3])
+        return np.array([3, 4]) if second else np.array([3, 3])
+
+    def scores(self, second, trials, rng):
+        options = 1, 2, self.used, self.neighbors
+        drawn = [
+            quantiles.private_quantile(self.counts(second), *options, rng) for _ in range(trials)
+        ]
+        return (self.chances(1) - self.chances(0))[np.array(drawn)]
+
+    def chances(self, second):
+        """Logarithms of the probabilities of the cells, from the mechanism's definition."""
+        s = quantiles.miss_sensitivity(1, 2, self.neighbors)
+        weight = -self.used * quantiles.quantile_misses(self.counts(second), 1, 2) / (2 * s)
+        return weight - np.log(np.exp(weight).sum())
+
+
 def changed(before, after):
     """Keep the counts that differ, as many in each row; the noise of others tells nothing."""
     differ = before != after
@@ -193,6 +230,9 @@ def mechanisms(epsilon=1.0, delta=1e-3, rows=2, many=20):
     good["sketch with columns one by one"] = Mechanism(columns_parts(epsilon), epsilon)
     good["label histogram"] = LabelHistogram(epsilon)
     good["label histogram, odd epsilon"] = LabelHistogram(0.7213)
+    for neighbors in ("add-remove", "replace"):
+        good[f"quantile, {neighbors}"] = Quantile(epsilon, epsilon, neighbors)
+    broken["quantile drawn with six times epsilon"] = Quantile(epsilon, 6 * epsilon)
     (_, (before, after)), *_ = families(rows)
     more = Part(before, after, epsilon)
     broken["one record more, exact n seen"] = Mechanism((more,), epsilon, sees_n=True)
