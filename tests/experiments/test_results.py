@@ -192,3 +192,15 @@ def test_show_one_run_and_json(compared, capsys):
     assert invoke(["show", str(folder), "--format", "json"]) == 0
     shown = json.loads(capsys.readouterr().out)["runs"]
     assert [row["policy"] for row in shown] == ["uniform", "power-of-choice"]
+
+
+def test_a_round_with_an_unknown_client_is_named():
+    """A damaged rounds.jsonl or federation.json gave a KeyError."""
+    from types import SimpleNamespace
+
+    from fedcohort.exceptions import ConfigError
+    from fedcohort.experiments.summary import gemd_by_round
+
+    history = SimpleNamespace(rounds=[SimpleNamespace(finished=("a", "eve"))])
+    with pytest.raises(ConfigError, match="lists client 'eve'"):
+        gemd_by_round(history, ["a", "b"], np.ones((2, 3), np.int64))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcohort.exceptions import BudgetExceeded, DataError
+from fedcohort.exceptions import BudgetExceeded, ConfigError, DataError
 from fedcohort.privacy.budget import Account, BudgetLedger
 from fedcohort.privacy.release import noise_for
 from fedcohort.sketch.race import RaceSketch
@@ -186,3 +186,14 @@ def test_the_same_data_under_a_second_name_are_noticed(tmp_path):
     assert "rows of va" not in text
     held = json.loads(text)
     assert sorted(held["data"].values()) == ["other", "va"]
+
+
+@pytest.mark.parametrize("client", ["", "\ud800", 7, None])
+def test_an_id_that_no_file_could_hold_is_refused(tmp_path, client):
+    """The rule of sessions and registries; JSON would have turned 7 into another account."""
+    ledger = BudgetLedger(tmp_path / "b.json", 1.0)
+    cost = noise_for(10, 0.5, 0.0, "add-remove")
+    for act in (lambda: ledger.spend(client, cost), lambda: ledger.spent(client)):
+        with pytest.raises(ConfigError, match="client id"):
+            act()
+    assert not (tmp_path / "b.json").exists()

@@ -25,7 +25,11 @@ def without_override():
 
 def python(code, *arguments, ok=True, drop=False, **environment):
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
+        [
+            sys.executable,
+            *(["-c", code] if isinstance(code, str) else [code]),
+            *map(str, arguments),
+        ],
         capture_output=True,
         text=True,
         timeout=250,
@@ -155,32 +159,68 @@ sketch = RaceSketch.srp(dim=3, rows=5, bits=3)
 sketch.add(np.eye(3))
 print(int(sketch.n))
 """
-    home = {"HOME": "/nonexistent", "XDG_CACHE_HOME": "/nonexistent", "NUMBA_CACHE_DIR": ""}
+    nowhere = "/proc/none"  # which not even root can make
+    home = {"HOME": nowhere, "XDG_CACHE_HOME": nowhere, "NUMBA_CACHE_DIR": ""}
     out = python(code, tmp_path, drop=True, PYTHONPATH=str(tmp_path), **home)
     for folder in folders:
         folder.chmod(0o755)
     assert out == "3\n"
 
 
-def test_surroundings_do_not_change_results(tmp_path):
-    """Hash seed, threads, time zone and language: the same sketch and the same cohorts."""
-    code = """
-import hashlib
+SURROUNDED = """
+import hashlib, multiprocessing, sys
 import numpy as np
-from fedcohort import POLICIES, Session
-from fedcohort.sketch.race import RaceSketch
-from fedcohort.testing import drive
-sketch = RaceSketch.srp(dim=30, rows=20, bits=5)
-sketch.add(np.random.default_rng(0).normal(size=(500, 30)))
-digest = hashlib.sha256(sketch.to_bytes())
-for name in sorted(POLICIES):
-    session = Session(POLICIES[name](), cohort_size=3, seed=0)
-    for _ in range(4):
-        digest.update(repr(drive(session, [f"c{i}" for i in range(12)]).clients).encode())
-print(digest.hexdigest())
+
+def digest():
+    from fedcohort import POLICIES, Session
+    from fedcohort.sketch.race import RaceSketch
+    from fedcohort.testing import drive
+    sketch = RaceSketch.srp(dim=30, rows=20, bits=5)
+    sketch.add(np.random.default_rng(0).normal(size=(500, 30)))
+    found = hashlib.sha256(sketch.to_bytes())
+    for name in sorted(POLICIES):
+        session = Session(POLICIES[name](), cohort_size=3, seed=0)
+        for _ in range(4):
+            found.update(repr(drive(session, [f"c{i}" for i in range(12)]).clients).encode())
+    return found.hexdigest()
+
+if __name__ == "__main__":
+    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+        print(pool.apply(digest))
 """
+
+
+def test_surroundings_do_not_change_results(tmp_path):
+    """Hash seed, threads, time zone, language and start method: the same sketch and cohorts."""
+    script = tmp_path / "surrounded.py"
+    script.write_text(SURROUNDED)
     surroundings = [
-        {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1", "TZ": "UTC"},
-        {"PYTHONHASHSEED": "77", "OMP_NUM_THREADS": "2", "TZ": "Pacific/Apia", "LC_ALL": "C"},
+        ("fork", {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1", "TZ": "UTC"}),
+        ("spawn", {"PYTHONHASHSEED": "77", "OMP_NUM_THREADS": "2", "TZ": "Pacific/Apia"}),
+        ("forkserver", {"PYTHONHASHSEED": "5", "TZ": "Asia/Kathmandu", "LC_ALL": "C"}),
     ]
-    assert len({python(code, **one) for one in surroundings}) == 1
+    (found,) = {python(script, method, **one) for method, one in surroundings}
+    assert len(found.strip()) == 64
+
+
+def test_a_clock_before_1980_writes_and_reads_everything(tmp_path):
+    """Zip archives cannot hold such times, so that nothing may ask them to."""
+    code = """
+import os, sys, time
+real = time.localtime
+time.time, time.localtime = (lambda: 0.0), (lambda seconds=0.0: real(seconds or 0.0))
+import numpy as np
+from fedcohort import checkpoint
+from fedcohort.privacy.budget import BudgetLedger
+from fedcohort.privacy.release import noise_for
+from fedcohort.sketch.race import RaceSketch
+folder = sys.argv[1]
+checkpoint.save(folder + "/c", {"a": np.arange(3)})
+os.utime(folder + "/c", (0, 0))
+sketch = RaceSketch.srp(dim=2, rows=4, bits=2)
+sketch.add(np.eye(2))
+sketch.save(folder + "/s")
+BudgetLedger(folder + "/b", 1.0).spend("ann", noise_for(4, 0.5, 0.0, "replace"))
+print(checkpoint.load(folder + "/c")["a"].sum(), RaceSketch.load(folder + "/s") == sketch)
+"""
+    assert python(code, tmp_path) == "3 True\n"

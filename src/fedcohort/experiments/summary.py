@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedcohort import metrics
 from fedcohort.datasets import Federation
+from fedcohort.exceptions import ConfigError
 from fedcohort.ledger import Ledger
 from fedcohort.rounds import ClientId
 from fedcohort.simulate.history import History
@@ -178,7 +179,11 @@ def gemd_by_round(
     It is also NaN where the labels are unknown, that is where `label_counts` has no column.
     """
     position = {client: i for i, client in enumerate(clients)}
-    cohorts = [[position[c] for c in r.finished] for r in history.rounds]
+    try:
+        cohorts = [[position[c] for c in r.finished] for r in history.rounds]
+    except KeyError as error:
+        name = error.args[0]
+        raise ConfigError(f"a round lists client {name!r:.80}, which is not a member") from None
     known = label_counts.shape[1] > 0
     return [metrics.gemd(label_counts, c) if known and c else float("nan") for c in cohorts]
 

@@ -25,6 +25,7 @@ from fedcohort.files.finding import INDEX, FileNames, find_files
 from fedcohort.files.spec import ReleaseOptions, user_values
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.privacy.planning import signal_to_noise
+from fedcohort.rounds import check_id
 from fedcohort.sketch.race import RaceSketch
 
 STAGING = ".staging"
@@ -127,6 +128,8 @@ class Publisher:
                 "--budget needs --client: the budget belongs to the data, so say whose they are, "
                 "by the same name for every release"
             )
+        if client is not None:
+            check_id(client, "--client")
         target.check()
         self.target, self.release, self.ledger, self.client = target, release, ledger, client
         self.written: list[Written] = []
@@ -153,7 +156,7 @@ class Publisher:
             staging.mkdir()
         try:
             for client, sketch in sketches:
-                index[name := names.of(client)] = client
+                index[name := names.of(check_id(client))] = client
                 self._save(staging / name, client, sketch, ())
             self._put_in_place(staging, index)
         finally:

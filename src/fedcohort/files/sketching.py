@@ -11,6 +11,7 @@ import numpy as np
 from fedcohort.exceptions import DataError, InvalidSketch, UnlikeSketches
 from fedcohort.files.finding import lost_files
 from fedcohort.files.source import Block, Source
+from fedcohort.rounds import check_id
 from fedcohort.sketch.marginals import bins_of
 from fedcohort.sketch.race import RaceSketch, distance_matrix, pooled
 from fedcohort.sketch.transforms import Transform
@@ -60,6 +61,8 @@ def sketch_clients(
     most = max(1, memory // (empty.counts.nbytes * max(1, classes)))
     done: set[str] = set()
     while made := sketch_parts(source, empty, by_label, done, most, on_rows):
+        for client in made:  # all of them before the first is used
+            check_id(client)
         yield from ((client, join_classes(parts)) for client, parts in made.items())
         done |= made.keys()
         if len(made) < most:

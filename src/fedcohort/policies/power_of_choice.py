@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.random import Generator
 
+from fedcohort.exceptions import ConfigError
 from fedcohort.policies.base import Policy, pick, register, sizes
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs
@@ -64,7 +65,7 @@ class PowerOfChoice(Policy):
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
         """Draw d clients in proportion to their sizes (step 1 of pow-d)."""
         if self.d < round.cohort_size:
-            raise ValueError(
+            raise ConfigError(
                 f"PowerOfChoice: d={self.d} is below cohort_size={round.cohort_size}; "
                 "ask at least as many clients as you train"
             )
