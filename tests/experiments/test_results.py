@@ -7,6 +7,7 @@ import json
 import math
 import time
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
