@@ -104,3 +104,10 @@ def test_unknown_papers_are_named():
 def test_experiments_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Experiment().rounds = 3
+
+
+def test_values_nested_too_deeply_are_a_mistake_of_the_file(tmp_path):
+    path = tmp_path / "deep.toml"
+    path.write_text("x = " + "[" * 5000)
+    with pytest.raises(ConfigError, match="too deeply"):
+        read(path)

@@ -380,6 +380,27 @@ class Toml(Target):
             config.read(self.path)
 
 
+class SketchSpec(Target):
+    name, file = "sketch-spec", "spec.toml"
+
+    def examples(self):
+        return [
+            b'[sketch] \nhash = "srp" \nrows = 20 \nbits = 4 \nseed = 0 \n'
+            b'[privacy] \nepsilon = 1.0 \ndelta = 0.0 \nneighbors = "replace" \n'
+            b'[missing] \nnull_values = [ "?" , "NA" ] \n'
+            b'[columns.age] \nkind = "number" \ncenter = 50.0 \nscale = 10.0 \n'
+            b'[columns.sex] \nkind = "category" \nlevels = [ "f" , "m" ] \n'
+        ]
+
+    def damaged(self, data, rng):
+        return damaged_text(data, rng)
+
+    def parse(self):
+        from fedcohort.files.spec import load_spec
+
+        load_spec(self.path)
+
+
 class Trace(Target):
     name, file = "trace", "x.jsonl"
 
@@ -669,6 +690,7 @@ TARGETS = {
         Cifar,
         Femnist,
         Toml,
+        SketchSpec,
         Trace,
         TraceCsv,
         FlowerReading,

@@ -38,7 +38,7 @@ from fedcohort.rounds import stream
 from fedcohort.signals.catalog import SIGNALS
 from fedcohort.signals.projection import Vectors
 
-COHORT, DIM = 20, 300
+COHORT, DIM = 10, 300  # power-of-choice asks ten clients by default
 KINDS = 400  # different readings per signal
 BAD = (float("nan"), float("inf"), np.ones((2, 3, 4)), "text", None, -1e308)
 

@@ -212,6 +212,8 @@ def read_values(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: its values are nested too deeply") from None
 
 
 def parse(values: Mapping[str, Any]) -> Experiment:

@@ -319,7 +319,7 @@ def load_spec(path: Path) -> SketchSpec:
         held = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not a TOML file: {error}") from None
     try:
         return spec_from(held)

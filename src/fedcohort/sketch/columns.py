@@ -12,7 +12,7 @@ all `weight` apart.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from datetime import date
@@ -97,7 +97,7 @@ class Column:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise self._wrong(name, "must be a number")
-            if not math.isfinite(value) or (name != "center" and value <= 0):
+            if not abs(value) <= sys.float_info.max or (name != "center" and value <= 0):
                 raise self._wrong(name, "must be finite" + (", above 0" * (name != "center")))
             object.__setattr__(self, name, float(value))
         for name, least in (("size", 1), ("slots", 0)):
