@@ -455,24 +455,33 @@ def test_the_server_cannot_choose_the_account(tmp_path):
         ask(app, nameless, "query.race_sketch", options=other, client="c")
 
 
-def test_the_same_question_asked_many_times_at_once_is_charged_once(context, tmp_path):
+def test_the_same_question_asked_many_times_at_once_is_charged_once(tmp_path):
+    """By eight threads in each of two processes: sixteen times."""
     script = """
-import sys
-from flwr.app import Context, RecordDict
+import sys, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 import numpy as np
 from fedcohort.flower import Privacy
 from fedcohort.flower.data import Examples
 from fedcohort.flower.privacy import sketch
 made = sketch(Examples((np.eye(6), np.arange(6))), {"rows": 20, "bits": 3})
-while not (__import__("pathlib").Path(sys.argv[1]) / "go").exists():
-    pass
-Privacy(1.0, folder=sys.argv[1], total=100.0).release("ann", made)
+folder = Path(sys.argv[1])
+(folder / f"ready-{sys.argv[2]}").touch()
+while not (folder / "go").exists():
+    time.sleep(0.001)
+release = Privacy(1.0, folder=folder, total=100.0).release
+with ThreadPoolExecutor(8) as pool:
+    found = list(pool.map(lambda _: release("ann", made).counts.tobytes(), range(8)))
+assert len(set(found)) == 1
 """
     command = [sys.executable, "-c", script, str(tmp_path)]
-    running = [subprocess.Popen(command) for _ in range(6)]
-    time.sleep(1)
+    running = [subprocess.Popen([*command, str(number)]) for number in range(2)]
+    while len(list(tmp_path.glob("ready-*"))) < 2:
+        assert all(process.poll() is None for process in running)
+        time.sleep(0.05)
     (tmp_path / "go").touch()
-    assert [process.wait(timeout=120) for process in running] == [0] * 6
+    assert [process.wait(timeout=280) for process in running] == [0, 0]
     assert BudgetLedger(tmp_path / "budget.json", 100.0).spent("ann") == 1.0
 
 
