@@ -126,7 +126,7 @@ def main() -> None:
         type=Path,
         help="YAML file of the authors' public keys; apps without their signature are refused",
     )
-    parser.add_argument("--limit", type=float, default=600, help="seconds for the whole run")
+    parser.add_argument("--limit", type=float, default=1800, help="seconds for the whole run")
     options = parser.parse_args()
     # Not inside the app, which is packed and sent to the nodes.
     folder = (options.folder or Path(tempfile.mkdtemp(prefix="hospitals-"))).resolve()

@@ -708,6 +708,8 @@ def test_a_run_folder_continues_with_its_checkpoint_only(digits, tmp_path):
         strategy.start(digits.grid(), digits.arrays(), rounds, evaluate_fn=evaluation(digits))
         return strategy
 
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "rounds.jsonl").touch()  # of a run that ended before its first round
     run(2, checkpoint=tmp_path / "run.ckpt")
     with pytest.raises(ConfigError, match=r"holds a run already.*checkpoint="):
         run(3)

@@ -168,7 +168,7 @@ class RunFolder:
             ) from None
         if self._written is not None:
             return  # a second `start` of the same strategy goes on
-        if lines.exists() and not done:
+        if lines.exists() and lines.stat().st_size and not done:
             raise ConfigError(
                 f"out={str(self.path)!r} holds a run already: choose another folder, or continue "
                 "that run with the checkpoint= that it was started with"
