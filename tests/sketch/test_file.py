@@ -103,7 +103,7 @@ def test_saving_over_a_file_is_all_or_nothing(tmp_path, monkeypatch):
     srp().save(path)
 
     def fail(*_):
-        raise OSError("disk full")
+        raise OSError(28, "disk full")
 
     monkeypatch.setattr("os.replace", fail)
     with pytest.raises(OSError, match="disk full"):
