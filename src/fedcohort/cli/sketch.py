@@ -374,7 +374,7 @@ def _report(
     from fedcohort.report.sketches import describe, facts_table
 
     last, written = publisher.last, publisher.written
-    for line in [*_noise_warning(publisher), *warnings]:
+    for line in [*_noise_warning(publisher), *_columns_warning(last), *warnings]:
         typer.echo(f"warning: {plain(line)}", err=True)
     if last is None:
         return
@@ -404,6 +404,23 @@ def _noise_warning(publisher: Publisher) -> list[str]:
         f"the noise exceeds the signal in {len(noisy)} of {len(ratios)} sketches (worst signal to "
         f"noise {min(noisy):.2g}): use fewer --rows, a larger --epsilon, a --delta above 0, or "
         "more records"
+    ]
+
+
+def _columns_warning(sketch: RaceSketch | None) -> list[str]:
+    """Say if Gaussian noise would tell much more about many single columns."""
+    from fedcohort.privacy.release import noise_for
+
+    made = None if sketch is None or sketch.marginals is None else sketch.marginals.release
+    if sketch is None or made is None or made.delta:
+        return []
+    other = noise_for(len(sketch.columns), made.epsilon, 1e-6, made.neighbors)
+    times = (made.variance / other.variance) ** 0.5
+    if times < 1.5:
+        return []
+    return [
+        f"the budget of --explain is divided by {len(sketch.columns)} columns: with a delta of "
+        f"1e-6 their noise would be {times:.1f} times less"
     ]
 
 
