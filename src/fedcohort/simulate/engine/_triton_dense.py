@@ -54,7 +54,7 @@ def dense(x, weight, bias, out, relu, rounding):
     grid = (triton.cdiv(outputs, bo), triton.cdiv(samples, bs), clients)
     _dense[grid](
         x, weight, bias, out, samples, inputs, outputs, bias is not None, relu,
-        BS=bs, BO=bo, BK=64, ROUNDING=rounding, num_warps=4 if bs * bo > 512 else 2, num_stages=4,
+        BS=bs, BO=bo, BK=64, ROUNDING=rounding, num_warps=4 if bs * bo > 512 else 2, num_stages=3,
     )  # fmt: skip
 
 

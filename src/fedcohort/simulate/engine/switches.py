@@ -31,8 +31,10 @@ def triton_is_here() -> bool:
 
 
 def runs_triton(device: torch.device) -> bool:
-    """Whether a device uses the fused Triton layers."""
-    return device.type in FUSED and triton_is_here()
+    """Whether a device uses the fused Triton layers: a GPU needs the tensor cores of Ampere."""
+    if device.type not in FUSED or not triton_is_here():
+        return False
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def check_precision(mode: str, device: torch.device) -> str:

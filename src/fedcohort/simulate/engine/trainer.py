@@ -353,7 +353,7 @@ class Trainer:
 
     def _together(self, rows: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return how all rows are evaluated at once, None if one by one is better."""
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or (len(rows) == 1 and not self.worker.images):
             return None
         if self.engine == "stacked" and stacked.evaluates(self.worker.model, self.device):
             return stacked.Forward(self.worker.model, rows, self.precision)
