@@ -687,6 +687,17 @@ def gpu_kernels(file):
     return table(header, lines)
 
 
+def gpu_sketches(file):
+    """The time of the sketches of several seeds on a GPU."""
+    held = result(file) and result(file)["result"].get("sketches")
+    if not held:
+        return NOT_RUN
+    return (
+        f"The sketches of {held['clients']} clients under {held['seeds']} seeds, of "
+        f"{held['images']:,} images each time, take {held['median_s']:.2f} s on the same GPU.\n"
+    )
+
+
 def gpu_pfl(file):
     """The ratio to pfl on the workload that its authors published."""
     found = result(file)
@@ -721,6 +732,7 @@ FUNCTIONS = {
         gpu_kernels,
         gpu_pfl,
         gpu_rounds,
+        gpu_sketches,
         headline,
         kills,
         left_out,

@@ -171,6 +171,26 @@ def pfl(python):
     return {"mean_s": round(mean(seconds), 6), "median_s": round(median(seconds), 6), "rounds": 10}
 
 
+def sketches(seeds=10, clients=100):
+    """Seconds to count the sketches of all clients and seeds, images already on the GPU."""
+    from fedcohort.simulate.sketch_gpu import federation_counts
+    from fedcohort.sketch.race import RaceSketch
+
+    arrays = data("W1")
+    x = torch.from_numpy(np.asarray(arrays["x"], np.float32)).cuda()
+    parts = np.array_split(np.arange(len(x)), clients)
+
+    def run(first):
+        for seed in range(first, first + seeds):
+            empty = RaceSketch.srp(dim=784, rows=1000, bits=6, seed=seed)
+            for _ in federation_counts(empty, x, parts):
+                pass
+
+    run(0)
+    seconds = [timed(lambda first=first: run(first)) for first in (100, 200, 300)]
+    return {"seeds": seeds, "images": len(x), "clients": clients, "median_s": median(seconds)}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workloads", default=",".join(RUNS), help="comma-separated names")
@@ -193,6 +213,9 @@ def main():
         for precision in dict.fromkeys(precision for _, precision in runs):
             held["loop"].append(loop(name, precision))
             print(name, "loop", held["loop"][-1], flush=True)
+        if name == "W1":
+            result["sketches"] = sketches()
+            print("sketches", result["sketches"], flush=True)
         if name == "pfl-cifar10" and args.pfl_python:
             held["pfl"] = pfl(args.pfl_python)
             print(name, "pfl", held["pfl"], flush=True)
