@@ -6,6 +6,12 @@ three times that of PyTorch's own float32 kernels on the same GPU.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -113,7 +119,7 @@ def test_other_layers_of_images_are_not_fused(layer):
     assert fused_blocks([nn.Conv2d(3, 4, 3), *layers, nn.Flatten(), nn.Linear(4, 2)]) is None
 
 
-def trained(name, device, options, precision="float32", double=False):
+def trained(name, device, options, precision="float32", double=False, engine="auto"):
     """Return the changes and gradients of three clients of unequal sizes under two models."""
     torch.manual_seed(0)
     model = MODELS[name]()
@@ -123,7 +129,7 @@ def trained(name, device, options, precision="float32", double=False):
     y = rng.integers(0, CLASSES, 17)
     if double:
         return by_hand(model.double(), x, y, local)
-    trainer = Trainer(model, local, device=device, precision=precision)
+    trainer = Trainer(model, local, device=device, precision=precision, engine=engine)
     held = trainer.data(x, y)
     start = torch.stack([trainer.flat(), 0.9 * trainer.flat()])
     parts = [np.arange(5), np.arange(5, 8), np.arange(8, 17)]
@@ -167,6 +173,30 @@ def test_the_reference_agrees_with_the_plain_loop(name):
     expected = trained(name, "cpu", {"momentum": 0.9}, double=True)
     found = trained(name, "cpu", {"momentum": 0.9})
     assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+def interpret(name):
+    """Run the kernels on a CPU, in a process that has set TRITON_INTERPRET."""
+    from fedcohort.simulate.engine import _triton, recurrent
+
+    switches.FUSED.add("cpu")
+    recurrent.gpu_kernels = lambda tensor: _triton
+    engine = "vmap" if name == "residual" else "stacked"
+    found = trained(name, "cpu", {"momentum": 0.9}, engine=engine)
+    expected = trained(name, "cpu", {"momentum": 0.9}, double=True)
+    print(float((found - expected).norm() / expected.norm()))
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.parametrize("name", ["strided", "recurrent"])
+def test_the_kernels_in_tritons_interpreter(name):
+    """The interpreter needs no GPU; it is slow, so only the smallest models run in it."""
+    code = f"import test_fused; test_fused.interpret({name!r})"
+    here = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": here}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout) < 1e-5
 
 
 @gpu
