@@ -655,13 +655,13 @@ def gpu_rounds(file):
         if held is None:
             continue
         rows = {(row["seeds"], row["precision"]): row for row in held["fedcohort"]}
-        base = held["loop"][0]["median_s"]
         one = rows[1, "float32"]["mean_s"]
         many = [f"{1e3 * row['mean_s']:.1f} ({n} seeds)" for (n, p), row in rows.items()
                 if n > 1 and p == "float32"]  # fmt: skip
         rough = [f"{1e3 * row['mean_s']:.1f}" for (_, p), row in rows.items() if p == "tf32"]
-        times = f"{base / one:.1f}x"
-        cells = [f"{1e3 * base:,.0f}", f"{1e3 * one:,.1f}", times, *(many or ["-"])]
+        plain = [row["median_s"] for row in held["loop"] if row["precision"] == "float32"]
+        loop = [f"{1e3 * plain[0]:,.0f}", f"{plain[0] / one:.1f}x"] if plain else ["-", "-"]
+        cells = [loop[0], f"{1e3 * one:,.1f}", loop[1], *(many or ["-"])]
         lines.append([words, *cells, " / ".join(rough) or "-"])
     header = ["workload", "plain loop", "one seed", "ratio", "more seeds, per seed", "TF32"]
     return table(header, lines)
@@ -675,7 +675,7 @@ def gpu_kernels(file):
     lines = []
     for name, words in WORKLOADS.items():
         for row in found["result"].get(name, {"fedcohort": []})["fedcohort"]:
-            if row["precision"] != "float32":
+            if row["precision"] != "float32" or "kernels_ms" not in row:
                 continue
             top = [f"`{key.split('(')[0].split('<')[0].removeprefix('void ')}` "
                    f"{100 * ms / row['kernels_ms']:.0f} %"
