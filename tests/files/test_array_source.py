@@ -81,6 +81,14 @@ def test_npz_stored_by_columns_or_of_objects_is_refused(tmp_path):
         rows(path, columns=("o",))
 
 
+def test_names_with_letters_beyond_unicode_are_refused(tmp_path):
+    path = tmp_path / "x.npz"
+    names = np.array([0x41, 0x7FFFFFFF], np.uint32).view("U1")
+    np.savez(path, x=np.ones((2, 3)), who=names)
+    with pytest.raises(DataError, match=r"x\.npz\[who\]: 0x7fffffff is not a letter"):
+        list(open_source(path, Want(columns=("x",), by="who")).blocks())
+
+
 @pytest.mark.parametrize("kind", CODES)
 @pytest.mark.parametrize("packed", [False, True])
 def test_idx_of_every_type(tmp_path, kind, packed):

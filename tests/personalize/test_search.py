@@ -336,3 +336,14 @@ def test_clients_without_models_are_found_but_not_advised(registry, make):
     registry.remove("with")
     with pytest.raises(NoClients, match="no client with a model"):
         start.advise(make(1.0, 20))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_there_are_no_more_lists_than_points(count):
+    pytest.importorskip("faiss")
+    from fedcohort.personalize.index import InvertedFile
+
+    points = np.arange(2.0 * count, dtype=np.float32).reshape(count, 2)
+    centers, lists = InvertedFile.cluster(points)
+    assert len(centers) <= count
+    assert lists.shape == (count,)

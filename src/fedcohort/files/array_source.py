@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,9 @@ class _Part:
         for first in range(0, self.rows, size):
             x = _side_by_side([next(stream) for stream in streams])
             y = None if labels is None else next(labels).astype(np.int64)
-            ids = None if clients is None else _texts(next(clients))
+            ids = (
+                None if clients is None or self.by is None else _texts(next(clients), self.by.where)
+            )
             x, keep = fill(x, Place(str(self.path), first), want.nulls)
             reading.rows += len(keep)
             reading.kept += int(keep.sum())
@@ -139,7 +142,11 @@ def _side_by_side(parts: list[NDArray[Any]]) -> NDArray[Any]:
     return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
 
 
-def _texts(ids: NDArray[Any]) -> NDArray[np.object_]:
+def _texts(ids: NDArray[Any], where: str) -> NDArray[np.object_]:
     """Return client ids as Python strings."""
+    if ids.dtype.kind == "U" and ids.size:
+        letters = np.ascontiguousarray(ids).astype(ids.dtype.newbyteorder("=")).view(np.uint32)
+        if letters.size and letters.max() > sys.maxunicode:
+            raise DataError(f"{where}: {letters.max():#x} is not a letter of a name")
     plain = (i.decode("utf-8", "replace") if isinstance(i, bytes) else i for i in ids.tolist())
     return np.array([str(i) for i in plain], dtype=object)

@@ -282,7 +282,7 @@ class InvertedFile:
         import faiss
 
         count, dimension = points.shape
-        lists = max(1, int(2 * count**0.5))
+        lists = min(count, max(1, int(2 * count**0.5)))  # no more lists than points
         index = faiss.IndexIVFFlat(faiss.IndexFlatL2(dimension), dimension, lists)
         index.cp.niter, index.cp.seed = 10, 1 + seed
         index.cp.min_points_per_centroid = 1  # no warning about small registries
