@@ -22,7 +22,7 @@ def fuzz(*arguments):
 
 def test_only_our_errors_come_out_of_damaged_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    results = fuzz("--seconds", "16", "--count", "400", "--seed", "0", "--only", ",".join(PARSERS))
+    results = fuzz("--seconds", "240", "--count", "150", "--seed", "0", "--only", ",".join(PARSERS))
     assert len(results) == len(PARSERS)
     assert {r["target"]: r["errors"] for r in results if r["errors"]} == {}
     for result in results:
