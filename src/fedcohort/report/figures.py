@@ -146,7 +146,25 @@ def specification(figure: Figure, *, width: int | str = WIDTH) -> dict[str, Any]
             # Vega measures labels before it narrows the plot for its axes, so that a label at a
             # line that ends within the plot would be cut on a phone.
             spec["padding"] = {"left": 5, "top": 5, "bottom": 5, "right": LABEL_ROOM}
-    return spec
+    found: dict[str, Any] = without_controls(spec)
+    return found
+
+
+def without_controls(value: Any) -> Any:
+    r"""Replace control characters in all texts: an SVG cannot hold them, and vl-convert aborts.
+
+    Examples
+    --------
+    >>> without_controls({"client": ["eve\x1b[2J"]})
+    {'client': ['eve�[2J']}
+    """
+    if isinstance(value, str):
+        return "".join(c if c >= " " or c in "\t\n" else "\ufffd" for c in value)
+    if isinstance(value, Mapping):
+        return {without_controls(k): without_controls(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_controls(v) for v in value]
+    return value
 
 
 def rendered(figure: Figure, ending: str, *, width: int = WIDTH) -> bytes:
