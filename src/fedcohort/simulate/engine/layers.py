@@ -170,6 +170,10 @@ class Dense(Weighted):
         return below
 
 
+# How fused dense layers round their factors: "tf32x3" is as exact as float32.
+ROUNDING = {"float32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}
+
+
 class FusedDense(Weighted):
     """`nn.Linear`, with the ReLU after it, in one Triton kernel for each pass."""
 

@@ -1,8 +1,7 @@
 """Embeddings and LSTMs of many models at once.
 
 All time steps share two large products, with the input weights and for the weight gradients. Each
-step then needs one batched product and one pass over the gates, which on a GPU are one kernel.
-Activations lie as (clients, steps,
+step then needs one batched product and one pass over the gates. Activations lie as (clients, steps,
 samples, features), so that a step is a view and all steps together are a matrix per client.
 """
 
@@ -18,8 +17,6 @@ from fedcohort.simulate.engine.layers import Arena, Sink, Tape, Weighted
 
 # ruff: noqa: D102 (`Layer` documents the methods)
 
-# How the products of a step on a GPU are rounded: "tf32x3" is as exact as float32.
-ROUNDING = {"float32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}
 MAX_VOCABULARY = 1024  # larger embeddings would waste time on one-hot products
 
 
@@ -74,11 +71,9 @@ class Embedding(Weighted):
 class LSTM(Weighted):
     """`nn.LSTM` of one layer, of which only the last output is used."""
 
-    def __init__(
-        self, place: int, arena: Arena, sink: Sink, at: list[int], lstm: nn.LSTM, precision: str
-    ) -> None:
+    def __init__(self, place: int, arena: Arena, sink: Sink, at: list[int], lstm: nn.LSTM) -> None:
         super().__init__(place, arena, sink, at)
-        self.hidden, self.rounding = lstm.hidden_size, ROUNDING[precision]
+        self.hidden = lstm.hidden_size
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         clients, steps, samples = x.shape[:3]
@@ -100,19 +95,19 @@ class LSTM(Weighted):
             partial(flat.add_, bias.unsqueeze(1)),
         ]
         for t in range(steps):
-            self._step(tape, t)
+            gates = self.gates[:, t]
+            self.multiply(tape, self.h[:, t], self.weight_hh.mT, gates, beta=1.0)
+            self._cell(tape, t)
         return self.h[:, steps]
 
-    def _step(self, tape: Tape, t: int) -> None:
-        """Append one step, whose activations replace the sums in `gates`."""
+    def _cell(self, tape: Tape, t: int) -> None:
+        """Append one step's activations, which replace the sums in `gates`."""
         gates, h, c = self.gates[:, t], self.h[:, t + 1], self.c[:, t + 1]
         before, tanh_c = self.c[:, t], self.tanh_c[:, t]
         kernels = gpu_kernels(gates)
         if kernels:
-            given = (gates, self.weight_hh, self.h[:, t], before, h, c, tanh_c, self.rounding)
-            tape.append(partial(kernels.lstm_step, *given))
+            tape.append(partial(kernels.lstm_cell, gates, before, h, c, tanh_c))
             return
-        self.multiply(tape, self.h[:, t], self.weight_hh.mT, gates, beta=1.0)
         i, f, g, o = gates.chunk(4, -1)
         tape += [
             gates[..., : 2 * self.hidden].sigmoid_,
@@ -130,7 +125,9 @@ class LSTM(Weighted):
         grad_c = self.memory("grad c", (clients, samples, self.hidden))
         tape += [partial(grad_h.copy_, grad), grad_c.zero_]
         for t in reversed(range(steps)):
-            self._step_backward(tape, t, grad_h, grad_c)
+            self._cell_backward(tape, t, grad_h, grad_c)
+            if t:
+                self.multiply(tape, self.gates[:, t], self.weight_hh, grad_h)
         flat = self.gates.flatten(1, 2)
         below = grad
         if wanted:  # before the weight changes
@@ -142,18 +139,13 @@ class LSTM(Weighted):
             self.gather_sum(tape, at, flat, 1)
         return below.view(clients, steps, samples, -1) if wanted else grad
 
-    def _step_backward(self, tape: Tape, t: int, grad_h: Tensor, grad_c: Tensor) -> None:
+    def _cell_backward(self, tape: Tape, t: int, grad_h: Tensor, grad_c: Tensor) -> None:
         """Append one step's gradients, which replace the activations in `gates`."""
         gates, before, tanh_c = self.gates[:, t], self.c[:, t], self.tanh_c[:, t]
-        last = t == self.gates.shape[1] - 1
         kernels = gpu_kernels(gates)
         if kernels:
-            given = (grad_h, gates, self.weight_hh, before, tanh_c, grad_c, self.rounding)
-            later = None if last else self.gates[:, t + 1]
-            tape.append(partial(kernels.lstm_step_backward, later, *given))
+            tape.append(partial(kernels.lstm_cell_backward, gates, before, tanh_c, grad_h, grad_c))
             return
-        if not last:
-            self.multiply(tape, self.gates[:, t + 1], self.weight_hh, grad_h)
         tape.append(partial(_cell_backward, gates, before, tanh_c, grad_h, grad_c))
 
 

@@ -351,7 +351,7 @@ class Stacked(Kernel):
     ) -> Iterator[layers.Layer]:
         at = [place_of[id(p)] for p in part.linear.parameters()]
         if self.dense_too:
-            rounding = recurrent.ROUNDING[self.precision]
+            rounding = layers.ROUNDING[self.precision]
             yield layers.FusedDense(place, self.arena, self.sink, at, part.relu, rounding)
             return
         yield layers.Dense(place, self.arena, self.sink, at, part.linear.bias is not None)
@@ -373,7 +373,7 @@ class Stacked(Kernel):
         elif isinstance(module, nn.Embedding):
             yield recurrent.Embedding(*here, self.sink, at)
         elif isinstance(module, LastOutput):
-            yield recurrent.LSTM(*here, self.sink, at, module.lstm, self.precision)
+            yield recurrent.LSTM(*here, self.sink, at, module.lstm)
         elif isinstance(module, nn.Flatten):
             yield layers.Flatten(*here, image=False)
         elif isinstance(module, nn.Unflatten):
