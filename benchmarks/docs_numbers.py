@@ -157,7 +157,7 @@ def ranking(file, *cases):
     if not names:
         return NOT_RUN
     lines = []
-    for name in names:
+    for name in sorted(names):
         logs, cells = [], []
         for found, target in columns.values():
             part, base = found[name], found["uniform"]
