@@ -42,8 +42,9 @@ def measured_settings():
     for path in sorted(RESULTS.glob("benchmark-*.json")):
         for setting in dict.fromkeys(p["setting"] for p in result(path.name).get("parts", ())):
             held = parts(path.name, setting)
-            tokens = any(p["experiment"]["data"]["dataset"] in TOKENS for p in held.values())
-            if {"uniform", VARIANT} <= set(held) and not tokens:
+            if not {"uniform", VARIANT} <= set(held):
+                continue
+            if held["uniform"]["experiment"]["data"]["dataset"] not in TOKENS:
                 seeds = min(len(held[v]["seeds"]) for v in ("uniform", VARIANT))
                 found[setting] = max(found.get(setting, (0, "")), (seeds, path.name))
     return [(file, setting) for setting, (_, file) in found.items()]
