@@ -158,7 +158,7 @@ class Digits:
 def quick_collections():
     """Some of Flower's strategies collect garbage many times a round; PyTorch need not be searched.
 
-    It took nine tenths of the time of their tests.
+    It took about half of the time of their tests.
     """
     gc.collect()
     gc.freeze()
