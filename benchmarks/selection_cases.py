@@ -196,7 +196,10 @@ CASES = {
     "quantity skew": Case(
         "two shards per client, of which 10 to 600 records are kept",
         unequal_sizes,
-        MATCH,
+        MATCH
+        | {
+            "sketch-match, epsilon 1, records=150": lambda: SketchMatch(epsilon=1.0, records=150),
+        },
         rounds=150,
         window=(0, 150),
     ),

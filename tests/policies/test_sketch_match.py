@@ -396,3 +396,13 @@ def test_turns_bound_the_wait_of_every_client(turns: int) -> None:
 
     assert "40" not in picked(SketchMatch(), 400)
     assert picked(SketchMatch(turns=turns), -(-41 // turns)) == set(ids)
+
+
+def test_private_sketches_of_few_records_are_small():
+    options = SketchMatch(epsilon=1.0, records=157).signal_options["race_sketch"]
+    assert (options["rows"], options["bits"]) == (2, 3)
+    assert SketchMatch(epsilon=1.0).signal_options["race_sketch"]["rows"] == 10
+    with pytest.raises(ValueError, match="give epsilon= too"):
+        SketchMatch(records=157)
+    with pytest.raises(ValueError, match="records"):
+        SketchMatch(epsilon=1.0, records=-1)

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedcohort.exceptions import UnlikeSketches
 from fedcohort.numerics import herding
 from fedcohort.policies.base import Policy, check_at_least, register, times_of
+from fedcohort.privacy.planning import sketch_size
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
@@ -102,6 +103,10 @@ class SketchMatch(Policy):
         How sketches are made: rows of 2^bits buckets (10 x 64 take 1.3 kB); weight of the one-hot
         label appended to the unit-length input (0: no labels); whether inputs are centered by
         public constants, which sharpens angles; privacy budget (0: exact).
+    records : int, default=0
+        Records of a typical client. With `epsilon`, rows and bits are then those of
+        `fedcohort.privacy.planning.sketch_size`, because a large private sketch of few records
+        is mostly noise. 0 keeps `rows` and `bits`.
     hash : {"auto", "srp", "minhash"}
         Sign projections for vectors, or MinHash for rows of integer tokens. "auto" decides by the
         data in the simulator; Flower clients read inputs as floats, so state "minhash" for tokens
@@ -151,6 +156,7 @@ class SketchMatch(Policy):
         epsilon: float = 0.0,
         hash: str = "auto",
         embed: str = "",
+        records: int = 0,
     ) -> None:
         _one_of("pool", pool, "less-used", "random")
         _one_of("average", average, "auto", "size", "equal")
@@ -161,6 +167,11 @@ class SketchMatch(Policy):
         if not 0 <= mix <= 1:
             raise ValueError(f"SketchMatch: mix={mix} must lie in [0, 1]")
         check_at_least("SketchMatch", 0, turns=turns, sweeps=sweeps, refresh=refresh)
+        check_at_least("SketchMatch", 0, records=records)
+        if records and not epsilon:
+            raise ValueError("SketchMatch: records= sizes private sketches; give epsilon= too")
+        if records:
+            rows, bits = sketch_size(records, epsilon)[:2]
         check_at_least("SketchMatch", 1, largest_pool=largest_pool)
         self.pool, self.share, self.average = pool, share, average
         self.turns, self.sweeps, self.largest_pool = turns, sweeps, largest_pool
