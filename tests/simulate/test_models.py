@@ -12,6 +12,7 @@ IMAGE, COLOR = (1, 28, 28), (3, 32, 32)
 COUNTS = {
     "mlp-512": (IMAGE, 10, 407_050),
     "mlp-64-30": (IMAGE, 10, 52_500),
+    "fedcor-mlp": (IMAGE, 10, 52_500),
     "fcnn-300": (IMAGE, 10, 238_510),
     "lenet5": (IMAGE, 62, 66_126),
     "cnn": (IMAGE, 10, 582_026),

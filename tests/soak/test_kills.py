@@ -24,7 +24,7 @@ for i in range(40):
 @pytest.mark.parametrize("job", ["sketch", "budget"])
 def test_a_killed_job_ends_like_a_calm_one(tmp_path, job):
     """Restarts of `run` and of a Flower server are also tested where those are."""
-    done = kills.trial(job, tmp_path, kills=2, seconds=20, seed=1)
+    done = kills.trial(job, tmp_path, kills=1, seconds=10, seed=1)
     assert kills.failures(done) == 0, done
     assert done["finished"] >= 1
 
