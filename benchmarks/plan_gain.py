@@ -179,10 +179,10 @@ def main() -> None:
         row["predicted"] = asdict(fit.predict(row["discrepancy"]))
         print(row["setting"], row["discrepancy"], row["measured"], row["predicted"], flush=True)
     about = {"fitted on": [r["setting"] for r in used], "made by": provenance()}
-    FITTED.write_text(json.dumps({"fit": asdict(fit), **about}, indent=1) + "\n")
     found = {"fit": asdict(fit), "settings": rows, "choices": choices()}
     found["million"] = in_process("--many", "1000000")
-    write(RESULTS / "plan-gain.json", found)
+    write(RESULTS / "plan-gain.json", found)  # both are written last: the tree is clean until then
+    FITTED.write_text(json.dumps({"fit": asdict(fit), **about}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -356,7 +356,7 @@ class ArrivedUpdates(Clients):
         return Vectors(rows - flatten(self.model.arrays))
 
     def durations(self) -> NDArray[np.float64]:
-        """Return the seconds that each client took; NaN, which is no reading, if unknown."""
+        """Return the seconds that each client took; NaN, which is not a reading, if unknown."""
         return np.array([self.seconds.get(c, np.nan) for c in self.ids])
 
     def last_array(self) -> int:
