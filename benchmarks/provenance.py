@@ -17,32 +17,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedcohort.experiments.benchmark import source_digest
+from fedcohort.experiments.provenance import cpu_name, source_digest, versions
 
 
 def provenance() -> dict[str, Any]:
     """Command, commit, date, machine and versions of this process."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    versions = {}
-    for name in ("numpy", "scipy", "scikit-learn", "numba", "torch"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "absent"
     return {
         "command": shlex.join(["python", *map(_without_place, sys.argv)]),
         "commit": _commit(),
         "source": source_digest(Path(__file__).parent),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": {
-            "cpu": _cpu(),
+            "cpu": cpu_name(),
             "cores": os.cpu_count(),
             "gpu": _gpu(),
             "system": platform.system(),
             "python": platform.python_version(),
         },
-        "versions": versions,
+        "versions": versions(("numpy", "scipy", "scikit-learn", "numba", "torch")),
     }
 
 
@@ -76,16 +68,6 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-
-
-def _cpu() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor()
 
 
 def _gpu() -> str | None:

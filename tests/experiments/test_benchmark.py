@@ -14,6 +14,7 @@ from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.experiments import benchmark
 from fedcohort.experiments.config import NamedConfig
 from fedcohort.experiments.folder import check, simulation_of
+from fedcohort.experiments.suite import Script, read_suite, suites
 from fedcohort.experiments.workers import parse_workers, run_parts
 
 SUITE = """
@@ -52,7 +53,7 @@ def suite(tmp_path):
 
 
 def test_the_parts_of_a_suite(suite):
-    parts = benchmark.read_suite(suite)
+    parts = read_suite(suite)
     assert [(p.setting, p.variant) for p in parts] == [
         ("cohorts of 3", "uniform"),
         ("cohorts of 3", "match"),
@@ -62,12 +63,12 @@ def test_the_parts_of_a_suite(suite):
     assert parts[1].experiment.policy.options == {"epsilon": 1.0}
     assert parts[2].experiment.gate.name == "sketch-to-skip"
     assert len({p.file_name for p in parts}) == 4
-    quick = benchmark.read_suite(suite, quick=True)
+    quick = read_suite(suite, quick=True)
     assert [p.experiment.seeds for p in quick] == [(0,), (0,)]
 
 
 def test_an_interrupted_suite_goes_on_and_equals_a_plain_run(suite, tmp_path):
-    parts = benchmark.read_suite(suite)[:2]
+    parts = read_suite(suite)[:2]
     left = benchmark.run_suite(parts, tmp_path / "out", seconds=0.0)
     assert left == parts  # no time: nothing was begun
     fresh = []
@@ -97,12 +98,12 @@ def test_an_interrupted_suite_goes_on_and_equals_a_plain_run(suite, tmp_path):
 
 
 def test_parts_of_other_code_are_refused_at_the_join(suite, tmp_path, monkeypatch):
-    parts = benchmark.read_suite(suite, quick=True)[:1]
+    parts = read_suite(suite, quick=True)[:1]
     with pytest.raises(DataError, match="is missing"):
         benchmark.join(parts, tmp_path, "trial")
     benchmark.run_suite(parts, tmp_path / "out")
     monkeypatch.setattr(benchmark, "commit", lambda: "abc")
-    both = benchmark.read_suite(suite, quick=True)
+    both = read_suite(suite, quick=True)
     some = benchmark.join(both, tmp_path / "out", "trial", partial=True)
     assert (len(some["parts"]), some["missing"]) == (1, ["cohorts of 4, uniform"])
     joined = benchmark.join(parts, tmp_path / "out", "trial", quick=True)
@@ -131,20 +132,20 @@ def test_a_checkout_that_differs_from_its_commit_cannot_join(tmp_path, monkeypat
 
 
 def test_published_suites_use_held_out_seeds(tmp_path):
-    for name in benchmark.suites():
-        parts = benchmark.read_suite(name)
+    for name in suites():
+        parts = read_suite(name)
         assert min(min(p.experiment.seeds, default=1000) for p in parts) >= 1000
         assert len({p.file_name for p in parts}) == len(parts)
         for part in parts:
-            if isinstance(part.experiment, benchmark.Script):
+            if isinstance(part.experiment, Script):
                 assert (benchmark.checkout() / part.experiment.path).exists()
             else:
                 check(part.experiment)
-        assert benchmark.read_suite(name, quick=True)
+        assert read_suite(name, quick=True)
     tuned = tmp_path / "tuned.toml"
     tuned.write_text(SUITE.replace("[1000, 1001]", "[0, 1]"))
     with pytest.raises(ConfigError, match="1000"):
-        benchmark.read_suite(str(tuned))
+        read_suite(str(tuned))
 
 
 def test_the_command(suite, tmp_path, capsys):
@@ -164,13 +165,13 @@ def test_the_command(suite, tmp_path, capsys):
 def test_important_parts_come_first(suite, tmp_path):
     ranked = tmp_path / "ranked.toml"
     ranked.write_text(SUITE + '\n[rank]\n"cohorts of 3" = 1\nmatch = -1\n')
-    names = [(p.variant, p.rank) for p in benchmark.read_suite(str(ranked))]
+    names = [(p.variant, p.rank) for p in read_suite(str(ranked))]
     assert names == [("match", 0), ("uniform", 0), ("uniform", 1), ("skip, always", 1)]
 
 
 def test_workers_find_what_one_process_finds(suite, tmp_path):
     """Two processes share the list; a part that fails is reported and does not end the others."""
-    parts = benchmark.read_suite(suite, quick=True)
+    parts = read_suite(suite, quick=True)
     wrong = dataclasses.replace(
         parts[0],
         variant="wrong",
@@ -221,7 +222,7 @@ def test_a_script_is_a_part(tmp_path, monkeypatch):
         "[[settings]]\nname = 's'\nscript = 'benchmarks/echo.py'\nseeds = [1000, 1001]\n"
         "variants = {a = ['--device', '{device}']}\nquick_arguments = ['--few']\n"
     )
-    (part,) = benchmark.read_suite(str(suite), quick=True)
+    (part,) = read_suite(str(suite), quick=True)
     result = benchmark.run_part(part.on("cpu"), benchmark.Datasets())
     assert result["result"] == ["--device", "cpu", "--few", "--seeds", "1000", "1001", "--out"]
     before = result["provenance"]["source"]

@@ -61,9 +61,9 @@ def test_every_command_finds_its_parts():
     """A row's command runs the parts that the row is made from."""
     import re
 
-    from fedcohort.experiments import benchmark
+    from fedcohort.experiments.suite import read_suite
 
-    names = [p.name for s in ("papers", "skip", "coldstart") for p in benchmark.read_suite(s)]
+    names = [p.name for s in ("papers", "skip", "coldstart") for p in read_suite(s)]
     for row in claims.rows(lambda name: None):
         name, only = re.fullmatch(
             r"`fedcohort benchmark --suite (\w+) --only '(.*)'`", row[5]

@@ -11,7 +11,7 @@ import typer
 from fedcohort.cli.common import Format, FormatOption
 
 if TYPE_CHECKING:
-    from fedcohort.experiments.benchmark import Part
+    from fedcohort.experiments.suite import Part
 
 
 def command(
@@ -67,10 +67,11 @@ def command(
     from fedcohort.atomic import write_atomically
     from fedcohort.exceptions import ConfigError
     from fedcohort.experiments import benchmark
+    from fedcohort.experiments.suite import read_suite
     from fedcohort.experiments.workers import parse_workers, run_parts
 
     names = suite or ["selection"]
-    every = [part for name in names for part in benchmark.read_suite(name, quick=quick)]
+    every = [part for name in names for part in read_suite(name, quick=quick)]
     chosen = _chosen(every, only)
     if list_parts:
         for part in chosen:

@@ -1,202 +1,48 @@
-"""Benchmarks that anybody can repeat: settings x variants x seeds from one file.
+"""Run the parts of suites, and join their results.
 
-A suite is a TOML file that ships with the package (`suites`). Each pair of a setting and a variant
-(a policy with options, perhaps with a gate) is a part. All seeds of a part run at once, and each
-part has a result file of its own, so a suite can be interrupted and spread over processes and
-machines. A setting may name a script of the checkout's `benchmarks` folder instead of an
-experiment. `join` puts the parts of a suite into one result file. It refuses parts that were made
-by different code, and a checkout that differs from its commit.
+All seeds of a part run at once, and each part has a result file of its own, so a suite can be
+interrupted and spread over processes and machines. `join` puts the parts of a suite into one result
+file. It refuses parts that were made by different code, and a checkout that differs from its
+commit.
 """
 
 from __future__ import annotations
 
-import copy
-import hashlib
-import importlib.metadata
 import json
 import os
-import platform
-import re
 import runpy
-import shlex
-import subprocess
 import sys
 import tempfile
 import time
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import fedcohort
 from fedcohort.atomic import write_atomically
 from fedcohort.datasets import Dataset
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.experiments import config
 from fedcohort.experiments.config import Experiment
 from fedcohort.experiments.folder import dataset_of, simulation_of
+from fedcohort.experiments.provenance import (
+    checkout,
+    commit,
+    data_digest,
+    provenance,
+    source_digest,
+)
 from fedcohort.experiments.results import read_json
+from fedcohort.experiments.suite import CURVE_STEP, Part, Script
 from fedcohort.experiments.summary import summarize
 from fedcohort.metrics import rounds_to_target
-from fedcohort.registry import lookup
+from fedcohort.simulate.engine.trainer import device_name
 from fedcohort.simulate.history import History
 from fedcohort.simulate.simulation import Simulation
 
-FIRST_PUBLISHED_SEED = 1000  # those below are for development and tuning
 MEAN_OF = 5  # evaluations, for rounds_to_mean
-CURVE_STEP = 5  # rounds between two points of a curve in a result file
-COMPARED = (
-    *("numpy", "scipy", "scikit-learn", "numba", "torch"),
-    *("flwr", "ray", "pfl", "dppy", "datasketch", "faiss-cpu"),
-)
-
-
-@dataclass(frozen=True)
-class Script:
-    """A measurement that is not a training run.
-
-    Parameters
-    ----------
-    path : str
-        A Python file in the checkout's `benchmarks` folder. It writes a JSON file to `--out`.
-    arguments : tuple of str
-        Its further arguments; "{device}" becomes cpu or cuda.
-    seeds : tuple of int
-        Given to the script as `--seeds 1000 1001 ...`, unless there are none.
-    device : str
-        "cpu", "cuda" or "auto".
-    """
-
-    path: str
-    arguments: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()
-    device: str = "auto"
-
-
-@dataclass(frozen=True)
-class Part:
-    """One setting with one variant, over all seeds.
-
-    Parameters
-    ----------
-    suite, setting, variant : str
-        Names; a variant is a policy with options, and perhaps a gate.
-    experiment : Experiment or Script
-        What is run.
-    targets : tuple of float
-        Accuracies whose first round is reported.
-    rank : int
-        Parts of a smaller rank run first.
-    needs_gpu : bool
-        Leave the part to workers with a GPU, where there are any.
-    curve_step : int
-        Rounds between two points of a curve in the result file.
-    """
-
-    suite: str
-    setting: str
-    variant: str
-    experiment: Experiment | Script
-    targets: tuple[float, ...] = ()
-    rank: int = 0
-    needs_gpu: bool = False
-    curve_step: int = CURVE_STEP
-
-    @property
-    def name(self) -> str:
-        """Suite, setting and variant, for messages and for choosing parts."""
-        return f"{self.suite}: {self.setting}, {self.variant}"
-
-    @property
-    def file_name(self) -> str:
-        """Name of the part's result file."""
-        plain = re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-")
-        words = f"{self.suite}/{self.setting}/{self.variant}".encode()
-        return f"{plain}-{hashlib.blake2b(words, digest_size=3).hexdigest()}.json"
-
-    def on(self, device: str) -> Part:
-        """Return the part with its device set."""
-        return replace(self, experiment=replace(self.experiment, device=device))
-
-
-def suites() -> dict[str, Path]:
-    """Return the suites that come with the package, by name."""
-    folder = Path(__file__).parent / "suites"
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
-
-
-def read_suite(name: str, *, quick: bool = False) -> list[Part]:
-    """Return the parts of a suite of the package, or of a TOML file, the important ones first.
-
-    `quick` applies the suite's [quick] table, which makes it a matter of minutes; its numbers are
-    not for publication.
-    """
-    path = Path(name) if name.endswith(".toml") else lookup("suite", name, suites())
-    try:
-        suite = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from None
-    try:
-        parts = list(_parts(path.stem, suite, quick))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path}: not a suite ({error!r})") from None
-    first = min((min(p.experiment.seeds) for p in parts if p.experiment.seeds), default=None)
-    if not quick and first is not None and first < FIRST_PUBLISHED_SEED:
-        raise ConfigError(f"{path}: published seeds begin at {FIRST_PUBLISHED_SEED}")
-    return sorted(parts, key=lambda part: part.rank)
-
-
-def _parts(name: str, suite: Mapping[str, Any], is_quick: bool) -> Iterator[Part]:
-    quick: Mapping[str, Any] = suite.get("quick", {}) if is_quick else {}
-    variants, ranks = suite.get("variants", {}), suite.get("rank", {})
-    for setting in suite["settings"]:
-        chosen = list(setting.get("variants") or variants)
-        if "variants" in quick and "script" not in setting:
-            chosen = [label for label in quick["variants"] if label in chosen] or chosen[:1]
-        for label in chosen:
-            run: Experiment | Script
-            if "script" in setting:
-                run = _script(setting, suite, label, is_quick)
-            else:
-                values: dict[str, Any] = {}
-                own = {"experiment": lookup("variant", label, variants)}
-                for table in (suite, setting, own, quick):
-                    values = _merged(values, table.get("experiment", {}))
-                run = config.parse(values)
-            yield Part(
-                name,
-                setting["name"],
-                label,
-                run,
-                tuple(setting.get("targets", ())),
-                ranks.get(setting["name"], 0) + ranks.get(label, 0),
-                setting.get("needs_gpu", False),
-                suite.get("curve_step", CURVE_STEP),
-            )
-
-
-def _script(
-    setting: Mapping[str, Any], suite: Mapping[str, Any], label: str, quick: bool
-) -> Script:
-    arguments = [*setting.get("arguments", ()), *setting["variants"][label]]
-    seeds = setting.get("seeds", suite.get("experiment", {}).get("seeds", ()))
-    if quick:
-        arguments, seeds = [*arguments, *setting.get("quick_arguments", ())], seeds[:2]
-    return Script(setting["script"], tuple(arguments), tuple(seeds))
-
-
-def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` updated by `more`, table by table."""
-    out = copy.deepcopy(dict(base))
-    for key, value in more.items():
-        both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
-        out[key] = _merged(out[key], value) if both else copy.deepcopy(value)
-    return out
 
 
 def run_suite(
@@ -338,7 +184,7 @@ def run_script(script: Script) -> Any:
     old, old_path = sys.argv, list(sys.path)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
-        device = {"{device}": _device(script.device)}
+        device = {"{device}": device_name(script.device)}
         words = [*(device.get(w, w) for w in script.arguments), *seeds, "--out", str(out)]
         sys.argv, sys.path[:0] = [str(path), *words], [str(path.parent)]
         try:
@@ -349,25 +195,6 @@ def run_script(script: Script) -> Any:
         finally:
             sys.argv, sys.path[:] = old, old_path
         return read_json(out)["result"]
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return name
-
-
-def checkout() -> Path:
-    """Return the folder of the checkout that this code runs from."""
-    root = Path(fedcohort.__file__).resolve().parents[2]
-    if not (root / "benchmarks").is_dir():
-        raise ConfigError(
-            f"{root} has no folder benchmarks: this suite runs scripts that are not part of the "
-            "package; run it in a checkout"
-        )
-    return root
 
 
 class _Timed:
@@ -449,72 +276,6 @@ def client_accuracy(simulation: Simulation, index: int) -> np.ndarray[Any, Any]:
     return np.array([right[part].mean() for part in parts if len(part)])
 
 
-@cache
-def source_digest(scripts: Path | None = None) -> str:
-    """Return a hash of the package's code and settings, the same on every machine.
-
-    `scripts` is a folder whose Python files count too.
-    """
-    root = Path(fedcohort.__file__).parent
-    files = [(p.relative_to(root), p) for p in root.rglob("*") if p.suffix in (".py", ".toml")]
-    if scripts is not None:
-        files += [(Path("benchmarks", p.name), p) for p in scripts.glob("*.py")]
-    digest = hashlib.blake2b(digest_size=16)
-    for name, path in sorted(files):
-        digest.update(name.as_posix().encode() + b"\0")
-        digest.update(path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-def data_digest(dataset: Dataset) -> str:
-    """Return a hash of a data set's arrays."""
-    digest = hashlib.blake2b(digest_size=16)
-    for array in (dataset.x, dataset.y, dataset.x_test, dataset.y_test):
-        digest.update(f"{array.dtype.str}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
-
-
-def provenance(device: str = "auto", scripts: Path | None = None) -> dict[str, Any]:
-    """Return the command, the code, the machine and the versions behind a result."""
-    import torch
-
-    cuda = _device(device) == "cuda"
-    versions = {"python": platform.python_version()}
-    for name in COMPARED:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "absent"
-    return {
-        "command": shlex.join(["fedcohort", *map(_without_folder, sys.argv[1:])]),
-        "source": source_digest(scripts),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": "cuda" if cuda else "cpu",
-        "gpu": torch.cuda.get_device_name() if cuda else None,
-        "cuda": torch.version.cuda if cuda else None,
-        "versions": versions,
-    }
-
-
-def _without_folder(word: str) -> str:
-    """Leave out where on this machine a file lies."""
-    return Path(word).name if Path(word).is_absolute() else word
-
-
-def _cpu() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor()
-
-
 def join(
     parts: Sequence[Part],
     folder: str | os.PathLike[str],
@@ -555,25 +316,3 @@ def join(
         "provenance": origins,
         "parts": found,
     }
-
-
-def commit() -> str:
-    """Return the commit of the checkout that this code runs from; DataError unless it is clean."""
-    root = Path(fedcohort.__file__).resolve().parent
-
-    def git(*words: str) -> str:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
-            )
-        except (OSError, subprocess.CalledProcessError):
-            raise DataError(
-                f"{root} is not in a git checkout: results are joined in one, so that they can "
-                "name their commit"
-            ) from None
-        return done.stdout.strip()
-
-    changed = git("status", "--porcelain", "--", str(root))
-    if changed:
-        raise DataError(f"the code differs from its commit: {changed.splitlines()[0].strip()}")
-    return git("rev-parse", "HEAD")

@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import benchmark
-from fedcohort.experiments.benchmark import Part
+from fedcohort.experiments.suite import Part
 
 
 @dataclass

@@ -1,0 +1,168 @@
+"""Suites: settings x variants x seeds, read from one TOML file into parts.
+
+The suites of the package are in the folder `suites`. Each pair of a setting and a variant (a policy
+with options, perhaps with a gate) is a part. A setting may name a script of the checkout's
+`benchmarks` folder instead of an experiment.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.experiments import config
+from fedcohort.experiments.config import Experiment
+from fedcohort.registry import lookup
+
+FIRST_PUBLISHED_SEED = 1000  # those below are for development and tuning
+CURVE_STEP = 5  # rounds between two points of a curve in a result file
+
+
+@dataclass(frozen=True)
+class Script:
+    """A measurement that is not a training run.
+
+    Parameters
+    ----------
+    path : str
+        A Python file in the checkout's `benchmarks` folder. It writes a JSON file to `--out`.
+    arguments : tuple of str
+        Its further arguments; "{device}" becomes cpu or cuda.
+    seeds : tuple of int
+        Given to the script as `--seeds 1000 1001 ...`, unless there are none.
+    device : str
+        "cpu", "cuda" or "auto".
+    """
+
+    path: str
+    arguments: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One setting with one variant, over all seeds.
+
+    Parameters
+    ----------
+    suite, setting, variant : str
+        Names; a variant is a policy with options, and perhaps a gate.
+    experiment : Experiment or Script
+        What is run.
+    targets : tuple of float
+        Accuracies whose first round is reported.
+    rank : int
+        Parts of a smaller rank run first.
+    needs_gpu : bool
+        Leave the part to workers with a GPU, where there are any.
+    curve_step : int
+        Rounds between two points of a curve in the result file.
+    """
+
+    suite: str
+    setting: str
+    variant: str
+    experiment: Experiment | Script
+    targets: tuple[float, ...] = ()
+    rank: int = 0
+    needs_gpu: bool = False
+    curve_step: int = CURVE_STEP
+
+    @property
+    def name(self) -> str:
+        """Suite, setting and variant, for messages and for choosing parts."""
+        return f"{self.suite}: {self.setting}, {self.variant}"
+
+    @property
+    def file_name(self) -> str:
+        """Name of the part's result file."""
+        plain = re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-")
+        words = f"{self.suite}/{self.setting}/{self.variant}".encode()
+        return f"{plain}-{hashlib.blake2b(words, digest_size=3).hexdigest()}.json"
+
+    def on(self, device: str) -> Part:
+        """Return the part with its device set."""
+        return replace(self, experiment=replace(self.experiment, device=device))
+
+
+def suites() -> dict[str, Path]:
+    """Return the suites that come with the package, by name."""
+    folder = Path(__file__).parent / "suites"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def read_suite(name: str, *, quick: bool = False) -> list[Part]:
+    """Return the parts of a suite of the package, or of a TOML file, the important ones first.
+
+    `quick` applies the suite's [quick] table, which makes it a matter of minutes; its numbers are
+    not for publication.
+    """
+    path = Path(name) if name.endswith(".toml") else lookup("suite", name, suites())
+    try:
+        suite = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from None
+    try:
+        parts = list(_parts(path.stem, suite, quick))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: not a suite ({error!r})") from None
+    first = min((min(p.experiment.seeds) for p in parts if p.experiment.seeds), default=None)
+    if not quick and first is not None and first < FIRST_PUBLISHED_SEED:
+        raise ConfigError(f"{path}: published seeds begin at {FIRST_PUBLISHED_SEED}")
+    return sorted(parts, key=lambda part: part.rank)
+
+
+def _parts(name: str, suite: Mapping[str, Any], is_quick: bool) -> Iterator[Part]:
+    quick: Mapping[str, Any] = suite.get("quick", {}) if is_quick else {}
+    variants, ranks = suite.get("variants", {}), suite.get("rank", {})
+    for setting in suite["settings"]:
+        chosen = list(setting.get("variants") or variants)
+        if "variants" in quick and "script" not in setting:
+            chosen = [label for label in quick["variants"] if label in chosen] or chosen[:1]
+        for label in chosen:
+            run: Experiment | Script
+            if "script" in setting:
+                run = _script(setting, suite, label, is_quick)
+            else:
+                values: dict[str, Any] = {}
+                own = {"experiment": lookup("variant", label, variants)}
+                for table in (suite, setting, own, quick):
+                    values = _merged(values, table.get("experiment", {}))
+                run = config.parse(values)
+            yield Part(
+                name,
+                setting["name"],
+                label,
+                run,
+                tuple(setting.get("targets", ())),
+                ranks.get(setting["name"], 0) + ranks.get(label, 0),
+                setting.get("needs_gpu", False),
+                suite.get("curve_step", CURVE_STEP),
+            )
+
+
+def _script(
+    setting: Mapping[str, Any], suite: Mapping[str, Any], label: str, quick: bool
+) -> Script:
+    arguments = [*setting.get("arguments", ()), *setting["variants"][label]]
+    seeds = setting.get("seeds", suite.get("experiment", {}).get("seeds", ()))
+    if quick:
+        arguments, seeds = [*arguments, *setting.get("quick_arguments", ())], seeds[:2]
+    return Script(setting["script"], tuple(arguments), tuple(seeds))
+
+
+def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` updated by `more`, table by table."""
+    out = copy.deepcopy(dict(base))
+    for key, value in more.items():
+        both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
+        out[key] = _merged(out[key], value) if both else copy.deepcopy(value)
+    return out
