@@ -28,7 +28,8 @@ from selection import readings as made_up
 
 from fedcohort.experiments import config
 from fedcohort.experiments.folder import dataset_of, simulation_of
-from fedcohort.report.plan import plan, uniform_discrepancy
+from fedcohort.report.cohort_worth import uniform_discrepancy
+from fedcohort.report.plan import plan
 from fedcohort.report.plan_gain import FITTED, GainFit
 
 FIT_ON = ("fashion-mnist", "mnist")

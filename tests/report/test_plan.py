@@ -12,8 +12,9 @@ import pytest
 import fedcohort
 from fedcohort.cli import invoke
 from fedcohort.exceptions import ConfigError
-from fedcohort.report import plan as module
-from fedcohort.report.plan import _Federation, _Half, lines, plan, random_clients
+from fedcohort.report import cohort_worth
+from fedcohort.report.cohort_worth import BetweenClients, Half, Trial, random_clients
+from fedcohort.report.plan import lines, plan
 from fedcohort.report.plan_gain import GainFit, shipped
 from fedcohort.signals.forms import sketch_dtype
 from fedcohort.sketch.race import RaceSketch
@@ -40,7 +41,7 @@ def test_a_cohort_is_judged_by_its_debiased_distance(average) -> None:
     """Naive recomputation in float64: D less the energy of what the two do not share."""
     readings = federation(7)
     readings["n"] += np.arange(7) * 10  # sizes matter only for the weights here
-    half = _Half(readings, np.arange(7), np.arange(10) % 2 == 0, average)
+    half = Half(readings, np.arange(7), np.arange(10) % 2 == 0, average)
     counts, n = readings["counts"][:, ::2], readings["n"]
     q = counts / n[:, None, None]
     share = n / n.sum() if average == "size" else np.full(7, 1 / 7)
@@ -56,8 +57,8 @@ def test_a_cohort_is_judged_by_its_debiased_distance(average) -> None:
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_the_closed_form_is_the_mean_over_all_cohorts(k: int) -> None:
     readings = federation(7)
-    whole = _Federation(readings, "equal")
-    everything = _Half(readings, np.arange(7), np.ones(10, bool), "equal")
+    whole = BetweenClients(readings, "equal")
+    everything = Half(readings, np.arange(7), np.ones(10, bool), "equal")
     values = [everything.judge(np.array(c)) for c in combinations(range(7), k)]
     assert whole.uniform(k) == pytest.approx(np.mean(values), rel=1e-4)
 
@@ -96,7 +97,7 @@ def test_pure_noise_has_nothing_to_gain(seed: int) -> None:
 def test_cohorts_are_not_judged_by_what_they_were_chosen_for() -> None:
     """With noise, the chosen half flatters a cohort; the plan reports the other half."""
     readings = federation(100, n=100, noise=50.0)
-    trial = module._Trial(readings, tuple(f"{i:03d}" for i in range(100)), "equal", 0)
+    trial = Trial(readings, tuple(f"{i:03d}" for i in range(100)), "equal", 0)
     cohorts = trial._cohorts(fedcohort.SketchMatch(), trial.halves[0], 5)
     chosen = np.mean([trial.halves[0].judge(c) for c in cohorts])
     judged = np.mean([trial.halves[1].judge(c) for c in cohorts])
@@ -134,7 +135,7 @@ def test_coverage_is_that_of_the_rounds() -> None:
 
 def test_many_clients_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the sketches, a plan needs a fraction of their size and a part of the clients."""
-    monkeypatch.setattr(module, "MOST_CLIENTS", 100)
+    monkeypatch.setattr(cohort_worth, "MOST_CLIENTS", 100)
     readings = np.tile(federation(100), 200)
     tracemalloc.start()
     found = plan(readings, [5])
