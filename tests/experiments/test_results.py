@@ -100,7 +100,7 @@ def test_damaged_files_are_named(compared, tmp_path, file, content, complaint):
 
 
 def test_folders_without_runs_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="no run here"):
+    with pytest.raises(ConfigError, match="no run found"):
         read(tmp_path)
     with pytest.raises(ConfigError, match="no such folder"):
         read(tmp_path / "missing")

@@ -52,7 +52,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
     other = dataclasses.replace(SMALL, cohort_size=4)
     with pytest.raises(ConfigError, match="another experiment: cohort_size differ"):
         run(other, tmp_path / "run", resume=True)
-    with pytest.raises(ConfigError, match="no run here"):
+    with pytest.raises(ConfigError, match="not a run folder"):
         read_histories(tmp_path)
 
 

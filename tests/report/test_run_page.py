@@ -264,4 +264,4 @@ def test_the_page_is_closed_to_the_network(report):
 
 def test_reports_say_what_is_wrong(tmp_path, capsys):
     assert invoke(["report", str(tmp_path)]) == 2
-    assert "no run here" in capsys.readouterr().err
+    assert "no run found" in capsys.readouterr().err

@@ -76,4 +76,4 @@ def test_the_page_updates_itself(browser, watched):
 
 def test_watch_refuses_what_is_not_a_run(tmp_path, capsys):
     assert invoke(["watch", str(tmp_path)]) == 2
-    assert "no run here" in capsys.readouterr().err
+    assert "no run found" in capsys.readouterr().err

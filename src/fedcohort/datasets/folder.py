@@ -76,7 +76,7 @@ def read_arrays(path: Path, names: Sequence[str], holds: str) -> dict[str, NDArr
         found = arrays_in(path)
         missing = [name for name in names if name not in found]
         if missing:
-            raise DataError(f"{path}: there is no array {missing[0]!r}")
+            raise DataError(f"{path}: array {missing[0]!r} is missing")
         return {name: found[name].read(LARGEST_ARRAY) for name in names}
     except DataError as error:
         raise DataError(f"damaged file: {error}; it must contain {holds}") from None

@@ -157,7 +157,7 @@ def run_folders(folder: str | os.PathLike[str]) -> list[Path]:
         return [root]
     runs = {p.parent.name: p.parent for p in root.glob("*/config.json")}
     if not runs:
-        raise ConfigError(f"{folder}: no run here (no config.json in it or one level below)")
+        raise ConfigError(f"{folder}: no run found (no config.json in it or one level below)")
     listed: list[str] = []
     for file in ("comparison.json", "sweep.json"):
         found = read_json(root / file, {})
@@ -213,7 +213,7 @@ def read_histories(folder: str | os.PathLike[str]) -> list[History]:
     """
     path = Path(folder) / "rounds.jsonl"
     if not path.exists():
-        raise ConfigError(f"{folder}: no run here (there is no rounds.jsonl)")
+        raise ConfigError(f"{folder}: not a run folder (it has no rounds.jsonl)")
     histories: dict[int, History] = {}
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]

@@ -173,13 +173,13 @@ class SketchToSkip(Gate):
     def probe(
         self, announced: NDArray[Any] | None, start: Vectors, models: Vectors
     ) -> NDArray[Any]:
-        """Return each client's flag (1: close, skip), or its drift while there is no threshold."""
+        """Return each client's flag (1: close, skip), or its drift until a threshold is set."""
         assert announced is not None
         sketch, threshold = announced[:-1], announced[-1]
         drifts = drift(self._project(models).astype(np.float32), sketch)
         if np.isnan(threshold):
             return drifts.astype(np.float32)[:, None]
-        # 2 is the answer of a client whose model is not finite: it is not counted.
+        # A client whose model is not finite answers 2, which is not counted.
         flags = np.where(np.isnan(drifts), 2, drifts < threshold)
         return flags.astype(np.uint8)[:, None]
 
