@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 
 import pytest
@@ -14,7 +15,7 @@ from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.experiments import benchmark
 from fedcohort.experiments.config import NamedConfig
 from fedcohort.experiments.folder import check, simulation_of
-from fedcohort.experiments.suite import Script, read_suite, suites
+from fedcohort.experiments.suite import Part, Script, read_suite, suites
 from fedcohort.experiments.workers import parse_workers, run_parts
 
 SUITE = """
@@ -169,21 +170,29 @@ def test_important_parts_come_first(suite, tmp_path):
     assert names == [("match", 0), ("uniform", 0), ("uniform", 1), ("skip, always", 1)]
 
 
-def test_workers_find_what_one_process_finds(suite, tmp_path):
-    """Two processes share the list; a part that fails is reported and does not end the others."""
+def test_workers_find_what_one_process_finds(suite, tmp_path, monkeypatch):
+    """Two processes share the list; a part that fails is reported and does not end the others.
+
+    A worker whose GPU does not work leaves its parts to them, even one that asks for a GPU.
+    """
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     parts = read_suite(suite, quick=True)
+    parts[0] = dataclasses.replace(parts[0], needs_gpu=True)
     wrong = dataclasses.replace(
         parts[0],
         variant="wrong",
         experiment=dataclasses.replace(parts[0].experiment, model=NamedConfig("char-lstm")),
     )
-    done = []
+    done, stops = [], []
     outcome = run_parts(
         [*parts, wrong],
         tmp_path / "two",
-        {"cpu": 2},
+        {"cuda": 1, "cpu": 2},
         on_part=lambda part, device, seconds: done.append((part.name, device)),
+        on_stop=stops.append,
     )
+    assert len(stops) == 1 and stops == outcome.stopped
+    assert re.match("a cuda worker stopped after 2 failures in a row: .*CUDA", stops[0])
     assert sorted(done) == [(p.name, "cpu") for p in parts]
     assert not outcome.left
     assert list(outcome.failed) == [wrong.name]
@@ -198,6 +207,18 @@ def test_workers_find_what_one_process_finds(suite, tmp_path):
             row.pop("select_seconds")
         assert one == two
     assert run_parts(parts, tmp_path / "none", {"cpu": 1}, seconds=0.0).left == parts
+
+
+def test_a_worker_whose_process_ends_twice_in_a_row_stops(tmp_path):
+    """Its parts are left for others; they have not failed."""
+    script = tmp_path / "end.py"
+    script.write_text("import os; os._exit(9)\n")
+    parts = [Part("trial", name, "end", Script(str(script))) for name in "abc"]
+    outcome = run_parts(parts, tmp_path / "out", {"cpu": 1})
+    assert outcome.left == parts and not outcome.failed
+    assert outcome.stopped == [
+        "a cpu worker stopped after 2 failures in a row: its process ended with 9"
+    ]
 
 
 def test_workers_are_counted_by_device():

@@ -82,6 +82,7 @@ def command(
     console = Console(stderr=True, highlight=False)
     failed: dict[str, str] = {}
     left: list[Part] = []
+    stopped: list[str] = []
     if join is not None and partial:
         console.print("joining what there is")
     elif workers is None:
@@ -102,8 +103,9 @@ def command(
             resume=resume,
             seconds=float("inf") if seconds is None else seconds,
             on_part=lambda part, where, took: console.print(f"{took:6.1f} s, {where}: {part.name}"),
+            on_stop=lambda reason: console.print(reason, markup=False),
         )
-        left, failed = outcome.left, outcome.failed
+        left, failed, stopped = outcome.left, outcome.failed, outcome.stopped
     for name, error in failed.items():
         console.print(f"failed: {name}\n{error}", markup=False)
     if left:
@@ -121,7 +123,7 @@ def command(
         ]
         written = None if join is None else str(join)
         print(json.dumps({"done": done, "left": len(left), "failed": failed, "joined": written}))
-    if failed:
+    if failed or (left and stopped):
         raise typer.Exit(1)
 
 

@@ -4,6 +4,10 @@ Each worker has one device and one thread. It asks for the next part when it is 
 workers share one ordered list. A part that would not be finished before the limit, judged by the
 latest finished part of its setting on the same kind of device, is not begun. Workers that are still
 busy at the limit are stopped. Nothing is lost but their unfinished parts, which `--resume` runs.
+
+A worker whose device does not work, or whose process ends, is started again. After two such
+failures in a row it stops, and the other workers run its parts. A part whose process ended twice
+has failed.
 """
 
 from __future__ import annotations
@@ -12,7 +16,9 @@ import multiprocessing
 import os
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -21,22 +27,42 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import benchmark
 from fedcohort.experiments.suite import Part
 
+OnPart = Callable[[Part, str, float], None]
+OnStop = Callable[[str], None]
+
+MOST_FAILURES = 2  # in a row, of a worker; and how often a part may end its process
+
 
 @dataclass
 class Outcome:
-    """What a campaign left: parts that were not run, and errors by the name of their part."""
+    """What a campaign left.
+
+    Attributes
+    ----------
+    left : list of Part
+        Parts that were not run.
+    failed : dict
+        Errors by the name of their part.
+    stopped : list of str
+        Why workers stopped, each reason once.
+    """
 
     left: list[Part] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    stopped: list[str] = field(default_factory=list)
 
 
 @dataclass
 class _Worker:
+    """A process with one device. `part` is what it runs, None while it starts or is idle."""
+
     device: str
     process: BaseProcess
     pipe: Connection
     part: int | None = None
     since: float = 0.0
+    idle: bool = False
+    failures: int = 0
 
 
 def parse_workers(text: str) -> dict[str, int]:
@@ -63,7 +89,8 @@ def run_parts(
     *,
     resume: bool = False,
     seconds: float = float("inf"),
-    on_part: Callable[[Part, str, float], None] | None = None,
+    on_part: OnPart | None = None,
+    on_stop: OnStop | None = None,
 ) -> Outcome:
     """Run all parts whose result the folder does not hold, in order, and return what is left.
 
@@ -81,120 +108,174 @@ def run_parts(
         When to stop.
     on_part : callable, optional
         Called with each finished part, its device and its seconds.
+    on_stop : callable, optional
+        Called with the reason when a worker stops, once per reason.
     """
     _, todo = benchmark.split_done(parts, folder, resume)
-    plan = _Plan(todo, gpu=workers.get("cuda", 0) > 0, deadline=time.monotonic() + seconds)
-    context = multiprocessing.get_context("spawn")
-    pool = [
-        _start(context, todo, folder, device) for device, n in workers.items() for _ in range(n)
-    ]
-    outcome = Outcome()
+    campaign = _Campaign(todo, os.fspath(folder), time.monotonic() + seconds, on_part, on_stop)
     try:
-        for worker in pool:
-            plan.give(worker)
-        while any(w.part is not None for w in pool) and time.monotonic() < plan.deadline:
-            _collect(pool, plan, outcome, on_part)
+        campaign.start(workers)
+        while campaign.busy() and time.monotonic() < campaign.deadline:
+            campaign.collect()
     finally:
-        for worker in pool:
-            worker.process.terminate()
-            worker.process.join()
-    unfinished = [w.part for w in pool if w.part is not None]
-    outcome.left = [todo[i] for i in sorted([*unfinished, *plan.waiting])]
-    return outcome
+        for worker in campaign.pool:
+            _end(worker)
+    unfinished = [w.part for w in campaign.pool if w.part is not None]
+    campaign.outcome.left = [todo[i] for i in sorted([*unfinished, *campaign.waiting])]
+    return campaign.outcome
 
 
-class _Plan:
-    """Which part each worker gets next."""
+class _Campaign:
+    """The workers, the parts that wait, and what came of those that were run."""
 
-    def __init__(self, parts: Sequence[Part], gpu: bool, deadline: float) -> None:
-        self.parts, self.gpu, self.deadline = parts, gpu, deadline
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        folder: str,
+        deadline: float,
+        on_part: OnPart | None,
+        on_stop: OnStop | None,
+    ) -> None:
+        self.parts, self.folder, self.deadline = parts, folder, deadline
+        self.on_part: OnPart = on_part or (lambda part, device, seconds: None)
+        self.on_stop: OnStop = on_stop or (lambda reason: None)
+        self.pool: list[_Worker] = []
+        self.outcome = Outcome()
         self.waiting = list(range(len(parts)))
+        self.ended: Counter[int] = Counter()  # by part: how many processes ended while they ran it
         self.latest: dict[tuple[str, str], float] = {}
 
-    def give(self, worker: _Worker) -> None:
-        """Send the worker its next part, or none if nothing fits."""
+    def start(self, workers: Mapping[str, int]) -> None:
+        """Start all processes."""
+        for device in (d for d, n in workers.items() for _ in range(n)):
+            self.pool.append(_Worker(device, *self._process(device)))
+
+    def busy(self) -> list[_Worker]:
+        """Return the workers that will send something."""
+        return [worker for worker in self.pool if not worker.idle]
+
+    def collect(self) -> None:
+        """Wait for the next workers that are done, and give the idle ones their next parts."""
+        senders = {worker.pipe: worker for worker in self.busy()}
+        left = self.deadline - time.monotonic()
+        for pipe in wait(list(senders), None if left == float("inf") else max(left, 0.0)):
+            self._receive(senders[pipe])  # type: ignore[index]
+        for worker in [w for w in self.pool if w.idle]:
+            self._give(worker)
+
+    def _receive(self, worker: _Worker) -> None:
+        """Note what came of a start or of a part."""
+        try:
+            error, broken = worker.pipe.recv()
+        except (EOFError, OSError):  # out of memory, most likely
+            worker.process.join()
+            error, broken = "", f"its process ended with {worker.process.exitcode}"
+        if broken:
+            self._fail(worker, broken)
+            return
+        if worker.part is not None:
+            self._finish(worker, self.parts[worker.part], error)
+        worker.idle = True
+
+    def _finish(self, worker: _Worker, part: Part, error: str) -> None:
+        worker.part, worker.failures = None, 0
+        if error:
+            self.outcome.failed[part.name] = error
+            return
+        seconds = time.monotonic() - worker.since
+        self.latest[worker.device, part.setting] = seconds  # the first ones load data too
+        self.on_part(part, worker.device, seconds)
+
+    def _fail(self, worker: _Worker, reason: str) -> None:
+        """Take the part from a worker that failed, and start the worker again or stop it."""
+        _end(worker)
+        if worker.part is not None:
+            self._put_back(worker.part, reason)
+        worker.part, worker.failures = None, worker.failures + 1
+        if worker.failures < MOST_FAILURES:
+            worker.process, worker.pipe = self._process(worker.device)
+            return
+        self.pool.remove(worker)
+        text = f"a {worker.device} worker stopped after {MOST_FAILURES} failures in a row: {reason}"
+        if text not in self.outcome.stopped:
+            self.outcome.stopped.append(text)
+            self.on_stop(text)
+
+    def _put_back(self, index: int, reason: str) -> None:
+        self.ended[index] += 1
+        if self.ended[index] < MOST_FAILURES:
+            self.waiting.append(index)
+        else:
+            self.outcome.failed[self.parts[index].name] = reason
+
+    def _give(self, worker: _Worker) -> None:
+        """Send the worker its next part; it stays idle if nothing fits."""
         now = time.monotonic()
         fits = [i for i in self.waiting if self._fits(i, worker.device, now)]
-        worker.part = min(fits, key=lambda i: self._order(i, worker.device), default=None)
-        if worker.part is not None:
-            self.waiting.remove(worker.part)
-            worker.since = now
+        if not fits:
+            return
+        worker.part = min(fits, key=lambda i: self._order(i, worker.device))
+        worker.since, worker.idle = now, False
+        self.waiting.remove(worker.part)
+        with suppress(OSError):  # it ended; `_receive` finds out why
             worker.pipe.send(worker.part)
 
-    def _order(self, index: int, device: str) -> tuple[int, bool, int]:
-        """By rank; on a GPU, parts that need one come first among equals."""
+    def _order(self, index: int, device: str) -> tuple[int, int, bool, int]:
+        """By rank; parts that ended a process last; on a GPU, parts that need one come first."""
         part = self.parts[index]
-        return part.rank, device == "cuda" and not part.needs_gpu, index
+        return self.ended[index], part.rank, device == "cuda" and not part.needs_gpu, index
 
     def _fits(self, index: int, device: str, now: float) -> bool:
         part = self.parts[index]
-        if part.needs_gpu and self.gpu and device == "cpu":
+        if part.needs_gpu and device == "cpu" and any(w.device == "cuda" for w in self.pool):
             return False
         return now + self.latest.get((device, part.setting), 0.0) < self.deadline
 
-    def finished(self, worker: _Worker, part: Part) -> float:
-        """Note how long a part took, and return it."""
-        seconds = time.monotonic() - worker.since
-        self.latest[worker.device, part.setting] = seconds  # the first ones load data too
-        return seconds
+    def _process(self, device: str) -> tuple[BaseProcess, Connection]:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        arguments = theirs, list(self.parts), self.folder, device
+        process = context.Process(target=_work, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        return process, ours
 
 
-def _collect(
-    pool: Sequence[_Worker],
-    plan: _Plan,
-    outcome: Outcome,
-    on_part: Callable[[Part, str, float], None] | None,
-) -> None:
-    """Wait for the next worker that is done, and give it its next part."""
-    busy = {worker.pipe: worker for worker in pool if worker.part is not None}
-    left = plan.deadline - time.monotonic()
-    for pipe in wait(list(busy), None if left == float("inf") else max(left, 0.0)):
-        worker = busy[pipe]  # type: ignore[index]
-        assert worker.part is not None
-        part = plan.parts[worker.part]
-        try:
-            error = worker.pipe.recv()
-        except EOFError:  # out of memory, most likely
-            outcome.failed[part.name] = f"its process ended with {worker.process.exitcode}"
-            worker.part = None
-            continue
-        if error:
-            outcome.failed[part.name] = error
-        else:
-            seconds = plan.finished(worker, part)
-            if on_part is not None:
-                on_part(part, worker.device, seconds)
-        plan.give(worker)
-
-
-def _start(
-    context: multiprocessing.context.SpawnContext,
-    parts: Sequence[Part],
-    folder: str | os.PathLike[str],
-    device: str,
-) -> _Worker:
-    ours, theirs = context.Pipe()
-    process = context.Process(
-        target=_work, args=(theirs, list(parts), os.fspath(folder), device), daemon=True
-    )
-    process.start()
-    theirs.close()
-    return _Worker(device, process, ours)
+def _end(worker: _Worker) -> None:
+    worker.process.terminate()
+    worker.process.join()
+    worker.pipe.close()
 
 
 def _work(pipe: Connection, parts: Sequence[Part], folder: str, device: str) -> None:
-    """Run the parts whose number comes through the pipe; answer with an error, or nothing."""
+    """Run the parts whose number comes through the pipe.
+
+    Answers, first to the start and then to each part: its error, and what is wrong with the device;
+    both are empty if all is well.
+    """
     import torch
 
     torch.set_num_threads(1)
     loaded = benchmark.Datasets()
+    pipe.send(("", _broken(device)))
     while True:
         index = pipe.recv()
         try:
             benchmark.write_part(parts[index].on(device), folder, loaded)
         except Exception:  # one part must not end the others; it is reported with its traceback
-            pipe.send(traceback.format_exc(limit=-3))
+            pipe.send((traceback.format_exc(limit=-3), _broken(device)))
         else:
-            pipe.send("")
+            pipe.send(("", ""))
         if device == "cuda":
             torch.cuda.empty_cache()
+
+
+def _broken(device: str) -> str:
+    """Return why the device cannot compute; an empty text if it can."""
+    import torch
+
+    try:
+        torch.ones(1, device=device).add(1).item()
+    except Exception as error:  # an AssertionError where PyTorch is built without CUDA
+        return str(error).partition("\n")[0] or type(error).__name__
+    return ""

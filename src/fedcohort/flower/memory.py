@@ -92,7 +92,7 @@ class Memory:
     def update(self, round_number: int) -> RecordDict:
         """Return the update of a round; DataError if it is not here."""
         if self.notes.get("update") != round_number:
-            raise DataError(f"no update of round {round_number} is stored here, so none can be uploaded")
+            raise DataError(f"no update of round {round_number} is stored for an upload")
         start = len(UPDATE) + 1
         kept = {k[start:]: v for k, v in self.state.items() if k.startswith(f"{UPDATE}.")}
         return RecordDict(kept)
