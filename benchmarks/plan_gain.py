@@ -22,7 +22,7 @@ from itertools import product
 
 import numpy as np
 import torch
-from docs_numbers import RESULTS, parts, result, rounds_to
+from docs_tables.results import RESULTS, parts, result, rounds_to
 from provenance import provenance, write
 from selection import readings as made_up
 

@@ -237,19 +237,19 @@ def _cost(name: str) -> str:
 
 def _measured(name: str) -> str:
     """Return every setting of the benchmark in which the policy ran, against uniform."""
-    numbers = _docs_numbers()
+    results = _results()
     lines = []
     for file in ("benchmark-selection.json", "benchmark-cifar10.json"):
-        for part in (numbers.result(file) or {"parts": []})["parts"]:
+        for part in (results.result(file) or {"parts": []})["parts"]:
             if part["experiment"]["policy"]["name"] != name or not part["targets"]:
                 continue
-            base = numbers.parts(file, part["setting"]).get("uniform")
+            base = results.parts(file, part["setting"]).get("uniform")
             target = part["targets"][0]
             if base is None or target not in base["targets"]:
                 continue
-            times = ("1x", "baseline") if name == "uniform" else numbers.ratio(part, base, target)
-            accuracy = numbers.spread([100 * row["accuracy"] for row in part["seeds"]])
-            rounds = numbers.rounds_cell(part, target)
+            times = ("1x", "baseline") if name == "uniform" else results.ratio(part, base, target)
+            accuracy = results.spread([100 * row["accuracy"] for row in part["seeds"]])
+            rounds = results.rounds_cell(part, target)
             setting = f"{part['setting']}, {target:.0%}"
             lines.append([setting, part["variant"], rounds, *times, accuracy])
     speed = _speed(name)
@@ -258,7 +258,7 @@ def _measured(name: str) -> str:
         return f"It is not part of the published benchmark at this commit. {speed} {more}"
     header = ["setting, target", "variant", "rounds", "fewer rounds", "verdict", "accuracy %"]
     return (
-        numbers.table(header, lines)
+        results.table(header, lines)
         + "\nRounds to the target accuracy, mean ± standard deviation over held-out seeds; fewer "
         "rounds than uniform with a 95 % interval over paired seeds; accuracy over the last "
         f"rounds ([benchmark](../benchmark.md)). {speed} {more}"
@@ -278,14 +278,14 @@ def _speed(name: str) -> str:
 
 
 @cache
-def _docs_numbers() -> Any:
-    """Return benchmarks/docs_numbers.py, which reads the committed results, as a module."""
+def _results() -> Any:
+    """Return benchmarks/docs_tables/results.py, which reads the committed results."""
     import sys
 
     folder = ROOT / "benchmarks"
     sys.path.insert(0, str(folder))
     try:
-        return importlib.import_module("docs_numbers")
+        return importlib.import_module("docs_tables.results")
     finally:
         sys.path.remove(str(folder))
 

@@ -1,0 +1,238 @@
+"""Policies against uniform cohorts: README.md, docs/index.md, benchmark.md and policies.md."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+from docs_tables.results import (
+    NOT_RUN,
+    ROOT,
+    difference,
+    parts,
+    ratio,
+    result,
+    rounds_cell,
+    rounds_to,
+    spread,
+    table,
+)
+
+from fedcohort.report.tables import paired_interval
+
+
+def at_equal_bytes(part, base):
+    """Accuracy of each seed when it has sent as much as uniform did in all its rounds."""
+    budget = min(row["megabytes"][-1] for row in base["seeds"])
+    values = []
+    for row in part["seeds"]:
+        known = [
+            a
+            for a, b in zip(row["curve"], row["megabytes"], strict=True)
+            if a is not None and b <= budget + 1e-9
+        ]
+        values.append(100 * np.mean(known[-2:]) if known else np.nan)
+    return np.array(values)
+
+
+def megabytes_to(part, target):
+    """Megabytes up and down until the target, over the seeds that got there."""
+    at = part["targets"].index(target)
+    sent = [row["bytes_to"][at] / 1e6 for row in part["seeds"] if row["bytes_to"][at] is not None]
+    return f"{np.mean(sent):,.0f}" if sent else "-"
+
+
+def benchmark(file, setting, target):
+    """All variants of one setting, by rounds to the target."""
+    found, target = parts(file, setting), float(target)
+    if "uniform" not in found or target not in found["uniform"]["targets"]:
+        return NOT_RUN
+    base = found["uniform"]
+    order = sorted(found, key=lambda v: rounds_to(found[v], target).mean())
+    lines = []
+    for name in order:
+        part = found[name]
+        rows = part["seeds"]
+        times, word = ("1x", "baseline") if part is base else ratio(part, base, target)
+        lines.append(
+            [
+                name,
+                rounds_cell(part, target),
+                times,
+                word,
+                megabytes_to(part, target),
+                spread([100 * r["accuracy"] for r in rows]),
+                spread(at_equal_bytes(part, base)),
+                spread([100 * r["worst_tenth_accuracy"] for r in rows]),
+                f"{np.mean([r['gemd'] for r in rows]):.2f}",
+                f"{np.mean([r['participation_entropy'] for r in rows]):.2f}",
+                f"{1e3 * np.mean([r['select_seconds'] for r in rows]):.1f}",
+            ]
+        )
+    header = [
+        "policy",
+        f"rounds to {target:.0%}",
+        "fewer rounds",
+        "against uniform",
+        "MB to target",
+    ]
+    header += ["accuracy %", "at equal bytes %", "worst tenth %", "GEMD", "entropy", "ms to select"]
+    return table(header, lines)
+
+
+def ranking(file, *cases):
+    """Policies by the geometric mean of their ratios to uniform: SETTING=TARGET for each column."""
+    columns = {}
+    for case in cases:
+        setting, _, target = case.rpartition("=")
+        found = parts(file, setting)
+        if "uniform" in found:
+            columns[f"{setting}, {float(target):.0%}"] = found, float(target)
+    everywhere = [set(found) for found, _ in columns.values()]
+    names = set.intersection(*everywhere) - {"uniform"} if everywhere else set()
+    if not names:
+        return NOT_RUN
+    lines = []
+    for name in sorted(names):
+        logs, cells = [], []
+        for found, target in columns.values():
+            part, base = found[name], found["uniform"]
+            logs.append(np.log(rounds_to(base, target) / rounds_to(part, target)).mean())
+            cells.append(" ".join(ratio(part, base, target)))
+        lines.append((np.mean(logs), [name, f"{np.exp(np.mean(logs)):.2f}x", *cells]))
+    lines.sort(key=lambda line: -line[0])
+    header = ["policy", "geometric mean", *columns]
+    return table(header, [cells for _, cells in lines])
+
+
+def accuracy_ranking(file, setting):
+    """Policies of one setting by accuracy over the last rounds, with the paired difference."""
+    found = parts(file, setting)
+    if "uniform" not in found:
+        return NOT_RUN
+    base = np.array([100 * r["accuracy"] for r in found["uniform"]["seeds"]])
+    lines = []
+    for name, part in found.items():
+        own = np.array([100 * r["accuracy"] for r in part["seeds"]])
+        interval = paired_interval((own - base).tolist())
+        word = "better" if interval.low > 0 else "worse" if interval.high < 0 else "level"
+        text = f"{interval.mean:+.1f} ({interval.low:+.1f} to {interval.high:+.1f})"
+        cells = ["", "baseline"] if name == "uniform" else [text, word]
+        lines.append((own.mean(), [name, spread(own), *cells]))
+    lines.sort(key=lambda line: -line[0])
+    header = ["policy", "accuracy %", "points above uniform", "verdict"]
+    return table(header, [cells for _, cells in lines])
+
+
+def headline(file, *cases):
+    """Uniform against SketchMatch at epsilon 1: SETTING=TARGET for each row."""
+    lines = []
+    for case in cases:
+        setting, _, target = case.rpartition("=")
+        found, goal = parts(file, setting), float(target)
+        if not {"uniform", "sketch-match, epsilon 1"} <= set(found):
+            continue
+        base, ours = found["uniform"], found["sketch-match, epsilon 1"]
+        times, word = ratio(ours, base, goal)
+        cells = [rounds_cell(part, goal) for part in (base, ours)]
+        lines.append([f"{setting}, {goal:.0%}", *cells, times, word])
+    header = ["setting, target", "uniform", "sketch-match", "fewer rounds", "verdict"]
+    return table(header, lines) if lines else NOT_RUN
+
+
+def claim(file, case):
+    """Say in a sentence how SketchMatch at epsilon 1 compares with uniform: SETTING=TARGET."""
+    setting, _, target = case.rpartition("=")
+    found, goal = parts(file, setting), float(target)
+    base, ours = found["uniform"], found["sketch-match, epsilon 1"]
+    before, after = (rounds_to(part, goal).mean() for part in (base, ours))
+    times, interval = ratio(ours, base, goal)[0].removesuffix(")").split("x (")
+    return (
+        f"On {setting} per client, random cohorts need {before:.0f} rounds to {goal:.0%} accuracy. "
+        "Cohorts matched by one small private sketch per client (epsilon 1) need "
+        f"{after:.0f}: {times} times fewer (95 % interval {interval}; "
+        f"{len(ours['seeds'])} held-out seeds).\n"
+    )
+
+
+def cases(file, *names):
+    """Cases of benchmarks/selection_cases.py: every variant against uniform, paired by seed."""
+    found = result(file)
+    if found is None:
+        return NOT_RUN
+    rows = [r for r in found["result"] if not names or r["case"] in names]
+    uniform = {r["case"]: r for r in rows if r["variant"] == "uniform"}
+    lines, case = [], ""
+    for row in rows:
+        seeds, base = row["seeds"], uniform[row["case"]]["seeds"]
+        gain = [100 * (a["accuracy"] - b["accuracy"]) for a, b in zip(seeds, base, strict=True)]
+        by = [s["all_used_by"] for s in seeds]
+        first, case = "" if row["case"] == case else f"{row['case']}: {row['about']}", row["case"]
+        lines.append(
+            [
+                first,
+                row["variant"],
+                spread([100 * s["accuracy"] for s in seeds]),
+                "" if row["variant"] == "uniform" else difference(gain),
+                f"{np.mean([s['gemd'] for s in seeds]):.2f}",
+                f"{np.mean([s['participation_entropy'] for s in seeds]):.2f}",
+                f"{np.mean([s['never_picked'] for s in seeds]):.1f}",
+                "-" if None in by else f"{np.mean(by):.0f}",
+            ]
+        )
+    header = ["case", "policy", "accuracy %", "against uniform", "GEMD", "entropy", "never picked"]
+    count = len(rows[0]["seeds"])
+    return table([*header, "all used by round"], lines) + f"\n{count} seeds, paired.\n"
+
+
+def figure(file, setting, name, target="0"):
+    """Mean accuracy by round of the policies that matter; drawn when pages are written."""
+    found = parts(file, setting)
+    if "uniform" not in found:
+        return NOT_RUN
+    if "--check" not in sys.argv:
+        draw(found, setting, ROOT / "docs" / "images" / f"{name}.svg", float(target) or None)
+    return f"![{setting}: test accuracy by round](images/{name}.svg)\n"
+
+
+SHOWN = (
+    "sketch-match, epsilon 1",
+    "fedcor",
+    "label-match",
+    "power-of-choice, d=20",
+    "kdpp",
+    "oort",
+)
+
+
+def draw(found, setting, path, target):
+    import altair as alt
+
+    from fedcohort.report import figures
+
+    rows = []
+    for name, part in found.items():
+        curves = np.array([row["curve"] for row in part["seeds"]], float)
+        last, step = part["experiment"]["rounds"], 5
+        numbers = range(last - step * (curves.shape[1] - 1), last + 1, step)
+        for number, values in zip(numbers, curves.T, strict=True):
+            if np.isfinite(values).all():
+                own = {"run": name, "x": number, "y": float(values.mean())}
+                if len(values) > 1:
+                    error = 2 * float(values.std(ddof=1)) / np.sqrt(len(values))
+                    own |= {"low": own["y"] - error, "high": own["y"] + error}
+                rows.append(own)
+    shown = [name for name in SHOWN if name in found]
+    roles = figures.Roles(shown, shown, ["uniform"])
+    domain = (0.0, float(np.ceil(20 * max(row["y"] for row in rows)) / 20))
+    chart = figures.line_chart(
+        rows,
+        roles,
+        x=figures.x_axis("round", rows),
+        y=alt.Y("y:Q", title="test accuracy").axis(format=".0%"),
+        domain=domain,
+        tooltip=[],
+        target=target,
+    )
+    words = "Means over seeds with two standard errors; faint lines: all other policies."
+    figures.save(figures.Figure(path.stem, setting, words, chart.chart, chart.data), path)

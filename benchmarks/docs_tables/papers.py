@@ -1,0 +1,46 @@
+"""The claims of the papers beside our measurements: docs/reproductions.md."""
+
+from __future__ import annotations
+
+import reproductions as claims
+from docs_tables.results import NOT_RUN, parts, result, rounds_cell, table
+
+
+def reproductions(paper):
+    """The claims of one paper, what we measured, and verdicts."""
+    header = ["claim", "the paper", "ours", "seeds", "command", "verdict"]
+    return table(header, [row[1:] for row in claims.rows(result) if row[0] == paper])
+
+
+def single_rounds():
+    """FedCor's Table 1 for random cohorts and FedCor: first round, and the mean of five rounds."""
+    lines = []
+    for split, (target, random, *_, fedcor) in claims.TABLE_1.items():
+        for way, words in claims.SCALINGS.items():
+            found = parts("benchmark-papers.json", f"paper 3, Fashion-MNIST {split}, {way}")
+            for name, paper in (("uniform", random), ("fedcor", fedcor)):
+                if name in found:
+                    keys = ("rounds_to", "rounds_to_mean")
+                    cells = [rounds_cell(found[name], target, key) for key in keys]
+                    number = "N/A" if paper is None else f"{paper:g}"
+                    lines.append([split, words, name, number, *cells])
+    header = [
+        "split",
+        "inputs and network",
+        "policy",
+        "the paper",
+        "first round",
+        "mean of five rounds",
+    ]
+    return table(header, lines) if lines else NOT_RUN
+
+
+def verdicts():
+    """How many claims of each paper hold."""
+    words = (claims.HOLDS, claims.WEAKER, claims.FAILS, claims.UNDECIDED, claims.NOT_RUN)
+    rows = claims.rows(result)
+    lines = [
+        [str(paper), *(str(sum(r[0] == str(paper) and r[-1] == w for r in rows)) for w in words)]
+        for paper in range(5)
+    ]
+    return table(["paper", *words], lines)

@@ -1,0 +1,114 @@
+"""Kills, damaged files, attacks on privacy, load and liars: docs/reliability.md."""
+
+from __future__ import annotations
+
+import numpy as np
+from docs_tables.results import NOT_RUN, result, spread, table
+
+
+def named_left_out(held):
+    left = "; ".join(f"{name} (no {', '.join(m)})" for name, m in held["left out"].items())
+    return f"\nLeft out, because packages were missing there: {left}.\n" if left else ""
+
+
+def kills(file):
+    """Kills per job, and what came of them."""
+    held = result(file)
+    if held is None:
+        return NOT_RUN
+    keys = ("kills", "missed", "finished", "differences", "losses", "double payments")
+    rows = held["result"]["jobs"]
+    lines = [[row["job"], *(f"{row[key]:,}" for key in keys)] for row in rows]
+    lines.append(["all", *(f"{sum(row[key] for row in rows):,}" for key in keys)])
+    header = ["job", "kills", "too late", "finished jobs", *keys[3:]]
+    return table(header, lines) + named_left_out(held["result"])
+
+
+def fuzzing(file):
+    """Trials per parser, and what came of them."""
+    held = result(file)
+    if held is None:
+        return NOT_RUN
+    lines = []
+    for row in held["result"]["parsers"]:
+        other = sum(found["count"] for found in row["errors"].values())
+        counts = row["trials"], row["refused"], row["accepted"], other, row["crashes"]
+        lines.append([row["target"], *(f"{c:,}" for c in counts), f"{row['peak_mb']:,}"])
+    header = ["parser", "trials", "refused", "accepted", "other errors", "crashes", "peak MB"]
+    return table(header, lines) + named_left_out(held["result"])
+
+
+def audit(file):
+    """The epsilon that attacks prove, beside the claim."""
+    held = result(file)
+    if held is None:
+        return NOT_RUN
+    lines = []
+    for row in held["result"]["mechanisms"]:
+        over = row["proven"] > row["epsilon"]
+        verdict = ("caught" if over else "missed") if row["broken"] else ("no" if over else "holds")
+        kind = "broken on purpose" if row["broken"] else ""
+        claim = f"{row['epsilon']:g}" + (f", delta {row['delta']:g}" if row["delta"] else "")
+        lines.append([row["mechanism"], kind, claim, f"{row['proven']:.3f}", verdict])
+    return table(["mechanism", "", "claimed epsilon", "proven, at least", "verdict"], lines)
+
+
+def load(file):
+    """Time and memory per case of the soak of load."""
+    held = result(file)
+    if held is None:
+        return NOT_RUN
+    lines = []
+    for row in held["result"]["cases"]:
+        if "early_ms" not in row:
+            cells = ["", "", "too few rounds"]
+        else:
+            cells = [f"{row['early_ms']:.1f} to {row['late_ms']:.1f}"]
+            cells += [f"{row['early_mb']:,} to {row['late_mb']:,}", "yes" if row["flat"] else "no"]
+        lines.append([row["case"], f"{row['rounds']:,}", *cells, row["error"] or "none"])
+    return table(["case", "rounds", "ms per round", "MB", "flat", "error"], lines)
+
+
+def share_text(value):
+    return "1.00" if value >= 0.995 else f"{value:.2f}"[1:]
+
+
+def forgery(file):
+    """Places of liars by policy, without and with bounds."""
+    held = result(file)
+    if held is None:
+        return NOT_RUN
+    found = {(r["policy"], r["bounded"], r["liars"]): r for r in held["result"]["rows"]}
+    lines = []
+    for name in sorted({name for name, _, _ in found}):
+        one, ten = found[name, False, 1], found[name, False, 10]
+        bounds = [share_text(found[name, True, liars]["share"]) for liars in (1, 10)]
+        shares = [share_text(one["share"]), one["best attack"], share_text(ten["share"])]
+        lines.append([name, *shares, *bounds])
+    header = ["policy", "one liar", "best lie", "ten liars", "one liar, bounded"]
+    return table([*header, "ten liars, bounded"], lines)
+
+
+def forgery_gates(file):
+    """How far liars move the uploads of honest clients, by gate."""
+    held = result(file)
+    if held is None or not held["result"].get("gates"):
+        return NOT_RUN
+    lines = []
+    for row in held["result"]["gates"]:
+        ends = [f"{share_text(value)} ({lie})" for lie, value in (row["lowest"], row["highest"])]
+        lines.append([row["gate"], str(row["liars"]), share_text(row["honest"]), *ends])
+    return table(["gate", "liars of ten", "nobody lies", "lowest", "highest"], lines)
+
+
+def forgery_cost(file):
+    """Accuracy without liars, without and with bounds."""
+    held = result(file)
+    if held is None or not held["result"].get("accuracy"):
+        return NOT_RUN
+    found = {(r["policy"], r["bounded"]): r["accuracy"] for r in held["result"]["accuracy"]}
+    lines = []
+    for name in sorted({name for name, _ in found}):
+        plain, bounded = (100 * np.array(found[name, b]) for b in (False, True))
+        lines.append([name, spread(plain), spread(bounded), f"{np.mean(bounded - plain):+.1f}"])
+    return table(["policy", "without bounds, %", "with bounds, %", "difference"], lines)

@@ -1,0 +1,117 @@
+"""The committed results, and what the tables of several pages share."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from fedcohort.report.tables import paired_interval
+
+ROOT = Path(__file__).parents[2]
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+NOT_RUN = "Not run yet.\n"
+
+
+@cache
+def result(name):
+    """A result file, or None if there is none."""
+    path = RESULTS / name
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def table(header, lines):
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
+def spread(values, form="{:.1f}"):
+    mean = form.format(np.mean(values))
+    return f"{mean} ± {form.format(np.std(values, ddof=1))}" if len(values) > 1 else mean
+
+
+def difference(values):
+    """Mean of paired differences in points, with its 95 % interval."""
+    interval = paired_interval(values)
+    if interval is None:
+        return f"{np.mean(values):+.1f} (one seed)"
+    return "{:+.1f} ({:+.1f} to {:+.1f})".format(*interval)
+
+
+def parts(file, setting):
+    """The parts of one setting by variant; empty if it was not run."""
+    held = result(file) or {"parts": []}
+    return {p["variant"]: p for p in held["parts"] if p["setting"] == setting}
+
+
+def rounds_to(part, target, key="rounds_to"):
+    """Rounds to the target per seed; all rounds plus one for a seed that never got there."""
+    at = part["targets"].index(target)
+    last = part["experiment"]["rounds"] + 1
+    return np.array([last if r[key][at] is None else r[key][at] for r in part["seeds"]])
+
+
+def missing(part, target, key="rounds_to"):
+    at = part["targets"].index(target)
+    return sum(row[key][at] is None for row in part["seeds"])
+
+
+def rounds_cell(part, target, key="rounds_to"):
+    left, seeds = missing(part, target, key), len(part["seeds"])
+    if left == seeds:
+        return f"not in {part['experiment']['rounds']}"
+    text = spread(rounds_to(part, target, key).astype(float))
+    return f"≥ {text} ({seeds - left} of {seeds} seeds)" if left else text
+
+
+def ratio(part, base, target):
+    """How many times fewer rounds than uniform: geometric mean over paired seeds, 95 % interval."""
+    logs = np.log(rounds_to(base, target) / rounds_to(part, target))
+    interval = paired_interval(logs.tolist())
+    if interval is None:
+        return f"{np.exp(logs.mean()):.2f}x", "one seed"
+    mean, low, high = (float(np.exp(v)) for v in interval)
+    word = "faster" if low > 1 else "slower" if high < 1 else "level"
+    if missing(part, target) and missing(base, target):
+        word = "undecided"  # some seeds of both never got there
+    return f"{mean:.2f}x ({low:.2f} to {high:.2f})", word
+
+
+def left_out(file):
+    """Which parts of a suite were not run."""
+    held = result(file)
+    if held is None:
+        return NOT_RUN
+    missing = held.get("missing", [])
+    ran = len(held["parts"])
+    if not missing:
+        return f"All {ran} parts were run.\n"
+    return f"{ran} of {ran + len(missing)} parts were run; not run: {'; '.join(missing)}.\n"
+
+
+def provenance(file):
+    """Where a result comes from, in a sentence."""
+    found = result(file)
+    if found is None:
+        return NOT_RUN
+    made = found["provenance"]
+    machines = sorted({m["gpu"] or m["cpu"] for m in made})
+    text = f"Made at commit `{found['commit'][:10]}` on {' and '.join(machines)}"
+    text += " with seeds 1000 and up; commands, versions and loads"
+    return f"{text} are in `benchmarks/results/{file}`.\n"
+
+
+def made_by(file):
+    """The command, commit and machine of a result file of benchmarks/provenance.py."""
+    held = result(file)
+    if held is None:
+        return NOT_RUN
+    runs = held["provenance"] if isinstance(held["provenance"], list) else [held["provenance"]]
+    last = runs[-1]
+    machine = f"{last['machine']['cpu']}, {last['machine']['cores']} cores"
+    more = f" (the last of {len(runs)} runs)" if len(runs) > 1 else ""
+    return f"`{last['command']}`{more}, commit `{last['commit']}`, {machine}.\n"
