@@ -13,9 +13,19 @@ import re
 import shlex
 import sys
 
-from docs_tables import benchmark, measure, papers, plan, reliability, results, skipping, speed
+from docs_tables import (
+    benchmark,
+    measure,
+    papers,
+    personalize,
+    plan,
+    reliability,
+    results,
+    skipping,
+    speed,
+)
 
-MODULES = (results, benchmark, skipping, papers, plan, measure, reliability, speed)
+MODULES = (results, benchmark, skipping, papers, plan, measure, personalize, reliability, speed)
 PLACE = re.compile(r"(<!-- numbers: ([^\n]*?) -->\n)(.*?)(<!-- /numbers -->)", re.S)
 FUNCTIONS = {
     name: made

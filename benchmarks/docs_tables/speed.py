@@ -6,6 +6,80 @@ import numpy as np
 from docs_tables.results import NOT_RUN, result, table
 
 
+def sketching(cpu, gpu):
+    """The time of a sketch of MNIST beside other ways, of MinHash, and of distances."""
+    held, on_gpu = result(cpu), result(gpu)
+    if held is None:
+        return NOT_RUN
+    r = held["result"]
+    mnist, words, integers = r["mnist"], r["minhash"]["words"], r["minhash"]["integers"]
+    blocked = mnist["times faster than blocked"]["wall"]
+    released = mnist["times faster than released"]["wall"]
+    memory, pairs = mnist["memory above data MB"], r["distance matrix"]
+    first, last = r["growth with dim"][0], r["growth with dim"][-1]
+    more = last["dim"] / first["dim"]
+    longer = last["fedcohort cpu us a sample"] / first["fedcohort cpu us a sample"]
+    text = (
+        f"A sketch of {mnist['samples']:,} MNIST images with 1,000 rows of 6 bits takes "
+        f"{mnist['fedcohort']['wall s']:.2f} s on {held['provenance']['machine']['cores']} cores. "
+        f"That is {blocked:.1f} times faster than a blocked matrix product with counting, and "
+        f"{released:.1f} times faster than the paper's released code. It takes "
+        f"{memory['hashing']:.0f} MB of memory beside the data "
+        f"({memory['hashing and compiler']:.0f} MB the first time, when it compiles). MinHash is "
+        f"{words['times faster']['wall']:.1f} times faster than datasketch on words and "
+        f"{integers['times faster']['wall']:.1f} times on integers.\n\n"
+        f"The distances between all pairs of {pairs['sketches']:,} such sketches take "
+        f"{pairs['sketches, frobenius']['wall s']:.1f} s, debiased "
+        f"{pairs['sketches, mmd']['wall s']:.1f} s.\n\n"
+        "The cost per sample grows like rows · bits · log(dim): from "
+        f"{first['dim']:,} to {last['dim']:,} dimensions, {more:.0f} times as many, it grows "
+        f"{longer:.0f}-fold.\n"
+    )
+    if on_gpu is not None:
+        g = on_gpu["result"]
+        same = "equal to" if g["triton counts equal the CPU's"] else "different from"
+        text += (
+            f"\nOn an {g['device']} the sketch of MNIST takes {g['triton ms']:.1f} ms, with counts "
+            f"{same} the CPU's (`benchmarks/results/{gpu}`).\n"
+        )
+    return text
+
+
+def selection_times(file):
+    """Time and memory to select among a thousand and among a million clients."""
+    held = result(file)
+    if held is None:
+        return NOT_RUN
+    rows = {(r["policy"], r["clients"]): r for r in held["result"]["rounds"]}
+    lines = []
+    for policy in dict.fromkeys(policy for policy, _ in rows):
+        small, large = rows[policy, 1_000], rows[policy, 1_000_000]
+        slowest = max(large["first_round_s"], large["slowest_later_round_s"])
+        cells = [f"{1e3 * small['median_round_s']:.2f}", f"{large['median_round_s']:.2f}"]
+        lines.append([policy, *cells, f"{slowest:.1f} s", f"{large['peak_mb']:,.0f}"])
+    header = ["policy", "1,000 clients, ms per round", "1,000,000 clients, s per round"]
+    return table([*header, "slowest round", "peak MB"], lines)
+
+
+def selection_parts(file):
+    """The time of FedCor's fit and of projections."""
+    held = result(file)
+    if held is None:
+        return NOT_RUN
+    fit = held["result"]["fedcor_fit"]
+    rows = {(p["kind"], p["parameters"]): p for p in held["result"]["projection"]}
+    sparse, dense = rows["sparse", 100_000_000], rows["uniform", 555_178]
+    return (
+        f"FedCor's fit to {fit['samples']} samples of {fit['clients']:,} clients takes "
+        f"{1e3 * fit['closed_form_s']:.2f} ms. The released way, 100 Adam steps with a dense "
+        f"Cholesky factor per sample, would take {fit['adam_100_steps_s (extrapolated)']:.0f} s "
+        f"(extrapolated from a few steps). A sparse projection of {sparse['parameters']:,} "
+        f"parameters to {sparse['k']} numbers takes {sparse['s']:.2f} s. The dense one of "
+        f"{dense['parameters']:,} parameters takes {1e3 * dense['s']:.0f} ms and never stores its "
+        "matrix.\n"
+    )
+
+
 def selection_growth(file):
     """Exponents of the time to select over the number of clients, fitted from 10,000 clients on."""
     held = result(file)
@@ -110,3 +184,47 @@ def gpu_pfl(file):
         f"{1e3 * own:.0f} ms per round in float32 on one {gpu}, pfl 0.6 beside it "
         f"{1e3 * theirs:.0f} ms: {theirs / own:.0f} times as long.\n"
     )
+
+
+ON_CPU = {
+    "W1": "W1: MLP, 5 of 100 clients x 600, 5 epochs, evaluation",
+    "W2": "W2: CNN of 582,026 parameters, 10 clients, 1 epoch, evaluation",
+    "W3": "W3: MLP, 100 of 10,000 clients x 6 samples",
+}
+
+
+def simulation(file):
+    """Seconds per round of every engine on a CPU, and peak memory."""
+    held = result(file)
+    if held is None:
+        return NOT_RUN
+    lines = []
+    for name, words in ON_CPU.items():
+        engines = held["result"][name]["engines"]
+        own = engines["fedcohort"]["median_s"]
+        others = [engines[e]["median_s"] for e in ("loop", "pfl", "flower")]
+        cells = [f"{seconds(s)} ({s / own:.1f}x)" for s in others]
+        memory = " / ".join(f"{engines[e]['peak_mb']:,}" for e in ("fedcohort", "flower"))
+        lines.append([words, seconds(own), *cells, f"{memory} MB"])
+    header = ["workload", "fedcohort", "plain loop", "pfl 0.6", "Flower (Ray)"]
+    share = held["result"]["W1"]["engines"]["fedcohort"]["share_of_sgemm"]
+    note = f"\nW1 runs at {share:.0%} of the rate of matrix products measured in the same run.\n"
+    return table([*header, "memory, ours / Flower"], lines) + note
+
+
+def seconds(value):
+    return f"{1e3 * value:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def ray_scaling(file):
+    """Vectors per second and the time of a sweep, by workers."""
+    held = result(file)
+    if held is None:
+        return NOT_RUN
+    r = held["result"]
+    lines = [
+        [name, f"{r[name]['vectors/s']:,}", f"{r[name]['sweep s']:.2f}"]
+        for name in ("one process", "1 worker", "2 workers")
+    ]
+    words = f"\nSketches: {r['sketch']}. Sweep: {r['sweep']}.\n"
+    return table(["", "vectors per second", "seconds of a sweep"], lines) + words

@@ -1,0 +1,110 @@
+"""Accuracy of newcomers and the speed of a registry: docs/personalize.md."""
+
+from __future__ import annotations
+
+from docs_tables.results import NOT_RUN, result, table
+
+BASELINES = {
+    "warm global": "warm, global model",
+    "warm local": "warm, own model",
+    "global": "global model",
+    "random": "random personal model",
+}
+RETRIEVALS = {
+    "nearest": "`nearest`",
+    "nearest, auto": "`nearest`, limit auto",
+    "nearest, gains": "`nearest`, limit by gains",
+    "k-nearest": "`k-nearest`",
+    "match": "`match`",
+    "match, gains": "`match`, limit by gains",
+    "cluster": "`cluster`",
+}
+
+
+def fraction(value):
+    """A share without its leading zero."""
+    return f"{value:.3f}".removeprefix("0")
+
+
+def splits(files):
+    """Every split of the result files that there are, with the name of its column."""
+    found = []
+    for held in filter(None, map(result, files)):
+        every = held["result"]["splits"]
+        name = held["result"]["dataset"]
+        name = name.upper() if "mnist" in name else name.capitalize()
+        for split in every:
+            found.append((f"{name}, {split['split']}" if len(every) > 1 else name, split))
+    return found
+
+
+def cold_start(*files):
+    """Accuracy of cold clients by the model that they start from."""
+    found = splits(files)
+    if not found:
+        return NOT_RUN
+    without = [(s["baselines"], s["retrieval"][0]["accuracy"]) for _, s in found]
+    lines = [[label, *(cell(b[key]) for b, _ in without)] for key, label in BASELINES.items()]
+    lines += [[label, *(cell(r[key]) for _, r in without)] for key, label in RETRIEVALS.items()]
+    lines.append(["best single model (needs labels)", *(cell(b["best"]) for b, _ in without)])
+    return table(["", *(name for name, _ in found)], lines)
+
+
+def cell(accuracy):
+    return f"{fraction(accuracy['mean'])} ± {fraction(accuracy['std'])}"
+
+
+def cold_start_private(mnist, femnist):
+    """Accuracy of cold clients by the budget and the size of their sketches."""
+    if result(mnist) is None or result(femnist) is None:
+        return NOT_RUN
+    wanted = [result(mnist)["result"]["splits"][-1], result(femnist)["result"]["splits"][0]]
+    lines = []
+    for pair in zip(*(split["retrieval"] for split in wanted), strict=True):
+        sizes = dict.fromkeys(f"{row['rows']} × {2 ** row['bits']}" for row in pair)
+        ways = "nearest", "k-nearest", "match"
+        cells = [fraction(row["accuracy"][way]["mean"]) for row in pair for way in ways]
+        budget = pair[0]["epsilon"]
+        lines.append(["none" if budget is None else f"{budget:g}", "; ".join(sizes), *cells])
+    header = ["epsilon", "sketch", "MNIST nearest", "k-nearest", "match"]
+    return table([*header, "FEMNIST nearest", "k-nearest", "match"], lines)
+
+
+def registry_scale(file):
+    """Time and memory of a registry of a million clients, beside what we want."""
+    held = result(file)
+    if held is None:
+        return NOT_RUN
+    r = held["result"]
+    fill, build, query = r["fill"], r["build"], r["query"]
+    memory = f"{build['peak memory GB']:.1f} GB, {query['memory while querying GB']:.1f} GB"
+    times = query["milliseconds"]
+    wrote = f"{fill['seconds']:.0f} s, {fill['database GB']:.1f} GB on disk"
+    lines = [
+        [f"registering {r['clients']:,} clients", wrote, ""],
+        ["building the index", f"{build['seconds']:.0f} s", "below 10 min"],
+        ["peak memory: building, querying", memory, "below 4 GB"],
+        ["one query, median (95%)", f"{times['median']:.1f} ms ({times['p95']:.1f} ms)",
+         "below 10 ms"],
+        ["recall@1 against comparing all full sketches", f"{query['recall@1']:.3f}", "0.95"],
+    ]  # fmt: skip
+    return table(["", "measured", "wanted"], lines)
+
+
+def registry_engines(file):
+    """Ways to search the compressed sketches, side by side."""
+    held = result(file)
+    if held is None:
+        return NOT_RUN
+    found = held["result"]["engines"]
+    lines = [
+        [
+            row["engine"],
+            f"{row['build cpu seconds']:.1f}",
+            f"{row['cpu milliseconds']['median']:.1f}",
+            f"{row['recall@1']:.3f}",
+        ]
+        for row in found["engines"]
+    ]
+    header = [f"engine, {found['clients']:,} clients", "build, CPU s", "query, CPU ms", "recall@1"]
+    return table(header, lines)
