@@ -108,3 +108,17 @@ def registry_engines(file):
     ]
     header = [f"engine, {found['clients']:,} clients", "build, CPU s", "query, CPU ms", "recall@1"]
     return table(header, lines)
+
+
+def registry_ranking(file):
+    """Total variation between a newcomer and the client found, by the share of e in the rank."""
+    held = result(file)
+    if held is None:
+        return NOT_RUN
+    keys = ("caution 0.0", "caution 0.3", "caution 0.5", "caution 1.0", "best possible")
+    lines = [
+        [f"{row['rows']}, {row['clients']:,}", *(fraction(row[key]) for key in keys)]
+        for row in held["result"]["caution"]["rows"]
+    ]
+    header = ["rows × 64, clients", "D² alone", "+ 0.3 e", "+ half of e", "+ e (plain distance)"]
+    return table([*header, "best possible"], lines)
