@@ -19,6 +19,8 @@ from typing import Any
 
 from fedcohort.experiments.provenance import cpu_name, source_digest, versions
 
+STARTED = os.getloadavg()[0]
+
 
 def provenance() -> dict[str, Any]:
     """Command, commit, date, machine and versions of this process."""
@@ -33,6 +35,7 @@ def provenance() -> dict[str, Any]:
             "gpu": _gpu(),
             "system": platform.system(),
             "python": platform.python_version(),
+            "load at the start and at the end": [round(STARTED, 1), round(os.getloadavg()[0], 1)],
         },
         "versions": versions(("numpy", "scipy", "scikit-learn", "numba", "torch")),
     }

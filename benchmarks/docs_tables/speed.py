@@ -19,9 +19,10 @@ def sketching(cpu, gpu):
     first, last = r["growth with dim"][0], r["growth with dim"][-1]
     more = last["dim"] / first["dim"]
     longer = last["fedcohort cpu us a sample"] / first["fedcohort cpu us a sample"]
+    threads = "one thread" if r["threads"] == "1" else "all cores"
     text = (
         f"A sketch of {mnist['samples']:,} MNIST images with 1,000 rows of 6 bits takes "
-        f"{mnist['fedcohort']['wall s']:.2f} s on {held['provenance']['machine']['cores']} cores. "
+        f"{mnist['fedcohort']['wall s']:.2f} s, on {threads}. "
         f"That is {blocked:.1f} times faster than a blocked matrix product with counting, and "
         f"{released:.1f} times faster than the paper's released code. It takes "
         f"{memory['hashing']:.0f} MB of memory beside the data "
