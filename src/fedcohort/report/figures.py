@@ -8,6 +8,7 @@ parameter ``highlighted``, and whose cohorts are shown through ``chosen``.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -167,6 +168,23 @@ def without_controls(value: Any) -> Any:
     return value
 
 
+def only_visible(svg: str) -> str:
+    """Leave out paths that nobody sees: they react to the pointer, which a still picture has not.
+
+    Examples
+    --------
+    >>> only_visible('<g><path d="M0,0" opacity="0"/><path d="M1,1" stroke="red"/></g>')
+    '<g><path d="M1,1" stroke="red"/></g>'
+    """
+
+    def kept(match: re.Match[str]) -> str:
+        path = match[0]
+        painted = " fill=" in path or " stroke=" in path or " class=" in path
+        return path if painted and ' opacity="0"' not in path else ""
+
+    return re.sub(r"<path [^>]*/>", kept, svg)
+
+
 def rendered(figure: Figure, ending: str, *, width: int = WIDTH) -> bytes:
     """Return the content of a figure's file; `ending` is ".svg" or ".png"."""
     import vl_convert
@@ -174,7 +192,7 @@ def rendered(figure: Figure, ending: str, *, width: int = WIDTH) -> bytes:
     spec = {**specification(figure, width=width), "config": config()}
     spec["title"] = {"text": figure.title, "offset": 14}
     if ending == ".svg":
-        return vl_convert.vegalite_to_svg(spec).encode()
+        return only_visible(vl_convert.vegalite_to_svg(spec)).encode()
     if ending == ".png":
         return bytes(vl_convert.vegalite_to_png(spec, scale=2))
     raise ValueError(f"{ending!r}: figures are written as .svg or .png")
