@@ -326,23 +326,32 @@ def _label_data(
 def separated(
     values: Mapping[str, float], domain: tuple[float, float], height: int = HEIGHT
 ) -> dict[str, float]:
-    """Move values apart, in order, so that labels at them do not overlap.
+    """Move values apart, in order and inside the chart, so that labels at them do not overlap.
 
     Examples
     --------
     >>> separated({"a": 0.5, "b": 0.5}, (0.0, 1.0), height=100)
     {'a': 0.425, 'b': 0.575}
+    >>> separated({"a": 0.99, "b": 1.0}, (0.0, 1.0), height=100)
+    {'a': 0.85, 'b': 1.0}
     """
     gap = LABEL_GAP / height * (domain[1] - domain[0])
+
+    def inside(center: float, members: list[str]) -> float:
+        room = gap * (len(members) - 1) / 2
+        return max(min(center, domain[1] - room), domain[0] + room)
+
     names = sorted(values, key=lambda name: (values[name], name))
     groups: list[tuple[float, list[str]]] = []
     for name in names:
-        center, members = values[name], [name]
+        members = [name]
+        center = inside(values[name], members)
         while groups and center - gap * len(members) / 2 < _top(groups[-1], gap):
             other, above = groups.pop()
             total = len(members) + len(above)
             center = (center * len(members) + other * len(above)) / total
             members = above + members
+            center = inside(center, members)
         groups.append((center, members))
     return {
         name: round(center + gap * (i - (len(members) - 1) / 2), 6)

@@ -10,13 +10,18 @@ function theme() {
   return chosenTheme ?? (prefersDark.matches ? "dark" : "light");
 }
 
-// The same rule as `separated` in figures.py: labels in order, at least one gap apart.
+// The same rule as `separated` in figures.py: labels in order, inside the chart, a gap apart.
 function separated(values, domain, height) {
   const gap = (page.label_gap / height) * (domain[1] - domain[0]);
   const names = Object.keys(values).sort((a, b) => values[a] - values[b] || (a < b ? -1 : 1));
+  const inside = (center, members) => {
+    const room = (gap * (members.length - 1)) / 2;
+    return Math.max(Math.min(center, domain[1] - room), domain[0] + room);
+  };
   const groups = [];
   for (const name of names) {
-    let center = values[name], members = [name];
+    let members = [name];
+    let center = inside(values[name], members);
     for (;;) {
       const last = groups.at(-1);
       if (!last) break;
@@ -26,6 +31,7 @@ function separated(values, domain, height) {
       const total = members.length + last.members.length;
       center = (center * members.length + last.center * last.members.length) / total;
       members = [...last.members, ...members];
+      center = inside(center, members);
     }
     groups.push({ center, members });
   }
