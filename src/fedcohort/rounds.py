@@ -6,7 +6,7 @@ Everything here is frozen: a policy cannot change the round it is asked about.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -138,9 +138,34 @@ def stream(seed: int, *path: int | str) -> np.random.Generator:
     >>> float(stream(0, "a").random()) == float(stream(0, "b").random())
     False
     """
-    digest = hashlib.blake2b(b"".join(map(_part, (int(seed), *path))), digest_size=16).digest()
+    return generator(_hashed(seed, path).digest())
+
+
+def stream_keys(seed: int, *path: int | str, ends: Iterable[int | str]) -> list[bytes]:
+    """Return the keys of ``stream(seed, *path, end)`` for many ends, for `generator`.
+
+    Examples
+    --------
+    >>> keys = stream_keys(0, "select", ends=(3, 4))
+    >>> float(generator(keys[1]).random()) == float(stream(0, "select", 4).random())
+    True
+    """
+    common, keys = _hashed(seed, path), []
+    for end in ends:
+        whole = common.copy()
+        whole.update(_part(end))
+        keys.append(whole.digest())
+    return keys
+
+
+def generator(key: bytes) -> np.random.Generator:
+    """Return the generator with a key of 16 bytes."""
     # NumPy takes any ISeedSequence; its stubs name SeedSequence alone.
-    return np.random.Generator(np.random.Philox(_Key(digest)))  # type: ignore[arg-type]
+    return np.random.Generator(np.random.Philox(_Key(key)))  # type: ignore[arg-type]
+
+
+def _hashed(seed: int, path: Sequence[int | str]) -> hashlib.blake2b:
+    return hashlib.blake2b(b"".join(map(_part, (int(seed), *path))), digest_size=16)
 
 
 def _part(part: int | str) -> bytes:

@@ -141,7 +141,9 @@ class Session:
         self._holding = set()
         for name in sorted(self.policy.needs.profile):
             self._gather(name, self._unprofiled(name, clients), collect, retry=True)
-        asked = self.policy.candidates(round, self.signals, self._rng("candidates"))
+        asked: Sequence[ClientId] = ()
+        if getattr(self.policy.candidates, "__func__", None) is not Policy.candidates:
+            asked = self.policy.candidates(round, self.signals, self._rng("candidates"))
         if len(asked):
             ordered = self._checked(asked, "candidates")
             for name in sorted(self.policy.needs.query):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcohort.exceptions import ConfigError
@@ -41,11 +41,55 @@ def test_the_order_belongs_to_seed_round_and_client():
         assert batch_plan(*other, 50, local).order.tolist() != order
 
 
-def test_a_plan_draws_no_more_passes_than_are_asked_for():
+@settings(deadline=None)  # the first call compiles
+@given(n=SMALL, passes=st.integers(1, 4), seed=st.integers(0, 2**60))
+def test_compiled_shuffles_are_those_of_the_stream(n, passes, seed):
+    local = LocalTraining(epochs=passes, batch_size=1)
+    plans = [batch_plan(seed, 2, name, n, local) for name in "ab"]
+    jobs = [Job(0, np.arange(n), plan) for plan in plans]
+    together = lockstep(jobs, local, 0.1, direct=True)
+    table = np.empty((n * passes, 2, 1), np.int64)
+    together.write_index(0, table)
+    for j, name in enumerate("ab"):
+        rng = stream(seed, "batches", 2, name)
+        expected = [rng.permutation(n) for _ in range(passes)]
+        assert table[:, j, 0].tolist() == np.concatenate(expected).tolist()
+        assert plans[j].order.tolist() == table[:, j, 0].tolist()
+
+
+def test_a_large_pass_is_shuffled_as_the_stream_does():
+    """More than 2^16 samples, of which one in two is rejected at first."""
+    n = 2**16 + 3
+    job = Job(0, np.arange(n), batch_plan(0, 0, "a", n, LocalTraining(batch_size=n - 1)))
+    table = np.empty((2, 3, n), np.int32)  # wider than needed
+    lockstep([job], LocalTraining(batch_size=n - 1), 0.1, direct=True).write_index(0, table)
+    expected = stream(0, "batches", 0, "a").permutation(n)
+    assert (table[0, 0, : n - 1] == expected[:-1]).all()
+    assert table[1, 0, 0] == expected[-1]
+
+
+def test_a_pass_is_drawn_when_it_is_first_needed():
     local = LocalTraining(epochs=3, batch_size=4)
-    plan, other = (batch_plan(0, 0, "a", 10, local) for _ in range(2))
-    assert [len(plan.head(n)) for n in (0, 1, 10, 11, 30)] == [0, 10, 10, 20, 30]
-    assert plan.order.tolist() == other.order.tolist()
+    job = Job(0, np.arange(10), batch_plan(0, 0, "a", 10, local))
+    together = lockstep([job], local, 0.1, direct=True)
+    drawn = []
+    for step in range(9):
+        together.write_index(step, np.empty((1, 1, 4), np.int64))
+        drawn.append(int(together._drawing[-2][0]))
+    assert drawn == [10, 10, 10, 20, 20, 20, 30, 30, 30]
+
+
+def test_equal_sizes_share_a_timetable():
+    """A GPU keeps its copy of it between rounds."""
+    local = LocalTraining(batch_size=4, schedule=Schedule(0.5))
+
+    def times(sizes, lr):
+        jobs = [Job(0, np.arange(n), batch_plan(0, 0, "a", n, local)) for n in sizes]
+        return lockstep(jobs, local, lr, direct=True).times
+
+    assert times((5, 9), 0.1) is times((9, 5), 0.1)
+    assert times((5, 9), 0.1) is not times((5, 9), 0.2)
+    assert times((5, 9), 0.1) is not times((6, 9), 0.1)
 
 
 def test_schedules():
@@ -80,6 +124,7 @@ def test_other_mistakes_are_named():
         batch_plan(0, 0, "a", 0, LocalTraining())
 
 
+@settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=6), batch=st.integers(1, 9))
 def test_lockstep_holds_exactly_the_batches_of_each_job(sizes, batch):
     local = LocalTraining(epochs=2, batch_size=batch, epoch_decay=0.5)
@@ -89,29 +134,33 @@ def test_lockstep_holds_exactly_the_batches_of_each_job(sizes, batch):
         for i, n in enumerate(sizes)
     ]
     together = lockstep(jobs, local, 0.1, direct=False)
-    steps = len(together.active)
-    halves = [together.index(0, steps // 2), together.index(steps // 2, steps)]
-    index = np.concatenate(halves, axis=1)
+    times = together.times
+    steps = len(times.active)
+    table = np.empty((steps, len(jobs), times.batch), np.int64)
+    together.write_index(0, table[: steps // 2])
+    together.write_index(steps // 2, table[steps // 2 :])
+    index = table.transpose(1, 0, 2)
     assert sorted(together.order) == list(range(len(jobs)))
     for j, i in enumerate(together.order):
         job = jobs[i]
         for step in range(steps):
-            real = together.count[step, j]
-            assert (j < together.active[step]) == (real > 0) == (step < len(job.plan.epochs))
+            real = times.count[step, j]
+            assert (j < times.active[step]) == (real > 0) == (step < len(job.plan.epochs))
             assert set(index[j, step].tolist()) <= set(job.positions.tolist())
             if not real:
-                assert together.rate[step, j] == together.scale[step, j] == 0
+                assert times.rate[step, j] == times.scale[step, j] == 0
                 continue
             expected = job.positions[job.plan.batches()[step]]
             assert index[j, step, :real].tolist() == expected.tolist()
-            assert together.scale[step, j] == np.float32(1 / real)
-            assert together.rate[step, j] == pytest.approx(0.1 * 0.5 ** job.plan.epochs[step])
+            assert times.scale[step, j] == np.float32(1 / real)
+            assert times.rate[step, j] == pytest.approx(0.1 * 0.5 ** job.plan.epochs[step])
 
 
 def test_a_sweep_weighs_every_sample_alike():
     jobs = [Job(0, np.arange(3)), Job(0, np.arange(3, 10))]
     together = sweep(jobs, 4)
     assert together.order == [1, 0]
-    total = (together.count * together.scale).sum(axis=0)
+    times = together.times
+    total = (times.count * times.scale).sum(axis=0)
     assert total.tolist() == pytest.approx([1, 1])
-    assert together.count.sum(axis=0).tolist() == [7, 3]
+    assert times.count.sum(axis=0).tolist() == [7, 3]

@@ -12,7 +12,7 @@ from fedcohort.simulate import build
 from fedcohort.simulate.engine.stacked import Forward
 from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.engine.vmapped import forward_rows
-from fedcohort.simulate.engine.worker import accuracy_and_loss
+from fedcohort.simulate.engine.worker import _accurate, accuracy_and_loss
 
 CASES = [("mlp-64-30", (1, 8, 8), 10), ("cnn", (1, 28, 28), 10), ("char-lstm", (12,), 80)]
 
@@ -28,8 +28,28 @@ def test_side_by_side(name, shape, classes):
     rows = torch.stack([trainer.flat(build(name, shape, classes, seed=s)) for s in range(3)])
     forwards = [partial(forward_rows, trainer.worker.model, rows)]
     forwards.append(Forward(trainer.worker.model, rows, "float32"))
-    one = accuracy_and_loss(trainer.worker, rows, data)
+    one = accuracy_and_loss(trainer.worker, rows, data).T
     for forward in forwards:
-        together = accuracy_and_loss(trainer.worker, rows, data, forward)
+        together = accuracy_and_loss(trainer.worker, rows, data, forward).T
         assert together[0].tolist() == one[0].tolist()
         np.testing.assert_allclose(together[1], one[1], rtol=1e-5)
+
+
+def test_reused_stacked_models_take_the_new_parameters():
+    trainer = Trainer(build("mlp-64-30", (1, 8, 8), 10, seed=0), device="cpu")
+    rng = np.random.default_rng(0)
+    x, y = rng.random((70, 1, 8, 8)), rng.integers(0, 10, 70)
+    data = trainer.data(x.astype(np.float32), y)
+    rows = torch.stack([trainer.flat(), 0.5 * trainer.flat(), 2 * trainer.flat()])
+    for given in (rows, 0.3 * rows, rows[:2]):
+        forward = trainer._stacked_forward(given)
+        found = accuracy_and_loss(trainer.worker, given, data, forward)
+        np.testing.assert_allclose(found, accuracy_and_loss(trainer.worker, given, data), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_several_models_with_one_output(shape):
+    """A logit of each of two models: class 1 above 0."""
+    outputs = torch.tensor([[-1.0, 2.0, 3.0], [1.0, -2.0, 3.0]])
+    y = torch.tensor([0, 1, 0])
+    assert _accurate(outputs.view(2, 3, *shape), y).tolist() == [2, 0]

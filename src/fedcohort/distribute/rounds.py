@@ -7,7 +7,6 @@ the trained models come back in the order of the jobs and are aggregated in that
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -135,6 +134,5 @@ class _Shard:
     def train(self, params: Array, jobs: Sequence[Job], lr: float) -> Array:
         """Train a group of jobs."""
         rows = torch.tensor(params, device=self.trainer.device)
-        own = copy.deepcopy(jobs)  # what Ray delivers is read-only; plans write to themselves
-        trained: Array = self.trainer.train(rows, own, self.data, lr).cpu().numpy()
+        trained: Array = self.trainer.train(rows, jobs, self.data, lr).cpu().numpy()
         return trained.copy()

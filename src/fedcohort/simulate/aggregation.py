@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,14 +32,21 @@ def mean_step(
     weights : sequence of float, optional
         Used as they are, instead of sizes: inverse-inclusion weights need not sum to one.
     """
-    if weights is None:
-        share = np.ones(len(updates)) if sizes is None else np.asarray(sizes, np.float64)
-        share = share / share.sum()
-    else:
-        share = np.asarray(weights, np.float64)
-    factor = torch.as_tensor(share, dtype=torch.float32, device=updates.device)
+    given = sizes if weights is None else weights
+    shares = [1.0] * len(updates) if given is None else [float(value) for value in given]
+    factor, total = _factor(tuple(shares), weights is None, updates.device)
     # sum w_i (x_i - c) without a (clients x parameters) temporary.
-    return factor @ updates - float(share.sum()) * current
+    return factor @ updates - total * current
+
+
+@lru_cache(maxsize=64)
+def _factor(
+    shares: tuple[float, ...], normalized: bool, device: torch.device
+) -> tuple[Tensor, float]:
+    """Return the clients' weights, often those of an earlier round, on a device; and their sum."""
+    share = np.array(shares, np.float64)
+    share = share / share.sum() if normalized else share
+    return torch.as_tensor(share, dtype=torch.float32, device=device), float(share.sum())
 
 
 class Mean:

@@ -203,8 +203,9 @@ class SimulatedClients(Clients):
         """Return models after training on batches of their own, or those that clients hold."""
         if not fresh:
             return TensorVectors(torch.stack([self.held.get(c, self.model) for c in self.ids]))
-        parts, number = self.federation.parts, self.round_number
-        jobs = [self.trainer.job(self.seed, number, f"query/{c}", parts[c]) for c in self.ids]
+        parts, number = [self.federation.parts[c] for c in self.ids], self.round_number
+        names = [f"query/{c}" for c in self.ids]
+        jobs = self.trainer.jobs(self.seed, number, names, parts, [0] * len(parts))
         lr = self.trainer.local.lr_at(number)
         return TensorVectors(self.trainer.train(self.model, jobs, self.data, lr).clone())
 

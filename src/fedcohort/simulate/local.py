@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.rounds import ClientId, stream
+from fedcohort.rounds import ClientId, generator, stream_keys
 
 Ints = NDArray[np.int64]
 
@@ -116,6 +117,7 @@ class LocalTraining:
     epoch_decay: float = 1.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
         for field in ("epochs", "batch_size"):
             self._check(field, getattr(self, field) >= 1, "at least 1")
         self._check("steps", self.steps is None or self.steps >= 1, "at least 1, or None")
@@ -146,54 +148,60 @@ def _require(holds: bool, owner: str, field: str, value: object, rule: str) -> N
         raise ConfigError(f"{owner}: {field}={value!r} must be {rule}")
 
 
-class BatchPlan:
+class BatchPlan(NamedTuple):
     """The batches of one client in one round: batch t is `order[bounds[t]:bounds[t + 1]]`.
 
-    `order` numbers the client's own samples from 0; `epochs` holds the pass of each batch. A pass
-    is shuffled when it is first needed, so that a GPU can start before all passes are drawn.
+    Nothing is drawn before it is asked for; `engine.jobs` draws the batches of many plans at once.
 
     Parameters
     ----------
-    n : int
-        The client's number of samples.
-    bounds, epochs : int arrays
-    rng : Generator, optional
-        Shuffles each pass; None keeps the order of the samples.
+    n, batch_size : int
+        The client's number of samples, and the samples per batch.
+    passes : int
+        Passes over the samples, unless `steps` is given.
+    steps : int, optional
+        The number of batches.
+    key : bytes, optional
+        Of the stream that shuffles each pass (see `rounds.generator`); None keeps the order of the
+        samples.
     """
 
-    __slots__ = ("_drawn", "_order", "_rng", "bounds", "epochs", "n")
+    n: int
+    batch_size: int
+    passes: int = 1
+    steps: int | None = None
+    key: bytes | None = None
 
-    def __init__(
-        self, n: int, bounds: Ints, epochs: Ints, rng: np.random.Generator | None = None
-    ) -> None:
-        self.n, self.bounds, self.epochs, self._rng = n, bounds, epochs, rng
-        self._order = np.empty((int(epochs[-1]) + 1) * n, np.int64)
-        self._drawn = 0
+    @property
+    def bounds(self) -> Ints:
+        """Where each batch begins and ends in `order`."""
+        return _cuts(self.n, self.batch_size, self.passes, self.steps)[0]
 
-    def head(self, samples: int) -> Ints:
-        """Return the beginning of `order`, with at least this many samples."""
-        while self._drawn < samples:
-            order = np.arange(self.n) if self._rng is None else self._rng.permutation(self.n)
-            self._order[self._drawn : self._drawn + self.n] = order
-            self._drawn += self.n
-        return self._order[: self._drawn]
+    @property
+    def epochs(self) -> Ints:
+        """The pass that each batch belongs to."""
+        return _cuts(self.n, self.batch_size, self.passes, self.steps)[1]
 
     @property
     def order(self) -> Ints:
-        """All samples of all batches, one batch after the other."""
-        samples = int(self.bounds[-1])
-        return self.head(samples)[:samples]
+        """The samples of all batches, numbered from 0, one batch after the other."""
+        passes, samples = int(self.epochs[-1]) + 1, int(self.bounds[-1])
+        if self.key is None:
+            return np.tile(np.arange(self.n), passes)[:samples]
+        rng = generator(self.key)
+        return np.concatenate([rng.permutation(self.n) for _ in range(passes)])[:samples]
 
     def batches(self) -> list[Ints]:
         """Return the batches one by one."""
-        return [self.order[a:b] for a, b in pairwise(self.bounds.tolist())]
+        order = self.order
+        return [order[a:b] for a, b in pairwise(self.bounds.tolist())]
 
 
 @lru_cache(maxsize=65536)
-def _cuts(n: int, batch_size: int, epochs: int, steps: int | None) -> tuple[Ints, Ints]:
+def _cuts(n: int, batch_size: int, passes: int, steps: int | None) -> tuple[Ints, Ints]:
     """Return bounds and epochs, which depend only on the sizes."""
     per_pass = -(-n // batch_size)
-    total = epochs * per_pass if steps is None else steps
+    total = passes * per_pass if steps is None else steps
     step = np.arange(total)
     starts = step // per_pass * n + step % per_pass * batch_size
     last = total // per_pass * n + total % per_pass * batch_size
@@ -215,12 +223,26 @@ def batch_plan(
     >>> [len(batch) for batch in plan.batches()], plan.epochs.tolist()
     ([2, 2, 1, 2, 2, 1], [0, 0, 0, 1, 1, 1])
     """
-    if n < 1:
-        raise ConfigError(f"client {client!r} has {n} samples: it cannot train")
-    bounds, epochs = _cuts(n, local.batch_size, local.epochs, local.steps)
-    whole = n <= local.batch_size  # every batch holds all samples, so nothing is shuffled
-    rng = None if whole else stream(seed, "batches", round_number, client)
-    return BatchPlan(n, bounds, epochs, rng)
+    return batch_plans(seed, round_number, [client], [n], local)[0]
+
+
+def batch_plans(
+    seed: int,
+    round_number: int,
+    clients: Sequence[ClientId],
+    sizes: Sequence[int],
+    local: LocalTraining,
+) -> list[BatchPlan]:
+    """Return the batches of one round for several clients; see `batch_plan`."""
+    plans = []
+    keys = stream_keys(seed, "batches", round_number, ends=clients)
+    for client, n, key in zip(clients, sizes, keys, strict=True):
+        if n < 1:
+            raise ConfigError(f"client {client!r} has {n} samples: it cannot train")
+        whole = n <= local.batch_size  # every batch holds all samples, so nothing is shuffled
+        own = None if whole else key
+        plans.append(BatchPlan(n, local.batch_size, local.epochs, local.steps, own))
+    return plans
 
 
 class Optimizer:

@@ -18,8 +18,15 @@ from fedcohort.registry import lookup
 from fedcohort.rounds import ClientId, Selection, stream
 from fedcohort.session import Session
 from fedcohort.simulate.aggregation import AGGREGATIONS
-from fedcohort.simulate.availability import Availability, Durations, dropouts
-from fedcohort.simulate.clients import Collector, Embed, Insight, SimulatedClients, TensorVectors
+from fedcohort.simulate.availability import Always, Availability, Durations, dropouts
+from fedcohort.simulate.clients import (
+    Collector,
+    Embed,
+    Insight,
+    Readings,
+    SimulatedClients,
+    TensorVectors,
+)
 from fedcohort.simulate.engine.jobs import Data
 from fedcohort.simulate.engine.trainer import Trainer
 
@@ -96,11 +103,15 @@ class Seed:
         self.differences: dict[ClientId, torch.Tensor] = {}
         self.clock = 0.0
         self._known_seconds: dict[ClientId, float] = {}
+        self._round_seconds: dict[ClientId, float] = {}
+        self._replies: dict[str, Readings] = {}
 
     def select(self, number: int, availability: Availability, dropout: float) -> None:
         """Pick the cohort and draw who drops out before the end of training."""
-        rng = stream(self.seed, "availability", number)
-        available = availability.available(number, self.clients, rng)
+        available: Sequence[ClientId] = self.clients
+        if not isinstance(availability, Always):
+            rng = stream(self.seed, "availability", number)
+            available = availability.available(number, self.clients, rng)
         self.collector.model, self.collector.round_number = self.model, number
         self.selection = self.session.begin(available, self.collector)
         self.training = self.selection.clients
@@ -115,10 +126,11 @@ class Seed:
             for c in self.training
         ]
 
-    def finish(self, trained: torch.Tensor, finite: NDArray[np.bool_]) -> None:
+    def aggregate(self, trained: torch.Tensor, finite: NDArray[np.bool_]) -> None:
         """Take the trained models, one row per training client, through gate and aggregation.
 
-        Clients whose model is not finite count as not having answered.
+        Clients whose model is not finite count as not having answered. `finish` must follow; in
+        between, a GPU can evaluate the new model.
         """
         clients, models = self._finite(trained, finite)
         self.finished = self._admitted(clients, models)
@@ -127,16 +139,19 @@ class Seed:
             position = {c: i for i, c in enumerate(clients)}
             rows = [position[c] for c in self.finished]
             updates = models[torch.tensor(rows, dtype=torch.int64, device=models.device)]
-        seconds = {c: self._seconds(c) for c in self.selection.clients}
-        replies = {}
+        self._round_seconds = {c: self._seconds(c) for c in self.selection.clients}
+        self._replies = {}
         if self.finished:
             needs = self.session.policy.needs.reply
-            replies = self.collector.replies(needs, self.finished, updates, seconds)
+            given = (self.finished, updates, self._round_seconds)
+            self._replies = self.collector.replies(needs, *given)
             self.collector.remember(self.finished, updates)
-        self.withheld = self.session.finish(replies, self.finished).withheld
-        self.clock += max(seconds.values())
-        if self.finished:
             self._aggregate(updates)
+
+    def finish(self) -> None:
+        """End the session's round and advance the clock."""
+        self.withheld = self.session.finish(self._replies, self.finished).withheld
+        self.clock += max(self._round_seconds.values())
 
     def _finite(
         self, trained: torch.Tensor, finite: NDArray[np.bool_]

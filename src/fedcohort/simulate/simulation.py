@@ -23,6 +23,7 @@ from fedcohort.progress import watched
 from fedcohort.session import LOG, Session
 from fedcohort.simulate.availability import Always, Availability, Durations
 from fedcohort.simulate.clients import Embed, Insight
+from fedcohort.simulate.engine.jobs import Job
 from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.history import History, RoundRecord, record_from
 from fedcohort.simulate.local import LocalTraining
@@ -195,34 +196,38 @@ class Simulation:
         first = 0
         for seed in self.seeds:
             last = first + len(seed.training)
-            seed.finish(trained[first:last], finite[first:last])
+            seed.aggregate(trained[first:last], finite[first:last])
             first = last
+        scores = self._scores(number)
+        for seed in self.seeds:  # while a GPU evaluates
+            seed.finish()
         self.round_number += 1
-        return self._records(number)
+        return self._records(number, scores)
 
     def _train(self, number: int) -> torch.Tensor:
         """Train the cohorts of all seeds together, one row per client, in their order."""
         models = [seed.model for seed in self.seeds]
-        jobs = []
+        jobs: list[Job] = []
         for row, seed in enumerate(self.seeds):
-            for client, start in zip(seed.training, seed.starts(), strict=True):
-                own = row
-                if start is not None:
-                    own = len(models)
-                    models.append(start)
-                part = seed.federation.parts[client]
-                jobs.append(self.trainer.job(seed.seed, number, client, part, own))
+            rows = []
+            for start in seed.starts():
+                rows.append(row if start is None else len(models))
+                models += [] if start is None else [start]
+            parts = [seed.federation.parts[client] for client in seed.training]
+            jobs += self.trainer.jobs(seed.seed, number, seed.training, parts, rows)
         if not jobs:
             return models[0].new_empty((0, len(models[0])))
         lr = self.trainer.local.lr_at(number)
         return self.trainer.train(torch.stack(models), jobs, self.train_data, lr)
 
-    def _records(self, number: int) -> list[RoundRecord]:
-        scores: list[tuple[float | None, float | None]] = [(None, None)] * len(self.seeds)
-        if self.evaluate_every and (number + 1) % self.evaluate_every == 0:
-            models = torch.stack([seed.model for seed in self.seeds])
-            accuracy, loss = self.trainer.evaluate(models, self.test_data)
-            scores = list(zip(accuracy.tolist(), loss.tolist(), strict=True))
+    def _scores(self, number: int) -> torch.Tensor | None:
+        """Evaluate the models where it is due, without waiting for a GPU."""
+        if not self.evaluate_every or (number + 1) % self.evaluate_every:
+            return None
+        return self.trainer.scores(torch.stack([seed.model for seed in self.seeds]), self.test_data)
+
+    def _records(self, number: int, scores: torch.Tensor | None) -> list[RoundRecord]:
+        rows = [(None, None)] * len(self.seeds) if scores is None else scores.tolist()
         return [
             RoundRecord(
                 seed=seed.seed,
@@ -237,7 +242,7 @@ class Simulation:
                 skipped=seed.session.skipped,
                 withheld=seed.withheld,
             )
-            for seed, (accuracy, loss) in zip(self.seeds, scores, strict=True)
+            for seed, (accuracy, loss) in zip(self.seeds, rows, strict=True)
         ]
 
     def model(self, row: int = 0) -> nn.Module:

@@ -9,7 +9,9 @@ a clock on the GPU points to. A round fills the tables and replays the graph.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -19,15 +21,19 @@ from fedcohort.simulate.engine.jobs import (
     Data,
     Job,
     Lockstep,
+    Timetable,
     lockstep,
     plan_of,
     sweep,
 )
-from fedcohort.simulate.engine.kernel import Kernel, SampleLoss
+from fedcohort.simulate.engine.kernel import Kernel, SampleLoss, row_numbers
 from fedcohort.simulate.engine.switches import runs_triton, seeded
 from fedcohort.simulate.local import LocalTraining
 
+UNROLLED = 8  # steps in one graph, which saves the time to launch seven
+SHORT = 0.002  # seconds to launch a step, up to which it is worth it
 AHEAD = 16  # steps whose batches are drawn and sent together, while the GPU works on earlier ones
+Replay = tuple[int, Callable[[], object]]  # a number of steps, and a call that takes them
 _CAPTURE = threading.Lock()  # CUDA captures one graph at a time
 
 
@@ -43,33 +49,27 @@ class Stepper:
 
     def run(self, kernel: Kernel, together: Lockstep) -> None:
         """Take all steps; clients that have finished are not touched."""
-        even = _even(together)
-        table = together.index(0, len(together.active))
-        for t, (clients, samples) in enumerate(zip(together.active, together.width, strict=True)):
+        times = together.times
+        table = np.empty((len(times.active), len(together.jobs), times.batch), np.int64)
+        together.write_index(0, table)
+        for t, (clients, samples) in enumerate(zip(times.active, times.width, strict=True)):
             # Few sizes, so that each prepared step is reused often.
-            width = samples if even[t] else together.batch
+            even = times.even[t]
+            width = samples if even else times.batch
             step = kernel.step(clients, width, self.data)
-            index = table[:clients, t, :width].ravel()
+            index = table[t, :clients, :width].ravel()
             # The default mode copies twice.
             np.take(self.x, index, axis=0, out=step.x.flatten(0, 1).numpy(), mode="clip")
             np.take(self.y, index, axis=0, out=step.y.flatten(0, 1).numpy(), mode="clip")
-            scale = together.scale[t, :clients]
-            if even[t]:
+            scale = times.scale[t, :clients]
+            if even:
                 step.weight.fill_(float(scale[0]))
             else:
-                real = np.arange(width) < together.count[t, :clients, None]
+                real = np.arange(width) < times.count[t, :clients, None]
                 np.multiply(scale[:, None], real, out=step.weight.numpy())
-            step.rate.numpy()[:] = together.rate[t, :clients]
-            step.eps.fill_(float(together.eps[t]))
+            step.rate.numpy()[:] = times.rate[t, :clients]
+            step.eps.fill_(float(times.eps[t]))
             step.run()
-
-
-def _even(together: Lockstep) -> list[bool]:
-    """Whether the active clients of a step have batches of one size and one weight."""
-    width = np.array(together.width)[:, None]
-    same = (together.count == width) & (together.scale == together.scale[:, :1])
-    even: list[bool] = (same | (together.count == 0)).all(axis=1).tolist()
-    return even
 
 
 class Tables:
@@ -87,40 +87,44 @@ class Tables:
         self.index = zeros(steps, clients, width, dtype=torch.int32)
         self.weight = zeros(steps, clients, width)
         self.rate, self.eps = zeros(steps, clients), zeros(steps)
+        self.times: Timetable | None = None  # what `weight`, `rate` and `eps` hold
         on_gpu = device.type == "cuda"
         shape = (AHEAD, clients, width)
         self.outbox = [torch.zeros(shape, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
         event: Callable[[], torch.cuda.Event] = torch.cuda.Event
         self.sent = [event() if on_gpu else None for _ in range(2)]
 
-    def begin(self, together: Lockstep) -> None:
+    def begin(self, times: Timetable) -> None:
         """Write all of a round but its indices; clients and steps beyond it count as finished."""
-        steps, clients = together.count.shape
-        width, device = together.batch, self.weight.device
         self.clock.zero_()
+        if self.times is times:
+            return
+        self.times = times
+        steps, clients = times.count.shape
+        width, device = times.batch, self.weight.device
         for table in (self.weight, self.rate, self.eps):
             table.zero_()
-        self.rate[:steps, :clients] = torch.from_numpy(together.rate)
-        self.eps[:steps] = torch.from_numpy(together.eps)
+        self.rate[:steps, :clients] = torch.from_numpy(times.rate)
+        self.eps[:steps] = torch.from_numpy(times.eps)
         count, scale = (
             torch.from_numpy(values).to(device).unsqueeze(2)
-            for values in (together.count, together.scale)
+            for values in (times.count, times.scale)
         )
         real = torch.arange(width, device=device) < count
         torch.mul(real, scale, out=self.weight[:steps, :clients, :width])
 
-    def send(self, together: Lockstep, first: int) -> None:
-        """Write the indices of the next steps, without waiting for the device."""
-        last = min(first + AHEAD, len(together.active))
+    def send(self, together: Lockstep, first: int) -> int:
+        """Write the indices of the next steps, without waiting for the device; return how many."""
+        last = min(first + AHEAD, len(together.times.active))
         turn = first // AHEAD % 2
-        event, box = self.sent[turn], self.outbox[turn]
+        event, box = self.sent[turn], self.outbox[turn][: last - first]
         if event is not None:
             event.synchronize()
-        index = together.index(first, last).transpose(1, 0, 2)
-        box.numpy()[: last - first, : index.shape[1], : index.shape[2]] = index
-        self.index[first:last].copy_(box[: last - first], non_blocking=True)
+        together.write_index(first, box.numpy())
+        self.index[first:last].copy_(box, non_blocking=True)
         if event is not None:
             event.record()
+        return last - first
 
 
 class GraphStepper:
@@ -129,12 +133,13 @@ class GraphStepper:
     def __init__(self, data: Data) -> None:
         self.data = data
         self.tables: Tables | None = None
-        self.replays: dict[tuple[int, int], Callable[[], object]] = {}
+        self.replays: dict[tuple[int, int], list[Replay]] = {}
 
     def prepare(self, kernel: Kernel, together: Lockstep) -> None:
         """Grow the tables and capture missing steps; this overwrites the kernel's parameters."""
-        self._make_room(kernel, len(together.active), together.batch)
-        for clients in {self._size(kernel, active) for active in together.active}:
+        times = together.times
+        self._make_room(kernel, len(times.active), times.batch)
+        for clients in {self._size(kernel, active) for active in times.active}:
             key = (id(kernel), clients)
             if key not in self.replays:
                 step = self._step(kernel, clients)
@@ -144,11 +149,18 @@ class GraphStepper:
     def run(self, kernel: Kernel, together: Lockstep) -> None:
         """Take all steps; clients that have finished have zero weights and learning rates."""
         assert self.tables is not None
-        self.tables.begin(together)
-        for step, active in enumerate(together.active):
-            if step % AHEAD == 0:
-                self.tables.send(together, step)
-            self.replays[id(kernel), self._size(kernel, active)]()
+        self.tables.begin(together.times)
+        sizes = [self._size(kernel, active) for active in together.times.active]
+        for first in range(0, len(sizes), AHEAD):
+            count = self.tables.send(together, first)
+            for clients, same in groupby(sizes[first : first + count]):
+                self._replay((id(kernel), clients), len(list(same)))
+
+    def _replay(self, key: tuple[int, int], steps: int) -> None:
+        for length, replay in self.replays[key]:
+            for _ in range(steps // length):
+                replay()
+            steps %= length
 
     def _make_room(self, kernel: Kernel, steps: int, width: int) -> None:
         """Grow the tables, which discards the steps captured on the old ones."""
@@ -197,31 +209,40 @@ class GraphStepper:
         return run
 
 
-def _capture(run: Callable[[], None], clock: Tensor) -> Callable[[], object]:
-    """Return a function to call instead of `run`: on a GPU, the replay of what `run` launches.
+def _capture(run: Callable[[], None], clock: Tensor) -> list[Replay]:
+    """Return what to call instead of `run`: on a GPU, replays of what `run` launches.
 
     Each trial run restarts the clock, which would otherwise run past the tables.
     """
     device = clock.device
     if device.type != "cuda":
-        return run
+        return [(1, run)]
     with _CAPTURE, torch.cuda.device(device):
         return _captured(run, clock)
 
 
-def _captured(run: Callable[[], None], clock: Tensor) -> Callable[[], object]:
+def _captured(run: Callable[[], None], clock: Tensor) -> list[Replay]:
+    """Capture one step; of a step that is launched quickly, also several steps as one graph."""
     device = clock.device
     side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         for _ in range(3):  # libraries choose and load their kernels at first use
             clock.zero_()
+            start = time.perf_counter()
             run()
+            launching = time.perf_counter() - start
     torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        run()
-    return graph.replay
+    # The graphs replay one after the other and keep nothing, so that they can share memory.
+    pool = torch.cuda.graph_pool_handle()
+    replays: list[Replay] = []
+    for length in (UNROLLED, 1) if launching < SHORT else (1,):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            for _ in range(length):
+                run()
+        replays.append((length, graph.replay))
+    return replays
 
 
 class Batched:
@@ -265,7 +286,7 @@ class Batched:
             kernel = self._kernel(len(rows), self.local)
             together = lockstep(group, self.local, lr, kernel.sink.direct)
             with seeded([job.seed for job in group], self.device, kernel.random):
-                self._run(kernel, together, params, group, data)
+                self._run(kernel, together, params, data)
             self._store(kernel, together, rows, out)
 
     def gradients(self, params: Tensor, jobs: Sequence[Job], data: Data, out: Tensor) -> None:
@@ -275,17 +296,14 @@ class Batched:
             group = [jobs[i] for i in rows]
             kernel = self._kernel(len(rows), None)
             together = sweep(group, 64)
-            self._run(kernel, together, params, group, data)
+            self._run(kernel, together, params, data)
             self._store(kernel, together, rows, out)
 
-    def _run(
-        self, kernel: Kernel, together: Lockstep, params: Tensor, group: Sequence[Job], data: Data
-    ) -> None:
+    def _run(self, kernel: Kernel, together: Lockstep, params: Tensor, data: Data) -> None:
         if self.stepper is None or self.stepper.data is not data:
             self.stepper = GraphStepper(data) if self.graphs else Stepper(data)
         self.stepper.prepare(kernel, together)
-        start = torch.tensor([group[i].row for i in together.order], device=self.device)
-        kernel.load(params, start)
+        kernel.load(params, row_numbers(tuple(job.row for job in together.jobs), self.device))
         self.stepper.run(kernel, together)
 
     def _store(self, kernel: Kernel, together: Lockstep, rows: list[int], out: Tensor) -> None:

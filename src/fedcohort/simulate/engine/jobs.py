@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.simulate.local import BatchPlan, Ints, LocalTraining, rates
 
 Floats = NDArray[np.float32]
+Indices = NDArray[np.int32] | NDArray[np.int64]
 
 
 class Data(NamedTuple):
@@ -53,90 +54,127 @@ def plan_of(job: Job) -> BatchPlan:
 
 
 @dataclass(frozen=True, eq=False)
-class Lockstep:
-    """Jobs that take their steps together, sorted by their number of steps, largest first.
+class Timetable:
+    """The steps of clients that train together, sorted by their number of steps, largest first.
 
-    Step t trains the first `active[t]` jobs on at most `width[t]` samples each. Job j has
-    `count[t, j]` samples, each with weight `scale[t, j]`. `rate[t, j]` and `eps[t]` belong to the
-    optimizer. Weights and rates are zero after a job has finished. Job j is number `order[j]` of
-    the jobs that were given.
+    Step t trains the first `active[t]` clients on at most `width[t]` samples each. Client j has
+    `count[t, j]` samples, each with weight `scale[t, j]`: from number `begin[t, j]` to number
+    `begin[t + 1, j]` of its passes over its data. `even[t]` says whether all active clients have as
+    many samples with the same weight. `rate[t, j]` and `eps[t]` belong to the optimizer. Weights
+    and rates are zero after a client has finished.
+
+    Equal sizes give the same object again, so that a GPU can keep its copy.
     """
 
-    order: list[int]
-    jobs: list[Job]
-    plans: list[BatchPlan]
+    begin: Ints
     count: Ints
     scale: Floats
     rate: Floats
     eps: Floats
     active: list[int]
     width: list[int]
+    even: list[bool]
 
     @cached_property
     def batch(self) -> int:
         """The largest width."""
         return max(self.width)
 
+
+class Lockstep:
+    """Jobs that take their steps together: job j is number `order[j]` of those that were given."""
+
+    def __init__(self, order: list[int], jobs: list[Job], times: Timetable) -> None:
+        self.order, self.jobs, self.times = order, jobs, times
+
     @cached_property
-    def _sources(self) -> list[Ints]:
-        return [_source(plan.bounds.tobytes(), self.batch) for plan in self.plans]
+    def _drawing(self) -> tuple[NDArray[Any], ...]:
+        """What `_shuffle_loops.fill` reads, and how far it has drawn."""
+        jobs, begin = self.jobs, self.times.begin
+        sizes = np.array([len(job.positions) for job in jobs])
+        key = [plan_of(job).key for job in jobs]
+        keys = np.frombuffer(b"".join(k or bytes(16) for k in key), np.uint64).reshape(-1, 2)
+        drawn = -(-begin[-1] // sizes) * sizes
+        return (
+            np.concatenate([job.positions for job in jobs]),
+            _starts(sizes),
+            keys,
+            np.array([k is not None for k in key]),
+            np.empty(int(drawn.sum()), np.int32),
+            _starts(drawn),
+            np.zeros(len(jobs), np.int64),
+            np.zeros(len(jobs), np.int64),
+        )
 
-    def index(self, first: int, last: int) -> Ints:
-        """Return the samples of steps first to last - 1: indices into the data set.
+    def write_index(self, first: int, table: Indices) -> None:
+        """Write the samples of the steps from `first` on, as indices into the data set.
 
-        Shape (jobs, steps, batch). After the first `count`, a real sample is repeated as padding.
+        `table` is (steps, at least as many clients, at least as many samples) and contiguous. After
+        the first `count` samples, a real sample is repeated as padding. Steps must be asked for in
+        their order: a pass over a client's samples is shuffled when it is first needed, so that a
+        GPU can start before all passes are drawn.
         """
-        table = np.empty((len(self.jobs), (last - first) * self.batch), np.int64)
-        for row, job, plan, source in zip(table, self.jobs, self.plans, self._sources, strict=True):
-            stop = min(last, len(plan.epochs))
-            part = source[first * self.batch : stop * self.batch]
-            if len(part):
-                chosen = plan.head(int(plan.bounds[stop])).take(part)
-                job.positions.take(chosen, out=row[: len(part)], mode="clip")
-            row[len(part) :] = job.positions[0]
-        return table.reshape(len(self.jobs), last - first, self.batch)
+        from fedcohort.simulate._shuffle_loops import fill
+
+        steps = len(table)
+        begin = self.times.begin[first : first + steps + 1]
+        fill(table.reshape(-1), table.shape[1:], self.times.batch, begin, *self._drawing)
 
 
-@lru_cache(maxsize=4096)
-def _counts(bounds: bytes) -> Ints:
-    """Return the sizes of a plan's batches."""
-    edges = np.frombuffer(bounds, np.int64)
-    counts: Ints = edges[1:] - edges[:-1]
-    return counts
+def _starts(sizes: Ints) -> Ints:
+    return np.append(0, np.cumsum(sizes))
 
 
-@lru_cache(maxsize=4096)
-def _source(bounds: bytes, batch: int) -> Ints:
-    """Return which sample of a plan goes to each place of its (steps x batch) table.
+@lru_cache(maxsize=16)
+def _layout(
+    sizes: tuple[int, ...], batch: int, passes: int, steps: int | None
+) -> tuple[Ints, Ints, Ints]:
+    """Return `begin`, `count` and the pass of each step (steps, clients) of clients by size."""
+    plans = [BatchPlan(n, batch, passes, steps) for n in sizes]
+    longest = max(len(plan.epochs) for plan in plans)
+    begin = np.empty((longest + 1, len(plans)), np.int64)
+    epochs = np.zeros((longest, len(plans)), np.int64)
+    for j, plan in enumerate(plans):
+        bounds = plan.bounds
+        begin[: len(bounds), j], begin[len(bounds) :, j] = bounds, bounds[-1]
+        epochs[: len(bounds) - 1, j] = plan.epochs
+    return begin, np.diff(begin, axis=0), epochs
 
-    Padding repeats the plan's first sample, with weight zero.
-    """
-    counts = _counts(bounds)
-    slots = np.arange(batch)
-    first = np.cumsum(counts) - counts
-    table: Ints = np.where(slots < counts[:, None], first[:, None] + slots, 0).ravel()
-    return table
 
-
-def _arrange(jobs: Sequence[Job], plans: Sequence[BatchPlan]) -> Lockstep:
-    """Sort jobs so that those which finish first come last."""
-    order = sorted(range(len(jobs)), key=lambda i: -len(plans[i].epochs))
-    longest = len(plans[order[0]].epochs)
-    count = np.zeros((longest, len(jobs)), np.int64)
-    for j, i in enumerate(order):
-        count[: len(plans[i].epochs), j] = _counts(plans[i].bounds.tobytes())
-    scale = np.where(count > 0, 1 / np.maximum(count, 1), 0).astype(np.float32)
-    return Lockstep(
-        order,
-        [jobs[i] for i in order],
-        [plans[i] for i in order],
+def _timetable(begin: Ints, count: Ints, scale: Any, rate: Any, eps: Any) -> Timetable:
+    scale, rate, eps = (np.asarray(a, np.float32) for a in (scale, rate, eps))
+    width = count.max(axis=1)
+    same = (count == width[:, None]) & (scale == scale[:, :1])
+    return Timetable(
+        begin,
         count,
         scale,
-        np.zeros(count.shape, np.float32),
-        np.zeros(longest, np.float32),
+        rate,
+        eps,
         (count > 0).sum(axis=1).tolist(),
-        count.max(axis=1).tolist(),
+        width.tolist(),
+        (same | (count == 0)).all(axis=1).tolist(),
     )
+
+
+@lru_cache(maxsize=16)
+def _training(sizes: tuple[int, ...], local: LocalTraining, lr: float, direct: bool) -> Timetable:
+    begin, count, epochs = _layout(sizes, local.batch_size, local.epochs, local.steps)
+    scale = np.where(count > 0, 1 / np.maximum(count, 1), 0).astype(np.float32)
+    factor, eps = np.array([rates(local, step) for step in range(len(count))]).T
+    rate = np.where(count > 0, lr * factor[:, None], 0).astype(np.float32)
+    if local.epoch_decay != 1.0:
+        rate *= local.epoch_decay**epochs
+    if direct:
+        np.multiply(scale, rate, out=scale)
+    return _timetable(begin, count, scale, rate, eps)
+
+
+@lru_cache(maxsize=16)
+def _sweeping(sizes: tuple[int, ...], batch: int) -> Timetable:
+    begin, count, _ = _layout(sizes, batch, 1, None)
+    scale = np.where(count > 0, 1 / np.array(sizes), 0)
+    return _timetable(begin, count, scale, np.zeros(count.shape), np.zeros(len(count)))
 
 
 def lockstep(jobs: Sequence[Job], local: LocalTraining, lr: float, direct: bool) -> Lockstep:
@@ -148,29 +186,20 @@ def lockstep(jobs: Sequence[Job], local: LocalTraining, lr: float, direct: bool)
     >>> local = LocalTraining(batch_size=2)
     >>> jobs = [Job(0, np.arange(n), batch_plan(0, 0, str(n), n, local)) for n in (1, 5)]
     >>> together = lockstep(jobs, local, 0.1, direct=False)
-    >>> together.order, together.active, together.width, together.count.tolist()
+    >>> times = together.times
+    >>> together.order, times.active, times.width, times.count.tolist()
     ([1, 0], [2, 1, 1], [2, 2, 1], [[2, 1], [2, 0], [1, 0]])
     """
-    together = _arrange(jobs, [plan_of(job) for job in jobs])
-    factor, eps = np.array([rates(local, step) for step in range(len(together.eps))]).T
-    together.eps[:] = eps
-    together.rate[:] = np.where(together.count > 0, lr * factor[:, None], 0)
-    if local.epoch_decay != 1.0:
-        for j, plan in enumerate(together.plans):
-            together.rate[: len(plan.epochs), j] *= local.epoch_decay**plan.epochs
-    if direct:
-        np.multiply(together.scale, together.rate, out=together.scale)
-    return together
+    order = sorted(range(len(jobs)), key=lambda i: -len(plan_of(jobs[i]).epochs))
+    ranked = [jobs[i] for i in order]
+    sizes = tuple(len(job.positions) for job in ranked)
+    plain = local if local.schedule is None else replace(local, schedule=None)  # hashable
+    return Lockstep(order, ranked, _training(sizes, plain, lr, direct))
 
 
 def sweep(jobs: Sequence[Job], batch: int) -> Lockstep:
     """Arrange one pass of jobs over all their samples, each with weight 1 / (number of samples)."""
-    plans = []
-    for job in jobs:
-        n = len(job.positions)
-        bounds = np.append(np.arange(0, n, batch), n)
-        plans.append(BatchPlan(n, bounds, np.zeros(len(bounds) - 1, np.int64)))
-    together = _arrange(jobs, plans)
-    sizes = np.array([plan.n for plan in together.plans])
-    together.scale[:] = np.where(together.count > 0, 1 / sizes, 0)
-    return together
+    order = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].positions) // batch)
+    ranked = [jobs[i]._replace(plan=BatchPlan(len(jobs[i].positions), batch)) for i in order]
+    sizes = tuple(len(job.positions) for job in ranked)
+    return Lockstep(order, ranked, _sweeping(sizes, batch))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 
 import torch
@@ -21,6 +21,12 @@ from fedcohort.simulate.engine.switches import runs_triton
 from fedcohort.simulate.local import LocalTraining, Optimizer
 
 SampleLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+@lru_cache(maxsize=64)
+def row_numbers(rows: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return numbers as a tensor, which often are those of an earlier round: do not change it."""
+    return torch.tensor(rows, device=device)
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
@@ -182,7 +188,7 @@ class Kernel:
             if len(params) == 1:
                 block.copy_(params[:, span])
             else:
-                block.copy_(params[:, span].index_select(0, rows))
+                torch.index_select(params[:, span], 0, rows, out=block)
         self.sink.restart()
 
     def store(self, out: Tensor, order: list[int]) -> None:
@@ -193,10 +199,10 @@ class Kernel:
             both = zip(self.params, self.trained, strict=True)
             kept = [next(found) if on else torch.zeros_like(p) for p, on in both]
         in_order = order == list(range(order[0], order[0] + len(order)))
-        rows = torch.tensor(order, device=out.device)
+        rows = None if in_order else row_numbers(tuple(order), out.device)
         for stack, span in zip(kept, self.spans, strict=True):
             block = stack.view(self.clients, -1)[: len(order)]
-            if in_order:
+            if rows is None:
                 out[order[0] : order[-1] + 1, span] = block
             else:
                 out[:, span].index_copy_(0, rows, block)

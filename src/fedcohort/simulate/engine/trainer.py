@@ -23,7 +23,7 @@ from fedcohort.rounds import ClientId
 from fedcohort.simulate.engine import stacked
 from fedcohort.simulate.engine.batched import Batched
 from fedcohort.simulate.engine.jobs import Data, Job
-from fedcohort.simulate.engine.kernel import SampleLoss, sample_loss
+from fedcohort.simulate.engine.kernel import SampleLoss, row_numbers, sample_loss
 from fedcohort.simulate.engine.switches import check_precision, precision
 from fedcohort.simulate.engine.worker import (
     Doubles,
@@ -36,7 +36,7 @@ from fedcohort.simulate.engine.worker import (
     mean_losses,
     write,
 )
-from fedcohort.simulate.local import Ints, LocalTraining, batch_plan
+from fedcohort.simulate.local import Ints, LocalTraining, batch_plans
 
 ENGINES = ("auto", "loop", "stacked", "vmap")
 
@@ -215,6 +215,7 @@ class Trainer:
         self._engine = self._make()
         self._probed = self.engine != "vmap"
         self._out = torch.empty(0, self.size, device=self.device)
+        self._forward: stacked.Forward | None = None
 
     def _make(self) -> Engine:
         if self.engine == "loop":
@@ -270,13 +271,21 @@ class Trainer:
         self, seed: int, round_number: int, client: ClientId, positions: Ints, row: int = 0
     ) -> Job:
         """Return a client's training in a round, with its batches."""
-        positions = np.asarray(positions, np.int64)
-        plan = batch_plan(seed, round_number, client, len(positions), self.local)
-        if not self._random:
-            return Job(row, positions, plan)
-        text = f"dropout/{seed}/{round_number}/{client}".encode()
-        masks = int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "little")
-        return Job(row, positions, plan, masks)
+        return self.jobs(seed, round_number, [client], [positions], [row])[0]
+
+    def jobs(
+        self,
+        seed: int,
+        round_number: int,
+        clients: Sequence[ClientId],
+        parts: Sequence[Ints],
+        rows: Sequence[int],
+    ) -> list[Job]:
+        """Return the trainings of several clients in a round, with their batches."""
+        parts = [np.asarray(part, np.int64) for part in parts]
+        plans = batch_plans(seed, round_number, clients, [len(part) for part in parts], self.local)
+        masks = [_mask_seed(seed, round_number, c) if self._random else 0 for c in clients]
+        return [Job(*fields) for fields in zip(rows, parts, plans, masks, strict=True)]
 
     def train(
         self, params: Tensor, jobs: Sequence[Job], data: Data, lr: float | None = None
@@ -346,6 +355,11 @@ class Trainer:
 
     def evaluate(self, params: Tensor, data: Data) -> tuple[Doubles, Doubles]:
         """Return accuracy and mean loss of every row of `params`."""
+        accuracy, loss = self.scores(params, data).cpu().numpy().T
+        return accuracy, loss
+
+    def scores(self, params: Tensor, data: Data) -> Tensor:
+        """Do the same without waiting for a GPU: one row (accuracy, loss) per row of `params`."""
         rows = self._rows(params, ())
         self.worker.probe(data)
         with self._guard():
@@ -356,12 +370,21 @@ class Trainer:
         if self.device.type != "cuda" or (len(rows) == 1 and not self.worker.images):
             return None
         if self.engine == "stacked" and stacked.evaluates(self.worker.model, self.device):
-            return stacked.Forward(self.worker.model, rows, self.precision)
+            return self._stacked_forward(rows)
         if len(rows) == 1:
             return None
         from fedcohort.simulate.engine.vmapped import forward_rows  # slow to import
 
         return partial(forward_rows, self.worker.model, rows)
+
+    def _stacked_forward(self, rows: Tensor) -> stacked.Forward:
+        """Return the stacked models of the last evaluation, with new parameters."""
+        if self._forward is None or self._forward.kernel.clients != len(rows):
+            self._forward = stacked.Forward(self.worker.model, rows, self.precision)
+        else:
+            every = row_numbers(tuple(range(len(rows))), rows.device)
+            self._forward.kernel.load(rows, every)
+        return self._forward
 
     def hits(self, params: Tensor, positions: Ints, data: Data) -> NDArray[np.bool_]:
         """Return for each position in `data` whether one flat model classifies it correctly."""
@@ -387,6 +410,11 @@ class Trainer:
             if not len(job.positions):
                 raise ConfigError(f"job {i} has no samples")
         return rows
+
+
+def _mask_seed(seed: int, round_number: int, client: ClientId) -> int:
+    text = f"dropout/{seed}/{round_number}/{client}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "little")
 
 
 def _tensor(values: Any, device: torch.device) -> Tensor:

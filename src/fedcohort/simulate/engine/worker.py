@@ -198,8 +198,8 @@ Outputs = Callable[[Tensor], Tensor]  # samples -> (models, samples, outputs)
 
 def accuracy_and_loss(
     worker: Worker, params: Tensor, data: Data, together: Outputs | None = None
-) -> tuple[Doubles, Doubles]:
-    """Return test accuracy and mean loss of every row of `params`.
+) -> Tensor:
+    """Return test accuracy and mean loss of every row of `params`: (rows, 2), on the device.
 
     `together` computes the outputs of all rows at once; by default one row follows the other.
     Accuracy is NaN if labels are not whole numbers. A single output is a logit: class 1 above 0.
@@ -211,8 +211,7 @@ def accuracy_and_loss(
             _add_together(worker, together, data, totals)
         else:
             _add_one_by_one(worker, params, data, totals)
-    accuracy, loss = (totals / len(data.y)).cpu().numpy().T
-    return accuracy, loss
+    return totals / len(data.y)
 
 
 def _add_one_by_one(worker: Worker, params: Tensor, data: Data, totals: Tensor) -> None:
@@ -220,7 +219,7 @@ def _add_one_by_one(worker: Worker, params: Tensor, data: Data, totals: Tensor) 
         worker.write(row)
         for x, y in worker.chunks(data, None):
             outputs = worker.forward(x)
-            total[0] += _accurate(outputs, y)
+            total[0] += _accurate(outputs[None], y)[0]
             total[1] += worker.loss(outputs, y).sum(dtype=torch.float64)
 
 
@@ -228,20 +227,22 @@ def _add_together(worker: Worker, together: Outputs, data: Data, totals: Tensor)
     for x, y in worker.chunks(data, None):
         outputs = together(x)
         losses = worker.loss(outputs.flatten(0, 1), y.repeat(len(outputs)))
-        totals[:, 0] += torch.stack([torch.as_tensor(_accurate(o, y)) for o in outputs])
+        totals[:, 0] += _accurate(outputs, y)
         totals[:, 1] += losses.view(len(outputs), -1).sum(dim=1, dtype=torch.float64)
 
 
-def _accurate(outputs: Tensor, y: Tensor) -> Tensor | float:
-    """Return how many samples are classified correctly."""
-    return float("nan") if y.is_floating_point() else correct(outputs, y).sum()
+def _accurate(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return how many samples each model classifies correctly; `outputs` has a row per model."""
+    if y.is_floating_point():
+        return torch.full((len(outputs),), torch.nan, device=y.device)
+    return correct(outputs, y).flatten(1).sum(1)
 
 
 def correct(outputs: Tensor, y: Tensor) -> Tensor:
-    """Return for each sample whether the model's class is its label."""
-    if outputs.dim() == 1 or outputs.shape[1] == 1:
-        return (outputs.flatten() > 0) == y.flatten()
-    return outputs.argmax(1) == y
+    """Return for each model and sample whether the model's class is the sample's label."""
+    if outputs.dim() == 2 or outputs.shape[2] == 1:
+        return (outputs.flatten(1) > 0) == y.flatten()
+    return outputs.argmax(2) == y
 
 
 def hits(worker: Worker, row: Tensor, positions: Tensor, data: Data) -> NDArray[np.bool_]:
@@ -249,7 +250,7 @@ def hits(worker: Worker, row: Tensor, positions: Tensor, data: Data) -> NDArray[
     worker.model.eval()
     with torch.no_grad():
         worker.write(row)
-        parts = [correct(worker.forward(x), y) for x, y in worker.chunks(data, positions)]
+        parts = [correct(worker.forward(x)[None], y)[0] for x, y in worker.chunks(data, positions)]
     found: NDArray[np.bool_] = torch.cat(parts).cpu().numpy()
     return found
 
