@@ -6,13 +6,14 @@ import dataclasses
 import json
 import re
 import subprocess
+import time
 
 import pytest
 
 import fedcohort
 from fedcohort.cli import invoke
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.experiments import benchmark
+from fedcohort.experiments import benchmark, workers
 from fedcohort.experiments.config import NamedConfig
 from fedcohort.experiments.folder import check, simulation_of
 from fedcohort.experiments.suite import Part, Script, read_suite, suites
@@ -176,6 +177,7 @@ def test_workers_find_what_one_process_finds(suite, tmp_path, monkeypatch):
     A worker whose GPU does not work leaves its parts to them, even one that asks for a GPU.
     """
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setitem(workers.MOST_FAILURES, "cuda", 2)
     parts = read_suite(suite, quick=True)
     parts[0] = dataclasses.replace(parts[0], needs_gpu=True)
     wrong = dataclasses.replace(
@@ -219,6 +221,25 @@ def test_a_worker_whose_process_ends_twice_in_a_row_stops(tmp_path):
     assert outcome.stopped == [
         "a cpu worker stopped after 2 failures in a row: its process ended with 9"
     ]
+
+
+def test_a_busy_worker_stops_in_order(tmp_path):
+    """A process that is killed inside a GPU kernel can harm others; this one runs its `finally`."""
+    script = tmp_path / "slow.py"
+    script.write_text(
+        "import pathlib, time\nhere = pathlib.Path(__file__).parent\n(here / 'begun').touch()\n"
+        "try:\n    time.sleep(60)\nfinally:\n    (here / 'ended').touch()\n"
+    )
+    part = Part("trial", "slow", "script", Script(str(script)))
+    campaign = workers._Campaign([part], str(tmp_path / "out"), float("inf"), None, None)
+    campaign.start({"cpu": 1})
+    campaign.collect()  # it has started, and gets its part
+    (worker,) = campaign.pool
+    while not (tmp_path / "begun").exists() and worker.process.is_alive():
+        time.sleep(0.05)
+    workers._end(worker)
+    assert (tmp_path / "ended").exists()
+    assert worker.process.exitcode == 0
 
 
 def test_workers_are_counted_by_device():

@@ -3,17 +3,21 @@
 Each worker has one device and one thread. It asks for the next part when it is free, so GPU and CPU
 workers share one ordered list. A part that would not be finished before the limit, judged by the
 latest finished part of its setting on the same kind of device, is not begun. Workers that are still
-busy at the limit are stopped. Nothing is lost but their unfinished parts, which `--resume` runs.
+busy at the limit are asked to stop, and leave the GPU in order: a process that is killed in the
+middle of a kernel can take others on the same GPU with it. Only their unfinished parts are lost,
+and `--resume` runs those.
 
 A worker whose device does not work, or whose process ends, is started again. After two such
-failures in a row it stops, and the other workers run its parts. A part whose process ended twice
-has failed.
+failures in a row it stops, and the other workers run its parts. A GPU that other processes use too
+may need half a minute to recover, so its workers are more patient. A part whose process ended three
+times has failed.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 import traceback
 from collections import Counter
@@ -30,7 +34,9 @@ from fedcohort.experiments.suite import Part
 OnPart = Callable[[Part, str, float], None]
 OnStop = Callable[[str], None]
 
-MOST_FAILURES = 2  # in a row, of a worker; and how often a part may end its process
+MOST_FAILURES = {"cpu": 2, "cuda": 6}  # in a row, of a worker
+MOST_ENDED = 3  # processes, by one part
+GRACE = 60.0  # seconds that a worker has to stop
 
 
 @dataclass
@@ -119,6 +125,8 @@ def run_parts(
             campaign.collect()
     finally:
         for worker in campaign.pool:
+            worker.process.terminate()
+        for worker in campaign.pool:
             _end(worker)
     unfinished = [w.part for w in campaign.pool if w.part is not None]
     campaign.outcome.left = [todo[i] for i in sorted([*unfinished, *campaign.waiting])]
@@ -192,18 +200,19 @@ class _Campaign:
         if worker.part is not None:
             self._put_back(worker.part, reason)
         worker.part, worker.failures = None, worker.failures + 1
-        if worker.failures < MOST_FAILURES:
+        most = MOST_FAILURES[worker.device]
+        if worker.failures < most:
             worker.process, worker.pipe = self._process(worker.device)
             return
         self.pool.remove(worker)
-        text = f"a {worker.device} worker stopped after {MOST_FAILURES} failures in a row: {reason}"
+        text = f"a {worker.device} worker stopped after {most} failures in a row: {reason}"
         if text not in self.outcome.stopped:
             self.outcome.stopped.append(text)
             self.on_stop(text)
 
     def _put_back(self, index: int, reason: str) -> None:
         self.ended[index] += 1
-        if self.ended[index] < MOST_FAILURES:
+        if self.ended[index] < MOST_ENDED:
             self.waiting.append(index)
         else:
             self.outcome.failed[self.parts[index].name] = reason
@@ -242,9 +251,19 @@ class _Campaign:
 
 
 def _end(worker: _Worker) -> None:
+    """Ask a process to stop, and wait until it has left the GPU."""
     worker.process.terminate()
-    worker.process.join()
+    worker.process.join(GRACE)
     worker.pipe.close()
+
+
+class _Stopped(BaseException):
+    """The process was asked to stop; not an error of the part that it was running."""
+
+
+def _stop_here(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+    raise _Stopped
 
 
 def _work(pipe: Connection, parts: Sequence[Part], folder: str, device: str) -> None:
@@ -253,21 +272,23 @@ def _work(pipe: Connection, parts: Sequence[Part], folder: str, device: str) -> 
     Answers, first to the start and then to each part: its error, and what is wrong with the device;
     both are empty if all is well.
     """
-    import torch
+    signal.signal(signal.SIGTERM, _stop_here)  # Python handles it between calls, not inside one
+    with suppress(_Stopped):
+        import torch
 
-    torch.set_num_threads(1)
-    loaded = benchmark.Datasets()
-    pipe.send(("", _broken(device)))
-    while True:
-        index = pipe.recv()
-        try:
-            benchmark.write_part(parts[index].on(device), folder, loaded)
-        except Exception:  # one part must not end the others; it is reported with its traceback
-            pipe.send((traceback.format_exc(limit=-3), _broken(device)))
-        else:
-            pipe.send(("", ""))
-        if device == "cuda":
-            torch.cuda.empty_cache()
+        torch.set_num_threads(1)
+        loaded = benchmark.Datasets()
+        pipe.send(("", _broken(device)))
+        while True:
+            index = pipe.recv()
+            try:
+                benchmark.write_part(parts[index].on(device), folder, loaded)
+            except Exception:  # one part must not end the others; its traceback is reported
+                pipe.send((traceback.format_exc(limit=-3), _broken(device)))
+            else:
+                pipe.send(("", ""))
+            if device == "cuda":
+                torch.cuda.empty_cache()
 
 
 def _broken(device: str) -> str:
