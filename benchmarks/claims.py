@@ -1,4 +1,4 @@
-"""Claims of papers 0 and 3 that need no selection, measured; run by the suite "papers".
+"""Claims of papers 0, 1, 3 and 4 that are not about accuracy; run by the suite "papers".
 
     python benchmarks/claims.py separation --seeds 0 1 --out result.json
 
@@ -10,19 +10,29 @@ private-error: paper 0, Theorem 3.4. Error of the kernel density that a private 
 against the exact one, over epsilon, rows and samples.
 covariance: paper 3, Figure 3. Cosine of the covariances of loss changes ten rounds apart, each
 estimated from many random cohorts that start at the same model.
+embedding: paper 3, Figure 7. Cosines of the embeddings that FedCor has learned after its warm-up,
+of clients with the same label and of others.
+reward: paper 1, Figure 5. Mean reward of the clients that FedACS selects, and of random ones.
+initialization: paper 4, Figures 4 and 5. Profiles and kernels of 20 clients under four ways to draw
+the first model.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 
 import numpy as np
+import torch
 from provenance import write
 
 from fedcohort.datasets import federate, load
-from fedcohort.policies import Uniform
+from fedcohort.numerics.dpp import similarity_kernel
+from fedcohort.policies import FedACS, FedCor, Uniform
 from fedcohort.rounds import stream
+from fedcohort.signals.catalog import Needs
 from fedcohort.simulate import LocalTraining, Schedule, Simulation, build
+from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.sketch.distances import distance_matrix
 from fedcohort.sketch.errors import simulate_gaussians
 from fedcohort.sketch.race import RaceSketch
@@ -98,13 +108,16 @@ def errors(x, grid, seed, queries=200):
     rng = stream(seed, "private-error")
     order = rng.permutation(len(x))
     asked = x[order[:queries]]
+    exact = {}
     out = []
     for n, rows, epsilon in dict.fromkeys(grid):
         held = x[order[queries : queries + n]]
         sketch = RaceSketch.srp(x.shape[1], rows=rows, bits=BITS, seed=seed)
         sketch.add(held)
         private = sketch.privatize(epsilon, rng=stream(seed, "noise", n, rows, epsilon))
-        plain, noisy, truth = sketch.density(asked), private.density(asked), kernel(asked, held)
+        if n not in exact:
+            exact[n] = kernel(asked, held)
+        plain, noisy, truth = sketch.density(asked), private.density(asked), exact[n]
         out.append(
             {
                 "n": n,
@@ -132,25 +145,28 @@ def _rms(values):
 
 def covariance(args):
     data = load("fashion-mnist", args.root).standardized()
-    cohorts, times = (20, (2, 4)) if args.quick else (200, (20, 30, 60, 70, 150, 160))
+    cohorts, times = (20, (2, 4)) if args.quick else (400, (20, 30, 60, 70, 150, 160))
     rows = []
     for seed in args.seeds:
         clients = federate(data, "shards", clients=100, seed=seed, per_client=1)
-        matrices = covariances(clients, times, cohorts, seed, args.device)
-        pairs = zip(times[::2], times[1::2], strict=True)
+        changes = loss_changes(clients, times, cohorts, seed, args.device)
+        pairs = list(zip(times[::2], times[1::2], strict=True))
         rows.append(
             {
                 "seed": seed,
                 "cohorts": cohorts,
-                "cosine": {f"{a} to {b}": cosine(matrices[a], matrices[b]) for a, b in pairs},
-                "same label": [same_label(matrices[t], clients) for t in times[::2]],
+                "cosine": {f"{a} to {b}": cosine(changes[a], changes[b]) for a, b in pairs},
+                "without noise": {
+                    f"{a} to {b}": cosine_without_noise(changes[a], changes[b]) for a, b in pairs
+                },
+                "same label": [same_label(np.cov(changes[t].T), clients) for t in times[::2]],
             }
         )
     return rows
 
 
-def covariances(clients, times, cohorts, seed, device):
-    """Second moments of all clients' loss changes over one round, at each of the times."""
+def loss_changes(clients, times, cohorts, seed, device):
+    """All clients' loss changes over one round, (cohorts, clients), at each of the times."""
     schedule = Schedule(0.5, (150, 300))
     local = LocalTraining(epochs=3, batch_size=64, lr=0.005, schedule=schedule)
     shape, classes = clients.dataset.sample_shape, clients.dataset.classes
@@ -168,8 +184,7 @@ def covariances(clients, times, cohorts, seed, device):
             probe.round_number = number
             before = losses(training, start)
             probe.step()
-            changes = np.array([losses(training, one.model) - before for one in probe.seeds])
-            found[number] = np.cov(changes.T)
+            found[number] = np.array([losses(training, one.model) - before for one in probe.seeds])
         training.step()
     return found
 
@@ -182,7 +197,20 @@ def losses(simulation, model):
 
 
 def cosine(a, b):
+    """Cosine of two covariance matrices, each estimated from rows of samples."""
+    a, b = np.cov(a.T), np.cov(b.T)
     return float((a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def cosine_without_noise(a, b):
+    """The same, with squared norms estimated as products of two independent halves.
+
+    A matrix that is estimated from few samples has too large a norm, so the plain cosine is too
+    small even if both matrices are the same. Products of independent estimates have no such bias.
+    """
+    (a1, a2), (b1, b2) = ([np.cov(half.T) for half in np.array_split(m, 2)] for m in (a, b))
+    across = ((a1 + a2) * (b1 + b2)).sum() / 4
+    return float(across / np.sqrt((a1 * a2).sum() * (b1 * b2).sum()))
 
 
 def same_label(matrix, clients):
@@ -196,11 +224,130 @@ def same_label(matrix, clients):
     return {"same": float(correlation[same].mean()), "other": float(correlation[other].mean())}
 
 
+def embedding(args):
+    data = load("fashion-mnist", args.root).standardized()
+    local = LocalTraining(epochs=3, batch_size=64, lr=0.005)
+    simulation = Simulation(
+        lambda seed: federate(data, "shards", clients=100, seed=seed, per_client=1),
+        lambda seed: build("mlp-64-30", data.sample_shape, data.classes, seed=seed),
+        FedCor(warmup=15),
+        cohort_size=10,
+        local=local,
+        seeds=args.seeds,
+        device=args.device,
+        evaluate_every=0,
+    )
+    for _ in range(16):
+        simulation.step()
+    return [{"seed": one.seed, **embedded(one)} for one in simulation.seeds]
+
+
+def embedded(seed):
+    """How alike the embeddings of clients with the same label are, and of others."""
+    state, clients = seed.session.policy.state, seed.federation
+    labels = clients.label_counts().argmax(axis=1)
+    label = dict(zip(clients.clients, labels.tolist(), strict=True))
+    own = np.array([label[c] for c in state.clients])
+    x = state.embedding / np.linalg.norm(state.embedding, axis=0)
+    alike = x.T @ x
+    same = own[:, None] == own
+    np.fill_diagonal(same, False)
+    np.fill_diagonal(alike, -2)
+    return {
+        "same": float(alike[same].mean()),
+        "other": float(alike[own[:, None] != own].mean()),
+        "nearest has the same label": float((own[alike.argmax(axis=1)] == own).mean()),
+    }
+
+
+class WatchedUniform(Uniform):
+    """Uniform cohorts whose distances from the mean update are recorded, as FedACS needs them."""
+
+    needs = Needs(reply=frozenset({"update_distance"}))
+
+
+def reward(args):
+    data = load("cifar10", args.root).standardized()
+    rounds = 2 if args.quick else 60
+    found = {"fedacs": rewards(FedACS(), data, rounds, args)}
+    found["random"] = rewards(WatchedUniform(), data, rounds, args)
+    return [
+        {"seed": seed, **{name: values[i].tolist() for name, values in found.items()}}
+        for i, seed in enumerate(args.seeds)
+    ]
+
+
+def rewards(policy, data, rounds, args):
+    """Mean reward of each round's cohort, (seeds, rounds); paper 1, low heterogeneity."""
+    options = {"x_med": 0.2, "x_max": 3.0, "samples": 2000}
+    simulation = Simulation(
+        lambda seed: federate(data, "dirichlet-environment", clients=200, seed=seed, **options),
+        lambda seed: build("cifar-cnn", data.sample_shape, data.classes, seed=seed),
+        policy,
+        cohort_size=10,
+        local=LocalTraining(epochs=5, batch_size=400, lr=0.1, epoch_decay=0.9993),
+        seeds=args.seeds,
+        device=args.device,
+        evaluate_every=0,
+    )
+    found = []
+    for _ in range(rounds):
+        simulation.step()
+        found.append(
+            [
+                -np.mean(one.session.signals.values("update_distance", one.finished))
+                for one in simulation.seeds
+            ]
+        )
+    return np.array(found).T
+
+
+DRAWS = {
+    "Kaiming uniform": torch.nn.init.kaiming_uniform_,
+    "Kaiming normal": torch.nn.init.kaiming_normal_,
+    "Xavier uniform": torch.nn.init.xavier_uniform_,
+    "Xavier normal": torch.nn.init.xavier_normal_,
+}
+
+
+def initialization(args):
+    data = load("mnist", args.root).standardized()
+    return [{"seed": seed, **initialized(data, seed, args)} for seed in args.seeds]
+
+
+def initialized(data, seed, args, samples=200):
+    """Smallest correlation between entries of two kernels, and between entries of two profiles."""
+    parts = federate(data, "skewness", clients=20, seed=seed, xi=1.0).parts
+    profiles = {}
+    for name, draw in DRAWS.items():
+        model = build("cnn", data.sample_shape, data.classes, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                draw(parameter.data, generator=generator)
+        trainer = Trainer(model, device=args.device)
+        jobs = [trainer.job(0, 0, c, rows[:samples]) for c, rows in parts.items()]
+        profiles[name] = trainer.features(trainer.flat(), jobs, trainer.data(data.x, data.y))
+    kernels = {name: similarity_kernel(rows) for name, rows in profiles.items()}
+    upper = np.triu_indices(len(parts), 1)
+    return {
+        "kernels": min(_correlations([k[upper] for k in kernels.values()])),
+        "profiles": min(_correlations([p.ravel() for p in profiles.values()])),
+    }
+
+
+def _correlations(vectors):
+    return [float(np.corrcoef(a, b)[0, 1]) for a, b in itertools.combinations(vectors, 2)]
+
+
 CLAIMS = {
     "separation": separation,
     "total-variation": total_variation,
     "private-error": private_error,
     "covariance": covariance,
+    "embedding": embedding,
+    "reward": reward,
+    "initialization": initialization,
 }
 
 

@@ -9,6 +9,10 @@ paper's learning rate of 1e-4, SGD would hardly move. `--optimizer sgd --lr ...`
 
 Every retrieval goes through a registry (`fedcohort.personalize`). Limits are calibrated on warm
 clients alone: "auto" by their distances, "gains" also by their accuracy on their training data.
+
+Where there are many warm clients, `--finetune 20` fine-tunes only those that the exact sketches
+retrieve, and 20 others, over which the averages of random, best and own personal models go. The
+limit by gains, which needs the model of every warm client, is then left out.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -213,9 +218,35 @@ def train(dataset, setting, splits, args):
     trainer, data = simulation.trainer, simulation.train_data
     models = {}
     for seed in simulation.seeds:
-        personal = finetune(trainer, seed.model, splits[seed.seed].warm, data, seed=seed.seed)
-        models[seed.seed] = seed.model, personal
+        tuned = tuned_clients(dataset, setting, splits[seed.seed], seed.seed, args)
+        personal = finetune(trainer, seed.model, tuned, data, seed=seed.seed)
+        models[seed.seed] = seed.model, personal, tuned
     return trainer, data, simulation.test_data, models
+
+
+def tuned_clients(dataset, setting, split, seed, args):
+    """The warm clients that fine-tune: all, or those that are retrieved and some more."""
+    if args.finetune is None:
+        return split.warm
+    sketch = sketcher(dataset, setting.rows, 6, seed=seed)
+    with registered(sketch, split.warm) as registry:
+        start = ColdStart(registry, max_distance=None)
+        cold = [sketch(rows) for rows in split.cold.values()]
+        advices = [start.advise(s, "nearest", neighbors=start.nearest(s, 20)) for s in cold]
+        near = {client for advice in advices for client in advice.weights}
+    others = [c for c in split.warm if c not in near]
+    drawn = stream(seed, "fine-tuned").permutation(others)[: args.finetune].tolist()
+    return {c: rows for c, rows in split.warm.items() if c in near or c in drawn}
+
+
+@contextmanager
+def registered(sketch, parts):
+    """A registry of the clients' sketches, without models."""
+    with tempfile.TemporaryDirectory() as folder, Registry.create(f"{folder}/warm") as registry:
+        registry.add_many(
+            Record(c, sketch(rows), reference=f"warm/{c}") for c, rows in parts.items()
+        )
+        yield registry
 
 
 class Judge:
@@ -223,17 +254,18 @@ class Judge:
 
     def __init__(self, trainer, data, test, split, models):
         self.trainer, self.data, self.test, self.split = trainer, data, test, split
-        self.glob, self.personal = models
-        self.order = {client: i for i, client in enumerate(split.warm)}
+        self.glob, self.personal, self.tuned = models
+        self.order = {client: i for i, client in enumerate(self.tuned)}
         self.cold_global = accuracies(trainer, self.glob[None], split.cold_test, test)[0]
-        warm_rows = list(split.warm.values())
-        self.warm_global = accuracies(trainer, self.glob[None], warm_rows, data)[0]
+        self.tuned_test = [
+            rows for c, rows in zip(split.warm, split.warm_test, strict=True) if c in self.tuned
+        ]
 
     def baselines(self):
         split, test = self.split, self.test
         every = accuracies(self.trainer, self.personal, split.cold_test, test)
-        own = own_accuracies(self.trainer, self.personal, split.warm_test, test)
-        first = accuracies(self.trainer, self.glob[None], split.warm_test, test)[0]
+        own = own_accuracies(self.trainer, self.personal, self.tuned_test, test)
+        first = accuracies(self.trainer, self.glob[None], self.tuned_test, test)[0]
         return {
             "warm global": first,
             "warm local": own,
@@ -241,6 +273,12 @@ class Judge:
             "random": every.mean(axis=0),
             "best": every.max(axis=0),
         }
+
+    def gains(self, advices):
+        """How much better than the global model each warm client's advice is on its own data."""
+        rows = list(self.split.warm.values())
+        before = accuracies(self.trainer, self.glob[None], rows, self.data)[0]
+        return self.score(advices, rows, self.data) - before
 
     def score(self, advices, parts, data):
         """Accuracy of what is advised, client by client; the limit is not applied."""
@@ -254,14 +292,12 @@ class Judge:
 def retrieve(judge, sketch, private, strategies):
     """Accuracy of every strategy, and how many cold clients each limit sends away."""
     split, out, away = judge.split, {}, {}
-    with tempfile.TemporaryDirectory() as folder, Registry.create(f"{folder}/warm") as registry:
-        warm = {c: private(sketch(rows), "warm", c) for c, rows in split.warm.items()}
-        registry.add_many(Record(c, s, reference=f"warm/{c}") for c, s in warm.items())
-        cold = [private(sketch(rows), "cold", c) for c, rows in split.cold.items()]
+    warm = {c: private(sketch(rows), "warm", c) for c, rows in split.warm.items()}
+    cold = [private(sketch(rows), "cold", c) for c, rows in split.cold.items()]
+    with registered(lambda made: made, warm) as registry:
         start = ColdStart(registry, max_distance=None)
         limit = ColdStart(registry, search=start.search).limit
         near = [start.nearest(s, 20) for s in cold]
-        others = [start.search.nearest(s, 20, without=c) for c, s in warm.items()]
         for strategy in strategies:
             advices = [
                 start.advise(s, strategy, neighbors=n) for s, n in zip(cold, near, strict=True)
@@ -270,13 +306,12 @@ def retrieve(judge, sketch, private, strategies):
             squares = np.array([advice.squared for advice in advices])
             allowed = [limit.squared_for(advice.neighbors[0].error) for advice in advices]
             _limited(out, away, judge, f"{strategy}, auto", strategy, squares <= allowed)
-            if strategy in MIXED:
+            if strategy in MIXED and len(judge.tuned) == len(warm):
                 held = [
-                    start.advise(s, strategy, neighbors=n)
-                    for s, n in zip(warm.values(), others, strict=True)
+                    start.advise(s, strategy, neighbors=start.search.nearest(s, 20, without=c))
+                    for c, s in warm.items()
                 ]
-                rows = list(split.warm.values())
-                gains = judge.score(held, rows, judge.data) - judge.warm_global
+                gains = judge.gains(held)
                 by_gains = gains_limit([advice.squared for advice in held], gains)
                 good = squares <= by_gains.squared
                 _limited(out, away, judge, f"{strategy}, gains", strategy, good)
@@ -310,6 +345,7 @@ def run(dataset, setting, name, args):
     report = {
         "split": name,
         "warm": len(splits[first].warm),
+        "fine-tuned": len(models[first][2]),
         "cold": len(splits[first].cold),
         "median samples": float(np.median(sizes)),
         "baselines": summary(base),
@@ -367,6 +403,7 @@ def main():
     parser.add_argument("--lr", type=float)
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--max-samples", type=int, help="of a role in Shakespeare")
+    parser.add_argument("--finetune", type=int, help="how many warm clients beside the retrieved")
     every = (*MIXED, "cluster")
     parser.add_argument("--strategies", nargs="+", choices=every, default=every)
     parser.add_argument("--split", dest="splits", nargs="+")

@@ -101,3 +101,40 @@ def test_private_error_rule():
     for point in points:
         point["noise"] *= point["n"]  # noise that does not fall with n
     assert claims._private_error([{"points": points}])[1] == claims.FAILS
+
+
+def test_the_cosine_of_two_covariances_without_the_noise_of_their_estimates():
+    """Of the same covariance it is 1 however few the samples; the plain cosine is lower."""
+    import claims as measured
+
+    rng = np.random.default_rng(0)
+    factor = rng.standard_normal((9, 40))
+    pairs = [[rng.standard_normal((100, 9)) @ factor for _ in range(2)] for _ in range(20)]
+    plain = np.mean([measured.cosine(a, b) for a, b in pairs])
+    corrected = np.mean([measured.cosine_without_noise(a, b) for a, b in pairs])
+    assert plain < 0.95  # about 100 / (100 + 9)
+    assert corrected == pytest.approx(1, abs=0.02)  # standard error 0.006
+    other = rng.standard_normal((100, 9)) @ rng.standard_normal((9, 40))
+    assert measured.cosine_without_noise(pairs[0][0], other) < 0.6
+
+
+def test_lower_needs_every_baseline_beyond_its_interval():
+    found = suite(method=[1, 1, 1], near=[1, 1, 1], far=[1, 1, 1])
+    for variant, gemd in {"method": 0.1, "near": 0.2, "far": 0.9}.items():
+        for i, row in enumerate(found.parts["s", variant]["seeds"]):
+            row["gemd"] = gemd + 0.01 * i
+    args = (found, "4", "claim", "qualitative", "s", "method", ("near", "far"), "gemd")
+    assert claims.lower_row(*args)[-1] == claims.HOLDS
+    found.parts["s", "near"]["seeds"][1]["gemd"] = 0.01
+    assert claims.lower_row(*args)[-1] == claims.FAILS
+
+
+def test_a_baseline_may_be_of_another_setting():
+    found = suite(method=[1, 1, 1])
+    other = suite(uniform=[1, 1, 1]).parts["s", "uniform"]
+    found.parts["t", "uniform"] = other
+    for i, row in enumerate(other["seeds"]):
+        row["accuracy"] = 0.4 + 0.01 * i
+    args = (found, "1", "claim", "s", "method", "uniform", (74.0, 64.0))
+    assert claims.accuracy_row(*args)[-1] == claims.NOT_RUN
+    assert claims.accuracy_row(*args, base_setting="t")[-1] == claims.HOLDS
