@@ -304,6 +304,8 @@ class Batched:
             self.stepper = GraphStepper(data) if self.graphs else Stepper(data)
         self.stepper.prepare(kernel, together)
         kernel.load(params, row_numbers(tuple(job.row for job in together.jobs), self.device))
+        if kernel.drops:
+            kernel.masks.restart([job.seed for job in together.jobs])
         self.stepper.run(kernel, together)
 
     def _store(self, kernel: Kernel, together: Lockstep, rows: list[int], out: Tensor) -> None:

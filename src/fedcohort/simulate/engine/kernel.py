@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.simulate.engine.dropout import MaskKeys
 from fedcohort.simulate.engine.layers import Arena, Tape
 from fedcohort.simulate.engine.switches import runs_triton
 from fedcohort.simulate.local import LocalTraining, Optimizer
@@ -158,7 +159,8 @@ class Kernel:
         How products are rounded; see `switches.precision`.
     """
 
-    random = True  # whether training draws random numbers
+    drops = True  # whether there may be dropout
+    random = True  # whether training may draw from PyTorch's generator
     sink: Optimizer | Gradient
 
     def __init__(
@@ -173,7 +175,8 @@ class Kernel:
         shapes = [p.shape for p in model.parameters()]
         self.params = [torch.zeros(clients, *shape, device=device) for shape in shapes]
         self.loss, self.clients, self.precision = loss, clients, precision
-        self.arena = Arena(device, bf16=precision == "bf16")
+        self.masks = MaskKeys(clients, device)
+        self.arena = Arena(device, self.masks, bf16=precision == "bf16")
         self.trained = [p.requires_grad for p in model.parameters()]
         moving = [p for p, on in zip(self.params, self.trained, strict=True) if on]
         self.sink = Gradient(moving) if local is None else Optimizer(local, moving)

@@ -11,12 +11,15 @@ all views made beforehand, because the time of a small model's step is that of c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from fedcohort.simulate.engine.dropout import MaskKeys, fill_mask
 
 # ruff: noqa: D102 (`Layer` documents the methods)
 
@@ -35,10 +38,13 @@ class Sink(Protocol):
 
 
 class Arena:
-    """Memory for activations, shared by tapes of all sizes; `bf16` is how products round."""
+    """Memory for activations, shared by tapes of all sizes; `bf16` is how products round.
 
-    def __init__(self, device: torch.device, bf16: bool = False) -> None:
-        self.device, self.bf16 = device, bf16
+    `masks` is what dropout depends on.
+    """
+
+    def __init__(self, device: torch.device, masks: MaskKeys, bf16: bool = False) -> None:
+        self.device, self.masks, self.bf16 = device, masks, bf16
         self.peaks = 1  # the number of `convolution.FusedConv` layers
         self.blocks: dict[object, Tensor] = {}
 
@@ -283,18 +289,33 @@ class ResponseNorm(Layer):
 
 
 class Dropout(Layer):
-    """`nn.Dropout`, with masks from the current generator."""
+    """`nn.Dropout`, with the masks of `dropout.fill_mask`.
 
-    def __init__(self, place: int, arena: Arena, p: float) -> None:
+    `image` says that the input has a convolution's layout; elsewhere a client's samples lie one
+    after the other.
+    """
+
+    def __init__(self, place: int, arena: Arena, p: float, image: bool = False) -> None:
         super().__init__(place, arena)
-        self.keep = 1.0 - p
+        self.keep, self.image = 1.0 - p, image
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         self.mask, out = self.memory("mask", x.shape), self.memory("out", x.shape)
-        tape.append(partial(self.mask.bernoulli_, self.keep))
-        tape.append(partial(self.mask.div_, max(self.keep, 1e-30)))  # keep=0 leaves zeros
+        clients = len(x) // self.split if self.image else len(x)
+        each = self.mask.view(clients, -1)
+        given = (self.arena.masks, self.place, self.keep, self._positions(x), each)
+        tape.append(partial(fill_mask, *given))
         tape.append(partial(torch.mul, x, self.mask, out=out))
         return out
+
+    def _positions(self, x: Tensor) -> Tensor | None:
+        """Return the number of each entry of a client if its samples came one after the other."""
+        if not self.image:
+            return None
+        _, channels, samples, *rest = x.shape
+        shape = (self.split, samples, channels, *rest)
+        numbers = torch.arange(math.prod(shape), dtype=torch.int32, device=x.device)
+        return numbers.view(shape).transpose(1, 2).flatten()
 
     def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
         tape.append(partial(grad.mul_, self.mask))

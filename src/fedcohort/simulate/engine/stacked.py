@@ -269,7 +269,7 @@ class Stacked(Kernel):
         flat = modules(model) or []
         if local is None:
             flat = [module for module in flat if not isinstance(module, nn.Dropout)]
-        self.random = any(isinstance(module, nn.Dropout) for module in flat)
+        self.random, self.drops = False, any(isinstance(module, nn.Dropout) for module in flat)
         place_of = {id(p): i for i, p in enumerate(model.parameters())}
         parts = convolution.fused(flat, device)
         self.fused = parts is not None
@@ -313,6 +313,8 @@ class Stacked(Kernel):
                 image = False
             elif isinstance(module, nn.LocalResponseNorm):
                 yield layers.ResponseNorm(*here, module)
+            elif isinstance(module, nn.Dropout):
+                yield layers.Dropout(*here, module.p, image)
             else:
                 yield from self._build_plain(3 * place, module, flat[:place], place_of)
 
@@ -395,6 +397,8 @@ class Stacked(Kernel):
         for i in range(len(self.layers) - 1, self.first - 1, -1):
             grad = self.layers[i].backward(tape, grad, wanted=i > self.first)
         tape.append(partial(self.sink.update, rate, eps, len(x)))
+        if self.drops:
+            tape.append(self.masks.next_step)
         return partial(_play, tape)
 
     def record_forward(self, tape: layers.Tape, x: Tensor) -> Tensor:

@@ -152,7 +152,7 @@ class Trainer:
     engine : {"auto", "loop", "stacked", "vmap"}
         How the clients of a cohort train: one after the other, or side by side. All give the same
         result up to rounding; "auto" takes the fastest, and `reason` says why it is not a faster
-        one. Dropout masks depend on the engine.
+        one. Dropout masks depend on the engine, and not on which clients train side by side.
     max_memory : int, optional
         Bytes for clients side by side; a cohort that needs more trains in several groups. By
         default the size of a CPU's cache, or a quarter of a GPU's memory.
@@ -209,7 +209,8 @@ class Trainer:
                 "precision='bf16': recurrent layers of a CPU have no bfloat16 in a plain loop; "
                 "choose 'float32', or engine='stacked'"
             )
-        drops = any(isinstance(module, nn.Dropout) for module in model.modules())
+        layers = stacked.modules(model) or [] if self.engine == "stacked" else []
+        drops = any(isinstance(module, nn.Dropout) for module in layers)
         self._random = self.engine != "stacked" or drops  # any forward may call F.dropout
         self.max_memory = max_memory or room(self.device)
         self._engine = self._make()

@@ -13,6 +13,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedcohort.simulate.engine.batchable import batchable
+from fedcohort.simulate.engine.dropout import HashedDropout
 from fedcohort.simulate.engine.kernel import Kernel, SampleLoss
 from fedcohort.simulate.engine.switches import runs_triton, seeded
 from fedcohort.simulate.local import LocalTraining
@@ -40,11 +41,17 @@ class Vmapped(Kernel):
         names = [name for name, _ in model.named_parameters()]
 
         def total(
-            trained: list[Tensor], frozen: list[Tensor], x: Tensor, y: Tensor, w: Tensor
+            trained: list[Tensor],
+            frozen: list[Tensor],
+            x: Tensor,
+            y: Tensor,
+            w: Tensor,
+            mask_words: Tensor,
         ) -> Tensor:
             both, rest = iter(trained), iter(frozen)
             values = [next(both) if is_trained else next(rest) for is_trained in self.trained]
-            outputs = functional_call(self.model, dict(zip(names, values, strict=True)), (x,))
+            with HashedDropout(mask_words, self.masks.step):
+                outputs = functional_call(self.model, dict(zip(names, values, strict=True)), (x,))
             return (loss(outputs, y) * w).sum()
 
         self.gradient: Callable[..., Any] = vmap(grad(total), randomness="different")
@@ -73,8 +80,10 @@ class Vmapped(Kernel):
                 # `adaptive_avg_pool2d` of images with channels last; it costs nothing in a graph.
                 # Other kernels for attention would run the clients' backward passes one by one.
                 warnings.filterwarnings("ignore", "There is a performance drop")
-                self.sink.add(self.gradient(trained, frozen, x, y, weight), active=clients)
+                words = self.masks.words[:clients]
+                self.sink.add(self.gradient(trained, frozen, x, y, weight, words), active=clients)
                 self.sink.update(rate, eps, clients)
+                self.masks.next_step()
 
         return run
 
@@ -111,7 +120,9 @@ class UnrolledLSTM(nn.Module):
             steps, h, c = self._run(layer, steps, h, c)
             last.append((h, c))
             if self.dropout and layer + 1 < self.layers:
-                steps = nn.functional.dropout(steps, self.dropout, self.training)
+                samples_first = steps.transpose(0, 1)  # as masks number their entries
+                dropped = nn.functional.dropout(samples_first, self.dropout, self.training)
+                steps = dropped.transpose(0, 1)
         out = steps.transpose(0, 1) if self.batch_first else steps
         return out, (torch.stack([h for h, _ in last]), torch.stack([c for _, c in last]))
 
