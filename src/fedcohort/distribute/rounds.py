@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedcohort.distribute.cluster import Pool, need_ray
 from fedcohort.exceptions import ConfigError
-from fedcohort.simulate.engine.jobs import Data, Job, plan_of
+from fedcohort.simulate.engine.jobs import Data, Job, by_length
 from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.local import LocalTraining
 
@@ -94,7 +94,7 @@ class ShardedTrainer(Trainer):
 
     def _groups(self, jobs: Sequence[Job]) -> list[list[int]]:
         """Cut the jobs, those with most steps first, so that a group has little padding."""
-        ranked = sorted(range(len(jobs)), key=lambda i: -len(plan_of(jobs[i]).epochs))
+        ranked = by_length(jobs)
         return [ranked[i : i + self.group] for i in range(0, len(ranked), self.group)]
 
     def _pool_with(self, data: Data) -> Pool:

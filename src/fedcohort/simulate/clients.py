@@ -17,6 +17,7 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, stream
 from fedcohort.signals.catalog import SIGNALS, Clients, Options
+from fedcohort.signals.forms import sketch_reading
 from fedcohort.signals.projection import Projection, Vectors
 from fedcohort.signals.updates import last_layer
 from fedcohort.simulate.engine.jobs import Data, Job
@@ -132,16 +133,16 @@ class SimulatedClients(Clients):
         data, parts, public = self._inputs(options)
         blank = self._blank_sketch(options, public)
         labels = data.y if blank.labeled else None
+        counted = zip(self.ids, parts, federation_counts(blank, data.x, parts, labels), strict=True)
+        if not epsilon:
+            return [sketch_reading(len(part), 0.0, counts) for _, part, counts in counted]
+        again = (self.round_number,) if self.round_number else ()
         readings = []
-        counted = federation_counts(blank, data.x, parts, labels)
-        for client, part, counts in zip(self.ids, parts, counted, strict=True):
+        for client, part, counts in counted:
             sketch = blank.empty_like()
             sketch.counts, sketch.n = counts, len(part)
-            if epsilon:
-                again = (self.round_number,) if self.round_number else ()
-                noise = stream(self.seed, "sketch noise", client, *again)
-                sketch = sketch.privatize(epsilon, delta, rng=noise)
-            readings.append(sketch.reading())
+            noise = stream(self.seed, "sketch noise", client, *again)
+            readings.append(sketch.privatize(epsilon, delta, rng=noise).reading())
         return readings
 
     def _blank_sketch(self, options: Options, public: NDArray[Any]) -> RaceSketch:

@@ -173,6 +173,11 @@ class BatchPlan(NamedTuple):
     key: bytes | None = None
 
     @property
+    def length(self) -> int:
+        """The number of batches."""
+        return -(-self.n // self.batch_size) * self.passes if self.steps is None else self.steps
+
+    @property
     def bounds(self) -> Ints:
         """Where each batch begins and ends in `order`."""
         return _cuts(self.n, self.batch_size, self.passes, self.steps)[0]
@@ -234,15 +239,14 @@ def batch_plans(
     local: LocalTraining,
 ) -> list[BatchPlan]:
     """Return the batches of one round for several clients; see `batch_plan`."""
-    plans = []
-    keys = stream_keys(seed, "batches", round_number, ends=clients)
-    for client, n, key in zip(clients, sizes, keys, strict=True):
+    for client, n in zip(clients, sizes, strict=True):
         if n < 1:
             raise ConfigError(f"client {client!r} has {n} samples: it cannot train")
-        whole = n <= local.batch_size  # every batch holds all samples, so nothing is shuffled
-        own = None if whole else key
-        plans.append(BatchPlan(n, local.batch_size, local.epochs, local.steps, own))
-    return plans
+    size, epochs, steps = local.batch_size, local.epochs, local.steps
+    # Where every batch holds all samples, nothing is shuffled.
+    shuffled = [client for client, n in zip(clients, sizes, strict=True) if n > size]
+    keys = iter(stream_keys(seed, "batches", round_number, ends=shuffled))
+    return [BatchPlan(n, size, epochs, steps, next(keys) if n > size else None) for n in sizes]
 
 
 class Optimizer:

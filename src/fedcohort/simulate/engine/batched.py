@@ -22,8 +22,8 @@ from fedcohort.simulate.engine.jobs import (
     Job,
     Lockstep,
     Timetable,
+    by_length,
     lockstep,
-    plan_of,
     sweep,
 )
 from fedcohort.simulate.engine.kernel import Kernel, SampleLoss, row_numbers
@@ -280,8 +280,7 @@ class Batched:
         self, params: Tensor, jobs: Sequence[Job], data: Data, lr: float, out: Tensor
     ) -> None:
         """Write each job's trained parameters to its row of `out`."""
-        ranked = sorted(range(len(jobs)), key=lambda i: -len(plan_of(jobs[i]).epochs))
-        for rows in self._groups(ranked, data):
+        for rows in self._groups(by_length(jobs), data):
             group = [jobs[i] for i in rows]
             kernel = self._kernel(len(rows), self.local)
             together = lockstep(group, self.local, lr, kernel.sink.direct)

@@ -53,6 +53,12 @@ def plan_of(job: Job) -> BatchPlan:
     return job.plan
 
 
+def by_length(jobs: Sequence[Job]) -> list[int]:
+    """Return the numbers of the jobs, those with most steps first."""
+    lengths = [-plan_of(job).length for job in jobs]
+    return sorted(range(len(jobs)), key=lengths.__getitem__)
+
+
 @dataclass(frozen=True, eq=False)
 class Timetable:
     """The steps of clients that train together, sorted by their number of steps, largest first.
@@ -190,9 +196,9 @@ def lockstep(jobs: Sequence[Job], local: LocalTraining, lr: float, direct: bool)
     >>> together.order, times.active, times.width, times.count.tolist()
     ([1, 0], [2, 1, 1], [2, 2, 1], [[2, 1], [2, 0], [1, 0]])
     """
-    order = sorted(range(len(jobs)), key=lambda i: -len(plan_of(jobs[i]).epochs))
+    order = by_length(jobs)
     ranked = [jobs[i] for i in order]
-    sizes = tuple(len(job.positions) for job in ranked)
+    sizes = tuple([len(job.positions) for job in ranked])
     plain = local if local.schedule is None else replace(local, schedule=None)  # hashable
     return Lockstep(order, ranked, _training(sizes, plain, lr, direct))
 
