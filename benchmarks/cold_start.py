@@ -298,6 +298,8 @@ def retrieve(judge, sketch, private, strategies):
         start = ColdStart(registry, max_distance=None)
         limit = ColdStart(registry, search=start.search).limit
         near = [start.nearest(s, 20) for s in cold]
+        every = len(judge.tuned) == len(warm)
+        others = [start.search.nearest(s, 20, without=c) for c, s in warm.items()] if every else []
         for strategy in strategies:
             advices = [
                 start.advise(s, strategy, neighbors=n) for s, n in zip(cold, near, strict=True)
@@ -306,10 +308,10 @@ def retrieve(judge, sketch, private, strategies):
             squares = np.array([advice.squared for advice in advices])
             allowed = [limit.squared_for(advice.neighbors[0].error) for advice in advices]
             _limited(out, away, judge, f"{strategy}, auto", strategy, squares <= allowed)
-            if strategy in MIXED and len(judge.tuned) == len(warm):
+            if strategy in MIXED and every:
                 held = [
-                    start.advise(s, strategy, neighbors=start.search.nearest(s, 20, without=c))
-                    for c, s in warm.items()
+                    start.advise(s, strategy, neighbors=n)
+                    for s, n in zip(warm.values(), others, strict=True)
                 ]
                 gains = judge.gains(held)
                 by_gains = gains_limit([advice.squared for advice in held], gains)

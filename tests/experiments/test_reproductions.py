@@ -138,3 +138,12 @@ def test_a_baseline_may_be_of_another_setting():
     args = (found, "1", "claim", "s", "method", "uniform", (74.0, 64.0))
     assert claims.accuracy_row(*args)[-1] == claims.NOT_RUN
     assert claims.accuracy_row(*args, base_setting="t")[-1] == claims.HOLDS
+
+
+def test_a_difference_to_the_independent_run_is_judged_by_our_spread():
+    from docs_tables import benchmark as pages
+
+    assert pages.compared([80, 90, 100], 90) == ("+0", "+0.0", "agrees")
+    assert pages.compared([80, 90, 100], 150)[2] == "differs"  # seven standard errors
+    assert pages.compared([24, 24, 24], 26) == ("-2", "-", "agrees")  # less than two evaluations
+    assert pages.compared([24, 24, 24], 30)[2] == "differs"
