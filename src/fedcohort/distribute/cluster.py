@@ -64,10 +64,16 @@ def need_ray() -> Any:
 
 
 def gpus_for(device: str) -> int:
-    """Return the GPUs that a task on `device` asks for: "auto" takes one where there are some."""
+    """Return the GPUs that a task on `device` asks for: "auto" takes one where there are some.
+
+    Examples
+    --------
+    >>> gpus_for("cpu"), gpus_for("cuda"), gpus_for("cuda:0,cuda:1")
+    (0, 1, 2)
+    """
     if device == "auto":
         return int(need_ray().cluster_resources().get("GPU", 0) > 0)
-    return int(device.startswith("cuda"))
+    return sum(name.strip().startswith("cuda") for name in device.split(","))
 
 
 def cluster_error(error: Exception, what: str) -> Exception:

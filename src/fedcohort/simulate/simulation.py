@@ -23,6 +23,7 @@ from fedcohort.progress import watched
 from fedcohort.session import LOG, Session
 from fedcohort.simulate.availability import Always, Availability, Durations
 from fedcohort.simulate.clients import Embed, Insight
+from fedcohort.simulate.engine.devices import MultiDeviceTrainer
 from fedcohort.simulate.engine.jobs import Job
 from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.history import History, RoundRecord, record_from
@@ -83,7 +84,8 @@ class Simulation:
     seeds : sequence of int, default=(0,)
         Each is a federation of its own.
     device, engine : str, default="auto"
-        Where and how the models train; see `Trainer`.
+        Where and how the models train; see `Trainer`. Several devices, separated by commas
+        ("cuda:0,cuda:1"), share the clients of all seeds.
     precision : {"float32", "tf32", "bf16"}
         How products are rounded; see `Trainer`.
     max_memory : int, optional
@@ -135,6 +137,8 @@ class Simulation:
         dataset = federations[0].dataset
         if any(f.dataset is not dataset for f in federations):
             raise ConfigError("simulate: the federations of all seeds must share one data set")
+        if "," in device and trainer is Trainer:
+            trainer = MultiDeviceTrainer
         self.trainer = trainer(
             models[0],
             local or LocalTraining(),

@@ -113,7 +113,15 @@ def room(device: torch.device) -> int:
 
 
 def device_name(name: str) -> str:
-    """Return the device to use."""
+    """Return the device to use, or several separated by commas.
+
+    Examples
+    --------
+    >>> device_name("cpu, cpu")
+    'cpu,cpu'
+    """
+    if "," in name:
+        return ",".join(device_name(part.strip()) for part in name.split(","))
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -188,6 +196,8 @@ class Trainer:
         precision: str = "float32",
     ) -> None:
         self.local = LocalTraining() if local is None else local
+        if "," in device:
+            raise ConfigError(f"device={device!r}: {type(self).__name__} takes one device")
         self.device = torch.device(device_name(device))
         self.precision = check_precision(precision, self.device)
         if max_memory is not None and max_memory < 1:
