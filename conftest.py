@@ -1,7 +1,37 @@
-"""Modules that cannot be imported everywhere are not searched for doctests where they cannot."""
+"""What is collected, in which order, and what every test leaves behind."""
 
 from importlib.util import find_spec
 
+import pytest
+
 collect_ignore_glob = []
-if find_spec("triton") is None:
+if find_spec("triton") is None:  # a module that cannot be imported is not searched for doctests
     collect_ignore_glob.append("src/fedcohort/**/_*triton*.py")
+
+#: Files that take ten seconds or more. They start first, so that no worker waits for the other at
+#: the end; parts of their names, the longest first.
+LONGEST = ("test_deployment", "soak/", "test_docs", "flower/test_simulation")
+
+
+def pytest_collection_modifyitems(items):
+    """Sort the longest files to the front; the order within a file stays."""
+
+    def place(item):
+        return next((i for i, name in enumerate(LONGEST) if name in item.nodeid), len(LONGEST))
+
+    items.sort(key=place)
+
+
+@pytest.fixture(autouse=True)
+def registries_as_before():
+    """Remove what a test or a doctest registered, so that no other one depends on it."""
+    from fedcohort.gates import GATES
+    from fedcohort.policies import POLICIES
+    from fedcohort.signals.catalog import SIGNALS
+
+    before = [(registry, dict(registry)) for registry in (POLICIES, GATES, SIGNALS)]
+    yield
+    for registry, held in before:
+        if registry != held:
+            registry.clear()
+            registry.update(held)

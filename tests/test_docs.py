@@ -6,6 +6,7 @@ import json
 import os
 import pkgutil
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,8 @@ PYTHON = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.S)
 GENERATED = {"tour.md", "cli.md", "config.md", "api.md", "policies/index.md"}
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 END = "\x1e"  # separates the outputs of blocks
+TOUR = ROOT / "examples" / "tour.ipynb"
+LIMIT = 900  # seconds for what takes about one minute on a quiet machine
 
 
 def name_of(page):
@@ -39,6 +42,9 @@ def name_of(page):
 def blocks(page):
     """Return pairs of code and the output that the page shows for it, if it shows one."""
     return PYTHON.findall(page.read_text())
+
+
+WITH_PYTHON = [page for page in PAGES if blocks(page)]
 
 
 def agree(printed, shown):
@@ -51,18 +57,71 @@ def agree(printed, shown):
     return words[0] == words[1] and numbers[0] == pytest.approx(numbers[1], rel=0.05, abs=0.03)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=name_of)
-def test_python_examples_run_and_print_what_is_shown(page, tmp_path):
-    """All blocks of a page, in order, as one program."""
+#: Loads what the examples share, once, and runs every example.py in a process forked from that.
+FORKS = """
+import os, runpy, sys, traceback
+import torch
+import fedcohort.simulate, fedcohort.personalize.finetune
+from fedcohort.datasets import load
+load("digits")
+for folder in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        os.chdir(folder)
+        for number, name in ((1, "printed"), (2, "errors")):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
+        status = 0
+        try:
+            runpy.run_path("example.py", run_name="__main__")
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    _, status = os.waitpid(child, 0)
+    if status:
+        with open(os.path.join(folder, "errors"), "a") as file:
+            file.write(f"status {status}")
+"""
+
+
+def program(page):
+    """All Python blocks of a page, in order, as one program. The tour's cells are one, too."""
+    if page == TOUR:
+        return "\n".join("".join(cell["source"]) for cell in tour_cells())
     kept = [b for i, b in enumerate(blocks(page)) if (page.name, i) not in NOT_RUN]
-    script = tmp_path / "example.py"
-    script.write_text("".join(f"{code}\nprint({END!r}, end='')\n" for code, _ in kept))
-    done = subprocess.run(
-        [sys.executable, script], timeout=280, cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    )
-    assert done.returncode == 0
-    for (code, shown), printed in zip(kept, done.stdout.split(END)[:-1], strict=True):
-        assert not shown or agree(printed, shown), f"{code}\nprints\n{printed}\nnot\n{shown}"
+    return "".join(f"{code}\nprint({END!r}, end='')\n" for code, _ in kept)
+
+
+def tour_cells():
+    cells = json.loads(TOUR.read_text())["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """Run the examples of all pages and the tour, each in a folder of its own."""
+    folders = {page: tmp_path_factory.mktemp("page") for page in (*WITH_PYTHON, TOUR)}
+    for page, folder in folders.items():
+        (folder / "example.py").write_text(program(page))
+    command = [sys.executable, "-c", FORKS, *map(str, folders.values())]
+    subprocess.run(command, check=True, timeout=LIMIT)
+
+    def read(page):
+        errors = (folders[page] / "errors").read_text()
+        assert "status " not in errors, errors
+        return (folders[page] / "printed").read_text()
+
+    return read
+
+
+@pytest.mark.timeout(LIMIT)
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
+def test_python_examples_run_and_print_what_is_shown(page, printed):
+    kept = [b for i, b in enumerate(blocks(page)) if (page.name, i) not in NOT_RUN]
+    for (code, shown), found in zip(kept, printed(page).split(END)[:-1], strict=True):
+        assert not shown or agree(found, shown), f"{code}\nprints\n{found}\nnot\n{shown}"
 
 
 def test_outputs_that_differ_are_found():
@@ -85,19 +144,14 @@ def test_blocks_that_do_not_run_are_there():
         assert i < len(blocks(ROOT / "docs" / name)), f"{name}, {i}: {reason}"
 
 
-def test_the_tour_prints_what_it_shows(tmp_path):
+@pytest.mark.timeout(LIMIT)
+def test_the_tour_prints_what_it_shows(printed):
     """The cells of the notebook, in order, with the printed output that it was saved with."""
-    cells = json.loads((ROOT / "examples" / "tour.ipynb").read_text())["cells"]
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
-    script = tmp_path / "tour.py"
-    script.write_text("\n".join("".join(cell["source"]) for cell in code))
-    result = subprocess.run(
-        [sys.executable, script], check=True, timeout=280, capture_output=True, text=True
-    )
-    shown = "".join("".join(o["text"]) for cell in code for o in cell["outputs"])
+    found = printed(TOUR).splitlines()
+    shown = "".join("".join(o["text"]) for cell in tour_cells() for o in cell["outputs"])
     # Accuracies may differ in the last digit where another PyTorch adds in another order.
-    assert len(result.stdout.splitlines()) == len(shown.splitlines())
-    for line, expected in zip(result.stdout.splitlines(), shown.splitlines(), strict=True):
+    assert len(found) == len(shown.splitlines())
+    for line, expected in zip(found, shown.splitlines(), strict=True):
         if "accuracy" not in expected:
             assert line == expected
 
@@ -172,8 +226,10 @@ def test_result_files_exist(page):
         assert (ROOT / name).exists(), f"{page.name} cites {name}"
 
 
-def test_numbers_are_those_of_the_result_files():
+def test_numbers_are_those_of_the_result_files(monkeypatch, capsys):
     """Where a page differs from its result file, ``make docs-numbers`` writes it again."""
-    script = ROOT / "benchmarks" / "docs_numbers.py"
-    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
-    assert done.returncode == 0, f"make docs-numbers: {done.stdout}{done.stderr}"
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.setattr(sys, "argv", ["docs_numbers.py", "--check"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / "benchmarks" / "docs_numbers.py"), run_name="__main__")
+    assert end.value.code == 0, f"make docs-numbers: {capsys.readouterr().out}"

@@ -167,22 +167,15 @@ def test_the_entry_point_is_quick_and_leaves_torch_alone():
     assert "compare" in result.stdout
 
 
-def test_own_policy_from_the_command_line(tmp_path, capsys):
-    """In a process of its own: it registers a policy."""
+def test_own_policy_from_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
         "from fedcohort.policies import Uniform, register\n"
         "@register('my-policy', when='in tests')\nclass Mine(Uniform):\n    pass\n"
     )
     arguments = ["compare", "--import", "mine.py", "--policies", "my-policy,mine.py:Mine"]
-    code = "import sys; from fedcohort.cli import main; main()"
-    result = subprocess.run(
-        [sys.executable, "-c", code, *arguments, *SMALL, "--rounds", "1", "--format", "json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    rows = json.loads(result.stdout)["policies"]
+    assert invoke([*arguments, *SMALL, "--rounds", "1", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["policies"]
     assert [row["policy"] for row in rows] == ["my-policy", "Mine"]
     assert rows[0] == {**rows[1], "policy": "my-policy", "seconds": rows[0]["seconds"]}
 
@@ -249,43 +242,54 @@ def finished(tmp_path_factory):
 
 
 REFUSING = """
-import os, resource, signal, sys
+import contextlib, os, resource, signal, sys
 from fedcohort.cli import invoke
-run, out, how = sys.argv[1:]
-import fedcohort.report.run_page  # what is loaded later must not need the disk
-if how == "full":
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-for command in (
-    ["report", run, "-o", f"{out}/r.html"],
-    ["export", run, "-o", f"{out}/r.csv"],
-    ["config", "init", f"{out}/c.toml"],
-    ["compare", "--policies", "uniform", "--rounds", "1", "--out", f"{out}/run"],
-):
-    print(invoke(command), sorted(os.listdir(out)))
+from fedcohort.datasets import load
+run, *folders = sys.argv[1:]
+load("digits")
+with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+    invoke(["report", run, "-o", f"{run}/r.html"])  # what is loaded later must not need the disk
+for out in folders:
+    if os.fork() == 0:
+        if out.endswith("full"):
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        for command in (
+            ["report", run, "-o", f"{out}/r.html"],
+            ["export", run, "-o", f"{out}/r.csv"],
+            ["config", "init", f"{out}/c.toml"],
+            ["compare", "--policies", "uniform", "--rounds", "1", "--out", f"{out}/run"],
+        ):
+            print(invoke(command), flush=True)
+        os._exit(0)
+    os.wait()
+    print("next", flush=True)
 """
 
 
-@pytest.mark.parametrize("how", ["full", "read-only"])
-def test_a_disk_that_refuses_is_one_line_and_leaves_no_partial_report(finished, tmp_path, how):
+def test_a_disk_that_refuses_is_one_line_and_leaves_no_partial_report(finished, tmp_path):
     """A limit on the size of files stands for a full disk: both refuse in the middle of a write."""
-    out = tmp_path / "out"
-    out.mkdir(mode=0o777 if how == "full" else 0o555)
+    folders = [tmp_path / "full", tmp_path / "read-only"]
+    for folder, mode in zip(folders, (0o777, 0o555), strict=True):
+        folder.mkdir(mode=mode)
     done = subprocess.run(
-        [sys.executable, "-c", REFUSING, finished, str(out), how],
+        [sys.executable, "-c", REFUSING, finished, *map(str, folders)],
         capture_output=True,
         text=True,
         preexec_fn=without_override,
     )
-    out.chmod(0o755)
-    if how == "read-only" and done.stdout.startswith("0"):
-        pytest.skip("this user can write everywhere")
-    lines = done.stderr.splitlines()
-    assert len(lines) == 4, done.stderr
-    assert all(line.startswith(f"error: {out}/") for line in lines), done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["2"] * 4
-    kept = {path.name for path in out.rglob("*") if path.suffix in (".html", ".csv", ".toml")}
-    assert kept == set()
+    folders[1].chmod(0o755)
+    codes = [part.split() for part in done.stdout.split("next")[:-1]]
+    if codes[1][0] == "0":  # this user can write everywhere
+        folders, codes = folders[:1], codes[:1]
+    assert codes == [["2"] * 4] * len(folders), done.stderr
+    for folder in folders:
+        lines = [x for x in done.stderr.splitlines() if x.startswith(f"error: {folder}/")]
+        assert len(lines) == 4, done.stderr
+        kept = [p.name for p in folder.rglob("*") if p.suffix in (".html", ".csv", ".toml")]
+        assert kept == []
+    if len(folders) == 2:
+        assert len(done.stderr.splitlines()) == 8, done.stderr
 
 
 def without_override():
@@ -330,33 +334,31 @@ def test_reports_name_the_extra_that_they_need(finished):
     code = (
         "import sys; sys.modules['altair'] = None\n"
         "from fedcohort.cli import invoke\n"
-        "sys.exit(invoke([sys.argv[1], sys.argv[2]]))"
+        "print([invoke([command, sys.argv[1]]) for command in ('report', 'watch')])"
     )
-    for command in ("report", "watch"):
-        result = subprocess.run(
-            [sys.executable, "-c", code, command, finished], capture_output=True, text=True
-        )
-        assert result.returncode == 2
-        assert "pip install 'fedcohort[plots]'" in result.stderr
-        assert len(result.stderr.splitlines()) == 1
-
-
-def test_an_interruption_says_how_to_go_on(tmp_path):
-    code = (
-        "import fedcohort.experiments.folder as f, sys\n"
-        "step = f.Simulation.step\n"
-        "def stop(self):\n"
-        "    if self.round_number == 2: raise KeyboardInterrupt\n"
-        "    return step(self)\n"
-        "f.Simulation.step = stop\n"
-        "from fedcohort.cli import main; main()"
-    )
-    arguments = ["compare", "--policies", "uniform", "--out", str(tmp_path / "a b"), *SMALL]
     result = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True
+        [sys.executable, "-c", code, finished], capture_output=True, text=True, check=True
     )
-    assert result.returncode == 130
-    last = result.stderr.splitlines()[-1]
+    assert result.stdout == "[2, 2]\n"
+    lines = result.stderr.splitlines()
+    assert len(lines) == 2
+    assert all("pip install 'fedcohort[plots]'" in line for line in lines)
+
+
+def test_an_interruption_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    from fedcohort.experiments.folder import Simulation
+
+    step = Simulation.step
+
+    def stop(self):
+        if self.round_number == 2:
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(Simulation, "step", stop)
+    arguments = ["compare", "--policies", "uniform", "--out", str(tmp_path / "a b"), *SMALL]
+    assert invoke(arguments) == 130
+    last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("interrupted; go on with: fedcohort compare --policies uniform")
     assert f"--out '{tmp_path}/a b'" in last
     assert last.endswith("--resume")

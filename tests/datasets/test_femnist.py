@@ -46,7 +46,7 @@ def test_femnist_round_trip(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"is_test": None}, "no array 'is_test'"),
+        ({"is_test": None}, "array 'is_test' is missing"),
         ({"images": IMAGES.astype(np.float32)}, "images is float32"),
         ({"images": IMAGES[:, :27]}, r"images is uint8 of shape \(12, 27, 28\)"),
         ({"labels": FEMNIST["labels"][:7]}, r"images is uint8 of shape \(12, 28, 28\)"),

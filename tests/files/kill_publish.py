@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
-import numpy as np
-
 from fedcohort.cli import invoke
-from fedcohort.sketch.race import RaceSketch
 
 STEPS = ("replace", "unlink", "mkdir", "fsync")
 
@@ -63,7 +61,10 @@ def _undelivered(ledger: Path) -> int:
 
 def main(root: str, mode: str) -> None:
     by, step = mode == "by", 0
-    RaceSketch.srp(2, rows=20).add(np.ones((60, 2)))  # compiled here, the children need not
+    run_once = Path(root) / f"{mode}-loaded"
+    run_once.mkdir()
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        invoke(command(run_once, by, force=False))  # imported and compiled here for the children
     while True:
         folder = Path(root) / f"{mode}-{step}"
         folder.mkdir()
