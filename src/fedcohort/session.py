@@ -102,6 +102,7 @@ class Session:
         self._resting: dict[ClientId, int] = {}
         self._round: Round | None = None
         self._available: tuple[Iterable[ClientId], tuple[ClientId, ...]] = ((), ())
+        self._present: set[ClientId] = set()
         self._selection = Selection(())
         self._holding: set[ClientId] = set()
         self._admitted: tuple[ClientId, ...] | None = None
@@ -275,7 +276,7 @@ class Session:
             check_id(client)
         self._known_ids |= present
         clients = tuple(sorted(present))
-        self._available = (available, clients)
+        self._available, self._present = (available, clients), present
         return clients
 
     def _rested(self, clients: tuple[ClientId, ...]) -> tuple[ClientId, ...]:
@@ -354,7 +355,8 @@ class Session:
         name = type(self.policy).__name__
         if len(chosen) < len(clients):
             raise PolicyError(f"{name}.{what}: a client appears twice")
-        strangers = chosen.difference(self._round.available)
+        whole = self._round.available is self._available[1]  # the usual case, without a loop
+        strangers = chosen - (self._present if whole else set(self._round.available))
         if strangers:
             raise PolicyError(f"{name}.{what}: {min(strangers)!r} is not available")
         return tuple(sorted(chosen))

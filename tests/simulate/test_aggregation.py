@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedcohort.datasets import federate, load
 from fedcohort.exceptions import ConfigError
+from fedcohort.simulate import build, simulation
 from fedcohort.simulate.aggregation import AGGREGATIONS, FedAdam, FedAvgM, Mean, WeightedMean
 
 CURRENT = torch.tensor([1.0, 2.0, 3.0])
@@ -56,3 +58,25 @@ def test_state_continues_bit_for_bit(name):
 def test_options_are_checked(kind, bad):
     with pytest.raises(ConfigError, match=next(iter(bad))):
         kind(**bad)
+
+
+def test_cohorts_of_all_seeds_averaged_at_once(monkeypatch):
+    """As a GPU does it: the same records and, to rounding, the same models."""
+    data = load("digits")
+    found = []
+    for devices in (set(), {"cpu"}):
+        monkeypatch.setattr(simulation, "BATCHED_MEANS", devices)
+        held = simulation.Simulation(
+            federate(data, "shards", clients=20, seed=0),
+            lambda seed: build("mlp-64-30", (1, 8, 8), classes=10, seed=seed),
+            "uniform",
+            cohort_size=6,
+            seeds=(0, 1, 2),
+            device="cpu",
+        )
+        records = [held.step() for _ in range(3)]
+        assert (held._means(torch.zeros(18, held.trainer.size)) is None) == (not devices)
+        cohorts = [[r.selected for r in each] for each in records]
+        found.append((cohorts, torch.stack([seed.model for seed in held.seeds])))
+    assert found[0][0] == found[1][0]
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-5, atol=1e-6)

@@ -17,7 +17,7 @@ from fedcohort.policies.base import POLICIES, Policy
 from fedcohort.registry import lookup
 from fedcohort.rounds import ClientId, Selection, stream
 from fedcohort.session import Session
-from fedcohort.simulate.aggregation import AGGREGATIONS
+from fedcohort.simulate.aggregation import AGGREGATIONS, Mean
 from fedcohort.simulate.availability import Always, Availability, Durations, dropouts
 from fedcohort.simulate.clients import (
     Collector,
@@ -126,11 +126,19 @@ class Seed:
             for c in self.training
         ]
 
-    def aggregate(self, trained: torch.Tensor, finite: NDArray[np.bool_]) -> None:
+    def takes_plain_mean(self) -> bool:
+        """Whether the next model is the mean of all trained models, if all are finite."""
+        plain = type(self.aggregation) is Mean and self.session.gate is None
+        return plain and self.selection.weights is None and bool(self.training)
+
+    def aggregate(
+        self, trained: torch.Tensor, finite: NDArray[np.bool_], mean: torch.Tensor | None = None
+    ) -> None:
         """Take the trained models, one row per training client, through gate and aggregation.
 
-        Clients whose model is not finite count as not having answered. `finish` must follow; in
-        between, a GPU can evaluate the new model.
+        Clients whose model is not finite count as not having answered. `mean` is the next model
+        where it is known already. `finish` must follow; in between, a GPU can evaluate the new
+        model.
         """
         clients, models = self._finite(trained, finite)
         self.finished = self._admitted(clients, models)
@@ -146,7 +154,10 @@ class Seed:
             given = (self.finished, updates, self._round_seconds)
             self._replies = self.collector.replies(needs, *given)
             self.collector.remember(self.finished, updates)
-            self._aggregate(updates)
+            if mean is None:
+                self._aggregate(updates)
+            else:
+                self.model = mean
 
     def finish(self) -> None:
         """End the session's round and advance the clock."""

@@ -21,6 +21,7 @@ from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.gates import Gate
 from fedcohort.progress import watched
 from fedcohort.session import LOG, Session
+from fedcohort.simulate.aggregation import equal_means
 from fedcohort.simulate.availability import Always, Availability, Durations
 from fedcohort.simulate.clients import Embed, Insight
 from fedcohort.simulate.engine.devices import MultiDeviceTrainer
@@ -31,6 +32,7 @@ from fedcohort.simulate.local import LocalTraining
 from fedcohort.simulate.models import embedding_of
 from fedcohort.simulate.seed import Aggregation, Policies, Seed
 
+BATCHED_MEANS = {"cuda"}  # devices that average the cohorts of all seeds at once
 Federations = Federation | Callable[[int], Federation]
 Models = nn.Module | Callable[[int], nn.Module]
 
@@ -198,9 +200,11 @@ class Simulation:
                 number,
             )
         first = 0
-        for seed in self.seeds:
+        means = self._means(trained) if finite.all() else None
+        for row, seed in enumerate(self.seeds):
             last = first + len(seed.training)
-            seed.aggregate(trained[first:last], finite[first:last])
+            mean = None if means is None else means[row]
+            seed.aggregate(trained[first:last], finite[first:last], mean)
             first = last
         scores = self._scores(number)
         for seed in self.seeds:  # while a GPU evaluates
@@ -223,6 +227,19 @@ class Simulation:
             return models[0].new_empty((0, len(models[0])))
         lr = self.trainer.local.lr_at(number)
         return self.trainer.train(torch.stack(models), jobs, self.train_data, lr)
+
+    def _means(self, trained: torch.Tensor) -> torch.Tensor | None:
+        """Average the cohorts of all seeds at once on a GPU, which would wait for the host else.
+
+        None where a seed does something else. On a CPU nothing would be gained.
+        """
+        alike = len({len(seed.training) for seed in self.seeds}) == 1 < len(self.seeds)
+        if trained.device.type not in BATCHED_MEANS or not alike:
+            return None
+        if not all(seed.takes_plain_mean() for seed in self.seeds):
+            return None
+        current = torch.stack([seed.model for seed in self.seeds])
+        return equal_means(current, trained.view(len(self.seeds), -1, trained.shape[1]))
 
     def _scores(self, number: int) -> torch.Tensor | None:
         """Evaluate the models where it is due, without waiting for a GPU."""

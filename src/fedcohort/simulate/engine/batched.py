@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 import torch
@@ -113,18 +113,17 @@ class Tables:
         real = torch.arange(width, device=device) < count
         torch.mul(real, scale, out=self.weight[:steps, :clients, :width])
 
-    def send(self, together: Lockstep, first: int) -> int:
-        """Write the indices of the next steps, without waiting for the device; return how many."""
-        last = min(first + AHEAD, len(together.times.active))
-        turn = first // AHEAD % 2
-        event, box = self.sent[turn], self.outbox[turn][: last - first]
+    def send(self, together: Lockstep, first: int, last: int) -> None:
+        """Write the indices of steps first to last - 1, without waiting for the device."""
+        self.outbox.reverse()
+        self.sent.reverse()
+        event, box = self.sent[0], self.outbox[0][: last - first]
         if event is not None:
             event.synchronize()
         together.write_index(first, box.numpy())
         self.index[first:last].copy_(box, non_blocking=True)
         if event is not None:
             event.record()
-        return last - first
 
 
 class GraphStepper:
@@ -151,9 +150,11 @@ class GraphStepper:
         assert self.tables is not None
         self.tables.begin(together.times)
         sizes = [self._size(kernel, active) for active in together.times.active]
-        for first in range(0, len(sizes), AHEAD):
-            count = self.tables.send(together, first)
-            for clients, same in groupby(sizes[first : first + count]):
+        # Few steps first, so that the GPU starts early.
+        starts = [0, *range(UNROLLED, len(sizes), AHEAD), len(sizes)]
+        for first, last in pairwise(starts):
+            self.tables.send(together, first, last)
+            for clients, same in groupby(sizes[first:last]):
                 self._replay((id(kernel), clients), len(list(same)))
 
     def _replay(self, key: tuple[int, int], steps: int) -> None:
