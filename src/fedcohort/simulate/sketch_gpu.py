@@ -9,6 +9,7 @@ registers; for very long vectors, plain torch operations do the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -244,7 +245,8 @@ def _add_by_triton(
 ) -> None:
     kernels: Any = _triton_kernels()
     signs = _signs_of(turns, x.device)
-    kernels.count(x.contiguous(), owners, *signs, turns.used, counts)
+    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():  # Triton's current device
+        kernels.count(x.contiguous(), owners, *signs, turns.used, counts)
 
 
 def _triton_kernels() -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -133,12 +132,10 @@ class MultiDeviceTrainer(Trainer):
 
         def run(number: int) -> T:
             trainer = self.trainers[number]
-            on_gpu = trainer.device.type == "cuda"
-            with torch.cuda.device(trainer.device) if on_gpu else nullcontext():
-                result = work(trainer, dealt[number], copies[number])
-                if on_gpu:  # the first device reads it on a stream of its own
-                    torch.cuda.current_stream().synchronize()
-                return result
+            result = work(trainer, dealt[number], copies[number])
+            if trainer.device.type == "cuda":  # the first device reads it on a stream of its own
+                torch.cuda.current_stream(trainer.device).synchronize()
+            return result
 
         with self._guard():
             return list(self._threads.map(run, range(len(dealt))))

@@ -65,7 +65,8 @@ def precision(device: torch.device, mode: str) -> Iterator[None]:
     for switch in switches:
         switch.allow_tf32 = mode == "tf32"
     try:
-        with autocast:
+        # Triton launches on the current device.
+        with nullcontext() if device.index is None else torch.cuda.device(device), autocast:
             yield
     finally:
         for switch, old in zip(switches, before, strict=True):
