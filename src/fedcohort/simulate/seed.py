@@ -191,11 +191,15 @@ class Seed:
                 self.differences[client] = model - self.model
         return admitted
 
+    def next_model(self, finished: Sequence[ClientId], updates: torch.Tensor) -> torch.Tensor:
+        """Return the global model after the updates of these clients."""
+        sizes = [len(self.federation.parts[c]) for c in finished]
+        weights = self.selection.weights_of(finished)
+        return self.aggregation.step(self.model, updates, sizes, weights)
+
     def _aggregate(self, updates: torch.Tensor) -> None:
         before = self.model
-        sizes = [len(self.federation.parts[c]) for c in self.finished]
-        weights = self.selection.weights_of(self.finished)
-        self.model = self.aggregation.step(before, updates, sizes, weights)
+        self.model = self.next_model(self.finished, updates)
         if self.session.gate is not None:
             step = TensorVectors(before), TensorVectors(self.model)
             self.session.gate.aggregated(*step)

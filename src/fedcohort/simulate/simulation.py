@@ -9,10 +9,13 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from fedcohort import checkpoint as checkpoints
@@ -191,7 +194,8 @@ class Simulation:
         for seed in self.seeds:
             seed.select(number, self.availability, self.dropout)
         trained = self._train(number)
-        finite = torch.isfinite(trained.sum(dim=1)).cpu().numpy()
+        means = self._means(trained)
+        finite = self._finite(trained, means)
         if len(finite) and not finite.any() and not self._diverged:
             self._diverged = True
             LOG.warning(
@@ -199,13 +203,9 @@ class Simulation:
                 "probably too high",
                 number,
             )
-        first = 0
-        means = self._means(trained) if finite.all() else None
-        for row, seed in enumerate(self.seeds):
-            last = first + len(seed.training)
-            mean = None if means is None else means[row]
-            seed.aggregate(trained[first:last], finite[first:last], mean)
-            first = last
+        for row, (seed, rows) in enumerate(zip(self.seeds, self._cohorts(), strict=True)):
+            mean = means[row] if means is not None and finite[rows].all() else None
+            seed.aggregate(trained[rows], finite[rows], mean)
         scores = self._scores(number)
         for seed in self.seeds:  # while a GPU evaluates
             seed.finish()
@@ -228,18 +228,34 @@ class Simulation:
         lr = self.trainer.local.lr_at(number)
         return self.trainer.train(torch.stack(models), jobs, self.train_data, lr)
 
-    def _means(self, trained: torch.Tensor) -> torch.Tensor | None:
-        """Average the cohorts of all seeds at once on a GPU, which would wait for the host else.
+    def _cohorts(self) -> list[slice]:
+        """Return the rows of each seed's clients among all trained models."""
+        ends = np.cumsum([0, *(len(seed.training) for seed in self.seeds)]).tolist()
+        return [slice(first, last) for first, last in pairwise(ends)]
 
-        None where a seed does something else. On a CPU nothing would be gained.
+    def _means(self, trained: torch.Tensor) -> list[torch.Tensor] | None:
+        """Return the next model of each seed if all trained models are finite.
+
+        None where a seed does not take the plain mean. A GPU averages all cohorts at once, so that
+        it need not wait for the host.
         """
-        alike = len({len(seed.training) for seed in self.seeds}) == 1 < len(self.seeds)
-        if trained.device.type not in BATCHED_MEANS or not alike:
-            return None
         if not all(seed.takes_plain_mean() for seed in self.seeds):
             return None
-        current = torch.stack([seed.model for seed in self.seeds])
-        return equal_means(current, trained.view(len(self.seeds), -1, trained.shape[1]))
+        alike = len({len(seed.training) for seed in self.seeds}) == 1 < len(self.seeds)
+        if trained.device.type in BATCHED_MEANS and alike:
+            current = torch.stack([seed.model for seed in self.seeds])
+            groups = trained.view(len(self.seeds), -1, trained.shape[1])
+            return list(equal_means(current, groups))
+        cohorts = zip(self.seeds, self._cohorts(), strict=True)
+        return [seed.next_model(seed.training, trained[rows]) for seed, rows in cohorts]
+
+    @staticmethod
+    def _finite(trained: torch.Tensor, means: list[torch.Tensor] | None) -> NDArray[np.bool_]:
+        """Return which trained models are finite; finite means show that all of them are."""
+        if means is not None and bool(torch.isfinite(torch.stack(means).sum())):
+            return np.ones(len(trained), bool)
+        found: NDArray[np.bool_] = torch.isfinite(trained.sum(dim=1)).cpu().numpy()
+        return found
 
     def _scores(self, number: int) -> torch.Tensor | None:
         """Evaluate the models where it is due, without waiting for a GPU."""
