@@ -213,6 +213,22 @@ def simulation(file):
     return table([*header, "memory, ours / Flower"], lines) + note
 
 
+def lstm_limit(file):
+    """What could be gained over PyTorch's LSTM on a CPU."""
+    held = result(file)
+    found = None if held is None else held["result"].get("char-lstm limit")
+    if found is None:
+        return NOT_RUN
+    step, alone, best = (1e3 * found[k] for k in ("step_s", "products_s", "at_sgemm_s"))
+    return (
+        f"A step of paper 0's LSTM (hidden size 256, 80 characters, batch 10) takes PyTorch "
+        f"{step:.1f} ms forward and backward. Its recurrent products alone, one call each, take "
+        f"{alone:.1f} ms, and {best:.1f} ms at the rate of large matrix products "
+        f"({found['sgemm_gflops']:.0f} GFLOP/s). So no way of computing them is more than "
+        f"{step / best:.1f} times as fast as the plain loop on this machine.\n"
+    )
+
+
 def seconds(value):
     return f"{1e3 * value:.0f} ms" if value < 1 else f"{value:.2f} s"
 
