@@ -56,6 +56,23 @@ def test_a_folder_in_use_is_refused(tmp_path):
         read_histories(tmp_path)
 
 
+FORKING = """
+import dataclasses, json, os, sys, time
+import torch
+from fedcohort.experiments import config, folder
+torch.set_num_threads(1)  # threads do not survive a fork
+experiment = config.parse(json.load(open(sys.argv[1])))
+folder.run(dataclasses.replace(experiment, rounds=1), sys.argv[2] + "-loaded")
+while sys.stdin.readline():
+    child = os.fork()
+    if child == 0:
+        folder.run(experiment, sys.argv[2], resume=True, on_round=lambda _: time.sleep(0.05))
+        os._exit(0)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
 def test_killed_at_any_moment_and_resumed(tmp_path):
     """kill -9 again and again until the run gets through: the lines are those of a calm run."""
     experiment = dataclasses.replace(
@@ -64,26 +81,26 @@ def test_killed_at_any_moment_and_resumed(tmp_path):
     run(experiment, tmp_path / "calm")
     config = tmp_path / "exp.json"
     config.write_text(json.dumps(dump(experiment)))
-    code = (
-        "import json, sys, time; from fedcohort.experiments import config, folder\n"
-        "e = config.parse(json.load(open(sys.argv[1])))\n"
-        "folder.run(e, sys.argv[2], resume=True, on_round=lambda r: time.sleep(0.05))"
-    )
     place, kills = tmp_path / "stormy", 0
-    lines = place / "rounds.jsonl"
-    while not (place / "summary.json").exists():
-        process = subprocess.Popen([sys.executable, "-c", code, str(config), str(place)])
-        seen = lines.stat().st_size if lines.exists() else 0
-        deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
-            grown = lines.exists() and lines.stat().st_size > seen
-            if grown and kills < 3:
-                time.sleep(0.31)  # some rounds later, between two checkpoints or in one
-                os.kill(process.pid, signal.SIGKILL)
-                kills += 1
-                break
-            time.sleep(0.01)
-        assert process.wait(timeout=60) in (0, -signal.SIGKILL)
+    lines, summary = place / "rounds.jsonl", place / "summary.json"
+    command = [sys.executable, "-c", FORKING, str(config), str(place)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as parent:
+        while not summary.exists():
+            print("run", file=parent.stdin, flush=True)
+            child = int(parent.stdout.readline())
+            seen = lines.stat().st_size if lines.exists() else 0
+            deadline = time.monotonic() + 60
+            while not summary.exists() and time.monotonic() < deadline:
+                grown = lines.exists() and lines.stat().st_size > seen
+                if grown and kills < 3:
+                    time.sleep(0.31)  # some rounds later, between two checkpoints or in one
+                    os.kill(child, signal.SIGKILL)
+                    kills += 1
+                    break
+                time.sleep(0.01)
+            assert int(parent.stdout.readline()) in (0, -signal.SIGKILL)
+        parent.stdin.close()
     assert kills == 3
     assert lines.read_bytes() == (tmp_path / "calm" / "rounds.jsonl").read_bytes()
 

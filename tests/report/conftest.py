@@ -11,7 +11,10 @@ import pytest
 from fedcohort.experiments.config import NamedConfig
 from fedcohort.experiments.several import DEFAULT_SETTING, compare
 
-SMALL = dataclasses.replace(DEFAULT_SETTING, rounds=8, seeds=(0, 1), device="cpu", target=0.5)
+DATA = dataclasses.replace(DEFAULT_SETTING.data, clients=24)
+SMALL = dataclasses.replace(
+    DEFAULT_SETTING, rounds=8, seeds=(0, 1), device="cpu", target=0.5, data=DATA
+)
 NAMES = ("uniform", "sketch-match", "oort", "power-of-choice", "active-fl", "kdpp")
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-background-networking "

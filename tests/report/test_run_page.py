@@ -25,27 +25,56 @@ def report(comparison_folder, tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def opened(browser, report):
-    """Open a page; any console message, error or request beyond the file fails the test."""
-    contexts, troubles = [], []
+class Browsing:
+    """Opens pages, and notes every console message, error and request beyond the file."""
 
-    def open_page(path=report, **options):
-        context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
-        contexts.append(context)
+    def __init__(self, browser):
+        self.browser, self.contexts, self.troubles = browser, [], []
+
+    def open(self, path, **options):
+        size = {"viewport": {"width": 1200, "height": 900}}
+        context = self.browser.new_context(**{**size, **options})
+        self.contexts.append(context)
         tab = context.new_page()
         tab.set_default_timeout(120_000)
-        tab.on("console", lambda message: troubles.append(message.text))
-        tab.on("pageerror", lambda error: troubles.append(str(error)))
-        tab.on("request", lambda r: r.url.startswith("file:") or troubles.append(r.url))
+        tab.on("console", lambda message: self.troubles.append(message.text))
+        tab.on("pageerror", lambda error: self.troubles.append(str(error)))
+        tab.on("request", lambda r: r.url.startswith("file:") or self.troubles.append(r.url))
         tab.goto(path.as_uri())
         tab.wait_for_selector("html[data-ready=true]", timeout=120_000)
         return tab
 
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert [t for t in troubles if not t.startswith(("data:", "blob:"))] == []
+    def check(self):
+        assert [t for t in self.troubles if not t.startswith(("data:", "blob:"))] == []
+
+    def close(self):
+        for context in self.contexts:
+            context.close()
+
+
+@pytest.fixture
+def opened(browser, report):
+    """Open a page of the test's own."""
+    browsing = Browsing(browser)
+    yield lambda path=report, **options: browsing.open(path, **options)
+    browsing.close()
+    browsing.check()
+
+
+@pytest.fixture(scope="module")
+def shared(browser, report):
+    """The report, opened once: drawing it takes seconds."""
+    browsing = Browsing(browser)
+    yield browsing, browsing.open(report)
+    browsing.close()
+
+
+@pytest.fixture
+def tab(shared):
+    """The report in a tab that tests share; each leaves it as it found it."""
+    browsing, tab = shared
+    yield tab
+    browsing.check()
 
 
 def paths(tab, figure, kind):
@@ -57,8 +86,7 @@ def pressed(tab):
     return tab.locator("[data-run][aria-pressed=true]").all_inner_texts()
 
 
-def test_every_figure_has_its_marks(opened, comparison_folder):
-    tab = opened()
+def test_every_figure_has_its_marks(tab, comparison_folder):
     found = content(read(comparison_folder))
     # In each chart: 3 highlighted lines, 1 baseline and 2 faint ones, and a band for each of 3.
     for name in ("accuracy-rounds", "accuracy-megabytes", "accuracy-seconds"):
@@ -69,13 +97,12 @@ def test_every_figure_has_its_marks(opened, comparison_folder):
     assert paths(tab, "gemd", "line") == 6
     cells = tab.locator("#chart-participation g.mark-rect > path").count()
     assert cells == 8 * 5  # each of 8 rounds selects 5 clients
-    assert tab.locator("#chart-map g.mark-symbol.role-mark > path").count() == 60
-    assert tab.locator("#chart-distances g.mark-rect.role-mark > path").count() == 60 * 60
+    assert tab.locator("#chart-map g.mark-symbol.role-mark > path").count() == 24
+    assert tab.locator("#chart-distances g.mark-rect.role-mark > path").count() == 24 * 24
     assert tab.title() == "Client selection on digits"
 
 
-def test_the_legend_switches_highlights_by_mouse_and_keyboard(opened):
-    tab = opened()
+def test_the_legend_switches_highlights_by_mouse_and_keyboard(tab):
     first = pressed(tab)
     assert len(first) == 3
     labels = "#chart-accuracy-rounds g.mark-text.role-mark text"
@@ -96,10 +123,12 @@ def test_the_legend_switches_highlights_by_mouse_and_keyboard(opened):
         arg=last.inner_text(),
     )
     assert last.get_attribute("aria-pressed") == "true"
+    last.click()
+    tab.get_by_role("button", name=first[0], exact=True).click()
+    assert pressed(tab) == first
 
 
-def test_the_table_sorts_numbers_and_names(opened):
-    tab = opened()
+def test_the_table_sorts_numbers_and_names(tab):
 
     def column(position):
         cells = tab.locator(f"tbody tr > :nth-child({position + 1})")
@@ -119,10 +148,12 @@ def test_the_table_sorts_numbers_and_names(opened):
     headers.nth(down).get_by_role("button").click()
     values = [float(text.replace(",", "")) for text in column(down)]
     assert values == sorted(values)
+    headers.nth(names.index("accuracy %")).get_by_role("button").click()
+    if headers.nth(names.index("accuracy %")).get_attribute("aria-sort") == "ascending":
+        headers.nth(names.index("accuracy %")).get_by_role("button").click()
 
 
-def test_hovering_shows_values(opened):
-    tab = opened()
+def test_hovering_shows_values(tab):
     chart = tab.locator("#chart-accuracy-rounds svg.marks")
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
@@ -172,16 +203,18 @@ def test_labels_at_lines_are_whole_and_apart_on_a_phone(opened):
                 assert apart, name
 
 
-def test_the_reader_chooses_whose_selections_are_shown(opened):
-    tab = opened()
+def test_the_reader_chooses_whose_selections_are_shown(tab):
     cells = "[...document.querySelectorAll('#chart-participation g.mark-rect > path')]"
     before = tab.evaluate(f"{cells}.map(p => p.getAttribute('d')).join()")
-    tab.get_by_label("Selections of").select_option("uniform")
+    choice = tab.get_by_label("Selections of")
+    first = choice.input_value()
+    choice.select_option("uniform")
     tab.wait_for_function(f"old => {cells}.map(p => p.getAttribute('d')).join() != old", arg=before)
+    choice.select_option(first)
+    tab.wait_for_function(f"old => {cells}.map(p => p.getAttribute('d')).join() == old", arg=before)
 
 
-def test_screen_readers_find_names_for_everything(opened):
-    tab = opened()
+def test_screen_readers_find_names_for_everything(tab):
     assert tab.locator("html").get_attribute("lang") == "en"
     figures = tab.locator("figure").count()
     named = tab.locator("figure[aria-labelledby] svg[role=img][aria-label]").count()
@@ -243,7 +276,7 @@ def test_figures_and_markdown(comparison_folder, tmp_path):
 
 def test_captions_state_data_split_and_seeds(comparison_folder):
     for figure in run_figures(content(read(comparison_folder))):
-        assert "Digits, 60 clients, split shards (per_client=2)" in figure.caption
+        assert "Digits, 24 clients, split shards (per_client=2)" in figure.caption
         assert "2 seeds" in figure.caption
         assert specification(figure)["description"].endswith(figure.caption)
 
