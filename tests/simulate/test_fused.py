@@ -109,6 +109,7 @@ def test_layers_are_joined_with_what_follows_them():
         nn.Tanh(),
         nn.LocalResponseNorm(2),
         nn.MaxPool2d(3, 2),
+        nn.MaxPool2d(3),
         nn.MaxPool2d(2, ceil_mode=True),
         nn.MaxPool2d(2, padding=1),
         nn.Sequential(nn.MaxPool2d(2), nn.MaxPool2d(2)),
@@ -175,6 +176,34 @@ def test_the_reference_agrees_with_the_plain_loop(name):
     assert float((found - expected).norm() / expected.norm()) < 1e-5
 
 
+class RoundedConvolution(torch.autograd.Function):
+    """A convolution in float64 whose factors are rounded to the 11 bits of TF32, in both passes."""
+
+    @staticmethod
+    def forward(ctx, x, weight, geometry):
+        ctx.save_for_backward(x, weight)
+        ctx.geometry = geometry
+        return F.conv2d(eleven_bits(x), eleven_bits(weight), None, *geometry)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        grad = eleven_bits(grad)
+        below = nn.grad.conv2d_input(x.shape, eleven_bits(weight), grad, *ctx.geometry)
+        on_weight = nn.grad.conv2d_weight(eleven_bits(x), weight.shape, grad, *ctx.geometry)
+        return below, on_weight, None
+
+
+def eleven_bits(x):
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp(torch.round(mantissa * 2**11) / 2**11, exponent)
+
+
+def rounded_forward(conv, x):
+    out = RoundedConvolution.apply(x, conv.weight, (conv.stride, conv.padding))
+    return out if conv.bias is None else out + conv.bias[:, None, None]
+
+
 def interpret(name):
     """Run the kernels on a CPU, in a process that has set TRITON_INTERPRET."""
     from fedcohort.simulate.engine import _triton, recurrent
@@ -203,6 +232,10 @@ def test_the_kernels_in_tritons_interpreter(name):
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}], ids=["sgd", "momentum"])
 @pytest.mark.parametrize("name", MODELS)
 def test_fused_layers_are_as_exact_as_float32_on_a_gpu(name, options, monkeypatch):
+    """And with precision="tf32" as exact as training whose factors have 11 bits.
+
+    Rounding changes which units a ReLU lets through, so errors of a deep network are some percent.
+    """
     expected = trained(name, "cuda", options, double=True)
     fused = trained(name, "cuda", options)
     rough = trained(name, "cuda", options, "tf32")
@@ -211,8 +244,10 @@ def test_fused_layers_are_as_exact_as_float32_on_a_gpu(name, options, monkeypatc
     error, usual, larger = (
         float((found - expected).norm() / expected.norm()) for found in (fused, plain, rough)
     )
-    assert error < max(3 * usual, 2e-6)
-    assert larger < 2e-2
+    assert error < max(3 * usual, 2e-6), (error, usual, larger)
+    monkeypatch.setattr(nn.Conv2d, "forward", rounded_forward)
+    rounded = trained(name, "cpu", options, double=True)
+    assert larger < max(3 * float((rounded - expected).norm() / expected.norm()), 2e-2)
     assert torch.isfinite(fused).all()
 
 

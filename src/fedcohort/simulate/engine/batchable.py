@@ -7,12 +7,19 @@ Triton kernels of `convolution.FusedConv`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedcohort.simulate.engine.convolution import ROUNDING, geometry_of, largest
+from fedcohort.simulate.engine.convolution import (
+    HALVES,
+    Halves,
+    few_channels,
+    geometry_of,
+    largest,
+)
 
 LINEAR = True  # whether dense layers use the kernels too
 
@@ -36,9 +43,8 @@ def _apply(function: Any, *given: Any) -> Any:
 
 
 def _last(images: Tensor) -> Tensor:
-    """View (clients, samples, channels, ...) with channels last, which few channels need not be."""
-    view = images.permute(0, 1, 3, 4, 2)
-    return view if view.shape[4] < 16 else view.contiguous()
+    """View (clients, samples, channels, ...) with channels last."""
+    return images.permute(0, 1, 3, 4, 2)
 
 
 def _first(images: Tensor) -> Tensor:
@@ -87,47 +93,82 @@ class _ConvolutionGradient(torch.autograd.Function):
         return _convolve_backward(*_stack(info, in_dims[:4], *given[:4]), options=given[4]), (0, 0)
 
 
+def _halves(shape: Sequence[int], peak: Tensor, kind: tuple[int, torch.dtype]) -> Halves:
+    planes, dtype = kind
+    numbers = torch.empty(planes, *shape, dtype=dtype, device=peak.device)
+    return Halves(numbers, peak, torch.empty_like(peak))
+
+
+def _pack(weight: Tensor, taps: int, size: int, flip: bool, kind: Any) -> tuple[Halves, Any]:
+    """Return stacked weights as factors of both passes."""
+    weight = weight.contiguous()
+    clients, outputs, channels = weight.shape[:3]
+    peak = weight.new_empty(clients)
+    largest(weight, peak)
+    packed = _halves((clients, size, outputs), peak, kind)
+    flipped = None
+    if flip:
+        numbers = _halves((clients, taps * outputs, channels), peak, kind).halves
+        flipped = packed._replace(halves=numbers)
+    _kernels().pack(weight, packed, None if flipped is None else flipped.halves, taps)
+    return packed, flipped
+
+
+def _factor(x: Tensor, peak: Tensor, few: bool, geometry: Any, kind: Any) -> tuple[Halves, Any]:
+    """Return images with channels last as a factor, or their patches, and how to read them."""
+    kernel, stride, size, corner = geometry
+    if not few:
+        found = _halves(x.shape, peak, kind)
+        _kernels().split(x, found)
+        return found, (kernel, stride, corner)
+    inputs = -(-kernel[0] * kernel[1] * x.shape[4] // 16) * 16
+    found = _halves((*x.shape[:2], *size, inputs), peak, kind)
+    _kernels().patches(x, found, kernel, stride, corner)
+    return found, ((1, 1), (1, 1), (0, 0))
+
+
 def _convolve(x: Tensor, weight: Tensor, *, options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """Convolve stacked images (clients, samples, channels, ...) with stacked weights."""
-    kernel, stride, pad, rounding = options
-    kernels, x = _kernels(), _last(x)
+    kernel, stride, pad, few, kind = options
+    x = _last(x)
     clients, samples, high, wide, channels = x.shape
     outputs, taps = weight.shape[1], kernel[0] * kernel[1]
     size, corner = geometry_of((high, wide), kernel, stride, pad)
-    peaks = x.new_zeros(2, clients)
-    largest(x, peaks[0])
-    packed = x.new_empty(clients, taps * channels, outputs)
-    kernels.pack(weight.contiguous(), packed, None, peaks[1], taps)
+    peak = x.new_empty(clients)
+    largest(x, peak)
+    factor, (kernel, stride, corner) = _factor(x, peak, few, (kernel, stride, size, corner), kind)
+    inputs = factor.halves.shape[-1] if few else taps * channels
+    packed, _ = _pack(weight, taps, inputs, False, kind)
     out = x.new_empty(clients, samples, *size, outputs)
-    shapes = (kernel, stride, (1, 1), corner, rounding)
-    kernels.convolve(x, packed, out, (peaks[0], peaks[1], None), *shapes)
-    return _first(out), peaks[0]
+    _kernels().convolve(factor, packed, out, kernel, stride, (1, 1), corner)
+    return _first(out), peak
 
 
 def _convolve_backward(
-    x: Tensor, weight: Tensor, x_peak: Tensor, grad: Tensor, *, options: tuple[Any, ...]
+    x: Tensor, weight: Tensor, peak: Tensor, grad: Tensor, *, options: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:
-    kernel, stride, pad, rounding = options
+    kernel, stride, pad, few, kind = options
     kernels, x = _kernels(), _last(x)
-    grad = grad.permute(0, 1, 3, 4, 2).contiguous()
+    grad = _last(grad)
     clients, channels = len(x), x.shape[4]
     outputs, taps = weight.shape[1], kernel[0] * kernel[1]
-    _, corner = geometry_of(x.shape[2:4], kernel, stride, pad)
-    peaks = x.new_zeros(2, clients)
-    largest(grad, peaks[0])
-    packed = x.new_empty(clients, taps * channels, outputs)
-    flipped = x.new_empty(clients, taps * outputs, channels)
-    kernels.pack(weight.contiguous(), packed, flipped, peaks[1], taps)
+    size, corner = geometry_of(x.shape[2:4], kernel, stride, pad)
+    given = (kernel, stride, size, corner)
+    factor, (read, step, start) = _factor(x, peak.contiguous(), few, given, kind)
+    grad_peak = x.new_empty(clients)
+    largest(grad, grad_peak)
+    slope = _halves(grad.shape, grad_peak, kind)
+    kernels.split(grad, slope)
+    inputs = factor.halves.shape[-1] if few else taps * channels
+    _, flipped = _pack(weight, taps, inputs, True, kind)
     below = torch.empty(x.shape, device=x.device)
     around = (kernel[0] - 1 - corner[0], kernel[1] - 1 - corner[1])
-    shapes = (kernel, (1, 1), stride, around, rounding)
-    kernels.convolve(grad, flipped, below, (peaks[0], peaks[1], None), *shapes)
-    parts = kernels.weight_parts(clients, outputs, taps * channels, grad[0, ..., 0].numel())
-    each = x.new_empty(clients, parts, taps * channels + 1, outputs)
-    both = (x_peak.contiguous(), peaks[0])
-    kernels.convolve_weight(x, grad, each, both, kernel, stride, corner, rounding)
+    kernels.convolve(slope, flipped, below, kernel, (1, 1), stride, around)
+    parts = kernels.weight_parts(clients, outputs, inputs, grad[0, ..., 0].numel())
+    each = x.new_empty(clients, parts, inputs, outputs)
+    kernels.convolve_weight(factor, slope, each, read, step, start)
     on_weight = x.new_zeros(weight.shape)
-    kernels.gather(each, on_weight, None, 1.0, 0.0, taps)
+    kernels.gather(each, None, on_weight, None, 1.0, 0.0, taps)
     return _first(below), on_weight
 
 
@@ -138,7 +179,8 @@ class BatchableConv2d(nn.Module):
         super().__init__()
         self.weight, self.bias = conv.weight, conv.bias
         pad = tuple(conv._reversed_padding_repeated_twice)
-        self.options = (conv.kernel_size, conv.stride, pad, ROUNDING[precision])
+        few = few_channels(conv)
+        self.options = (conv.kernel_size, conv.stride, pad, few, HALVES[precision])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (samples, outputs, height, width)."""
@@ -152,7 +194,7 @@ class BatchableLinear(nn.Module):
     def __init__(self, linear: nn.Linear, precision: str) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
-        self.options = ((1, 1), (1, 1), (0, 0, 0, 0), ROUNDING[precision])
+        self.options = ((1, 1), (1, 1), (0, 0, 0, 0), False, HALVES[precision])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (..., outputs)."""

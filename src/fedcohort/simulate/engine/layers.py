@@ -176,7 +176,7 @@ class Dense(Weighted):
         return below
 
 
-# How fused dense layers round their factors: "tf32x3" is as exact as float32.
+# How fused dense layers and LSTM steps round their factors: "tf32x3" is as exact as float32.
 ROUNDING = {"float32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}
 
 

@@ -1,8 +1,9 @@
 """Embeddings and LSTMs of many models at once.
 
 All time steps share two large products, with the input weights and for the weight gradients. Each
-step then needs one batched product and one pass over the gates. Activations lie as (clients, steps,
-samples, features), so that a step is a view and all steps together are a matrix per client.
+step then needs one batched product and one pass over the gates, which on a GPU are one kernel.
+Activations lie as (clients, steps, samples, features), so that a step is a view and all steps
+together are a matrix per client.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcohort.simulate.engine.convolution import gpu_kernels
-from fedcohort.simulate.engine.layers import Arena, Sink, Tape, Weighted
+from fedcohort.simulate.engine.layers import ROUNDING, Arena, Sink, Tape, Weighted
 
 # ruff: noqa: D102 (`Layer` documents the methods)
 
@@ -71,9 +72,11 @@ class Embedding(Weighted):
 class LSTM(Weighted):
     """`nn.LSTM` of one layer, of which only the last output is used."""
 
-    def __init__(self, place: int, arena: Arena, sink: Sink, at: list[int], lstm: nn.LSTM) -> None:
+    def __init__(
+        self, place: int, arena: Arena, sink: Sink, at: list[int], lstm: nn.LSTM, precision: str
+    ) -> None:
         super().__init__(place, arena, sink, at)
-        self.hidden = lstm.hidden_size
+        self.hidden, self.rounding = lstm.hidden_size, ROUNDING[precision]
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         clients, steps, samples = x.shape[:3]
@@ -95,19 +98,19 @@ class LSTM(Weighted):
             partial(flat.add_, bias.unsqueeze(1)),
         ]
         for t in range(steps):
-            gates = self.gates[:, t]
-            self.multiply(tape, self.h[:, t], self.weight_hh.mT, gates, beta=1.0)
-            self._cell(tape, t)
+            self._step(tape, t)
         return self.h[:, steps]
 
-    def _cell(self, tape: Tape, t: int) -> None:
-        """Append one step's activations, which replace the sums in `gates`."""
+    def _step(self, tape: Tape, t: int) -> None:
+        """Append one step, whose activations replace the sums in `gates`."""
         gates, h, c = self.gates[:, t], self.h[:, t + 1], self.c[:, t + 1]
         before, tanh_c = self.c[:, t], self.tanh_c[:, t]
         kernels = gpu_kernels(gates)
         if kernels:
-            tape.append(partial(kernels.lstm_cell, gates, before, h, c, tanh_c))
+            given = (gates, self.weight_hh, self.h[:, t], before, h, c, tanh_c, self.rounding)
+            tape.append(partial(kernels.lstm_step, *given))
             return
+        self.multiply(tape, self.h[:, t], self.weight_hh.mT, gates, beta=1.0)
         i, f, g, o = gates.chunk(4, -1)
         tape += [
             gates[..., : 2 * self.hidden].sigmoid_,
@@ -125,9 +128,7 @@ class LSTM(Weighted):
         grad_c = self.memory("grad c", (clients, samples, self.hidden))
         tape += [partial(grad_h.copy_, grad), grad_c.zero_]
         for t in reversed(range(steps)):
-            self._cell_backward(tape, t, grad_h, grad_c)
-            if t:
-                self.multiply(tape, self.gates[:, t], self.weight_hh, grad_h)
+            self._step_backward(tape, t, grad_h, grad_c)
         flat = self.gates.flatten(1, 2)
         below = grad
         if wanted:  # before the weight changes
@@ -139,13 +140,18 @@ class LSTM(Weighted):
             self.gather_sum(tape, at, flat, 1)
         return below.view(clients, steps, samples, -1) if wanted else grad
 
-    def _cell_backward(self, tape: Tape, t: int, grad_h: Tensor, grad_c: Tensor) -> None:
+    def _step_backward(self, tape: Tape, t: int, grad_h: Tensor, grad_c: Tensor) -> None:
         """Append one step's gradients, which replace the activations in `gates`."""
         gates, before, tanh_c = self.gates[:, t], self.c[:, t], self.tanh_c[:, t]
+        last = t == self.gates.shape[1] - 1
         kernels = gpu_kernels(gates)
         if kernels:
-            tape.append(partial(kernels.lstm_cell_backward, gates, before, tanh_c, grad_h, grad_c))
+            given = (grad_h, gates, self.weight_hh, before, tanh_c, grad_c, self.rounding)
+            later = None if last else self.gates[:, t + 1]
+            tape.append(partial(kernels.lstm_step_backward, later, *given))
             return
+        if not last:
+            self.multiply(tape, self.gates[:, t + 1], self.weight_hh, grad_h)
         tape.append(partial(_cell_backward, gates, before, tanh_c, grad_h, grad_c))
 
 

@@ -331,13 +331,11 @@ class Stacked(Kernel):
                 if not number:
                     yield convolution.ChannelsLast(3 * place + 1, self.arena)
                 at = [place_of[id(p)] for p in part.conv.parameters()]
-                rounding = convolution.ROUNDING[self.precision]
-                below = convolution.FusedConv(*here, self.sink, at, part, rounding, number, below)
+                layer = convolution.FusedConv(*here, self.sink, at, part, self.precision)
+                layer.join(number, below, parts[place + 1])
+                below = layer
                 number, image = number + 1, True
                 yield below
-                if part.pool is not None:
-                    flat = isinstance(parts[place + 1], nn.Flatten)
-                    yield convolution.FusedPool(3 * place + 2, self.arena, part.pool, below, flat)
                 continue
             below = None
             if isinstance(part, nn.Flatten) and image:
@@ -375,7 +373,7 @@ class Stacked(Kernel):
         elif isinstance(module, nn.Embedding):
             yield recurrent.Embedding(*here, self.sink, at)
         elif isinstance(module, LastOutput):
-            yield recurrent.LSTM(*here, self.sink, at, module.lstm)
+            yield recurrent.LSTM(*here, self.sink, at, module.lstm, self.precision)
         elif isinstance(module, nn.Flatten):
             yield layers.Flatten(*here, image=False)
         elif isinstance(module, nn.Unflatten):
