@@ -271,12 +271,43 @@ def test_em_steps_never_lower_the_likelihood_and_help() -> None:
 
 
 def test_em_is_at_rest_at_the_closed_form() -> None:
-    from fedcohort.numerics.gp import _checked, _em_step
+    from fedcohort.numerics.gp import _checked, _latents, _Patterns, _regression
 
     y, w = _samples(10)
     x = gp.fit_low_rank(y, w, 3, 0.15)
     changes, seen, shares = _checked(y, w, 3, 0.15)
-    np.testing.assert_allclose(_em_step(x, changes, seen, shares, 0.15), x, atol=1e-8)
+    latents = _latents(x, changes, seen, 0.15)
+    np.testing.assert_allclose(_regression(latents, changes, _Patterns(seen), shares), x, atol=1e-8)
+
+
+def test_each_client_is_fitted_to_the_samples_that_it_has(monkeypatch) -> None:
+    """Columns by the definition, one linear system per client; blocks change nothing."""
+    y, w = _samples(12, t=9, n=30)
+    y[np.random.default_rng(3).random(y.shape) < 0.4] = np.nan
+    changes, seen, shares = gp._checked(y, w, 3, 0.15)
+    means, moments = gp._latents(gp.fit_low_rank(y, w, 3, 0.15), changes, seen, 0.15)
+    expected = np.empty((3, 30))
+    for i in range(30):
+        weights = shares * seen[:, i]
+        system = np.einsum("t,tde->de", weights, moments)
+        expected[:, i] = np.linalg.lstsq(system, (weights * changes[:, i]) @ means, rcond=None)[0]
+    for block in (2, 7, 2_048):
+        monkeypatch.setattr(gp, "_BLOCK", block)
+        found = gp._regression((means, moments), changes, gp._Patterns(seen), shares)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_part_of_many_clients_is_enough_for_em(monkeypatch) -> None:
+    """With a quarter of 400 clients the covariance points the same way as with all of them."""
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=(20, 2)) @ rng.normal(size=(2, 400)) + 0.1 * rng.normal(size=(20, 400))
+    y[rng.random(y.shape) < 0.4] = np.nan
+    found = []
+    for limit in (400, 100):
+        monkeypatch.setattr(gp, "_EM_CLIENTS", limit)
+        x = gp.fit_low_rank(y, np.ones(20), 2, 0.1)
+        found.append((x.T @ x).ravel() / np.linalg.norm(x.T @ x))
+    assert found[0] @ found[1] > 0.99
 
 
 def test_clients_never_seen_get_no_covariance() -> None:

@@ -31,6 +31,8 @@ Mask = NDArray[np.bool_]
 _TINY = 1e-300
 _TIE = 1e-9  # scores this close are equal except for rounding; the first client is taken
 _NEGLIGIBLE = 1e-10  # share of a variance below which the picks so far explain all of it
+_EM_CLIENTS = 2_000  # more clients do not make the latent variables of EM much more certain
+_BLOCK = 2_048  # clients whose linear systems are solved together
 
 
 def fit_low_rank(
@@ -58,7 +60,9 @@ def fit_low_rank(
         Standard deviation of the independent noise.
     em_steps
         Steps of expectation-maximization when losses are missing, from a start in which a missing
-        change is the mean change of its sample. A client without any loss gets a zero column.
+        change is the mean change of its sample. A client without any loss gets a zero column. With
+        more than 2,000 clients the steps use 2,000 of them, evenly spaced, and a last half step
+        fits all clients to the latent variables found.
 
     Examples
     --------
@@ -70,13 +74,14 @@ def fit_low_rank(
     changes, seen, shares = _checked(loss_changes, weights, rank, noise_std)
     if seen.all():
         return _closed_form(changes, shares, rank, noise_std)
-    means = changes.sum(axis=1) / np.maximum(seen.sum(axis=1), 1)
-    filled = np.where(seen, changes, means[:, None])
-    factors = _closed_form(filled, shares, rank, noise_std)
-    factors[:, ~seen.any(axis=0)] = 0.0
-    for _ in range(em_steps):
-        factors = _em_step(factors, changes, seen, shares, noise_std)
-    return factors
+    part = np.arange(changes.shape[1])
+    if part.size > _EM_CLIENTS:
+        part = np.linspace(0, part.size - 1, _EM_CLIENTS).astype(np.int64)
+    factors = _fit_em(changes[:, part], seen[:, part], shares, rank, noise_std, em_steps)
+    if part.size == changes.shape[1]:
+        return factors
+    latents = _latents(factors, changes[:, part], seen[:, part], noise_std)
+    return _regression(latents, changes, _Patterns(seen), shares)
 
 
 def fit_gradient(
@@ -155,24 +160,56 @@ def _closed_form(changes: Array, shares: Array, rank: int, noise_std: float) -> 
     return factors
 
 
-def _em_step(factors: Array, changes: Array, seen: Mask, shares: Array, noise_std: float) -> Array:
-    """Do one EM step; clients that miss the same samples share one linear system."""
+def _fit_em(
+    changes: Array, seen: Mask, shares: Array, rank: int, noise_std: float, steps: int
+) -> Array:
+    """Fit X by expectation-maximization; missing changes are 0 in `changes`."""
+    means = changes.sum(axis=1) / np.maximum(seen.sum(axis=1), 1)
+    factors = _closed_form(np.where(seen, changes, means[:, None]), shares, rank, noise_std)
+    factors[:, ~seen.any(axis=0)] = 0.0
+    patterns = _Patterns(seen)
+    for _ in range(steps):
+        latents = _latents(factors, changes, seen, noise_std)
+        factors = _regression(latents, changes, patterns, shares)
+    return factors
+
+
+def _latents(factors: Array, changes: Array, seen: Mask, noise_std: float) -> tuple[Array, Array]:
+    """Return the posterior means and second moments of each sample's latent variables."""
     rank = len(factors)
-    means = np.empty((len(changes), rank))
-    moments = np.empty((len(changes), rank, rank))
+    means, moments = np.empty((len(changes), rank)), np.empty((len(changes), rank, rank))
     for t in range(len(changes)):
-        inner, mean = _posterior(factors, changes[t], seen[t], noise_std)
-        means[t] = mean
-        moments[t] = np.outer(mean, mean) + noise_std**2 * inner
-    patterns, kind = np.unique(seen, axis=1, return_inverse=True)
-    systems = np.einsum("tp,t,tde->pde", patterns, shares, moments)
-    systems += 1e-12 * np.trace(moments.sum(axis=0)) * np.eye(rank)
-    inverses = _inverse(systems)
-    right = (means * shares[:, None]).T @ changes
-    result = np.empty_like(factors)
-    for pattern in range(len(inverses)):
-        members = kind == pattern
-        result[:, members] = inverses[pattern] @ right[:, members]
+        inner, means[t] = _posterior(factors, changes[t], seen[t], noise_std)
+        moments[t] = np.outer(means[t], means[t]) + noise_std**2 * inner
+    return means, moments
+
+
+class _Patterns:
+    """Which samples clients have: clients that miss the same ones share a linear system."""
+
+    def __init__(self, seen: Mask) -> None:
+        self.patterns, kind = np.unique(seen, axis=1, return_inverse=True)
+        self.kind = kind.ravel()
+        self.order = np.argsort(self.kind, kind="stable")
+
+
+def _regression(
+    latents: tuple[Array, Array], changes: Array, seen: _Patterns, shares: Array
+) -> Array:
+    """Fit each client's column of X to the latent variables of the samples that it has."""
+    means, moments = latents
+    samples, rank = means.shape
+    ridge = 1e-12 * np.trace(moments.sum(axis=0)) * np.eye(rank)
+    right = changes.T @ (means * shares[:, None])
+    result = np.empty((rank, changes.shape[1]))
+    for start in range(0, seen.order.size, _BLOCK):
+        clients = seen.order[start : start + _BLOCK]
+        kind = seen.kind[clients]
+        patterns = seen.patterns[:, kind[0] : kind[-1] + 1]
+        systems = (patterns.T * shares) @ moments.reshape(samples, -1)
+        inverses = _inverse(systems.reshape(-1, rank, rank) + ridge)
+        solved = inverses[kind - kind[0]] @ right[clients][:, :, None]
+        result[:, clients] = solved[:, :, 0].T
     return result
 
 
