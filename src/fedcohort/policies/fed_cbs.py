@@ -13,6 +13,7 @@ from fedcohort.policies.base import (
     check_at_least,
     draw_positions,
     label_counts,
+    label_distances,
     register,
     sample_positions,
 )
@@ -99,7 +100,7 @@ class FedCBS(Policy):
         free = np.zeros(positions.size)
         chosen: list[int] = []
         for place in range(1, min(round.size, positions.size) + 1):
-            logits = -place * np.log(imbalance(pooled + counts)) + free
+            logits = -place * np.log(imbalance(counts, pooled)) + free
             if place == 1:
                 bonus = self.exploration * np.sqrt(1.5 * np.log(round.number + 1) / times)
                 logits = np.log(np.exp(logits) + bonus)
@@ -121,14 +122,15 @@ class FedCBS(Policy):
             self.state.selected[client] = self.state.selected.get(client, 0) + 1
 
 
-def imbalance(counts: Array) -> Array:
+def imbalance(counts: Array, pooled: Array | float = 0.0) -> Array:
     """Return QCID of each row of label counts: the squared distance from balanced labels.
+
+    `pooled` is added to each row.
 
     Examples
     --------
     >>> imbalance(np.array([[5.0, 5.0], [10.0, 0.0]])).round(6).tolist()
     [0.0, 0.5]
     """
-    shares = counts / counts.sum(axis=1, keepdims=True)
-    distances: Array = np.square(shares - 1 / counts.shape[1]).sum(axis=1)
+    distances = label_distances(counts, pooled, 1 / counts.shape[1])
     return np.maximum(distances, _SMALLEST)

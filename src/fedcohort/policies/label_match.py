@@ -12,6 +12,7 @@ from fedcohort.policies.base import (
     Policy,
     check_at_least,
     label_counts,
+    label_distances,
     register,
     sample_positions,
 )
@@ -89,17 +90,12 @@ class LabelMatch(Policy):
         positions, counts = positions[part], counts[part]
         chosen = [int(rng.integers(positions.size))]
         pooled, penalty = counts[chosen[0]].copy(), np.zeros(positions.size)
-        distances = [float(_distance(pooled[None], goal)[0])]
+        distances = [float(label_distances(pooled[None], 0.0, goal)[0])]
         while len(chosen) < min(round.size, positions.size):
             penalty[chosen[-1]] = np.inf
-            after = _distance(pooled + counts, goal) + penalty
+            after = label_distances(counts, pooled, goal) + penalty
             chosen.append(int(np.argmin(after)))
             pooled += counts[chosen[-1]]
             distances.append(float(after[chosen[-1]]))
         clients = tuple(round.available[i] for i in positions[chosen].tolist())
         return Selection(clients, scores=dict(zip(clients, distances, strict=True)))
-
-
-def _distance(counts: Array, goal: Array) -> Array:
-    shares = counts / counts.sum(axis=1, keepdims=True)
-    return np.asarray(np.square(shares - goal).sum(axis=1))
