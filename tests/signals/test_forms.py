@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -90,6 +91,34 @@ def test_many_numbers_are_checked_at_once_as_one_by_one():
     assert kept == tuple(c for c in ids if slow.known("n", (c,)))
     assert kept == tuple(c for c, v in zip(ids, values, strict=True) if v in (0, 7))
     assert fast.dropped == slow.dropped
+
+
+def test_one_reading_that_is_not_a_number_changes_nothing_for_the_others():
+    """Numbers of every kind beside texts, arrays and integers that no array can hold."""
+    good = {f"g{i}": kind(i) for i, kind in enumerate((int, float, np.int8, np.float32, np.array))}
+    bad = {"text": "1", "list": [1.0], "huge": 10**400, "complex": 1j, "flag": np.bool_(True)}
+    mixed, alone = Signals(), Signals()
+    assert mixed.record("loss", {**bad, **good, "none": None}, 0, Numbers()) == tuple(good)
+    alone.record("loss", good, 0, Numbers())
+    assert mixed.values("loss", tuple(good)).tolist() == [0, 1, 2, 3, 4]
+    assert (
+        mixed.values("loss", tuple(good)).tobytes() == alone.values("loss", tuple(good)).tobytes()
+    )
+    assert mixed.dropped["loss"] == len(bad)
+
+
+def test_one_text_among_many_numbers_does_not_make_them_slow():
+    """The numbers take about five times as long then; the factor was 25."""
+    readings = {f"{i}": np.array(float(i)) for i in range(20_000)}
+    seconds = []
+    for more in ({}, {"liar": "text"}):
+        best = np.inf
+        for _ in range(3):
+            began = time.process_time()
+            Signals().record("loss", readings | more, 0, Numbers())
+            best = min(best, time.process_time() - began)
+        seconds.append(best)
+    assert seconds[1] < 12 * seconds[0]
 
 
 def hostile_sketches():

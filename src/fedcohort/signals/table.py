@@ -6,7 +6,7 @@ One dense array per signal, so that a policy reads a million clients without a l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import repeat
 from typing import Any
@@ -187,6 +187,30 @@ class Signals:
         view.flags.writeable = False
         return positions, view
 
+    def read_parts(
+        self, name: str, clients: Sequence[ClientId], size: int
+    ) -> Iterator[tuple[NDArray[np.int64], Array]]:
+        """As `read`, `size` readings at a time, where all of them would take much memory.
+
+        Examples
+        --------
+        >>> signals = Signals()
+        >>> _ = signals.record("loss", {"a": 1.5, "c": 0.5}, stamp=0)
+        >>> [(p.tolist(), v.tolist()) for p, v in signals.read_parts("loss", ("a", "b", "c"), 1)]
+        [([0], [1.5]), ([2], [0.5])]
+        """
+        rows = self._rows(name, clients)
+        positions = np.flatnonzero(rows >= 0)
+        for start in range(0, len(positions), size):
+            part = positions[start : start + size]
+            yield part, self._columns[name].values[rows[part]]
+
+    def field(self, name: str, field: str, clients: Sequence[ClientId]) -> Array:
+        """Return one field of the clients' structured readings, for those that have one."""
+        rows = self._rows(name, clients)
+        column = self._columns.get(name)
+        return np.empty(0) if column is None else column.values[field][rows[rows >= 0]]
+
     def values(self, name: str, clients: Sequence[ClientId]) -> Array:
         """Return the readings of `clients`, all of whom must have one."""
         positions, values = self.read(name, clients)
@@ -259,17 +283,37 @@ def _checked_numbers(
     clients = list(readings)
     if not isinstance(form, Numbers) or form.shape:
         return clients, None
-    try:
-        values = np.asarray(list(readings.values()))
-    except (ValueError, TypeError, OverflowError):
-        return clients, None
-    if values.shape != (len(clients),) or values.dtype.kind not in "iuf":
-        return clients, None
+    values = _numbers(list(readings.values()))
+    if values is None:  # one that is not a number must not make all others slow
+        found = [_number(reading) for reading in readings.values()]
+        clients = [c for c, number in zip(clients, found, strict=True) if number is not None]
+        values = _numbers([number for number in found if number is not None])
+    if values is None:
+        return list(readings), None
     inside = form.inside(values)
     if not inside.all():
         clients = [clients[i] for i in np.flatnonzero(inside).tolist()]
         values = values[inside]
     return clients, values.astype(form.dtype)
+
+
+def _numbers(values: list[Any]) -> Array | None:
+    """Return single numbers as one array; None where they are something else."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return array if array.shape == (len(values),) and array.dtype.kind in "iuf" else None
+
+
+def _number(reading: ArrayLike) -> Any:
+    """Return a single number as Python's, None for anything else."""
+    array = as_array(reading)
+    return (
+        array.item()
+        if array is not None and not array.shape and array.dtype.kind in "iuf"
+        else None
+    )
 
 
 def _stacked(arrays: Sequence[Array]) -> Array:
