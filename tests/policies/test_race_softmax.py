@@ -191,3 +191,18 @@ def test_private_sketches_starve_nobody() -> None:
     assert chance.sum() == pytest.approx(5)
     expected = float((1 - (1 - chance) ** 100).sum())
     assert expected > 90  # uniform: 100 (1 - 0.95^100) = 99.4
+
+
+def test_sums_of_counts_are_whole_and_parts_change_nothing(monkeypatch) -> None:
+    """Bit for bit, for any BLAS and any number of sketches that are read at a time."""
+    ids = tuple(f"{i:02d}" for i in range(40))
+    readings = sketches(clients=40, noise=3.0)
+    round = Round(0, ids, 5)
+    found = []
+    for part in (3, 1_024):
+        monkeypatch.setattr("fedcohort.policies.race_softmax._PART", part)
+        policy = RaceSoftmax()
+        chosen = policy.select(round, recorded(readings, ids), stream(0))
+        found.append((chosen, policy._kept[2].tobytes()))
+        np.testing.assert_array_equal(policy.state.counts, readings["counts"].sum(axis=0))
+    assert found[0] == found[1]

@@ -24,6 +24,7 @@ from fedcohort.sketch.federation import GlobalSketch
 
 Array = NDArray[np.float64]
 
+_PART = 1_024  # sketches that are copied at a time
 _SMALLEST = 1e-6  # a distance of zero counts as this, which keeps 1 / distance finite
 
 
@@ -134,10 +135,11 @@ class RaceSoftmax(Policy):
         kept = self._kept
         if kept is not None and kept[1] == self.state.changes and kept[0] == round.available:
             return kept[2], kept[3]
-        positions, readings = signals.read("race_sketch", round.available)
         logits, n = np.full(len(round.available), -np.inf), np.zeros(len(round.available))
-        if len(positions):
-            debias = bool((readings["noise"] > 0).any()) if self.debias is None else self.debias
+        debias = self.debias
+        if debias is None:
+            debias = bool((signals.field("race_sketch", "noise", round.available) > 0).any())
+        for positions, readings in signals.read_parts("race_sketch", round.available, _PART):
             far = self.state.distances(readings, self.center, self.distance, debias, debias)
             usable = np.isfinite(far)
             logits[positions[usable]] = 1 / (self.temperature * np.maximum(far[usable], _SMALLEST))

@@ -280,7 +280,7 @@ def distances_to_center(
     """
     total = np.zeros(len(stack))
     for rows, q in stack.chunks():
-        gap = q - center[rows]
+        gap = np.subtract(q, center[rows], out=q)
         if excess is None and kind == "tvd-lower":
             total += np.abs(gap).sum(axis=(1, 2)) / 2
         elif excess is None and kind == "row-l2":

@@ -95,9 +95,10 @@ class GlobalSketch:
             self.counts, self.shapes = np.zeros((rows, buckets)), np.zeros((rows, buckets))
         self.clients += len(n)
         self.n += float(n.sum())
-        self.counts = self.counts + (n @ q).reshape(rows, buckets)
+        # Whole numbers, and no BLAS: the sums are the same on any machine and with any NumPy.
+        self.counts = self.counts + readings["counts"].sum(axis=0, dtype=np.int64)
         self.shapes = self.shapes + q.sum(axis=0).reshape(rows, buckets)
-        self.pooled_energy += float(n**2 @ own)
+        self.pooled_energy += float((n**2 * own).sum())
         self.mean_energy += float(own.sum())
 
     def center(self, kind: str) -> Array:
