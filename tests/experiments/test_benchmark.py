@@ -224,10 +224,15 @@ def test_a_worker_whose_process_ends_twice_in_a_row_stops(tmp_path):
 
 
 def test_a_busy_worker_stops_in_order(tmp_path):
-    """A process that is killed inside a GPU kernel can harm others; this one runs its `finally`."""
+    """A process that is killed inside a GPU kernel can harm others; this one runs its `finally`.
+
+    A callback from C swallows the first request, as those of Numba do.
+    """
     script = tmp_path / "slow.py"
     script.write_text(
-        "import pathlib, time\nhere = pathlib.Path(__file__).parent\n(here / 'begun').touch()\n"
+        "import ctypes, pathlib, time\nhere = pathlib.Path(__file__).parent\n"
+        "def busy():\n    (here / 'begun').touch()\n    time.sleep(60)\n"
+        "ctypes.CFUNCTYPE(None)(busy)()\n"
         "try:\n    time.sleep(60)\nfinally:\n    (here / 'ended').touch()\n"
     )
     part = Part("trial", "slow", "script", Script(str(script)))

@@ -36,7 +36,7 @@ OnStop = Callable[[str], None]
 
 MOST_FAILURES = {"cpu": 2, "cuda": 6}  # in a row, of a worker
 MOST_ENDED = 3  # processes, by one part
-GRACE = 60.0  # seconds that a worker has to stop
+GRACE = 30.0  # seconds that a worker has to stop
 
 
 @dataclass
@@ -262,7 +262,7 @@ class _Stopped(BaseException):
 
 
 def _stop_here(*_: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+    signal.alarm(1)  # again, because callbacks from C swallow exceptions
     raise _Stopped
 
 
@@ -272,7 +272,8 @@ def _work(pipe: Connection, parts: Sequence[Part], folder: str, device: str) -> 
     Answers, first to the start and then to each part: its error, and what is wrong with the device;
     both are empty if all is well.
     """
-    signal.signal(signal.SIGTERM, _stop_here)  # Python handles it between calls, not inside one
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, _stop_here)  # Python handles it between calls, not inside one
     with suppress(_Stopped):
         import torch
 
@@ -289,6 +290,7 @@ def _work(pipe: Connection, parts: Sequence[Part], folder: str, device: str) -> 
                 pipe.send(("", ""))
             if device == "cuda":
                 torch.cuda.empty_cache()
+    signal.alarm(0)
 
 
 def _broken(device: str) -> str:
