@@ -131,7 +131,8 @@ def gpu_rounds(file):
         one = rows[1, "float32"]["mean_s"]
         many = [f"{1e3 * row['mean_s']:.1f} ({n} seeds)" for (n, p), row in rows.items()
                 if n > 1 and p == "float32"]  # fmt: skip
-        rough = [f"{1e3 * row['mean_s']:.1f}" for (_, p), row in rows.items() if p == "tf32"]
+        rough = [f"{1e3 * row['mean_s']:.1f}" + (f" ({n} seeds)" if n > 1 else "")
+                 for (n, p), row in rows.items() if p == "tf32"]  # fmt: skip
         plain = [row["median_s"] for row in held["loop"] if row["precision"] == "float32"]
         loop = [f"{1e3 * plain[0]:,.0f}", f"{plain[0] / one:.1f}x"] if plain else ["-", "-"]
         cells = [loop[0], f"{1e3 * one:,.1f}", loop[1], *(many or ["-"])]

@@ -52,6 +52,14 @@ def _store(to, value, plane, fits, PLANES: tl.constexpr):
 
 
 @triton.jit
+def _largest(x, peak, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + row * SIZE + at, mask=at < SIZE, other=0.0)
+    tl.atomic_max(peak + row, tl.max(tl.abs(value)))
+
+
+@triton.jit
 def _pack(
     w, packed, flipped, peak, unit, plane, flipped_plane, FLIP: tl.constexpr,
     M: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr,
@@ -85,11 +93,13 @@ def pack(w, packed, flipped, taps):
 
     Rows beyond taps * channels are filled with zeros. `flipped` gets (rows, taps backward,
     outputs, channels), unless it is None: the gradient of the images is the convolution of the
-    outputs' gradient with these. The peak of `packed` is known, its unit is written; both share
-    them.
+    outputs' gradient with these. The peak of `packed` must be zero; it is written, and so is the
+    unit. Both factors share them.
     """
     planes, rows, size, outputs = packed.halves.shape
     channels = w[0, 0].numel() // taps
+    numbers = outputs * channels * taps
+    _largest[(rows, triton.cdiv(numbers, 2048))](w, packed.peak, numbers, BLOCK=2048)
     bm, bc = (min(32, triton.next_power_of_2(count)) for count in (outputs, channels))
     grid = (triton.cdiv(outputs, bm), triton.cdiv(channels, bc), rows)
     flip = flipped is not None
@@ -327,17 +337,18 @@ def _convolve(
         tl.store(out + to, total, mask=fits)
 
 
-def convolve_tile(rows, pixels, outputs, channels, planes, pooled):
+def convolve_tile(rows, pixels, outputs, channels, planes, narrow=False):
     """Return a program's pixels, outputs and step in k, its warps and the stages of its loads.
 
-    Measured on an H200.
+    `narrow` programs have fewer pixels: they take maxima after few products, and other programs
+    multiply meanwhile. Measured on an H200.
     """
     bm = min(64, max(16, triton.next_power_of_2(outputs)))
     bk = next((b for b in (32, 16) if channels % b == 0), 32)
     if channels % 64 == 0 and bm == 64:
         return 64, bm, 64, 4, 3
     many = rows * triton.cdiv(pixels, 128) >= 264  # two programs per processor
-    bp = 128 if many and not (pooled and planes == 2) else 64
+    bp = 128 if many and not narrow else 64
     return bp, bm, bk, 4, 5 - planes
 
 
@@ -363,9 +374,9 @@ def convolve(
     planes = len(x.halves)
     high, wide, channels = x.halves.shape[3:]
     pixels = samples * oh * ow * tile[0] * tile[1]
-    bp, bm, bk, warps, stages = convolve_tile(
-        rows, pixels, outputs, channels, planes, chosen is not None
-    )
+    narrow = chosen is not None and (planes == 2 or kernel[0] * kernel[1] == 1)
+    sizes = (rows, pixels, outputs, channels, planes, narrow)
+    bp, bm, bk, warps, stages = convolve_tile(*sizes)
     grid = (triton.cdiv(pixels, bp), triton.cdiv(outputs, bm), rows)
     out_row, *out_strides = to.stride()[-5:]
     _convolve[grid](
@@ -477,9 +488,13 @@ def convolve_weight(x, grad, out, kernel, stride, corner):
 def _gather(
     each, sums, weight, bias, alpha, beta, SUMS: tl.constexpr, PARTS: tl.constexpr,
     BIASES: tl.constexpr, M: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr,
-    BM: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr,
+    EACH: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """The first programs of a row add the sums of the bias, the others those of the weight."""
+    """The first programs of a row add the sums of the bias, the others those of the weight.
+
+    The taps of a weight are neighbors in memory, so one program writes them all, unless there would
+    be too few programs.
+    """
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     if BIASES > 0:  # noqa: SIM102 (Triton knows BIASES when it compiles)
@@ -495,12 +510,14 @@ def _gather(
             old = beta * tl.load(to, mask=m < M, other=0.0)
             tl.store(to, old + alpha * tl.sum(found, 0), mask=m < M)
     if block >= BIASES:
-        tile = block - BIASES
+        first = (block - BIASES) % (TAPS // EACH) * EACH
+        tile = (block - BIASES) // (TAPS // EACH)
         m = tile % ((M + BM - 1) // BM) * BM + tl.arange(0, BM)
         c = tile // ((M + BM - 1) // BM) * BC + tl.arange(0, BC)
         inside = (c < C)[:, None] & (m < M)[None, :]
         weight += row * (C * TAPS * M)
-        for tap in range(0, TAPS):  # neighbors in memory, so that one program writes them
+        for turn in range(0, EACH):
+            tap = first + turn
             at = (tap * C + c)[:, None] * M + m[None, :]
             total = tl.zeros((BC, BM), tl.float32)
             for part in range(0, PARTS):
@@ -521,10 +538,12 @@ def gather(each, sums, weight, bias, alpha, beta, taps):
     bm, bc = min(32, triton.next_power_of_2(outputs)), min(16, triton.next_power_of_2(channels))
     across = triton.cdiv(outputs, bm)
     biases = 0 if bias is None else across
-    grid = (rows, across * triton.cdiv(channels, bc) + biases)
+    tiles = across * triton.cdiv(channels, bc)
+    each_taps = taps if rows * tiles >= 264 else 1
+    grid = (rows, tiles * (taps // each_taps) + biases)
     _gather[grid](
         each, sums, weight, bias, alpha, beta, 0 if bias is None else sums.shape[1], parts,
-        biases, outputs, channels, taps, size, BM=bm, BC=bc, BS=64,
+        biases, outputs, channels, taps, size, each_taps, BM=bm, BC=bc, BS=64,
     )  # fmt: skip
 
 

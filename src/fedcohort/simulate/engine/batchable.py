@@ -103,8 +103,7 @@ def _pack(weight: Tensor, taps: int, size: int, flip: bool, kind: Any) -> tuple[
     """Return stacked weights as factors of both passes."""
     weight = weight.contiguous()
     clients, outputs, channels = weight.shape[:3]
-    peak = weight.new_empty(clients)
-    largest(weight, peak)
+    peak = weight.new_zeros(clients)
     packed = _halves((clients, size, outputs), peak, kind)
     flipped = None
     if flip:

@@ -433,7 +433,6 @@ class FusedConv(Weighted):
             shape = (clients, outputs * self.taps, inputs // self.taps)
             self.flipped = self.packed._replace(halves=self.halves("flipped", shape, peak).halves)
         flipped = None if self.flipped is None else self.flipped.halves
-        tape.append(partial(largest, weight, peak))
         tape.append(partial(self.kernels.pack, weight, self.packed, flipped, self.taps))
 
     def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
@@ -479,7 +478,7 @@ class FusedConv(Weighted):
             tape.append(partial(self.kernels.convolve, *factors, below, *geometry, peak=peak))
             return below
         pixels, outputs = self.below[0, ..., 0].numel(), self.y.shape[4]
-        sizes = (self.clients, pixels, shape[4], outputs, self.planes, False)
+        sizes = (self.clients, pixels, shape[4], outputs, self.planes)
         tile = self.kernels.convolve_tile(*sizes)
         sums = source.partial_sums(-(-pixels // tile[0]))
         extra = "mask" if source.relu else ""
