@@ -99,6 +99,23 @@ def test_an_interrupted_suite_goes_on_and_equals_a_plain_run(suite, tmp_path):
     assert found["seeds"][0]["worst_tenth_accuracy"] == pytest.approx(by_client.min())
 
 
+def test_a_part_whose_time_is_over_goes_on(suite, tmp_path, monkeypatch):
+    part = read_suite(suite)[1].on("cpu")
+    loaded = benchmark.Datasets()
+    clock = iter(range(9))
+    monkeypatch.setattr(benchmark.time, "monotonic", lambda: next(clock))
+    with pytest.raises(benchmark.Unfinished):
+        benchmark.write_part(part, tmp_path, loaded, until=1)  # two of three rounds
+    assert not (tmp_path / part.file_name).exists()
+    benchmark.write_part(part, tmp_path, loaded)
+    (found,) = tmp_path.glob("*.json*")
+    whole = benchmark.run_part(part, loaded)["seeds"]
+    rows = json.loads(found.read_text())["seeds"]
+    for row in (*rows, *whole):
+        row.pop("select_seconds")
+    assert rows == json.loads(json.dumps(whole))
+
+
 def test_parts_of_other_code_are_refused_at_the_join(suite, tmp_path, monkeypatch):
     parts = read_suite(suite, quick=True)[:1]
     with pytest.raises(DataError, match="is missing"):

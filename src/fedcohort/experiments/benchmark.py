@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcohort import checkpoint as checkpoints
 from fedcohort.atomic import write_atomically
 from fedcohort.datasets import Dataset
 from fedcohort.exceptions import ConfigError, DataError
@@ -39,7 +40,7 @@ from fedcohort.experiments.suite import CURVE_STEP, Part, Script
 from fedcohort.experiments.summary import summarize
 from fedcohort.metrics import rounds_to_target
 from fedcohort.simulate.engine.trainer import device_name
-from fedcohort.simulate.history import History
+from fedcohort.simulate.history import History, record_from
 from fedcohort.simulate.simulation import Simulation
 
 MEAN_OF = 5  # evaluations, for rounds_to_mean
@@ -99,10 +100,49 @@ def split_done(
     return done, left
 
 
-def write_part(part: Part, folder: str | os.PathLike[str], loaded: Datasets) -> None:
-    """Run one part and write its result file."""
-    result = run_part(part, loaded)
-    write_atomically(Path(folder) / part.file_name, json.dumps(result).encode())
+class Unfinished(Exception):
+    """The time of a training run was over; it goes on from its checkpoint."""
+
+
+@dataclass
+class Checkpoint:
+    """Where a training run is kept whose time is over, and when that is (`time.monotonic`)."""
+
+    path: Path
+    until: float = float("inf")
+
+    def save(self, simulation: Simulation, histories: list[History], times: list[float]) -> None:
+        """Keep all that the next round depends on."""
+        records = [[asdict(r) for r in h.rounds] for h in histories]
+        state = {"source": source_digest(), "simulation": simulation.state_dict()}
+        checkpoints.save(self.path, {**state, "records": records, "times": times})
+
+    def load(self, simulation: Simulation, histories: list[History]) -> list[float] | None:
+        """Go on from what was kept, and return its times; None if this code kept nothing."""
+        if not self.path.exists():
+            return None
+        state = checkpoints.load(self.path)
+        if state["source"] != source_digest():
+            return None
+        simulation.load_state_dict(state["simulation"])
+        for history, records in zip(histories, state["records"], strict=True):
+            history.rounds = [record_from(r) for r in records]
+        times: list[float] = state["times"]
+        return times
+
+
+def write_part(
+    part: Part,
+    folder: str | os.PathLike[str],
+    loaded: Datasets,
+    until: float = float("inf"),
+) -> None:
+    """Run one part and write its result file; `Unfinished` if its time is over before."""
+    place = Path(folder)
+    kept = Checkpoint(place / f"{part.file_name}.checkpoint", until)
+    result = run_part(part, loaded, kept)
+    write_atomically(place / part.file_name, json.dumps(result).encode())
+    kept.path.unlink(missing_ok=True)
 
 
 @dataclass
@@ -140,15 +180,18 @@ def scripts_of(part: Part) -> Path | None:
     return checkout() / "benchmarks" if isinstance(part.experiment, Script) else None
 
 
-def run_part(part: Part, loaded: Datasets) -> dict[str, Any]:
-    """Run one part and return its result, one row per seed; a script returns its own."""
+def run_part(part: Part, loaded: Datasets, kept: Checkpoint | None = None) -> dict[str, Any]:
+    """Run one part and return its result, one row per seed; a script returns its own.
+
+    Seconds and load are those of the last go.
+    """
     before, started = os.getloadavg()[0], time.perf_counter()
     if isinstance(part.experiment, Script):
         found, digest = {"result": run_script(part.experiment)}, None
     else:
         dataset, digest = loaded.get(part.experiment)
         started = time.perf_counter()
-        found = {"seeds": _train(part, part.experiment, dataset)}
+        found = {"seeds": _train(part, part.experiment, dataset, kept)}
     seconds = time.perf_counter() - started
     load = [before, os.getloadavg()[0]]
     origin = provenance(part.experiment.device, scripts_of(part))
@@ -164,11 +207,19 @@ def run_part(part: Part, loaded: Datasets) -> dict[str, Any]:
     }
 
 
-def _train(part: Part, experiment: Experiment, dataset: Dataset) -> list[dict[str, Any]]:
+def _train(
+    part: Part, experiment: Experiment, dataset: Dataset, kept: Checkpoint | None
+) -> list[dict[str, Any]]:
     simulation = simulation_of(experiment, dataset)
     selecting = [_Timed(session.policy) for session in simulation.sessions]
     histories = [History(session.seed) for session in simulation.sessions]
-    for _ in range(experiment.rounds):
+    times = kept.load(simulation, histories) if kept is not None else None
+    for timed, seconds in zip(selecting, times or (), strict=False):
+        timed.seconds = seconds
+    while simulation.round_number < experiment.rounds:
+        if kept is not None and time.monotonic() > kept.until:
+            kept.save(simulation, histories, [timed.seconds for timed in selecting])
+            raise Unfinished(part.name)
         for history, record in zip(histories, simulation.step(), strict=True):
             history.rounds.append(record)
     return [

@@ -4,8 +4,8 @@ Each worker has one device and one thread. It asks for the next part when it is 
 workers share one ordered list. A part that would not be finished before the limit, judged by the
 latest finished part of its setting on the same kind of device, is not begun. Workers that are still
 busy at the limit are asked to stop, and leave the GPU in order: a process that is killed in the
-middle of a kernel can take others on the same GPU with it. Only their unfinished parts are lost,
-and `--resume` runs those.
+middle of a kernel can take others on the same GPU with it. `--resume` continues their training runs
+from checkpoints, and begins their scripts again.
 
 A worker whose device does not work, or whose process ends, is started again. After two such
 failures in a row it stops, and the other workers run its parts. A GPU that other processes use too
@@ -37,6 +37,7 @@ OnStop = Callable[[str], None]
 MOST_FAILURES = {"cpu": 2, "cuda": 6}  # in a row, of a worker
 MOST_ENDED = 3  # processes, by one part
 GRACE = 30.0  # seconds that a worker has to stop
+SAVING = 8.0  # seconds before the limit at which training runs are saved
 
 
 @dataclass
@@ -243,7 +244,8 @@ class _Campaign:
     def _process(self, device: str) -> tuple[BaseProcess, Connection]:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        arguments = theirs, list(self.parts), self.folder, device
+        until = self.deadline - SAVING
+        arguments = theirs, list(self.parts), self.folder, device, until
         process = context.Process(target=_work, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -266,7 +268,7 @@ def _stop_here(*_: object) -> None:
     raise _Stopped
 
 
-def _work(pipe: Connection, parts: Sequence[Part], folder: str, device: str) -> None:
+def _work(pipe: Connection, parts: Sequence[Part], folder: str, device: str, until: float) -> None:
     """Run the parts whose number comes through the pipe.
 
     Answers, first to the start and then to each part: its error, and what is wrong with the device;
@@ -283,7 +285,9 @@ def _work(pipe: Connection, parts: Sequence[Part], folder: str, device: str) -> 
         while True:
             index = pipe.recv()
             try:
-                benchmark.write_part(parts[index].on(device), folder, loaded)
+                benchmark.write_part(parts[index].on(device), folder, loaded, until)
+            except benchmark.Unfinished:
+                time.sleep(2 * SAVING + GRACE)  # until it is asked to stop
             except Exception:  # one part must not end the others; its traceback is reported
                 pipe.send((traceback.format_exc(limit=-3), _broken(device)))
             else:
