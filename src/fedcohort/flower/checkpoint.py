@@ -38,9 +38,11 @@ def save(strategy: CohortStrategy, arrays: ArrayRecord) -> None:
 
 def resume(strategy: CohortStrategy, arrays: ArrayRecord) -> ArrayRecord:
     """Load the checkpoint if it exists, and return the model to continue with."""
-    if strategy.checkpoint is None or not Path(strategy.checkpoint).exists():
+    if strategy.checkpoint is None:
         return arrays
     remove_leftovers(Path(strategy.checkpoint).resolve().parent)
+    if not Path(strategy.checkpoint).exists():
+        return arrays
     state = checkpoint.load(strategy.checkpoint)
     checkpoint.restore(strategy.checkpoint, lambda state: _restore(strategy, state), state)
     return from_saved(state["arrays"])
