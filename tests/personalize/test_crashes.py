@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+from fedcohort.exceptions import ConfigError
 from fedcohort.personalize import Registry, check, remove_orphans
 
 WRITER = """
@@ -130,6 +131,29 @@ def test_readers_see_whole_clients_while_a_writer_works(registry):
                     assert reader.sketch(there[-1]).n == 50
         writer.kill()
     assert seen >= 15
+
+
+@pytest.mark.parametrize("point", ["os.mkdir", "os.replace", "os.fsync"])
+def test_a_registry_whose_making_was_killed_is_made_again(tmp_path, point):
+    """Before, a half-made folder was neither opened nor made."""
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        "from fedcohort.personalize import Registry\n"
+        f"real = {point}\n"
+        "def die(*arguments, **options):\n"
+        "    if not str(arguments[0]).endswith('warm'):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    real(*arguments, **options)\n"
+        f"{point} = die\nRegistry.create(sys.argv[1])"
+    )
+    folder = tmp_path / "warm"
+    assert subprocess.run([sys.executable, "-c", code, folder]).returncode == -signal.SIGKILL
+    assert folder.exists()
+    with Registry.create(folder) as registry:
+        assert len(registry) == 0
+    assert {path.name for path in folder.iterdir()} == {".lock", "models", "registry.sqlite"}
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        Registry.create(folder)
 
 
 def test_two_writers_take_turns(registry):

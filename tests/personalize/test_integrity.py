@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,12 @@ def test_a_changed_bit_in_a_model_is_found_and_never_loaded(two):
     with pytest.raises(DataError, match="damaged"):
         two.model("ann")
     assert two.model("bob")["w"].sum() == 100
+
+
+def test_rows_that_repeat_do_not_keep_a_reader_forever(two):
+    """A damaged table can return the same rows for any `number > ?`."""
+    with pytest.raises(DataError, match="do not rise"):
+        list(islice(two.db.pages("SELECT 7 WHERE ?1 < 99 LIMIT ?2"), 1000))
 
 
 def test_a_missing_model_is_found(two):

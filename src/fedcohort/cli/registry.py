@@ -65,9 +65,10 @@ def add(
     """
     from fedcohort.files.sketching import load_sketch
     from fedcohort.personalize import Registry
+    from fedcohort.personalize.registry import is_new
 
     loaded, known = None if sketch is None else load_sketch(sketch), _object(metadata)
-    with Registry(folder) if folder.exists() else Registry.create(folder) as registry:
+    with Registry.create(folder) if is_new(folder) else Registry(folder) as registry:
         if loaded is None:
             _add_folder(registry, Path(client), replace, format)
             return

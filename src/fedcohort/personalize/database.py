@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedcohort.atomic import write_atomically
 from fedcohort.exceptions import DataError
 
 APPLICATION = 0x46435247  # "FCRG": the application id in the database's header
@@ -65,11 +66,13 @@ class Database:
 
     @staticmethod
     def create(path: Path) -> None:
-        """Make an empty database."""
-        with sqlite_errors(path), closing(sqlite3.connect(path, isolation_level=None)) as made:
-            made.execute("PRAGMA journal_mode = WAL")
+        """Make an empty database, whole or not at all."""
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
             made.execute(f"PRAGMA application_id = {APPLICATION}")
             made.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+            content = bytearray(made.serialize())
+        content[18:20] = b"\2\2"  # SQLite's mark of a database with a write-ahead log
+        write_atomically(path, bytes(content))
 
     def _prepare(self) -> None:
         with sqlite_errors(self.path):
@@ -99,11 +102,15 @@ class Database:
     def pages(self, sql: str, start: int = 0, size: int = 256) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of ``... WHERE number > ? ORDER BY number LIMIT ?``, a page at a time.
 
-        The first column must be the number. Others may write between pages.
+        The first column must be the number. Others may write between pages. DataError if a damaged
+        database returns the same numbers again, which would never end.
         """
         while page := self.rows(sql, start, size):
+            last = page[-1][0]
+            if not isinstance(last, int) or last <= start:
+                raise DataError(f"{self.path}: it is damaged, the numbers of its rows do not rise")
             yield from page
-            start = page[-1][0]
+            start = last
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:

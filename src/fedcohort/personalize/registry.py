@@ -32,6 +32,7 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
+from fedcohort.atomic import LOCK, SUFFIX, locked_folder, remove_leftovers
 from fedcohort.exceptions import ConfigError, DataError, UnknownClient, UnlikeSketches
 from fedcohort.personalize.database import Database
 from fedcohort.personalize.models import Model, ModelFiles, Shapes, shapes_of, unlike
@@ -177,13 +178,17 @@ class Registry:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> Self:
-        """Make a registry in a new or empty folder."""
+        """Make a registry in a new or empty folder; see `is_new`."""
         folder = Path(path)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if not is_new(folder):
             raise ConfigError(f"{folder} exists and is not an empty folder")
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "models").mkdir()
-        Database.create(folder / FILE)
+        with locked_folder(folder):
+            remove_leftovers(folder)
+            if (folder / FILE).exists():
+                raise ConfigError(f"{folder} was made a registry by another process just now")
+            (folder / "models").mkdir(exist_ok=True)
+            Database.create(folder / FILE)
         return cls(folder)
 
     def close(self) -> None:
@@ -399,6 +404,18 @@ class Registry:
         """Store a value that belongs to the registry as a whole."""
         with self.db.writing() as db:
             _set(db, name, value)
+
+
+def is_new(folder: Path) -> bool:
+    """Whether a folder does not exist, or holds at most what a killed `Registry.create` left."""
+    if not folder.is_dir():
+        return not folder.exists()
+    return all(
+        path.name == LOCK
+        or path.name.endswith(SUFFIX)
+        or (path.name == "models" and path.is_dir() and not any(path.iterdir()))
+        for path in folder.iterdir()
+    )
 
 
 def check_size(whose: str, sketch: RaceSketch) -> None:
