@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -239,6 +241,20 @@ def test_a_hostile_client_id_is_text(opened, comparison_folder, tmp_path):
     assert tab.locator("main img").count() == 0
     names = tab.locator("tbody th").all_inner_texts()
     assert names == [HOSTILE.replace("/", "")]
+
+
+@pytest.mark.parametrize("odd", ["\x1b[2J", "\ufffe", "\uffff", "\ud800"])
+def test_no_character_of_a_name_ends_the_process(odd):
+    """vl-convert aborts where an SVG cannot hold a character, so this runs in another process."""
+    code = (
+        "import altair as alt\nfrom fedcohort.report.figures import Figure, rendered\n"
+        f"odd = {odd!r}\n"
+        "chart = alt.Chart(alt.NamedData('rows')).mark_bar().encode(x='name:N', y='n:Q')\n"
+        "rows = {'rows': [{'name': odd, 'n': 1}]}\n"
+        "rendered(Figure('x', odd, odd, chart, rows), '.svg').decode()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-500:]
 
 
 def test_a_gate_is_reported(opened, gated_folder, tmp_path):

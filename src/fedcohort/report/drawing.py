@@ -17,7 +17,7 @@ import altair as alt
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.report.figures import Figure, Rows, config, specification
+from fedcohort.report.figures import Figure, Rows, config, specification, without_controls
 
 Floats = NDArray[np.float64]
 RAMP = ["#f7fbff", "#d6e6f4", "#abcfe6", "#6aaed6", "#3787c0", "#105ba4", "#08306b"]
@@ -289,7 +289,7 @@ def _svg(
 
     figure = Figure("picture", label, "", chart, data)
     spec: dict[str, Any] = {**specification(figure, width=width), "config": config()}
-    spec["description"] = label
+    spec["description"] = without_controls(label)
     if image:
         content = base64.b64encode(vl_convert.vegalite_to_png(spec, scale=1.5)).decode()
         return (

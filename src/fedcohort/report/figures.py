@@ -37,6 +37,7 @@ WIDTH = 620
 LABEL_GAP = 15  # pixels between labels at lines
 LABEL_ROOM = 36  # pixels to the right of a plot, in a page
 DASHES = [[1, 0], [6, 3], [2, 2]]
+_NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 Rows = list[dict[str, Any]]
@@ -152,15 +153,17 @@ def specification(figure: Figure, *, width: int | str = WIDTH) -> dict[str, Any]
 
 
 def without_controls(value: Any) -> Any:
-    r"""Replace control characters in all texts: an SVG cannot hold them, and vl-convert aborts.
+    r"""Replace characters that an SVG cannot hold in all texts; vl-convert aborts the process.
+
+    These are control characters, lone surrogates, U+FFFE and U+FFFF.
 
     Examples
     --------
-    >>> without_controls({"client": ["eve\x1b[2J"]})
-    {'client': ['eve�[2J']}
+    >>> without_controls({"client": ["eve\x1b[2J", "\uffff"]})
+    {'client': ['eve�[2J', '�']}
     """
     if isinstance(value, str):
-        return "".join(c if c >= " " or c in "\t\n" else "\ufffd" for c in value)
+        return _NOT_IN_XML.sub("\ufffd", value)
     if isinstance(value, Mapping):
         return {without_controls(k): without_controls(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -190,7 +193,7 @@ def rendered(figure: Figure, ending: str, *, width: int = WIDTH) -> bytes:
     import vl_convert
 
     spec = {**specification(figure, width=width), "config": config()}
-    spec["title"] = {"text": figure.title, "offset": 14}
+    spec["title"] = {"text": without_controls(figure.title), "offset": 14}
     if ending == ".svg":
         return only_visible(vl_convert.vegalite_to_svg(spec)).encode()
     if ending == ".png":
