@@ -70,7 +70,7 @@ def _commit() -> str:
         command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("FEDCOHORT_COMMIT", "unknown")
 
 
 def _gpu() -> str | None:

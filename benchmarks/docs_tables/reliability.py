@@ -16,11 +16,14 @@ def kills(file):
     held = result(file)
     if held is None:
         return NOT_RUN
-    keys = ("kills", "missed", "finished", "differences", "losses", "double payments")
     rows = held["result"]["jobs"]
+    names = {"torn": "with a cut file", "by time": "at a random time", "missed": "too late"}
+    names["finished"] = "finished jobs"
+    keys = ("kills", *names, "differences", "losses", "double payments")
+    keys = [key for key in keys if key in rows[0]]
     lines = [[row["job"], *(f"{row[key]:,}" for key in keys)] for row in rows]
     lines.append(["all", *(f"{sum(row[key] for row in rows):,}" for key in keys)])
-    header = ["job", "kills", "too late", "finished jobs", *keys[3:]]
+    header = ["job", *(names.get(key, key) for key in keys)]
     return table(header, lines) + named_left_out(held["result"])
 
 

@@ -5,9 +5,10 @@
 
 Each parser runs in child processes with bounded memory, so that a crash in a library is seen and
 costs nothing else: the next child goes on behind it. With an ``--out`` that exists, trials go on
-where it ends. The input of every trial is a function of the seed and the number of the trial, and
-is written to a file before it is parsed; ``--keep`` keeps those that crash a process. Parsers whose
-packages are not installed are left out, and named in the result.
+where it ends; ``--merge`` adds the trials of other result files, which had other seeds. The input
+of every trial is a function of the seed and the number of the trial, and is written to a file
+before it is parsed; ``--keep`` keeps those that crash a process. Parsers whose packages are not
+installed are left out, and named in the result.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import contextlib
 import copy
 import csv
+import hashlib
 import importlib
 import importlib.util
 import io
@@ -33,6 +35,8 @@ import tempfile
 import time
 import traceback
 import warnings
+import zlib
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -57,7 +61,9 @@ MEMORY = 2 << 30  # bytes that a parser may take beyond what it had before the f
 SECONDS = 20  # for one trial
 
 
+@cache
 def example_sketch(n=50, seed=0):
+    """Return a sketch that nobody changes."""
     from fedcohort.sketch.race import RaceSketch
 
     sketch = RaceSketch.srp(dim=4, rows=6, bits=3)
@@ -552,6 +558,7 @@ class Folder(Target):
     name = "run-folder"
     needs = ("torch",)
     files = ("config.json", "rounds.jsonl", "summary.json", "federation.json")
+    last = None  # the file that was damaged before; None while there are no files
 
     def examples(self):
         from fedcohort.experiments import config, folder
@@ -580,8 +587,9 @@ class Folder(Target):
         name, _, content = self.path.read_bytes().partition(b"\n")
         run = self.folder / "run"
         run.mkdir(exist_ok=True)
-        for key, good in self.good.items():
-            (run / key).write_bytes(content if key.encode() == name else good)
+        for key in {name.decode(), *(self.good if self.last is None else [self.last])}:
+            (run / key).write_bytes(content if key.encode() == name else self.good[key])
+        self.last = name.decode()
         found = results.read(run)
         for result in found:
             result.members()
@@ -589,89 +597,128 @@ class Folder(Target):
             found.to_arrow()
 
 
-class RegistryRows(Target):
-    """A registry: a value in its database, or bytes of its database or index."""
+class RegistryFolder(Target):
+    """A registry: one of its files is damaged, or a value in its database.
+
+    A damaged index.json gets the folder name that its content asks for, so that what it states is
+    read. The database comes whole, and with its newest rows in a write-ahead log.
+    """
 
     name = "registry"
     needs = ("safetensors", "faiss")
+    DATABASE, LOG = "registry.sqlite", "registry.sqlite-wal"
     TABLES: ClassVar = {
         "clients": ("id", "n", "epsilon", "model", "reference", "metadata", "registered"),
         "facts": ("name", "value"),
         "sketches": ("content",),
         "sqlite_sequence": ("seq",),
     }
+    EXACT = 2  # clients that are compared without an index
 
     def examples(self):
         from fedcohort.personalize import Registry, Search
 
-        self.good = self.folder / "good"
-        with Registry.create(self.good) as registry:
+        self.made_at = self.folder / "made"
+        with Registry.create(self.made_at) as registry:
             registry.set_global({"w": np.zeros(3)})
-            for i in range(12):
-                registry.add(f"c{i}", example_sketch(seed=i), {"w": np.full(3, float(i))})
-            Search(registry, exact=10)
-        with contextlib.closing(sqlite3.connect(self.good / "registry.sqlite")) as db:
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            for i in range(3):
+                registry.add(f"c{i}", example_sketch(seed=i), {"w": np.full(3, float(i % 2))})
+            Search(registry, exact=self.EXACT)
+            both = (self.DATABASE, self.LOG)
+            self.logged = {name: (self.made_at / name).read_bytes() for name in both}
+        with contextlib.closing(sqlite3.connect(self.made_at / self.DATABASE)) as db:
             db.execute("PRAGMA journal_mode = DELETE")
-        return [b"0"]
+        files = [p for p in sorted(self.made_at.rglob("*")) if p.is_file() and p.name != ".lock"]
+        self.good = {str(p.relative_to(self.made_at)): p.read_bytes() for p in files}
+        (self.index,) = {Path(name).parent.name for name in self.good if "index" in name}
+        more = [self.DATABASE] * len(self.good)
+        found = {**self.good, self.LOG: self.logged[self.LOG]}
+        return [name.encode() + b"\n" + found[name] for name in (*found, *more)]
 
     def damaged(self, data, rng):
-        return str(int(rng.integers(2**31))).encode()
+        name, _, content = data.partition(b"\n")
+        if name == self.DATABASE.encode() and rng.random() < 0.7:
+            content = self.with_odd_value(content, rng)
+        elif name.endswith(b".json"):
+            content = damaged_document(content, rng)
+            if rng.random() < 0.8:
+                name = b"index/%s/index.json" % hashlib.sha256(content).hexdigest()[:16].encode()
+        else:
+            content = (damaged_npy if name.endswith(b".npy") else damaged_bytes)(content, rng)
+        return name + b"\n" + content
+
+    def with_odd_value(self, content, rng):
+        """Return the database with an odd value in some rows of a table."""
+        table = list(self.TABLES)[rng.integers(4)]
+        column = self.TABLES[table][rng.integers(len(self.TABLES[table]))]
+        value = odd(rng)
+        if isinstance(value, (list, dict)):
+            value = json.dumps(value)
+        if isinstance(value, int) and abs(value) >= 2**63:
+            value = "9" * 400
+        if isinstance(value, str):
+            value = value.encode("utf-8", "surrogatepass")
+            value = value if rng.random() < 0.3 else value.decode("latin-1")
+        rows = "rowid % 5 = ?"
+        if table == "facts":
+            rows = "name = (SELECT name FROM facts ORDER BY name LIMIT 1 OFFSET ?)"
+        change = f"UPDATE {table} SET {column} = ? WHERE {rows}"
+        return changed_database(content, change, value, int(rng.integers(5)))
 
     def parse(self):
-        from fedcohort.personalize import ColdStart, Registry, Search, check
-
-        rng = np.random.default_rng(int(self.path.read_bytes()))
-        place = self.folder / "copy"
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(self.good, place)
-        self.harm(place, rng)
+        data = self.path.read_bytes()
+        name, _, content = data.partition(b"\n")
+        place = self.folder / "registry"
+        self.lay_out(place, name.decode("utf-8", "replace"), content)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            with Registry(place) as registry:
-                acts = (
-                    lambda: check(registry),
-                    lambda: [registry.model(entry.client) for entry in registry.entries()],
-                    lambda: ColdStart(registry, search=Search(registry, exact=10)).advise(
-                        example_sketch(seed=99)
-                    ),
-                    lambda: registry.global_model(),
-                    lambda: registry.add("new", example_sketch(seed=50), {"w": np.ones(3)}),
-                    lambda: Search(registry, exact=10).rebuild(),
-                )
-                for at in rng.permutation(len(acts))[:2]:  # all of them would take a while
-                    with contextlib.suppress(FedcohortError):
-                        acts[at]()
+            self.act(place, np.random.default_rng(zlib.crc32(data)))
 
-    def harm(self, folder, rng):
-        draw = rng.random()
-        if draw < 0.5:
-            table = list(self.TABLES)[rng.integers(4)]
-            column = self.TABLES[table][rng.integers(len(self.TABLES[table]))]
-            value = odd(rng)
-            if isinstance(value, (list, dict)):
-                value = json.dumps(value)
-            if isinstance(value, int) and abs(value) >= 2**63:
-                value = "9" * 400
-            if isinstance(value, str):
-                value = value.encode("utf-8", "surrogatepass")
-                value = value if rng.random() < 0.3 else value.decode("latin-1")
-            with contextlib.closing(sqlite3.connect(folder / "registry.sqlite")) as db:
-                with contextlib.suppress(sqlite3.Error):
-                    db.execute(f"UPDATE {table} SET {column} = ? WHERE rowid % 5 = 0", (value,))
-                    db.commit()
-                with contextlib.suppress(sqlite3.Error):
-                    db.execute(
-                        "UPDATE facts SET value = ? WHERE name = (SELECT name FROM facts "
-                        "ORDER BY name LIMIT 1 OFFSET ?)",
-                        (value, int(rng.integers(5))),
-                    ) if table == "facts" else None
-                    db.commit()
-            return
-        files = [p for p in folder.rglob("*") if p.is_file() and p.name != ".lock"]
-        path = files[rng.integers(len(files))]
-        change = {".json": damaged_document, ".npy": damaged_npy}.get(path.suffix, damaged_bytes)
-        path.write_bytes(change(path.read_bytes(), rng))
+    def lay_out(self, place, name, content):
+        """Write the registry with the damaged file; files that are never changed are linked."""
+        index = name.split("/")[1] if name.endswith("index.json") else self.index
+        database = self.logged[self.DATABASE] if name == self.LOG else self.good[self.DATABASE]
+        if index != self.index:
+            sql = "UPDATE facts SET value = ? WHERE name = 'index'"
+            database = changed_database(database, sql, json.dumps(index))
+        shutil.rmtree(place, ignore_errors=True)
+        names = {path: path.replace(self.index, index) for path in self.good}
+        for folder in sorted({os.path.dirname(path) for path in names.values()}):
+            os.makedirs(f"{place}/{folder}")
+        for path in names.keys() - {self.DATABASE}:
+            os.link(f"{self.made_at}/{path}", f"{place}/{names[path]}")
+        (place / self.DATABASE).write_bytes(database)
+        (place / name).unlink(missing_ok=True)
+        (place / name).write_bytes(content)
+
+    def act(self, place, rng):
+        """Open the registry and do something with it; costly things less often."""
+        from fedcohort.personalize import ColdStart, Registry, Search, check
+
+        with Registry(place) as registry:
+            acts = (
+                lambda: check(registry),
+                lambda: [registry.model(entry.client) for entry in registry.entries()],
+                lambda: registry.global_model(),
+                lambda: Search(registry, exact=self.EXACT).nearest(example_sketch(seed=99), 2),
+                lambda: registry.add("new", example_sketch(seed=50), {"w": np.ones(3)}),
+                lambda: ColdStart(registry, search=Search(registry, exact=self.EXACT)).advise(
+                    example_sketch(seed=99)
+                ),
+                lambda: Search(registry, exact=self.EXACT).rebuild(),
+            )
+            with contextlib.suppress(FedcohortError):
+                acts[rng.choice(len(acts), p=[0.2, 0.2, 0.1, 0.3, 0.16, 0.02, 0.02])]()
+
+
+def changed_database(content, sql, *values):
+    """Return the bytes of a database after a statement, if it can be carried out."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        db.deserialize(content)
+        with contextlib.suppress(sqlite3.Error):
+            db.execute(sql, values)
+            db.commit()
+        return db.serialize()
 
 
 TARGETS = {
@@ -698,7 +745,7 @@ TARGETS = {
         FlowerUpdate,
         Policy,
         Folder,
-        RegistryRows,
+        RegistryFolder,
     )
 }
 
@@ -878,6 +925,37 @@ def joined(before, now):
     return {**now, **added, "errors": errors, "peak_mb": max(before["peak_mb"], now["peak_mb"])}
 
 
+class Result:
+    """Counts by parser; written after each parser, so that an interruption leaves what there is."""
+
+    def __init__(self, out, wanted):
+        self.out, self.rows, self.made = out, {}, []
+        if out and Path(out).exists():
+            self.merge(out)
+        self.left_out = {n: missing for n in wanted if (missing := TARGETS[n].missing())}
+        for name, missing in self.left_out.items():
+            print(f"left out: {name} needs {', '.join(missing)}", file=sys.stderr)
+
+    def merge(self, path):
+        """Add the trials of a result file."""
+        held = json.loads(Path(path).read_text())
+        made = held["provenance"]
+        self.made += made if isinstance(made, list) else [made]
+        for row in held["result"]["parsers"]:
+            known = self.rows.get(row["target"])
+            then = row["next"] if known is None else known["next"]
+            self.rows[row["target"]] = {**joined(known, row), "next": then}
+
+    def add(self, row):
+        from provenance import write
+
+        self.rows[row["target"]] = joined(self.rows.get(row["target"]), row)
+        if self.out:
+            parsers = [self.rows[name] for name in TARGETS if name in self.rows]
+            content = {"parsers": parsers, "left out": self.left_out}
+            write(self.out, content, earlier=self.made)
+
+
 def warm_up():
     """Import what the parsers need, once for all children."""
     for name in ("cli.common", "experiments.results", "flower.messages", "personalize"):
@@ -889,8 +967,6 @@ def warm_up():
 
 
 def main():
-    from provenance import write
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -901,36 +977,28 @@ def main():
     parser.add_argument("--seconds", type=float, default=60.0, help="for all parsers together [60]")
     parser.add_argument("--keep", help="folder for inputs that crash a process")
     parser.add_argument("--out", help="JSON file; if it exists, its trials go on from there")
+    parser.add_argument("--merge", nargs="*", default=[], help="result files of other seeds")
     args = parser.parse_args()
     wanted = args.only.split(",") if args.only else list(TARGETS)
     if unknown := set(wanted) - set(TARGETS):
         parser.error(f"--only {','.join(sorted(unknown))}: choose from {', '.join(TARGETS)}")
     logging.disable()
-    earlier = json.loads(Path(args.out).read_text()) if args.out and Path(args.out).exists() else {}
-    rows = {row["target"]: row for row in earlier.get("result", {}).get("parsers", [])}
-    left_out = {n: m for n in wanted if (m := TARGETS[n].missing())}
-    for name, missing in left_out.items():
-        print(f"left out: {name} needs {', '.join(missing)}", file=sys.stderr)
-    left = {n: args.count - rows.get(n, {"trials": 0})["trials"] for n in wanted}
-    names = [n for n in wanted if n not in left_out and left[n] > 0]
+    result = Result(args.out, wanted)
+    for path in args.merge:
+        result.merge(path)
+    left = {n: args.count - result.rows.get(n, {"trials": 0})["trials"] for n in wanted}
+    names = [n for n in wanted if n not in result.left_out and left[n] > 0]
     warm_up()
     began = time.monotonic()
     for at, name in enumerate(names):
         share = (args.seconds - (time.monotonic() - began)) / (len(names) - at)
-        first = rows.get(name, {"next": 0})["next"]
+        first = result.rows.get(name, {"next": 0})["next"]
         limits = {"count": left[name], "seconds": share, "jobs": args.jobs, "first": first}
-        rows[name] = joined(rows.get(name), run(name, seed=args.seed, **limits, keep=args.keep))
-        print(json.dumps(rows[name]), flush=True)
-    if args.out:
-        made = earlier.get("provenance", [])
-        parsers = [rows[name] for name in TARGETS if name in rows]
-        write(
-            args.out,
-            {"parsers": parsers, "left out": left_out},
-            earlier=made if isinstance(made, list) else [made],
-        )
-    sys.exit(any(rows[name]["errors"] for name in names))
+        result.add(run(name, seed=args.seed, **limits, keep=args.keep))
+        print(json.dumps(result.rows[name]), flush=True)
+    sys.exit(any(row["errors"] for row in result.rows.values()))
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

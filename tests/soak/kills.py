@@ -1,38 +1,43 @@
-"""Kill writers with SIGKILL at random moments, start them again, and compare with a calm run.
+"""Kill writers with SIGKILL, start them again, and compare with a calm run.
 
     python tests/soak/kills.py --seconds 60
     python tests/soak/kills.py --only run,registry --kills 100 --jobs 12 --out result.json
 
 Each job is a process that can be started again after a kill: the command line (`run`, `compare`,
 `sketch` on a budget, `registry add`), payments from a budget, and a Flower server with a
-checkpoint. A kill waits until the process writes, then for a random part of the time that a calm
-process takes from there. After one to four kills the job is left to finish. Then:
+checkpoint. Three kills in five come at a moment of danger: the process counts its opens, renames,
+removals and locks of files, its syncs (before and after) and its statements of SQLite, and ends
+itself with SIGKILL at a random one of them. One kill in five comes before a sync and also cuts the
+file to a random length between what was synced and what was written, as a power cut may. One kill
+in five comes at a random time. After one to four kills the job is left to finish. Then:
 
 - a difference: the result is not that of a calm run, or a temporary file is left;
 - a loss: something that was there before a kill (a client, a payment) is gone after it;
 - a double payment: a budget paid more than once for one release.
 
-A kill counts if the process was alive; one that came too late counts as missed. Jobs whose
-packages are not installed are left out, and named in the result.
+A kill counts if the process was alive; one that came too late counts as missed. Processes are
+forked from one that has imported everything, so that a kill costs a fraction of a second. Jobs
+whose packages are not installed are left out, and named in the result.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import os
 import random
 import shutil
 import signal
-import subprocess
+import sqlite3
+import stat
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +46,14 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 LIMIT = 300  # seconds that one process may take
-CLI = "import sys; from fedcohort.cli import main; main()"
+FORK = get_context("fork")
+FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link"}
+BY_TIME = 0.2  # share of the kills at a random time
+AT_SYNC = 0.2  # share of the kills that also cut the file that is about to be synced
+CLI = "from fedcohort.cli import main; main()"
 
 EXPERIMENT = """
-rounds = 50
+rounds = 12
 cohort_size = 3
 device = "cpu"
 checkpoint_every = 2
@@ -69,10 +78,10 @@ folder = Path(sys.argv[1])
 ledger = BudgetLedger(folder / "budget.json", 100.0)
 release = noise_for(10, 0.5, 0.0, "add-remove")
 remove_leftovers(folder)
-for i in range(240):  # six releases for each of forty clients
+for i in range(60):  # three releases for each of twenty clients
     name, out = f"r{i}", folder / f"{i}.out"
     if not out.exists():
-        content = ledger.pay_and_keep(f"c{i % 40}", [release], lambda: b"%d" % i, request=name)
+        content = ledger.pay_and_keep(f"c{i % 20}", [release], lambda: b"%d" % i, request=name)
         write_atomically(out, content)
     ledger.delivered(name)
 """
@@ -97,7 +106,7 @@ inner = FedAdam(fraction_evaluate=0.0, min_train_nodes=1, min_evaluate_nodes=0,
                 min_available_nodes=1)
 path = Path(sys.argv[1]) / "server.ckpt"
 strategy = CohortStrategy(inner, "active-fl", cohort_size=3, seed=0, checkpoint=path)
-strategy.start(digits.grid(), digits.arrays(), 25)
+strategy.start(digits.grid(), digits.arrays(), 6)
 """
 
 
@@ -115,6 +124,8 @@ class Job:
         What a finished folder holds, to compare with that of a calm run.
     needs : tuple of str
         Packages without which the job cannot run.
+    imports : tuple of str
+        Modules that are imported once, before processes are forked.
     prepare : callable, optional
         Writes inputs, once for all trials.
     held : callable, optional
@@ -131,6 +142,7 @@ class Job:
     arguments: Callable[[Path, Path], list[Any]]
     result: Callable[[Path], Any]
     needs: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
     prepare: Callable[[Path], None] = lambda inputs: None
     held: Callable[[Path], set[Any]] = lambda folder: set()
     paid: Callable[[Path], int] = lambda folder: 0
@@ -160,8 +172,8 @@ def write_experiment(inputs):
 
 def write_records(inputs):
     rng = np.random.default_rng(0)
-    who = np.array([f"client {i % 60}" for i in range(6000)])
-    np.savez(inputs / "records.npz", x=rng.normal(size=(6000, 8)), who=who)
+    who = np.array([f"client {i % 20}" for i in range(1000)])
+    np.savez(inputs / "records.npz", x=rng.normal(size=(1000, 8)), who=who)
 
 
 def write_clients(inputs):
@@ -170,7 +182,7 @@ def write_clients(inputs):
     from fedcohort.sketch.race import RaceSketch
 
     (inputs / "clients").mkdir()
-    for i in range(150):
+    for i in range(40):
         sketch = RaceSketch.srp(dim=4, rows=10, bits=3)
         sketch.add(np.random.default_rng(i).normal(size=(20, 4)))
         sketch.save(inputs / "clients" / f"c{i}.sketch")
@@ -182,8 +194,8 @@ def run_arguments(inputs, folder):
 
 
 def compare_arguments(inputs, folder):
-    setting = ["--rounds", 15, "--seeds", 1, "--cohort-size", 3, "--clients", 12]
-    setting += ["--device", "cpu", "--set", "checkpoint_every=3", "--local", "epochs=1"]
+    setting = ["--rounds", 6, "--seeds", 1, "--cohort-size", 3, "--clients", 12]
+    setting += ["--device", "cpu", "--set", "checkpoint_every=2", "--local", "epochs=1"]
     policies = ["--policies", "uniform,active-fl"]
     return ["compare", *policies, *setting, "--out", folder / "compare", "--resume"]
 
@@ -282,14 +294,16 @@ def repr_exact(value):
 
 
 CORE = ("typer", "rich")
+SIMULATION = ("fedcohort.cli", "fedcohort.experiments.folder", "sklearn.datasets")
 JOBS = {
-    "run": Job(CLI, run_arguments, rounds_of, (*CORE, "torch"), write_experiment),
-    "compare": Job(CLI, compare_arguments, rounds_of, (*CORE, "torch")),
+    "run": Job(CLI, run_arguments, rounds_of, (*CORE, "torch"), SIMULATION, write_experiment),
+    "compare": Job(CLI, compare_arguments, rounds_of, (*CORE, "torch"), SIMULATION),
     "sketch": Job(
         CLI,
         sketch_arguments,
         sketches_of,
         CORE,
+        ("fedcohort.cli", "fedcohort.files.sketching", "fedcohort.sketch.hashing"),
         write_records,
         held=payments,
         paid=times_paid,
@@ -301,6 +315,7 @@ JOBS = {
         registry_arguments,
         registry_of,
         (*CORE, "safetensors"),
+        ("fedcohort.cli", "fedcohort.personalize", "safetensors.numpy"),
         write_clients,
         held=clients_of,
         continues=False,
@@ -309,6 +324,7 @@ JOBS = {
         BUDGET,
         lambda inputs, folder: [folder],
         releases_of,
+        imports=("fedcohort.privacy.budget", "fedcohort.privacy.release"),
         held=payments,
         paid=times_paid,
     ),
@@ -317,64 +333,110 @@ JOBS = {
         lambda inputs, folder: [folder, ROOT / "tests" / "flower"],
         server_of,
         ("flwr", "torch", "pytest"),
+        ("fedcohort.flower", "flwr.serverapp.strategy", "fedcohort.simulate", "sklearn.datasets"),
     ),
 }
 
 
-def start(job, inputs, folder):
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    with open(folder.with_suffix(".log"), "wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-c", job.script, *map(str, job.arguments(inputs, folder))],
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        )
+def watch(folder, moments, last, tear):
+    """Count the moments in which this process touches files of a folder; end it at the last one.
+
+    Parameters
+    ----------
+    folder : Path
+    moments : shared array of two numbers
+        Moments so far, and those in which written data are about to be synced.
+    last : int
+        The moment to end at, or the sync if there is `tear`; 0 for never.
+    tear : random.Random or None
+        Draws where to cut the file that is about to be synced.
+    """
+    inside, synced, sync, connect = os.fspath(folder), {}, os.fsync, sqlite3.connect
+
+    def moment():
+        moments[0] += 1
+        if moments[0] == last and tear is None:
+            os.killpg(0, signal.SIGKILL)
+
+    def hook(event, arguments):
+        if event in FILE_EVENTS and not isinstance(arguments[0], int):
+            path = os.fsdecode(arguments[0])
+            if path.startswith(inside):
+                if event == "open" and os.path.isfile(path):
+                    about = os.stat(path)
+                    synced.setdefault(about.st_ino, about.st_size)
+                moment()
+        elif event == "fcntl.flock":
+            moment()
+
+    def traced(*arguments, **options):
+        made = connect(*arguments, **options)
+        made.set_trace_callback(lambda statement: moment())
+        return made
+
+    def counted_sync(handle):
+        moment()
+        about = os.fstat(handle)
+        low = synced.get(about.st_ino, 0)
+        if stat.S_ISREG(about.st_mode) and low < about.st_size:
+            moments[1] += 1
+            if moments[1] == last and tear is not None:
+                os.ftruncate(handle, tear.randrange(low, about.st_size))
+                os.killpg(0, signal.SIGKILL)
+        sync(handle)
+        synced[about.st_ino] = about.st_size
+        moment()
+
+    os.fsync, sqlite3.connect = counted_sync, traced
+    sys.addaudithook(hook)
 
 
-def snapshot(folder):
-    """Return what a folder holds, to see that something was written."""
-    found = []
-    for root, _, names in os.walk(folder):
-        for name in names:
-            try:
-                about = os.stat(os.path.join(root, name))
-            except FileNotFoundError:
-                continue
-            found.append((root, name, about.st_mtime_ns, about.st_size))
-    return sorted(found)
+def enter(job, inputs, folder, moments, last, tear):
+    """Do the work of a job; this runs in a process of its own."""
+    os.setsid()
+    log = folder.with_suffix(".log").open("w")
+    for number in (1, 2):
+        os.dup2(log.fileno(), number)
+    sys.stdout = sys.stderr = log
+    sys.argv = ["fedcohort", *map(str, job.arguments(inputs, folder))]
+    watch(folder, moments, last, tear)
+    exec(compile(job.script, "job", "exec"), {"__name__": "__main__"})
 
 
-def first_write(process, folder):
-    """Wait until a process changes a folder; return whether it did before it ended."""
-    before = snapshot(folder)
-    while process.poll() is None:
-        if snapshot(folder) != before:
-            return True
-        time.sleep(0.005)
-    return False
+class Process:
+    """A process that does the work of a job, and ends itself at its `last` moment."""
 
+    def __init__(self, job, inputs, folder, last=0, tear=None):
+        self.log, self.moments = folder.with_suffix(".log"), FORK.RawArray("q", 2)
+        arguments = job, inputs, folder, self.moments, last, tear
+        self.process = FORK.Process(target=enter, args=arguments)
+        self.process.start()
 
-def finish(job, process, folder):
-    """Wait for the end of a process that nobody kills."""
-    try:
-        code = process.wait(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        code = process.wait()
-    if code != 0:
-        said = folder.with_suffix(".log").read_text(errors="replace")[-2000:]
-        raise AssertionError(f"exit status {code}: {said}")
+    def killed(self, after=LIMIT):
+        """Wait; return whether the process was killed, at the latest after some seconds."""
+        self.process.join(after)
+        if self.process.is_alive():
+            os.kill(self.process.pid, signal.SIGKILL)
+            self.process.join()
+        return self.process.exitcode == -signal.SIGKILL
+
+    def finish(self):
+        """Wait for the end of a process that nobody kills."""
+        self.killed()
+        if self.process.exitcode != 0:
+            said = self.log.read_text(errors="replace")[-2000:]
+            raise AssertionError(f"exit status {self.process.exitcode}: {said}")
 
 
 @dataclass
 class Calm:
-    """An undisturbed run of a job: what comes out, and how long it writes."""
+    """An undisturbed run of a job: what comes out, how long it takes, how often it writes."""
 
     result: Any
     paid: int
     seconds: float
+    moments: int
+    syncs: int
 
 
 def calm(job, inputs, folder):
@@ -383,44 +445,52 @@ def calm(job, inputs, folder):
     for number in range(2):
         place = folder.with_name(f"{folder.name}-{number}")
         place.mkdir()
-        process = start(job, inputs, place)
-        first_write(process, place)
         began = time.monotonic()
-        finish(job, process, place)
+        process = Process(job, inputs, place)
+        process.finish()
         seconds = time.monotonic() - began
-        found.append(Calm(job.result(place), job.paid(place), seconds))
+        found.append(Calm(job.result(place), job.paid(place), seconds, *process.moments))
     assert found[0].result == found[1].result, "two calm runs differ: kills cannot be judged"
     return min(found, key=lambda one: one.seconds)
 
 
+def none_yet():
+    counts = ("kills", "torn", "by time", "missed", "finished", "differences", "losses")
+    return {**dict.fromkeys(counts, 0), "double payments": 0, "examples": []}
+
+
+def disturbed(job, undisturbed, left, inputs, folder, rng):
+    """Start a job and kill it in the `left` part of its work; return counts and the part done."""
+    draw, syncs = rng.random(), round(left * undisturbed.syncs)
+    by_time, torn = draw < BY_TIME, draw > 1 - AT_SYNC and syncs > 0
+    if by_time:
+        process = Process(job, inputs, folder)
+        killed = process.killed(rng.uniform(0, left * undisturbed.seconds))
+    else:
+        last = rng.randint(1, syncs if torn else round(left * undisturbed.moments))
+        process = Process(job, inputs, folder, last, rng if torn else None)
+        killed = process.killed()
+    if not killed:
+        process.finish()
+    found = {"kills": killed, "missed": not killed, "by time": killed and by_time}
+    found["torn"] = killed and torn
+    return found, process.moments[0] / undisturbed.moments
+
+
 def chain(job, undisturbed, inputs, folder, rng, most):
     """Kill a job up to `most` times, let it finish, and return what was counted."""
-    done = {"kills": 0, "missed": 0, "finished": 0, "differences": 0, "losses": 0}
-    done |= {"double payments": 0, "examples": []}
+    done, left, held, ended = none_yet(), 1.0, set(), False
     folder.mkdir()
-    left, held = undisturbed.seconds, set()
-    ended = False
-    while done["kills"] < most and left > 0.05 * undisturbed.seconds and not ended:
-        process = start(job, inputs, folder)
-        wait = rng.uniform(0, 0.95 * left)
-        if first_write(process, folder):
-            try:
-                process.wait(timeout=wait)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-        if process.wait() == -signal.SIGKILL:
-            done["kills"] += 1
-            left -= wait if job.continues else 0
-        else:
-            done["missed"] += 1
-            finish(job, process, folder)
-            ended = True
+    while done["kills"] < most and round(left * undisturbed.moments) >= 1 and not ended:
+        found, part = disturbed(job, undisturbed, left, inputs, folder, rng)
+        add_up(done, found)
+        left -= part if job.continues else 0
         now = job.held(folder)
         done["losses"] += len(held - now)
         held = now
-        ended = ended or job.done(folder)
+        ended = not found["kills"] or job.done(folder)
     if not ended:
-        finish(job, start(job, inputs, folder), folder)
+        Process(job, inputs, folder).finish()
     done["finished"] = 1
     done["double payments"] = max(0, job.paid(folder) - undisturbed.paid)
     found = job.result(folder)
@@ -436,6 +506,29 @@ def add_up(total, part):
         total[key] = (total[key] + value)[:5] if key == "examples" else total[key] + value
 
 
+def chains(name, undisturbed, root, numbers, until, enough, seed, out):
+    """Run chains until the time is over or the kills are enough; put what was counted into `out`.
+
+    This runs in a process of its own, which forks those that are killed.
+    """
+    inputs = root / f"{name}-inputs"
+    try:
+        for number in numbers:
+            if number and (enough.value <= 0 or time.monotonic() > until):
+                break
+            rng, folder = random.Random(f"{seed} {name} {number}"), root / f"{name}-{number}"
+            try:
+                part = chain(JOBS[name], undisturbed, inputs, folder, rng, rng.randint(1, 4))
+            except Exception as error:  # a job that cannot go on after a kill is a difference
+                part = {"differences": 1, "examples": [f"{type(error).__name__}: {error}"[:2000]]}
+            with enough.get_lock():
+                enough.value -= part.get("kills", 0)
+            out.put(part)
+            shutil.rmtree(folder)
+    finally:
+        out.put(None)
+
+
 def trial(name, root, *, kills, seconds, seed=0, jobs=1):
     """Run chains of one job until one of `kills` or `seconds` is spent, and count."""
     job, root = JOBS[name], Path(root)
@@ -443,29 +536,24 @@ def trial(name, root, *, kills, seconds, seed=0, jobs=1):
     inputs.mkdir(parents=True)
     job.prepare(inputs)
     until = time.monotonic() + seconds
+    for module in job.imports:
+        importlib.import_module(module)
     undisturbed = calm(job, inputs, root / f"{name}-calm")
-    total = {"job": name, "kills": 0, "missed": 0, "finished": 0, "differences": 0, "losses": 0}
-    total |= {"double payments": 0, "calm seconds": round(undisturbed.seconds, 2), "examples": []}
-    lock, numbers = threading.Lock(), iter(range(10**9))
-
-    def work():
-        while True:
-            with lock:
-                number, left = next(numbers), kills - total["kills"]
-            if number > 0 and (left <= 0 or time.monotonic() > until):
-                return
-            rng, folder = random.Random(f"{seed} {name} {number}"), root / f"{name}-{number}"
-            try:
-                part = chain(job, undisturbed, inputs, folder, rng, rng.randint(1, 4))
-            except Exception as error:  # a job that cannot go on after a kill is a difference
-                part = {"differences": 1, "examples": [f"{type(error).__name__}: {error}"[:2000]]}
-            with lock:
-                add_up(total, part)
-            shutil.rmtree(folder)
-
-    with ThreadPoolExecutor(jobs) as pool:
-        for future in [pool.submit(work) for _ in range(jobs)]:
-            future.result()
+    about = {"moments": undisturbed.moments, "syncs": undisturbed.syncs}
+    about["calm seconds"] = round(undisturbed.seconds, 2)
+    total, out = {"job": name, **none_yet(), **about}, FORK.SimpleQueue()
+    enough = FORK.Value("q", kills)
+    for j in range(jobs):
+        numbers = range(j, 10**9, jobs)
+        shared = (name, undisturbed, root, numbers, until, enough, seed, out)
+        FORK.Process(target=chains, args=shared).start()
+    working = jobs
+    while working:
+        part = out.get()
+        if part is None:
+            working -= 1
+        else:
+            add_up(total, part)
     return total
 
 
@@ -501,8 +589,8 @@ def main():
             done = trial(name, root, **limits, seed=args.seed, jobs=args.jobs)
         print(json.dumps(done), flush=True)
         results.append(done)
-    if args.out:
-        write(args.out, {"jobs": results, "left out": left_out})
+        if args.out:  # after each job, so that an interruption leaves what there is
+            write(args.out, {"jobs": results, "left out": left_out})
     sys.exit(any(map(failures, results)) or not results)
 
 

@@ -8,6 +8,7 @@ import io
 import json
 import struct
 import zipfile
+from functools import lru_cache
 
 import numpy as np
 
@@ -177,12 +178,17 @@ def damaged_npy(data: bytes, rng: np.random.Generator) -> bytes:
     )
 
 
+@lru_cache(64)
+def _members(data: bytes) -> tuple[tuple[str, bytes], ...]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return tuple((name, archive.read(name)) for name in archive.namelist())
+
+
 def damaged_zip(data: bytes, rng: np.random.Generator) -> bytes:
     """A zip archive: mostly a member inside a valid archive, with right checksums."""
     if rng.random() < 0.25:
         return damaged_bytes(data, rng)
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
+    members = dict(_members(data))
     name = list(members)[rng.integers(len(members))]
     draw = rng.random()
     if draw < 0.05:

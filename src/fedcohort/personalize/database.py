@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ CREATE TABLE clients (
 CREATE INDEX clients_by_model ON clients (model);
 CREATE TABLE sketches (number INTEGER PRIMARY KEY, content BLOB NOT NULL);
 """
+_TABLES = "SELECT type, name, sql FROM sqlite_master ORDER BY name"
 
 
 class Database:
@@ -84,11 +86,8 @@ class Database:
             raise DataError(f"{self.path} is not the database of a registry")
         if version != VERSION:
             raise DataError(f"{self.path} has version {version}; this version reads {VERSION}")
-        with closing(sqlite3.connect(":memory:")) as expected:
-            expected.executescript(SCHEMA)
-            tables = "SELECT type, name, sql FROM sqlite_master ORDER BY name"
-            if self.rows(tables) != expected.execute(tables).fetchall():
-                raise DataError(f"{self.path} has other tables than a registry")
+        if self.rows(_TABLES) != _expected_tables():
+            raise DataError(f"{self.path} has other tables than a registry")
 
     def close(self) -> None:
         """Close the connection."""
@@ -123,6 +122,13 @@ class Database:
                 self._connection.execute("ROLLBACK")
                 raise
             self._connection.execute("COMMIT")
+
+
+@cache
+def _expected_tables() -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(":memory:")) as made:
+        made.executescript(SCHEMA)
+        return made.execute(_TABLES).fetchall()
 
 
 @contextmanager
