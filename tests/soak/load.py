@@ -47,7 +47,18 @@ WARM_UP = {
     "policy fedcor": 165,  # 30 loss changes per client: 15 in the warm-up, then one in 10 rounds
     "policy sketch-to-select": 300,  # after four selections 99 % of the clients were asked
 }
-LONGEST = ()  # cases that take the longest, which are started first
+LONGEST = (  # cases that are started first
+    "policy race-softmax",
+    "policy kdpp:signal=race_sketch",
+    "policy fedcor",
+    "policy bounded sketch-match",
+    "policy fed-cbs",
+    "policy kdpp",
+    "policy label-match",
+    "policy sketch-match",
+    "policy divfl",
+    "policy flips",
+)
 
 
 class Population:
