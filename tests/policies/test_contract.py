@@ -9,12 +9,14 @@ import pytest
 
 from fedcohort.policies import POLICIES, Policy
 from fedcohort.rounds import Selection
+from fedcohort.session import Session
 from fedcohort.signals.catalog import Needs
 from fedcohort.testing import (
     CHECKS,
     check_hostile_readings,
     check_policy,
     check_save_and_restore,
+    drive,
 )
 
 
@@ -29,6 +31,39 @@ def test_names_are_kebab_case_and_say_when(name):
     assert name == name.lower().replace("_", "-")
     assert POLICIES[name].name == name
     assert POLICIES[name].when
+
+
+FOREVER = "a client that failed is not asked again, so that it cannot show that it recovered"
+RECOVERS = [
+    pytest.param(
+        n,
+        marks=pytest.mark.xfail(n in ("active-fl", "hics-fl", "oort"), reason=FOREVER, strict=True),
+    )
+    for n in sorted(POLICIES)
+]
+
+
+def cohorts_with(name, ill=None):
+    """Ninety cohorts; the `ill` client does not finish in the first twenty rounds."""
+    options = {"interval": 5} if name == "sketch-to-select" else {}
+    session = Session(POLICIES[name](**options), cohort_size=5, seed=1)
+    ids = [f"client-{i:03d}" for i in range(20)]
+
+    def fails(client):
+        return client == ill and session.round_number < 20
+
+    return [drive(session, ids, drop=fails).clients for _ in range(90)]
+
+
+@pytest.mark.parametrize("name", RECOVERS)
+def test_a_client_that_never_finishes_is_picked_less_until_it_does(name):
+    """The fair share is 5/20 = .25; the client is the one that the policy likes best."""
+    calm = cohorts_with(name)
+    (ill, _), *_ = Counter(c for cohort in calm[45:] for c in cohort).most_common()
+    found = cohorts_with(name, ill)
+    assert np.mean([ill in cohort for cohort in found[4:20]]) < 0.25
+    before, after = (np.mean([ill in cohort for cohort in one[45:]]) for one in (calm, found))
+    assert after > before / 2
 
 
 class Twice(Policy):
