@@ -73,6 +73,7 @@ NAN[4, 1] = np.nan
         ((X, Y, None, X, Y + 3), {"classes": 3}, "y_test has labels"),
         ((X, Y, [0.5] * 20), {}, r"client_ids\[0\]=0.5"),
         ((X, Y, [""] * 20), {}, "client_ids"),
+        ((X, Y, ["\ud800"] * 20), {}, "client_ids .* cannot be encoded as UTF-8"),
         ((X, Y, np.zeros((20, 1))), {}, "one row of ids"),
         ((X, Y), {"test_fraction": 1.0}, "test_fraction=1.0"),
         ((X[:0], Y[:0]), {}, "no training samples"),

@@ -14,7 +14,7 @@ from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.rounds import stream
+from fedcohort.rounds import check_id, stream
 
 Array: TypeAlias = NDArray[Any]
 
@@ -271,4 +271,9 @@ def _ids(name: str, what: str, values: ArrayLike | None) -> Array | None:
             raise DataError(f"{name}: {what}[{row}]={value!r} must be text or an integer")
     ids = np.empty(array.size, dtype=object)
     ids[:] = [str(value) for value in array]
+    try:
+        for value in sorted(set(ids)):
+            check_id(value, f"{name}: {what}")
+    except ConfigError as error:
+        raise DataError(str(error)) from None
     return ids
