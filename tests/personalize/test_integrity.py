@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from itertools import islice
 
 import numpy as np
 import pytest
 
 from fedcohort.exceptions import DataError
-from fedcohort.personalize import check, remove_orphans
+from fedcohort.personalize import Registry, check, remove_orphans
 
 
 @pytest.fixture
@@ -39,6 +41,16 @@ def test_rows_that_repeat_do_not_keep_a_reader_forever(two):
     """A damaged table can return the same rows for any `number > ?`."""
     with pytest.raises(DataError, match="do not rise"):
         list(islice(two.db.pages("SELECT 7 WHERE ?1 < 99 LIMIT ?2"), 1000))
+
+
+def test_a_table_whose_definition_is_not_utf8_is_our_error(two):
+    with contextlib.closing(sqlite3.connect(two.db.path)) as db:
+        db.execute("PRAGMA writable_schema = ON")
+        sql = "UPDATE sqlite_master SET sql = CAST(x'437265617465807461' AS TEXT) WHERE name = ?"
+        db.execute(sql, ("sketches",))
+        db.commit()
+    with pytest.raises(DataError, match=r"registry\.sqlite"):
+        Registry(two.path)
 
 
 def test_a_missing_model_is_found(two):

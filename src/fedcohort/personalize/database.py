@@ -133,8 +133,11 @@ def _expected_tables() -> list[tuple[Any, ...]]:
 
 @contextmanager
 def sqlite_errors(path: Path) -> Iterator[None]:
-    """Raise errors of SQLite as a DataError that names the file."""
+    """Raise errors of SQLite as a DataError that names the file.
+
+    SQLite quotes damaged text in its messages, which Python then cannot decode.
+    """
     try:
         yield
-    except (sqlite3.Error, sqlite3.Warning, OverflowError) as error:
+    except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: {error}") from error
