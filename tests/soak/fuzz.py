@@ -5,10 +5,10 @@
 
 Each parser runs in child processes with bounded memory, so that a crash in a library is seen and
 costs nothing else: the next child goes on behind it. With an ``--out`` that exists, trials go on
-where it ends; ``--merge`` adds the trials of other result files, which had other seeds. The input
-of every trial is a function of the seed and the number of the trial, and is written to a file
-before it is parsed; ``--keep`` keeps those that crash a process. Parsers whose packages are not
-installed are left out, and named in the result.
+where it ends; ``--merge`` adds the trials of other result files, which had other seeds, and with
+``--seconds 0`` does nothing else. The input of every trial is a function of the seed and the number
+of the trial, and is written to a file before it is parsed; ``--keep`` keeps those that crash a
+process. Parsers whose packages are not installed are left out, and named in the result.
 """
 
 from __future__ import annotations
@@ -947,13 +947,21 @@ class Result:
             self.rows[row["target"]] = {**joined(known, row), "next": then}
 
     def add(self, row):
+        """Add what a run of this process counted."""
         from provenance import write
 
         self.rows[row["target"]] = joined(self.rows.get(row["target"]), row)
         if self.out:
-            parsers = [self.rows[name] for name in TARGETS if name in self.rows]
-            content = {"parsers": parsers, "left out": self.left_out}
-            write(self.out, content, earlier=self.made)
+            write(self.out, self.content(), earlier=self.made)
+
+    def content(self):
+        parsers = [self.rows[name] for name in TARGETS if name in self.rows]
+        return {"parsers": parsers, "left out": self.left_out}
+
+    def save_merged(self):
+        """Write what was merged, without a run of this process."""
+        merged = {"provenance": self.made, "result": self.content()}
+        Path(self.out).write_text(json.dumps(merged, indent=1) + "\n")
 
 
 def warm_up():
@@ -986,6 +994,9 @@ def main():
     result = Result(args.out, wanted)
     for path in args.merge:
         result.merge(path)
+    if args.merge and args.seconds <= 0:
+        result.save_merged()
+        return
     left = {n: args.count - result.rows.get(n, {"trials": 0})["trials"] for n in wanted}
     names = [n for n in wanted if n not in result.left_out and left[n] > 0]
     warm_up()

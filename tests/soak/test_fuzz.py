@@ -70,3 +70,10 @@ def test_trials_go_on_where_a_result_ends(tmp_path):
     assert (row["trials"], row["next"]) == (50, 50)
     assert row["refused"] + row["accepted"] == 50
     assert len(found["provenance"]) == 2
+    other = tmp_path / "other.json"
+    fuzz("--only", "trace", "--count", "30", "--seed", "9", "--out", str(other))
+    fuzz("--merge", str(other), "--seconds", "0", "--out", str(out))
+    merged = json.loads(out.read_text())
+    (row,) = merged["result"]["parsers"]
+    assert (row["trials"], row["next"]) == (80, 50)
+    assert len(merged["provenance"]) == 3
