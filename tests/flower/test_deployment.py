@@ -102,7 +102,7 @@ class Deployment:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "NO_PROXY": "127.0.0.1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",
             "OMP_NUM_THREADS": "1",
         }
 
@@ -240,13 +240,13 @@ def test_the_ledger_counts_what_crossed(run):
 
 # --- other faults -------------------------------------------------------------------------------
 
-LIES = {"client-2": "huge, nan", "client-3": "wrong shape", "client-4": "raise", "client-5": "slow"}
+LIES = {"client-2": "huge, nan", "client-3": "raise", "client-4": "slow"}
 AUTHOR = ed25519.Ed25519PrivateKey.generate()
 
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory, trial):
-    """Two honest clients, four with faults, and a seventh that trusts one author only.
+    """Two honest clients, three with faults, and a sixth that trusts one author only.
 
     After a round everything is killed. With a new SuperLink and restarted nodes, of which one
     trusts one author only, a second run continues from the checkpoint. Its app is the first one,
@@ -254,7 +254,7 @@ def faults(tmp_path_factory, trial):
     """
     folder = tmp_path_factory.mktemp("faults")
     (folder / "seen").mkdir()
-    part = {"policy": "race-softmax", "cohort_size": 6, "seed": 1, "rounds": 1, "nodes": 6}
+    part = {"policy": "race-softmax", "cohort_size": 5, "seed": 1, "rounds": 1, "nodes": 5}
     part |= {"timeout": TIMEOUT, "checkpoint": str(folder / "run.ckpt")}
     plan = {"parts": [part], "lies": LIES, "out": str(folder / "first.json"), "torch": False}
     plan |= {"data": save(folder, trial), "seen": str(folder / "seen")}
@@ -264,16 +264,16 @@ def faults(tmp_path_factory, trial):
     first = Deployment(folder, plan)
     try:
         first.start_link()
-        for number in range(6):
+        for number in range(5):
             first.start_node(number)
-        first.start_node(6, *trusting)
+        first.start_node(5, *trusting)
         first.start_run()
         found["first"] = first.result(folder / "first.json", "the first run does not end")
-        first.wait_for(lambda: REFUSED["unsigned"] in first.log("client-6"), "not refused")
+        first.wait_for(lambda: REFUSED["unsigned"] in first.log("client-5"), "not refused")
     finally:
         first.close()
     found["seen"] = sorted(p.name for p in (folder / "seen").iterdir())
-    part = {**part, "rounds": 2, "cohort_size": 6, "nodes": 2}
+    part = {**part, "rounds": 2, "nodes": 2}
     plan = {**plan, "parts": [part], "lies": {}, "out": str(folder / "second.json")}
     (folder / "second").mkdir()
     second = Deployment(folder / "second", plan)
@@ -372,12 +372,12 @@ app._registered_funcs["query.identity"] = stealing
 def test_slow_failing_and_lying_clients_cost_a_timeout_and_are_named(faults):
     first = faults["first"]
     (report,) = first["history"]
-    assert sorted(report["selected"]) == [f"client-{i}" for i in range(6)]
+    assert sorted(report["selected"]) == [f"client-{i}" for i in range(5)]
     assert sorted(report["finished"]) == ["client-0", "client-1"]
-    assert first["refused"] == {"invalid": 2, "error": 1, "no reply": 1}
+    assert first["refused"] == {"invalid": 1, "error": 1, "no reply": 1}
     failed = report["failed"]
-    assert "not finite" in failed["client-2"] and "of shape (1,)" in failed["client-3"]
-    assert "the disk is full" in failed["client-4"] and failed["client-5"] == "no reply"
+    assert "not finite" in failed["client-2"]
+    assert "the disk is full" in failed["client-3"] and failed["client-4"] == "no reply"
     assert TIMEOUT <= report["seconds"] < TIMEOUT + first["waited"][0] + SLACK
     assert first["dropped"] == {"race_sketch": 1}  # the reading of 100 MB
     assert "failed: client-" in first["lines"][0]
@@ -385,7 +385,7 @@ def test_slow_failing_and_lying_clients_cost_a_timeout_and_are_named(faults):
 
 def test_a_node_that_trusts_one_author_runs_no_app_without_a_signature(faults):
     """Whoever submits an app ships the clients' code; --trusted-entities is the defense."""
-    assert faults["seen"] == [f"client-{i}" for i in range(6)]
+    assert faults["seen"] == [f"client-{i}" for i in range(5)]
 
 
 def test_a_run_continues_after_the_superlink_was_killed(faults):

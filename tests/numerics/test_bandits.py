@@ -55,12 +55,12 @@ def _chi_square(draw, law: dict[tuple[int, ...], float], draws: int) -> tuple[fl
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_pool_has_the_law_of_algorithm_1(size: int) -> None:
-    """Chi-square of 20,000 draws at the 1e-3 level, seed fixed."""
+    """Chi-square of 10,000 draws at the 1e-3 level, seed fixed."""
     law = _exact_law(size)
     assert sum(law.values()) == pytest.approx(1, abs=1e-8)
     rng = np.random.default_rng(42)
     statistic, freedom = _chi_square(
-        lambda: bandits.thompson_pool(WINS, LOSSES, size, rng), law, 20_000
+        lambda: bandits.thompson_pool(WINS, LOSSES, size, rng), law, 10_000
     )
     assert statistic < chi2.isf(1e-3, freedom)
 
@@ -69,7 +69,7 @@ def test_one_draw_is_another_law() -> None:
     """The same test rejects one draw and top-P beyond doubt, so it can tell the two apart."""
     rng = np.random.default_rng(42)
     statistic, freedom = _chi_square(
-        lambda: bandits.thompson_pool_one_draw(WINS, LOSSES, 2, rng), _exact_law(2), 20_000
+        lambda: bandits.thompson_pool_one_draw(WINS, LOSSES, 2, rng), _exact_law(2), 10_000
     )
     assert statistic > 2 * chi2.isf(1e-6, freedom)
 
@@ -77,7 +77,7 @@ def test_one_draw_is_another_law() -> None:
 def test_one_draw_first_pick_is_exact() -> None:
     rng = np.random.default_rng(1)
     statistic, freedom = _chi_square(
-        lambda: bandits.thompson_pool_one_draw(WINS, LOSSES, 1, rng), _exact_law(1), 20_000
+        lambda: bandits.thompson_pool_one_draw(WINS, LOSSES, 1, rng), _exact_law(1), 10_000
     )
     assert statistic < chi2.isf(1e-3, freedom)
 
@@ -192,7 +192,7 @@ def test_duel_is_algorithm_2(rewards: list[float], rate: float) -> None:
 
 
 def test_mean_rank_is_the_sum_of_pairwise_probabilities() -> None:
-    ranks = bandits.rank_posterior(WINS, LOSSES, np.random.default_rng(0), draws=20_000)
+    ranks = bandits.rank_posterior(WINS, LOSSES, np.random.default_rng(0), draws=10_000)
     for i in range(4):
         others = [
             quad(

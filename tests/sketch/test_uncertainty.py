@@ -15,8 +15,9 @@ def filled(n, mean, rng, rows=10, bits=4):
     return sketch
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (0.3, 0.0), (1.0, 1e-5)])
-@pytest.mark.parametrize("shift", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "shift"), [(1.0, 0.0, 0.0), (0.3, 0.0, 1.0), (1.0, 1e-5, 1.0)]
+)
 def test_noise_variance_is_that_of_repeated_releases(epsilon, delta, shift):
     # Same data, 400 releases: the standard deviation of the squares is known to about 5%.
     rng = np.random.default_rng(5)
@@ -62,7 +63,7 @@ def test_single_row_bound_is_the_exact_variance():
     # With one row there is nothing to bound: 4 u'Cu + 2 tr C^2 is the variance but for 1/n^3.
     rng = np.random.default_rng(8)
     squares, bounds = [], []
-    for _ in range(1000):
+    for _ in range(600):
         a, b = filled(400, 0.0, rng, rows=1), filled(300, 1.0, rng, rows=1)
         squares.append(distance(a, b, "mmd"))
         bounds.append(sampling_variance(a, b))

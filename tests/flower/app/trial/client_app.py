@@ -57,7 +57,7 @@ READINGS = {
 }
 
 READINGS["huge, nan"] = READINGS["huge"]
-UPDATES = {"huge, nan": lambda a: a * np.float32(np.nan), "wrong shape": lambda a: a.ravel()[:1]}
+UPDATES = {"huge, nan": lambda a: a * np.float32(np.nan)}
 
 
 def add_one(message, context):
