@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Keep bytecode: the tests start many processes, and each would compile the package again.
+export PYTHONDONTWRITEBYTECODE :=
+
 SOAK ?= 3600
 JOBS ?= 2
 

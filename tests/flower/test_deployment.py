@@ -240,13 +240,13 @@ def test_the_ledger_counts_what_crossed(run):
 
 # --- other faults -------------------------------------------------------------------------------
 
-LIES = {"client-2": "huge, nan", "client-3": "raise", "client-4": "slow"}
+LIES = {"client-2": "raise", "client-3": "slow"}  # others: test_strategy, test_simulation
 AUTHOR = ed25519.Ed25519PrivateKey.generate()
 
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory, trial):
-    """Two honest clients, three with faults, and a sixth that trusts one author only.
+    """Two honest clients, two with faults, and a fifth that trusts one author only.
 
     After a round everything is killed. With a new SuperLink and restarted nodes, of which one
     trusts one author only, a second run continues from the checkpoint. Its app is the first one,
@@ -254,7 +254,7 @@ def faults(tmp_path_factory, trial):
     """
     folder = tmp_path_factory.mktemp("faults")
     (folder / "seen").mkdir()
-    part = {"policy": "race-softmax", "cohort_size": 5, "seed": 1, "rounds": 1, "nodes": 5}
+    part = {"policy": "race-softmax", "cohort_size": 4, "seed": 1, "rounds": 1, "nodes": 4}
     part |= {"timeout": TIMEOUT, "checkpoint": str(folder / "run.ckpt")}
     plan = {"parts": [part], "lies": LIES, "out": str(folder / "first.json"), "torch": False}
     plan |= {"data": save(folder, trial), "seen": str(folder / "seen")}
@@ -264,12 +264,12 @@ def faults(tmp_path_factory, trial):
     first = Deployment(folder, plan)
     try:
         first.start_link()
-        for number in range(5):
+        for number in range(4):
             first.start_node(number)
-        first.start_node(5, *trusting)
+        first.start_node(4, *trusting)
         first.start_run()
         found["first"] = first.result(folder / "first.json", "the first run does not end")
-        first.wait_for(lambda: REFUSED["unsigned"] in first.log("client-5"), "not refused")
+        first.wait_for(lambda: REFUSED["unsigned"] in first.log("client-4"), "not refused")
     finally:
         first.close()
     found["seen"] = sorted(p.name for p in (folder / "seen").iterdir())
@@ -369,23 +369,21 @@ app._registered_funcs["query.identity"] = stealing
 """
 
 
-def test_slow_failing_and_lying_clients_cost_a_timeout_and_are_named(faults):
+def test_slow_and_failing_clients_cost_a_timeout_and_are_named(faults):
     first = faults["first"]
     (report,) = first["history"]
-    assert sorted(report["selected"]) == [f"client-{i}" for i in range(5)]
+    assert sorted(report["selected"]) == [f"client-{i}" for i in range(4)]
     assert sorted(report["finished"]) == ["client-0", "client-1"]
-    assert first["refused"] == {"invalid": 1, "error": 1, "no reply": 1}
+    assert first["refused"] == {"error": 1, "no reply": 1}
     failed = report["failed"]
-    assert "not finite" in failed["client-2"]
-    assert "the disk is full" in failed["client-3"] and failed["client-4"] == "no reply"
+    assert "the disk is full" in failed["client-2"] and failed["client-3"] == "no reply"
     assert TIMEOUT <= report["seconds"] < TIMEOUT + first["waited"][0] + SLACK
-    assert first["dropped"] == {"race_sketch": 1}  # the reading of 100 MB
     assert "failed: client-" in first["lines"][0]
 
 
 def test_a_node_that_trusts_one_author_runs_no_app_without_a_signature(faults):
     """Whoever submits an app ships the clients' code; --trusted-entities is the defense."""
-    assert faults["seen"] == [f"client-{i}" for i in range(5)]
+    assert faults["seen"] == [f"client-{i}" for i in range(4)]
 
 
 def test_a_run_continues_after_the_superlink_was_killed(faults):

@@ -39,10 +39,6 @@ def lies(message, context, call_next):
             Path(plan()["hang"]["file"]).touch()  # somebody will end this process
         time.sleep(3600)
     reply = call_next(message, context)
-    if kind == "train" and lie in UPDATES:
-        arrays = reply.content["arrays"]
-        broken = {k: Array(UPDATES[lie](a.numpy())) for k, a in arrays.items()}
-        reply.content["arrays"] = ArrayRecord(broken)
     if kind == "train.upload" and lie == "nan update":
         arrays = reply.content["arrays"]
         broken = {k: Array(a.numpy() * np.float32(np.nan)) for k, a in arrays.items()}
@@ -55,9 +51,6 @@ READINGS = {
     "shape": lambda: np.zeros((3, 3), np.int16),
     "huge": lambda: np.zeros(100_000_000, np.uint8),
 }
-
-READINGS["huge, nan"] = READINGS["huge"]
-UPDATES = {"huge, nan": lambda a: a * np.float32(np.nan)}
 
 
 def add_one(message, context):
