@@ -8,9 +8,18 @@ collect_ignore_glob = []
 if find_spec("triton") is None:  # a module that cannot be imported is not searched for doctests
     collect_ignore_glob.append("src/fedcohort/**/_*triton*.py")
 
-#: Files that take ten seconds or more. They start first, so that no worker waits for the other at
-#: the end; parts of their names, the longest first.
-LONGEST = ("test_deployment", "soak/", "test_docs", "flower/test_simulation")
+#: The files that take longest. They start first, so that no worker waits for the other at the
+#: end; parts of their names, the longest first.
+LONGEST = (
+    "flower/test_deployment",
+    "report/test_run_page",
+    "tests/test_docs",
+    "flower/test_simulation",
+    "distribute/",
+    "soak/",
+    "cli/test_cli",
+    "experiments/test_benchmark",
+)
 
 
 def pytest_collection_modifyitems(items):
