@@ -81,16 +81,24 @@ def ratio(part, base, target):
     return f"{mean:.2f}x ({low:.2f} to {high:.2f})", word
 
 
-def left_out(file):
-    """Which parts of a suite were not run."""
-    held = result(file)
-    if held is None:
-        return NOT_RUN
-    missing = held.get("missing", [])
-    ran = len(held["parts"])
+def left_out(suite, *files):
+    """Which parts of a suite, as it is now, have no result in any of the files."""
+    from fedcohort.experiments.suite import read_suite
+
+    ran = {
+        (part["setting"], part["variant"])
+        for held in filter(None, map(result, files))
+        for part in held["parts"]
+    }
+    every = dict.fromkeys((part.setting, part.variant) for part in read_suite(suite))
+    missing = [", ".join(part) for part in every if part not in ran]
     if not missing:
-        return f"All {ran} parts were run.\n"
-    return f"{ran} of {ran + len(missing)} parts were run; not run: {'; '.join(missing)}.\n"
+        return f"All {len(every)} parts of the suite have results.\n"
+    count = len(every) - len(missing)
+    return (
+        f"{count} of the {len(every)} parts of the suite have results; not run: "
+        f"{'; '.join(missing)}.\n"
+    )
 
 
 def provenance(file):

@@ -24,7 +24,7 @@ def suite(**rounds):
         }
         for variant, found in rounds.items()
     ]
-    return claims.Suite({"parts": parts}, "papers")
+    return claims.Suite("papers", {"parts": parts})
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,15 @@ def test_lower_needs_every_baseline_beyond_its_interval():
     assert claims.lower_row(*args)[-1] == claims.HOLDS
     found.parts["s", "near"]["seeds"][1]["gemd"] = 0.01
     assert claims.lower_row(*args)[-1] == claims.FAILS
+
+
+def test_a_setting_is_taken_from_the_last_file_that_holds_it():
+    part = {"setting": "s", "variant": "uniform"}
+    old = {"parts": [part | {"made": 1}, part | {"variant": "fedcor"}, part | {"setting": "t"}]}
+    held = claims.Suite("papers", old, None, {"parts": [part | {"made": 2}]})
+    assert held.get("s", "uniform")[0]["made"] == 2
+    assert held.get("s", "fedcor") is None  # made by other code than the setting's new parts
+    assert held.get("t", "uniform") is not None
 
 
 def test_a_baseline_may_be_of_another_setting():

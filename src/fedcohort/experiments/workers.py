@@ -294,7 +294,8 @@ def _work(pipe: Connection, parts: Sequence[Part], folder: str, device: str, unt
                 pipe.send(("", ""))
             if device == "cuda":
                 torch.cuda.empty_cache()
-    signal.alarm(0)
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)  # the process is ending
 
 
 def _broken(device: str) -> str:
