@@ -21,13 +21,18 @@ LINES = {
 }
 
 
+def by_client(split: dict) -> dict:
+    """Accuracy of each cold client under the first seed, by model; older files say seed 0."""
+    return split.get("by client, first seed") or split["by client, seed 0"]
+
+
 def main(source: str, target: str) -> None:
     result = json.loads(Path(source).read_text())["result"]
     rows = [
         {"split": split["split"], "model": label, "client": place, "accuracy": accuracy}
         for split in result["splits"]
         for key, (label, _) in LINES.items()
-        for place, accuracy in enumerate(sorted(split["by client, seed 0"][key]), start=1)
+        for place, accuracy in enumerate(sorted(by_client(split)[key]), start=1)
     ]
     labels, colors = zip(*LINES.values(), strict=True)
     color = alt.Color("model:N", scale=alt.Scale(domain=labels, range=colors), sort=None)
@@ -49,7 +54,7 @@ def main(source: str, target: str) -> None:
         )
         for split in splits
     ]
-    caption = f"{result['dataset']}, seed 0: one model per cold client, without its labels"
+    caption = f"{result['dataset']}, first seed: one model per cold client, without its labels"
     save(Figure("cold-start", caption, "", alt.hconcat(*panels), {"rows": rows}), Path(target))
 
 
