@@ -11,20 +11,21 @@ def named_left_out(held):
     return f"\nLeft out, because packages were missing there: {left}.\n" if left else ""
 
 
-def kills(file):
-    """Kills per job, and what came of them."""
-    held = result(file)
-    if held is None:
+def kills(*files):
+    """Kills per job over all result files, and what came of them."""
+    found = [held["result"] for held in map(result, files) if held is not None]
+    if not found:
         return NOT_RUN
-    rows = held["result"]["jobs"]
     names = {"torn": "with a cut file", "by time": "at a random time", "missed": "too late"}
     names["finished"] = "finished jobs"
     keys = ("kills", *names, "differences", "losses", "double payments")
-    keys = [key for key in keys if key in rows[0]]
-    lines = [[row["job"], *(f"{row[key]:,}" for key in keys)] for row in rows]
-    lines.append(["all", *(f"{sum(row[key] for row in rows):,}" for key in keys)])
-    header = ["job", *(names.get(key, key) for key in keys)]
-    return table(header, lines) + named_left_out(held["result"])
+    rows: dict[str, list[int]] = {}
+    for row in (row for held in found for row in held["jobs"]):
+        before = rows.setdefault(row["job"], [0] * len(keys))
+        rows[row["job"]] = [count + row[key] for count, key in zip(before, keys, strict=True)]
+    rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)]
+    lines = [[job, *(f"{count:,}" for count in counts)] for job, counts in rows.items()]
+    return table(["job", *(names.get(key, key) for key in keys)], lines) + named_left_out(found[0])
 
 
 def fuzzing(file):
