@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import subprocess
+import sys
 import time
 
 import pytest
@@ -262,6 +263,29 @@ def test_a_busy_worker_stops_in_order(tmp_path):
     workers._end(worker)
     assert (tmp_path / "ended").exists()
     assert worker.process.exitcode == 0
+
+
+def test_workers_stop_when_their_parent_is_killed(tmp_path):
+    """Otherwise they would hold a GPU until their part ends."""
+    script = tmp_path / "slow.py"
+    script.write_text(
+        "import pathlib, time\nhere = pathlib.Path(__file__).parent\n(here / 'begun').touch()\n"
+        "try:\n    time.sleep(120)\nfinally:\n    (here / 'ended').touch()\n"
+    )
+    code = (
+        "from fedcohort.experiments.suite import Part, Script\n"
+        "from fedcohort.experiments.workers import run_parts\n"
+        f"part = Part('trial', 'slow', 'script', Script({str(script)!r}))\n"
+        f"run_parts([part], {str(tmp_path / 'out')!r}, {{'cpu': 1}})\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    for name in ("begun", "ended"):
+        late = time.monotonic() + 40
+        while not (tmp_path / name).exists() and time.monotonic() < late:
+            time.sleep(0.05)
+        assert (tmp_path / name).exists(), name
+        parent.kill()
+    parent.wait()
 
 
 def test_workers_are_counted_by_device():

@@ -18,6 +18,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
 from collections import Counter
@@ -268,6 +269,14 @@ def _stop_here(*_: object) -> None:
     raise _Stopped
 
 
+def _stop_with_parent() -> None:
+    """Ask this process to stop when the one that started it is gone, even if that was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _work(pipe: Connection, parts: Sequence[Part], folder: str, device: str, until: float) -> None:
     """Run the parts whose number comes through the pipe.
 
@@ -276,6 +285,7 @@ def _work(pipe: Connection, parts: Sequence[Part], folder: str, device: str, unt
     """
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _stop_here)  # Python handles it between calls, not inside one
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
     with suppress(_Stopped):
         import torch
 
