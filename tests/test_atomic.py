@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from fedcohort import atomic
 from fedcohort.atomic import LOCK, SUFFIX, locked_folder, remove_leftovers, write_atomically
 from fedcohort.exceptions import FolderInUse
 
@@ -47,6 +48,24 @@ def test_the_temporary_file_of_a_live_writer_is_kept(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", replace)
     write_atomically(tmp_path / "x", b"new")
+    assert (tmp_path / "x").read_bytes() == b"new"
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_file_deleted_before_its_writer_locked_it_is_written_again(tmp_path, monkeypatch):
+    """Between open and lock, the file looks like a leftover; the first three writes lose it."""
+    real, removed = atomic._try_lock, []
+
+    def lock(file):
+        if len(removed) < 3:
+            monkeypatch.setattr(atomic, "_try_lock", real)
+            removed.extend(remove_leftovers(tmp_path))
+            monkeypatch.setattr(atomic, "_try_lock", lock)
+        return real(file)
+
+    monkeypatch.setattr(atomic, "_try_lock", lock)
+    write_atomically(tmp_path / "x", b"new")
+    assert len(removed) == 3
     assert (tmp_path / "x").read_bytes() == b"new"
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 

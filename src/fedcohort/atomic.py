@@ -65,8 +65,8 @@ def _temporary(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
         name = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}{SUFFIX}")
         with open(name, "xb") as file:
             try:
-                if not _try_lock(file):
-                    continue  # another process is deleting it as a leftover
+                if not _try_lock(file) or not _is_at(file, name):
+                    continue  # before the lock, it was taken for a leftover and deleted
                 yield file, name
                 return
             finally:
@@ -128,6 +128,14 @@ def _try_lock(file: IO[bytes]) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _is_at(file: IO[bytes], name: Path) -> bool:
+    """Say whether an open file still has its name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(name))
+    except FileNotFoundError:
+        return False
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
