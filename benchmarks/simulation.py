@@ -3,8 +3,10 @@
 python benchmarks/simulation.py --pfl-python ../venv-pfl/bin/python
 python benchmarks/simulation.py --device cuda --pfl-python ../venv-pfl/bin/python
 
-Each engine runs in a process of its own. Rounds are interleaved, so that a busy moment of the
-machine affects all engines alike. Peers that are not installed are listed as absent in the result.
+Each engine runs in a process of its own. The engines take turns of at least a quarter of a second
+and one round, so that a busy moment of the machine affects all alike, and an engine with rounds of
+milliseconds runs as it would by itself. Peers that are not installed are listed as absent in the
+result. `prototype` is the MLP written out by hand for stacked clients: what is left to gain.
 """
 
 from __future__ import annotations
@@ -57,13 +59,22 @@ class Child:
         self.log.seek(0)
         raise RuntimeError(f"{self.process.args[2:4]} stopped:\n{self.log.read()[-2000:]}")
 
+    def turn(self, cycle):
+        """Run whole cycles of rounds for at least a quarter of a second."""
+        end = time.perf_counter() + 0.25
+        while True:
+            for _ in range(cycle):
+                self.round()
+            if time.perf_counter() >= end:
+                break
+        self.peak = max(self.peak, peak_memory(self.process.pid))
+
     def round(self):
         self.process.stdin.write("round\n")
         self.process.stdin.flush()
         answer = self._answer()
         self.seconds.append(answer["seconds"])
         self.accuracy = answer["accuracy"]
-        self.peak = max(self.peak, peak_memory(self.process.pid))
 
     def end(self):
         self.process.stdin.close()
@@ -173,8 +184,8 @@ def arrays(shape, classes):
     }  # fmt: skip
 
 
-def measure(name, engines, rounds, folder):
-    """Interleave the rounds of all engines on one workload."""
+def measure(name, engines, turns, folder):
+    """Let all engines take turns on one workload."""
     work = WORKLOADS[name]
     source, data = arrays(work.shape, work.classes)
     path = folder / f"{'x'.join(map(str, work.shape))}.npz"
@@ -188,11 +199,13 @@ def measure(name, engines, rounds, folder):
             absent[label] = str(error).strip().splitlines()[-1]
     rates = [sgemm_rate()]
     warm = max(2, work.evaluate_every)  # the first rounds and the first evaluation
-    for number in range(rounds + warm):
-        for child in children.values():
+    for child in children.values():
+        for _ in range(warm):
             child.round()
-            if number < warm:
-                child.seconds.clear()
+        child.seconds.clear()
+    for _ in range(turns):
+        for child in children.values():
+            child.turn(work.evaluate_every)
     rates.append(sgemm_rate())
     result = {"data": source, "sgemm_gflops": max(rates), "absent": absent, "engines": {}}
     for label, child in children.items():
@@ -223,10 +236,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--workloads", help="comma-separated, by default all of the device's")
-    parser.add_argument("--engines", default="fedcohort,loop,flower,pfl")
+    parser.add_argument("--engines", default="fedcohort,loop,prototype,flower,pfl")
     parser.add_argument("--pfl-python", help="a Python with pfl 0.6 and the same torch")
     parser.add_argument("--seeds", default="5,20", help="seeds trained together on a GPU")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the turns")
     parser.add_argument("--out", help="result file")
     args = parser.parse_args()
     if args.device == "cuda":
@@ -246,13 +259,12 @@ def main():
         pythons = {"pfl": args.pfl_python or sys.executable}
         engines = {e: {"engine": e, "python": pythons.get(e, sys.executable)}
                    for e in args.engines.split(",")}  # fmt: skip
-    rounds = {"W1": 40, "W2": 10, "W3": 40, "fedcor": 20}
+    turns = {"W1": 20, "W3": 20, "fedcor": 20}
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
-            count = max(3, rounds.get(name, 10) // (10 if args.quick else 1))
-            every = WORKLOADS[name].evaluate_every
-            count = -(-count // every) * every  # whole cycles, for the mean
+            count = max(3, turns.get(name, 10) // (10 if args.quick else 1))
+            count = -(-count // WORKLOADS[name].evaluate_every)
             results[name] = measure(name, engines, count, Path(folder))
             print(name, json.dumps(results[name], indent=1), flush=True)
     if args.device == "cpu":

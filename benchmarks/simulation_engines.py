@@ -167,6 +167,61 @@ def loop(work: Workload, data, device: str, seeds: int) -> None:
     serve(run_round)
 
 
+def prototype(work: Workload, data, device: str, seeds: int) -> None:
+    """The MLP written out for stacked clients, with its gradient: a limit, not a simulator.
+
+    It selects at random, keeps no client's model, counts nothing, and clients must have one size.
+    """
+    import torch
+    from torch import baddbmm, bmm
+
+    if work.model != "mlp-64-30":
+        raise SystemExit(f"the prototype does not know {work.model}")
+    flat = {k: torch.from_numpy(data[k].reshape(len(data[k]), -1)) for k in ("x", "x_test")}
+    y, y_test = (torch.from_numpy(data[k]) for k in ("y", "y_test"))
+    count, size = work.cohort, len(y) // work.clients
+    rng, numbers = np.random.default_rng(0), np.tile(np.arange(size), (count, 1))
+    model = [p.detach().clone() for p in module(work).parameters()]
+    stacks = [torch.empty(count, *p.shape) for p in model]
+    w1, b1, w2, b2, w3, b3 = stacks
+
+    def forward(x, w1, b1, w2, b2, w3, b3):
+        one = baddbmm(b1[:, None], x, w1.mT).relu_()
+        two = baddbmm(b2[:, None], one, w2.mT).relu_()
+        return one, two, baddbmm(b3[:, None], two, w3.mT)
+
+    def step(x, labels):
+        one, two, out = forward(x, *stacks)
+        grad = torch.softmax(out, -1)
+        grad.scatter_add_(2, labels[..., None], -torch.ones(*labels.shape, 1))
+        grad *= work.lr / labels.shape[1]
+        grad_two = bmm(grad, w3).mul_(two > 0)
+        grad_one = bmm(grad_two, w2).mul_(one > 0)
+        layers = ((w1, b1, grad_one, x), (w2, b2, grad_two, one), (w3, b3, grad, two))
+        for weight, bias, g, below in layers:
+            weight.baddbmm_(g.mT, below, alpha=-1)
+            bias.sub_(g.sum(1))
+
+    def run_round() -> float | None:
+        first = rng.choice(work.clients, count, replace=False)[:, None] * size
+        for stack, p in zip(stacks, model, strict=True):
+            stack.copy_(p)
+        for _ in range(work.epochs):
+            order = torch.from_numpy(first + rng.permuted(numbers, axis=1))
+            for batch in order.split(work.batch, dim=1):
+                step(flat["x"][batch.ravel()].view(*batch.shape, -1), y[batch])
+        for stack, p in zip(stacks, model, strict=True):
+            torch.mean(stack, 0, out=p)
+        if not work.evaluate:
+            return None
+        parts = flat["x_test"].split(1000)
+        guesses = [forward(x[None], *(p[None] for p in model))[2][0].argmax(1) for x in parts]
+        return float((torch.cat(guesses) == y_test).float().mean())
+
+    with torch.no_grad():
+        serve(run_round)
+
+
 def flower(work: Workload, data, device: str, seeds: int) -> None:
     """Flower's simulation on Ray, two actors of one thread."""
     import os
@@ -317,7 +372,7 @@ def pfl(work: Workload, data, device: str, seeds: int) -> None:
     )  # fmt: skip
 
 
-ENGINES = {f.__name__: f for f in (fedcohort, loop, flower, pfl)}
+ENGINES = {f.__name__: f for f in (fedcohort, loop, prototype, flower, pfl)}
 
 if __name__ == "__main__":
     import simulation_engines  # so that Flower's actors find the client by name

@@ -219,8 +219,25 @@ def simulation(file):
         lines.append([words, seconds(own), *cells, f"{memory} MB"])
     header = ["workload", "fedcohort", "plain loop", "pfl 0.6", "Flower (Ray)"]
     share = held["result"]["W1"]["engines"]["fedcohort"]["share_of_sgemm"]
-    note = f"\nW1 runs at {share:.0%} of the rate of matrix products measured in the same run.\n"
+    note = f"\nW1 runs at {share:.0%} of the rate of matrix products measured in the same run."
+    note += _beside_prototype(held["result"]) + "\n"
     return table([*header, "memory, ours / Flower"], lines) + note
+
+
+def _beside_prototype(workloads):
+    """Our rounds beside those of the MLP written out by hand, if it was measured."""
+    found = []
+    for name in ("W1", "W3"):
+        engines = workloads[name]["engines"]
+        if "prototype" in engines:
+            own, best = (1e3 * engines[e]["median_s"] for e in ("fedcohort", "prototype"))
+            found.append(f"{name} {own:.1f} and {best:.1f} ms ({own / best:.2f}x)")
+    if not found:
+        return ""
+    return (
+        " The same MLP written out by hand for stacked clients, without selection, accounts or "
+        f"each client's model, is the limit: {', '.join(found)}."
+    )
 
 
 def lstm_limit(file):
