@@ -34,6 +34,28 @@ END = "\x1e"  # separates the outputs of blocks
 TOUR = ROOT / "examples" / "tour.ipynb"
 LIMIT = 900  # seconds for what takes about one minute on a quiet machine
 
+#: What looks like a measurement: a number with a unit of speed, accuracy, time or size.
+MEASURED = re.compile(
+    r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:x\b| ?%| (?:times|points|ms|s|seconds|[kMG]B)\b)"
+)
+#: Such numbers that pages may hold outside of generated places, and why.
+STATED = {
+    r"9[05] ?% (bootstrap )?(interval|quantile)": "the level of an interval",
+    r"95% of such pairs": "a quantile, by definition",
+    r"includes 1x": "no difference, by definition",
+    r"(below|below about) 1%": "the level of a test",
+    r"fewer than 15% of the pairs": "the rule of a verdict",
+    r"every 512 MB of sketches": "a constant of the code",
+    r"1\.4826 times": "a constant of statistics",
+    r"(above|at|as) 10 times the median": "a constant of the code",
+    r"at most 2 GB more memory": "the limit of a test",
+    r"30 % of the clients|20 % of the cohort|5 % of the readings": "the setting of a test",
+    r"36 MB for 100,000 clients|at most 80 MB for": "the product of the sizes beside it",
+    r"70 % of them after one selection, 99 % after four": "from the 30 % of clients that are away",
+    r"To \d+ %:|did not reach 90 % in": "a target",
+    r"\| \d\.\dx to \d\.\dx \|": "the output of the command above it, in docs/plan.md",
+}
+
 
 def name_of(page):
     return page.relative_to(ROOT).as_posix().removeprefix("docs/")
@@ -233,3 +255,27 @@ def test_numbers_are_those_of_the_result_files(monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(ROOT / "benchmarks" / "docs_numbers.py"), run_name="__main__")
     assert end.value.code == 0, f"make docs-numbers: {capsys.readouterr().out}"
+
+
+def prose(text):
+    """A page without its generated places, its code and its commands."""
+    for part in (r"<!-- numbers:.*?<!-- /numbers -->", r"```.*?```", r"`[^`\n]*`"):
+        text = re.sub(part, " ", text, flags=re.S)
+    text = " ".join(text.split())
+    for stated in STATED:
+        text = re.sub(stated, " ", text)
+    return text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_measurements_are_generated(page):
+    """A number that was measured stands between markers; one that was not has its reason above."""
+    found = [m.group() for m in MEASURED.finditer(prose(page.read_text()))]
+    assert not found, f"{page.name}: generate {found}, leave them out, or give a reason in STATED"
+
+
+def test_measurements_in_prose_are_found():
+    text = "It is 2.8x faster, 66.4 % in 12 ms. `4 ms` of 10 x 64 with a 95 % interval, 3 seeds."
+    assert MEASURED.findall(prose(text)) == ["2.8x", "66.4 %", "12 ms"]
+    generated = "<!-- numbers: a -->\n3.1x\n<!-- /numbers -->\n```\n5 %\n```"
+    assert not MEASURED.findall(prose(generated))
