@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
-import re
+import multiprocessing
+import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ from fedcohort.experiments.config import NamedConfig
 from fedcohort.experiments.folder import check, simulation_of
 from fedcohort.experiments.suite import Part, Script, read_suite, suites
 from fedcohort.experiments.workers import parse_workers, run_parts
+from fedcohort.simulate.engine import trainer
 
 SUITE = """
 [experiment]
@@ -103,10 +106,12 @@ def test_an_interrupted_suite_goes_on_and_equals_a_plain_run(suite, tmp_path):
 def test_a_part_whose_time_is_over_goes_on(suite, tmp_path, monkeypatch):
     part = read_suite(suite)[1].on("cpu")
     loaded = benchmark.Datasets()
-    clock = iter(range(9))
+    clock = itertools.count()  # read before and after each round, which takes 1
     monkeypatch.setattr(benchmark.time, "monotonic", lambda: next(clock))
     with pytest.raises(benchmark.Unfinished):
-        benchmark.write_part(part, tmp_path, loaded, until=1)  # two of three rounds
+        benchmark.write_part(part, tmp_path, loaded, until=4.5)  # the third would end at 5
+    kept = benchmark.checkpoints.load(tmp_path / f"{part.file_name}.checkpoint")
+    assert [len(records) for records in kept["records"]] == [2, 2]
     assert not (tmp_path / part.file_name).exists()
     benchmark.write_part(part, tmp_path, loaded)
     (found,) = tmp_path.glob("*.json*")
@@ -189,32 +194,24 @@ def test_important_parts_come_first(suite, tmp_path):
     assert names == [("match", 0), ("uniform", 0), ("uniform", 1), ("skip, always", 1)]
 
 
-def test_workers_find_what_one_process_finds(suite, tmp_path, monkeypatch):
-    """Two processes share the list; a part that fails is reported and does not end the others.
-
-    A worker whose GPU does not work leaves its parts to them, even one that asks for a GPU.
-    """
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setitem(workers.MOST_FAILURES, "cuda", 2)
+def test_workers_find_what_one_process_finds(suite, tmp_path):
+    """Two processes share the list; a part that fails is reported and does not end the others."""
     parts = read_suite(suite, quick=True)
-    parts[0] = dataclasses.replace(parts[0], needs_gpu=True)
+    parts[0] = dataclasses.replace(parts[0], runs_on="gpu")  # there is none: a CPU worker runs it
     wrong = dataclasses.replace(
         parts[0],
         variant="wrong",
         experiment=dataclasses.replace(parts[0].experiment, model=NamedConfig("char-lstm")),
     )
-    done, stops = [], []
+    done = []
     outcome = run_parts(
         [*parts, wrong],
         tmp_path / "two",
-        {"cuda": 1, "cpu": 2},
+        {"cpu": 2},
         on_part=lambda part, device, seconds: done.append((part.name, device)),
-        on_stop=stops.append,
     )
-    assert len(stops) == 1 and stops == outcome.stopped
-    assert re.match("a cuda worker stopped after 2 failures in a row: .*CUDA", stops[0])
     assert sorted(done) == [(p.name, "cpu") for p in parts]
-    assert not outcome.left
+    assert not outcome.left and not outcome.stopped
     assert list(outcome.failed) == [wrong.name]
     assert "char-lstm" in outcome.failed[wrong.name]
     benchmark.run_suite(parts, tmp_path / "one")
@@ -227,6 +224,105 @@ def test_workers_find_what_one_process_finds(suite, tmp_path, monkeypatch):
             row.pop("select_seconds")
         assert one == two
     assert run_parts(parts, tmp_path / "none", {"cpu": 1}, seconds=0.0).left == parts
+
+
+def test_a_device_that_does_not_work_ends_the_run_with_one_error(suite, tmp_path, monkeypatch):
+    """Nothing is run on it, and no part has failed."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setitem(workers.MOST_FAILURES, "cuda", 1)
+    parts = [dataclasses.replace(p, runs_on="gpu") for p in read_suite(suite, quick=True)]
+    with pytest.raises(ConfigError, match=r"no cuda worker can start: .*CUDA.*--resume"):
+        run_parts(parts, tmp_path, {"cuda": 1})
+    assert not list(tmp_path.glob("*.json"))
+    assert workers._untrained("cpu") == ""
+    monkeypatch.setattr(trainer, "Trainer", lambda *a, **k: 1 / 0)
+    assert workers._untrained("cpu") == "ZeroDivisionError: division by zero"
+
+
+class Schedule:
+    """Workers without processes; what they are given is read from their pipes."""
+
+    def __init__(self, parts, folder, seconds=1000.0, **counts):
+        deadline = time.monotonic() + seconds
+        self.campaign = workers._Campaign(parts, str(folder), deadline, None, None)
+        for device in (d for d, n in counts.items() for _ in range(n)):
+            pipe, _ = multiprocessing.Pipe()
+            worker = workers._Worker(device, None, pipe, idle=True, started=True)
+            self.campaign.pool.append(worker)
+
+    def give(self):
+        """Give all idle workers their next parts, and return the settings that run by device."""
+        for worker in self.campaign.pool:
+            if worker.idle:
+                self.campaign._give(worker)
+        return self.running()
+
+    def running(self):
+        busy = [w for w in self.campaign.pool if w.part is not None]
+        return sorted((w.device, self.campaign.parts[w.part].setting) for w in busy)
+
+    def finish(self, setting):
+        campaign = self.campaign
+        busy = [w for w in campaign.pool if w.part is not None]
+        worker = next(w for w in busy if campaign.parts[w.part].setting == setting)
+        campaign._finish(worker, campaign.parts[worker.part], "")
+        worker.idle = True
+
+
+def parts_on(*places):
+    script = Script("s.py")
+    return [Part("s", name, "v", script, runs_on=runs_on) for name, runs_on in places]
+
+
+def test_heavy_parts_run_after_the_light_ones_and_three_at_a_time(tmp_path):
+    heavy = [(f"heavy {i}", "gpu-heavy") for i in range(5)]
+    light = [("a", "any"), ("b", "gpu"), ("c", "gpu"), ("d", "any"), ("figure", "cpu")]
+    plan = Schedule(parts_on(*heavy, *light), tmp_path, cuda=3, cpu=1)
+    assert plan.give() == [("cpu", "figure"), ("cuda", "a"), ("cuda", "b"), ("cuda", "c")]
+    plan.finish("b")
+    assert ("cuda", "d") in plan.give()  # the last light one
+    plan.finish("a")
+    assert ("cuda", "heavy 0") in plan.give()
+    plan.finish("figure")
+    assert [where for where, _ in plan.give()] == ["cuda"] * 3  # the CPU takes no heavy part
+    more = Schedule(parts_on(*heavy), tmp_path, cuda=5)
+    assert more.give() == [("cuda", f"heavy {i}") for i in range(3)]
+    more.finish("heavy 1")
+    assert more.give() == [("cuda", f"heavy {i}") for i in (0, 2, 3)]
+    alone = Schedule(parts_on(("figure", "cpu")), tmp_path, cuda=1)
+    assert alone.give() == [("cuda", "figure")]  # where there is no CPU worker
+
+
+def test_only_a_script_that_cannot_end_in_time_is_not_begun(suite, tmp_path):
+    """The fastest part of its setting counts: the first ones load data, or share the device."""
+    plan = Schedule(parts_on(("short", "any"), ("long", "any")), tmp_path, cpu=2)
+    one, other = plan.campaign.parts
+    for seconds in (5000.0, 10.0):
+        plan.campaign._note("cpu", one, seconds)
+        plan.campaign._note("cpu", other, 5 * seconds + 1000)
+    plan.campaign._note("cuda", one, 9000.0)
+    assert plan.give() == [("cpu", "short")]
+    part = read_suite(suite)[0]
+    plan = Schedule([part], tmp_path, cpu=1)
+    plan.campaign._note("cpu", part, 5000.0)
+    assert plan.give() == [("cpu", part.setting)]  # the next call continues it
+
+
+def test_a_new_folder_with_the_finished_parts_goes_on(tmp_path):
+    """As on a machine that was lent again; how long its scripts took is known."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, sys\n"
+        "with open(sys.argv[-1], 'w') as file:\n    json.dump({'result': 1}, file)\n"
+    )
+    parts = [Part("trial", name, "v", Script(str(script))) for name in "ab"]
+    benchmark.write_part(parts[0].on("cpu"), tmp_path, benchmark.Datasets())
+    shutil.copytree(tmp_path, tmp_path / "second", ignore=shutil.ignore_patterns("*.py"))
+    assert benchmark.split_done(parts, tmp_path / "second", resume=True) == (parts[:1], parts[1:])
+    campaign = workers._Campaign(parts, str(tmp_path / "second"), 0.0, None, None)
+    campaign.learn_durations(parts[:1])
+    held = json.loads((tmp_path / "second" / parts[0].file_name).read_text())
+    assert campaign.shortest == {("cpu", "a"): held["seconds"]}
 
 
 def test_a_worker_whose_process_ends_twice_in_a_row_stops(tmp_path):

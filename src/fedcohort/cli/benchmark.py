@@ -39,7 +39,7 @@ def command(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(help="Begin no further part after this many seconds; workers are stopped."),
+        typer.Option(help="Begin no part after this many seconds; workers stop and save."),
     ] = None,
     list_parts: Annotated[bool, typer.Option("--list", help="Print the parts, run none.")] = False,
     join: Annotated[
@@ -52,13 +52,15 @@ def command(
 ) -> None:
     """Run settings x variants x seeds, and keep the results with their provenance.
 
-    Parts run in the order of their importance.
+    Parts run in the order of their importance. With --workers, a GPU runs light parts first, and
+    then a few heavy ones at a time; CPU workers run the parts that need no GPU. What the time limit
+    cuts off continues with --resume.
 
     Example: `fedcohort benchmark --suite selection --quick --out trial`
 
     Example: `fedcohort benchmark --suite selection --out parts --resume --join selection.json`
 
-    Example: `fedcohort benchmark --suite papers --out parts --workers cuda=5,cpu=9 --seconds 540`
+    Example: `fedcohort benchmark --out parts --resume --workers cuda=12,cpu=2 --seconds 540`
     """
     import json
 

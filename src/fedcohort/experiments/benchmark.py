@@ -106,7 +106,10 @@ class Unfinished(Exception):
 
 @dataclass
 class Checkpoint:
-    """Where a training run is kept whose time is over, and when that is (`time.monotonic`)."""
+    """Where a training run is kept whose time is over, and when that is (`time.monotonic`).
+
+    A round that would not end before that time, judged by the latest ones, is not begun.
+    """
 
     path: Path
     until: float = float("inf")
@@ -216,12 +219,15 @@ def _train(
     times = kept.load(simulation, histories) if kept is not None else None
     for timed, seconds in zip(selecting, times or (), strict=False):
         timed.seconds = seconds
+    expected = 0.0
     while simulation.round_number < experiment.rounds:
-        if kept is not None and time.monotonic() > kept.until:
+        now = time.monotonic()
+        if kept is not None and now + expected > kept.until:
             kept.save(simulation, histories, [timed.seconds for timed in selecting])
             raise Unfinished(part.name)
         for history, record in zip(histories, simulation.step(), strict=True):
             history.rounds.append(record)
+        expected = max(expected / 2, time.monotonic() - now)  # the first round may compile
     return [
         _row(simulation, i, history, part, selecting[i].seconds)
         for i, history in enumerate(histories)

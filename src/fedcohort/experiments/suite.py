@@ -22,6 +22,7 @@ from fedcohort.experiments.config import Experiment
 from fedcohort.registry import lookup
 
 FIRST_PUBLISHED_SEED = 1000  # those below are for development and tuning
+RUNS_ON = {name: name for name in ("any", "cpu", "gpu", "gpu-heavy")}
 CURVE_STEP = 5  # rounds between two points of a curve in a result file
 
 
@@ -61,8 +62,9 @@ class Part:
         Accuracies whose first round is reported.
     rank : int
         Parts of a smaller rank run first.
-    needs_gpu : bool
-        Leave the part to workers with a GPU, where there are any.
+    runs_on : {"any", "cpu", "gpu", "gpu-heavy"}
+        Which workers run the part, where there are such: "cpu" if a GPU does not help, "gpu" if it
+        takes hours without one, "gpu-heavy" if a single training step fills a GPU.
     curve_step : int
         Rounds between two points of a curve in the result file.
     """
@@ -73,7 +75,7 @@ class Part:
     experiment: Experiment | Script
     targets: tuple[float, ...] = ()
     rank: int = 0
-    needs_gpu: bool = False
+    runs_on: str = "any"
     curve_step: int = CURVE_STEP
 
     @property
@@ -144,7 +146,7 @@ def _parts(name: str, suite: Mapping[str, Any], is_quick: bool) -> Iterator[Part
                 run,
                 tuple(setting.get("targets", ())),
                 ranks.get(setting["name"], 0) + ranks.get(label, 0),
-                setting.get("needs_gpu", False),
+                lookup("kind of worker", setting.get("runs_on", "any"), RUNS_ON),
                 suite.get("curve_step", CURVE_STEP),
             )
 

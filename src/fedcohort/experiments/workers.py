@@ -1,16 +1,20 @@
 """Run the parts of suites in several processes, on a GPU and on CPU cores, until a time limit.
 
-Each worker has one device and one thread. It asks for the next part when it is free, so GPU and CPU
-workers share one ordered list. A part that would not be finished before the limit, judged by the
-latest finished part of its setting on the same kind of device, is not begun. Workers that are still
-busy at the limit are asked to stop, and leave the GPU in order: a process that is killed in the
-middle of a kernel can take others on the same GPU with it. `--resume` continues their training runs
-from checkpoints, and begins their scripts again.
+Each worker has one device and one thread, and asks for the next part when it is free. GPU workers
+run light parts first, as many at once as there are workers. Heavy parts ("gpu-heavy" in the suite's
+file) begin when no light part is waiting, and at most `MOST_HEAVY` of them run at once: they slow
+each other and light ones down until none ends. CPU workers run the parts that need no GPU.
 
-A worker whose device does not work, or whose process ends, is started again. After two such
-failures in a row it stops, and the other workers run its parts. A GPU that other processes use too
-may need half a minute to recover, so its workers are more patient. A part whose process ended three
-times has failed.
+At the limit, training runs are saved, and `--resume` continues them. Scripts begin again, so a
+script is begun only if the fastest finished part of its setting would still fit. Busy workers are
+asked to stop and leave the GPU in order: a process that is killed in the middle of a kernel can
+take others on the same GPU with it.
+
+If no worker of a device can train a small model there, the run ends with that one error. A worker
+whose device fails later, or whose process ends, is started again. After two such failures in a row
+it stops, and the other workers run its parts. A GPU that other processes use too may need half a
+minute to recover, so its workers are more patient. A part whose process ended three times has
+failed.
 """
 
 from __future__ import annotations
@@ -27,16 +31,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import benchmark
-from fedcohort.experiments.suite import Part
+from fedcohort.experiments.results import read_json
+from fedcohort.experiments.suite import Part, Script
 
 OnPart = Callable[[Part, str, float], None]
 OnStop = Callable[[str], None]
 
 MOST_FAILURES = {"cpu": 2, "cuda": 6}  # in a row, of a worker
 MOST_ENDED = 3  # processes, by one part
+MOST_HEAVY = 3  # parts at once on a GPU; of eleven CIFAR-10 parts, an H200 ended none in 9 minutes
 GRACE = 30.0  # seconds that a worker has to stop
 SAVING = 8.0  # seconds before the limit at which training runs are saved
 
@@ -70,6 +77,7 @@ class _Worker:
     part: int | None = None
     since: float = 0.0
     idle: bool = False
+    started: bool = False  # whether its device has ever worked
     failures: int = 0
 
 
@@ -118,9 +126,15 @@ def run_parts(
         Called with each finished part, its device and its seconds.
     on_stop : callable, optional
         Called with the reason when a worker stops, once per reason.
+
+    Raises
+    ------
+    ConfigError
+        If no worker of a device can start.
     """
-    _, todo = benchmark.split_done(parts, folder, resume)
+    done, todo = benchmark.split_done(parts, folder, resume)
     campaign = _Campaign(todo, os.fspath(folder), time.monotonic() + seconds, on_part, on_stop)
+    campaign.learn_durations(done)
     try:
         campaign.start(workers)
         while campaign.busy() and time.monotonic() < campaign.deadline:
@@ -153,12 +167,24 @@ class _Campaign:
         self.outcome = Outcome()
         self.waiting = list(range(len(parts)))
         self.ended: Counter[int] = Counter()  # by part: how many processes ended while they ran it
-        self.latest: dict[tuple[str, str], float] = {}
+        self.shortest: dict[tuple[str, str], float] = {}  # seconds, by device and setting
 
     def start(self, workers: Mapping[str, int]) -> None:
         """Start all processes."""
         for device in (d for d, n in workers.items() for _ in range(n)):
             self.pool.append(_Worker(device, *self._process(device)))
+
+    def learn_durations(self, done: Sequence[Part]) -> None:
+        """Read how long finished scripts took, on which device."""
+        for part in done:
+            if isinstance(part.experiment, Script):
+                found = read_json(Path(self.folder, part.file_name))
+                self._note(found["provenance"]["device"], part, found["seconds"])
+
+    def _note(self, device: str, part: Part, seconds: float) -> None:
+        """Remember the shortest duration; the others loaded data or shared the device."""
+        key = device, part.setting
+        self.shortest[key] = min(seconds, self.shortest.get(key, seconds))
 
     def busy(self) -> list[_Worker]:
         """Return the workers that will send something."""
@@ -185,7 +211,7 @@ class _Campaign:
             return
         if worker.part is not None:
             self._finish(worker, self.parts[worker.part], error)
-        worker.idle = True
+        worker.idle = worker.started = True
 
     def _finish(self, worker: _Worker, part: Part, error: str) -> None:
         worker.part, worker.failures = None, 0
@@ -193,7 +219,7 @@ class _Campaign:
             self.outcome.failed[part.name] = error
             return
         seconds = time.monotonic() - worker.since
-        self.latest[worker.device, part.setting] = seconds  # the first ones load data too
+        self._note(worker.device, part, seconds)
         self.on_part(part, worker.device, seconds)
 
     def _fail(self, worker: _Worker, reason: str) -> None:
@@ -207,6 +233,11 @@ class _Campaign:
             worker.process, worker.pipe = self._process(worker.device)
             return
         self.pool.remove(worker)
+        if not worker.started and all(w.device != worker.device for w in self.pool):
+            raise ConfigError(
+                f"no {worker.device} worker can start: {reason}; repair the device or leave it out "
+                "of --workers, and continue with --resume"
+            )
         text = f"a {worker.device} worker stopped after {most} failures in a row: {reason}"
         if text not in self.outcome.stopped:
             self.outcome.stopped.append(text)
@@ -220,27 +251,45 @@ class _Campaign:
             self.outcome.failed[self.parts[index].name] = reason
 
     def _give(self, worker: _Worker) -> None:
-        """Send the worker its next part; it stays idle if nothing fits."""
+        """Send the worker its next part; it stays idle if there is none for it now."""
         now = time.monotonic()
-        fits = [i for i in self.waiting if self._fits(i, worker.device, now)]
-        if not fits:
+        ready = [i for i in self.waiting if self._fits(i, worker.device, now)]
+        if worker.device == "cuda":
+            light = [i for i in ready if not self._heavy(i)]
+            ready = light or (ready if self._running_heavy() < MOST_HEAVY else [])
+        if not ready:
             return
-        worker.part = min(fits, key=lambda i: self._order(i, worker.device))
+        worker.part = min(ready, key=lambda i: self._order(i))
         worker.since, worker.idle = now, False
         self.waiting.remove(worker.part)
         with suppress(OSError):  # it ended; `_receive` finds out why
             worker.pipe.send(worker.part)
 
-    def _order(self, index: int, device: str) -> tuple[int, int, bool, int]:
-        """By rank; parts that ended a process last; on a GPU, parts that need one come first."""
+    def _heavy(self, index: int) -> bool:
+        return self.parts[index].runs_on == "gpu-heavy"
+
+    def _running_heavy(self) -> int:
+        on_gpu = [w.part for w in self.pool if w.device == "cuda" and w.part is not None]
+        return sum(map(self._heavy, on_gpu))
+
+    def _order(self, index: int) -> tuple[int, bool, int, int]:
+        """Parts that ended a process last; then those that only this device runs; then by rank."""
         part = self.parts[index]
-        return self.ended[index], part.rank, device == "cuda" and not part.needs_gpu, index
+        return self.ended[index], part.runs_on == "any", part.rank, index
 
     def _fits(self, index: int, device: str, now: float) -> bool:
+        """Whether the part is for this device and, if it is a script, ends in time.
+
+        A training run is continued by the next call, so it may begin at any time.
+        """
         part = self.parts[index]
-        if part.needs_gpu and device == "cpu" and any(w.device == "cuda" for w in self.pool):
+        other = {"cpu": "cuda", "cuda": "cpu"}[device]
+        only = {"any": device, "cpu": "cpu"}.get(part.runs_on, "cuda")
+        if only == other and any(w.device == other for w in self.pool):
             return False
-        return now + self.latest.get((device, part.setting), 0.0) < self.deadline
+        script = isinstance(part.experiment, Script)
+        need = self.shortest.get((device, part.setting), 0.0) if script else 0.0
+        return now + need < self.deadline
 
     def _process(self, device: str) -> tuple[BaseProcess, Connection]:
         context = multiprocessing.get_context("spawn")
@@ -291,7 +340,7 @@ def _work(pipe: Connection, parts: Sequence[Part], folder: str, device: str, unt
 
         torch.set_num_threads(1)
         loaded = benchmark.Datasets()
-        pipe.send(("", _broken(device)))
+        pipe.send(("", _broken(device) or (_untrained(device) if device == "cuda" else "")))
         while True:
             index = pipe.recv()
             try:
@@ -316,4 +365,25 @@ def _broken(device: str) -> str:
         torch.ones(1, device=device).add(1).item()
     except Exception as error:  # an AssertionError where PyTorch is built without CUDA
         return str(error).partition("\n")[0] or type(error).__name__
+    return ""
+
+
+def _untrained(device: str) -> str:
+    """Return why a small model cannot be trained on the device; an empty text if it can.
+
+    Where a compiler or a library is missing, simple sums still work, and every part would fail.
+    """
+    import numpy as np
+    from torch import nn
+
+    from fedcohort.simulate.engine.trainer import Trainer
+    from fedcohort.simulate.local import LocalTraining
+
+    try:
+        trainer = Trainer(nn.Linear(4, 2), LocalTraining(epochs=1, batch_size=2), device=device)
+        data = trainer.data(np.eye(4), np.array([0, 1, 1, 0]))
+        jobs = [trainer.job(0, 0, name, np.arange(4)) for name in ("a", "b")]
+        trainer.train(trainer.flat(), jobs, data).sum().item()
+    except Exception as error:  # of whatever kind, it is reported once
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
     return ""
