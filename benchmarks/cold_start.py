@@ -22,6 +22,7 @@ import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -274,11 +275,16 @@ class Judge:
             "best": every.max(axis=0),
         }
 
+    @cached_property
+    def warm_global(self):
+        """Accuracy of the global model on the training data of each warm client."""
+        rows = list(self.split.warm.values())
+        return accuracies(self.trainer, self.glob[None], rows, self.data)[0]
+
     def gains(self, advices):
         """How much better than the global model each warm client's advice is on its own data."""
         rows = list(self.split.warm.values())
-        before = accuracies(self.trainer, self.glob[None], rows, self.data)[0]
-        return self.score(advices, rows, self.data) - before
+        return self.score(advices, rows, self.data) - self.warm_global
 
     def score(self, advices, parts, data):
         """Accuracy of what is advised, client by client; the limit is not applied."""

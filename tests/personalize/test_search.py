@@ -8,6 +8,7 @@ import pytest
 
 from fedcohort.exceptions import ConfigError, NoClients, UnlikeSketches
 from fedcohort.personalize import ColdStart, Record, Registry, Search, check
+from fedcohort.personalize import search as search_module
 from fedcohort.personalize.index import (
     ENERGY_SHARE,
     Compressor,
@@ -96,6 +97,22 @@ def test_additions_and_removals_are_seen_at_once(registry, make):
     registry.remove("c9")
     with pytest.raises(NoClients, match="no client is registered"):
         search.nearest(query)
+
+
+@pytest.mark.parametrize("kept", [0, 1000, 1 << 23])
+def test_sketches_kept_from_earlier_searches_change_nothing(registry, make, monkeypatch, kept):
+    """A search that has answered before, and one that has not, after a sketch was replaced."""
+    monkeypatch.setattr(search_module, "KEPT", kept)
+    fill(registry, make, 20)
+    search, query = Search(registry), make(1.0, 99)
+    for _ in range(2):
+        assert search.nearest(query, k=20) == Search(registry).nearest(query, k=20)
+    nearest = search.nearest(query)[0].client
+    registry.add(nearest, make(4.0, 98), reference="x", replace=True)
+    assert search.nearest(query, k=20) == Search(registry).nearest(query, k=20)
+    assert search.sketch(nearest).counts.tolist() == make(4.0, 98).counts.tolist()
+    advices = [ColdStart(registry, search=s).advise(query) for s in (search, Search(registry))]
+    assert advices[0] == advices[1]
 
 
 def test_a_registry_begun_anew_with_other_sketches(registry, make):

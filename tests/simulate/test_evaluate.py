@@ -48,6 +48,8 @@ def test_accuracy_losses_and_features_equal_float64(model):
     for job in JOBS:
         right = (outputs[job.row].argmax(1) == y).numpy()[job.positions]
         assert trainer.hits(rows[job.row], job.positions, data).tolist() == right.tolist()
+    with pytest.raises(ConfigError, match="hits: 2 models; hits_of_each takes several"):
+        trainer.hits(rows, JOBS[0].positions, data)
     features = trainer.features(rows, JOBS, data)
     assert features.dtype == np.float32
     expected = [hidden[job.row][job.positions].mean(0) for job in JOBS]

@@ -5,7 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from fedcohort.sketch.errors import distance_with_error, noise_variance, sampling_variance
+from fedcohort.sketch import errors
+from fedcohort.sketch.errors import (
+    distance_with_error,
+    noise_variance,
+    sampling_variance,
+    squared_errors,
+)
 from fedcohort.sketch.race import RaceSketch, distance
 
 
@@ -82,3 +88,38 @@ def test_kinds_and_zero():
     assert 0 < near < 1
     with pytest.raises(ValueError, match="row-l2"):
         distance_with_error(a, b, "row-l2")
+
+
+def one_by_one(a, b):
+    """Var D of one pair: both variances as the module defines them, row by row."""
+    spread = a.noise / a.n**2 + b.noise / b.n**2
+    fourth = sum(s.release.fourth / s.n**4 for s in (a, b) if s.release is not None)
+    q, r = a.counts / a.n, b.counts / b.n
+    u = q - r
+    total = 4 * spread * max((u**2).sum() - u.size * spread, 0)
+    total += u.size * (2 * spread**2 + fourth)
+    for sketch, own in ((a, q), (b, r)):
+        if sketch.release is not None and sketch.release.n == "private":
+            relative = sketch.noise * a.buckets / a.rows / sketch.n**2
+            total += 4 * relative * (own * u).sum() ** 2
+    along = squared = 0.0
+    for x, y, g in zip(q, r, u, strict=True):
+        c = np.diag(x) / a.n - np.outer(x, x) / a.n + np.diag(y) / b.n - np.outer(y, y) / b.n
+        held = np.maximum(np.diag(c), 0) + spread  # noise and sampling error inside g
+        along += g @ c @ g - (np.diag(x) / a.n + np.diag(y) / b.n).diagonal() @ held
+        along += spread * (x @ x / a.n + y @ y / b.n)
+        squared += np.trace(c @ c)
+    return math.sqrt(total + a.rows * (4 * max(along, 0) + 2 * max(squared, 0)))
+
+
+@pytest.mark.parametrize("block", [1, 400, 1 << 16])
+@pytest.mark.parametrize("n", [None, "public", "private"])
+def test_errors_of_many_pairs_are_those_of_each(monkeypatch, block, n):
+    monkeypatch.setattr(errors, "BLOCK", block)
+    rng = np.random.default_rng(8)
+    made = [filled(40 * i + 20, i / 5, rng) for i in range(6)]
+    if n is not None:
+        made = [s.privatize(3.0, n=n, rng=rng) if i % 3 else s for i, s in enumerate(made)]
+    for a in made[:2]:
+        assert squared_errors(a, made) == pytest.approx([one_by_one(a, b) for b in made], rel=1e-9)
+    assert squared_errors(made[0], []).tolist() == []

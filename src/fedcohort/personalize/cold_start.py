@@ -318,7 +318,7 @@ class ColdStart:
     ) -> tuple[dict[ClientId, float], float]:
         if strategy == "nearest" or len(found) == 1:
             return {found[0].client: 1.0}, found[0].squared
-        sketches = [self.registry.sketch(near.client) for near in found]
+        sketches = [self.search.sketch(near.client) for near in found]
         products = gram(sketches, debias=True) * sketches[0].rows
         squares = [near.squared for near in found]
         if strategy == "match":

@@ -73,17 +73,16 @@ def accuracies(trainer: Trainer, models: Tensor, parts: Sequence[Rows], data: Da
     sizes = np.array([len(part) for part in parts])
     if not sizes.all():
         raise ConfigError(f"accuracies: client {int(np.argmin(sizes))} has no samples")
-    out = np.empty((len(models), len(parts)))
-    for i, model in enumerate(models):
-        hits = trainer.hits(model, rows, data)[place].astype(float)
-        out[i] = np.add.reduceat(hits, np.cumsum(sizes) - sizes) / sizes
-    return out
+    hits = trainer.hits_of_each(models, [rows] * len(models), data).reshape(-1, len(rows))
+    first = np.cumsum(sizes) - sizes
+    return np.array([np.add.reduceat(right[place], first, dtype=float) / sizes for right in hits])
 
 
 def own_accuracies(trainer: Trainer, models: Tensor, parts: Sequence[Rows], data: Data) -> Floats:
     """Return the accuracy of model i on the rows of client i."""
-    pairs = zip(models, parts, strict=True)
-    return np.array([trainer.hits(model, part, data).mean() for model, part in pairs])
+    hits = trainer.hits_of_each(models, parts, data)
+    ends = np.cumsum([len(part) for part in parts])
+    return np.array([own.mean() for own in np.split(hits, ends[:-1])])
 
 
 def mixed(models: Tensor, weights: ArrayLike) -> Tensor:

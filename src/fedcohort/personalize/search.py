@@ -33,13 +33,14 @@ from fedcohort.personalize.index import (
 from fedcohort.personalize.registry import Registry, check_size
 from fedcohort.rounds import ClientId, check_id
 from fedcohort.sketch.distances import Stack, distances_to
-from fedcohort.sketch.errors import distance_with_error
+from fedcohort.sketch.errors import squared_errors
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
 
 EXACT = 10_000
 SPARE = 4  # more than asked for, in case rounding swapped them or one was removed
 BLOCK = 1 << 26  # counts of the sketches that are unpacked at a time
+KEPT = 1 << 23  # counts of the sketches that are kept for the next search
 _NAME = re.compile("[0-9a-f]{16}")
 _JOIN = "FROM clients JOIN sketches USING (number)"
 _PAGE = f"SELECT number, id, content {_JOIN} WHERE number > ? ORDER BY number LIMIT ?"
@@ -112,6 +113,7 @@ class Search:
     def _reset(self) -> None:
         self.index: Index | None = None
         self.recent: SketchTable | None = None  # clients that are not in the index
+        self._parsed: dict[tuple[ClientId, bytes], RaceSketch] = {}
         self.last = 0  # number of the last client in the index
         self._seen = 0  # number of the last client in the index or in `recent`
 
@@ -181,7 +183,7 @@ class Search:
             marks = ", ".join("?" * len(some))
             sql = f"SELECT id, content {_JOIN} WHERE number IN ({marks}) {having} ORDER BY number"
             for client, content in self.registry.db.rows(sql, *some):
-                sketch = self._unpacked(client, content)
+                sketch = self._kept(client, content)
                 if sketch is not None:
                     out.append((client, sketch))
         return out
@@ -205,6 +207,22 @@ class Search:
                 )
             return None
         return sketch
+
+    def _kept(self, client: Any, content: Any) -> RaceSketch | None:
+        """Do the same, and keep the sketch: the next search probably needs it too."""
+        if (client, content) in self._parsed:
+            return self._parsed[client, content]
+        sketch = self._unpacked(client, content)
+        if sketch is not None:
+            if len(self._parsed) * sketch.counts.size >= KEPT:
+                self._parsed.clear()
+            self._parsed[client, content] = sketch
+        return sketch
+
+    def sketch(self, client: ClientId) -> RaceSketch:
+        """Return a client's sketch, which must not be changed: the next search may use it too."""
+        content = self.registry.sketch_content(client)
+        return self._parsed.get((client, content)) or RaceSketch.from_bytes(content)
 
     def _refresh(self) -> None:
         """Stack the sketches registered since the last call."""
@@ -327,9 +345,9 @@ def _ranked(
     sketches = [other for _, other in found]
     squares = distances_to(sketches, sketch, "mmd") * sketch.rows
     order = np.argsort(squares + ENERGY_SHARE * Stack(sketches).energy(), kind="stable")[:k]
+    errors = squared_errors(sketch, [sketches[i] for i in order]).tolist()
     out = []
-    for i in order.tolist():
-        error = distance_with_error(sketch, sketches[i], "mmd").error * sketch.rows
+    for i, error in zip(order.tolist(), errors, strict=True):
         square = float(squares[i])
         out.append(Neighbor(found[i][0], max(square, 0.0) ** 0.5, square, error))
     return out

@@ -36,6 +36,8 @@ from fedcohort.sketch.distances import Floats, distance
 if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
 
+BLOCK = 1 << 16  # counts compared at a time, so that they stay in a processor's cache
+
 
 class Estimate(NamedTuple):
     """A distance and its standard error."""
@@ -67,50 +69,90 @@ def distance_with_error(
     if kind not in ("frobenius", "mmd"):
         raise ValueError(f"no standard error for kind {kind!r}; use 'frobenius' or 'mmd'")
     square = distance(a, b, "mmd") * a.rows
-    error = math.sqrt(noise_variance(a, b) + sampling_variance(a, b))
+    error = float(squared_errors(a, [b])[0])
     if kind == "mmd":
         return Estimate(square / a.rows, error / a.rows)
     value = math.sqrt(max(square, 0.0))
     return Estimate(value, math.sqrt(max(square, 0.0) + error) - value)
 
 
+def squared_errors(a: RaceSketch, others: Sequence[RaceSketch]) -> Floats:
+    """Return the standard error of the debiased squared Frobenius distance to each other sketch."""
+    step = max(1, BLOCK // a.counts.size)
+    blocks = [others[lo : lo + step] for lo in range(0, len(others), step)]
+    found = [np.sqrt(sum(variances(a, block))) for block in blocks]
+    return np.concatenate(found) if found else np.empty(0)
+
+
+def variances(a: RaceSketch, others: Sequence[RaceSketch]) -> tuple[Floats, Floats]:
+    """Return the variance of each debiased squared distance, over noise and over sampling."""
+    sides = _Side([a]), _Side(others)
+    gap = sides[0].q - sides[1].q
+    spread = sides[0].noise / sides[0].n ** 2 + sides[1].noise / sides[1].n ** 2
+    return _noise_variance(sides, gap, spread), _sampling_variance(sides, gap, spread)
+
+
 def noise_variance(a: RaceSketch, b: RaceSketch) -> float:
     """Variance of the debiased squared Frobenius distance over the noise of both sketches."""
-    cells = a.counts.size
-    spread = sum(s.noise / s.n**2 for s in (a, b))
-    fourth = sum(s.release.fourth / s.n**4 for s in (a, b) if s.release is not None)
-    gap = a.normalized() - b.normalized()
-    clean = max(float((gap**2).sum()) - cells * spread, 0.0)
-    total = 4 * spread * clean + cells * (2 * spread**2 + fourth)
-    for sketch in (a, b):
-        if sketch.release is not None and sketch.release.n == "private":
-            relative = sketch.noise * sketch.buckets / sketch.rows / sketch.n**2
-            lean = float((sketch.normalized() * gap).sum())
-            total += 4 * relative * lean**2
-    return total
+    return float(variances(a, [b])[0][0])
 
 
 def sampling_variance(a: RaceSketch, b: RaceSketch) -> float:
     """Upper bound of the same variance over the draw of both data sets."""
-    sides = [(s.normalized(), 1 / s.n) for s in (a, b)]
-    diagonal = sum(w * q for q, w in sides)  # C = diag(diagonal) - sum of w q q'
-    gap = sides[0][0] - sides[1][0]
-    spread = a.noise / a.n**2 + b.noise / b.n**2
-    own = np.maximum(diagonal - sum(w * q**2 for q, w in sides), 0)
+    return float(variances(a, [b])[1][0])
+
+
+class _Side:
+    """The sketches on one side of distances, stacked: N or 1 of them."""
+
+    def __init__(self, sketches: Sequence[RaceSketch]) -> None:
+        releases = [s.release for s in sketches]
+        self.q = np.array([s.normalized() for s in sketches])  # (N, rows, buckets)
+        self.n = np.array([s.n for s in sketches], float)
+        self.noise = np.array([s.noise for s in sketches], float)
+        self.fourth = np.array([0.0 if r is None else r.fourth for r in releases])
+        self.estimated = np.array([r is not None and r.n == "private" for r in releases])
+
+    def share(self) -> Floats:
+        return np.asarray((1 / self.n)[:, None, None])
+
+
+def _noise_variance(sides: tuple[_Side, _Side], gap: Floats, spread: Floats) -> Floats:
+    rows, buckets = gap.shape[1:]
+    fourth = sum(side.fourth / side.n**4 for side in sides)
+    clean = np.maximum(_total(gap**2) - rows * buckets * spread, 0.0)
+    total = 4 * spread * clean + rows * buckets * (2 * spread**2 + fourth)
+    for side in sides:
+        if side.estimated.any():
+            relative = side.estimated * side.noise * buckets / rows / side.n**2
+            total = total + 4 * relative * _total(side.q * gap) ** 2
+    return np.asarray(total)
+
+
+def _sampling_variance(sides: tuple[_Side, _Side], gap: Floats, spread: Floats) -> Floats:
+    pairs = [(side.q, side.share()) for side in sides]
+    diagonal = sum(w * q for q, w in pairs)  # C = diag(diagonal) - sum of w q q'
+    own = np.maximum(diagonal - sum(w * q**2 for q, w in pairs), 0)
     # gap holds noise and sampling error of its own: take their part out of its squares
-    along = np.sum(diagonal * (gap**2 - spread - own))
-    for q, w in sides:
-        along -= w * np.sum(_dot(q, gap) ** 2 - spread * _dot(q, q))
-    squared = np.sum(diagonal**2)
-    for q, w in sides:
-        squared -= 2 * w * np.sum(diagonal * q**2)
-        squared += sum(w * v * np.sum(_dot(q, r) ** 2) for r, v in sides)
-    return float(a.rows * (4 * max(along, 0.0) + 2 * max(squared, 0.0)))
+    along = _total(diagonal * (gap**2 - spread[:, None, None] - own))
+    squared = _total(diagonal**2)
+    for q, w in pairs:
+        weight = w[:, 0, 0]
+        along = along - weight * (_dot(q, gap) ** 2 - spread[:, None] * _dot(q, q)).sum(axis=1)
+        squared = squared - 2 * weight * _total(diagonal * q**2)
+        for r, v in pairs:
+            squared = squared + weight * v[:, 0, 0] * (_dot(q, r) ** 2).sum(axis=1)
+    return np.asarray(gap.shape[1] * (4 * np.maximum(along, 0) + 2 * np.maximum(squared, 0)))
 
 
 def _dot(q: Floats, r: Floats) -> Floats:
-    """Inner product of each row."""
-    return np.asarray((q * r).sum(axis=1))
+    """Inner product of each row, (N, rows)."""
+    return np.asarray((q * r).sum(axis=2))
+
+
+def _total(values: Any) -> Floats:
+    """Sum over the cells of each sketch, (N,)."""
+    return np.asarray(values.reshape(len(values), -1).sum(axis=1))
 
 
 def errors_to_global(sketches: Sequence[RaceSketch]) -> Floats:
@@ -134,7 +176,8 @@ def errors_to_global(sketches: Sequence[RaceSketch]) -> Floats:
             left = max(variance - s.noise, 0.0), max(fourth - own, 0.0)
             rest.release = replace(kept, variance=left[0], fourth=left[1])
         usual = 2 * trace * (s.rows * (1 / s.n + 1 / rest.n)) ** 2
-        squared = noise_variance(s, rest) + max(sampling_variance(s, rest), usual)
+        noise, sampling = variances(s, [rest])
+        squared = noise[0] + max(sampling[0], usual)
         errors[i] = (1 - s.n / n) ** 2 * np.sqrt(squared) / s.rows
     return errors
 

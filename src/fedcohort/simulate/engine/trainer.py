@@ -399,11 +399,19 @@ class Trainer:
 
     def hits(self, params: Tensor, positions: Ints, data: Data) -> NDArray[np.bool_]:
         """Return for each position in `data` whether one flat model classifies it correctly."""
-        (row,) = self._rows(params, ())
+        rows = self._rows(params, ())
+        if len(rows) != 1:
+            raise ConfigError(f"hits: {len(rows)} models; hits_of_each takes several")
+        return self.hits_of_each(rows, [positions], data)
+
+    def hits_of_each(self, params: Tensor, parts: Sequence[Ints], data: Data) -> NDArray[np.bool_]:
+        """Return whether model i is right at each position of part i, part after part."""
+        rows = self._rows(params, ())
         self.worker.probe(data)
-        at = torch.from_numpy(np.asarray(positions, np.int64)).to(data.x.device)
+        every = torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(data.x.device)
+        each = torch.split(every, [len(part) for part in parts])
         with self._guard():
-            return hits(self.worker, row, at, data)
+            return hits(self.worker, rows, each, data)
 
     def _guard(self) -> AbstractContextManager[None]:
         return precision(self.device, self.precision)

@@ -245,14 +245,20 @@ def correct(outputs: Tensor, y: Tensor) -> Tensor:
     return outputs.argmax(2) == y
 
 
-def hits(worker: Worker, row: Tensor, positions: Tensor, data: Data) -> NDArray[np.bool_]:
-    """Return for each position in `data` whether the model with parameters `row` is right."""
+def hits(worker: Worker, rows: Tensor, parts: Sequence[Tensor], data: Data) -> NDArray[np.bool_]:
+    """Return whether model i is right at each position of part i in `data`, part after part.
+
+    A GPU is waited for once, not once per model.
+    """
     worker.model.eval()
+    found = []
     with torch.no_grad():
-        worker.write(row)
-        parts = [correct(worker.forward(x)[None], y)[0] for x, y in worker.chunks(data, positions)]
-    found: NDArray[np.bool_] = torch.cat(parts).cpu().numpy()
-    return found
+        for row, positions in zip(rows, parts, strict=True):
+            worker.write(row)
+            chunks = worker.chunks(data, positions)
+            found += [correct(worker.forward(x)[None], y)[0] for x, y in chunks]
+    right: NDArray[np.bool_] = torch.cat(found).cpu().numpy()
+    return right
 
 
 def mean_losses(
