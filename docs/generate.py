@@ -238,7 +238,7 @@ def _cost(name: str) -> str:
 def _measured(name: str) -> str:
     """Return every setting of the benchmark in which the policy ran, against uniform."""
     results = _results()
-    lines = []
+    settings: dict[str, list[list[str]]] = {}  # one after the other, as they first come
     for file in ("benchmark-selection.json", "benchmark-cifar10.json"):
         for part in (results.result(file) or {"parts": []})["parts"]:
             if part["experiment"]["policy"]["name"] != name or not part["targets"]:
@@ -251,7 +251,9 @@ def _measured(name: str) -> str:
             accuracy = results.spread([100 * row["accuracy"] for row in part["seeds"]])
             rounds = results.rounds_cell(part, target)
             setting = f"{part['setting']}, {target:.0%}"
-            lines.append([setting, part["variant"], rounds, *times, accuracy])
+            row = [setting, part["variant"], rounds, *times, accuracy]
+            settings.setdefault(setting, []).append(row)
+    lines = [row for rows in settings.values() for row in rows]
     speed = _speed(name)
     more = "How it does against the others: [pick a policy](../policies.md)."
     if not lines:
