@@ -10,7 +10,7 @@ from fedcohort.datasets import federate, load
 from fedcohort.exceptions import ConfigError
 from fedcohort.gates import GATES
 from fedcohort.policies import POLICIES
-from fedcohort.registry import GROUPS, load_installed, lookup
+from fedcohort.registry import GROUPS, load_installed, lookup, parse_options
 from fedcohort.signals.catalog import Needs
 from fedcohort.simulate.models import build
 from fedcohort.sketch.hashing import from_spec
@@ -65,3 +65,12 @@ def test_entry_point_that_cannot_be_imported_is_named(package: Path):
         lookup("policy", "broken", POLICIES)
     with pytest.raises(ConfigError, match="broken"):
         load_installed("policy", dict(POLICIES))
+
+
+def test_options_hold_nested_lists_and_keep_brackets_that_do_not_close():
+    nested = parse_options('a=[[1,2],[3]],b={"x":{"y":1},"z":2},c=1')
+    assert nested == {"a": [[1, 2], [3]], "b": {"x": {"y": 1}, "z": 2}, "c": 1}
+    assert parse_options("a=[1,2") == {"a": "[1,2"}
+    assert parse_options("a=1],b=2") == {"a": "1]", "b": 2}
+    many = "[" * 100_000  # once took time with the square of their number
+    assert parse_options(f"a={many}") == {"a": many}

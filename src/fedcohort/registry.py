@@ -27,7 +27,8 @@ import sys
 import types
 import typing
 import zlib
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -118,9 +119,22 @@ def parse_options(text: str) -> dict[str, Any]:
 
 
 def split_outside_brackets(text: str) -> list[str]:
-    """Split at commas that are not inside brackets; empty parts are left out."""
-    parts = re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,\[{])+", text)
-    return [part.strip() for part in parts if part.strip()]
+    """Split at commas that are not inside brackets; empty parts are left out.
+
+    Examples
+    --------
+    >>> split_outside_brackets("a=[[1,2],[3]], b={x}")
+    ['a=[[1,2],[3]]', 'b={x}']
+    """
+    parts, start, depth = [], 0, 0
+    for mark in re.finditer(r"[\[\]{},]", text):
+        if mark[0] == ",":
+            if not depth:
+                parts.append(text[start : mark.start()])
+                start = mark.end()
+        else:
+            depth = max(0, depth + (1 if mark[0] in "[{" else -1))
+    return [part.strip() for part in (*parts, text[start:]) if part.strip()]
 
 
 def parse_value(text: str) -> Any:
@@ -211,10 +225,10 @@ def checked_options(
     ...
     fedcohort.exceptions.ConfigError: ring: radius = 'wide' must be a finite number
     """
-    parameters = inspect.signature(maker).parameters
+    declared = _declared if isinstance(maker, Hashable) else _declared.__wrapped__
+    parameters, hints = declared(maker)
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return dict(options)
-    hints = _hints(maker)
     given = {}
     for key, value in options.items():
         if key not in parameters:
@@ -341,12 +355,17 @@ def _bool_as_int(hint: type, value: object) -> bool:
     return hint is int and isinstance(value, bool)
 
 
-def _hints(maker: Callable[..., Any]) -> dict[str, Any]:
+@lru_cache(maxsize=256)
+def _declared(
+    maker: Callable[..., Any],
+) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
+    """Return the parameters and the types that the signature of a callable declares."""
+    parameters = inspect.signature(maker).parameters
     try:
         function: Any = getattr(maker, "__init__") if isinstance(maker, type) else maker  # noqa: B009
-        return typing.get_type_hints(function)
+        return parameters, typing.get_type_hints(function)
     except (NameError, TypeError):  # someone else's annotations that cannot be evaluated here
-        return {}
+        return parameters, {}
 
 
 def _plain(name: str) -> str:
