@@ -85,7 +85,12 @@ def remove_leftovers(folder: str | os.PathLike[str]) -> list[Path]:
     (1, [])
     """
     removed = []
-    for path in sorted(Path(folder).glob(f".*{SUFFIX}")) if fcntl else ():
+    try:
+        names = os.listdir(folder) if fcntl else []
+    except OSError:  # there is no such folder, or it cannot be listed
+        names = []
+    for name in sorted(n for n in names if n.startswith(".") and n.endswith(SUFFIX)):
+        path = Path(folder, name)
         try:
             with open(path, "rb+") as file:
                 if _try_lock(file):

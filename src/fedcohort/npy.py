@@ -11,6 +11,7 @@ import ast
 import io
 import math
 import struct
+from functools import lru_cache
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -61,7 +62,11 @@ def _stated(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     (length,) = struct.unpack(form, file.read(struct.calcsize(form)))
     if length > MAX_HEADER:
         raise ValueError(f"a header of {length} bytes")
-    text = file.read(length).decode("utf-8" if version == (3, 0) else "latin-1")
+    return _parsed(file.read(length).decode("utf-8" if version == (3, 0) else "latin-1"))
+
+
+@lru_cache(maxsize=64)  # many files have the same header
+def _parsed(text: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     stated = ast.literal_eval(text)
     if not isinstance(stated, dict) or stated.keys() != {"descr", "fortran_order", "shape"}:
         raise ValueError(f"it states {text[:80]!r}")

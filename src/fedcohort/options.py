@@ -46,12 +46,17 @@ class Configurable:
 
     def __repr__(self) -> str:
         """Show the options that differ from their defaults."""
-        defaults = {
-            name: parameter.default
-            for name, parameter in inspect.signature(type(self).__init__).parameters.items()
-        }
+        kind: Any = type(self)
+        defaults = _defaults(kind)
         shown = [f"{n}={v!r}" for n, v in self._options.items() if not _same(v, defaults.get(n))]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@functools.cache
+def _defaults(kind: Any) -> dict[str, Any]:
+    """Return the defaults of a class's options."""
+    parameters = inspect.signature(kind.__init__).parameters
+    return {name: parameter.default for name, parameter in parameters.items()}
 
 
 def _same(value: Any, default: Any) -> bool:

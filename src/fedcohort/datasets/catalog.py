@@ -54,7 +54,7 @@ def load(
     Dataset('digits', 1438 + 359 samples of shape (1, 8, 8), 10 classes)
     """
     reader = lookup("data set", name, DATASETS)
-    known = list(inspect.signature(reader).parameters)[1:]
+    known = list(inspect.signature(reader).parameters)[1:] if options else []
     for option in options:
         if option not in known:
             raise unknown("option", option, known, f"of data set {name!r}")

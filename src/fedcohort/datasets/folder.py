@@ -59,8 +59,9 @@ def damaged(path: Path, problem: str, holds: str) -> DataError:
 def read_all(path: Path, limit: int, holds: str) -> bytes:
     """Read a whole file of at most `limit` bytes (after decompression)."""
     try:
+        size = limit if path.suffix == ".gz" else min(limit, path.stat().st_size)
         with decompressed(path) as file:
-            data = file.read(limit + 1)
+            data = file.read(size + 1)
     except EOFError as error:
         raise damaged(path, "it ends too early", holds) from error
     except (OSError, zlib.error) as error:

@@ -32,6 +32,7 @@ import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -311,9 +312,16 @@ def template() -> str:
     return head + "".join(f"{line}\n" for line in _toml_lines(Experiment(), comments=True))
 
 
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    """Return the declared types of a dataclass."""
+    return typing.get_type_hints(kind)
+
+
 def _filled(base: Any, values: Mapping[str, Any], where: str) -> Any:
     """Return a copy of a dataclass with the given values, names and types checked."""
-    hints = typing.get_type_hints(type(base))
+    kind: Any = type(base)
+    hints = _types(kind)
     values = dict(values)
     if isinstance(base, DataConfig):
         values = _with_partition_options(values)
@@ -378,7 +386,8 @@ def _in(path: str | os.PathLike[str], error: ConfigError) -> ConfigError:
 
 
 def _keys(base: Any, table: str) -> Iterator[Key]:
-    hints, about = typing.get_type_hints(type(base)), _abouts(type(base))
+    kind: Any = type(base)
+    hints, about = _types(kind), _abouts(kind)
     tables = []
     for item in dataclasses.fields(base):
         value = getattr(base, item.name)

@@ -93,9 +93,12 @@ def policy_of(config: NamedConfig) -> Policy:
 
 def gate_of(config: NamedConfig) -> Gate | None:
     """Make the gate; None if the experiment has none."""
-    known = {"none": lambda: None, **GATES}
-    gate: Gate | None = make("gate", config.name, known, config.options)
+    gate: Gate | None = make("gate", config.name, {"none": _no_gate, **GATES}, config.options)
     return gate
+
+
+def _no_gate() -> None:
+    return None
 
 
 def check(experiment: Experiment) -> None:

@@ -69,7 +69,7 @@ class PolicyResult(NamedTuple):
 
     def members(self) -> list[Members]:
         """Return the clients of each seed; an older folder knows only those that were selected."""
-        saved = {} if self.folder is None else _saved_members(self.folder)
+        saved = {} if self.folder is None else _federation(self.folder).members
         return [saved.get(h.seed) or _selected_members(h) for h in self.histories]
 
 
@@ -186,18 +186,18 @@ def read_run(folder: Path, name: str | None = None) -> PolicyResult:
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{folder / 'summary.json'}: not a summary ({error!r})") from None
     histories = read_histories(folder)
-    result = PolicyResult(name or folder.name, [], histories, seconds, experiment, folder)
-    model_bytes = _model_bytes(folder / "federation.json")
-    for history, members in zip(histories, result.members(), strict=True):
-        summary = summarize_rounds(
+    model_bytes, members = _federation(folder)
+    summaries = [
+        summarize_rounds(
             history,
-            *members,
+            *(members.get(history.seed) or _selected_members(history)),
             None if experiment is None else experiment.target,
             model_bytes,
             kinds.get(history.seed),
         )
-        result.summaries.append(summary)
-    return result
+        for history in histories
+    ]
+    return PolicyResult(name or folder.name, summaries, histories, seconds, experiment, folder)
 
 
 def _experiment(values: Any) -> Experiment | None:
@@ -235,14 +235,6 @@ def _sizes(by_kind: Any) -> dict[str, int]:
     return {str(kind): whole_number(size) for kind, size in by_kind.items()}
 
 
-def _model_bytes(path: Path) -> int:
-    known = read_json(path, {})
-    try:
-        return whole_number(known.get("model_bytes", 0))
-    except (AttributeError, ValueError) as error:
-        raise ConfigError(f"{path}: not a federation ({error!r})") from None
-
-
 def read_json(path: Path, default: Any = None) -> Any:
     """Read a JSON file; a missing file is the default, or an error if there is none."""
     try:
@@ -258,13 +250,22 @@ def read_json(path: Path, default: Any = None) -> Any:
         ) from None
 
 
-def _saved_members(folder: Path) -> dict[int, Members]:
+class _Federation(NamedTuple):
+    """The size of a model and the clients of each seed, as far as a run's folder says so."""
+
+    model_bytes: int
+    members: dict[int, Members]
+
+
+def _federation(folder: Path) -> _Federation:
     path = folder / "federation.json"
+    held = read_json(path, {})
     try:
-        return {
+        members = {
             whole_number(seed["seed"]): _members(seed["clients"], seed["label_counts"])
-            for seed in read_json(path, {}).get("seeds", [])
+            for seed in held.get("seeds", [])
         }
+        return _Federation(whole_number(held.get("model_bytes", 0)), members)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: not a federation ({error!r})") from None
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,12 +94,18 @@ def decompressed(path: Path) -> Iterator[IO[bytes]]:
         yield cast("IO[bytes]", file)
 
 
+@dataclass(frozen=True)
 class _Npy(ArrayFile):
+    start: int
+    order: Literal["C", "F"]
+
     def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
         for first in range(0, self.shape[0], rows):
             with reading(self.where):
                 # Mapped anew each time, so that pages already read need not stay in memory.
-                mapped = np.load(self.where, mmap_mode="r", allow_pickle=False)
+                mapped: NDArray[Any] = np.memmap(
+                    self.where, self.dtype, "r", self.start, self.shape, self.order
+                )
                 block = np.array(mapped[first : first + rows])
             yield block
 
@@ -111,7 +117,8 @@ def _npy(path: Path) -> ArrayFile:
         raise ValueError("it holds a single number")
     if header.dtype.hasobject or header.start + header.size != path.stat().st_size:
         raise ValueError(f"its header claims {header.size} bytes of {header.dtype}")
-    return _Npy(str(path), header.shape, header.dtype)
+    order: Literal["C", "F"] = "F" if header.fortran else "C"
+    return _Npy(str(path), header.shape, header.dtype, header.start, order)
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ ENDINGS = {
     "idx": r"[.-]idx\d?(-ubyte)?(\.gz)?",
     "text": r"\.(txt|text)(\.gz)?",
 }
+_ENDING = re.compile(f"(?:{'|'.join(f'(?P<{k}>{ending})' for k, ending in ENDINGS.items())})$")
 KNOWN = ".parquet, .csv, .tsv, .data, .arrow, .feather, .npy, .npz, IDX (-idx3-ubyte, .idx) or .txt"
 
 
@@ -120,8 +121,8 @@ def kind_of(path: Path) -> str | None:
     >>> kind_of(Path("train-images-idx3-ubyte.gz")), kind_of(Path("notes.md"))
     ('idx', None)
     """
-    name = path.name.lower()
-    return next((k for k, ending in ENDINGS.items() if re.search(ending + "$", name)), None)
+    found = _ENDING.search(path.name.lower())
+    return None if found is None else found.lastgroup
 
 
 def find_files(root: Path) -> list[Path]:

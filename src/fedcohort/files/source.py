@@ -176,9 +176,11 @@ def _identifies(column: Column, values: NDArray[np.float64]) -> bool:
     """Whether whole numbers, all different, are those of a counter or carry an id's name."""
     if column.kind != "number" or column.size > 1 or len(values) < 10:
         return False
-    whole = np.rint(values * column.scale + column.center)
-    if not np.allclose(whole, values * column.scale + column.center, atol=1e-6):
-        return False
+    original = values * column.scale + column.center
+    whole = np.rint(original)
+    with np.errstate(invalid="ignore"):  # of two infinite numbers
+        if (np.abs(whole - original) > 1e-6 + 1e-5 * np.abs(original)).any():
+            return False
     distinct = len(np.unique(whole)) == len(whole)
     dense = np.ptp(whole) < 2 * len(whole)
     return distinct and bool(dense or len(whole) > 1000 or IDENTIFIER.search(column.name))

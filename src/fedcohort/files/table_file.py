@@ -90,6 +90,7 @@ class TableFile:
         folders = path.relative_to(root).parts[:-1] if path != root else ()
         pairs = (part.split("=", 1) for part in folders if "=" in part)
         self._given = {unquote(key): unquote(value) for key, value in pairs}
+        self._kinds: dict[str, Kind] = {}
 
     @cached_property
     def schema(self) -> Any:
@@ -105,10 +106,15 @@ class TableFile:
             schema.names  # noqa: B018 - decodes them
             return schema
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """All columns."""
-        return [*self.schema.names, *(n for n in self._given if n not in self.schema.names)]
+        return [*self.schema.names, *(n for n in self._given if n not in self._inside)]
+
+    @cached_property
+    def _inside(self) -> frozenset[str]:
+        """The columns that the file itself holds."""
+        return frozenset(self.schema.names)
 
     @property
     def rows(self) -> int | None:
@@ -121,10 +127,15 @@ class TableFile:
 
     def kind(self, column: str) -> Kind:
         """Say what a column holds; DataError if there is none."""
-        if column not in self.names:
+        if column not in self._kinds:
+            self._kinds[column] = self._kind(column)
+        return self._kinds[column]
+
+    def _kind(self, column: str) -> Kind:
+        if column not in self._inside and column not in self._given:
             there = ", ".join(self.names[:20]) + (", ..." if len(self.names) > 20 else "")
             raise DataError(f"{self.path}: no column {column!r}; there are {there}")
-        if column not in self.schema.names:
+        if column not in self._inside:
             return "whole" if re.fullmatch(r"-?\d{1,18}", self._given[column]) else "text"
         if len(self.schema.get_all_field_indices(column)) > 1:
             raise DataError(f"{self.path}: two columns are called {column!r}")
@@ -149,7 +160,7 @@ class TableFile:
 
     def type_name(self, column: str) -> str:
         """Name a column's type for a message."""
-        inside = column in self.schema.names
+        inside = column in self._inside
         return str(self.schema.field(column).type) if inside else "text"
 
     def batches(
@@ -164,7 +175,7 @@ class TableFile:
         In a CSV file, the first lines tell the type of a column; `as_numbers` may have fractions
         later on, and `as_text` is read as it is written.
         """
-        inside = [c for c in columns if c in self.schema.names]
+        inside = [c for c in columns if c in self._inside]
         with reading(self.path, self.schema.names):
             for batch in self._stream(inside, rows, as_text, as_numbers):
                 batch.validate(full=True)  # offsets and indexes of a damaged file lead anywhere
@@ -195,7 +206,7 @@ class TableFile:
         pa = need_pyarrow()
         arrays = []
         for column in columns:
-            if column in self.schema.names:
+            if column in self._inside:
                 arrays.append(batch.column(column))
                 continue
             value: str | int = self._given[column]

@@ -28,8 +28,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -386,8 +388,8 @@ class Index:
         counts = _mapped(
             folder, f"counts.{stated['kind']}", stated["kind"], capacity, rows, buckets
         )
-        n, energy = (np.array(_mapped(folder, name, "f8", count)) for name in ("n", "energy"))
-        numbers = np.array(_mapped(folder, "numbers", "i8", count))
+        n, energy = (_read(folder, name, "f8", count) for name in ("n", "energy"))
+        numbers = _read(folder, "numbers", "i8", count)
         if not (np.isfinite(energy).all() and (n >= 2).all() and np.isfinite(n).all()):
             raise ValueError("sizes of clients that are not numbers")
         if numbers[0] < 1 or (np.diff(numbers) < 1).any():
@@ -412,8 +414,8 @@ def verify(folder: Path) -> None:
 def _engine(folder: Path, points: Points, lists: int) -> Scan | InvertedFile:
     if not lists:
         return Scan(points)
-    centers = np.array(_mapped(folder, "centers", "f4", lists, points.shape[1]))
-    own = np.array(_mapped(folder, "lists", "i4", len(points)))
+    centers = _read(folder, "centers", "f4", lists, points.shape[1])
+    own = _read(folder, "lists", "i4", len(points))
     if own.min() < 0 or own.max() >= lists:
         raise ValueError("points in lists that do not exist")
     try:
@@ -434,13 +436,25 @@ def _stated(folder: Path, spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _mapped(folder: Path, name: str, kind: str, *shape: int) -> NDArray[Any]:
     """Map an array whose type, shape and size on disk are as expected."""
-    path = folder / f"{name}.npy"
-    with path.open("rb") as file:
-        header = npy.read_header(file)
+    with (folder / f"{name}.npy").open("rb") as file:
+        start = _checked_start(file, kind, shape)
+        return np.memmap(file, kind, "r", start, shape)
+
+
+def _read(folder: Path, name: str, kind: str, *shape: int) -> NDArray[Any]:
+    """Read an array whose type, shape and size on disk are as expected."""
+    with (folder / f"{name}.npy").open("rb") as file:
+        _checked_start(file, kind, shape)
+        return np.fromfile(file, kind).reshape(shape)
+
+
+def _checked_start(file: BufferedReader, kind: str, shape: tuple[int, ...]) -> int:
+    """Read a header; return where the values begin if the file holds exactly what is expected."""
+    header = npy.read_header(file)
     expected = header.dtype == np.dtype(kind) and header.shape == shape and not header.fortran
-    if not expected or path.stat().st_size != header.start + header.size:
-        raise ValueError(f"{path.name} does not hold {kind} of shape {shape}")
-    return np.memmap(path, kind, "r", header.start, shape)
+    if not expected or os.fstat(file.fileno()).st_size != header.start + header.size:
+        raise ValueError(f"{Path(file.name).name} does not hold {kind} of shape {shape}")
+    return header.start
 
 
 def _base(counts: NDArray[Any]) -> NDArray[Any]:

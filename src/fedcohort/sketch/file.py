@@ -190,7 +190,8 @@ def _checked_n(n: Any, counts: NDArray[np.int64], private: bool) -> int | float:
 def read(path: str | os.PathLike[str]) -> bytes:
     """Read a file that is not longer than a sketch can be."""
     with open(path, "rb") as file:
-        data = file.read(MAX_FILE + 1)
+        size = os.fstat(file.fileno()).st_size or MAX_FILE  # a pipe has none
+        data = file.read(min(size, MAX_FILE) + 1)
     if len(data) > MAX_FILE:
         raise InvalidSketch(f"{os.fspath(path)}: longer than any sketch")
     return data

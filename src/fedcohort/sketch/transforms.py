@@ -7,6 +7,7 @@ the data of one client: then they would differ, and give the client's data away.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +15,7 @@ from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 Constant = float | tuple[float, ...]
 MAKE_ALIKE = "; make all sketches with the same settings"
@@ -63,7 +64,8 @@ class Transform:
             raise ValueError("transform: name the embedding function: embedding='...'")
         object.__setattr__(self, "center", _constant("center", self.center))
         object.__setattr__(self, "scale", _constant("scale", self.scale))
-        if not np.all(np.asarray(self.scale) > 0):
+        scales = self.scale if isinstance(self.scale, tuple) else (self.scale,)
+        if not all(scale > 0 for scale in scales):
             raise ValueError("transform: scale must be above 0")
         self._check_labels()
 
@@ -241,9 +243,11 @@ def unit_length(x: NDArray[Any]) -> NDArray[np.float64]:
     return x / np.where(length > 0, length, 1)
 
 
-def _constant(name: str, value: ArrayLike) -> Constant:
+def _constant(name: str, value: Any) -> Constant:
     if isinstance(value, (str, bytes)):
         raise ValueError(f"transform: {name}={value!r} must be a number, or one per column")
+    if type(value) in (int, float) and math.isfinite(value):
+        return float(value)
     array = np.asarray(value, np.float64)
     if array.ndim > 1 or not np.isfinite(array).all():
         raise ValueError(f"transform: {name} must be a finite number, or one per column")
