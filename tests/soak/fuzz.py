@@ -3,18 +3,23 @@
     python tests/soak/fuzz.py --seconds 60
     python tests/soak/fuzz.py --only sketch,npz --count 1000 --jobs 4 --out result.json
 
-Each parser runs in child processes with bounded memory, so that a crash in a library is seen and
-costs nothing else: the next child goes on behind it. With an ``--out`` that exists, trials go on
-where it ends; ``--merge`` adds the trials of other result files, which had other seeds, and with
-``--seconds 0`` does nothing else. The input of every trial is a function of the seed and the number
-of the trial, and is written to a file before it is parsed; ``--keep`` keeps those that crash a
-process. Parsers whose packages are not installed are left out, and named in the result.
+Each parser runs in child processes with bounded memory. A crash in a library ends only its child;
+it is counted, and another child continues with the next trial. The input of every trial is a
+function of the seed and the number of the trial. It is written to a file before it is parsed, and
+``--keep`` keeps the inputs that crash a process.
+
+All parsers get the same time. With ``--shortest-first``, the parser with the least work left runs
+next, in batches, so that as many parsers as possible reach ``--count``. Results are written after
+each batch. With an ``--out`` that exists, trials continue where it ends. ``--merge`` adds the
+trials of other result files, which had other seeds; with ``--seconds 0`` it does nothing else.
+Parsers whose packages are not installed are left out, and named in the result.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import json
 import logging
@@ -23,24 +28,23 @@ import os
 import resource
 import shutil
 import signal
-import struct
 import sys
 import tempfile
 import time
 import traceback
 from pathlib import Path
-
-import numpy as np
+from random import Random
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from fuzzing import TARGETS
-from fuzzing.target import example_sketch
 
 from fedcohort.exceptions import FedcohortError
 
 MEMORY = 2 << 30  # bytes that a parser may take beyond what it had before the first trial
 SECONDS = 20  # for one trial
+BATCH = 60  # seconds of one parser before the next is chosen, with --shortest-first
+FIRST = 3  # seconds that tell how fast a parser is
 
 
 class Progress:
@@ -50,14 +54,8 @@ class Progress:
     """
 
     def __init__(self, folder):
-        self.counters = mmap.mmap(-1, 24)
+        self.counts = memoryview(mmap.mmap(-1, 24)).cast("q")
         self.errors = Path(folder) / "errors.jsonl"
-
-    def __getitem__(self, at):
-        return struct.unpack_from("<q", self.counters, 8 * at)[0]
-
-    def __setitem__(self, at, value):
-        struct.pack_into("<q", self.counters, 8 * at, value)
 
     def note(self, error, trial):
         frames = traceback.extract_tb(error.__traceback__)
@@ -85,20 +83,22 @@ def child(target, seed, trials, until, progress):
         target.write(data)
         with contextlib.suppress(FedcohortError):
             target.parse()
+    gc.freeze()  # what is imported is not searched for garbage again and again
     limit_memory()
     signal.signal(signal.SIGALRM, _too_slow)
+    counts, rng = progress.counts, Random()
     for trial in trials:
         if time.monotonic() > until:
             return
-        progress[TRIAL] = trial
-        rng = np.random.default_rng([seed, trial])
-        target.write(target.damaged(examples[rng.integers(len(examples))], rng))
+        counts[TRIAL] = trial
+        rng.seed((seed << 40) + trial)
+        target.write(target.damaged(rng.choice(examples), rng))
         signal.alarm(SECONDS)
         try:
             target.parse()
-            progress[ACCEPTED] += 1
+            counts[ACCEPTED] += 1
         except FedcohortError:
-            progress[REFUSED] += 1
+            counts[REFUSED] += 1
         except BaseException as error:
             progress.note(error, trial)
         finally:
@@ -117,7 +117,7 @@ def fork(target, seed, trials, until, progress):
             child(target, seed, trials, until, progress)
             status = 0
         except BaseException as error:
-            progress.note(error, progress[TRIAL])
+            progress.note(error, progress.counts[TRIAL])
         finally:
             os._exit(status)
     return process
@@ -133,7 +133,7 @@ class Worker:
         self.start(trials)
 
     def start(self, trials):
-        self.progress[TRIAL] = trials.start
+        self.progress.counts[TRIAL] = trials.start
         self.process = fork(self.target, self.seed, trials, self.until, self.progress)
 
     def ended(self, status, usage):
@@ -143,7 +143,7 @@ class Worker:
         code = os.waitstatus_to_exitcode(status)
         if code == 0:
             return True
-        trial = self.progress[TRIAL]
+        trial = self.progress.counts[TRIAL]
         if code != 70:
             self.crashes += 1
             with self.progress.errors.open("a") as file:
@@ -192,7 +192,7 @@ def gathered(name, seed, workers):
                 found, noted = json.loads(line), noted + 1
                 known = errors.setdefault(found.pop("error"), {"count": 0, "seed": seed, **found})
                 known["count"] += 1
-    refused, accepted = (sum(w.progress[at] for w in workers) for at in (REFUSED, ACCEPTED))
+    refused, accepted = (sum(w.progress.counts[at] for w in workers) for at in (REFUSED, ACCEPTED))
     return {
         "target": name,
         "trials": refused + accepted + noted,
@@ -200,7 +200,7 @@ def gathered(name, seed, workers):
         "accepted": accepted,
         "crashes": sum(worker.crashes for worker in workers),
         "errors": errors,
-        "next": max(worker.progress[TRIAL] for worker in workers) + 1,
+        "next": max(worker.progress.counts[TRIAL] for worker in workers) + 1,
         "peak_mb": round(max(worker.peak for worker in workers)),
         "cpu_seconds": round(sum(worker.cpu for worker in workers), 1),
     }
@@ -219,7 +219,7 @@ def joined(before, now):
 
 
 class Result:
-    """Counts by parser; written after each parser, so that an interruption leaves what there is."""
+    """Counts by parser; written after each run, so that an interruption loses little."""
 
     def __init__(self, out, wanted):
         self.out, self.rows, self.made = out, {}, []
@@ -247,6 +247,15 @@ class Result:
         if self.out:
             write(self.out, self.content(), earlier=self.made)
 
+    def left(self, name, count):
+        """Return how many of `count` trials a parser has still to do."""
+        return count - self.rows[name]["trials"] if name in self.rows else count
+
+    def work(self, name, count):
+        """Return the CPU seconds that they will take, 0 if the parser never ran."""
+        row = self.rows.get(name, {"trials": 0, "cpu_seconds": 0})
+        return self.left(name, count) * row["cpu_seconds"] / max(1, row["trials"])
+
     def content(self):
         parsers = [self.rows[name] for name in TARGETS if name in self.rows]
         return {"parsers": parsers, "left out": self.left_out}
@@ -257,14 +266,30 @@ class Result:
         Path(self.out).write_text(json.dumps(merged, indent=1) + "\n")
 
 
-def warm_up():
-    """Import what the parsers need, once for all children."""
-    for name in ("cli.common", "experiments.results", "flower.messages", "personalize"):
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(f"fedcohort.{name}")
-    from fedcohort.sketch.race import distance
+def equal_shares(names, seconds):
+    """Yield each parser with its share of the time that is left."""
+    end = time.monotonic() + seconds
+    for at, name in enumerate(names):
+        yield name, (end - time.monotonic()) / (len(names) - at)
 
-    distance(example_sketch(), example_sketch(seed=1), "mmd")
+
+def shortest_first(names, seconds, count, result):
+    """Yield the parser with the least work left, and how long to run it, until all are done.
+
+    A parser that never ran comes first, for a moment.
+    """
+    end = time.monotonic() + seconds
+    while unfinished := [name for name in names if result.left(name, count) > 0]:
+        if (rest := end - time.monotonic()) <= 0:
+            return
+        name = min(unfinished, key=lambda name: (name in result.rows, result.work(name, count)))
+        yield name, min(rest, BATCH if name in result.rows else FIRST)
+
+
+def warm_up(names):
+    """Import what the parsers need, once for all children."""
+    for module in sorted({module for name in names for module in TARGETS[name].imports}):
+        importlib.import_module(module)
 
 
 def main():
@@ -276,6 +301,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time [1]")
     parser.add_argument("--count", type=int, default=10**6, help="trials per parser [10**6]")
     parser.add_argument("--seconds", type=float, default=60.0, help="for all parsers together [60]")
+    parser.add_argument("--shortest-first", action="store_true", help="least work left runs next")
     parser.add_argument("--keep", help="folder for inputs that crash a process")
     parser.add_argument("--out", help="JSON file; if it exists, its trials go on from there")
     parser.add_argument("--merge", nargs="*", default=[], help="result files of other seeds")
@@ -290,15 +316,15 @@ def main():
     if args.merge and args.seconds <= 0:
         result.save_merged()
         return
-    left = {n: args.count - result.rows.get(n, {"trials": 0})["trials"] for n in wanted}
-    names = [n for n in wanted if n not in result.left_out and left[n] > 0]
-    warm_up()
-    began = time.monotonic()
-    for at, name in enumerate(names):
-        share = (args.seconds - (time.monotonic() - began)) / (len(names) - at)
+    names = [n for n in wanted if n not in result.left_out and result.left(n, args.count) > 0]
+    turns = equal_shares(names, args.seconds)
+    if args.shortest_first:
+        turns = shortest_first(names, args.seconds, args.count, result)
+    warm_up(names)
+    for name, seconds in turns:
         first = result.rows.get(name, {"next": 0})["next"]
-        limits = {"count": left[name], "seconds": share, "jobs": args.jobs, "first": first}
-        result.add(run(name, seed=args.seed, **limits, keep=args.keep))
+        limits = {"count": result.left(name, args.count), "seconds": seconds, "first": first}
+        result.add(run(name, seed=args.seed, **limits, jobs=args.jobs, keep=args.keep))
         print(json.dumps(result.rows[name]), flush=True)
     sys.exit(any(row["errors"] for row in result.rows.values()))
 

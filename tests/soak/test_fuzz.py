@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fuzzing import TARGETS
+from fuzzing.mutate import zip_archive
+from fuzzing.registry import link_exactly, with_inode
 
 FUZZ = Path(__file__).with_name("fuzz.py")
 
@@ -78,3 +84,41 @@ def test_trials_go_on_where_a_result_ends(tmp_path):
     (row,) = merged["result"]["parsers"]
     assert (row["trials"], row["next"]) == (80, 50)
     assert len(merged["provenance"]) == 3
+
+
+def test_the_parser_with_the_least_work_left_runs_until_all_are_done(tmp_path):
+    out = tmp_path / "result.json"
+    fuzz("--only", "budget", "--count", "10", "--out", str(out))
+    wanted = "--only", "budget,trace-csv", "--count", "40", "--out", str(out)
+    rows = fuzz(*wanted, "--shortest-first")
+    assert rows[0]["target"] == "trace-csv"  # it never ran, so its speed is measured first
+    assert {row["target"]: row["trials"] for row in rows} == {"budget": 40, "trace-csv": 40}
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_archives_for_damage_are_valid(method):
+    members = {"a.npy": b"x" * 1000, "state.json": b"{}", "empty": b""}
+    with zipfile.ZipFile(io.BytesIO(zip_archive(members, method))) as archive:
+        assert archive.testzip() is None
+        assert {info.compress_type for info in archive.infolist()} == {method}
+        assert {name: archive.read(name) for name in archive.namelist()} == members
+
+
+def test_a_registry_is_laid_out_again_after_any_change(tmp_path):
+    """Each trial starts from the same files, whatever the trial before it did to the folder."""
+    good, place = tmp_path / "good", tmp_path / "place"
+    good.mkdir()
+    for name in ("a", "b", "c"):
+        (good / name).write_text(name)
+    linked = {"a": good / "a", "in/b": good / "b", "in/deep/c": good / "c"}
+    linked = {path: with_inode(file) for path, file in linked.items()}
+    link_exactly(linked, place)
+    (place / "a").unlink()
+    (place / "a").write_text("damaged")
+    (place / "in" / "b").unlink()
+    (place / "new" / "folder").mkdir(parents=True)
+    (place / "new" / "file").write_text("left over")
+    link_exactly(linked, place)
+    found = {str(p.relative_to(place)): p.read_text() for p in place.rglob("*") if p.is_file()}
+    assert found == {"a": "a", "in/b": "b", "in/deep/c": "c"}
+    assert not (place / "new").exists()

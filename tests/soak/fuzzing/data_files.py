@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+import os
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -11,20 +12,28 @@ from .mutate import damaged_npy, damaged_zip
 from .target import Target, saved
 
 
+@cache
+def empty_sketch(dim):
+    """Return an empty sketch that nobody changes."""
+    from fedcohort.sketch.race import RaceSketch
+
+    return RaceSketch.srp(dim=dim, rows=4, bits=3)
+
+
 class Source(Target):
     """A data file that is sketched, by client where it has clients."""
 
+    imports = ("fedcohort.files.sketching",)
     options: ClassVar = {}
 
     def parse(self):
         from fedcohort.files import Want, open_source
         from fedcohort.files.sketching import sketch_clients, sketch_source
-        from fedcohort.sketch.race import RaceSketch
 
         want = Want(form="vectors", **self.options)
         source = open_source(self.path, want)
         if source.dim is not None and source.dim < 10_000:
-            empty = RaceSketch.srp(dim=source.dim, rows=4, bits=3)
+            empty = empty_sketch(source.dim)
             if want.by is None:
                 sketch_source(source, empty)
             else:
@@ -69,9 +78,9 @@ def example_table():
     import pyarrow as pa
 
     rng = np.random.default_rng(0)
-    columns = {f"x{i}": rng.normal(size=40) for i in range(3)}
-    columns["who"] = [f"client {i % 4}" for i in range(40)]
-    columns["x2"] = pa.array([None if i % 9 == 0 else float(i) for i in range(40)])
+    columns = {f"x{i}": rng.normal(size=16) for i in range(3)}
+    columns["who"] = [f"client {i % 2}" for i in range(16)]
+    columns["x2"] = pa.array([None if i % 9 == 0 else float(i) for i in range(16)])
     return pa.table(columns)
 
 
@@ -86,7 +95,7 @@ class Arrow(Source):
         def save(path):
             table = example_table()
             with pa.ipc.new_file(path, table.schema) as writer:
-                writer.write_table(table, max_chunksize=16)
+                writer.write_table(table, max_chunksize=12)
 
         return [saved(save)]
 
@@ -131,23 +140,28 @@ class Csv(Source):
 
 
 class Cifar(Target):
-    name = "cifar"
+    """All batches are the same file."""
+
+    imports = ("fedcohort.datasets",)
+    name, file = "cifar", "cifar10/test_batch.bin"
 
     def examples(self):
         return [bytes([i % 10]) + bytes(3072) for i in range(3)]
 
+    def prepare(self):
+        self.path.touch()
+        for i in range(1, 6):
+            os.link(self.path, self.path.with_name(f"data_batch_{i}.bin"))
+
     def parse(self):
         from fedcohort.datasets import load
 
-        folder = self.folder / "cifar10"
-        folder.mkdir(exist_ok=True)
-        for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
-            shutil.copyfile(self.path, folder / name)
         load("cifar10", self.folder)
 
 
 class Femnist(Target):
-    name = "femnist"
+    imports = ("fedcohort.datasets",)
+    name, file = "femnist", "femnist/femnist.npz"
 
     def examples(self):
         def save(path):
@@ -169,6 +183,4 @@ class Femnist(Target):
     def parse(self):
         from fedcohort.datasets import load
 
-        (self.folder / "femnist").mkdir(exist_ok=True)
-        shutil.copyfile(self.path, self.folder / "femnist" / "femnist.npz")
         load("femnist", self.folder)

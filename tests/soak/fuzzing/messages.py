@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from .mutate import damaged_bytes, damaged_document, damaged_npy
@@ -13,6 +15,7 @@ class FlowerReading(Target):
 
     name = "flower-reading"
     needs = ("flwr",)
+    imports = ("fedcohort.flower.messages",)
 
     def examples(self):
         from fedcohort.flower.messages import pack
@@ -42,6 +45,7 @@ class FlowerReading(Target):
 class FlowerRequest(Target):
     name = "flower-request"
     needs = ("flwr",)
+    imports = ("fedcohort.flower.messages",)
 
     def examples(self):
         from fedcohort.flower.messages import Request
@@ -65,6 +69,7 @@ class FlowerUpdate(Target):
 
     name = "flower-update"
     needs = ("flwr",)
+    imports = ("fedcohort.flower.messages",)
 
     def examples(self):
         return [saved(lambda path: np.save(path, np.ones((3, 2), np.float32)), "x.npy")]
@@ -77,6 +82,14 @@ class FlowerUpdate(Target):
 
         from fedcohort.flower.arrays import checked
 
-        good = Array(np.ones((3, 2), np.float32))
+        good = good_update()["w"]
         bad = Array(good.dtype, good.shape, good.stype, self.path.read_bytes())
-        checked(ArrayRecord({"w": bad}), ArrayRecord({"w": good}))
+        checked(ArrayRecord({"w": bad}), good_update())
+
+
+@cache
+def good_update():
+    """Return a model that nobody changes."""
+    from flwr.app import Array, ArrayRecord
+
+    return ArrayRecord({"w": Array(np.ones((3, 2), np.float32))})

@@ -8,9 +8,9 @@ import io
 import json
 import struct
 import zipfile
+import zlib
 from functools import lru_cache
-
-import numpy as np
+from random import Random
 
 ODD = [
     None,
@@ -49,53 +49,55 @@ ODD = [
 ]
 WORDS = [b"\x00", b"\xff", b"\xff\xfe", b"[" * 5000, b"{", b"'", b'"', b"\n", b"-", b"9" * 500]
 SIZES = [0, 1, 2**7, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1]
+INTEGERS = [struct.Struct(order + width) for order in "<>" for width in "BHIQ"]
 
 
-def odd(rng: np.random.Generator):
+def odd(rng: Random):
     """Draw an odd value."""
-    return copy.deepcopy(ODD[rng.integers(len(ODD))])
+    value = rng.choice(ODD)
+    return copy.deepcopy(value) if isinstance(value, list | dict) else value
 
 
-def damaged_bytes(data: bytes, rng: np.random.Generator) -> bytes:
+def damaged_bytes(data: bytes, rng: Random) -> bytes:
     """Change, cut, repeat or insert bytes, one to four times."""
     out = bytearray(data)
-    for _ in range(rng.integers(1, 5)):
-        at = int(rng.integers(len(out) + 1))
-        match rng.integers(7):
+    for _ in range(rng.randrange(1, 5)):
+        at = rng.randrange(len(out) + 1)
+        match rng.randrange(7):
             case 0 if out:
-                out[at % len(out)] ^= 1 << int(rng.integers(8))
+                out[at % len(out)] ^= 1 << rng.randrange(8)
             case 1:
-                out[at : at + int(rng.integers(1, 9))] = rng.bytes(int(rng.integers(1, 9)))
+                out[at : at + rng.randrange(1, 9)] = rng.randbytes(rng.randrange(1, 9))
             case 2:
                 del out[at:]
             case 3:
-                del out[at : at + int(rng.integers(1, 40))]
+                del out[at : at + rng.randrange(1, 40)]
             case 4:
-                out[at:at] = WORDS[rng.integers(len(WORDS))]
+                out[at:at] = rng.choice(WORDS)
             case 5:
-                size, form = SIZES[rng.integers(len(SIZES))], "<>"[rng.integers(2)]
-                width = "BHIQ"[rng.integers(4)]
-                mask = (1 << 8 * struct.calcsize(width)) - 1
-                new = struct.pack(form + width, size & mask)
+                form = rng.choice(INTEGERS)
+                new = form.pack(rng.choice(SIZES) & ((1 << 8 * form.size) - 1))
                 out[at : at + len(new)] = new
             case 6:
-                out[at:at] = out[at : at + int(rng.integers(1, 200))]
+                out[at:at] = out[at : at + rng.randrange(1, 200)]
     return bytes(out)
 
 
-def damaged_json(value, rng: np.random.Generator):
+def damaged_json(value, rng: Random):
     """Replace, delete, rename or repeat a random part of a JSON value."""
-    places = list(_places(value))
+    places = []
+    if isinstance(value, dict | list):
+        _places(value, places)
     if not places or rng.random() < 0.05:
         return odd(rng)
-    parent, key = places[rng.integers(len(places))]
-    match rng.integers(6):
+    parent, key = rng.choice(places)
+    match rng.randrange(6):
         case 0 | 1 | 2:
             parent[key] = odd(rng)
         case 3:
             del parent[key]
         case 4:
-            other, name = places[rng.integers(len(places))]
+            other, name = rng.choice(places)
             if isinstance(other, (dict, list)):
                 parent[key] = json.loads(json.dumps(other[name]))
         case 5:
@@ -106,15 +108,13 @@ def damaged_json(value, rng: np.random.Generator):
     return value
 
 
-def _places(value):
-    if isinstance(value, dict):
-        for key in list(value):
-            yield value, key
-            yield from _places(value[key])
-    elif isinstance(value, list):
-        for i in range(len(value)):
-            yield value, i
-            yield from _places(value[i])
+def _places(value, found):
+    """Append every container and key of a JSON value to a list."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in inside:
+        found.append((value, key))
+        if isinstance(inner, dict | list):
+            _places(inner, found)
 
 
 def json_bytes(value) -> bytes:
@@ -124,20 +124,20 @@ def json_bytes(value) -> bytes:
         return json.dumps(str(value)[:100] if isinstance(value, str) else None).encode()
 
 
-def damaged_document(data: bytes, rng: np.random.Generator) -> bytes:
+def damaged_document(data: bytes, rng: Random) -> bytes:
     """A JSON document: its values three times in four, its bytes otherwise."""
     if rng.random() < 0.25:
         return damaged_bytes(data, rng)
     value = json.loads(data)
-    for _ in range(rng.integers(1, 4)):
+    for _ in range(rng.randrange(1, 4)):
         value = damaged_json(value, rng)
     return json_bytes(value)
 
 
-def damaged_lines(data: bytes, rng: np.random.Generator) -> bytes:
+def damaged_lines(data: bytes, rng: Random) -> bytes:
     """JSON lines: one of them."""
     lines = data.split(b"\n")
-    at = int(rng.integers(max(1, len(lines) - 1)))
+    at = rng.randrange(max(1, len(lines) - 1))
     try:
         lines[at] = damaged_document(lines[at], rng)
     except (ValueError, RecursionError):
@@ -145,7 +145,7 @@ def damaged_lines(data: bytes, rng: np.random.Generator) -> bytes:
     return b"\n".join(lines)
 
 
-def damaged_npy(data: bytes, rng: np.random.Generator) -> bytes:
+def damaged_npy(data: bytes, rng: Random) -> bytes:
     """An .npy file: its header as text, or its bytes."""
     if rng.random() < 0.3 or data[:6] != b"\x93NUMPY":
         return damaged_bytes(data, rng)
@@ -168,7 +168,7 @@ def damaged_npy(data: bytes, rng: np.random.Generator) -> bytes:
         ("3", "3.5"),
         ("'<", "'>"),
     ]
-    old, new = swaps[rng.integers(len(swaps))]
+    old, new = rng.choice(swaps)
     text = text.replace(old, new, 1)
     return (
         data[:8]
@@ -184,30 +184,49 @@ def _members(data: bytes) -> tuple[tuple[str, bytes], ...]:
         return tuple((name, archive.read(name)) for name in archive.namelist())
 
 
-def damaged_zip(data: bytes, rng: np.random.Generator) -> bytes:
+def damaged_zip(data: bytes, rng: Random) -> bytes:
     """A zip archive: mostly a member inside a valid archive, with right checksums."""
     if rng.random() < 0.25:
         return damaged_bytes(data, rng)
     members = dict(_members(data))
-    name = list(members)[rng.integers(len(members))]
+    name = rng.choice(list(members))
     draw = rng.random()
     if draw < 0.05:
         del members[name]
     elif draw < 0.1:
-        members[f"{rng.integers(99)}.npy"] = members.pop(name)
+        members[f"{rng.randrange(99)}.npy"] = members.pop(name)
     elif name.endswith(".json"):
         members[name] = damaged_document(members[name], rng)
     else:
         members[name] = damaged_npy(members[name], rng)
-    out = io.BytesIO()
-    packing = zipfile.ZIP_DEFLATED if rng.random() < 0.1 else zipfile.ZIP_STORED
-    with zipfile.ZipFile(out, "w", packing) as archive:
-        for key, content in members.items():
-            archive.writestr(zipfile.ZipInfo(key), content, packing)
-    return out.getvalue()
+    return zip_archive(members, 8 if rng.random() < 0.1 else 0)
 
 
-def damaged_sketch(data: bytes, rng: np.random.Generator) -> bytes:
+def zip_archive(members: dict[str, bytes], method: int) -> bytes:
+    """Write an archive, stored (method 0) or deflated (8); zipfile takes ten times as long."""
+    parts, directory, at = [], [], 0
+    for name, content in members.items():
+        encoded = name.encode()
+        entry, listed = _zip_entry(encoded, content, method)
+        parts.append(entry)
+        directory += listed, struct.pack("<I", at), encoded
+        at += len(entry)
+    listing = b"".join(directory)
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, len(parts), len(parts), len(listing), at, 0)
+    return b"".join([*parts, listing, end])
+
+
+@lru_cache(256)
+def _zip_entry(name: bytes, content: bytes, method: int) -> tuple[bytes, bytes]:
+    """Return a member with its header, and its line in the directory up to the offset."""
+    packed = zlib.compress(content, 6, -15) if method else content
+    sizes = zlib.crc32(content), len(packed), len(content), len(name), 0
+    made = 20, 0, 0, method, 0, 33, *sizes  # of 1980-01-01
+    entry = struct.pack("<4s2B4H3I2H", b"PK\3\4", *made) + name + packed
+    return entry, struct.pack("<4s4B4H3I5HI", b"PK\1\2", 20, 3, *made, 0, 0, 0, 0o600 << 16)
+
+
+def damaged_sketch(data: bytes, rng: Random) -> bytes:
     """A sketch file: its header or its counts, with lengths and checksum that are right."""
     if rng.random() < 0.2:
         return damaged_bytes(data, rng)
@@ -223,7 +242,7 @@ def damaged_sketch(data: bytes, rng: np.random.Generator) -> bytes:
     return body + hashlib.blake2b(body, digest_size=32).digest()
 
 
-def damaged_text(data: bytes, rng: np.random.Generator) -> bytes:
+def damaged_text(data: bytes, rng: Random) -> bytes:
     """Text with values: a token is replaced by another odd one, or bytes are damaged."""
     if rng.random() < 0.2:
         return damaged_bytes(data, rng)
@@ -233,5 +252,5 @@ def damaged_text(data: bytes, rng: np.random.Generator) -> bytes:
         new = json.dumps(value)
     except ValueError:
         new = "9" * 400
-    words[rng.integers(len(words))] = new
+    words[rng.randrange(len(words))] = new
     return " ".join(words).encode("utf-8", "surrogatepass")

@@ -6,11 +6,11 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import sqlite3
 import warnings
 import zlib
 from pathlib import Path
+from random import Random
 from typing import ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from fedcohort.exceptions import FedcohortError
 
 from .mutate import damaged_bytes, damaged_document, damaged_npy, odd
-from .target import Target, example_sketch
+from .target import Target, example_sketch, write
 
 
 class RegistryFolder(Target):
@@ -30,6 +30,7 @@ class RegistryFolder(Target):
 
     name = "registry"
     needs = ("safetensors", "faiss")
+    imports = ("fedcohort.personalize", "scipy.optimize")
     DATABASE, LOG = "registry.sqlite", "registry.sqlite-wal"
     TABLES: ClassVar = {
         "clients": ("id", "n", "epsilon", "model", "reference", "metadata", "registered"),
@@ -54,6 +55,7 @@ class RegistryFolder(Target):
             db.execute("PRAGMA journal_mode = DELETE")
         files = [p for p in sorted(self.made_at.rglob("*")) if p.is_file() and p.name != ".lock"]
         self.good = {str(p.relative_to(self.made_at)): p.read_bytes() for p in files}
+        self.files = {name: with_inode(self.made_at / name) for name in self.good}
         (self.index,) = {Path(name).parent.name for name in self.good if "index" in name}
         more = [self.DATABASE] * len(self.good)
         found = {**self.good, self.LOG: self.logged[self.LOG]}
@@ -73,8 +75,8 @@ class RegistryFolder(Target):
 
     def with_odd_value(self, content, rng):
         """Return the database with an odd value in some rows of a table."""
-        table = list(self.TABLES)[rng.integers(4)]
-        column = self.TABLES[table][rng.integers(len(self.TABLES[table]))]
+        table = rng.choice(list(self.TABLES))
+        column = rng.choice(self.TABLES[table])
         value = odd(rng)
         if isinstance(value, (list, dict)):
             value = json.dumps(value)
@@ -87,7 +89,7 @@ class RegistryFolder(Target):
         if table == "facts":
             rows = "name = (SELECT name FROM facts ORDER BY name LIMIT 1 OFFSET ?)"
         change = f"UPDATE {table} SET {column} = ? WHERE {rows}"
-        return changed_database(content, change, value, int(rng.integers(5)))
+        return changed_database(content, change, value, rng.randrange(5))
 
     def parse(self):
         data = self.path.read_bytes()
@@ -96,7 +98,7 @@ class RegistryFolder(Target):
         self.lay_out(place, name.decode("utf-8", "replace"), content)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            self.act(place, np.random.default_rng(zlib.crc32(data)))
+            self.act(place, Random(zlib.crc32(data)))
 
     def lay_out(self, place, name, content):
         """Write the registry with the damaged file; files that are never changed are linked."""
@@ -105,15 +107,13 @@ class RegistryFolder(Target):
         if index != self.index:
             sql = "UPDATE facts SET value = ? WHERE name = 'index'"
             database = changed_database(database, sql, json.dumps(index))
-        shutil.rmtree(place, ignore_errors=True)
-        names = {path: path.replace(self.index, index) for path in self.good}
-        for folder in sorted({os.path.dirname(path) for path in names.values()}):
-            os.makedirs(f"{place}/{folder}")
-        for path in names.keys() - {self.DATABASE}:
-            os.link(f"{self.made_at}/{path}", f"{place}/{names[path]}")
-        (place / self.DATABASE).write_bytes(database)
+        unchanged = self.files.keys() - {self.DATABASE}
+        link_exactly(
+            {path.replace(self.index, index): self.files[path] for path in unchanged}, place
+        )
+        write(place / self.DATABASE, database)
         (place / name).unlink(missing_ok=True)
-        (place / name).write_bytes(content)
+        write(place / name, content)
 
     def act(self, place, rng):
         """Open the registry and do something with it; costly things less often."""
@@ -132,7 +132,44 @@ class RegistryFolder(Target):
                 lambda: Search(registry, exact=self.EXACT).rebuild(),
             )
             with contextlib.suppress(FedcohortError):
-                acts[rng.choice(len(acts), p=[0.2, 0.2, 0.1, 0.3, 0.16, 0.02, 0.02])]()
+                rng.choices(acts, [0.2, 0.2, 0.1, 0.3, 0.16, 0.02, 0.02])[0]()
+
+
+def link_exactly(linked, place):
+    """Make a folder that holds links to the given files and nothing else.
+
+    What the last trial left as it was is kept: most of the folder.
+
+    Parameters
+    ----------
+    linked : dict of path to (file, its inode)
+    place : path
+    """
+    held = tidied(place, "", {path: inode for path, (_, inode) in linked.items()})
+    for path in linked.keys() - held:
+        os.makedirs(os.path.dirname(f"{place}/{path}"), exist_ok=True)
+        os.link(linked[path][0], f"{place}/{path}")
+
+
+def with_inode(file):
+    return str(file), os.stat(file).st_ino
+
+
+def tidied(place, inside, inodes):
+    """Remove all files but those of these inodes from a folder, and return the paths that stay."""
+    held = set()
+    for entry in os.scandir(f"{place}/{inside}") if os.path.isdir(f"{place}/{inside}") else ():
+        path = inside + entry.name
+        if entry.is_dir(follow_symlinks=False):
+            kept = tidied(place, f"{path}/", inodes)
+            held |= kept
+            if not kept:
+                os.rmdir(entry)
+        elif inodes.get(path) == entry.inode():
+            held.add(path)
+        else:
+            os.unlink(entry)
+    return held
 
 
 def changed_database(content, sql, *values):

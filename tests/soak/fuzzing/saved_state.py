@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from fedcohort.exceptions import FedcohortError
-
 from .mutate import damaged_document, damaged_lines, damaged_sketch, damaged_zip
-from .target import Target, example_sketch, saved
+from .target import Target, example_sketch, saved, write
 
 
 class Sketch(Target):
     name = "sketch"
+    imports = ("fedcohort.files.sketching",)
 
     def examples(self):
         plain = example_sketch()
@@ -35,32 +33,17 @@ class Sketch(Target):
 
 
 class Checkpoint(Target):
-    """Also gives what can be read to a session of every policy that remembers something."""
+    """Also gives what can be read to a session of the policy that it names, by default uniform."""
 
     name = "checkpoint"
+    policies = ("uniform", "oort", "fedacs", "active-fl")
 
     def examples(self):
         from fedcohort import checkpoint
 
-        return [
-            saved(lambda path, session=session: checkpoint.save(path, session.state_dict()))
-            for session in self.sessions(rounds=3)
-        ]
-
-    def sessions(self, rounds=0):
-        from fedcohort import POLICIES, Session
-
-        for name in ("uniform", "oort", "fedacs", "active-fl"):
-            session = Session(POLICIES[name](), cohort_size=2, seed=0)
-            clients = [f"c{i}" for i in range(6)]
-            for _ in range(rounds):
-                cohort = session.begin(clients, lambda signal, asked: dict.fromkeys(asked, 1.0))
-                replies = {
-                    signal: dict.fromkeys(cohort.clients, 0.5)
-                    for signal in session.policy.needs.reply
-                }
-                session.finish(replies, cohort.clients)
-            yield session
+        states = [after_three_rounds(session_of(policy)) for policy in self.policies]
+        self.named = {state["policy"]: p for state, p in zip(states, self.policies, strict=True)}
+        return [saved(lambda path, s=state: checkpoint.save(path, s)) for state in states]
 
     def damaged(self, data, rng):
         return damaged_zip(data, rng)
@@ -69,9 +52,26 @@ class Checkpoint(Target):
         from fedcohort import checkpoint
 
         state = checkpoint.load(self.path)
-        for session in self.sessions():
-            with contextlib.suppress(FedcohortError):
-                checkpoint.restore(self.path, session.load_state_dict, state)
+        stated = state.get("policy")
+        policy = self.named.get(stated, "uniform") if isinstance(stated, str) else "uniform"
+        checkpoint.restore(self.path, session_of(policy).load_state_dict, state)
+
+
+def session_of(policy):
+    from fedcohort import POLICIES, Session
+
+    return Session(POLICIES[policy](), cohort_size=2, seed=0)
+
+
+def after_three_rounds(session):
+    """Return the state of a session of six clients."""
+    clients = [f"c{i}" for i in range(6)]
+    for _ in range(3):
+        cohort = session.begin(clients, lambda signal, asked: dict.fromkeys(asked, 1.0))
+        wanted = session.policy.needs.reply
+        replies = {signal: dict.fromkeys(cohort.clients, 0.5) for signal in wanted}
+        session.finish(replies, cohort.clients)
+    return session.state_dict()
 
 
 class Budget(Target):
@@ -91,6 +91,9 @@ class Budget(Target):
     def damaged(self, data, rng):
         return damaged_document(data, rng)
 
+    def write(self, data):  # spending replaces the file
+        write(self.path, data)
+
     def parse(self):
         from fedcohort.privacy.budget import BudgetLedger
         from fedcohort.privacy.release import noise_for
@@ -105,6 +108,7 @@ class Folder(Target):
 
     name = "run-folder"
     needs = ("torch",)
+    imports = ("fedcohort.experiments.results",)
     files = ("config.json", "rounds.jsonl", "summary.json", "federation.json")
     last = None  # the file that was damaged before; None while there are no files
 

@@ -17,6 +17,7 @@ from .target import Target
 
 class Toml(Target):
     name, file = "toml", "x.toml"
+    imports = ("fedcohort.experiments.several",)
 
     def examples(self):
         return [
@@ -39,6 +40,7 @@ class Toml(Target):
 
 class SketchSpec(Target):
     name, file = "sketch-spec", "spec.toml"
+    imports = ("fedcohort.files.spec",)
 
     def examples(self):
         return [
@@ -60,6 +62,7 @@ class SketchSpec(Target):
 
 class Trace(Target):
     name, file = "trace", "x.jsonl"
+    imports = ("fedcohort.simulate",)
 
     def examples(self):
         lines = [json.dumps({"round": i, "clients": ["a", "b"][: 1 + i % 2]}) for i in range(4)]
@@ -72,8 +75,9 @@ class Trace(Target):
         from fedcohort.simulate import Trace as Availability
 
         trace = Availability.read(self.path, cycle=True)
+        rng = np.random.default_rng(0)
         for number in range(6):
-            trace.available(number, ("a", "b"), np.random.default_rng(0))
+            trace.available(number, ("a", "b"), rng)
 
 
 class TraceCsv(Trace):
@@ -92,6 +96,7 @@ class Policy(Target):
     """Policies as on the command line: ``name:option=value,option=value``."""
 
     name = "policy"
+    imports = ("fedcohort.experiments.folder",)
 
     def examples(self):
         import inspect
