@@ -110,7 +110,8 @@ def test_sketches_kept_from_earlier_searches_change_nothing(registry, make, monk
     nearest = search.nearest(query)[0].client
     registry.add(nearest, make(4.0, 98), reference="x", replace=True)
     assert search.nearest(query, k=20) == Search(registry).nearest(query, k=20)
-    assert search.sketch(nearest).counts.tolist() == make(4.0, 98).counts.tolist()
+    (held,) = search.sketches([nearest])
+    assert held.counts.tolist() == make(4.0, 98).counts.tolist()
     advices = [ColdStart(registry, search=s).advise(query) for s in (search, Search(registry))]
     assert advices[0] == advices[1]
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,7 +30,7 @@ from fedcohort.personalize.registry import Registry
 from fedcohort.personalize.search import Neighbor, Search
 from fedcohort.registry import unknown
 from fedcohort.rounds import ClientId
-from fedcohort.sketch.distances import Stack, distance_matrix, distances_to, gram
+from fedcohort.sketch.distances import Stack, distance_matrix, gram, squares_to
 from fedcohort.sketch.errors import distance_with_error
 from fedcohort.sketch.race import RaceSketch
 
@@ -209,6 +209,17 @@ class Advice:
         return bool(self.weights)
 
 
+class _Groups(NamedTuple):
+    """Clients with models: one of their sketches, all of them stacked, and the groups' weights."""
+
+    names: list[ClientId]
+    sketch: RaceSketch
+    stack: Stack
+    energy: Floats  # of each client
+    shares: Floats  # (groups, clients)
+    products: Floats  # (clients, clients)
+
+
 class ColdStart:
     """Finds models for newcomers in a registry.
 
@@ -318,7 +329,7 @@ class ColdStart:
     ) -> tuple[dict[ClientId, float], float]:
         if strategy == "nearest" or len(found) == 1:
             return {found[0].client: 1.0}, found[0].squared
-        sketches = [self.search.sketch(near.client) for near in found]
+        sketches = self.search.sketches([near.client for near in found])
         products = gram(sketches, debias=True) * sketches[0].rows
         squares = [near.squared for near in found]
         if strategy == "match":
@@ -329,16 +340,18 @@ class ColdStart:
         return {c: w for c, w in weights.items() if w > 0}, mixture_square(products, squares, share)
 
     def _nearest_group(self, sketch: RaceSketch) -> tuple[dict[ClientId, float], float]:
-        names, sketches, shares, products = self._groups
-        squares = distances_to(sketches, sketch, "mmd") * sketch.rows
-        found = [mixture_square(products, squares, share) for share in shares]
+        groups = self._groups
+        groups.sketch.check_alike(sketch)
+        squares = squares_to(groups.stack, groups.energy, sketch)
+        found = [mixture_square(groups.products, squares, share) for share in groups.shares]
         best = int(np.argmin(found))
-        members = np.flatnonzero(shares[best]).tolist()
-        return {names[i]: float(shares[best][i]) for i in members}, found[best]
+        share = groups.shares[best]
+        members = np.flatnonzero(share).tolist()
+        return {groups.names[i]: float(share[i]) for i in members}, found[best]
 
     @cached_property
-    def _groups(self) -> tuple[list[ClientId], list[RaceSketch], Floats, Floats]:
-        """The clients with models, their weights in each group, and their inner products."""
+    def _groups(self) -> _Groups:
+        """The clients with models, grouped by `clusters`."""
         if len(self.registry) > MAX_CLUSTERED:
             raise ConfigError(
                 f"cluster: {len(self.registry)} clients are more than {MAX_CLUSTERED}; "
@@ -351,7 +364,8 @@ class ColdStart:
         sizes = np.array([sketch.n for sketch in sketches], float)
         shares = np.where(groups == np.arange(groups.max() + 1)[:, None], sizes, 0.0)
         shares /= shares.sum(axis=1, keepdims=True)
-        return names, sketches, shares, gram(sketches, debias=True) * sketches[0].rows
+        stack, products = Stack(sketches), gram(sketches, debias=True) * sketches[0].rows
+        return _Groups(names, sketches[0], stack, stack.energy(), shares, products)
 
     def model(self, advice: Advice) -> dict[str, NDArray[Any]]:
         """Load the advised model: the average of the neighbors' models, or the global model."""

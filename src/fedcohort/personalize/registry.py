@@ -328,15 +328,11 @@ class Registry:
 
     def sketch(self, client: ClientId) -> RaceSketch:
         """Return a client's sketch."""
-        return RaceSketch.from_bytes(self.sketch_content(client))
-
-    def sketch_content(self, client: ClientId) -> bytes:
-        """Return a client's sketch as the content of a sketch file."""
         sql = "SELECT content FROM sketches JOIN clients USING (number) WHERE id = ?"
         found = self.db.rows(sql, self.get(client).client)
         if not found or not isinstance(found[0][0], bytes):
             raise DataError(f"client {client!r}: its sketch is missing; check the registry")
-        return found[0][0]
+        return RaceSketch.from_bytes(found[0][0])
 
     def model(self, client: ClientId) -> dict[str, NDArray[Any]]:
         """Load a client's stored model; ConfigError if it has none, or only a reference."""

@@ -32,7 +32,7 @@ from fedcohort.personalize.index import (
 )
 from fedcohort.personalize.registry import Registry, check_size
 from fedcohort.rounds import ClientId, check_id
-from fedcohort.sketch.distances import Stack, distances_to
+from fedcohort.sketch.distances import Stack, squares_to
 from fedcohort.sketch.errors import squared_errors
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
@@ -219,10 +219,15 @@ class Search:
             self._parsed[client, content] = sketch
         return sketch
 
-    def sketch(self, client: ClientId) -> RaceSketch:
-        """Return a client's sketch, which must not be changed: the next search may use it too."""
-        content = self.registry.sketch_content(client)
-        return self._parsed.get((client, content)) or RaceSketch.from_bytes(content)
+    def sketches(self, clients: Sequence[ClientId]) -> list[RaceSketch]:
+        """Return clients' sketches, which must not be changed: the next search may use them."""
+        found: dict[ClientId, RaceSketch | None] = {}
+        for lo in range(0, len(clients), 500):
+            some = clients[lo : lo + 500]
+            sql = f"SELECT id, content {_JOIN} WHERE id IN ({', '.join('?' * len(some))})"
+            rows = self.registry.db.rows(sql, *some)
+            found.update((client, self._kept(client, content)) for client, content in rows)
+        return [found.get(c) or self.registry.sketch(c) for c in clients]
 
     def _refresh(self) -> None:
         """Stack the sketches registered since the last call."""
@@ -343,8 +348,10 @@ def _ranked(
 ) -> list[Neighbor]:
     """Compare in full precision, with standard errors for those that are returned."""
     sketches = [other for _, other in found]
-    squares = distances_to(sketches, sketch, "mmd") * sketch.rows
-    order = np.argsort(squares + ENERGY_SHARE * Stack(sketches).energy(), kind="stable")[:k]
+    stack = Stack(sketches)
+    own = stack.energy()
+    squares = squares_to(stack, own, sketch)
+    order = np.argsort(squares + ENERGY_SHARE * own, kind="stable")[:k]
     errors = squared_errors(sketch, [sketches[i] for i in order]).tolist()
     out = []
     for i, error in zip(order.tolist(), errors, strict=True):

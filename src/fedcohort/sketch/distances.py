@@ -230,6 +230,16 @@ def distances_to(
     return distances_to_center(stack, single.mixture(np.ones(1)), kind, excess)
 
 
+def squares_to(stack: Stack, own: Floats, other: RaceSketch) -> Floats:
+    """Debiased squared Frobenius distance of every client to one other sketch, (N,).
+
+    `own` is the energy of the clients, for callers that need it more than once.
+    """
+    single = Stack([other])
+    center = single.mixture(np.ones(1))
+    return np.asarray(distances_to_center(stack, center, "mmd", own + single.energy()) * stack.rows)
+
+
 def gram(readings: Readings, debias: bool | None = None) -> Floats:
     """Mean over rows of the inner products of normalized sketches, (N, N).
 
