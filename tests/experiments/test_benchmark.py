@@ -291,6 +291,8 @@ def test_heavy_parts_run_after_the_light_ones_and_three_at_a_time(tmp_path):
     assert more.give() == [("cuda", f"heavy {i}") for i in (0, 2, 3)]
     alone = Schedule(parts_on(("figure", "cpu")), tmp_path, cuda=1)
     assert alone.give() == [("cuda", "figure")]  # where there is no CPU worker
+    slow = Schedule(parts_on(heavy[0], ("b", "gpu"), ("a", "any")), tmp_path, cpu=2)
+    assert slow.give() == [("cpu", "a"), ("cpu", "b")]
 
 
 def test_only_a_script_that_cannot_end_in_time_is_not_begun(suite, tmp_path):

@@ -44,6 +44,10 @@ OnStop = Callable[[str], None]
 MOST_FAILURES = {"cpu": 2, "cuda": 6}  # in a row, of a worker
 MOST_ENDED = 3  # processes, by one part
 MOST_HEAVY = 3  # parts at once on a GPU; of eleven CIFAR-10 parts, an H200 ended none in 9 minutes
+ORDER = {  # in which a device runs parts, by `Part.runs_on`
+    "cuda": ("gpu", "any", "cpu", "gpu-heavy"),
+    "cpu": ("cpu", "any", "gpu", "gpu-heavy"),
+}
 GRACE = 30.0  # seconds that a worker has to stop
 SAVING = 8.0  # seconds before the limit at which training runs are saved
 
@@ -253,13 +257,12 @@ class _Campaign:
     def _give(self, worker: _Worker) -> None:
         """Send the worker its next part; it stays idle if there is none for it now."""
         now = time.monotonic()
-        ready = [i for i in self.waiting if self._fits(i, worker.device, now)]
-        if worker.device == "cuda":
-            light = [i for i in ready if not self._heavy(i)]
-            ready = light or (ready if self._running_heavy() < MOST_HEAVY else [])
+        room = worker.device == "cpu" or self._running_heavy() < MOST_HEAVY
+        fits = [i for i in self.waiting if self._fits(i, worker.device, now)]
+        ready = [i for i in fits if room or not self._heavy(i)]
         if not ready:
             return
-        worker.part = min(ready, key=lambda i: self._order(i))
+        worker.part = min(ready, key=lambda i: self._order(i, worker.device))
         worker.since, worker.idle = now, False
         self.waiting.remove(worker.part)
         with suppress(OSError):  # it ended; `_receive` finds out why
@@ -272,10 +275,10 @@ class _Campaign:
         on_gpu = [w.part for w in self.pool if w.device == "cuda" and w.part is not None]
         return sum(map(self._heavy, on_gpu))
 
-    def _order(self, index: int) -> tuple[int, bool, int, int]:
-        """Parts that ended a process last; then those that only this device runs; then by rank."""
+    def _order(self, index: int, device: str) -> tuple[int, int, int, int]:
+        """Parts that ended a process last; then by what the device is for; then by rank."""
         part = self.parts[index]
-        return self.ended[index], part.runs_on == "any", part.rank, index
+        return self.ended[index], ORDER[device].index(part.runs_on), part.rank, index
 
     def _fits(self, index: int, device: str, now: float) -> bool:
         """Whether the part is for this device and, if it is a script, ends in time.
