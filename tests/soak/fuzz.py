@@ -44,7 +44,7 @@ from fedcohort.exceptions import FedcohortError
 MEMORY = 2 << 30  # bytes that a parser may take beyond what it had before the first trial
 SECONDS = 20  # for one trial
 BATCH = 60  # seconds of one parser before the next is chosen, with --shortest-first
-FIRST = 3  # seconds that tell how fast a parser is
+FIRST = 5  # seconds that tell how fast a parser is
 
 
 class Progress:
@@ -171,7 +171,7 @@ def run(name, *, seed=0, count=10**9, seconds=10.0, jobs=1, first=0, keep=None):
         if "pyarrow" not in target.needs:  # its threads do not survive a fork
             target.made = target.examples()
         parts = [range(first + j, first + count, jobs) for j in range(min(jobs, count))]
-        until = began + seconds
+        until = time.monotonic() + seconds
         workers = [Worker(target.elsewhere(), seed, part, until, keep) for part in parts]
         running = {worker.process: worker for worker in workers}
         while running:

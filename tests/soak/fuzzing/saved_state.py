@@ -58,7 +58,8 @@ class Checkpoint(Target):
 
 
 def session_of(policy):
-    from fedcohort import POLICIES, Session
+    from fedcohort.policies import POLICIES
+    from fedcohort.session import Session
 
     return Session(POLICIES[policy](), cohort_size=2, seed=0)
 

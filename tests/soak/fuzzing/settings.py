@@ -62,7 +62,7 @@ class SketchSpec(Target):
 
 class Trace(Target):
     name, file = "trace", "x.jsonl"
-    imports = ("fedcohort.simulate",)
+    imports = ("fedcohort.simulate.availability",)
 
     def examples(self):
         lines = [json.dumps({"round": i, "clients": ["a", "b"][: 1 + i % 2]}) for i in range(4)]
@@ -72,7 +72,7 @@ class Trace(Target):
         return damaged_lines(data, rng)
 
     def parse(self):
-        from fedcohort.simulate import Trace as Availability
+        from fedcohort.simulate.availability import Trace as Availability
 
         trace = Availability.read(self.path, cycle=True)
         rng = np.random.default_rng(0)
@@ -121,10 +121,10 @@ class Policy(Target):
         return head + value
 
     def parse(self):
-        from fedcohort import Session
         from fedcohort.experiments.config import NamedConfig
         from fedcohort.experiments.folder import policy_of
         from fedcohort.registry import parse_named
+        from fedcohort.session import Session
 
         text = self.path.read_bytes().decode("utf-8", "surrogateescape")
         name, options = parse_named(text)
