@@ -33,13 +33,22 @@ def fuzzing(file):
     held = result(file)
     if held is None:
         return NOT_RUN
-    lines = []
-    for row in held["result"]["parsers"]:
+    rows, lines = held["result"]["parsers"], []
+    for row in rows:
         other = sum(found["count"] for found in row["errors"].values())
         counts = row["trials"], row["refused"], row["accepted"], other, row["crashes"]
         lines.append([row["target"], *(f"{c:,}" for c in counts), f"{row['peak_mb']:,}"])
     header = ["parser", "trials", "refused", "accepted", "other errors", "crashes", "peak MB"]
-    return table(header, lines) + named_left_out(held["result"])
+    return table(header, lines) + reached(rows) + named_left_out(held["result"])
+
+
+def reached(rows, wanted=10**6):
+    """Say how many parsers have had a million trials, and which have not."""
+    short = sorted((row for row in rows if row["trials"] < wanted), key=lambda row: row["trials"])
+    text = f"\n{len(rows) - len(short)} of {len(rows)} parsers have had a million trials"
+    if not short:
+        return f"{text}.\n"
+    return f"{text}. Not yet: {', '.join(row['target'] for row in short)} (fewest trials first).\n"
 
 
 def audit(file):
