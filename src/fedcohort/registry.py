@@ -247,6 +247,8 @@ def typed(hint: Any, value: Any, where: str) -> Any:
     >>> typed(float | None, 3, "lr"), typed(tuple[int, ...], [1, 2], "seeds")
     (3.0, (1, 2))
     """
+    if type(value) is hint and hint in (int, str, bool):
+        return value
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is types.UnionType or origin is typing.Union:
         return _one_of(args, value, where)
