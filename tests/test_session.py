@@ -177,6 +177,18 @@ def test_a_client_that_never_finishes_sits_out_and_comes_back_when_it_does():
     assert "a" in session.begin("abcdef", answers([])).clients
 
 
+def test_a_client_that_never_finishes_gets_less_than_its_share_of_a_large_federation():
+    """300 clients for 2 places: one in 150 rounds is fair; a policy that always takes it."""
+    session = Session(First(), cohort_size=2, seed=0)
+    ids, picked = tuple(f"{i:03d}" for i in range(300)), []
+    for _ in range(1500):
+        selection = session.begin(ids, answers([]))
+        picked.append("000" in selection.clients)
+        session.finish({}, [c for c in selection.clients if c != "000"])
+    # Rests of 4, 8, ..., 256 and then 300 rounds, twice what is fair.
+    assert [i for i, there in enumerate(picked) if there][-4:] == [516, 817, 1118, 1419]
+
+
 def test_those_who_sit_out_are_called_back_when_too_few_are_left():
     session = Session(First(), cohort_size=2, seed=0)
     for _ in range(5):

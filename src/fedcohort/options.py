@@ -6,11 +6,17 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
+
+SMALLEST, LARGEST = 1e-12, 1e12  # sizes of a float option other than 0: arithmetic stays finite
 
 
 class Configurable:
     """Remembers the arguments of its `__init__`, as given or by default, and its `state`.
+
+    Options that are declared as float must be 0 or have a size between `SMALLEST` and `LARGEST`.
+    Anything else is a mistake, and would overflow or vanish somewhere in the arithmetic.
 
     Examples
     --------
@@ -18,6 +24,12 @@ class Configurable:
     ...     def __init__(self, size: int = 3, kind: str = "a") -> None: ...
     >>> Example(size=5), Example().options
     (Example(size=5), {'size': 3, 'kind': 'a'})
+    >>> class Scaled(Configurable):
+    ...     def __init__(self, scale: float = 1.0) -> None: ...
+    >>> Scaled(scale=1e300)
+    Traceback (most recent call last):
+    ...
+    ValueError: Scaled: scale=1e+300 must be 0 or of a size between 1e-12 and 1e+12
     """
 
     state: Any = None  # one dataclass instance: all that is remembered between rounds
@@ -63,8 +75,18 @@ def _same(value: Any, default: Any) -> bool:
     return value is default or (type(value) is type(default) and repr(value) == repr(default))
 
 
+def _check_size(owner: str, name: str, value: Any) -> None:
+    """Raise ValueError for a number that is neither 0 nor of a sensible size; NaN included."""
+    size: Any = abs(value) if isinstance(value, Real) else 0
+    if size != 0 and not SMALLEST <= size <= LARGEST:
+        raise ValueError(
+            f"{owner}: {name}={value} must be 0 or of a size between {SMALLEST:g} and {LARGEST:g}"
+        )
+
+
 def _remembering(init: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(init)
+    floats = [n for n, p in signature.parameters.items() if "float" in str(p.annotation)]
 
     @functools.wraps(init)
     def remember(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -72,6 +94,8 @@ def _remembering(init: Callable[..., None]) -> Callable[..., None]:
             bound = signature.bind(self, *args, **kwargs)
             bound.apply_defaults()
             self._options = dict(list(bound.arguments.items())[1:])
+            for name in floats:
+                _check_size(type(self).__name__, name, self._options[name])
         init(self, *args, **kwargs)
 
     return remember

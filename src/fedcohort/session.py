@@ -32,7 +32,7 @@ Collect = Callable[[str, tuple[ClientId, ...]], Readings]
 LOG = logging.getLogger("fedcohort")
 MAX_ASKS = 3  # a client that does not answer a profile query this often is not asked again
 FAILURES = 2  # failed rounds in a row after which a client sits out for a while
-LONGEST_REST = 64  # rounds
+LONGEST_REST = 64  # rounds; longer where clients are selected less often, see `Session`
 
 
 class Session:
@@ -56,8 +56,11 @@ class Session:
     Notes
     -----
     A client that was selected and did not finish in `FAILURES` rounds in a row sits out: 4 rounds,
-    then 8, 16 and so on, up to `LONGEST_REST`, until it finishes a round again. Clients that sit
-    out are called back when too few others are available.
+    then 8, 16 and so on, until it finishes a round again. So its share falls soon, also under a
+    policy that would always select it, and one that recovers waits about as long as it failed. The
+    longest rest is `LONGEST_REST` rounds, or twice the rounds in which every client would have been
+    selected once, if that is more: a client that never finishes gets at most half a fair share in
+    the end. Clients that sit out are called back when too few others are available.
 
     Examples
     --------
@@ -293,11 +296,12 @@ class Session:
             if client in self._failures:
                 del self._failures[client]
                 self._resting.pop(client, None)
+        longest = max(LONGEST_REST, 2 * len(self._available[1]) // self.cohort_size)
         for client in outcome.dropped:
             self._failures[client] += 1
             excess = self._failures[client] - FAILURES
             if excess >= 0:
-                rest = min(4 << min(excess, 16), LONGEST_REST)
+                rest = min(4 << min(excess, 30), longest)
                 self._resting[client] = self.round_number + 1 + rest
 
     def _rng(self, phase: str) -> np.random.Generator:

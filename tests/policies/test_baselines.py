@@ -169,6 +169,11 @@ class TestActiveFL:
         policy = ActiveFL(alpha3=0.0)
         assert policy.select(round, signals, stream(0)).clients == ("new",)
 
+    def test_who_finishes_without_a_loss_is_worth_half_and_who_drops_out_as_much_as_before(self):
+        policy, round = ActiveFL(), Round(1, tuple("abcd"), 2)
+        policy.observe(round, Outcome(("b", "c"), ("b",)), self.signals())
+        assert policy._values(round, self.signals()).tolist() == [2.0, 1.5, 4.0, 1.0]
+
     def test_enough_are_left_to_fill_the_cohort(self):
         round = Round(1, tuple("abcd"), 3)
         chosen = ActiveFL(alpha1=1.0, alpha3=0.0).select(round, self.signals(), stream(0)).clients
@@ -245,16 +250,25 @@ class TestOort:
     def test_who_does_not_report_counts_as_explored_with_half_the_median(self):
         policy = Oort()
         policy.state.utility = {"c": 8.0, "d": 4.0, "e": 2.0}
-        policy.observe(Round(3, ("a", "c", "d"), 2), Outcome(("a", "c"), ()), Signals())
+        policy.observe(Round(3, ("a", "c", "d"), 2), Outcome(("a", "c"), ("a", "c")), Signals())
         assert policy.state.utility == {"a": 2.0, "c": 4.0, "d": 4.0, "e": 2.0}
         assert policy.state.last == {"a": 3, "c": 3}
+
+    def test_who_drops_out_keeps_its_utility_and_its_last_round(self):
+        policy = Oort()
+        policy.state = OortState(utility={"c": 8.0}, last={"c": 1})
+        policy.observe(Round(3, ("a", "c", "d"), 2), Outcome(("a", "c"), ()), Signals())
+        assert policy.state.utility == {"c": 8.0}
+        assert policy.state.last == {"c": 1}
 
     def test_whom_a_gate_withholds_does_not_fail(self):
         policy = Oort()
         policy.observe(Round(0, ("a", "b"), 2), Outcome(("a", "b"), (), ("a", "b")), Signals())
         assert policy.state.utility == {}
 
-    @pytest.mark.parametrize("bad", [{"cutoff": 2}, {"clip": -1}, {"alpha": -1}, {"window": 0}])
+    @pytest.mark.parametrize(
+        "bad", [{"cutoff": 2}, {"clip": -1}, {"alpha": -1}, {"window": 0}, {"preferred": -1}]
+    )
     def test_options_are_checked(self, bad):
         with pytest.raises(ValueError, match=next(iter(bad))):
             Oort(**bad)

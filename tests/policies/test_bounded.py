@@ -87,7 +87,7 @@ def test_a_resumed_session_continues_the_bounds():
     "options", [{"floor": -0.1}, {"floor": 1.1}, {"cap": 0.9}, {"cap": float("nan")}]
 )
 def test_bounds_that_cannot_be(options):
-    with pytest.raises(ValueError, match="0 <= floor <= 1 <= cap"):
+    with pytest.raises(ValueError, match=r"Bounded: .*(floor|cap)="):
         Bounded(Uniform(), **options)
     with pytest.raises(ValueError, match="must be a policy"):
         Bounded("uniform")

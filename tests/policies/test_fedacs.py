@@ -42,8 +42,8 @@ def test_only_fresh_distances_of_those_who_finished_count() -> None:
     outcome = Outcome(("a", "b", "c", "d"), ("a", "b", "c"))
     policy.observe(Round(4, IDS, 4), outcome, signals)
     assert policy.state.wins == {"b": 1.0, "c": 0.0}
-    # a and d sent no distance this round: each loses to both who did
-    assert policy.state.losses == {"a": 2.0, "d": 2.0, "b": 0.0, "c": 1.0}
+    # a finished without a distance of this round and loses to both who sent one; d dropped out
+    assert policy.state.losses == {"a": 2.0, "b": 0.0, "c": 1.0}
 
 
 def test_counts_add_up_over_rounds() -> None:

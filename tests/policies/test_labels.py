@@ -178,10 +178,15 @@ class TestHiCSFL:
         for number in range(4):
             round = Round(number, IDS, 5)
             chosen = policy.select(round, Signals(), stream(number)).clients
-            policy.observe(round, Outcome(chosen, ()), Signals())
+            policy.observe(round, Outcome(chosen, chosen), Signals())
             seen += chosen
         assert sorted(seen) == list(IDS)
         assert policy.select(Round(4, IDS, 5), Signals(), stream(4)).clients == ()
+
+    def test_who_drops_out_is_tried_again_and_whom_a_gate_withholds_is_not(self) -> None:
+        policy, round = HiCSFL(), Round(0, IDS[:3], 3)
+        policy.observe(round, Outcome(IDS[:3], IDS[:1], IDS[1:2]), Signals())
+        assert policy.select(round, Signals(), stream(0)).clients == (IDS[2],)
 
     def test_balanced_clusters_come_first_and_all_are_equal_in_the_end(self) -> None:
         """Half of the clients have balanced labels; with gamma 4 they are drawn exp(4 ln 4) = 256

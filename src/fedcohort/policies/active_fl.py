@@ -16,7 +16,7 @@ from fedcohort.signals.table import Signals
 
 @dataclass
 class ActiveFLState:
-    """How often in a row each client was selected without reporting a loss."""
+    """How often in a row each client finished without reporting a loss."""
 
     failures: dict[ClientId, int] = field(default_factory=dict)
 
@@ -25,8 +25,8 @@ class ActiveFLState:
 class ActiveFL(Policy):
     """Algorithm 1 of Goetz et al. [1]_.
 
-    A client's value is sqrt(n) times the loss it reported when it last trained. One that was never
-    selected has the value plus infinity, so that everybody is tried (the paper starts from one
+    A client's value is sqrt(n) times the loss it reported when it last trained. One that never
+    finished has the value plus infinity, so that everybody is tried (the paper starts from one
     round in which all report). Of the available clients, the alpha1 share with the lowest values
     gets probability zero, the others exp(alpha2 * value). (1 - alpha3) of the cohort is drawn from
     that, the rest uniformly from the remaining clients.
@@ -45,9 +45,10 @@ class ActiveFL(Policy):
     The defaults are the paper's. The share of zeroed clients is capped so that enough remain to
     fill the softmax part of the cohort.
 
-    Each time a selected client does not report a loss, its value is halved until it reports again;
-    without an earlier report the median value of all others is halved. So never reporting does
-    not pay. A loss that is merely false is believed.
+    Added here: each time a client finishes and does not report a loss, its value is halved until
+    it reports again; without an earlier report the median value of all others is halved. So never
+    reporting does not pay. A client that drops out keeps its value; the session lets it sit out.
+    A loss that is merely false is believed.
 
     References
     ----------
@@ -69,7 +70,7 @@ class ActiveFL(Policy):
         for name, value in (("alpha1", alpha1), ("alpha3", alpha3)):
             if not 0 <= value <= 1:
                 raise ValueError(f"ActiveFL: {name}={value} must lie in [0, 1]")
-        if not (alpha2 > 0 and np.isfinite(alpha2)):
+        if not alpha2 > 0:
             raise ValueError(f"ActiveFL: alpha2={alpha2} must be positive")
         self.alpha1, self.alpha2, self.alpha3 = alpha1, alpha2, alpha3
         self.state = ActiveFLState()
@@ -99,7 +100,7 @@ class ActiveFL(Policy):
         return values
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
-        """Count who was selected and did not report a loss."""
+        """Count who finished and did not report a loss."""
         missing = unreported(round, outcome, signals, "loss")
         for client in set(outcome.finished).difference(missing):
             self.state.failures.pop(client, None)
@@ -109,8 +110,8 @@ class ActiveFL(Policy):
     def _logits(self, values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
         """Zero out the lowest values; clients without a value come before all others."""
         zeroed = min(int(np.floor(self.alpha1 * len(values))), len(values) - size)
-        logits = self.alpha2 * np.minimum(values, np.finfo(float).max)
         known = np.isfinite(values)
+        logits = self.alpha2 * np.where(known, values, 0.0)
         # Infinite logits would make ties; 1e3 above all others has the same effect.
         top = logits[known].max() if known.any() else 0.0
         logits[~known] = top + 1e3

@@ -241,15 +241,14 @@ def times_of(counts: Mapping[ClientId, float], clients: Sequence[ClientId]) -> A
 
 
 def unreported(round: Round, outcome: Outcome, signals: Signals, name: str) -> list[ClientId]:
-    """Return the selected clients that owe a reply signal and sent no valid one this round.
+    """Return the clients that finished and sent no valid reading of a reply signal this round.
 
-    Those that dropped out and those that finished without the reading; not those that a gate
-    withheld. Policies that score clients count it against them.
+    Policies that score clients count it against them, so that never reporting does not pay. Clients
+    that dropped out are not among them: the session lets those sit out. A policy that also lowered
+    their value would not select them again, and they could not show that they recovered.
     """
-    withheld = set(outcome.withheld)
-    owing = tuple(c for c in outcome.selected if c not in withheld)
-    fresh = signals.rounds(name, owing) == round.number
-    return [c for c, sent in zip(owing, fresh.tolist(), strict=True) if not sent]
+    fresh = signals.rounds(name, outcome.finished) == round.number
+    return [c for c, sent in zip(outcome.finished, fresh.tolist(), strict=True) if not sent]
 
 
 def inverse_inclusion(share: Array, inclusion: Array) -> tuple[float, ...]:
@@ -260,7 +259,7 @@ def inverse_inclusion(share: Array, inclusion: Array) -> tuple[float, ...]:
     return tuple((share / inclusion).tolist())
 
 
-def check_at_least(policy: str, least: int, **options: int | None) -> None:
+def check_at_least(policy: str, least: int, **options: float | None) -> None:
     """Raise ValueError for an option below `least`; None is allowed."""
     for name, value in options.items():
         if value is not None and value < least:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcohort.policies.base import Policy, inverse_inclusion, register, sizes
+from fedcohort.policies.base import Policy, check_at_least, inverse_inclusion, register, sizes
 from fedcohort.rounds import Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -68,8 +68,7 @@ class DELTA(Policy):
     def __init__(self, exploration: float = 0.1, local_variance: float = 0.0) -> None:
         if not 0 <= exploration <= 1:
             raise ValueError(f"DELTA: exploration={exploration} must lie in [0, 1]")
-        if not 0 <= local_variance < np.inf:
-            raise ValueError(f"DELTA: local_variance={local_variance} must not be negative")
+        check_at_least("DELTA", 0, local_variance=local_variance)
         self.exploration, self.local_variance = exploration, local_variance
         if local_variance:
             reply = frozenset({"update_distance", "gradient_spread"})

@@ -82,8 +82,7 @@ class FedCBS(Policy):
     def __init__(
         self, exploration: float = 10.0, candidates: int | None = 50_000, epsilon: float = 0.0
     ) -> None:
-        if not 0 <= exploration < np.inf:
-            raise ValueError(f"FedCBS: exploration={exploration} must not be negative")
+        check_at_least("FedCBS", 0, exploration=exploration, epsilon=epsilon)
         check_at_least("FedCBS", 1, candidates=candidates)
         self.exploration, self.limit = exploration, candidates
         options: dict[str, Option] = {"epsilon": epsilon}

@@ -17,6 +17,7 @@ from fedcohort.signals.table import Signals
 
 Array = NDArray[np.float64]
 
+_MOST_PER_DUEL = 100  # the exact pool is slow where counts exceed about 1e8
 _GROUPS = 20_000  # different (wins, losses) up to which the exact pool takes well below a second
 
 
@@ -43,7 +44,7 @@ class FedACS(Policy):
         Size of the pool as a share of the available clients, lambda. Smaller values prefer little
         skew more strongly; 1 is uniform selection. The pool is never smaller than the cohort.
     rate : float, default=1.0
-        How much one duel counts, eta.
+        How much one duel counts, eta; at most 100, where one duel nearly decides.
     weighted : bool, default=False
         Take the mean update weighted by size, as unequal sizes need.
     scale_by_size : bool, default=False
@@ -59,10 +60,12 @@ class FedACS(Policy):
 
     Notes
     -----
-    Duels are held among those whose distances arrived; a selected client that sent none loses one
-    duel against each of them, so that failing does not pay. The pool has the exact law of
-    Algorithm 1, fresh draws for every pick, unless the clients have more than 20,000 different
-    pairs of wins and losses; then one draw per client decides, see `thompson_pool_one_draw`.
+    Duels are held among those whose distances arrived. A client that finished without one loses a
+    duel against each of them, so that it does not pay; one that dropped out does not duel.
+
+    The pool has the exact law of Algorithm 1, fresh draws for every pick, unless the clients have
+    more than 20,000 different pairs of wins and losses; then one draw per client decides, see
+    `thompson_pool_one_draw`.
 
     References
     ----------
@@ -92,8 +95,8 @@ class FedACS(Policy):
     ) -> None:
         if not 0 < pool_share <= 1:
             raise ValueError(f"FedACS: pool_share={pool_share} must lie in (0, 1]")
-        if not rate > 0:
-            raise ValueError(f"FedACS: rate={rate} must be positive")
+        if not 0 < rate <= _MOST_PER_DUEL:
+            raise ValueError(f"FedACS: rate={rate} must lie in (0, {_MOST_PER_DUEL}]")
         self.pool_share, self.rate, self.insight = pool_share, rate, insight
         if insight:
             self.needs = Needs(profile=frozenset({"insight"}))

@@ -164,7 +164,7 @@ class FedCor(Policy):
                 raise ValueError(f"FedCor: {name}={share} must lie in (0, 1]")
         positive = {"noise": noise, "noise_std": noise_std, "learning_rate": learning_rate}
         for name, value in positive.items():
-            if value is not None and not 0 < value < np.inf:
+            if value is not None and not value > 0:
                 raise ValueError(f"FedCor: {name}={value} must be positive")
         if fit not in ("closed-form", "gradient"):
             raise ValueError(f"FedCor: fit={fit!r} must be 'closed-form' or 'gradient'")

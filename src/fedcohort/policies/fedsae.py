@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.random import Generator
 
-from fedcohort.policies.base import Policy, pick, register, sizes, unreported
+from fedcohort.policies.base import Policy, check_at_least, pick, register, sizes, unreported
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -15,7 +15,7 @@ from fedcohort.signals.table import Signals
 
 @dataclass
 class FedSAEState:
-    """The value of each client that was selected."""
+    """The value of each client that finished at least once."""
 
     value: dict[ClientId, float] = field(default_factory=dict)
 
@@ -25,8 +25,8 @@ class FedSAE(Policy):
     """The active selection of Li et al. [1]_, with which paper 4 compares.
 
     A client's value is sqrt(n) times the mean loss that it reported when it last trained. Clients
-    are drawn one by one in proportion to exp(beta * value). A client that was never selected
-    has the largest value known.
+    are drawn one by one in proportion to exp(beta * value). A client that never finished has the
+    largest value known.
 
     Parameters
     ----------
@@ -41,7 +41,8 @@ class FedSAE(Policy):
     selection, and is not part of this policy. Read: the abstract and a public copy of the code
     (yasar-rehman/FedSAE). There the first probabilities are a softmax of 0.01 sqrt(n) loss, as
     here; after training it divides by sqrt(n) instead, which contradicts the first and is not
-    followed. Chosen here: a selected client that reports no loss has its value halved.
+    followed. Chosen here: a client that finishes and reports no loss has its value halved; one
+    that drops out keeps it.
 
     References
     ----------
@@ -60,10 +61,7 @@ class FedSAE(Policy):
     needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"loss"}))
 
     def __init__(self, beta: float = 0.01, active_rounds: int | None = None) -> None:
-        if not 0 <= beta < np.inf:
-            raise ValueError(f"FedSAE: beta={beta} must not be negative")
-        if active_rounds is not None and active_rounds < 0:
-            raise ValueError(f"FedSAE: active_rounds={active_rounds} must not be negative")
+        check_at_least("FedSAE", 0, beta=beta, active_rounds=active_rounds)
         self.beta, self.active_rounds = beta, active_rounds
         self.state = FedSAEState()
 

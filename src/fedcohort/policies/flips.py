@@ -83,6 +83,7 @@ class FLIPS(Policy):
     def __init__(
         self, clusters: int | None = None, most_clusters: int = 15, epsilon: float = 0.0
     ) -> None:
+        check_at_least("FLIPS", 0, epsilon=epsilon)
         check_at_least("FLIPS", 1, clusters=clusters)
         check_at_least("FLIPS", 2, most_clusters=most_clusters)
         self.clusters, self.most_clusters = clusters, most_clusters

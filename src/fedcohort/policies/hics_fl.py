@@ -8,7 +8,15 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcohort.policies.base import Policy, pick, register, sample_positions, sizes, vectors
+from fedcohort.policies.base import (
+    Policy,
+    check_at_least,
+    pick,
+    register,
+    sample_positions,
+    sizes,
+    vectors,
+)
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -21,7 +29,7 @@ _MAX_TREE_CLIENTS = 1_000  # clients that are clustered; of more, a random part
 
 @dataclass
 class HiCSFLState:
-    """The clients that were selected at least once."""
+    """The clients that were selected at least once and did not drop out."""
 
     tried: dict[ClientId, bool] = field(default_factory=dict)
 
@@ -36,7 +44,7 @@ class HiCSFL(Policy):
     entropies, into as many clusters as the cohort is large. For each place a cluster is drawn in
     proportion to exp(gamma_t * its mean entropy), and in it a client in proportion to its size.
     gamma_t = gamma (1 - t / rounds) falls to zero, so balanced clients come first and all
-    clusters are equal in the end. Clients that were never selected come before all others.
+    clusters are equal in the end. Clients that were never tried come before all others.
 
     Parameters
     ----------
@@ -60,8 +68,8 @@ class HiCSFL(Policy):
     clustered by the distances themselves with average linkage, into as many clusters as the cohort
     has places. Where entropies differ little it draws clusters by entropy, otherwise by
     clustered sampling; here always by entropy. Its temperature is 0.001 or 0.0015, entropy_weight
-    10, gamma 4 and rounds 200. Each client is tried once first, in random order here. The model's
-    last array must be the biases of the output layer.
+    10, gamma 4 and rounds 200. Each client is tried once first, in random order here; one that
+    drops out is tried again. The model's last array must be the biases of the output layer.
 
     References
     ----------
@@ -83,13 +91,10 @@ class HiCSFL(Policy):
         gamma: float = 4.0,
         rounds: int = 200,
     ) -> None:
-        if not 0 < temperature < np.inf:
+        if not temperature > 0:
             raise ValueError(f"HiCSFL: temperature={temperature} must be positive")
-        for name, value in {"entropy_weight": entropy_weight, "gamma": gamma}.items():
-            if not 0 <= value < np.inf:
-                raise ValueError(f"HiCSFL: {name}={value} must not be negative")
-        if rounds < 1:
-            raise ValueError(f"HiCSFL: rounds={rounds} must be at least 1")
+        check_at_least("HiCSFL", 0, entropy_weight=entropy_weight, gamma=gamma)
+        check_at_least("HiCSFL", 1, rounds=rounds)
         self.temperature, self.entropy_weight = temperature, entropy_weight
         self.gamma, self.rounds = gamma, rounds
         self.state = HiCSFLState()
@@ -136,8 +141,8 @@ class HiCSFL(Policy):
         return chosen
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
-        """Remember who was selected."""
-        for client in outcome.selected:
+        """Remember who was selected, except for those that dropped out: they are tried again."""
+        for client in (*outcome.finished, *outcome.withheld):
             self.state.tried[client] = True
 
 

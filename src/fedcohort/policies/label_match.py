@@ -71,6 +71,7 @@ class LabelMatch(Policy):
     ) -> None:
         if target not in ("global", "balanced"):
             raise ValueError(f"LabelMatch: target={target!r} must be 'global' or 'balanced'")
+        check_at_least("LabelMatch", 0, epsilon=epsilon)
         check_at_least("LabelMatch", 1, candidates=candidates)
         self.target, self.limit = target, candidates
         self.signal_options = {"label_histogram": {"epsilon": epsilon}}

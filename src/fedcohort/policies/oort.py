@@ -9,7 +9,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcohort.policies.base import Policy, pick, register, sizes, unreported
+from fedcohort.policies.base import Policy, check_at_least, pick, register, sizes, unreported
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -67,11 +67,12 @@ class Oort(Policy):
 
     Notes
     -----
-    Only clients that report a loss get a new utility. One that was selected and did not report
-    counts as explored from then on: its utility is halved each time, starting from the median, so
-    that never reporting does not pay. Unexplored clients are drawn uniformly, since their speed is
-    not known in advance. Utilities are clipped at a quantile, which bounds what a false loss or
-    size can gain.
+    Only clients that report a loss get a new utility. Added here: one that finishes and does not
+    report counts as explored from then on, and its utility is halved each time, starting from the
+    median, so that never reporting does not pay. One that drops out keeps its utility and its last
+    round, as in the paper: the session lets it sit out, and its bonus brings it back. Unexplored
+    clients are drawn uniformly, since their speed is not known in advance. Utilities are clipped
+    at a quantile, which bounds what a false loss or size can gain.
 
     References
     ----------
@@ -112,8 +113,8 @@ class Oort(Policy):
         for name, value in shares.items():
             if not 0 <= value <= 1:
                 raise ValueError(f"Oort: {name}={value} must lie in [0, 1]")
-        if alpha < 0 or window < 1:
-            raise ValueError(f"Oort: alpha={alpha} must be >= 0 and window={window} >= 1")
+        check_at_least("Oort", 0, alpha=alpha, preferred=preferred, pacer_step=pacer_step)
+        check_at_least("Oort", 1, window=window)
         self.alpha, self.cutoff, self.clip, self.window = alpha, cutoff, clip, window
         self.exploration, self.exploration_decay = exploration, exploration_decay
         self.min_exploration, self.normalize = min_exploration, normalize
@@ -161,7 +162,7 @@ class Oort(Policy):
         return np.where(scores >= self.cutoff * last, logits, -np.inf)
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
-        """Update those that reported, those that failed to, and the pacer."""
+        """Update those that reported, those that finished without a report, and the pacer."""
         state = self.state
         total = 0.0
         counts = sizes(signals, round.available)

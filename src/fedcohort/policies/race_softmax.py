@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedcohort.numerics import successive
 from fedcohort.policies.base import (
     Policy,
+    check_at_least,
     check_weights,
     draw_positions,
     inverse_inclusion,
@@ -107,6 +108,7 @@ class RaceSoftmax(Policy):
         if center not in ("mean", "pooled"):
             raise ValueError(f"RaceSoftmax: center={center!r} must be 'mean' or 'pooled'")
         check_weights("RaceSoftmax", weights)
+        check_at_least("RaceSoftmax", 0, label_weight=label_weight, epsilon=epsilon)
         self.temperature, self.distance, self.debias = temperature, distance, debias
         self.center, self.weights = center, weights
         options: dict[str, Option] = {"rows": rows, "bits": bits, "seed": seed}

@@ -167,7 +167,9 @@ class SketchMatch(Policy):
         if not 0 <= mix <= 1:
             raise ValueError(f"SketchMatch: mix={mix} must lie in [0, 1]")
         check_at_least("SketchMatch", 0, turns=turns, sweeps=sweeps, refresh=refresh)
-        check_at_least("SketchMatch", 0, records=records)
+        check_at_least(
+            "SketchMatch", 0, records=records, label_weight=label_weight, epsilon=epsilon
+        )
         if records and not epsilon:
             raise ValueError("SketchMatch: records= sizes private sketches; give epsilon= too")
         if records:
