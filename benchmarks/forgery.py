@@ -10,6 +10,10 @@ places counts. Readings outside a signal's declared range are dropped by the ses
 inside it. The fair share of one liar is cohort / clients = .05 of a cohort each round, which is .01
 of all places; a share of 1 means a place in every cohort. `bounded` is `Bounded(policy)`.
 
+Clients that fail: ten of the clients do not finish, in any round or in the first quarter of the
+rounds. Their mean share of cohorts over all rounds and in the second half, beside that of the same
+clients when nobody fails.
+
 Gates: of a cohort of ten, one or three clients answer falsely in every round. The share of honest
 clients' uploads without liars, and the lowest and highest share that a constant lie can cause.
 
@@ -160,8 +164,11 @@ def needed(policy):
     return sorted({*needs.profile, *needs.query, *needs.reply})
 
 
-def share(make, liars, signal, lie, *, rounds, seed):
-    """Return the liars' places, per liar and cohort."""
+def share(make, liars, signal, lie, *, rounds, seed, failing=0, first=0):
+    """Return the liars' places, per liar and cohort, from round `first` on.
+
+    In the first `failing` rounds they do not finish.
+    """
     policy = make()
     federation = Federation(policy.signal_options, seed)
     session = Session(policy, cohort_size=COHORT, seed=seed)
@@ -178,13 +185,37 @@ def share(make, liars, signal, lie, *, rounds, seed):
         cohort = session.begin(
             federation.ids, lambda name, clients: {c: answer(name, c) for c in clients}
         ).clients
-        got += len(lying & set(cohort))
-        federation.trained.update(cohort)
+        got += len(lying & set(cohort)) if session.round_number >= first else 0
+        failed = lying if session.round_number < failing else set()
+        finished = [c for c in cohort if c not in failed]
+        federation.trained.update(finished)
         replies = {
-            name: {c: answer(name, c) for c in cohort} for name in session.policy.needs.reply
+            name: {c: answer(name, c) for c in finished} for name in session.policy.needs.reply
         }
-        session.finish(replies, cohort)
-    return got / rounds / min(liars, COHORT)
+        session.finish(replies, finished)
+    return got / (rounds - first) / min(liars, COHORT)
+
+
+def measure_failing(name, rounds, seeds):
+    """Return the mean share of cohorts of ten clients that fail, always or for a while."""
+
+    def mean(**how):
+        shares = [
+            share(POLICIES[name], 10, None, None, rounds=rounds, seed=s, **how) for s in seeds
+        ]
+        return float(np.mean(shares)) * COHORT / 10
+
+    half = rounds // 2
+    return [
+        {
+            "policy": name,
+            "fair share": COHORT / CLIENTS,
+            "healthy": mean(),
+            "never finish": mean(failing=rounds),
+            "healthy, second half": mean(first=half),
+            "recovered, second half": mean(failing=rounds // 4, first=half),
+        }
+    ]
 
 
 def measure(name, rounds, seeds):
@@ -311,12 +342,14 @@ def main():
     result = {"clients": CLIENTS, "cohort": COHORT, "rounds": args.rounds, "seeds": args.seeds}
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
         places = pool.map(partial(measure, rounds=args.rounds, seeds=seeds), args.policies)
+        failing = pool.map(partial(measure_failing, rounds=args.rounds, seeds=seeds), args.policies)
         gates = pool.map(partial(measure_gate, rounds=args.rounds, seeds=seeds), sorted(GATES))
         trained = pool.map(
             partial(accuracy, rounds=args.accuracy, seeds=seeds, device=args.device),
             args.policies if args.accuracy else (),
         )
-        for key, parts in (("rows", places), ("gates", gates), ("accuracy", trained)):
+        tables = {"rows": places, "failing": failing, "gates": gates, "accuracy": trained}
+        for key, parts in tables.items():
             result[key] = []
             for part in parts:
                 result[key] += part

@@ -102,6 +102,18 @@ def forgery(file):
     return table([*header, "ten liars, bounded"], lines)
 
 
+def forgery_failing(file):
+    """Shares of cohorts of clients that fail, always or for a while, by policy."""
+    held = result(file)
+    if held is None or not held["result"].get("failing"):
+        return NOT_RUN
+    columns = ["healthy", "never finish", "healthy, second half", "recovered, second half"]
+    lines = []
+    for row in held["result"]["failing"]:
+        lines.append([row["policy"], *(f"{row[column]:.3f}".lstrip("0") for column in columns)])
+    return table(["policy", *columns], lines)
+
+
 def forgery_gates(file):
     """How far liars move the uploads of honest clients, by gate."""
     held = result(file)
