@@ -239,3 +239,11 @@ def test_likely_mistakes_of_an_engine_are_logged_once(caplog):
     assert sum("'zoe'" in m for m in messages) == 2  # for num_examples and for loss
     assert sum("none of the 2 clients" in m for m in messages) == 2
     assert sum("'lost'" in m for m in messages) == 1
+
+
+@pytest.mark.parametrize("available", ["abc", "cab", "abcabc", iter("bca")])
+def test_clients_are_sorted_and_counted_once(available):
+    log = []
+    session = Session(Nosy(), cohort_size=2, seed=0)
+    assert session.begin(available, answers(log)).clients == ("a", "b")
+    assert log[0] == ("num_examples", ("a", "b", "c"))

@@ -71,15 +71,30 @@ def load(file):
     held = result(file)
     if held is None:
         return NOT_RUN
-    lines = []
-    for row in held["result"]["cases"]:
+    lines, cases = [], held["result"]["cases"]
+    for row in cases:
         if "early_ms" not in row:
             cells = ["", "", "too few rounds"]
         else:
             cells = [f"{row['early_ms']:.1f} to {row['late_ms']:.1f}"]
             cells += [f"{row['early_mb']:,} to {row['late_mb']:,}", "yes" if row["flat"] else "no"]
         lines.append([row["case"], f"{row['rounds']:,}", *cells, row["error"] or "none"])
-    return table(["case", "rounds", "ms per round", "MB", "flat", "error"], lines)
+    header = ["case", "rounds", "ms per round", "MB", "flat", "error"]
+    return load_summary(cases, held["result"]["rounds"]) + table(header, lines)
+
+
+def load_summary(cases, rounds):
+    """How many cases did all rounds, and which of them raised an error or grew."""
+    done = sum(row["rounds"] == rounds for row in cases)
+    errors = [row["case"] for row in cases if row["error"] is not None]
+    grew = [row["case"] for row in cases if row["flat"] is False]
+    unclear = [row["case"] for row in cases if row["flat"] is None and row["error"] is None]
+    parts = [f"{done} of {len(cases)} cases did all {rounds:,} rounds"]
+    parts.append(f"errors: {', '.join(errors) or 'none'}")
+    parts.append(f"not flat: {', '.join(grew) or 'none'}")
+    if unclear:
+        parts.append(f"too few rounds to tell: {', '.join(unclear)}")
+    return "; ".join(parts) + ".\n\n"
 
 
 def share_text(value):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import filterfalse, islice
+from operator import eq
 from typing import Any, Literal
 
 import numpy as np
@@ -105,7 +107,6 @@ class Session:
         self._resting: dict[ClientId, int] = {}
         self._round: Round | None = None
         self._available: tuple[Iterable[ClientId], tuple[ClientId, ...]] = ((), ())
-        self._present: set[ClientId] = set()
         self._selection = Selection(())
         self._holding: set[ClientId] = set()
         self._admitted: tuple[ClientId, ...] | None = None
@@ -271,16 +272,22 @@ class Session:
         self._resting = dict(state["resting"])
 
     def _sorted(self, available: Iterable[ClientId]) -> tuple[ClientId, ...]:
-        """Sort the clients, or reuse the last round's result for the very same tuple."""
+        """Sort the clients, or reuse the last round's result for the very same tuple.
+
+        Sorting takes linear time where the clients are already in order, as they mostly are.
+        """
         if available is self._available[0] and isinstance(available, tuple):
             return self._available[1]
-        present = set(available)
-        for client in present - self._known_ids:
+        clients = list(available)
+        new = list(filterfalse(self._known_ids.__contains__, clients))
+        for client in new:
             check_id(client)
-        self._known_ids |= present
-        clients = tuple(sorted(present))
-        self._available, self._present = (available, clients), present
-        return clients
+        self._known_ids.update(new)
+        clients.sort()
+        if any(map(eq, clients, islice(clients, 1, None))):
+            clients = sorted(set(clients))
+        self._available = (available, tuple(clients))
+        return self._available[1]
 
     def _rested(self, clients: tuple[ClientId, ...]) -> tuple[ClientId, ...]:
         """Leave out the clients that sit out, unless too few others are there."""
@@ -355,12 +362,14 @@ class Session:
     def _checked(self, clients: Sequence[ClientId], what: str) -> tuple[ClientId, ...]:
         """Refuse strangers and repeats; return the clients sorted."""
         assert self._round is not None
+        available = self._round.available
+        if clients is available:
+            return available
         chosen = set(clients)
         name = type(self.policy).__name__
         if len(chosen) < len(clients):
             raise PolicyError(f"{name}.{what}: a client appears twice")
-        whole = self._round.available is self._available[1]  # the usual case, without a loop
-        strangers = chosen - (self._present if whole else set(self._round.available))
+        strangers = chosen.difference(available)
         if strangers:
             raise PolicyError(f"{name}.{what}: {min(strangers)!r} is not available")
         return tuple(sorted(chosen))

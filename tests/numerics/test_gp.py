@@ -332,3 +332,11 @@ def test_fit_mistakes_are_named(change, match) -> None:
     call = {"loss_changes": np.eye(2), "weights": [1.0, 1.0], "rank": 1, "noise_std": 0.1} | change
     with pytest.raises(ValueError, match=match):
         gp.fit_low_rank(**call)
+
+
+@pytest.mark.parametrize("samples", [1, 8, 30, 70])
+def test_clients_are_grouped_by_the_samples_that_they_miss(samples: int) -> None:
+    seen = np.random.default_rng(samples).random((samples, 400)) < 0.9
+    found, (patterns, kind) = gp._Patterns(seen), np.unique(seen, axis=1, return_inverse=True)
+    assert np.array_equal(found.patterns, patterns)
+    assert np.array_equal(found.kind, kind.ravel())

@@ -59,3 +59,19 @@ def test_fewer_possible_than_wanted() -> None:
 def test_infinite_weight_is_refused() -> None:
     with pytest.raises(ValueError, match="below infinity"):
         inclusion([np.inf, 0.0], 1)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 100.0])
+def test_the_bracket_changes_no_bit_of_the_limit(spread: float) -> None:
+    """Newton's method only saves steps of plain bisection, which is the definition."""
+    rng = np.random.default_rng(0)
+    for size, k in ((30, 29), (200, 5), (5000, 40)):
+        rates = np.exp(np.clip(spread * rng.normal(size=size), -300, 300))
+        low, high = np.log(1e-14 / rates.sum()), np.log(700.0 / rates.min())
+        for _ in range(100):
+            middle = (low + high) / 2
+            if -np.expm1(-rates * np.exp(middle)).sum() < k:
+                low = middle
+            else:
+                high = middle
+        assert np.array_equal(_limit(rates, k), -np.expm1(-rates * np.exp(low)))

@@ -91,3 +91,18 @@ def test_unknown_clients_are_named():
     signals.record("x", {"a": 1.0}, stamp=0)
     with pytest.raises(KeyError, match="'zoe'"):
         signals.values("x", ("a", "zoe"))
+
+
+def test_lookups_of_many_clients_stay_right_while_clients_join():
+    """The lookups of the last tuples are kept; an outdated one would miss newcomers."""
+    signals, expected = Signals(), {}
+    everybody = tuple(f"c{i:04d}" for i in range(900))
+    groups = [everybody, everybody[:600], everybody[300:]]  # more than are kept
+    rng = np.random.default_rng(0)
+    for stamp in range(12):
+        joined = rng.choice(everybody, 80, replace=False).tolist()
+        signals.record(("x", "y")[stamp % 2], dict.fromkeys(joined, float(stamp)), stamp)
+        if stamp % 2 == 0:
+            expected |= dict.fromkeys(joined, stamp)
+        for clients in groups:
+            assert signals.rounds("x", clients).tolist() == [expected.get(c, -1) for c in clients]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -40,3 +41,32 @@ def test_a_wrong_cohort_would_be_seen(monkeypatch):
 
     monkeypatch.setitem(load.POLICIES, "uniform", Twice)
     assert load.soak("policy uniform", clients=50, rounds=2, until=time.monotonic() + 10)["error"]
+
+
+def test_a_rerun_goes_on_only_with_the_same_code_and_settings(tmp_path):
+    out, settings = tmp_path / "r.json", {"clients": 50, "rounds": 9}
+    made_by = {"commit": "c", "source": "s"}
+    rows = [{"case": "gate cmfl", "rounds": 9, "error": None}]
+    assert load.earlier(out, settings, made_by) == {}
+    out.write_text(json.dumps({"provenance": made_by, "result": {**settings, "cases": rows}}))
+    assert load.earlier(out, settings, made_by) == {"gate cmfl": rows[0]}
+    for other in ({"commit": "d"}, {"source": "t"}, {"commit": "c-dirty"}):
+        assert load.earlier(out, settings, made_by | other) == {}
+    assert load.earlier(out, settings | {"clients": 51}, made_by) == {}
+
+
+def test_cases_that_are_cut_short_run_again():
+    assert load.is_done({"rounds": 9, "error": None}, 9)
+    assert load.is_done({"rounds": 3, "error": "round 3: ValueError: 1"}, 9)
+    assert not load.is_done({"rounds": 3, "error": None}, 9)
+    assert not load.is_done(None, 9)
+
+
+def test_every_case_gets_a_share_of_the_time():
+    assert load.deadline(now=100, end=200, jobs=2, cases_left=10) == 120
+    assert load.deadline(now=180, end=200, jobs=2, cases_left=1) == 200
+
+
+def test_all_cases_run():
+    rows = load.run(["policy uniform", "gate cmfl"], {"clients": 20, "rounds": 3}, 1, 1e9)
+    assert {row["case"]: row["rounds"] for row in rows} == {"policy uniform": 3, "gate cmfl": 3}

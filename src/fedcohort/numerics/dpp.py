@@ -181,7 +181,8 @@ def similarity_kernel(
     if span <= 0:
         similarities = np.ones_like(gaps)
     else:
-        similarities = np.maximum(1 - gaps / span, 0)
+        similarities = np.divide(gaps, span, out=gaps)
+        np.maximum(np.subtract(1, similarities, out=similarities), 0, out=similarities)
     return np.asarray(similarities.T @ similarities)
 
 
@@ -240,8 +241,10 @@ def _checked_kernel(kernel: ArrayLike) -> Array:
         raise ValueError(f"k-DPP: the kernel must be square, its shape is {matrix.shape}")
     if not np.isfinite(matrix).all():
         raise ValueError("k-DPP: the kernel has a value that is not finite")
-    if not np.allclose(matrix, matrix.T, rtol=1e-8, atol=1e-8 * np.abs(matrix).max(initial=0)):
-        raise ValueError("k-DPP: the kernel is not symmetric")
+    if not (matrix == matrix.T).all():
+        small = 1e-8 * np.abs(matrix).max(initial=0)
+        if not np.allclose(matrix, matrix.T, rtol=1e-8, atol=small):
+            raise ValueError("k-DPP: the kernel is not symmetric")
     return matrix
 
 

@@ -206,14 +206,17 @@ def label_counts(signals: Signals, clients: Sequence[ClientId]) -> tuple[Indices
     Counts below zero, which privacy noise makes, are set to zero; clients without any label are
     left out. Rows that claim more examples than `sizes` would believe are scaled down.
     """
-    positions, rows = vectors(signals, "label_histogram", clients)
-    counts = np.maximum(rows, 0.0)
+    positions, rows = signals.read("label_histogram", clients)
+    rows = rows.reshape(len(positions), -1) if len(positions) else np.empty((0, 0))
+    counts = np.maximum(rows, 0.0, dtype=np.float64)
     total = counts.sum(axis=1)
     filled = total > 1e-9  # a smaller sum could not be divided by
     if not filled.all():
         positions, counts, total = positions[filled], counts[filled], total[filled]
     if len(positions) >= FEW_SIZES:
-        counts *= np.minimum(1.0, LARGEST_SIZE * np.median(total) / total)[:, None]
+        most = LARGEST_SIZE * np.median(total)
+        large = np.flatnonzero(total > most)
+        counts[large] *= (most / total[large])[:, None]
     return positions, counts
 
 
@@ -235,9 +238,13 @@ def label_distances(counts: Array, pooled: Array | float, goal: Array | float) -
     return result
 
 
-def times_of(counts: Mapping[ClientId, float], clients: Sequence[ClientId]) -> Array:
-    """Return each client's entry of `counts`, 0 where there is none; fast for a million clients."""
-    return np.fromiter(map(counts.get, clients, repeat(0.0)), np.float64, len(clients))
+def times_of(
+    counts: Mapping[ClientId, float], clients: Sequence[ClientId], otherwise: float = 0.0
+) -> Array:
+    """Return each client's entry of `counts`, or `otherwise`; fast for a million clients."""
+    if not counts:
+        return np.full(len(clients), otherwise)
+    return np.fromiter(map(counts.get, clients, repeat(otherwise)), np.float64, len(clients))
 
 
 def unreported(round: Round, outcome: Outcome, signals: Signals, name: str) -> list[ClientId]:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any
 
+import numpy as np
 from numpy.random import Generator
+from numpy.typing import NDArray
 
-from fedcohort.policies.base import Policy
+from fedcohort.policies.base import Policy, times_of
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.table import Signals
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+_ROUNDING = 1e-9  # places above the cap that rounding can cause
 
 
 @dataclass
@@ -73,53 +81,57 @@ class Bounded(Policy):
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
         """Ask whom the inner policy asks among the clients within bounds."""
-        return self.policy.candidates(self._open(round), signals, rng)
+        if not self.needs.query:
+            return ()
+        inner = self._open(round, *self._counts(round), without=np.empty(0, np.int64))
+        return self.policy.candidates(inner, signals, rng)
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Take the clients that are behind, then let the inner policy fill the cohort."""
-        behind = self._behind(round)
-        inner = self._open(round, without=behind)
+        taken, due = self._counts(round)
+        late = self._behind(round, taken, due)
+        behind = tuple(round.available[i] for i in late.tolist())
+        inner = self._open(round, taken, due, without=late)
         if not inner.size:
-            return Selection(tuple(behind))
+            return Selection(behind)
         chosen = self.policy.select(inner, signals, rng)
         if not behind:
             return chosen
-        return Selection((*behind, *chosen.clients), None, chosen.scores)
+        return Selection(behind + chosen.clients, None, chosen.scores)
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Count places, and let the inner policy learn."""
         state, fair = self.state, round.size / len(round.available)
-        for client in round.available:
-            state.due[client] = state.due.get(client, 0.0) + fair
+        due = times_of(state.due, round.available) + fair
+        state.due.update(zip(round.available, due.tolist(), strict=True))
         for client in outcome.selected:
             state.taken[client] = state.taken.get(client, 0) + 1
         self.policy.observe(round, outcome, signals)
 
-    def _excess(self, client: ClientId) -> float:
-        """Places beyond the cap."""
-        state: BoundedState = self.state
-        return state.taken.get(client, 0) - self.cap * state.due.get(client, 0.0)
+    def _counts(self, round: Round) -> tuple[Array, Array]:
+        """Return the places that each available client has taken, and those due."""
+        return times_of(self.state.taken, round.available), times_of(
+            self.state.due, round.available
+        )
 
-    def _behind(self, round: Round) -> list[ClientId]:
-        """Return the clients that are a place behind the floor, the furthest behind first."""
+    def _behind(self, round: Round, taken: Array, due: Array) -> Indices:
+        """Return the positions of clients a place behind the floor, the furthest behind first."""
         if not self.floor:
-            return []
-        state = self.state
-        lacking = {
-            client: self.floor * state.due.get(client, 0.0) - state.taken.get(client, 0)
-            for client in round.available
-        }
-        late = [client for client, places in lacking.items() if places >= 1]
-        return sorted(late, key=lambda client: (-lacking[client], client))[: round.size]
+            return np.empty(0, np.int64)
+        lacking = self.floor * due - taken
+        late = np.flatnonzero(lacking >= 1)
+        return late[np.argsort(-lacking[late], kind="stable")][: round.size]
 
-    def _open(self, round: Round, without: Sequence[ClientId] = ()) -> Round:
+    def _open(self, round: Round, taken: Array, due: Array, *, without: Indices) -> Round:
         """Return the round as the inner policy sees it: the clients within bounds."""
-        size, left_out = round.size - len(without), set(without)
-        rest = [client for client in round.available if client not in left_out]
-        within = [client for client in rest if self._excess(client) <= 1e-9]
-        if len(within) < size:
-            within = sorted(sorted(rest, key=lambda c: (self._excess(c), c))[:size])
-        return replace(round, available=tuple(within), cohort_size=size)
+        size, excess = round.size - without.size, taken - self.cap * due
+        excess[without] = np.inf
+        within = excess <= _ROUNDING
+        if np.count_nonzero(within) < size:
+            within[np.argsort(excess, kind="stable")[:size]] = True
+        return replace(
+            round, available=tuple(compress(round.available, within.tolist())), cohort_size=size
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts, and the inner policy's state."""

@@ -14,6 +14,7 @@ from fedcohort.policies.base import (
     check_at_least,
     register,
     sizes,
+    times_of,
     vector_needs,
     vectors,
 )
@@ -136,9 +137,7 @@ class ClusteredSampling(Policy):
             return by_size
         if self.state.made < 0 or round.number - self.state.made >= self.interval:
             self._regroup(round, signals, share, places)
-        group = self.state.group.get
-        clients = round.available
-        labels = np.fromiter((group(clients[i], -1) for i in by_size.tolist()), np.int64)
+        labels = times_of(self.state.group, round.available, -1)[by_size]
         return _fill_order(by_size, labels, mass, places)
 
     def _regroup(self, round: Round, signals: Signals, share: Array, places: int) -> None:
@@ -213,22 +212,23 @@ def _similarity_groups(rows: Array, mass: Array, places: int) -> Indices:
     return labels
 
 
-def _fill_order(clients: Indices, labels: Indices, mass: Array, places: int) -> Indices:
+def _fill_order(clients: Indices, labels: Array, mass: Array, places: int) -> Indices:
     """Return an order that starts each place with one of the heaviest groups, then the rest."""
-    members: dict[int, list[int]] = {}
-    for client, label in zip(clients.tolist(), labels.tolist(), strict=True):
+    members: dict[float, list[int]] = {}
+    grouped, weight = labels >= 0, mass.tolist()
+    for client, label in zip(clients[grouped].tolist(), labels[grouped].tolist(), strict=True):
         members.setdefault(label, []).append(client)
-    ungrouped = members.pop(-1, [])
     groups = sorted(members.values(), key=lambda m: -float(mass[m].sum()))
-    rest = [client for group in groups[places:] for client in group] + ungrouped
+    rest = [client for group in groups[places:] for client in group]
+    rest += clients[~grouped].tolist()
     order: list[int] = []
     filled, at = 0.0, 0
     for place in range(places):
         for client in groups[place] if place < len(groups) else []:
             order.append(client)
-            filled += mass[client]
+            filled += weight[client]
         while at < len(rest) and filled < place + 1 - 1e-12:
             order.append(rest[at])
-            filled += mass[rest[at]]
+            filled += weight[rest[at]]
             at += 1
     return np.array(order + rest[at:], np.int64)

@@ -16,6 +16,7 @@ from fedcohort.policies.base import (
     label_distances,
     register,
     sample_positions,
+    times_of,
 )
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
@@ -111,9 +112,7 @@ class FedCBS(Policy):
         return Selection(clients, scores=dict(zip(clients, left.tolist(), strict=True)))
 
     def _times(self, round: Round, positions: NDArray[np.int64]) -> Array:
-        selected = self.state.selected.get
-        counts = (max(selected(round.available[i], 0), 1) for i in positions.tolist())
-        return np.fromiter(counts, np.float64, positions.size)
+        return np.maximum(times_of(self.state.selected, round.available)[positions], 1.0)
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Count the selections."""

@@ -10,7 +10,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.numerics import bandits
-from fedcohort.policies.base import Policy, register, unreported, vectors
+from fedcohort.policies.base import Policy, register, times_of, unreported, vectors
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
@@ -161,11 +161,4 @@ class FedACS(Policy):
         return bandits.duel(zeros, zeros, positions, rewards, self.rate)
 
     def _counts(self, clients: Sequence[ClientId]) -> tuple[Array, Array]:
-        count = len(clients)
-        if not self.state.wins and not self.state.losses:
-            return np.zeros(count), np.zeros(count)
-        won, lost = self.state.wins.get, self.state.losses.get
-        return (
-            np.fromiter((won(c, 0.0) for c in clients), np.float64, count),
-            np.fromiter((lost(c, 0.0) for c in clients), np.float64, count),
-        )
+        return times_of(self.state.wins, clients), times_of(self.state.losses, clients)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 import numpy as np
 from numpy.random import Generator
@@ -303,7 +304,7 @@ class FedCor(Policy):
             return Selection(())
         embedding = _widened(state.embedding, len(state.clients), 0.0)
         modeled = columns >= 0
-        modeled[modeled] = embedding[:, columns[modeled]].any(axis=0)
+        modeled[modeled] = embedding.any(axis=0)[columns[modeled]]
         unknown = np.flatnonzero(~modeled)
         places = int(np.floor(round.size * unknown.size / len(round.available) + 0.5))
         size = min(round.size - places, int(modeled.sum()))
@@ -337,8 +338,7 @@ class FedCor(Policy):
         members, column_of = self._members()
         if clients == members:
             return np.arange(len(clients))
-        get = column_of.get
-        columns = np.fromiter((get(c, -1) for c in clients), np.int64, len(clients))
+        columns = np.fromiter(map(column_of.get, clients, repeat(-1)), np.int64, len(clients))
         new = np.flatnonzero(columns < 0)
         if not add or not new.size:
             return columns

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.random import Generator
 
-from fedcohort.policies.base import Policy, check_at_least, pick, register, sizes, unreported
+from fedcohort.policies.base import (
+    Policy,
+    check_at_least,
+    pick,
+    register,
+    sizes,
+    times_of,
+    unreported,
+)
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -71,7 +80,7 @@ class FedSAE(Policy):
         if self.active_rounds is not None and round.number >= self.active_rounds:
             return Selection(pick(round.available, round.size, rng))
         largest = max(value.values(), default=0.0)
-        values = np.array([value.get(c, largest) for c in round.available])
+        values = times_of(value, round.available, largest)
         chosen = pick(round.available, round.size, rng, self.beta * values)
         return Selection(chosen, scores={c: value[c] for c in chosen if c in value})
 
@@ -80,10 +89,10 @@ class FedSAE(Policy):
         missing = unreported(round, outcome, signals, "loss")
         reported = tuple(c for c in outcome.finished if c not in set(missing))
         if reported:
-            every = dict(zip(round.available, sizes(signals, round.available), strict=True))
+            at = [bisect_left(round.available, client) for client in reported]
+            roots = np.sqrt(sizes(signals, round.available)[at])
             losses = np.asarray(signals.values("loss", reported), np.float64)
-            for client, loss in zip(reported, losses.tolist(), strict=True):
-                self.state.value[client] = float(np.sqrt(every[client])) * loss
+            self.state.value.update(zip(reported, (roots * losses).tolist(), strict=True))
         typical = float(np.median(list(self.state.value.values()))) if self.state.value else 0.0
         for client in missing:
             self.state.value[client] = self.state.value.get(client, typical) / 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import filterfalse
 from typing import Any
 
 import numpy as np
@@ -237,12 +238,11 @@ class SketchMatch(Policy):
 
     def _include(self, round: Round, signals: Signals) -> None:
         """Add new sketches, let joiners start at the median, and note whose data drifted."""
-        known, used = len(self.state.seen), self.state.used.get
+        known = len(self.state.seen)
         new = self.state.include(signals, round.available, round.number)
         if known and new:
-            joined = set(new)
-            counts = [used(c, 0) for c in round.available if c not in joined]
-            start = int(np.median(counts)) if counts else 0
+            others = tuple(filterfalse(set(new).__contains__, round.available))
+            start = int(np.median(times_of(self.state.used, others))) if others else 0
             self.state.used.update(dict.fromkeys(new, start))
         if self._before is not None:
             clients, old = self._before
@@ -332,7 +332,8 @@ class _Field:
         positions, readings = signals.read("race_sketch", clients)
         if len(positions):
             usable = readings["n"] > 0
-            positions, readings = positions[usable], readings[usable]
+            if not usable.all():
+                positions, readings = positions[usable], readings[usable]
         self.clients = tuple(clients[i] for i in positions.tolist())
         self.center = state.center(_center(average))
         self.points: NDArray[Any] = np.empty((0, self.center.size))

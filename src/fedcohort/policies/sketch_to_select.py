@@ -20,6 +20,7 @@ from fedcohort.policies.base import (
     register,
     sample_positions,
     sizes,
+    times_of,
     vector_needs,
     vectors,
 )
@@ -162,14 +163,13 @@ class SketchToSelect(Policy):
     def _replacements(self, round: Round, present: set[ClientId], rng: Generator) -> list[ClientId]:
         """Draw a client of the same cluster for each chosen one that is away."""
         missing = [self.state.cluster[c] for c in self.state.chosen if c not in present]
-        members: dict[int, list[ClientId]] = {label: [] for label in missing}
-        if missing:
-            label = self.state.cluster.get
-            for client in round.available:
-                if label(client, -1) in members and client not in present:
-                    members[self.state.cluster[client]].append(client)
-        rest = [members[label] for label in missing if members[label]]
-        return [clients[int(rng.integers(len(clients)))] for clients in rest]
+        if not missing:
+            return []
+        labels = times_of(self.state.cluster, round.available, -1)
+        labels[[bisect_left(round.available, client) for client in present]] = -1
+        members = {label: np.flatnonzero(labels == label) for label in missing}
+        rest = [members[label] for label in missing if members[label].size]
+        return [round.available[at[int(rng.integers(at.size))]] for at in rest]
 
     def _selects(self, round: Round) -> bool:
         if self.catch_up and self.state.made >= 0:

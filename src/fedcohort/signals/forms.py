@@ -83,14 +83,17 @@ class Numbers(Form):
 
     def checked(self, reading: Array) -> Array | None:
         """Return the numbers in the declared dtype, or None."""
-        if reading.dtype.kind not in "iuf" or not self._is_shape(reading.shape):
+        if not self.fits(reading):
             return None
         return reading.astype(self.dtype) if self.inside(reading).all() else None
 
-    def _is_shape(self, shape: tuple[int, ...]) -> bool:
-        wanted = self.shape
-        return len(shape) == len(wanted) and all(
-            want is None or have == want for have, want in zip(shape, wanted, strict=True)
+    def fits(self, reading: Array) -> bool:
+        """Whether a reading consists of numbers and has the declared shape."""
+        shape, wanted = reading.shape, self.shape
+        return (
+            reading.dtype.kind in "iuf"
+            and len(shape) == len(wanted)
+            and all(want is None or have == want for have, want in zip(shape, wanted, strict=True))
         )
 
     def example(self, rng: Generator) -> Array:

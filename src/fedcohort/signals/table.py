@@ -5,8 +5,9 @@ One dense array per signal, so that a policy reads a million clients without a l
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from itertools import repeat
 from typing import Any
@@ -18,6 +19,10 @@ from fedcohort.rounds import ClientId
 from fedcohort.signals.forms import Form, Numbers
 
 Array = NDArray[Any]
+Indices = NDArray[np.int64]
+
+_MANY = 256  # clients from which on a lookup of their numbers is kept
+_KEPT = 2  # lookups: of all available clients, and of those that a policy considers
 
 
 def is_finite(reading: Array) -> bool:
@@ -46,45 +51,113 @@ def _layout(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Layout:
     return (*shape, *fields)
 
 
+@dataclass
+class _Lookup:
+    """The numbers of some clients, -1 for unknown ones, from when `known` clients had a number."""
+
+    clients: tuple[ClientId, ...]
+    known: int
+    numbers: Indices
+
+
+class ClientNumbers:
+    """Consecutive numbers of clients, in the order of arrival.
+
+    All columns share them, so that names are looked up once per round and not once per signal. The
+    last lookups are kept; later only names that were unknown are looked up again.
+
+    Examples
+    --------
+    >>> numbers = ClientNumbers()
+    >>> numbers.add(["b", "a"]).tolist(), numbers.find(("a", "b", "c")).tolist()
+    ([0, 1], [1, 0, -1])
+    """
+
+    def __init__(self) -> None:
+        self._number: dict[ClientId, int] = {}
+        self._kept: deque[_Lookup] = deque(maxlen=_KEPT)
+
+    def __len__(self) -> int:
+        return len(self._number)
+
+    def add(self, clients: Sequence[ClientId]) -> Indices:
+        """Return the number of each client; a new one gets the next."""
+        number = self._number
+        found = (number.setdefault(c, len(number)) for c in clients)
+        return np.fromiter(found, np.int64, len(clients))
+
+    def find(self, clients: Sequence[ClientId]) -> Indices:
+        """Return the number of each client, -1 where it has none; not to be written to."""
+        for kept in self._kept:
+            if kept.clients is clients:
+                self._update(kept)
+                return kept.numbers
+        numbers = self._looked_up(clients)
+        if isinstance(clients, tuple) and len(clients) >= _MANY:  # a list could change
+            self._kept.append(_Lookup(clients, len(self), numbers))
+        return numbers
+
+    def _update(self, kept: _Lookup) -> None:
+        if kept.known < len(self):
+            unknown = np.flatnonzero(kept.numbers < 0)
+            again = [kept.clients[i] for i in unknown.tolist()]
+            kept.numbers[unknown] = self._looked_up(again)
+            kept.known = len(self)
+
+    def _looked_up(self, clients: Sequence[ClientId]) -> Indices:
+        return np.fromiter(map(self._number.get, clients, repeat(-1)), np.int64, len(clients))
+
+
 class SignalColumn:
     """The readings of one signal: one row per client, all of one layout."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: ClientNumbers) -> None:
         self.clients: list[ClientId] = []
         self.values: Array = np.empty(0)
-        self.stamps: NDArray[np.int64] = np.empty(0, np.int64)
-        self._row: dict[ClientId, int] = {}
-        self._cache: tuple[Sequence[ClientId], NDArray[np.int64]] | None = None
+        self.stamps: Indices = np.empty(0, np.int64)
+        self._numbers = numbers
+        self._row: Indices = np.full(1, -1, np.int64)  # by number; longer than there are numbers
 
     def layout(self) -> Layout | None:
         """Return the layout of this column's readings, None while it is empty."""
         return _layout(self.values.dtype, self.values.shape[1:]) if self.clients else None
 
-    def rows(self, clients: Sequence[ClientId]) -> NDArray[np.int64]:
+    def rows(self, clients: Sequence[ClientId]) -> Indices:
         """Row of each client, -1 where there is no reading."""
-        if self._cache is not None and self._cache[0] is clients:
-            return self._cache[1]
-        rows = np.fromiter(map(self._row.get, clients, repeat(-1)), np.int64, len(clients))
-        if isinstance(clients, tuple):  # a list could change under its identity
-            self._cache = (clients, rows)
-        return rows
+        numbers = self._numbers.find(clients)
+        return np.asarray(self._row_of_number()[numbers])  # the number -1 reads the last row: -1
+
+    def _row_of_number(self) -> Indices:
+        """Return the row of each client number, with at least one -1 at the end."""
+        missing = len(self._numbers) + 1 - len(self._row)
+        if missing > 0:
+            more = np.full(max(missing, len(self._row)), -1, np.int64)
+            self._row = np.concatenate([self._row, more])
+        return self._row
 
     def put(self, clients: Sequence[ClientId], values: Array, stamp: int) -> None:
         """Store stacked readings, which are already known to be of this column's layout."""
         if not len(clients):
             return
-        fresh = [client for client in clients if client not in self._row]
         dtype = values.dtype
         if self.clients:
             dtype = common_dtype(dtype, self.values.dtype)
-        self._grow(len(self.clients) + len(fresh), dtype, values.shape[1:])
-        for client in fresh:
-            self._row[client] = len(self.clients)
-            self.clients.append(client)
-        rows = np.fromiter((self._row[c] for c in clients), np.int64, len(clients))
+        numbers = self._numbers.add(clients)
+        rows = self._row_of_number()[numbers]
+        fresh = np.flatnonzero(rows < 0)
+        self._grow(len(self.clients) + fresh.size, dtype, values.shape[1:])
+        rows[fresh] = np.arange(fresh.size) + len(self.clients)
+        self._row[numbers] = rows
+        self.clients += [clients[i] for i in fresh.tolist()]
         self.values[rows] = cast(values, dtype)
         self.stamps[rows] = stamp
-        self._cache = None
+
+    def restore(self, clients: list[ClientId], values: ArrayLike, stamps: ArrayLike) -> None:
+        """Hold copies of saved readings, in the order of their rows."""
+        self.clients = clients
+        self.values, self.stamps = np.array(values), np.array(stamps, np.int64)
+        numbers = self._numbers.add(clients)
+        self._row_of_number()[numbers] = np.arange(len(clients))
 
     def _grow(self, size: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         used = len(self.clients)
@@ -124,6 +197,7 @@ class Signals:
 
     def __init__(self) -> None:
         self._columns: dict[str, SignalColumn] = {}
+        self._numbers = ClientNumbers()
         self.dropped: Counter[str] = Counter()
 
     def record(
@@ -138,7 +212,7 @@ class Signals:
         `form` is what the signal declares; without it, any finite numbers of one layout will do.
         """
         answered = {c: r for c, r in readings.items() if r is not None}
-        clients, values = _checked_numbers(answered, form)
+        clients, values = _checked_together(answered, form)
         if values is None:
             arrays = {c: _checked(r, form) for c, r in answered.items()}
             sound = {c: r for c, r in arrays.items() if r is not None}
@@ -147,7 +221,8 @@ class Signals:
             clients = [c for c in sound if layouts[c] == layout]
             values = _stacked([sound[c] for c in clients])
         else:
-            column, _ = self._column_for(name, Counter({(): len(clients)}))
+            column, layout = self._column_for(name, Counter({values.shape[1:]: len(clients)}))
+            clients = clients if layout == values.shape[1:] else []
         column.put(clients, values, stamp)
         if len(clients) < len(answered):
             self.dropped[name] += len(answered) - len(clients)
@@ -157,7 +232,7 @@ class Signals:
         self, name: str, arrived: Counter[Layout]
     ) -> tuple[SignalColumn, Layout | None]:
         """Return the column and layout to store readings in, given the layouts that arrived."""
-        column = self._columns.setdefault(name, SignalColumn())
+        column = self._columns.setdefault(name, SignalColumn(self._numbers))
         layout = column.layout()
         if arrived:
             usual, votes = arrived.most_common(1)[0]
@@ -165,7 +240,7 @@ class Signals:
                 return column, usual
             if usual != layout and votes > len(column.clients):
                 self.dropped[name] += len(column.clients)
-                self._columns[name] = column = SignalColumn()
+                self._columns[name] = column = SignalColumn(self._numbers)
                 return column, usual
         return column, layout
 
@@ -174,7 +249,7 @@ class Signals:
         known = np.flatnonzero(self._rows(name, clients) >= 0)
         return tuple(clients[i] for i in known.tolist())
 
-    def read(self, name: str, clients: Sequence[ClientId]) -> tuple[NDArray[np.int64], Array]:
+    def read(self, name: str, clients: Sequence[ClientId]) -> tuple[Indices, Array]:
         """Return the positions in `clients` that have a reading, and those readings, stacked."""
         rows = self._rows(name, clients)
         positions = np.flatnonzero(rows >= 0)
@@ -189,7 +264,7 @@ class Signals:
 
     def read_parts(
         self, name: str, clients: Sequence[ClientId], size: int
-    ) -> Iterator[tuple[NDArray[np.int64], Array]]:
+    ) -> Iterator[tuple[Indices, Array]]:
         """As `read`, `size` readings at a time, where all of them would take much memory.
 
         Examples
@@ -219,7 +294,7 @@ class Signals:
             raise KeyError(f"no {name!r} reading of client {min(unknown)!r}")
         return values
 
-    def rounds(self, name: str, clients: Sequence[ClientId]) -> NDArray[np.int64]:
+    def rounds(self, name: str, clients: Sequence[ClientId]) -> Indices:
         """Return the round in which each client's reading was taken, -1 where there is none."""
         rows = self._rows(name, clients)
         known = rows >= 0
@@ -227,7 +302,7 @@ class Signals:
             return rows
         return np.where(known, self._columns[name].stamps[rows], -1)
 
-    def _rows(self, name: str, clients: Sequence[ClientId]) -> NDArray[np.int64]:
+    def _rows(self, name: str, clients: Sequence[ClientId]) -> Indices:
         column = self._columns.get(name)
         if column is None or not column.clients:
             return np.full(len(clients), -1, np.int64)
@@ -248,14 +323,10 @@ class Signals:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._columns = {}
+        self._columns, self._numbers = {}, ClientNumbers()
         for name, saved in state["columns"].items():
-            column = SignalColumn()
-            column.clients = list(saved["clients"])
-            column.values = np.array(saved["values"])  # a copy: the saved array stays as it is
-            column.stamps = np.array(saved["stamps"], np.int64)
-            column._row = {client: i for i, client in enumerate(column.clients)}
-            self._columns[name] = column
+            self._columns[name] = column = SignalColumn(self._numbers)
+            column.restore(list(saved["clients"]), saved["values"], saved["stamps"])
         self.dropped = Counter(state["dropped"])
 
 
@@ -276,25 +347,44 @@ def _checked(reading: ArrayLike, form: Form | None) -> Array | None:
     return array if array is not None and is_finite(array) else None
 
 
-def _checked_numbers(
+def _checked_together(
     readings: Mapping[ClientId, ArrayLike], form: Form | None
 ) -> tuple[list[ClientId], Array | None]:
-    """Check single numbers all at once; (..., None) where they are not plain numbers."""
-    clients = list(readings)
-    if not isinstance(form, Numbers) or form.shape:
+    """Check readings of one dtype and shape all at once; (..., None) where they are not alike."""
+    if not isinstance(form, Numbers):
+        return list(readings), None
+    clients, values = _numbers_of(readings) if not form.shape else _vectors_of(readings, form)
+    if values is None:
         return clients, None
+    inside = form.inside(values).all(axis=tuple(range(1, values.ndim)))
+    if not inside.all():
+        clients = [clients[i] for i in np.flatnonzero(inside).tolist()]
+        values = values[inside]
+    return clients, values.astype(form.dtype)
+
+
+def _vectors_of(
+    readings: Mapping[ClientId, ArrayLike], form: Numbers
+) -> tuple[list[ClientId], Array | None]:
+    """Stack the readings that have the form's shape; (..., None) if they are not alike."""
+    arrays = {c: as_array(r) for c, r in readings.items()}
+    fitting = {c: a for c, a in arrays.items() if a is not None and form.fits(a)}
+    if len({(a.dtype, a.shape) for a in fitting.values()}) != 1:
+        return list(readings), None
+    return list(fitting), np.stack(list(fitting.values()))
+
+
+def _numbers_of(
+    readings: Mapping[ClientId, ArrayLike],
+) -> tuple[list[ClientId], Array | None]:
+    """Return the single numbers among the readings; (..., None) if they cannot be one array."""
+    clients = list(readings)
     values = _numbers(list(readings.values()))
     if values is None:  # one that is not a number must not make all others slow
         found = [_number(reading) for reading in readings.values()]
         clients = [c for c, number in zip(clients, found, strict=True) if number is not None]
         values = _numbers([number for number in found if number is not None])
-    if values is None:
-        return list(readings), None
-    inside = form.inside(values)
-    if not inside.all():
-        clients = [clients[i] for i in np.flatnonzero(inside).tolist()]
-        values = values[inside]
-    return clients, values.astype(form.dtype)
+    return clients, values
 
 
 def _numbers(values: list[Any]) -> Array | None:

@@ -168,17 +168,30 @@ def shrink(readings: NDArray[Any], center: Array) -> Shrunken:
     clients must have data.
     """
     n, cells = readings["n"], int(np.prod(center.shape))
-    q = readings["counts"].reshape(len(n), -1) * (1 / n).astype(np.float32)[:, None]
-    squares = np.einsum("ij,ij->i", q, q).astype(np.float64)
+    q, squares, distances = _centered(readings, center.ravel().astype(np.float32))
     noisy = noise_energy(n, readings["noise"], cells)
     error = energy(squares, n, readings["noise"], *center.shape)
     alone = noisy + len(center) - float((center**2).sum())  # one record does not show its scatter
     error = np.where(np.isnan(error), alone, np.maximum(error, noisy))
-    q -= center.ravel().astype(np.float32)
-    spread, doubt = variance_between(np.einsum("ij,ij->i", q, q).astype(np.float64), error)
+    spread, doubt = variance_between(distances, error)
     keep = spread / (spread + error)
     q *= keep.astype(np.float32)[:, None]
     return Shrunken(q, spread * (1 - keep), spread > 2 * doubt)
+
+
+def _centered(
+    readings: NDArray[Any], center: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], Array, Array]:
+    """Return the normalized sketches less the center, and their squares before and after."""
+    counts, scale = readings["counts"].reshape(len(readings), -1), 1 / readings["n"]
+    q = np.empty(counts.shape, np.float32)
+    before, after = np.empty(len(q)), np.empty(len(q))
+    for part in blocks(readings):
+        rows = np.multiply(counts[part], scale[part, None].astype(np.float32), out=q[part])
+        before[part] = np.einsum("ij,ij->i", rows, rows)
+        rows -= center
+        after[part] = np.einsum("ij,ij->i", rows, rows)
+    return q, before, after
 
 
 def variance_between(squares: Array, errors: Array) -> tuple[float, float]:
