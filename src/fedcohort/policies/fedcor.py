@@ -304,7 +304,7 @@ class FedCor(Policy):
             return Selection(())
         embedding = _widened(state.embedding, len(state.clients), 0.0)
         modeled = columns >= 0
-        modeled[modeled] = embedding.any(axis=0)[columns[modeled]]
+        modeled[modeled] = np.any(embedding, axis=0)[columns[modeled]]
         unknown = np.flatnonzero(~modeled)
         places = int(np.floor(round.size * unknown.size / len(round.available) + 0.5))
         size = min(round.size - places, int(modeled.sum()))
