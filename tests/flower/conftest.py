@@ -185,6 +185,29 @@ def identity_of_the_process(monkeypatch):
             monkeypatch.setattr(TaskIdentity, name, SUPERLINK)
 
 
+class Clock:
+    """Time that passes only while somebody sleeps, so that no limit depends on the machine."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    """A clock for our side and for Flower's wait for clients."""
+    clock = Clock()
+    for module in ("grid", "identity", "strategy"):
+        monkeypatch.setattr(f"fedcohort.flower.{module}.time", clock)
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", clock.sleep)
+    return clock
+
+
 @pytest.fixture
 def local_grid() -> LocalGrid:
     return LocalGrid()

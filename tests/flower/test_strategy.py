@@ -296,7 +296,7 @@ def test_a_reading_that_is_none_is_dropped_and_counted(digits, reading):
     assert strategy.session.ledger.total("up") == crossed(grid)[1]
 
 
-def test_silence_costs_its_timeout_and_no_more(digits):
+def test_silence_costs_its_timeout_and_no_more(digits, clock):
     grid = digits.grid()
     grid.contexts[digits.node("client-1")].node_config["x"] = 1
     strategy = cohort(cohort_size=8, timeout=1.0)
@@ -304,12 +304,10 @@ def test_silence_costs_its_timeout_and_no_more(digits):
     def fall_silent(number, arrays):
         grid.silent = {digits.node("client-1")} if number == 1 else set()
 
-    start = time.monotonic()
     strategy.start(grid, digits.arrays(), 3, evaluate_fn=fall_silent)
-    took = time.monotonic() - start
     assert [len(r.finished) for r in strategy.history] == [8, 7, 8]
     assert strategy.refused == {"no reply": 1}
-    assert took < 3.0, f"one silent client took {took:.1f} s, of which 1.0 s is the timeout"
+    assert [r.seconds for r in strategy.history] == pytest.approx([0, 1, 0])
 
 
 @pytest.mark.parametrize("gate", [None, SketchToSkip(0.0001, k=5)], ids=["plain", "gate"])
@@ -348,16 +346,15 @@ def test_a_round_in_which_everybody_fails_changes_nothing(digits):
     assert strategy.refused == {"error": 6} and not result.arrays
 
 
-def test_too_few_clients_are_waited_for_and_then_named(digits):
+def test_too_few_clients_are_waited_for_and_then_named(digits, clock):
     grid = digits.grid()
-    strategy = cohort(inner=average(min_available_nodes=9), wait=1.5)
-    start = time.monotonic()
+    strategy = cohort(inner=average(min_available_nodes=9), wait=7.5)
     with pytest.raises(NoClients, match=r"8 online .* min_available_nodes"):
         strategy.start(grid, digits.arrays(), 1)
-    assert 1.5 <= time.monotonic() - start < 6
+    assert clock.now == 8  # Flower looks once per second
 
 
-def test_clients_that_come_in_time_are_waited_for(digits):
+def test_clients_that_come_in_time_are_waited_for(digits, clock):
     grid = digits.grid()
     late = {n: grid.apps.pop(n) for n in list(grid.apps)[:4]}
     asked = []

@@ -2,9 +2,9 @@
 
 `LocalTraining` holds the settings: epochs, batch size, optimizer, learning rate. `batch_plan` draws
 the batches; their order depends only on (seed, round, client), so every engine, and a real client
-elsewhere, trains on the same batches. `Optimizer` is SGD or Adam on lists of tensors. It is written
-out because the first use of torch.optim takes a second of imports, and because each stacked client
-has its own learning rate.
+elsewhere, trains on the same batches. `rates` are the factors of the learning rate per step.
+
+Nothing here needs PyTorch, so settings can be read and checked without loading it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import ClientId, generator, stream_keys
@@ -247,86 +245,6 @@ def batch_plans(
     shuffled = [client for client, n in zip(clients, sizes, strict=True) if n > size]
     keys = iter(stream_keys(seed, "batches", round_number, ends=shuffled))
     return [BatchPlan(n, size, epochs, steps, next(keys) if n > size else None) for n in sizes]
-
-
-class Optimizer:
-    """The optimizer of one client, or of stacked clients whose first axis is the client.
-
-    Gradients are collected in `targets`, which become `beta * target + alpha * gradient`. Then
-    `update` moves the parameters. For plain SGD the targets are the parameters themselves: the
-    caller multiplies the gradient by the learning rate, and `update` does nothing.
-
-    Parameters
-    ----------
-    local : LocalTraining
-    params : sequence of Tensor
-        Changed in place.
-    """
-
-    def __init__(self, local: LocalTraining, params: Sequence[Tensor]) -> None:
-        self.local, self.params = local, list(params)
-        self.adam = local.optimizer == "adam"
-        self.direct = not (self.adam or local.momentum or local.weight_decay or local.prox_mu)
-        empty = [] if self.direct else [torch.zeros_like(p) for p in self.params]
-        self.targets = self.params if self.direct else empty
-        self.first = [torch.zeros_like(p) for p in empty] if self.adam else []
-        self.second = [torch.zeros_like(p) for p in empty] if self.adam else []
-        self.start = [torch.empty_like(p) for p in empty] if local.prox_mu else []
-        self.beta = 1.0 if self.direct else local.momentum
-        self.alpha = -1.0 if self.direct else 1.0
-
-    @property
-    def copies(self) -> int:
-        """The numbers stored per parameter."""
-        return 1 + sum(map(bool, (not self.direct, self.first, self.second, self.start)))
-
-    def restart(self) -> None:
-        """Forget the last round; the current parameters are the global model."""
-        for group in ([] if self.direct else self.targets), self.first, self.second:
-            for tensor in group:
-                tensor.zero_()
-        for anchor, param in zip(self.start, self.params, strict=False):
-            anchor.copy_(param)
-
-    def add(self, grads: Sequence[Tensor], scale: float = 1.0, active: int | None = None) -> None:
-        """Add gradients that were computed elsewhere, times `scale`, to the targets."""
-        targets = _heads(self.targets, active)
-        if self.beta != 1.0:
-            torch._foreach_mul_(targets, self.beta)
-        torch._foreach_add_(targets, list(grads), alpha=self.alpha * scale)
-
-    def update(self, rate: Tensor | float, eps: Tensor | float, active: int | None = None) -> None:
-        """Move the parameters of the first `active` clients (all by default).
-
-        `rate` and `eps` are what `rates` returned for the step, `rate` times the learning rate.
-        """
-        if self.direct:
-            return
-        params, grads = _heads(self.params, active), _heads(self.targets, active)
-        if self.local.weight_decay:
-            torch._foreach_add_(grads, params, alpha=self.local.weight_decay)
-        if self.local.prox_mu:
-            torch._foreach_add_(grads, params, alpha=self.local.prox_mu)
-            torch._foreach_sub_(grads, _heads(self.start, active), alpha=self.local.prox_mu)
-        if self.adam:
-            grads = self._adam(grads, eps, active)
-        for param, grad in zip(params, grads, strict=True):
-            if isinstance(rate, float):
-                param.sub_(grad, alpha=rate)
-            else:
-                param.addcmul_(grad, rate.view(-1, *[1] * (param.dim() - 1)), value=-1.0)
-
-    def _adam(self, grads: list[Tensor], eps: Tensor | float, active: int | None) -> list[Tensor]:
-        beta1, beta2 = self.local.betas
-        first, second = _heads(self.first, active), _heads(self.second, active)
-        torch._foreach_lerp_(first, grads, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, grads, grads, value=1 - beta2)
-        return [m.div(v.sqrt().add_(eps)) for m, v in zip(first, second, strict=True)]
-
-
-def _heads(tensors: list[Tensor], active: int | None) -> list[Tensor]:
-    return tensors if active is None else [tensor[:active] for tensor in tensors]
 
 
 def rates(local: LocalTraining, step: int) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """Many stacked copies of a model that learn in one step: what the batched engines share.
 
-A `Kernel` holds the copies and prepares steps. Losses give one number per sample; their gradients
+A `Kernel` holds the copies and prepares steps. Gradients go to an `Optimizer`, which changes the
+parameters, or to a `Gradient`, which sums them. Losses give one number per sample; their gradients
 at the model's outputs are computed here too.
 """
 
@@ -19,7 +20,7 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.simulate.engine.dropout import MaskKeys
 from fedcohort.simulate.engine.layers import Arena, Tape
 from fedcohort.simulate.engine.switches import runs_triton
-from fedcohort.simulate.local import LocalTraining, Optimizer
+from fedcohort.simulate.local import LocalTraining
 
 SampleLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -125,6 +126,89 @@ class Gradient:
 
     def update(self, rate: Tensor | float, eps: Tensor | float, active: int | None = None) -> None:
         """Leave the parameters as they are."""
+
+
+class Optimizer:
+    """SGD or Adam for one client, or for stacked clients whose first axis is the client.
+
+    It is written out because the first use of torch.optim takes a second of imports, and because
+    each stacked client has its own learning rate.
+
+    Gradients are collected in `targets`, which become `beta * target + alpha * gradient`. Then
+    `update` moves the parameters. For plain SGD the targets are the parameters themselves: the
+    caller multiplies the gradient by the learning rate, and `update` does nothing.
+
+    Parameters
+    ----------
+    local : LocalTraining
+    params : sequence of Tensor
+        Changed in place.
+    """
+
+    def __init__(self, local: LocalTraining, params: Sequence[Tensor]) -> None:
+        self.local, self.params = local, list(params)
+        self.adam = local.optimizer == "adam"
+        self.direct = not (self.adam or local.momentum or local.weight_decay or local.prox_mu)
+        empty = [] if self.direct else [torch.zeros_like(p) for p in self.params]
+        self.targets = self.params if self.direct else empty
+        self.first = [torch.zeros_like(p) for p in empty] if self.adam else []
+        self.second = [torch.zeros_like(p) for p in empty] if self.adam else []
+        self.start = [torch.empty_like(p) for p in empty] if local.prox_mu else []
+        self.beta = 1.0 if self.direct else local.momentum
+        self.alpha = -1.0 if self.direct else 1.0
+
+    @property
+    def copies(self) -> int:
+        """The numbers stored per parameter."""
+        return 1 + sum(map(bool, (not self.direct, self.first, self.second, self.start)))
+
+    def restart(self) -> None:
+        """Forget the last round; the current parameters are the global model."""
+        for group in ([] if self.direct else self.targets), self.first, self.second:
+            for tensor in group:
+                tensor.zero_()
+        for anchor, param in zip(self.start, self.params, strict=False):
+            anchor.copy_(param)
+
+    def add(self, grads: Sequence[Tensor], scale: float = 1.0, active: int | None = None) -> None:
+        """Add gradients that were computed elsewhere, times `scale`, to the targets."""
+        targets = _heads(self.targets, active)
+        if self.beta != 1.0:
+            torch._foreach_mul_(targets, self.beta)
+        torch._foreach_add_(targets, list(grads), alpha=self.alpha * scale)
+
+    def update(self, rate: Tensor | float, eps: Tensor | float, active: int | None = None) -> None:
+        """Move the parameters of the first `active` clients (all by default).
+
+        `rate` and `eps` are what `rates` returned for the step, `rate` times the learning rate.
+        """
+        if self.direct:
+            return
+        params, grads = _heads(self.params, active), _heads(self.targets, active)
+        if self.local.weight_decay:
+            torch._foreach_add_(grads, params, alpha=self.local.weight_decay)
+        if self.local.prox_mu:
+            torch._foreach_add_(grads, params, alpha=self.local.prox_mu)
+            torch._foreach_sub_(grads, _heads(self.start, active), alpha=self.local.prox_mu)
+        if self.adam:
+            grads = self._adam(grads, eps, active)
+        for param, grad in zip(params, grads, strict=True):
+            if isinstance(rate, float):
+                param.sub_(grad, alpha=rate)
+            else:
+                param.addcmul_(grad, rate.view(-1, *[1] * (param.dim() - 1)), value=-1.0)
+
+    def _adam(self, grads: list[Tensor], eps: Tensor | float, active: int | None) -> list[Tensor]:
+        beta1, beta2 = self.local.betas
+        first, second = _heads(self.first, active), _heads(self.second, active)
+        torch._foreach_lerp_(first, grads, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, grads, grads, value=1 - beta2)
+        return [m.div(v.sqrt().add_(eps)) for m, v in zip(first, second, strict=True)]
+
+
+def _heads(tensors: list[Tensor], active: int | None) -> list[Tensor]:
+    return tensors if active is None else [tensor[:active] for tensor in tensors]
 
 
 @dataclass(frozen=True)

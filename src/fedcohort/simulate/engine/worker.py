@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.simulate.engine.jobs import Data, Job, plan_of
-from fedcohort.simulate.engine.kernel import SampleLoss, cross_entropy
+from fedcohort.simulate.engine.kernel import Optimizer, SampleLoss, cross_entropy
 from fedcohort.simulate.engine.switches import gradients_without_training, seeded
-from fedcohort.simulate.local import LocalTraining, Optimizer, rates
+from fedcohort.simulate.local import LocalTraining, rates
 
 Doubles = NDArray[np.float64]
 
