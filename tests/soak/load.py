@@ -14,10 +14,10 @@ the judged rounds is at most 1.5 times that of the second quarter (or 5 ms more)
 the process grows by at most 30 % (or 60 MB) from the first quarter on; known clients stay known, so
 that a few megabytes per thousand newcomers are expected.
 
-With `--seconds`, fast cases come first. Each case gets an equal share of the time that is left, so
-that what fast cases do not use goes to slow ones; a case that is not done then is judged by the
-rounds that it did. Results are written after each case. The same command with the same code goes on
-with the cases that are missing or not done.
+With `--seconds`, fast cases come first, so that as many as possible do all rounds; a quarter of an
+equal share of the time is kept for each case that waits. A case that is not done by then is judged
+by the rounds that it did. Results are written after each case. The same command with the same code
+goes on with the cases that are missing or not done.
 """
 
 from __future__ import annotations
@@ -218,9 +218,9 @@ def is_done(row, rounds):
     return row is not None and (row["rounds"] == rounds or row["error"] is not None)
 
 
-def deadline(now, end, jobs, cases_left):
-    """Return until when a case may run: it has an equal share of the time that is left."""
-    return min(end, now + (end - now) * jobs / cases_left)
+def deadline(end, seconds, waiting, cases):
+    """Return until when a case may run: a quarter of an equal share is left for each that waits."""
+    return end - seconds * waiting / cases / 4
 
 
 def run(wanted, settings, jobs, seconds):
@@ -230,8 +230,9 @@ def run(wanted, settings, jobs, seconds):
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
         while waiting or running:
             while waiting and len(running) < jobs:
-                until = deadline(time.monotonic(), end, jobs, len(waiting) + len(running))
-                running.add(pool.submit(soak, waiting.pop(0), *settings.values(), until))
+                case = waiting.pop(0)
+                until = deadline(end, seconds, len(waiting), len(wanted))
+                running.add(pool.submit(soak, case, *settings.values(), until))
             done, running = wait(running, return_when=FIRST_COMPLETED)
             yield from (future.result() for future in done)
 

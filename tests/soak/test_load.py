@@ -62,9 +62,9 @@ def test_cases_that_are_cut_short_run_again():
     assert not load.is_done(None, 9)
 
 
-def test_every_case_gets_a_share_of_the_time():
-    assert load.deadline(now=100, end=200, jobs=2, cases_left=10) == 120
-    assert load.deadline(now=180, end=200, jobs=2, cases_left=1) == 200
+def test_time_is_kept_for_the_cases_that_wait():
+    assert load.deadline(end=200, seconds=100, waiting=8, cases=10) == 180
+    assert load.deadline(end=200, seconds=100, waiting=0, cases=10) == 200
 
 
 def test_all_cases_run():
