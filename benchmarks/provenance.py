@@ -66,11 +66,19 @@ def _without_place(argument: str) -> str:
 
 
 def _commit() -> str:
+    """Return the commit, "-dirty" if files differ from it; results are output and do not count."""
+    results = ":(top,exclude)benchmarks/results"
     try:
-        command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        name = _git("describe", "--always", "--exclude", "*")
+        changed = _git("diff", "--name-only", "HEAD", "--", ":(top)", results)
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("FEDCOHORT_COMMIT", "unknown")
+    return f"{name}-dirty" if changed else name
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _gpu() -> str | None:

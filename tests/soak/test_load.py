@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -70,3 +71,22 @@ def test_time_is_kept_for_the_cases_that_wait():
 def test_all_cases_run():
     rows = load.run(["policy uniform", "gate cmfl"], {"clients": 20, "rounds": 3}, 1, 1e9)
     assert {row["case"]: row["rounds"] for row in rows} == {"policy uniform": 3, "gate cmfl": 3}
+
+
+def test_writing_results_does_not_make_the_code_look_changed(tmp_path, monkeypatch):
+    """Otherwise a run whose results are tracked could never go on."""
+    import provenance
+
+    monkeypatch.chdir(tmp_path)
+    result, code = tmp_path / "benchmarks" / "results" / "r.json", tmp_path / "code.py"
+    result.parent.mkdir(parents=True)
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b.c")
+    for path in (result, code):
+        path.write_text("1")
+    for step in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "first")):
+        subprocess.run([*git, *step], check=True)
+    clean = provenance._commit()
+    result.write_text("2")
+    assert provenance._commit() == clean
+    code.write_text("2")
+    assert provenance._commit() == f"{clean}-dirty"
