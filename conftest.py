@@ -3,6 +3,11 @@
 from importlib.util import find_spec
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test fails because a loaded machine is slow.
+settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any speed")
 
 collect_ignore_glob = []
 if find_spec("triton") is None:  # a module that cannot be imported is not searched for doctests
