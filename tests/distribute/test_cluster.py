@@ -8,7 +8,6 @@ from fedcohort.distribute.cluster import cluster, gpus_for
 from fedcohort.exceptions import ConfigError
 
 
-@pytest.mark.timeout(60)
 def test_a_connected_program_stays_connected(connected):
     import ray
 
@@ -20,7 +19,6 @@ def test_a_connected_program_stays_connected(connected):
         pass
 
 
-@pytest.mark.timeout(60)
 def test_a_local_cluster_ends_with_the_work(nodes):
     import ray
 
@@ -31,7 +29,6 @@ def test_a_local_cluster_ends_with_the_work(nodes):
     assert not ray.is_initialized()
 
 
-@pytest.mark.timeout(60)
 def test_a_running_cluster_is_found(nodes):
     import ray
 

@@ -35,7 +35,6 @@ def models(of):
     return torch.stack([seed.model for seed in of.seeds]).numpy()
 
 
-@pytest.mark.timeout(120)
 def test_neither_the_number_of_workers_nor_their_death_changes_a_bit(connected):
     """Cohorts of 7 for two seeds are 5 groups, on 1, 2 and 3 actors; one of 3 is killed."""
     import ray
@@ -59,7 +58,6 @@ def test_neither_the_number_of_workers_nor_their_death_changes_a_bit(connected):
     np.testing.assert_allclose(found[0], models(alone), atol=1e-4)
 
 
-@pytest.mark.timeout(60)
 def test_a_cluster_without_room_is_said(connected):
     trainer = partial(ShardedTrainer, workers=1, cpus=64, timeout=2)
     with pytest.raises(ConfigError, match=r"no worker started within 2 s; the cluster has 2 CPU"):

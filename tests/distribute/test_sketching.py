@@ -33,7 +33,6 @@ def folder(tmp_path):
     return place
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("by", [[], ["--by", "who"]], ids=["whole", "by client"])
 def test_equal_to_one_process(connected, folder, tmp_path, by, capsys):
     size = ["--rows", "20", "--bits", "4", "--columns", "v,u", *by, "--format", "json"]
@@ -53,7 +52,6 @@ def test_equal_to_one_process(connected, folder, tmp_path, by, capsys):
         assert there.read_bytes() == here.read_bytes()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("by", [[], ["--by", "who"]], ids=["whole", "by client"])
 def test_warnings_labels_and_single_columns_are_those_of_one_process(
     connected, tmp_path, by, capsys
@@ -91,7 +89,6 @@ def test_warnings_labels_and_single_columns_are_those_of_one_process(
         assert RaceSketch.load(other).origin["label_split"] > 0
 
 
-@pytest.mark.timeout(120)
 def test_noise_is_added_once(connected, folder, tmp_path):
     out = tmp_path / "private.sketch"
     options = ["--columns", "u,v", "--rows", "20", "--bits", "4", "--epsilon", "2"]
@@ -102,7 +99,6 @@ def test_noise_is_added_once(connected, folder, tmp_path):
     assert RaceSketch.load(out).noise == RaceSketch.load(alone).noise > 0
 
 
-@pytest.mark.timeout(120)
 def test_errors_of_workers_are_the_users(connected, folder, tmp_path, capsys):
     table = pa.table({"u": [1.0, None], "v": [1.0, 2.0], "who": ["c0", "c1"]})
     pq.write_table(table, folder / "4.parquet")
@@ -152,7 +148,6 @@ def _rows(x):
     return x.tolist() if isinstance(x, np.ndarray) else x
 
 
-@pytest.mark.timeout(60)
 def test_a_folder_without_rows(connected, tmp_path):
     from fedcohort.distribute.sketching import sketch_folder
 

@@ -26,7 +26,7 @@ def test_apps_load(folder, package):
         "'train.upload'} <= set(handlers), handlers"
     )
     command = [sys.executable, "-c", script]
-    subprocess.run(command, cwd=EXAMPLES / folder, check=True, timeout=120)
+    subprocess.run(command, cwd=EXAMPLES / folder, check=True)
 
 
 def test_a_connection_with_the_examples_certificates_is_encrypted_and_verified(tmp_path):
@@ -35,7 +35,7 @@ def test_a_connection_with_the_examples_certificates_is_encrypted_and_verified(t
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(20)
+        listener.settimeout(200)
 
         def answer():
             connection, _ = listener.accept()
@@ -46,7 +46,7 @@ def test_a_connection_with_the_examples_certificates_is_encrypted_and_verified(t
         thread.start()
         client = ssl.create_default_context(cafile=tmp_path / "ca.crt")
         with (
-            socket.create_connection(listener.getsockname(), timeout=20) as plain,
+            socket.create_connection(listener.getsockname(), timeout=200) as plain,
             client.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
         ):
             assert secure.recv(5) == b"hello"

@@ -161,7 +161,7 @@ def test_hovering_shows_values(tab):
     box = chart.bounding_box()
     tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     tip = tab.locator("#vg-tooltip-element.visible")
-    tip.wait_for(timeout=10_000)
+    tip.wait_for(timeout=120_000)
     assert re.search(r"accuracy:?\s*\d+\.\d%", tip.inner_text())
 
 

@@ -66,7 +66,8 @@ def test_the_page_updates_itself(browser, watched):
     assert "Not all runs are finished" in tab.inner_text("main")
     points = "document.querySelectorAll('#chart-accuracy-rounds g.mark-symbol > path').length"
     assert tab.evaluate(points) == 4
-    tab.wait_for_timeout(3000)  # it has seen the first version
+    with tab.expect_response("**/version"):  # then it knows the first version
+        pass
     rounds.write_text(whole)
     tab.wait_for_function(f"() => {points} == 8", timeout=120_000)
     assert "Not all runs are finished" not in tab.inner_text("main")

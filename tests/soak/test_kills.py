@@ -34,7 +34,7 @@ if not path.exists():
 @pytest.mark.parametrize("job", ["sketch", "budget", "registry"])
 def test_a_killed_job_ends_like_a_calm_one(tmp_path, job):
     """Restarts of `run` and of a Flower server are also tested where those are."""
-    done = kills.trial(job, tmp_path, kills=3, seconds=10, seed=1)
+    done = kills.trial(job, tmp_path, kills=3, seconds=200, seed=1)
     assert kills.failures(done) == 0, done
     assert done["kills"] >= 1
 
@@ -47,7 +47,7 @@ def test_a_job_that_counts_twice_after_a_kill_would_be_seen(tmp_path, monkeypatc
     arguments = lambda inputs, folder: [folder]  # noqa: E731
     careless = kills.Job(CARELESS, arguments, log_of, paid=lambda folder: len(log_of(folder)))
     monkeypatch.setitem(kills.JOBS, "careless", careless)
-    done = kills.trial("careless", tmp_path, kills=3, seconds=60)
+    done = kills.trial("careless", tmp_path, kills=3, seconds=200)
     assert done["kills"] >= 1
     assert done["differences"] >= 1
     assert done["double payments"] >= 1
@@ -57,7 +57,7 @@ def test_a_file_that_is_not_whole_before_its_sync_would_be_seen(tmp_path, monkey
     """The job believes a file that it finds, although a power cut may have come before its sync."""
     unsynced = kills.Job(UNSYNCED, lambda inputs, folder: [folder], log_of)
     monkeypatch.setitem(kills.JOBS, "unsynced", unsynced)
-    done = kills.trial("unsynced", tmp_path, kills=20, seconds=60)
+    done = kills.trial("unsynced", tmp_path, kills=20, seconds=200)
     assert done["torn"] >= 1
     assert done["differences"] >= 1
 
