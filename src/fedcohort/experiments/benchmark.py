@@ -186,7 +186,7 @@ def scripts_of(part: Part) -> Path | None:
 def run_part(part: Part, loaded: Datasets, kept: Checkpoint | None = None) -> dict[str, Any]:
     """Run one part and return its result, one row per seed; a script returns its own.
 
-    Seconds and load are those of the last go.
+    Seconds, load and device are those of the last go.
     """
     before, started = os.getloadavg()[0], time.perf_counter()
     if isinstance(part.experiment, Script):
