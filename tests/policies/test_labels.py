@@ -321,6 +321,9 @@ class TestFedSAE:
     [
         (lambda: FedCBS(exploration=-1), "exploration=-1"),
         (lambda: LabelMatch("uniform"), "target='uniform'"),
+        (lambda: LabelMatch(epsilon=0.0005), "LabelMatch: epsilon=0.0005"),
+        (lambda: FedCBS(epsilon=0.0005), "FedCBS: epsilon=0.0005"),
+        (lambda: FLIPS(epsilon=-1.0), "FLIPS: epsilon=-1.0"),
         (lambda: FLIPS(clusters=0), "clusters=0"),
         (lambda: FLIPS(most_clusters=1), "most_clusters=1"),
         (lambda: HiCSFL(temperature=0), "temperature=0"),

@@ -19,7 +19,7 @@ from fedcohort.policies.base import (
     times_of,
 )
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
-from fedcohort.signals.catalog import Needs, Option
+from fedcohort.signals.catalog import Needs, Option, check_histogram_epsilon
 from fedcohort.signals.table import Signals
 
 Array = NDArray[np.float64]
@@ -83,7 +83,8 @@ class FedCBS(Policy):
     def __init__(
         self, exploration: float = 10.0, candidates: int | None = 50_000, epsilon: float = 0.0
     ) -> None:
-        check_at_least("FedCBS", 0, exploration=exploration, epsilon=epsilon)
+        check_at_least("FedCBS", 0, exploration=exploration)
+        check_histogram_epsilon("FedCBS", epsilon)
         check_at_least("FedCBS", 1, candidates=candidates)
         self.exploration, self.limit = exploration, candidates
         options: dict[str, Option] = {"epsilon": epsilon}

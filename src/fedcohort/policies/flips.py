@@ -18,7 +18,7 @@ from fedcohort.policies.base import (
     times_of,
 )
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
-from fedcohort.signals.catalog import Needs
+from fedcohort.signals.catalog import Needs, check_histogram_epsilon
 from fedcohort.signals.table import Signals
 
 Array = NDArray[np.float64]
@@ -83,7 +83,7 @@ class FLIPS(Policy):
     def __init__(
         self, clusters: int | None = None, most_clusters: int = 15, epsilon: float = 0.0
     ) -> None:
-        check_at_least("FLIPS", 0, epsilon=epsilon)
+        check_histogram_epsilon("FLIPS", epsilon)
         check_at_least("FLIPS", 1, clusters=clusters)
         check_at_least("FLIPS", 2, most_clusters=most_clusters)
         self.clusters, self.most_clusters = clusters, most_clusters

@@ -17,7 +17,7 @@ from fedcohort.policies.base import (
     sample_positions,
 )
 from fedcohort.rounds import Round, Selection
-from fedcohort.signals.catalog import Needs
+from fedcohort.signals.catalog import Needs, check_histogram_epsilon
 from fedcohort.signals.table import Signals
 
 Array = NDArray[np.float64]
@@ -71,7 +71,7 @@ class LabelMatch(Policy):
     ) -> None:
         if target not in ("global", "balanced"):
             raise ValueError(f"LabelMatch: target={target!r} must be 'global' or 'balanced'")
-        check_at_least("LabelMatch", 0, epsilon=epsilon)
+        check_histogram_epsilon("LabelMatch", epsilon)
         check_at_least("LabelMatch", 1, candidates=candidates)
         self.target, self.limit = target, candidates
         self.signal_options = {"label_histogram": {"epsilon": epsilon}}

@@ -244,6 +244,15 @@ def _insight(clients: Clients, options: Options) -> Sequence[ArrayLike]:
     return clients.insights()
 
 
+def check_histogram_epsilon(owner: str, epsilon: float) -> None:
+    """Raise ConfigError for an epsilon that `label_histogram` does not take."""
+    if not (epsilon == 0 or 0.001 <= epsilon < np.inf):
+        raise ConfigError(
+            f"{owner}: epsilon={epsilon} must be 0 (exact counts) or at least 0.001, because "
+            "smaller values leave nothing but noise"
+        )
+
+
 @register_signal("label_histogram", when="profile", work="data", form=_histogram_form)
 def _label_histogram(clients: Clients, options: Options) -> list[NDArray[np.int64]]:
     """How many examples of each label the client has; sensitive, so consider epsilon.
@@ -254,8 +263,7 @@ def _label_histogram(clients: Clients, options: Options) -> list[NDArray[np.int6
     """
     classes = int(options.get("classes", 0)) or clients.classes()
     epsilon = float(options.get("epsilon", 0.0))
-    if not (epsilon == 0 or 0.001 <= epsilon < np.inf):
-        raise ConfigError(f"label_histogram: epsilon={epsilon} must be at least 0.001")
+    check_histogram_epsilon("label_histogram", epsilon)
     histograms = []
     for client, (_, labels) in zip(clients.ids, clients.examples(), strict=True):
         counts = np.bincount(np.asarray(labels).reshape(-1).astype(np.int64), minlength=classes)
