@@ -22,6 +22,7 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -52,19 +53,28 @@ def cohorts(seed, available):
     return picked
 
 
+class Foreseen(NamedTuple):
+    """Who does what: the victim is killed in round 2, the slow one never answers in round 3."""
+
+    seed: int
+    victim: str
+    slow: str
+
+
 def foreseen(clients):
-    """Find a seed under which the victim trains in round 2, and the newcomer without it in 3.
+    """Find a seed under which the newcomer trains in round 3 without the victim of round 2.
 
     The SuperLink takes a minute to notice that a node is gone, so that round 3 may still be drawn
     from all four clients; the seed works either way.
     """
-    before, everybody = clients[:NODES], clients[: NODES + 1]
+    before, everybody, newcomer = clients[:NODES], clients[: NODES + 1], clients[NODES]
     for seed in itertools.count():
         for victim in cohorts(seed, [before] * 2)[1]:
             rest = [c for c in everybody if c != victim]
-            last = [cohorts(seed, [before, before, online])[2] for online in (everybody, rest)]
-            if all(clients[NODES] in picked and victim not in picked for picked in last):
-                return seed, victim
+            last = [set(cohorts(seed, [before, before, on])[2]) for on in (everybody, rest)]
+            always = set.intersection(*last) - {newcomer}
+            if always and all(newcomer in picked and victim not in picked for picked in last):
+                return Foreseen(seed, victim, min(always))
 
 
 def free_port():
@@ -102,7 +112,7 @@ class Deployment:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "NO_PROXY": "127.0.0.1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
             "OMP_NUM_THREADS": "1",
         }
 
@@ -171,110 +181,55 @@ class Deployment:
         return "\n".join(parts)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, trial):
-    """Three clients; one is killed while it trains in the second round, a fourth then joins."""
-    folder = tmp_path_factory.mktemp("deployment")
-    clients = [f"client-{i}" for i in range(8)]
-    seed, victim = foreseen(clients)
-    marker, out = folder / "training", folder / "out.json"
-    part = {"policy": "with-losses", "cohort_size": SIZE, "seed": seed}
-    part |= {"rounds": 3, "timeout": TIMEOUT, "nodes": NODES}
-    part |= {"joined": {"after": 2, "nodes": NODES + 1}}
-    hang = {"client": victim, "round": 2, "file": str(marker)}
-    plan = {"parts": [part], "hang": hang, "out": str(out), "data": save(folder, trial)}
-    deployment = Deployment(folder, plan)
-    try:
-        deployment.start_link()
-        for number in range(NODES):
-            deployment.start_node(number)
-        deployment.start_run()
-        deployment.wait_for(marker.exists, "the second round does not come")
-        deployment.kill(victim)
-        deployment.start_node(NODES)
-        return deployment.result(out, "the run does not end"), seed, victim
-    finally:
-        deployment.close()
-
-
-def test_cohorts_and_accuracies_are_the_simulators(run, trial):
-    result, seed, _ = run
-    simulation = Simulation(
-        trial.federation(NODES),
-        trial.model(),
-        trial.WithLosses(),
-        cohort_size=SIZE,
-        local=trial.local(),
-        aggregation="size-weighted",
-        seeds=(seed,),
-        device="cpu",
-    )
-    records = [simulation.step()[0] for _ in range(2)]
-    for report, record in zip(result["history"], records, strict=False):
-        assert tuple(report["selected"]) == record.selected
-    report, record = result["history"][0], records[0]  # a client is killed in the second round
-    assert tuple(report["finished"]) == record.finished
-    assert (report["bytes_up"], report["bytes_down"]) == (record.bytes_up, record.bytes_down)
-    assert result["accuracies"][0] == pytest.approx(record.accuracy, abs=1e-4)
-
-
-def test_a_node_killed_while_it_trains_costs_at_most_its_timeout(run):
-    result, _, victim = run
-    second = result["history"][1]
-    assert set(second["selected"]) - set(second["finished"]) == {victim}
-    assert sum(result["refused"].values()) == 1
-    assert TIMEOUT <= second["seconds"] < TIMEOUT + result["waited"][1] + SLACK
-
-
-def test_a_new_node_is_selected_in_a_later_round(run):
-    result, _, victim = run
-    assert f"client-{NODES}" in result["history"][2]["finished"]
-    assert victim not in result["history"][2]["selected"]
-    assert len(result["history"][2]["finished"]) == SIZE
-
-
-def test_the_ledger_counts_what_crossed(run):
-    result, _, _ = run
-    assert result["ledger"] == result["crossed"] and result["ledger"]["up"] > 0
-
-
-# --- other faults -------------------------------------------------------------------------------
-
-LIES = {"client-2": "raise", "client-3": "slow"}  # others: test_strategy, test_simulation
 AUTHOR = ed25519.Ed25519PrivateKey.generate()
 
 
 @pytest.fixture(scope="module")
-def faults(tmp_path_factory, trial):
-    """Two honest clients, two with faults, and a fifth that trusts one author only.
+def found(tmp_path_factory, trial):
+    """What happened in three runs, the first of them before everything was killed.
 
-    After a round everything is killed. With a new SuperLink and restarted nodes, of which one
-    trusts one author only, a second run continues from the checkpoint. Its app is the first one,
-    signed by the author. A third run's app was changed after it was signed.
+    Three clients. In the second round one is killed while it trains; a fourth then joins, and in
+    the third round one never answers. A fifth node trusts one author only.
+
+    Then all processes are killed. With a new SuperLink and two restarted nodes, of which one trusts
+    one author only, a second run continues from the checkpoint, and one client fails. Its app is
+    the first one, signed by the author. A third run's app was changed after it was signed.
     """
-    folder = tmp_path_factory.mktemp("faults")
+    folder = tmp_path_factory.mktemp("deployment")
     (folder / "seen").mkdir()
-    part = {"policy": "race-softmax", "cohort_size": 4, "seed": 1, "rounds": 1, "nodes": 4}
-    part |= {"timeout": TIMEOUT, "checkpoint": str(folder / "run.ckpt")}
-    plan = {"parts": [part], "lies": LIES, "out": str(folder / "first.json"), "torch": False}
+    who = foreseen([f"client-{i}" for i in range(8)])
+    part = {"policy": "with-losses", "cohort_size": SIZE, "seed": who.seed, "timeout": TIMEOUT}
+    part |= {"rounds": 3, "nodes": NODES, "checkpoint": str(folder / "run.ckpt")}
+    part |= {"joined": {"after": 2, "nodes": NODES + 2}}
+    marker = folder / "training"
+    faults = [
+        {"client": who.victim, "round": 2, "does": "hang", "file": str(marker)},
+        {"client": who.slow, "round": 3, "does": "hang", "file": str(folder / "slow")},
+    ]
+    plan = {"parts": [part], "faults": faults, "out": str(folder / "first.json")}
     plan |= {"data": save(folder, trial), "seen": str(folder / "seen")}
     (folder / "trusted.yaml").write_text(f"fpk_author: {public_key(AUTHOR)}\n")
     trusting = "--trusted-entities", str(folder / "trusted.yaml")
-    found = {}
+    found = {"who": who}
     first = Deployment(folder, plan)
     try:
         first.start_link()
-        for number in range(4):
+        for number in range(NODES):
             first.start_node(number)
-        first.start_node(4, *trusting)
+        first.start_node(NODES + 1, *trusting)
         first.start_run()
+        first.wait_for(marker.exists, "the second round does not come")
+        first.kill(who.victim)
+        first.start_node(NODES)
         found["first"] = first.result(folder / "first.json", "the first run does not end")
-        first.wait_for(lambda: REFUSED["unsigned"] in first.log("client-4"), "not refused")
+        untrusting = f"client-{NODES + 1}"
+        first.wait_for(lambda: REFUSED["unsigned"] in first.log(untrusting), "not refused")
     finally:
         first.close()
     found["seen"] = sorted(p.name for p in (folder / "seen").iterdir())
-    part = {**part, "rounds": 2, "nodes": 2}
-    plan = {**plan, "parts": [part], "lies": {}, "out": str(folder / "second.json")}
+    part = {**part, "rounds": 4, "nodes": 2}
+    faults = [{"client": "client-0", "round": 4, "does": "raise"}]
+    plan = {**plan, "parts": [part], "faults": faults, "out": str(folder / "second.json")}
     (folder / "second").mkdir()
     second = Deployment(folder / "second", plan)
     with hub(folder) as address:
@@ -369,36 +324,84 @@ app._registered_funcs["query.identity"] = stealing
 """
 
 
-def test_slow_and_failing_clients_cost_a_timeout_and_are_named(faults):
-    first = faults["first"]
-    (report,) = first["history"]
-    assert sorted(report["selected"]) == [f"client-{i}" for i in range(4)]
-    assert sorted(report["finished"]) == ["client-0", "client-1"]
-    assert first["refused"] == {"error": 1, "no reply": 1}
-    failed = report["failed"]
-    assert "the disk is full" in failed["client-2"] and failed["client-3"] == "no reply"
-    assert TIMEOUT <= report["seconds"] < TIMEOUT + first["waited"][0] + SLACK
-    assert "failed: client-" in first["lines"][0]
+def test_cohorts_and_accuracies_are_the_simulators(found, trial):
+    result = found["first"]
+    simulation = Simulation(
+        trial.federation(NODES),
+        trial.model(),
+        trial.WithLosses(),
+        cohort_size=SIZE,
+        local=trial.local(),
+        aggregation="size-weighted",
+        seeds=(found["who"].seed,),
+        device="cpu",
+    )
+    records = [simulation.step()[0] for _ in range(2)]
+    for report, record in zip(result["history"], records, strict=False):
+        assert tuple(report["selected"]) == record.selected
+    report, record = result["history"][0], records[0]  # a client is killed in the second round
+    assert tuple(report["finished"]) == record.finished
+    assert (report["bytes_up"], report["bytes_down"]) == (record.bytes_up, record.bytes_down)
+    assert result["accuracies"][0] == pytest.approx(record.accuracy, abs=1e-4)
 
 
-def test_a_node_that_trusts_one_author_runs_no_app_without_a_signature(faults):
+def test_a_node_killed_while_it_trains_costs_at_most_the_timeout(found):
+    result, who = found["first"], found["who"]
+    second = result["history"][1]
+    assert set(second["selected"]) - set(second["finished"]) == {who.victim}
+    assert second["failed"] == {who.victim: "no reply"}
+    assert TIMEOUT <= second["seconds"] < TIMEOUT + result["waited"][1] + SLACK
+
+
+def test_a_client_that_never_answers_costs_its_timeout_and_is_named(found):
+    result, who = found["first"], found["who"]
+    third = result["history"][2]
+    assert set(third["selected"]) - set(third["finished"]) == {who.slow}
+    assert third["failed"] == {who.slow: "no reply"}
+    assert TIMEOUT <= third["seconds"] < TIMEOUT + result["waited"][2] + SLACK
+    assert f"failed: {who.slow}" in result["lines"][2]
+    assert result["refused"] == {"no reply": 2}
+
+
+def test_a_new_node_is_selected_in_a_later_round(found):
+    third = found["first"]["history"][2]
+    assert f"client-{NODES}" in third["finished"]
+    assert found["who"].victim not in third["selected"]
+    assert len(third["finished"]) == SIZE - 1
+
+
+def test_the_ledger_counts_what_crossed(found):
+    result = found["first"]
+    assert result["ledger"] == result["crossed"] and result["ledger"]["up"] > 0
+
+
+def test_a_node_that_trusts_one_author_runs_no_app_without_a_signature(found):
     """Whoever submits an app ships the clients' code; --trusted-entities is the defense."""
-    assert faults["seen"] == [f"client-{i}" for i in range(4)]
+    assert found["seen"] == [f"client-{i}" for i in range(NODES + 1)]
 
 
-def test_a_run_continues_after_the_superlink_was_killed(faults):
+def test_a_run_continues_after_the_superlink_was_killed(found):
     """Restarted nodes are the clients that they were: nobody sends a sketch again."""
-    first, second = faults["first"], faults["second"]
-    assert [r["round"] for r in second["history"]] == [0, 1]
-    assert second["history"][0] == first["history"][0]
-    assert sorted(second["history"][1]["finished"]) == ["client-0", "client-1"]
-    assert second["history"][1]["bytes_up"] == 2 * 4 * 3 * 4  # two models of 4 x 3 floats
+    first, second = found["first"], found["second"]
+    assert [r["round"] for r in second["history"]] == [0, 1, 2, 3]
+    assert second["history"][:3] == first["history"]
+    assert sorted(second["history"][3]["selected"]) == ["client-0", "client-1"]
+    numbers = 64 * 64 + 64 + 64 * 30 + 30 + 30 * 10 + 10
+    assert second["history"][3]["bytes_up"] == 4 * numbers + 8  # one model and one loss
 
 
-def test_a_signed_app_runs_where_its_author_is_trusted(faults):
-    assert "client-1" in faults["second"]["history"][1]["finished"]
+def test_a_client_that_fails_is_named_with_its_reason(found):
+    fourth = found["second"]["history"][3]
+    assert fourth["finished"] == ["client-1"]
+    assert "the disk is full" in fourth["failed"]["client-0"]
+    assert found["second"]["refused"]["error"] == 1
+    assert "failed: client-0" in found["second"]["lines"][3]
 
 
-def test_an_app_that_was_changed_after_it_was_signed_is_refused(faults):
+def test_a_signed_app_runs_where_its_author_is_trusted(found):
+    assert "client-1" in found["second"]["history"][3]["finished"]
+
+
+def test_an_app_that_was_changed_after_it_was_signed_is_refused(found):
     """A node that trusts anybody ran the changed code; the other one did not."""
-    assert set(faults["altered"]) == {"client-0"}
+    assert set(found["altered"]) == {"client-0"}

@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedcohort.flower import attach, own_id
 from fedcohort.flower.messages import RECORD, to_record
-from trial.task import federation, local, model, never_answers, plan
+from trial.task import fault, federation, local, model, plan
 
 
 def data(context):
@@ -32,11 +32,12 @@ def lies(message, context, call_next):
     if kind == "query.race_sketch" and lie in READINGS:
         record = to_record({"race_sketch": READINGS[lie]()})
         return Message(RecordDict({RECORD: record}), reply_to=message)
-    if kind == "train" and lie == "raise":
+    number = message.content["config"]["server-round"] if kind == "train" else 0
+    planned = fault(client, kind, number)
+    if planned.get("does") == "raise":
         raise RuntimeError("the disk is full")
-    if kind == "train" and never_answers(client, kind, message.content["config"]["server-round"]):
-        if "hang" in plan():
-            Path(plan()["hang"]["file"]).touch()  # somebody will end this process
+    if planned.get("does") == "hang":
+        Path(planned["file"]).touch()  # somebody will end this process
         time.sleep(3600)
     reply = call_next(message, context)
     if kind == "train.upload" and lie == "nan update":
@@ -53,16 +54,5 @@ READINGS = {
 }
 
 
-def add_one(message, context):
-    """A training that needs no PyTorch."""
-    arrays = {k: Array(a.numpy() + np.float32(1)) for k, a in message.content["arrays"].items()}
-    content = {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 10})}
-    return Message(RecordDict(content), reply_to=message)
-
-
 app = ClientApp(mods=[lies])
-if plan().get("torch", True):
-    attach(app, data, model, local=local())
-else:
-    app.train()(add_one)
-    attach(app, data)
+attach(app, data, model, local=local())

@@ -8,7 +8,6 @@ import time
 import traceback
 from pathlib import Path
 
-import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -17,7 +16,7 @@ from fedcohort.flower import CohortStrategy
 from fedcohort.flower.grid import TimedGrid
 from fedcohort.gates import GATES
 from fedcohort.policies import POLICIES
-from trial.task import CLIENTS, WithLosses, federation, model, never_answers, plan
+from trial.task import CLIENTS, WithLosses, fault, federation, model, plan
 
 PATIENCE = 600  # seconds for what takes a few on a quiet machine
 
@@ -56,7 +55,7 @@ class Recorder(TimedGrid):
             left -= {reply.metadata.reply_to_message_id for reply in found}
             if not left & self._awaited or time.monotonic() - start > PATIENCE:
                 break
-            time.sleep(0.1)
+            time.sleep(0.3)
         self._awaited -= left
         self.waited += time.monotonic() - start
         for message in replies:
@@ -91,7 +90,7 @@ def hopeless(message):
         return False
     client = json.loads(config["fedcohort"])["client"]
     number = config.get("server-round", 0)
-    return never_answers(client, message.metadata.message_type, number)
+    return fault(client, message.metadata.message_type, number).get("does") == "hang"
 
 
 def accuracy(arrays):
@@ -107,7 +106,7 @@ def accuracy(arrays):
 
 def run(grid, part):
     """Run one part of the plan and return what happened."""
-    recorder, torch = Recorder(grid), plan().get("torch", True)
+    recorder = Recorder(grid)
     gate = None if part.get("gate") is None else GATES[part["gate"]](**part["gate_options"])
     policies = {**POLICIES, "with-losses": WithLosses}
     strategy = CohortStrategy(
@@ -128,13 +127,13 @@ def run(grid, part):
     accuracies, waited = [], []
 
     def evaluate(number, arrays):
-        accuracies.append(accuracy(arrays) if torch else 0.0)
+        accuracies.append(accuracy(arrays))
         waited.append(recorder.waited)
         if number == part.get("joined", {}).get("after"):
             recorder.wait_for_nodes(part["joined"]["nodes"])
         return MetricRecord({"accuracy": accuracies[-1]})
 
-    arrays = ArrayRecord(model().state_dict() if torch else [np.zeros((4, 3), np.float32)])
+    arrays = ArrayRecord(model().state_dict())
     strategy.start(recorder, arrays, part["rounds"], evaluate_fn=evaluate)
     session = strategy.session
     return {

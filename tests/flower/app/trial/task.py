@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 from fedcohort.datasets import Federation, federate, load
 from fedcohort.policies import Uniform
@@ -18,9 +18,10 @@ CLIENTS = 8
 
 
 class WithLosses(Uniform):
-    """Picks uniformly, so that cohorts can be foreseen, and wants losses with the updates."""
+    """Picks uniformly, so that cohorts can be foreseen; wants sketches, and losses with updates."""
 
-    needs = Needs(reply=frozenset({"loss"}))
+    needs = Needs(profile=frozenset({"race_sketch"}), reply=frozenset({"loss"}))
+    signal_options: ClassVar = {"race_sketch": {"rows": 10, "bits": 3}}
 
 
 def plan() -> dict[str, Any]:
@@ -28,12 +29,10 @@ def plan() -> dict[str, Any]:
     return json.loads(os.environ.get("FEDCOHORT_TRIAL", "{}"))
 
 
-def never_answers(client: str, kind: str, number: int) -> bool:
-    """Whether the plan makes a client start training in a round and never end."""
-    hanging = plan().get("hang", {})
-    slow = plan().get("lies", {}).get(client) == "slow"
-    hangs = hanging.get("client") == client and hanging.get("round") == number
-    return kind == "train" and (slow or hangs)
+def fault(client: str, kind: str, number: int) -> dict[str, str]:
+    """What the plan makes a client do in a round instead of training: raise, hang or nothing."""
+    faults = plan().get("faults", []) if kind == "train" else []
+    return next((f for f in faults if (f["client"], f["round"]) == (client, number)), {})
 
 
 def federation(clients: int = CLIENTS) -> Federation:
