@@ -32,6 +32,14 @@ def test_numbers_with_weight_and_indicator(tmp_path):
     assert vectors(tmp_path, ["1.5", "?", "2"], texts) == [[1.5], [2.0]]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("constants", [{"scale": 0.001}, {"center": -1.7e308}])
+def test_numbers_that_overflow_are_named_with_the_constants(tmp_path, constants):
+    column = Column("a", **constants)
+    with pytest.raises(DataError, match="column 'a', row 1: too large for center"):
+        vectors(tmp_path, [1.0, 1e308], column)
+
+
 def test_categories_have_other_and_unknown(tmp_path):
     column = Column("a", "category", levels=("x", "y"), missing="indicator")
     found = vectors(tmp_path, ["y", "z", None, " x ", "NA"], column)

@@ -89,14 +89,21 @@ def _number(column: Column, array: Any, place: Place, markers: Sequence[str]) ->
         raw[:, 0] = floats(texts(array, markers) if is_text else array)
     for marker in _numeric(tuple(markers)):
         raw[raw == marker] = np.nan
+    _refuse_infinite(raw, column, place, "inf")
+    with np.errstate(over="ignore"):
+        raw -= column.center
+        raw /= column.scale
+    problem = f"too large for center = {column.center}, scale = {column.scale}"
+    _refuse_infinite(raw, column, place, problem)
+    order = raw[:, 0].copy() if column.size == 1 else raw.mean(axis=1)
+    return Encoded(raw, np.isnan(raw).any(axis=1), order)
+
+
+def _refuse_infinite(raw: NDArray[Any], column: Column, place: Place, problem: str) -> None:
     infinite = np.isinf(raw).any(axis=1)
     if infinite.any():
         row = place.first + int(np.argmax(infinite))
-        raise DataError(f"{place.path}: column {column.name!r}, row {row}: inf")
-    raw -= column.center
-    raw /= column.scale
-    order = raw[:, 0].copy() if column.size == 1 else raw.mean(axis=1)
-    return Encoded(raw, np.isnan(raw).any(axis=1), order)
+        raise DataError(f"{place.path}: column {column.name!r}, row {row}: {problem}")
 
 
 @lru_cache(maxsize=64)
