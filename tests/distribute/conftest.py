@@ -8,7 +8,9 @@ import warnings
 import pytest
 
 STORE = 100 << 20
-FAST_DETECTION = {  # a killed node is noticed within about two seconds, and a slow one may answer
+SETTINGS = {
+    "worker_niceness": 0,  # Ray's 15 leaves its workers hardly any time beside other tests
+    # A killed node is noticed within about two seconds, and a slow one may answer.
     "health_check_initial_delay_ms": 500,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 10_000,
@@ -47,7 +49,7 @@ def nodes():
 def start():
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": FAST_DETECTION}
+    head = {"num_cpus": 0, "include_dashboard": False, "_system_config": SETTINGS}
     own = Cluster(initialize_head=True, head_node_args={"object_store_memory": STORE, **head})
     for _ in range(2):
         own.add_node(num_cpus=1, object_store_memory=STORE)

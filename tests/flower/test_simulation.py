@@ -70,6 +70,7 @@ def results(tmp_path_factory):
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_HOME": str(folder / "home"),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # with Ray's 15, other tests leave its workers hardly any time
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-c", SCRIPT]
