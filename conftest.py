@@ -17,12 +17,12 @@ if find_spec("triton") is None:  # a module that cannot be imported is not searc
 #: end; parts of their names, the longest first.
 LONGEST = (
     "flower/test_deployment",
-    "report/test_run_page",
+    "distribute/",  # while the other worker deploys, so that one worker starts one cluster
     "tests/test_docs",
     "flower/test_simulation",
-    "distribute/",
-    "soak/",
+    "report/test_run_page",
     "cli/test_cli",
+    "soak/",
     "experiments/test_benchmark",
 )
 
