@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import fedcohort
 from fedcohort.cli import app
@@ -230,11 +231,14 @@ def test_links_lead_somewhere(page):
         assert there, f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_commands_exist(page):
-    import typer
+@pytest.fixture(scope="module")
+def known():
+    """The commands of the command line."""
+    return set(typer.main.get_command(app).commands)
 
-    known = set(typer.main.get_command(app).commands)
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_exist(page, known):
     text = page.read_text()
     fenced = "\n".join(re.findall(r"```(?:\w*)\n(.*?)```", text, re.S))
     used = re.findall(r"^(?:\$ )?fedcohort ([a-z]+)", fenced, re.M)
