@@ -92,6 +92,13 @@ def load_summary(cases, rounds):
     parts = [f"{done} of {len(cases)} cases did all {rounds:,} rounds"]
     parts.append(f"errors: {', '.join(errors) or 'none'}")
     parts.append(f"not flat: {', '.join(grew) or 'none'}")
+    stopped = [
+        f"{row['case']} ({row['rounds']:,} rounds)"
+        for row in cases
+        if row["rounds"] < rounds and row["error"] is None
+    ]
+    if stopped:
+        parts.append(f"stopped by the time limit: {', '.join(stopped)}")
     if unclear:
         parts.append(f"too few rounds to tell: {', '.join(unclear)}")
     return "; ".join(parts) + ".\n\n"
