@@ -6,7 +6,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # No test fails because a loaded machine is slow.
-settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "any speed",  # of the machine; and a test may write the files of all its examples to one folder
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 settings.load_profile("any speed")
 
 collect_ignore_glob = []

@@ -13,7 +13,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -44,7 +44,7 @@ def same(a, b):
     return type(a) is type(b) and a == b
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(max_examples=60)
 @given(st.dictionaries(keys, trees, max_size=4))
 def test_what_is_saved_comes_back(tmp_path, state):
     checkpoint.save(tmp_path / "x", state)

@@ -5,7 +5,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcohort.datasets import load
@@ -88,9 +88,7 @@ def test_a_header_that_promises_too_much_allocates_nothing(tmp_path):
         load("femnist", tmp_path)
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_damaged_archive_never_gives_wrong_data_or_a_stray_error(tmp_path, data):
     path = tmp_path / "femnist" / "femnist.npz"

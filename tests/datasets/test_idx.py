@@ -5,7 +5,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcohort.datasets import load
@@ -95,9 +95,7 @@ def test_idx_labels_out_of_range(tmp_path):
         load("mnist", tmp_path)
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_changed_byte_never_gives_wrong_data_or_a_stray_error(tmp_path, data):
     root = tmp_path / "idx"

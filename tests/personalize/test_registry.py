@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcohort.exceptions import (
@@ -48,9 +48,7 @@ def test_another_process_reads_the_same(registry, make):
         np.testing.assert_array_equal(again.model("ann")["bias"], np.ones(2))
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60)
 @given(client=st.text(min_size=1))
 def test_any_text_is_an_id_and_none_becomes_a_path(registry, make, client):
     before = {p for p in registry.path.parent.rglob("*") if "models" not in p.parts}
