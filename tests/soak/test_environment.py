@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from importlib.metadata import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from fedcohort.personalize import Registry
 from fedcohort.sketch.race import RaceSketch
@@ -105,6 +108,17 @@ with Registry(sys.argv[1]) as registry:
     if out.startswith("False"):
         pytest.skip("this user can write everywhere")
     assert out == "True ann []\nTrue\n"
+
+
+def test_locked_packages_install_on_the_first_release_of_every_supported_python():
+    """Some packages want a later bug-fix release than Linux distributions have."""
+    lock = (Path(SOURCE).parent / "requirements.lock").read_text()
+    names = re.findall(r"^([\w.-]+)(?:\[.*?\])?==", lock, re.M)
+    assert len(names) > 50
+    for name in names:
+        wanted = SpecifierSet(metadata(name)["Requires-Python"] or "")
+        late = [v for v in ("3.11.0", "3.12.0", "3.13.0") if v not in wanted]
+        assert not late, f"{name} needs Python {wanted}: lock an earlier version"
 
 
 def test_the_core_needs_no_extra():
