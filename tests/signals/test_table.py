@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedcohort.signals.forms import Numbers
 from fedcohort.signals.table import Signals
 
 SKETCH = np.dtype([("n", "f8"), ("counts", "i2", (2, 3))])
@@ -35,6 +36,15 @@ def test_what_is_no_finite_number_is_dropped_and_counted(bad):
     assert signals.record("x", {"a": bad}, stamp=0) == ()
     assert signals.dropped["x"] == 1
     assert signals.known("x", ("a",)) == ()
+
+
+@pytest.mark.parametrize("large", [1e200, [1e200, 1.0]])
+def test_what_the_dtype_cannot_hold_is_dropped(large):
+    """A user's own range may be wider than the numbers that are stored."""
+    form = Numbers((None,) * np.ndim(large), "f4", -1e300, 1e300)
+    signals = Signals()
+    assert signals.record("x", {"a": np.zeros_like(large), "b": large}, 0, form) == ("a",)
+    assert signals.dropped["x"] == 1
 
 
 def test_no_answer_is_not_counted():

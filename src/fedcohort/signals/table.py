@@ -356,11 +356,14 @@ def _checked_together(
     clients, values = _numbers_of(readings) if not form.shape else _vectors_of(readings, form)
     if values is None:
         return clients, None
-    inside = form.inside(values).all(axis=tuple(range(1, values.ndim)))
-    if not inside.all():
-        clients = [clients[i] for i in np.flatnonzero(inside).tolist()]
-        values = values[inside]
-    return clients, values.astype(form.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        stored = values.astype(form.dtype)  # a range may be wider than the dtype
+    sound = form.inside(values) & np.isfinite(stored)
+    kept = sound.all(axis=tuple(range(1, values.ndim)))
+    if not kept.all():
+        clients = [clients[i] for i in np.flatnonzero(kept).tolist()]
+        stored = stored[kept]
+    return clients, stored
 
 
 def _vectors_of(
