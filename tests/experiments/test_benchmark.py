@@ -187,6 +187,26 @@ def test_the_command(suite, tmp_path, capsys):
     assert capsys.readouterr().out == "trial: cohorts of 4, uniform\n"
 
 
+def test_the_list_of_parts_as_json(suite, capsys):
+    assert invoke(["benchmark", "--suite", suite, "--only", "uniform", "--list"]) == 0
+    names = capsys.readouterr().out.splitlines()
+    command = ["benchmark", "--suite", suite, "--only", "uniform", "--list", "--format", "json"]
+    assert invoke(command) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == names
+    assert rows[0] == {
+        "name": "trial: cohorts of 3, uniform",
+        "suite": "trial",
+        "setting": "cohorts of 3",
+        "variant": "uniform",
+        "runs_on": "any",
+        "rank": 0,
+        "targets": [0.05, 0.99],
+        "file_name": read_suite(suite)[0].file_name,
+        "seeds": [1000, 1001],
+    }
+
+
 def test_important_parts_come_first(suite, tmp_path):
     ranked = tmp_path / "ranked.toml"
     ranked.write_text(SUITE + '\n[rank]\n"cohorts of 3" = 1\nmatch = -1\n')

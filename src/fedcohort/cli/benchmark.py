@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption
+from fedcohort.cli.common import Format, FormatOption, show_json
 
 if TYPE_CHECKING:
     from fedcohort.experiments.suite import Part
@@ -75,6 +75,9 @@ def command(
     names = suite or ["selection"]
     every = [part for name in names for part in read_suite(name, quick=quick)]
     chosen = _chosen(every, only)
+    if list_parts and format is Format.json:
+        show_json([_row(part) for part in chosen])
+        return
     if list_parts:
         for part in chosen:
             print(part.name)
@@ -141,3 +144,9 @@ def _chosen(parts: list[Part], only: str | None) -> list[Part]:
     if not found:
         raise ConfigError(f"--only {only!r} matches none of {len(parts)} parts; --list shows them")
     return sorted(found, key=lambda part: part.rank)
+
+
+def _row(part: Part) -> dict[str, Any]:
+    """Return what --list tells machines about a part."""
+    names = ("name", "suite", "setting", "variant", "runs_on", "rank", "targets", "file_name")
+    return {name: getattr(part, name) for name in names} | {"seeds": part.experiment.seeds}
