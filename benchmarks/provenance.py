@@ -1,7 +1,7 @@
 """What a result file says about where it comes from.
 
-Where there is no git checkout, as on a machine that is lent for a while, `source` tells which code
-ran: the same commit gives the same hash everywhere.
+An archive of a commit does not know whether its files were changed. `source` tells which code ran:
+the same commit gives the same hash everywhere.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Any
 from fedcohort.experiments.provenance import cpu_name, source_digest, versions
 
 STARTED = os.getloadavg()[0]
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ":(top,exclude)benchmarks/results"
 
 
 def provenance() -> dict[str, Any]:
@@ -59,31 +61,32 @@ def _without_place(argument: str) -> str:
     path = Path(argument)
     if not path.is_absolute():
         return argument
-    root = Path(__file__).resolve().parent
-    if path.is_relative_to(root.parent):
-        return str(path.relative_to(root.parent))
+    if path.is_relative_to(ROOT):
+        return str(path.relative_to(ROOT))
     return f"benchmarks/results/{path.name}" if path.suffix in (".json", ".svg") else path.name
 
 
-def _commit() -> str:
-    """Return the commit, "-dirty" if files differ from it; results are output and do not count."""
-    results = ":(top,exclude)benchmarks/results"
+def _commit(root: Path = ROOT) -> str:
+    """Return the commit, "-dirty" if files differ from it; results are output and do not count.
+
+    Without a checkout it is the commit that `git archive` wrote down, or "unknown".
+    """
+    git = ["git", f"--git-dir={root / '.git'}", f"--work-tree={root}"]
     try:
-        name = _git("describe", "--always", "--exclude", "*")
-        changed = _git("diff", "--name-only", "HEAD", "--", ":(top)", results)
+        name = _output([*git, "describe", "--always", "--exclude", "*"])
+        changed = _output([*git, "diff", "--name-only", "HEAD", "--", ":(top)", RESULTS])
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("FEDCOHORT_COMMIT", "unknown")
+        archived = (root / "benchmarks" / "commit.txt").read_text().strip()
+        return "unknown" if archived.startswith("$") else archived
     return f"{name}-dirty" if changed else name
 
 
-def _git(*arguments: str) -> str:
-    command = ["git", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def _gpu() -> str | None:
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

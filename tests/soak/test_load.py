@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import load
+import provenance
 
 SMALL = ["policy sketch-match", "policy oort", *(c for c in load.cases() if c.startswith("gate"))]
 
@@ -73,20 +75,39 @@ def test_all_cases_run():
     assert {row["case"]: row["rounds"] for row in rows} == {"policy uniform": 3, "gate cmfl": 3}
 
 
-def test_writing_results_does_not_make_the_code_look_changed(tmp_path, monkeypatch):
-    """Otherwise a run whose results are tracked could never go on."""
-    import provenance
+def commit_all(folder):
+    run = ("git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b.c")
+    for step in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "first")):
+        subprocess.run([*run, *step], check=True)
 
-    monkeypatch.chdir(tmp_path)
+
+def test_writing_results_does_not_make_the_code_look_changed(tmp_path):
+    """Otherwise a run whose results are tracked could never go on."""
     result, code = tmp_path / "benchmarks" / "results" / "r.json", tmp_path / "code.py"
     result.parent.mkdir(parents=True)
-    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b.c")
     for path in (result, code):
         path.write_text("1")
-    for step in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "first")):
-        subprocess.run([*git, *step], check=True)
-    clean = provenance._commit()
+    commit_all(tmp_path)
+    clean = provenance._commit(tmp_path)
     result.write_text("2")
-    assert provenance._commit() == clean
+    assert provenance._commit(tmp_path) == clean
     code.write_text("2")
-    assert provenance._commit() == f"{clean}-dirty"
+    assert provenance._commit(tmp_path) == f"{clean}-dirty"
+
+
+def test_an_archive_knows_its_commit(tmp_path, monkeypatch):
+    """Nothing else states one: no variable, and not the checkout in which an archive lies."""
+    monkeypatch.setenv("FEDCOHORT_COMMIT", "another")
+    plain, archive = tmp_path / "plain", tmp_path / "plain" / "archive"
+    (plain / "benchmarks").mkdir(parents=True)
+    for name in (".gitattributes", "benchmarks/commit.txt"):
+        shutil.copy(provenance.ROOT / name, plain / name)
+    assert provenance._commit(plain) == "unknown"
+    commit_all(plain)
+    made = subprocess.run(["git", "-C", plain, "archive", "HEAD"], capture_output=True, check=True)
+    archive.mkdir()
+    subprocess.run(["tar", "-x", "-C", archive], input=made.stdout, check=True)
+    commit = provenance._commit(plain)
+    (plain / "benchmarks" / "more.txt").write_text("a second commit")
+    commit_all(plain)
+    assert provenance._commit(archive) == commit != provenance._commit(plain)
