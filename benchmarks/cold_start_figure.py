@@ -1,6 +1,6 @@
 """Paper 0's Figure 3 from a result file: accuracy of each cold client, from worst to best.
 
-python benchmarks/cold_start_figure.py benchmarks/results/cold-start-mnist.json OUT.svg
+python benchmarks/cold_start_figure.py benchmarks/results/benchmark-coldstart.json OUT.svg
 """
 
 from __future__ import annotations
@@ -21,18 +21,14 @@ LINES = {
 }
 
 
-def by_client(split: dict) -> dict:
-    """Accuracy of each cold client under the first seed, by model; older files say seed 0."""
-    return split.get("by client, first seed") or split["by client, seed 0"]
-
-
 def main(source: str, target: str) -> None:
-    result = json.loads(Path(source).read_text())["result"]
+    parts = [p for p in json.loads(Path(source).read_text())["parts"] if p["setting"] == "MNIST"]
+    splits = {p["variant"]: p["result"]["splits"][0] for p in parts}
     rows = [
-        {"split": split["split"], "model": label, "client": place, "accuracy": accuracy}
-        for split in result["splits"]
+        {"split": name, "model": label, "client": place, "accuracy": accuracy}
+        for name, split in splits.items()
         for key, (label, _) in LINES.items()
-        for place, accuracy in enumerate(sorted(by_client(split)[key]), start=1)
+        for place, accuracy in enumerate(sorted(split["by client, first seed"][key]), start=1)
     ]
     labels, colors = zip(*LINES.values(), strict=True)
     color = alt.Color("model:N", scale=alt.Scale(domain=labels, range=colors), sort=None)
@@ -47,14 +43,13 @@ def main(source: str, target: str) -> None:
             color=color.legend(title=None, orient="bottom", columns=2, labelLimit=300),
         )
     )
-    splits = [split["split"] for split in result["splits"]]
     panels = [
         chart.transform_filter(alt.FieldEqualPredicate(split, "split")).properties(
-            title=f"{result['dataset']}, {split}", width=300, height=220
+            title=f"MNIST, {split}", width=300, height=220
         )
         for split in splits
     ]
-    caption = f"{result['dataset']}, first seed: one model per cold client, without its labels"
+    caption = "MNIST, seed 1000: one model per cold client, without its labels"
     save(Figure("cold-start", caption, "", alt.hconcat(*panels), {"rows": rows}), Path(target))
 
 

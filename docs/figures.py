@@ -144,7 +144,7 @@ def tutorial_personalize(folder: Path) -> None:
 
 
 def cold_start(folder: Path) -> None:
-    source = ROOT / "benchmarks" / "results" / "cold-start-mnist.json"
+    source = ROOT / "benchmarks" / "results" / "benchmark-coldstart.json"
     script = ROOT / "benchmarks" / "cold_start_figure.py"
     subprocess.run([sys.executable, script, source, IMAGES / "cold-start.svg"], check=True)
 

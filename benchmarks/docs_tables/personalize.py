@@ -26,41 +26,39 @@ def fraction(value):
     return f"{value:.3f}".removeprefix("0")
 
 
-def splits(files):
-    """Every split of the result files that there are, with the name of its column."""
-    found = []
-    for held in filter(None, map(result, files)):
-        every = held["result"]["splits"]
-        name = held["result"]["dataset"]
-        name = name.upper() if "mnist" in name else name.capitalize()
-        for split in every:
-            found.append((f"{name}, {split['split']}" if len(every) > 1 else name, split))
-    return found
+def splits(file):
+    """Every split of the suite coldstart that was run, by the name of its column."""
+    held = result(file) or {"parts": []}
+    return {f"{p['setting']}, {p['variant']}": p["result"]["splits"][0] for p in held["parts"]}
 
 
-def cold_start(*files):
+def cold_start(file):
     """Accuracy of cold clients by the model that they start from."""
-    found = splits(files)
+    found = splits(file)
     if not found:
         return NOT_RUN
-    without = [(s["baselines"], s["retrieval"][0]["accuracy"]) for _, s in found]
-    lines = [[label, *(cell(b[key]) for b, _ in without)] for key, label in BASELINES.items()]
-    lines += [[label, *(cell(r[key]) for _, r in without)] for key, label in RETRIEVALS.items()]
+    without = [(s["baselines"], s["retrieval"][0]["accuracy"]) for s in found.values()]
+    lines = [[label, *(cell(b.get(key)) for b, _ in without)] for key, label in BASELINES.items()]
+    lines += [[label, *(cell(r.get(key)) for _, r in without)] for key, label in RETRIEVALS.items()]
     lines.append(["best single model (needs labels)", *(cell(b["best"]) for b, _ in without)])
-    return table(["", *(name for name, _ in found)], lines)
+    seeds = [len(b["global"]["seeds"]) for b, _ in without]
+    lines.append(["seeds", *map(str, seeds)])
+    return table(["", *found], lines)
 
 
 def cell(accuracy):
-    return f"{fraction(accuracy['mean'])} ± {fraction(accuracy['std'])}"
+    """Mean and standard deviation over seeds; a dash for what was not measured."""
+    return f"{fraction(accuracy['mean'])} ± {fraction(accuracy['std'])}" if accuracy else "-"
 
 
-def cold_start_private(mnist, femnist):
+def cold_start_private(file):
     """Accuracy of cold clients by the budget and the size of their sketches."""
-    if result(mnist) is None or result(femnist) is None:
+    found = splits(file)
+    names = "MNIST, no twins", "FEMNIST, by writer"
+    if not set(names) <= set(found):
         return NOT_RUN
-    wanted = [result(mnist)["result"]["splits"][-1], result(femnist)["result"]["splits"][0]]
     lines = []
-    for pair in zip(*(split["retrieval"] for split in wanted), strict=True):
+    for pair in zip(*(found[name]["retrieval"] for name in names), strict=True):
         sizes = dict.fromkeys(f"{row['rows']} × {2 ** row['bits']}" for row in pair)
         ways = "nearest", "k-nearest", "match"
         cells = [fraction(row["accuracy"][way]["mean"]) for row in pair for way in ways]
