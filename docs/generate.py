@@ -48,6 +48,7 @@ API = {
         "numerics", "registry", "options", "progress", "atomic", "npy", "compiled",
     ],
 }  # fmt: skip
+SELECTION = "benchmark-selection.json"  # the benchmark of policies, in benchmarks/results
 NOT_IN_API = ("cli",)  # it has a page of its own
 
 
@@ -239,20 +240,19 @@ def _measured(name: str) -> str:
     """Return every setting of the benchmark in which the policy ran, against uniform."""
     results = _results()
     settings: dict[str, list[list[str]]] = {}  # one after the other, as they first come
-    for file in ("benchmark-selection.json", "benchmark-cifar10.json"):
-        for part in (results.result(file) or {"parts": []})["parts"]:
-            if part["experiment"]["policy"]["name"] != name or not part["targets"]:
-                continue
-            base = results.parts(file, part["setting"]).get("uniform")
-            target = part["targets"][0]
-            if base is None or target not in base["targets"]:
-                continue
-            times = ("1x", "baseline") if name == "uniform" else results.ratio(part, base, target)
-            accuracy = results.spread([100 * row["accuracy"] for row in part["seeds"]])
-            rounds = results.rounds_cell(part, target)
-            setting = f"{part['setting']}, {target:.0%}"
-            row = [setting, part["variant"], rounds, *times, accuracy]
-            settings.setdefault(setting, []).append(row)
+    for part in (results.result(SELECTION) or {"parts": []})["parts"]:
+        if part["experiment"]["policy"]["name"] != name or not part["targets"]:
+            continue
+        base = results.parts(SELECTION, part["setting"]).get("uniform")
+        target = part["targets"][0]
+        if base is None or target not in base["targets"]:
+            continue
+        times = ("1x", "baseline") if name == "uniform" else results.ratio(part, base, target)
+        accuracy = results.spread([100 * row["accuracy"] for row in part["seeds"]])
+        rounds = results.rounds_cell(part, target)
+        setting = f"{part['setting']}, {target:.0%}"
+        row = [setting, part["variant"], rounds, *times, accuracy]
+        settings.setdefault(setting, []).append(row)
     lines = [row for rows in settings.values() for row in rows]
     speed = _speed(name)
     more = "How it does against the others: [pick a policy](../policies.md)."

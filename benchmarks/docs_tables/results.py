@@ -81,24 +81,23 @@ def ratio(part, base, target):
     return f"{mean:.2f}x ({low:.2f} to {high:.2f})", word
 
 
-def left_out(suite, *files):
-    """Which parts of a suite, as it is now, have no result in any of the files."""
+def left_out(suite, file):
+    """Which parts of a suite, as it is now, have no result in the file, by setting."""
     from fedcohort.experiments.suite import read_suite
 
-    ran = {
-        (part["setting"], part["variant"])
-        for held in filter(None, map(result, files))
-        for part in held["parts"]
-    }
+    held = result(file) or {"parts": []}
+    ran = {(part["setting"], part["variant"]) for part in held["parts"]}
     every = dict.fromkeys((part.setting, part.variant) for part in read_suite(suite))
-    missing = [", ".join(part) for part in every if part not in ran]
+    missing = [part for part in every if part not in ran]
     if not missing:
         return f"All {len(every)} parts of the suite have results.\n"
+    by_setting = {}
+    for setting, variant in missing:
+        by_setting.setdefault(setting, []).append(variant)
+    lines = [f"- {setting}: {'; '.join(variants)}" for setting, variants in by_setting.items()]
     count = len(every) - len(missing)
-    return (
-        f"{count} of the {len(every)} parts of the suite have results; not run: "
-        f"{'; '.join(missing)}.\n"
-    )
+    head = f"{count} of the {len(every)} parts of the suite have results. Not run:"
+    return "\n".join([head, "", *lines]) + "\n"
 
 
 def provenance(file):

@@ -129,13 +129,14 @@ def test_lower_needs_every_baseline_beyond_its_interval():
     assert claims.lower_row(*args)[-1] == claims.FAILS
 
 
-def test_a_setting_is_taken_from_the_last_file_that_holds_it():
-    part = {"setting": "s", "variant": "uniform"}
-    old = {"parts": [part | {"made": 1}, part | {"variant": "fedcor"}, part | {"setting": "t"}]}
-    held = claims.Suite("papers", old, None, {"parts": [part | {"made": 2}]})
-    assert held.get("s", "uniform")[0]["made"] == 2
-    assert held.get("s", "fedcor") is None  # made by other code than the setting's new parts
-    assert held.get("t", "uniform") is not None
+def test_a_baseline_that_skips_nearly_all_rounds_decides_nothing():
+    found = suite(method=[1, 1, 1], cmfl=[1, 1, 1])
+    row = ["1", "claim", "theirs", "ours", "3", "command", claims.HOLDS]
+    for skipped, verdict in ((40.0, claims.HOLDS), (99.5, claims.UNDECIDED)):
+        for seed in found.parts["s", "cmfl"]["seeds"]:
+            seed["overhead"] = {"skipped": skipped}
+        assert claims.unless_stalled(found, "s", "cmfl", row)[-1] == verdict
+    assert claims.unless_stalled(found, "s", "not there", row) == row
 
 
 def test_a_baseline_may_be_of_another_setting():
