@@ -19,11 +19,13 @@ LINES = {
     "nearest": ("nearest sketch's model", COLORS["light"][1]),
     "best": ("best personal model (needs labels)", COLORS["light"][2]),
 }
+SPLITS = "twins", "as the text reads", "no twins"
 
 
 def main(source: str, target: str) -> None:
     parts = [p for p in json.loads(Path(source).read_text())["parts"] if p["setting"] == "MNIST"]
-    splits = {p["variant"]: p["result"]["splits"][0] for p in parts}
+    found = {p["variant"]: p["result"]["splits"][0] for p in parts}
+    splits = {name: found[name] for name in SPLITS}
     rows = [
         {"split": name, "model": label, "client": place, "accuracy": accuracy}
         for name, split in splits.items()
