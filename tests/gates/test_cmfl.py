@@ -37,6 +37,20 @@ def test_decay_lowers_the_bar():
     assert [gate.decide(answer) for _ in range(3)] == [(), (), ("a",)]  # 0.8, 0.57, 0.46
 
 
+def test_a_model_that_stands_still_is_reported_once(caplog):
+    gate = CMFL(threshold=0.8)
+    silent = {"a": np.array([0.5], np.float32)}
+    for _ in range(19):
+        gate.decide(silent)
+    assert not caplog.records
+    gate.decide({"a": np.array([0.9], np.float32)})  # an upload: counted from the start again
+    for _ in range(60):
+        gate.decide(silent)
+    (record,) = caplog.records
+    assert "no update passed in the last 20 rounds" in record.getMessage()
+    assert "lower threshold=0.8" in record.getMessage()
+
+
 @pytest.mark.parametrize("bad", [{"threshold": 2}, {"on_skip": "forget"}])
 def test_options_are_checked(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,6 +15,8 @@ from fedcohort.rounds import ClientId
 from fedcohort.signals.projection import Vectors
 
 Floats = NDArray[np.floating[Any]]
+LOG = logging.getLogger("fedcohort")
+STALLED = 20  # rounds in a row without an upload, after which the gate warns
 
 
 def agreement(updates: Floats, reference: NDArray[Any]) -> NDArray[np.float64]:
@@ -29,10 +32,11 @@ def agreement(updates: Floats, reference: NDArray[Any]) -> NDArray[np.float64]:
 
 @dataclass
 class CMFLState:
-    """The last global step, and the rounds so far."""
+    """The last global step, the rounds so far, and those since the last upload."""
 
     step: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
     rounds: int = 0
+    silent: int = 0
 
 
 @register("cmfl")
@@ -41,6 +45,7 @@ class CMFL(Gate):
 
     The server announces the signs of its last step, two bits per parameter. A client uploads if at
     least a `threshold` share of the signs of its update agrees. In the first round everybody does.
+    If nobody agrees enough for 20 rounds in a row, the model stands still, and the gate warns.
 
     Parameters
     ----------
@@ -97,7 +102,16 @@ class CMFL(Gate):
         """Ask those that agree enough."""
         self.state.rounds += 1
         limit = self.threshold / (np.sqrt(self.state.rounds) if self.decay else 1.0)
-        return tuple(c for c, a in answers.items() if a.shape == (1,) and limit <= float(a[0]) <= 1)
+        asked = [c for c, a in answers.items() if a.shape == (1,) and limit <= float(a[0]) <= 1]
+        self.state.silent = 0 if asked else self.state.silent + 1
+        if self.state.silent == STALLED:
+            LOG.warning(
+                "CMFL: no update passed in the last %d rounds, so the model stands still; "
+                "lower threshold=%g or set decay=True",
+                STALLED,
+                self.threshold,
+            )
+        return tuple(asked)
 
     def aggregated(self, before: Vectors, after: Vectors) -> None:
         """Remember the global step."""
