@@ -47,7 +47,7 @@ class Suite:
         return None if any(p is None for p in found) else found
 
     def command(self, only):
-        return f"`fedcohort benchmark --suite {self.name} --only '{only}'`"
+        return f"`--suite {self.name} --only '{only}'`"
 
 
 def seeds_of(part):

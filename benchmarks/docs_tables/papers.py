@@ -8,8 +8,10 @@ from docs_tables.results import NOT_RUN, parts, result, rounds_cell, table
 
 def reproductions(paper):
     """The claims of one paper, what we measured, and verdicts."""
-    header = ["claim", "the paper", "ours", "seeds", "command", "verdict"]
-    return table(header, [row[1:] for row in claims.rows(result) if row[0] == paper])
+    header = ["claim", "the paper", "ours", "verdict", "seeds", "`fedcohort benchmark` …"]
+    found = [row[1:] for row in claims.rows(result) if row[0] == paper]
+    lines = [[claim, papers, ours, word, n, how] for claim, papers, ours, n, how, word in found]
+    return table(header, lines)
 
 
 def single_rounds():
