@@ -33,11 +33,57 @@ def test_numbers_with_weight_and_indicator(tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("constants", [{"scale": 0.001}, {"center": -1.7e308}])
-def test_numbers_that_overflow_are_named_with_the_constants(tmp_path, constants):
-    column = Column("a", **constants)
-    with pytest.raises(DataError, match="column 'a', row 1: too large for center"):
-        vectors(tmp_path, [1.0, 1e308], column)
+@pytest.mark.parametrize(
+    ("values", "constants"),
+    [
+        ([1.0, 1e308], {"scale": 0.001}),
+        ([1.0, 1e308], {"center": -1.7e308}),
+        ([1.0, 1e300], {"weight": 1e10}),
+        ([1e300, None], {"center": 1e300, "scale": 1e-10, "missing": "zero"}),
+        ([None, datetime.date(2020, 1, 31)], {"scale": 1e-308, "since": "2020-01-01"}),
+    ],
+)
+def test_numbers_that_overflow_are_named_with_the_constants(tmp_path, values, constants):
+    kind = "date" if "since" in constants else "number"
+    column = Column("a", **{"kind": kind, "missing": "drop", **constants})
+    with pytest.raises(DataError, match=r"column 'a', row 1: too large for center .* weight = "):
+        vectors(tmp_path, values, column)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("bits", [np.uint64(0x7FF0000000000001), np.uint16(0x7C01)])
+def test_a_signaling_nan_is_a_missing_value(tmp_path, bits):
+    values = np.array([bits, 0], bits.dtype).view(f"f{bits.nbytes}")
+    assert np.isnan(values[0])
+    assert vectors(tmp_path, values, Column("a", missing="drop")) == [[0.0]]
+    with pytest.raises(DataError, match="column 'a', row 0: the value is missing"):
+        vectors(tmp_path, values, Column("a"))
+
+
+def orders(tmp_path, values, column):
+    path = tmp_path / "t.arrow"
+    table = pa.table({"a": values})
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table)
+    (block,) = open_source(path, Want(columns=(column,))).blocks()
+    return block.parts[0].order
+
+
+@pytest.mark.filterwarnings("error")
+def test_means_of_lists_of_huge_numbers(tmp_path):
+    values = [[1.5e308, 1.5e308, -1.5e308, -1.5e308], [1.5e308, 1.5e308, 0, 0], [1, 2, 3, 5.5]]
+    found = orders(tmp_path, values, Column("a", size=4))
+    assert found.tolist() == [0.0, 0.75e308, 2.875]
+
+
+@pytest.mark.filterwarnings("error")
+def test_dates_at_the_ends_of_time(tmp_path):
+    """Differences of 64-bit seconds wrapped around, so the first moment came after the last."""
+    for since in ("1900-01-01", "2020-01-01"):
+        start = (datetime.date.fromisoformat(since) - datetime.date(1970, 1, 1)).days
+        ends = pa.array([-(2**63), 2**63 - 1, 86400], pa.timestamp("s"))
+        found = orders(tmp_path, ends, Column("a", "date", since=since))
+        assert found == pytest.approx([-(2**63) / 86400, 2**63 / 86400, 1 - start], rel=1e-9)
 
 
 def test_categories_have_other_and_unknown(tmp_path):

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from fedcohort.exceptions import UnlikeSketches
-from fedcohort.privacy.release import Release, noise_for
+from fedcohort.privacy.release import MOST, Release, noise_for
+from fedcohort.sketch import file
+from fedcohort.sketch.errors import distance_with_error
 from fedcohort.sketch.race import RaceSketch, distance, pooled
 
 
@@ -140,6 +142,9 @@ def test_release_round_trip_and_hostile_values():
         ("epsilon", -1.0),
         ("epsilon", "1"),
         ("variance", float("nan")),
+        ("variance", 1e39),
+        ("fourth", 1e77),
+        ("rho", 10**400),
         ("parts", 0),
         ("parts", True),
         ("mechanism", "none"),
@@ -150,3 +155,20 @@ def test_release_round_trip_and_hostile_values():
             Release.from_spec({**made.spec(), key: value})
     with pytest.raises(ValueError, match="state"):
         Release.from_spec({"epsilon": 1.0})
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_most_noise_that_counts_can_hold_overflows_nothing():
+    exact = RaceSketch.srp(dim=2, rows=6, bits=3)
+    exact.add(np.random.default_rng(0).standard_normal((50, 2)))
+    header, _ = file.unpack(exact.privatize(1.0).to_bytes())
+    header["release"] |= MOST
+    counts = np.full((6, 8), -(2**62))
+    counts[:, ::2] = 2**62
+    for n in (2, 50, 2**61):
+        sketch = RaceSketch.from_bytes(file.pack({**header, "n": n}, counts))
+        for kind in ("mmd", "frobenius"):
+            assert np.isfinite(distance_with_error(sketch, exact, kind)).all()
+    tiny = RaceSketch.from_bytes(file.pack({**header, "n": 1e-300}, counts))
+    with pytest.raises(ValueError, match="no frobenius distance between sketches of n=1e-300"):
+        distance(tiny, exact, debias=False)

@@ -120,3 +120,14 @@ def test_tokenizers():
     for wrong in ({"analyzer": "bytes"}, {"ngrams": (2, 1)}, {"ngrams": (0, 1)}, {"lowercase": 1}):
         with pytest.raises(ValueError, match="tokenizer"):
             Tokenizer(**wrong)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("constants", [{"center": -1.7e308}, {"scale": 1e-10}])
+def test_rows_that_overflow_are_refused(constants, unit):
+    """They were hashed as infinities."""
+    sketch = RaceSketch.srp(dim=2, rows=3, bits=2, transform=Transform(unit=unit, **constants))
+    with pytest.raises(ValueError, match="row 1 of the data is too large for the transform"):
+        sketch.add(np.array([[1.0, 2.0], [1e308, 1.0]]))
+    assert sketch.n == 0

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedcohort.exceptions import DataError
 from fedcohort.files.source import Place, Reading, missing_value
 from fedcohort.files.table_file import need_pyarrow
-from fedcohort.sketch.columns import PERIODS, Column, columns_width
+from fedcohort.sketch.columns import MOST_SLOTS, PERIODS, Column, columns_width
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -57,7 +57,10 @@ def encode(
         parts.append(made)
         keep &= _settle(column, made, place, reading)
         stop = start + made.values.shape[1]
-        np.multiply(made.values, column.weight, out=out[:, start:stop])
+        with np.errstate(over="ignore"):
+            np.multiply(made.values, column.weight, out=out[:, start:stop])
+        constants = f"center = {column.center}, scale = {column.scale}, weight = {column.weight}"
+        _refuse_infinite(out[:, start:stop], column, place, f"too large for {constants}")
         if column.missing == "indicator":
             out[:, stop] = made.missing * column.weight
             stop += 1
@@ -90,13 +93,20 @@ def _number(column: Column, array: Any, place: Place, markers: Sequence[str]) ->
     for marker in _numeric(tuple(markers)):
         raw[raw == marker] = np.nan
     _refuse_infinite(raw, column, place, "inf")
-    with np.errstate(over="ignore"):
+    return _scaled(raw, column)
+
+
+def _scaled(raw: Floats, column: Column) -> Encoded:
+    """Center and scale numbers in place; `encode` refuses what overflows.
+
+    A signaling NaN is an invalid operand for NumPy, and for us a missing value as any other NaN.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
         raw -= column.center
         raw /= column.scale
-    problem = f"too large for center = {column.center}, scale = {column.scale}"
-    _refuse_infinite(raw, column, place, problem)
-    order = raw[:, 0].copy() if column.size == 1 else raw.mean(axis=1)
-    return Encoded(raw, np.isnan(raw).any(axis=1), order)
+        # dividing by a power of two changes no digit, and keeps sums from overflowing
+        mean = (raw / MOST_SLOTS).mean(axis=1) * MOST_SLOTS if column.size > 1 else raw[:, 0].copy()
+    return Encoded(raw, np.asarray(np.isnan(raw).any(axis=1)), mean)
 
 
 def _refuse_infinite(raw: NDArray[Any], column: Column, place: Place, problem: str) -> None:
@@ -229,11 +239,9 @@ def _date(column: Column, array: Any, place: Place, markers: Sequence[str]) -> E
     stamps = _timestamps(column, array, place, markers)
     missing = stamps.is_null().to_numpy(zero_copy_only=False)
     if column.since is not None:
-        seconds = stamps.cast(need_pyarrow().int64()).fill_null(0).to_numpy(zero_copy_only=False)
-        start = np.datetime64(column.since, "s").astype(np.int64)
-        days = np.where(missing, np.nan, (seconds - start) / 86400)
-        values = (days - column.center) / column.scale
-        return Encoded(values[:, None], missing, values.copy())
+        start = np.datetime64(column.since, "s").astype(float)
+        days = (floats(stamps.cast(need_pyarrow().int64())) - start) / 86400
+        return _scaled(days[:, None], column)
     values = np.zeros((len(array), 2 * len(column.parts)))
     order = np.zeros(len(array))
     for i, part in enumerate(column.parts):

@@ -9,7 +9,7 @@ of the budget; `budget.BudgetLedger` adds up what was spent.
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -28,6 +28,7 @@ from fedcohort.privacy.noise import discrete_gaussian, discrete_laplace, laplace
 
 Mechanism = Literal["laplace", "gaussian", "mixed", "exponential"]
 Size = Literal["public", "private"]
+MOST = {"variance": 2.0**126, "fourth": 2.0**252}  # of what fits counts of 64 bits
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ class Release:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
                 raise ValueError(f"release: {name}={value!r} must be a number of at least 0")
-            if not math.isfinite(value):
-                raise ValueError(f"release: {name}={value!r} must be finite")
+            if not value <= MOST.get(name, sys.float_info.max):
+                raise ValueError(f"release: {name}={value!r} is too large")
         check_budget(self.epsilon, self.delta)
         sensitivity(1, self.neighbors)
         if self.mechanism not in get_args(Mechanism) or self.n not in get_args(Size):

@@ -116,15 +116,20 @@ def prepare(block: VectorBlock | Sets) -> Any:
     x = x.reshape(len(x), -1)
     if x.shape[1] != block.dim:
         raise ValueError(f"data of {x.shape[1]} columns, but the sketch has dim={block.dim}")
-    if x.dtype.kind == "f":
-        bad = np.flatnonzero(~np.isfinite(x).all(axis=1))
-        if len(bad):
-            raise ValueError(
-                f"row {block.first + int(bad[0])} of the data holds a number that is not finite"
-            )
-    elif x.dtype.kind not in "iub":
+    if x.dtype.kind not in "fiub":
         raise ValueError(f"data of dtype {x.dtype} cannot be hashed; give numbers")
-    return block.transform.apply(x, block.y)
+    if x.dtype.kind == "f":
+        _check_finite(x, block.first, "holds a number that is not finite")
+    made = block.transform.apply(x, block.y)
+    if made is not x:
+        _check_finite(made, block.first, "is too large for the transform's center and scale")
+    return made
+
+
+def _check_finite(x: NDArray[Any], first: int, problem: str) -> None:
+    finite = np.isfinite(x).all(axis=1)
+    if not finite.all():
+        raise ValueError(f"row {first + int(np.argmin(finite))} of the data {problem}")
 
 
 def _vectors(

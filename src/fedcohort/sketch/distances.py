@@ -84,7 +84,7 @@ class Stack:
         if not len(self.n):
             raise ValueError("no sketches to compare")
         self.rows, self.buckets = self._tables[0].shape
-        self.n[~(self.n > 0)] = np.nan  # no data, no distribution
+        self.n[~(self.n >= 1)] = np.nan  # no data, no distribution
 
     def __len__(self) -> int:
         return len(self.n)

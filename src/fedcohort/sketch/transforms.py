@@ -101,11 +101,15 @@ class Transform:
         return np.asarray(self.function(x))
 
     def apply(self, x: NDArray[Any], y: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Do everything after the embedding to a dense block."""
-        if self.center != 0.0 or self.scale != 1.0:
-            x = (x - np.asarray(self.center)) / np.asarray(self.scale)
-        if self.unit:
-            x = unit_length(x)
+        """Do everything after the embedding to a dense block.
+
+        A row in which a number overflows is not finite.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):  # inf / inf
+            if self.center != 0.0 or self.scale != 1.0:
+                x = (x - np.asarray(self.center)) / np.asarray(self.scale)
+            if self.unit:
+                x = unit_length(x)
         if not self.classes:
             return x
         return np.concatenate([x, self._one_hot(y)], axis=1)
