@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reproductions as claims
 from docs_tables.results import NOT_RUN, parts, result, rounds_cell, table
+from verdicts import VERDICTS
 
 
 def reproductions(paper):
@@ -39,10 +40,9 @@ def single_rounds():
 
 def verdicts():
     """How many claims of each paper hold."""
-    words = (claims.HOLDS, claims.WEAKER, claims.FAILS, claims.UNDECIDED, claims.NOT_RUN)
     rows = claims.rows(result)
     lines = [
-        [str(paper), *(str(sum(r[0] == str(paper) and r[-1] == w for r in rows)) for w in words)]
+        [str(paper), *(str(sum(r[0] == str(paper) and r[-1] == w for r in rows)) for w in VERDICTS)]
         for paper in range(5)
     ]
-    return table(["paper", *words], lines)
+    return table(["paper", *VERDICTS], lines)

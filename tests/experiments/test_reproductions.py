@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import reproductions as claims
+import reproductions
+import verdicts
 
 
 def suite(**rounds):
@@ -24,23 +25,23 @@ def suite(**rounds):
         }
         for variant, found in rounds.items()
     ]
-    return claims.Suite("papers", {"parts": parts})
+    return verdicts.Suite("papers", {"parts": parts})
 
 
 @pytest.mark.parametrize(
     ("method", "papers", "expected"),
     [
-        ([10, 20, 30], (50, 100), claims.HOLDS),  # twice as fast, as in the paper
-        ([10, 20, 30], (10, 100), claims.WEAKER),  # the paper claims ten times
-        ([20, 40, 60], (50, 100), claims.FAILS),  # level
-        ([40, 20, 60], (50, 100), claims.FAILS),  # the interval includes 1x
-        ([10, 20, 30], (84, None), claims.HOLDS),  # the paper's baseline never got there
-        ([None, 20, 30], (50, 100), claims.FAILS),  # a seed that missed counts with 101 rounds
+        ([10, 20, 30], (50, 100), verdicts.HOLDS),  # twice as fast, as in the paper
+        ([10, 20, 30], (10, 100), verdicts.WEAKER),  # the paper claims ten times
+        ([20, 40, 60], (50, 100), verdicts.FAILS),  # level
+        ([40, 20, 60], (50, 100), verdicts.FAILS),  # the interval includes 1x
+        ([10, 20, 30], (84, None), verdicts.HOLDS),  # the paper's baseline never got there
+        ([None, 20, 30], (50, 100), verdicts.FAILS),  # a seed that missed counts with 101 rounds
     ],
 )
 def test_rounds(method, papers, expected):
     found = suite(method=method, uniform=[20, 40, 60])
-    row = claims.rounds_row(found, "3", "claim", "s", "method", "uniform", 0.9, papers)
+    row = verdicts.rounds_row(found, "3", "claim", "s", "method", "uniform", 0.9, papers)
     assert row[-1] == expected
     assert row[4] == "3"
 
@@ -48,12 +49,12 @@ def test_rounds(method, papers, expected):
 def test_what_cannot_be_decided_or_was_not_run():
     both = suite(method=[None, 20, 30], uniform=[20, None, 60])
     args = ("3", "claim", "s", "method", "uniform", 0.9, (50, 100))
-    assert claims.rounds_row(both, *args)[-1] == claims.UNDECIDED
+    assert verdicts.rounds_row(both, *args)[-1] == verdicts.UNDECIDED
     two = suite(method=[10, 20], uniform=[20, 40])
-    assert claims.rounds_row(two, *args)[-1] == claims.UNDECIDED
-    assert claims.rounds_row(suite(uniform=[20]), *args)[-1] == claims.NOT_RUN
-    rows = claims.rows(lambda name: None)
-    assert {row[-1] for row in rows} == {claims.NOT_RUN}
+    assert verdicts.rounds_row(two, *args)[-1] == verdicts.UNDECIDED
+    assert verdicts.rounds_row(suite(uniform=[20]), *args)[-1] == verdicts.NOT_RUN
+    rows = reproductions.rows(lambda name: None)
+    assert {row[-1] for row in rows} == {verdicts.NOT_RUN}
     assert {row[0] for row in rows} == set("01234")
 
 
@@ -64,7 +65,7 @@ def test_every_command_finds_its_parts():
     from fedcohort.experiments.suite import read_suite
 
     names = [p.name for s in ("papers", "skip", "coldstart") for p in read_suite(s)]
-    for row in claims.rows(lambda name: None):
+    for row in reproductions.rows(lambda name: None):
         name, only = re.fullmatch(r"`--suite (\w+) --only '(.*)'`", row[5]).groups()
         assert any(n.startswith(f"{name}: ") and re.search(only, n) for n in names), row[5]
 
@@ -74,15 +75,15 @@ def test_curves_are_compared_where_both_were_evaluated():
     for (_, variant), part in found.parts.items():
         for row in part["seeds"]:
             row["curve"] = [None, 0.3, 0.4, 0.5] if variant == "method" else [0.9, 0.2, None, 0.4]
-    row = claims.curve_row(found, "claim", "s", "method")
+    row = verdicts.curve_row(found, "claim", "s", "method")
     assert row[3].startswith("above in 100% of the rounds; mean difference +10.0 points")
-    assert row[-1] == claims.HOLDS
+    assert row[-1] == verdicts.HOLDS
 
 
 def test_exponents_are_those_of_a_power_law():
     points = [{"n": n, "rows": 20, "noise": 3 * n**-1.0} for n in (10, 100, 1000)]
     points.append({"n": 10, "rows": 5, "noise": 77.0})
-    assert claims.exponent(points, "n", "noise", {"rows": 20}) == pytest.approx(-1)
+    assert reproductions.exponent(points, "n", "noise", {"rows": 20}) == pytest.approx(-1)
 
 
 def test_private_error_rule():
@@ -93,12 +94,12 @@ def test_private_error_rule():
         {"n": n, "rows": r, "epsilon": e, "noise": np.sqrt(2 * r) / (e * n), "all": 1 / np.sqrt(r)}
         for n, r, e in grid
     ]
-    text, word = claims._private_error([{"points": points}])
-    assert word == claims.HOLDS
+    text, word = reproductions._private_error([{"points": points}])
+    assert word == verdicts.HOLDS
     assert "n^-1.00, epsilon^-1.00, rows^0.50" in text
     for point in points:
         point["noise"] *= point["n"]  # noise that does not fall with n
-    assert claims._private_error([{"points": points}])[1] == claims.FAILS
+    assert reproductions._private_error([{"points": points}])[1] == verdicts.FAILS
 
 
 def test_the_cosine_of_two_covariances_without_the_noise_of_their_estimates():
@@ -122,19 +123,19 @@ def test_lower_needs_every_baseline_beyond_its_interval():
         for i, row in enumerate(found.parts["s", variant]["seeds"]):
             row["gemd"] = gemd + 0.01 * i
     args = (found, "4", "claim", "qualitative", "s", "method", ("near", "far"), "gemd")
-    assert claims.lower_row(*args)[-1] == claims.HOLDS
+    assert verdicts.lower_row(*args)[-1] == verdicts.HOLDS
     found.parts["s", "near"]["seeds"][1]["gemd"] = 0.01
-    assert claims.lower_row(*args)[-1] == claims.FAILS
+    assert verdicts.lower_row(*args)[-1] == verdicts.FAILS
 
 
 def test_a_baseline_that_skips_nearly_all_rounds_decides_nothing():
     found = suite(method=[1, 1, 1], cmfl=[1, 1, 1])
-    row = ["1", "claim", "theirs", "ours", "3", "command", claims.HOLDS]
-    for skipped, verdict in ((40.0, claims.HOLDS), (99.5, claims.UNDECIDED)):
+    row = ["1", "claim", "theirs", "ours", "3", "command", verdicts.HOLDS]
+    for skipped, verdict in ((40.0, verdicts.HOLDS), (99.5, verdicts.UNDECIDED)):
         for seed in found.parts["s", "cmfl"]["seeds"]:
             seed["overhead"] = {"skipped": skipped}
-        assert claims.unless_stalled(found, "s", "cmfl", row)[-1] == verdict
-    assert claims.unless_stalled(found, "s", "not there", row) == row
+        assert verdicts.unless_stalled(found, "s", "cmfl", row)[-1] == verdict
+    assert verdicts.unless_stalled(found, "s", "not there", row) == row
 
 
 def test_a_baseline_may_be_of_another_setting():
@@ -144,8 +145,8 @@ def test_a_baseline_may_be_of_another_setting():
     for i, row in enumerate(other["seeds"]):
         row["accuracy"] = 0.4 + 0.01 * i
     args = (found, "1", "claim", "s", "method", "uniform", (74.0, 64.0))
-    assert claims.accuracy_row(*args)[-1] == claims.NOT_RUN
-    assert claims.accuracy_row(*args, base_setting="t")[-1] == claims.HOLDS
+    assert verdicts.accuracy_row(*args)[-1] == verdicts.NOT_RUN
+    assert verdicts.accuracy_row(*args, base_setting="t")[-1] == verdicts.HOLDS
 
 
 def test_a_difference_to_the_independent_run_is_judged_by_our_spread():
