@@ -139,20 +139,33 @@ class Sketch(Form):
 
     def checked(self, reading: Array) -> Array | None:
         """Return the sketch with its counts in the smallest integers that fit, or None."""
-        if reading.dtype.names != ("n", "noise", "counts") or reading.shape != ():
+        if reading.shape or not self.fits(reading.dtype):
             return None
-        n, noise, counts = reading["n"], reading["noise"], reading["counts"]
-        if n.shape or noise.shape or n.dtype.kind not in "iuf" or noise.dtype.kind not in "iuf":
-            return None
-        if counts.dtype.kind not in "iu" or not self._is_shape(counts.shape):
-            return None
-        if not (abs(n) <= MOST_COUNT and 0 <= noise <= MOST_COUNT):
-            return None
-        if counts.size and max(-int(counts.min()), int(counts.max())) > MOST_COUNT:
-            return None
-        if noise == 0 and (counts.sum(axis=1) != n).any():
-            return None
-        return sketch_reading(float(n) if n >= 1 else 0.0, float(noise), counts)
+        kept, sketches = self.checked_together(reading[None])
+        return sketches.reshape(()) if kept.all() else None
+
+    def fits(self, dtype: np.dtype[Any]) -> bool:
+        """Whether readings of this dtype have the fields of a sketch, and the declared shape."""
+        if dtype.names != ("n", "noise", "counts"):
+            return False
+        n, noise, counts = (dtype[name] for name in dtype.names)
+        return (
+            n.kind in "iuf"
+            and noise.kind in "iuf"
+            and counts.base.kind in "iu"
+            and self._is_shape(counts.shape)
+        )
+
+    def checked_together(self, readings: Array) -> tuple[NDArray[np.bool_], Array]:
+        """Return which of the readings (N,), whose dtype fits, are sketches, and those."""
+        n, noise, counts = (readings[name] for name in ("n", "noise", "counts"))
+        most = np.float64(MOST_COUNT)  # not a Python number, which a narrow dtype cannot hold
+        with np.errstate(invalid="ignore"):  # a signaling NaN: no comparison with it holds
+            kept = (n >= -most) & (n <= most) & (noise >= 0) & (noise <= most)
+            kept &= (noise > 0) | (counts.sum(axis=2) == n[:, None]).all(axis=1)
+        kept &= (counts.min(axis=(1, 2)) >= -most) & (counts.max(axis=(1, 2)) <= most)
+        n, noise, counts = n[kept], noise[kept], counts[kept]
+        return kept, sketch_readings(np.where(n >= 1, n, 0), noise, counts)
 
     def _is_shape(self, shape: tuple[int, ...]) -> bool:
         return (
@@ -178,8 +191,13 @@ def sketch_reading(n: float, noise: float, counts: Array) -> Array:
     >>> sketch_reading(3, 0.0, np.array([[2, 1]])).nbytes
     20
     """
-    low, high = int(counts.min()), int(counts.max())
+    return sketch_readings(np.array([n]), np.array([noise]), counts[None]).reshape(())
+
+
+def sketch_readings(n: Array, noise: Array, counts: Array) -> Array:
+    """Return several sketches as readings (N,), all counts in the smallest integers that fit."""
+    low, high = int(counts.min(initial=0)), int(counts.max(initial=0))
     bits = next(b for b in (16, 32, 64) if -(1 << (b - 1)) <= low <= high < 1 << (b - 1))
-    out = np.zeros((), sketch_dtype(counts.shape[0], counts.shape[1], f"i{bits // 8}"))
+    out = np.zeros(len(counts), sketch_dtype(counts.shape[1], counts.shape[2], f"i{bits // 8}"))
     out["n"], out["noise"], out["counts"] = n, noise, counts
     return out

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.rounds import ClientId
-from fedcohort.signals.forms import Form, Numbers
+from fedcohort.signals.forms import Form, Numbers, Sketch
 
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
 
 _MANY = 256  # clients from which on a lookup of their numbers is kept
+_TOGETHER = 1 << 22  # bytes of sketches that are checked at a time
 _KEPT = 2  # lookups: of all available clients, and of those that a policy considers
 
 
@@ -221,8 +222,9 @@ class Signals:
             clients = [c for c in sound if layouts[c] == layout]
             values = _stacked([sound[c] for c in clients])
         else:
-            column, layout = self._column_for(name, Counter({values.shape[1:]: len(clients)}))
-            clients = clients if layout == values.shape[1:] else []
+            arrived = _layout(values.dtype, values.shape[1:])
+            column, layout = self._column_for(name, Counter({arrived: len(clients)}))
+            clients = clients if layout == arrived else []
         column.put(clients, values, stamp)
         if len(clients) < len(answered):
             self.dropped[name] += len(answered) - len(clients)
@@ -350,7 +352,9 @@ def _checked(reading: ArrayLike, form: Form | None) -> Array | None:
 def _checked_together(
     readings: Mapping[ClientId, ArrayLike], form: Form | None
 ) -> tuple[list[ClientId], Array | None]:
-    """Check readings of one dtype and shape all at once; (..., None) where they are not alike."""
+    """Check readings of one layout all at once; (..., None) where they are not alike."""
+    if isinstance(form, Sketch):
+        return _sketches_of(readings, form)
     if not isinstance(form, Numbers):
         return list(readings), None
     clients, values = _numbers_of(readings) if not form.shape else _vectors_of(readings, form)
@@ -364,6 +368,40 @@ def _checked_together(
         clients = [clients[i] for i in np.flatnonzero(kept).tolist()]
         stored = stored[kept]
     return clients, stored
+
+
+def _sketches_of(
+    readings: Mapping[ClientId, ArrayLike], form: Sketch
+) -> tuple[list[ClientId], Array | None]:
+    """Return whose readings are sketches, and those stacked; (..., None) if their shapes differ."""
+    clients = list(readings)
+    by_dtype: dict[np.dtype[Any], dict[int, Array]] = {}
+    for place, reading in enumerate(readings.values()):
+        array = as_array(reading)
+        if array is not None and not array.shape:
+            by_dtype.setdefault(array.dtype, {})[place] = array
+    fitting = [(dtype, group) for dtype, group in by_dtype.items() if form.fits(dtype)]
+    if len({dtype["counts"].shape for dtype, _ in fitting}) != 1:
+        return clients, None
+    parts = [part for dtype, group in fitting for part in _sketches_of_dtype(group, dtype, form)]
+    kept = np.sort(np.concatenate([places for places, _ in parts]))
+    values = np.empty(len(kept), reduce(common_dtype, {part.dtype for _, part in parts}))
+    for places, sketches in parts:
+        values[np.searchsorted(kept, places)] = cast(sketches, values.dtype)
+    return [clients[i] for i in kept.tolist()], values
+
+
+def _sketches_of_dtype(
+    group: Mapping[int, Array], dtype: np.dtype[Any], form: Sketch
+) -> Iterator[tuple[Indices, Array]]:
+    """Yield the places of readings that are sketches, and those stacked, part by part."""
+    places, arrays = np.array(list(group)), list(group.values())
+    step = max(1, _TOGETHER // dtype.itemsize)
+    for start in range(0, len(arrays), step):
+        part = slice(start, start + step)
+        joined = b"".join([array.tobytes() for array in arrays[part]])  # np.stack takes longer
+        sound, sketches = form.checked_together(np.frombuffer(joined, dtype))
+        yield places[part][sound], sketches
 
 
 def _vectors_of(
