@@ -21,6 +21,7 @@ from fedcohort.policies import POLICIES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 
 #: Blocks of Python that cannot run in a test, by page and position, and why.
 NOT_RUN = {
@@ -157,9 +158,16 @@ def test_outputs_that_differ_are_found():
 def test_the_home_page_and_the_readme_show_what_their_code_prints():
     for page in (ROOT / "README.md", ROOT / "docs" / "index.md"):
         assert blocks(page)[0][1], f"{page.name} shows no output"
-    for page in (ROOT / "docs" / "tutorials").glob("*.md"):
+    for page in TUTORIALS:
         assert any(shown for _, shown in blocks(page)), f"{page.name} shows no output"
         assert "![" in page.read_text(), f"{page.name} has no picture"
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=name_of)
+def test_code_of_the_tutorials_fits_the_page(page):
+    """The page shows 87 characters of a line where the window is 1280 pixels wide."""
+    lines = [line for code, _ in blocks(page) for line in code.splitlines()]
+    assert [line for line in lines if len(line) > 87] == []
 
 
 def test_blocks_that_do_not_run_are_there():
