@@ -118,18 +118,14 @@ def prepare(block: VectorBlock | Sets) -> Any:
         raise ValueError(f"data of {x.shape[1]} columns, but the sketch has dim={block.dim}")
     if x.dtype.kind not in "fiub":
         raise ValueError(f"data of dtype {x.dtype} cannot be hashed; give numbers")
-    if x.dtype.kind == "f":
-        _check_finite(x, block.first, "holds a number that is not finite")
     made = block.transform.apply(x, block.y)
-    if made is not x:
-        _check_finite(made, block.first, "is too large for the transform's center and scale")
-    return made
-
-
-def _check_finite(x: NDArray[Any], first: int, problem: str) -> None:
-    finite = np.isfinite(x).all(axis=1)
+    finite = np.isfinite(made).all(axis=1) if made.dtype.kind == "f" else np.ones(1, bool)
     if not finite.all():
-        raise ValueError(f"row {first + int(np.argmin(finite))} of the data {problem}")
+        row = int(np.argmin(finite))
+        known = np.isfinite(x[row]).all()
+        problem = "is too large for the transform" if known else "holds a number that is not finite"
+        raise ValueError(f"row {block.first + row} of the data {problem}")
+    return made
 
 
 def _vectors(
