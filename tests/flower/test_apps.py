@@ -95,6 +95,11 @@ def test_another_policy_is_a_change_of_the_run_config(digits, monkeypatch, polic
     assert len(strategy.history) == 3
 
 
+def test_a_model_without_trees_has_no_accuracy(monkeypatch):
+    server, _ = load("xgboost", monkeypatch)
+    assert server.evaluate(0, ArrayRecord([np.frombuffer(b"", np.uint8)])) is None
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_two_imports_and_two_lines_are_all(name):
     """Without them, the app is an ordinary one of Flower's."""
@@ -132,6 +137,9 @@ def test_an_example_can_be_built_and_says_how_to_run_it(name):
     sections = [line[3:] for line in readme.splitlines() if line.startswith("## ")]
     runs = ["Run with the Simulation Runtime", "Run with the Deployment Runtime"]
     assert sections[:3] == ["Install dependencies and project", *runs]
+    commands = readme.split(runs[0])[1].split("```")[1].splitlines()[1:]
+    assert commands[0].startswith("export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 ")
+    assert commands[1].startswith("flwr run . --stream ")
 
 
 # --- what works with what -----------------------------------------------------------------------
