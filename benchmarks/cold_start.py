@@ -1,6 +1,6 @@
 """Cold start: paper 0's Table 1 and Figure 3, with sketches doing the retrieval.
 
-    python benchmarks/cold_start.py --dataset mnist --out benchmarks/results/cold-start-mnist.json
+    python benchmarks/cold_start.py --dataset mnist --out runs/cold-start.json
 
 Warm clients train a global model by FedAvg, then each fine-tunes it. Cold clients have no labels:
 they get the global model, a random or the best personal model, or what their sketch retrieves.

@@ -175,14 +175,18 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(autouse=True)
-def identity_of_the_process(monkeypatch):
+def identify_process(set_attribute=setattr):
     """Messages are stamped with the run of their process, which Flower's runner would set."""
     if importlib.util.find_spec("flwr.supercore.task_identity") is not None:
         from flwr.supercore.task_identity import TaskIdentity
 
         for name in ("_task_id", "_run_id", "_node_id"):
-            monkeypatch.setattr(TaskIdentity, name, SUPERLINK)
+            set_attribute(TaskIdentity, name, SUPERLINK)
+
+
+@pytest.fixture(autouse=True)
+def identity_of_the_process(monkeypatch):
+    identify_process(monkeypatch.setattr)
 
 
 class Clock:

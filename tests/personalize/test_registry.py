@@ -265,7 +265,7 @@ def test_safetensors_files_are_copied_and_others_refused(registry, make, tmp_pat
     path.write_bytes(b"\x80\x04pickle")
     with pytest.raises(DataError, match="not a safetensors file"):
         registry.add("bob", make(1.0), path)
-    with pytest.raises(DataError, match="no model file"):
+    with pytest.raises(DataError, match="does not exist"):
         registry.add("bob", make(1.0), tmp_path / "missing")
     assert len(registry) == 1
     assert check(registry) == []

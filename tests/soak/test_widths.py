@@ -37,16 +37,11 @@ while tried < 3:
 """
 
 FLOWER = """
-from conftest import SUPERLINK, Digits
+from conftest import Digits, identify_process
 from flwr.serverapp.strategy import FedAvg
 from fedcohort.flower import CohortStrategy
 from fedcohort.policies import SketchMatch
-try:
-    from flwr.supercore.task_identity import TaskIdentity
-except ImportError:
-    pass
-else:
-    TaskIdentity._task_id = TaskIdentity._run_id = TaskIdentity._node_id = SUPERLINK
+identify_process()
 digits = Digits()
 tried = repeat = 0  # a client draws its noise from the operating system
 while tried < 3:

@@ -167,7 +167,7 @@ def shapes_of(model: Model) -> Shapes:
         with safe_open(model, "numpy") as file:
             return {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
     except FileNotFoundError:
-        raise DataError(f"there is no model file {model}") from None
+        raise DataError(f"model file {model} does not exist") from None
     except (SafetensorError, OSError) as error:
         raise DataError(f"{model} is not a safetensors file: {error}") from None
 

@@ -13,17 +13,12 @@ SERVER_SCRIPT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from conftest import SUPERLINK, Digits
+from conftest import Digits, identify_process
 import torch
 from flwr.serverapp.strategy import FedAdam
 from fedcohort.flower import CohortStrategy
 torch.set_num_threads(1)
-try:
-    from flwr.supercore.task_identity import TaskIdentity
-except ImportError:
-    pass
-else:
-    TaskIdentity._task_id = TaskIdentity._run_id = TaskIdentity._node_id = SUPERLINK
+identify_process()
 digits = Digits()
 inner = FedAdam(fraction_evaluate=0.0, min_train_nodes=1, min_evaluate_nodes=0,
                 min_available_nodes=1)
