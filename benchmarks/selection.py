@@ -17,19 +17,25 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 from provenance import write
 
 from fedcohort.policies import (
+    DELTA,
     FLIPS,
     KDPP,
     ActiveFL,
     ClusteredSampling,
     DivFL,
     FedACS,
+    FedCBS,
     FedCor,
+    FedSAE,
+    HiCSFL,
+    LabelMatch,
     Oort,
     PowerOfChoice,
     RaceSoftmax,
@@ -39,7 +45,7 @@ from fedcohort.policies import (
 )
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.signals.forms import sketch_dtype
-from fedcohort.signals.table import SignalColumn, Signals
+from fedcohort.signals.table import Signals
 
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
 SCALARS = ("num_examples", "loss", "loss_rms", "duration", "update_distance")
@@ -58,7 +64,12 @@ POLICIES = {
     "clustered-sampling (similarity)": lambda n: ClusteredSampling(
         "similarity", "feature_profile" if n <= 1000 else "update_sketch"
     ),
+    "delta": lambda n: DELTA(),
+    "fedsae": lambda n: FedSAE(),
+    "hics-fl": lambda n: HiCSFL(),
+    "fed-cbs": lambda n: FedCBS(),
     "flips": lambda n: FLIPS(),
+    "label-match": lambda n: LabelMatch(),
     "sketch-match": lambda n: SketchMatch(),
 }
 
@@ -97,28 +108,10 @@ def readings(name: str, count: int, rng: np.random.Generator) -> np.ndarray:
     return centers[kinds] + rng.standard_normal((count, width), dtype=np.float32)
 
 
-class Table:
-    """Signals filled column-wise: a dict of a million arrays would be the slowest part."""
-
-    def __init__(self, clients: tuple[str, ...]) -> None:
-        self.clients, self.signals = clients, Signals()
-        self.row = {client: i for i, client in enumerate(clients)}
-
-    def put(self, name: str, asked: tuple[str, ...], number: int) -> None:
-        rng = stream(number, name)
-        column = self.signals._columns.get(name)
-        if column is None and len(asked) == len(self.clients):
-            column = self.signals._columns[name] = SignalColumn()
-            column.clients, column._row = list(self.clients), self.row
-            column.values = readings(name, len(asked), rng)
-            column.stamps = np.full(len(asked), number)
-        elif column is not None and len(column.clients) == len(self.clients):
-            rows = np.fromiter((self.row[c] for c in asked), np.int64, len(asked))
-            column.values[rows] = readings(name, len(asked), rng)
-            column.stamps[rows] = number
-        elif asked:
-            values = readings(name, len(asked), rng)
-            self.signals.record(name, dict(zip(asked, values, strict=True)), number)
+def put(signals: Signals, name: str, asked: tuple[str, ...], number: int) -> None:
+    """Record made-up readings as one array: a dict of a million would be the slowest part."""
+    column, _ = signals._column_for(name, Counter())
+    column.put(asked, readings(name, len(asked), stream(number, name)), number)
 
 
 class Watch:
@@ -142,25 +135,25 @@ class Watch:
 
 
 def time_policy(name: str, clients: int, cohort: int, rounds: int) -> dict:
-    policy, table = POLICIES[name](clients), Table(ids(clients))
+    policy, signals, everyone = POLICIES[name](clients), Signals(), ids(clients)
     for signal in sorted(policy.needs.profile):
-        table.put(signal, table.clients, 0)
+        put(signals, signal, everyone, 0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     watch = Watch()
     for number in range(rounds):
-        round = Round(number, table.clients, cohort)
+        round = Round(number, everyone, cohort)
         watch.start()
-        asked = tuple(policy.candidates(round, table.signals, stream(0, number, "candidates")))
+        asked = tuple(policy.candidates(round, signals, stream(0, number, "candidates")))
         watch.stop()
         for signal in sorted(policy.needs.query):
-            table.put(signal, asked, number)
+            put(signals, signal, asked, number)
         watch.start()
-        chosen = policy.select(round, table.signals, stream(0, number, "select")).clients
+        chosen = policy.select(round, signals, stream(0, number, "select")).clients
         watch.stop()
         for signal in sorted(policy.needs.reply):
-            table.put(signal, chosen, number)
+            put(signals, signal, chosen, number)
         watch.start()
-        policy.observe(round, Outcome(chosen, chosen), table.signals)
+        policy.observe(round, Outcome(chosen, chosen), signals)
         watch.stop()
         watch.lap()
     first, *later = (wall for wall, _ in watch.laps)
