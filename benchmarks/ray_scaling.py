@@ -61,17 +61,20 @@ def one_pass(workers: int | None, data: Path, out: Path):
     with cluster("local", cpus=workers):
         warm(workers)
         sketching = timed(lambda: sketch_folder(data, Want(), empty))
+        warm(workers)  # Ray may have ended idle ones
         sweeping = timed(lambda: run_all(settings, out))
         return sketching, (sweeping[0], lines(out))
 
 
 def warm(workers: int) -> None:
-    """Let every worker import what it needs."""
+    """Let every worker import and compile what it needs, by doing a little of each job."""
+    settings = expand({**SWEEP, "rounds": 1})[:1]
 
     def load() -> None:
-
         RaceSketch.srp(DIM, ROWS, BITS).add(np.ones((2, DIM), np.float32))
-        time.sleep(2)
+        with tempfile.TemporaryDirectory() as place:
+            in_turn(settings, place)
+        time.sleep(2)  # so that no worker takes two of these tasks
 
     ray = need_ray()
     ray.get([ray.remote(load).remote() for _ in range(workers)])
