@@ -16,12 +16,29 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 NOT_RUN = "Not run yet.\n"
 
+# Files with parts that joined a suite after it was run; they were made by the same code.
+LATER = {"benchmark-selection.json": ("benchmark-cifar10.json",)}
+
 
 @cache
 def result(name):
-    """A result file, or None if there is none."""
+    """A result file with the parts that joined its suite later, or None if there is none."""
     path = RESULTS / name
-    return json.loads(path.read_text()) if path.exists() else None
+    held = json.loads(path.read_text()) if path.exists() else None
+    for more in LATER.get(name, ()):
+        held = held and joined(held, result(more))
+    return held
+
+
+def joined(held, later):
+    """Two results of a suite as one; a ValueError if different code made them."""
+    if later is None:
+        return held
+    both = [*held["provenance"], *later["provenance"]]
+    if held["commit"] != later["commit"] or len({made["source"] for made in both}) != 1:
+        raise ValueError(f"{held['suite']} and {later['suite']} were made by different code")
+    moved = [{**p, "made_by": p["made_by"] + len(held["provenance"])} for p in later["parts"]]
+    return {**held, "provenance": both, "parts": [*held["parts"], *moved]}
 
 
 def table(header, lines):
@@ -109,7 +126,8 @@ def provenance(file):
     machines = sorted({m["gpu"] or m["cpu"] for m in made})
     text = f"Made at commit `{found['commit'][:10]}` on {' and '.join(machines)}"
     text += " with seeds 1000 and up; commands, versions and loads"
-    return f"{text} are in `benchmarks/results/{file}`.\n"
+    files = " and ".join(f"`benchmarks/results/{name}`" for name in (file, *LATER.get(file, ())))
+    return f"{text} are in {files}.\n"
 
 
 def made_by(file):
