@@ -24,7 +24,7 @@ def simulation(**options):
         lambda seed: build("mlp-64-30", DATA.x.shape[1:], DATA.classes, seed=seed),
         "power-of-choice",
         cohort_size=7,
-        local=LocalTraining(epochs=2, batch_size=8, lr=0.1),
+        local=LocalTraining(epochs=2, batch_size=8, lr=0.1, augment="crop-flip"),
         seeds=(0, 1),
         device="cpu",
         **options,

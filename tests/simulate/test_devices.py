@@ -68,7 +68,7 @@ def test_a_simulation_on_two_devices_equals_one_on_one():
             lambda seed: build("mlp-64-30", data.x.shape[1:], data.classes, seed=seed),
             "power-of-choice",
             cohort_size=7,
-            local=LocalTraining(epochs=2, batch_size=8, lr=0.1),
+            local=LocalTraining(epochs=2, batch_size=8, lr=0.1, augment="crop-flip"),
             seeds=(0, 1),
             device=device,
         )

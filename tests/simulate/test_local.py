@@ -106,6 +106,7 @@ def test_schedules():
         ("epochs", 0), ("steps", 0), ("batch_size", -1), ("optimizer", "rmsprop"), ("lr", 0.0),
         ("lr", float("nan")), ("momentum", 1.0), ("weight_decay", -0.1), ("betas", (0.9, 1.0)),
         ("eps", 0.0), ("prox_mu", float("inf")), ("epoch_decay", 0.0), ("epoch_decay", 1.1),
+        ("augment", "mixup"),
     ],
 )  # fmt: skip
 def test_a_wrong_field_is_named(field, value):

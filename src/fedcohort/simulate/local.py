@@ -89,7 +89,10 @@ class LocalTraining:
         Round number -> factor of `lr`, for example a `Schedule`; in TOML a table with its
         `gamma` and `milestones`.
     epoch_decay : float
-        `lr` is multiplied by it after every local epoch.
+        `lr` is multiplied by it after every local epoch. The next round begins again with `lr`
+        times the factor of its `schedule`.
+    augment : {"crop-flip"}, optional
+        Images are shifted by up to four pixels, and half of them mirrored, anew in every round.
 
     Examples
     --------
@@ -113,6 +116,7 @@ class LocalTraining:
     prox_mu: float = 0.0
     schedule: Callable[[int], float] | None = None
     epoch_decay: float = 1.0
+    augment: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))
@@ -132,6 +136,7 @@ class LocalTraining:
         in_range = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         self._check("betas", in_range, "two numbers in [0, 1)")
         self._check("epoch_decay", 0 < self.epoch_decay <= 1, "in (0, 1]")
+        self._check("augment", self.augment in (None, "crop-flip"), "'crop-flip', or None")
 
     def _check(self, field: str, holds: bool, rule: str) -> None:
         _require(holds, "LocalTraining", field, getattr(self, field), rule)

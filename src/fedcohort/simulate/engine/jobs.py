@@ -37,7 +37,7 @@ class Job(NamedTuple):
     plan : BatchPlan, optional
         Its batches; needed for training only.
     seed : int
-        Seed of the dropout masks.
+        Seed of the dropout masks and of the augmentation.
     """
 
     row: int

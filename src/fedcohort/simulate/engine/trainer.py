@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import ClientId
 from fedcohort.simulate.engine import stacked
+from fedcohort.simulate.engine.augment import Augmented
 from fedcohort.simulate.engine.batched import Batched
 from fedcohort.simulate.engine.jobs import Data, Job
 from fedcohort.simulate.engine.kernel import SampleLoss, row_numbers, sample_loss
@@ -221,7 +222,10 @@ class Trainer:
             )
         layers = stacked.modules(model) or [] if self.engine == "stacked" else []
         drops = any(isinstance(module, nn.Dropout) for module in layers)
-        self._random = self.engine != "stacked" or drops  # any forward may call F.dropout
+        augment = self.local.augment is not None
+        self._augmented = Augmented() if augment else None
+        # Whether jobs need a seed of their own; any forward may call F.dropout.
+        self._random = self.engine != "stacked" or drops or augment
         self.max_memory = max_memory or room(self.device)
         self._engine = self._make()
         self._probed = self.engine != "vmap"
@@ -323,6 +327,8 @@ class Trainer:
             self._out = rows.new_empty(len(jobs), self.size)
         out = self._out[: len(jobs)]
         if jobs:
+            if self._augmented is not None:
+                jobs, data = self._augmented.transform(jobs, data)
             with self._guard():
                 self._engine.train(rows, jobs, data, self.local.lr if lr is None else lr, out)
         return out

@@ -1,0 +1,150 @@
+"""Images are cropped and flipped as torchvision does it, the same on every engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedcohort.datasets import federate, load
+from fedcohort.exceptions import ConfigError
+from fedcohort.rounds import stream
+from fedcohort.simulate import LocalTraining, build, simulate
+from fedcohort.simulate.engine.augment import SHIFT, crop_flip
+from fedcohort.simulate.engine.batched import GraphStepper
+from fedcohort.simulate.engine.trainer import Trainer
+
+SIZES = (3, 20, 11)
+LOCAL = LocalTraining(epochs=2, batch_size=8, lr=0.1, momentum=0.5, augment="crop-flip")
+
+
+def images(count=34, shape=(3, 10, 12)):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(count, *shape)).astype(np.float32)
+    return x, rng.integers(0, 4, count)
+
+
+def padded_cropped_flipped(x, rng):
+    """One image after the other, by padding and cutting."""
+    drawn = rng.integers(0, [[2 * SHIFT + 1], [2 * SHIFT + 1], [2]], (3, len(x)))
+    height, width = x.shape[-2:]
+    out = []
+    for image, (down, right, mirrored) in zip(x, drawn.T, strict=True):
+        top, left = 2 * SHIFT - down, 2 * SHIFT - right
+        around = functional.pad(image, (SHIFT, SHIFT, SHIFT, SHIFT))
+        cut = around[..., top : top + height, left : left + width]
+        out.append(cut.flip(-1) if mirrored else cut)
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("shape", [(3, 10, 12), (1, 5, 4), (9, 9), (2, 3, 2)])
+def test_it_is_padding_cropping_and_flipping(shape):
+    x = torch.from_numpy(images(40, shape)[0])
+    expected = padded_cropped_flipped(x, np.random.default_rng(5))
+    assert torch.equal(crop_flip(x, np.random.default_rng(5)), expected)
+
+
+def test_every_shift_and_side_is_as_likely():
+    x = torch.zeros(16_200, 11, 11)
+    x[:, 5, 5], x[:, 5, 6] = 1.0, 0.5  # never leave the image; which is left tells the side
+    moved = crop_flip(x, np.random.default_rng(0)).flatten(1)
+    place, beside = moved.argmax(dim=1), (moved == 0.5).int().argmax(dim=1)
+    faces, counts = np.unique(2 * place + (beside > place), return_counts=True)
+    assert len(faces) == 2 * (2 * SHIFT + 1) ** 2 == 162
+    # 100 throws per face: the statistic of a fair die has mean 161 and deviation 18
+    assert ((counts - 100) ** 2 / 100).sum() == pytest.approx(161, abs=4 * 18)
+
+
+def model():
+    with torch.random.fork_rng():
+        torch.random.default_generator.manual_seed(3)
+        layers = (nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+        return nn.Sequential(*layers, nn.Linear(80, 4))
+
+
+def setup(engine="loop", local=LOCAL, round_number=1, **options):
+    x, y = images()
+    trainer = Trainer(model(), local, device="cpu", engine=engine, **options)
+    ends = np.cumsum(SIZES)
+    parts = [np.arange(end - size, end) for size, end in zip(SIZES, ends, strict=True)]
+    jobs = trainer.jobs(7, round_number, ["a", "b", "c"], parts, [0, 0, 0])
+    return trainer, jobs, trainer.data(x, y)
+
+
+def train(*args, only=(0, 1, 2), **options):
+    trainer, jobs, data = setup(*args, **options)
+    return trainer.train(trainer.flat(), [jobs[i] for i in only], data).clone()
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "vmap"])
+def test_training_is_that_on_transformed_images(engine):
+    _, jobs, data = setup(engine)
+    for job in jobs:
+        at = torch.from_numpy(job.positions)
+        data.x[at] = crop_flip(data.x[at], stream(job.seed, "augment"))
+    plain, jobs, _ = setup(engine, replace(LOCAL, augment=None))
+    expected = plain.train(plain.flat(), jobs, data)
+    assert torch.allclose(train(engine), expected, atol=1e-6)
+
+
+def test_engines_agree_and_so_do_captured_steps(monkeypatch):
+    expected = train("loop")
+    assert torch.allclose(train("stacked"), expected, atol=1e-5)
+    trainer, jobs, data = setup("stacked")
+    monkeypatch.setattr(trainer._engine, "graphs", True)
+    for _ in range(2):  # the second round reads the memory that the first one captured
+        found = trainer.train(trainer.flat(), jobs, data)
+        assert torch.allclose(found, expected, atol=1e-5)
+        assert isinstance(trainer._engine.stepper, GraphStepper)
+        held, before = trainer._augmented.held, trainer._engine.stepper
+    assert before.data is held
+
+
+def test_it_depends_on_the_client_and_the_round_and_not_on_the_others():
+    assert torch.equal(train(only=(2,))[0], train()[2])
+    assert not torch.equal(train(round_number=2), train())
+    assert torch.equal(train(max_memory=1), train())
+
+
+def test_what_clients_report_is_not_transformed():
+    trainer, jobs, data = setup()
+    plain, same, _ = setup(local=LocalTraining())
+    start = trainer.flat()
+    assert torch.equal(trainer.gradients(start, jobs, data), plain.gradients(start, same, data))
+    assert trainer.losses(start, jobs, data).tolist() == plain.losses(start, same, data).tolist()
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (np.zeros((6, 5), np.float32), r"needs images, but a sample is \(5,\) numbers"),
+        (np.zeros((6, 5, 5), np.int64), "numbers of type int64"),
+    ],
+)
+def test_other_data_are_refused(x, words):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(x[0].size, 4))
+    trainer = Trainer(net, LOCAL, device="cpu", engine="loop")
+    data = trainer.data(x, np.zeros(6, np.int64))
+    with pytest.raises(ConfigError, match=words):
+        trainer.train(trainer.flat(), [trainer.job(0, 0, "a", np.arange(6))], data)
+
+
+def test_a_simulation_goes_on_with_the_same_images(tmp_path):
+    clients = federate(load("digits"), "shards", clients=20, seed=0)
+    net = build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
+    options = {"cohort_size": 4, "local": replace(LOCAL, epochs=1), "device": "cpu"}
+    whole = simulate(clients, net, "uniform", rounds=4, **options)[0]
+    kept = {**options, "checkpoint": tmp_path / "run", "checkpoint_every": 1}
+    simulate(clients, net, "uniform", rounds=2, **kept)
+    resumed = simulate(clients, net, "uniform", rounds=4, **kept)[0]
+    assert losses(resumed) == losses(whole)
+    options["local"] = replace(LOCAL, epochs=1, augment=None)
+    assert losses(simulate(clients, net, "uniform", rounds=4, **options)[0]) != losses(whole)
+
+
+def losses(history):
+    return [record.loss for record in history.rounds]
