@@ -81,8 +81,14 @@ def benchmark(file, setting, target):
     return table(header, lines)
 
 
+MARKS = {"faster": " ▲", "slower": " ▼", "level": "", "undecided": " ?"}
+
+
 def ranking(file, *cases):
-    """Policies by the geometric mean of their ratios to uniform: SETTING=TARGET for each column."""
+    """Policies by the geometric mean of their ratios to uniform: SETTING=TARGET for each column.
+
+    A cell has two lines, so that several columns fit on a page.
+    """
     columns = {}
     for case in cases:
         setting, _, target = case.rpartition("=")
@@ -99,7 +105,9 @@ def ranking(file, *cases):
         for found, target in columns.values():
             part, base = found[name], found["uniform"]
             logs.append(np.log(rounds_to(base, target) / rounds_to(part, target)).mean())
-            cells.append(" ".join(ratio(part, base, target)))
+            times, word = ratio(part, base, target)
+            value, interval = times.removesuffix(")").split(" (")
+            cells.append(f"{value}{MARKS[word]}<br>{interval.replace(' to ', '–')}")
         lines.append((np.mean(logs), [name, f"{np.exp(np.mean(logs)):.2f}x", *cells]))
     lines.sort(key=lambda line: -line[0])
     header = ["policy", "geometric mean", *columns]
