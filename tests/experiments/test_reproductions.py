@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import reproductions
+import script_verdicts
 import verdicts
 
 
@@ -83,7 +84,7 @@ def test_curves_are_compared_where_both_were_evaluated():
 def test_exponents_are_those_of_a_power_law():
     points = [{"n": n, "rows": 20, "noise": 3 * n**-1.0} for n in (10, 100, 1000)]
     points.append({"n": 10, "rows": 5, "noise": 77.0})
-    assert reproductions.exponent(points, "n", "noise", {"rows": 20}) == pytest.approx(-1)
+    assert script_verdicts.exponent(points, "n", "noise", {"rows": 20}) == pytest.approx(-1)
 
 
 def test_private_error_rule():
@@ -94,12 +95,12 @@ def test_private_error_rule():
         {"n": n, "rows": r, "epsilon": e, "noise": np.sqrt(2 * r) / (e * n), "all": 1 / np.sqrt(r)}
         for n, r, e in grid
     ]
-    text, word = reproductions._private_error([{"points": points}])
+    text, word = script_verdicts.private_error([{"points": points}])
     assert word == verdicts.HOLDS
     assert "n^-1.00, epsilon^-1.00, rows^0.50" in text
     for point in points:
         point["noise"] *= point["n"]  # noise that does not fall with n
-    assert reproductions._private_error([{"points": points}])[1] == verdicts.FAILS
+    assert script_verdicts.private_error([{"points": points}])[1] == verdicts.FAILS
 
 
 def test_the_cosine_of_two_covariances_without_the_noise_of_their_estimates():
