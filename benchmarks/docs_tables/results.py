@@ -16,7 +16,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 NOT_RUN = "Not run yet.\n"
 
-# Files with parts that joined a suite after it was run; they were made by the same code.
+# Files with parts that joined a suite after it was run. Those of one setting are of the same code.
 LATER = {"benchmark-selection.json": ("benchmark-cifar10.json",)}
 
 
@@ -31,14 +31,23 @@ def result(name):
 
 
 def joined(held, later):
-    """Two results of a suite as one; a ValueError if different code made them."""
+    """Two results of a suite as one; a ValueError if parts of one setting are of different code."""
     if later is None:
         return held
-    both = [*held["provenance"], *later["provenance"]]
-    if held["commit"] != later["commit"] or len({made["source"] for made in both}) != 1:
-        raise ValueError(f"{held['suite']} and {later['suite']} were made by different code")
     moved = [{**p, "made_by": p["made_by"] + len(held["provenance"])} for p in later["parts"]]
-    return {**held, "provenance": both, "parts": [*held["parts"], *moved]}
+    made, every = [*held["provenance"], *later["provenance"]], [*held["parts"], *moved]
+    sources = {}
+    for part in every:
+        sources.setdefault(part["setting"], set()).add(made[part["made_by"]]["source"])
+    mixed = [setting for setting, found in sources.items() if len(found) > 1]
+    if mixed:
+        raise ValueError(f"parts of {mixed[0]!r} were made by different code")
+    commits = dict.fromkeys([*commits_of(held), *commits_of(later)])
+    return {**held, "commits": list(commits), "provenance": made, "parts": every}
+
+
+def commits_of(found):
+    return found.get("commits", [found["commit"]])
 
 
 def table(header, lines):
@@ -124,7 +133,8 @@ def provenance(file):
         return NOT_RUN
     made = found["provenance"]
     machines = sorted({m["gpu"] or m["cpu"] for m in made})
-    text = f"Made at commit `{found['commit'][:10]}` on {' and '.join(machines)}"
+    commits = " and ".join(f"`{name[:10]}`" for name in commits_of(found))
+    text = f"Made at commit {commits} on {' and '.join(machines)}"
     text += " with seeds 1000 and up; commands, versions and loads"
     files = " and ".join(f"`benchmarks/results/{name}`" for name in (file, *LATER.get(file, ())))
     return f"{text} are in {files}.\n"
