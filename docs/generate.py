@@ -115,8 +115,8 @@ NOTES = {
         "https://arxiv.org/abs/2303.17358",
     ),
     "label-match": Notes(
-        "Label counts are sensitive and are believed, and features that differ are not seen. Clients "
-        "that complete cohorts best train more often, so that the others' data are learned less.",
+        "Label counts are sensitive and are believed, and features that differ are not seen. "
+        "Clients that complete cohorts best train most, so that the others' data are learned less.",
         "https://arxiv.org/abs/2509.20877",
     ),
     "oort": Notes(
