@@ -92,7 +92,8 @@ class LocalTraining:
         `lr` is multiplied by it after every local epoch. The next round begins again with `lr`
         times the factor of its `schedule`.
     augment : {"crop-flip"}, optional
-        Images are shifted by up to four pixels, and half of them mirrored, anew in every round.
+        Images are shifted by up to four pixels, and half of them mirrored; drawn again in
+        every round.
 
     Examples
     --------

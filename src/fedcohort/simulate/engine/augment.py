@@ -1,4 +1,4 @@
-"""Random shifts and mirror images of what a cohort trains on, drawn anew in every round.
+"""Random shifts and mirror images of what a cohort trains on, drawn again in every round.
 
 They depend on the seed, the round and the client only, so they are the same on every engine and
 device. What a client reports of its data (losses, features, sketches) is not transformed.
