@@ -81,7 +81,7 @@ def benchmark(file, setting, target):
     return table(header, lines)
 
 
-MARKS = {"faster": " ▲", "slower": " ▼", "level": "", "undecided": " ?"}
+MARKS = {"faster": " ▲", "slower": " ▼", "undecided": " ?"}
 
 
 def ranking(file, *cases):
@@ -106,8 +106,8 @@ def ranking(file, *cases):
             part, base = found[name], found["uniform"]
             logs.append(np.log(rounds_to(base, target) / rounds_to(part, target)).mean())
             times, word = ratio(part, base, target)
-            value, interval = times.removesuffix(")").split(" (")
-            cells.append(f"{value}{MARKS[word]}<br>{interval.replace(' to ', '–')}")
+            value, _, interval = times.removesuffix(")").partition(" (")
+            cells.append(f"{value}{MARKS.get(word, '')}<br>{interval.replace(' to ', '–')}")
         lines.append((np.mean(logs), [name, f"{np.exp(np.mean(logs)):.2f}x", *cells]))
     lines.sort(key=lambda line: -line[0])
     header = ["policy", "geometric mean", *columns]

@@ -1,4 +1,4 @@
-"""The scripts behind the speed pages still run, each at a small size."""
+"""The script that times policies runs, at a small size; the others find what they import."""
 
 from __future__ import annotations
 

@@ -75,6 +75,20 @@ for delay in map(float, sys.argv[3:]):
 """
 
 
+def test_a_run_from_before_a_field_existed_goes_on(tmp_path):
+    run(dataclasses.replace(TINY, rounds=1), tmp_path)
+    path = tmp_path / "config.json"
+    before = json.loads(path.read_text())
+    del before["local"]["augment"]
+    path.write_text(json.dumps(before))
+    run(dataclasses.replace(TINY, rounds=2), tmp_path, resume=True)
+    assert "augment" in json.loads(path.read_text())["local"]
+    before["local"]["lr"] = 0.123
+    path.write_text(json.dumps(before))
+    with pytest.raises(ConfigError, match="another experiment: local differ"):
+        run(TINY, tmp_path, resume=True)
+
+
 def test_killed_at_any_moment_and_resumed(tmp_path):
     """Killed again and again until the run gets through: the lines are those of a calm run.
 

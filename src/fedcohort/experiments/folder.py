@@ -280,12 +280,23 @@ def _claim(folder: Path, experiment: Experiment, resume: bool) -> None:
 
 def _check_same(folder: Path, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     free = {"rounds", "seeds", "target", "checkpoint_every"}
-    changed = [key for key in wanted if key not in free and found.get(key) != wanted[key]]
+    full = _completed(found)
+    same = [key for key in wanted if wanted[key] in (found.get(key), full.get(key))]
+    changed = [key for key in wanted if key not in free and key not in same]
     seeds = found.get("seeds", [])
     if not isinstance(seeds, list) or wanted["seeds"][: len(seeds)] != seeds:
         changed.append(f"seeds (the first must be {seeds})")
     if changed:
         raise ConfigError(f"{folder} holds another experiment: {', '.join(changed)} differ")
+
+
+def _completed(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration with the defaults of fields that came after it was written."""
+    try:
+        full: dict[str, Any] = json.loads(json.dumps(config.dump(config.parse(found))))
+    except ConfigError:
+        return found
+    return full
 
 
 def _describe(folder: Path, simulation: Simulation) -> None:
