@@ -96,12 +96,17 @@ def test_engines_agree_and_so_do_captured_steps(monkeypatch):
     assert torch.allclose(train("stacked"), expected, atol=1e-5)
     trainer, jobs, data = setup("stacked")
     monkeypatch.setattr(trainer._engine, "graphs", True)
+    reports, captured = [], []
     for _ in range(2):  # the second round reads the memory that the first one captured
         found = trainer.train(trainer.flat(), jobs, data)
         assert torch.allclose(found, expected, atol=1e-5)
-        assert isinstance(trainer._engine.stepper, GraphStepper)
-        held, before = trainer._augmented.held, trainer._engine.stepper
-    assert before.data is held
+        reports.append(trainer.gradients(trainer.flat(), jobs, data))
+        captured.append({id(s): dict(s.replays) for s in trainer._engine.steppers.values()})
+    assert torch.equal(*reports)
+    assert captured[0] == captured[1]  # neither kind of step was captured again
+    steppers = trainer._engine.steppers.values()
+    assert all(isinstance(stepper, GraphStepper) for stepper in steppers)
+    assert [stepper.data for stepper in steppers] == [trainer._augmented.held, data]
 
 
 def test_it_depends_on_the_client_and_the_round_and_not_on_the_others():

@@ -76,7 +76,8 @@ def test_the_memory_bound_changes_no_mask(name, engine, graphs):
         each = trainer._engine.client_bytes
         groups = len(list(trainer._engine._groups(list(range(5)), data)))
         assert groups == {2**30: 1, "pairs": 3, 1: 5}[bound]
-    assert isinstance(trainer._engine.stepper, GraphStepper) == graphs
+    (stepper,) = trainer._engine.steppers.values()
+    assert isinstance(stepper, GraphStepper) == graphs
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-6)
 

@@ -273,7 +273,7 @@ class Batched:
         self.kind, self.model, self.local, self.loss = kind, model, local, loss
         self.device, self.memory = device, memory
         self.kernels: dict[bool, Kernel] = {}
-        self.stepper: Stepper | GraphStepper | None = None
+        self.steppers: dict[Kernel, Stepper | GraphStepper] = {}
         self.graphs = device.type == "cuda"
         self.client_bytes = 0
 
@@ -300,23 +300,25 @@ class Batched:
             self._store(kernel, together, rows, out)
 
     def _run(self, kernel: Kernel, together: Lockstep, params: Tensor, data: Data) -> None:
-        if self.stepper is None or self.stepper.data is not data:
-            self.stepper = GraphStepper(data) if self.graphs else Stepper(data)
-        self.stepper.prepare(kernel, together)
+        stepper = self.steppers.get(kernel)
+        if stepper is None or stepper.data is not data:
+            stepper = self.steppers[kernel] = (GraphStepper if self.graphs else Stepper)(data)
+        stepper.prepare(kernel, together)
         kernel.load(params, row_numbers(tuple(job.row for job in together.jobs), self.device))
         if kernel.drops:
             kernel.masks.restart([job.seed for job in together.jobs])
-        self.stepper.run(kernel, together)
+        stepper.run(kernel, together)
 
     def _store(self, kernel: Kernel, together: Lockstep, rows: list[int], out: Tensor) -> None:
         kernel.store(out, [rows[i] for i in together.order])
 
     def _kernel(self, clients: int, local: LocalTraining | None) -> Kernel:
-        """Return the kernel used before, if it is large enough."""
+        """Return the kernel used before, if it is large enough; one for training, one without."""
         key = local is None
         if key not in self.kernels or self.kernels[key].clients < clients:
+            if key in self.kernels:
+                self.steppers.pop(self.kernels[key], None)
             self.kernels[key] = self._make(clients, local)
-            self.stepper = None  # it may hold graphs of the old one
         return self.kernels[key]
 
     def _make(self, clients: int, local: LocalTraining | None) -> Kernel:
