@@ -87,6 +87,44 @@ class WeightedMean(Mean):
     weighted = True
 
 
+class AgreeingMean(Mean):
+    """CMFL as the code of paper 1 (FedACS) has it, at the server: nothing is saved on the way.
+
+    The mean of those trained models whose steps agree with the mean step of the round in the signs
+    of enough parameters; if there is none, the model that agrees most. The gate "cmfl" is the
+    method of CMFL's own paper, where clients compare with the last global step before they upload.
+
+    Parameters
+    ----------
+    threshold : float, default=0.7
+        Smallest share of agreeing signs.
+    """
+
+    def __init__(self, threshold: float = 0.7) -> None:
+        if not 0 <= threshold <= 1:
+            raise ConfigError(f"AgreeingMean: threshold={threshold} must lie in [0, 1]")
+        self.threshold = threshold
+
+    def step(
+        self,
+        current: Tensor,
+        updates: Tensor,
+        sizes: Sequence[int],
+        weights: Sequence[float] | None = None,
+    ) -> Tensor:
+        """Return the next global model; a policy's own weights keep their sum."""
+        steps = updates - current
+        signs = steps.mean(dim=0).sign()
+        shares = torch.stack([(step.sign() == signs).double().mean() for step in steps]).cpu()
+        kept = np.flatnonzero(shares.numpy() >= self.threshold).tolist()
+        kept = kept or [int(shares.argmax())]
+        if weights is not None:
+            left = [weights[i] for i in kept]
+            scale = sum(weights) / sum(left) if sum(left) > 0 else 1.0
+            weights = [weight * scale for weight in left]
+        return super().step(current, updates[kept], [sizes[i] for i in kept], weights)
+
+
 class FedAvgM:
     """FedAvg with server momentum (Hsu, Qi, Brown 2019).
 
@@ -193,6 +231,7 @@ def _restored(array: np.ndarray[Any, Any] | None) -> Tensor | None:
 AGGREGATIONS: dict[str, Callable[..., Any]] = {
     "mean": Mean,
     "size-weighted": WeightedMean,
+    "agreeing-mean": AgreeingMean,
     "fedavgm": FedAvgM,
     "fedadam": FedAdam,
 }

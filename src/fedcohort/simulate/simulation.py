@@ -77,7 +77,8 @@ class Simulation:
     local : LocalTraining, optional
         What a client does with the model.
     aggregation : str or object, default="mean"
-        "mean", "size-weighted", "fedavgm", "fedadam", or an object with a `step` of its own.
+        "mean", "size-weighted", "agreeing-mean", "fedavgm", "fedadam", or an object with a `step`
+        of its own.
     availability : Availability, optional
         Who is there in each round; everybody by default.
     dropout : float, default=0
@@ -338,11 +339,10 @@ def simulate(
     progress : bool, default=False
         Show the rounds on standard error: a bar on a terminal, plain lines elsewhere.
     **options
-        ``local`` (LocalTraining), ``aggregation`` ("mean", "size-weighted", "fedavgm", "fedadam"
-        or an object), ``availability``, ``dropout`` (probability that a selected client does not
-        finish), ``durations``, ``seeds``, ``device``, ``engine``, ``precision`` (kept in the
-        history), ``max_memory``, ``loss``, ``evaluate_every``, ``insight``, ``embed``: see
-        `Simulation`.
+        ``local`` (LocalTraining), ``aggregation`` (a name or an object), ``availability``,
+        ``dropout`` (probability that a selected client does not finish), ``durations``, ``seeds``,
+        ``device``, ``engine``, ``precision`` (kept in the history), ``max_memory``, ``loss``,
+        ``evaluate_every``, ``insight``, ``embed``: see `Simulation`.
 
     Examples
     --------
