@@ -4,8 +4,7 @@
   paired seeds and has at least half of the paper's gain; it holds weaker with less of the gain; it
   does not hold if it is level or worse.
 - Where the paper gives no number, better beyond the interval is enough to hold.
-- It is not decidable if seeds of both never reached the target, if there are fewer than three, or
-  if the baseline skipped nearly all uploads.
+- It is not decidable if seeds of both never reached the target, or if there are fewer than three.
 - Other rows state their rule in the claim.
 """
 
@@ -18,7 +17,6 @@ from fedcohort.report.tables import paired_interval
 HOLDS, WEAKER, FAILS = "holds", "holds weaker", "does not hold"
 UNDECIDED, NOT_RUN = "not decidable", "not run"
 VERDICTS = HOLDS, WEAKER, FAILS, UNDECIDED, NOT_RUN
-MOST_SKIPPED = 95.0  # percent of rounds; a baseline that skips more learns nothing
 
 
 def verdict(gain, low, papers):
@@ -104,15 +102,6 @@ def accuracy_row(
     interval = paired_interval((a - b).tolist())
     word = verdict(interval.mean, interval.low, papers[0] - papers[1])
     return [paper, claim, theirs, text, seeds_of(found[0]), command, word]
-
-
-def unless_stalled(suite, setting, base, row):
-    """The row, not decidable if the baseline's gate skipped nearly all rounds."""
-    found = suite.get(setting, base)
-    if found is None or row[-1] == NOT_RUN:
-        return row
-    skipped = np.mean([seed["overhead"]["skipped"] for seed in found[0]["seeds"]])
-    return row if skipped < MOST_SKIPPED else [*row[:-1], UNDECIDED]
 
 
 def lower_row(suite, paper, claim, theirs, setting, method, bases, key, form="{:.2f}"):

@@ -17,7 +17,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 NOT_RUN = "Not run yet.\n"
 
 # Files with parts that joined a suite after it was run. Those of one setting are of the same code.
-LATER = {"benchmark-selection.json": ("benchmark-cifar10.json",)}
+LATER = {
+    "benchmark-selection.json": ("benchmark-cifar10.json",),
+    "benchmark-papers.json": ("benchmark-papers-later.json", "benchmark-papers-released.json"),
+}
 
 
 @cache
@@ -133,11 +136,16 @@ def provenance(file):
         return NOT_RUN
     made = found["provenance"]
     machines = sorted({m["gpu"] or m["cpu"] for m in made})
-    commits = " and ".join(f"`{name[:10]}`" for name in commits_of(found))
-    text = f"Made at commit {commits} on {' and '.join(machines)}"
+    commits = enumerated([f"`{name[:10]}`" for name in commits_of(found)])
+    text = f"Made at commit {commits} on {enumerated(machines)}"
     text += " with seeds 1000 and up; commands, versions and loads"
-    files = " and ".join(f"`benchmarks/results/{name}`" for name in (file, *LATER.get(file, ())))
-    return f"{text} are in {files}.\n"
+    files = [f"`benchmarks/results/{name}`" for name in (file, *LATER.get(file, ()))]
+    return f"{text} are in {enumerated(files)}.\n"
+
+
+def enumerated(words):
+    """Return them as a list in a sentence: a, b and c."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def made_by(file):

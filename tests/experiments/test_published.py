@@ -18,10 +18,14 @@ from docs_tables import results
 
 @pytest.mark.parametrize("suite", ["selection", "papers", "skip", "coldstart"])
 def test_published_parts_have_the_settings_of_their_suite(suite):
-    """A field that came later has its default, which is what the older code did."""
+    """A field that came later has its default, which is what the older code did.
+
+    Parts that the suite no longer has stay in their file.
+    """
     now = {(part.setting, part.variant): plain(part.experiment) for part in read_suite(suite)}
     published = results.result(f"benchmark-{suite}.json")["parts"]
-    assert len(published) > 4
+    published = [part for part in published if (part["setting"], part["variant"]) in now]
+    assert len(published) > len(now) / 2
     changed = [
         (part["setting"], part["variant"])
         for part in published

@@ -129,16 +129,6 @@ def test_lower_needs_every_baseline_beyond_its_interval():
     assert verdicts.lower_row(*args)[-1] == verdicts.FAILS
 
 
-def test_a_baseline_that_skips_nearly_all_rounds_decides_nothing():
-    found = suite(method=[1, 1, 1], cmfl=[1, 1, 1])
-    row = ["1", "claim", "theirs", "ours", "3", "command", verdicts.HOLDS]
-    for skipped, verdict in ((40.0, verdicts.HOLDS), (99.5, verdicts.UNDECIDED)):
-        for seed in found.parts["s", "cmfl"]["seeds"]:
-            seed["overhead"] = {"skipped": skipped}
-        assert verdicts.unless_stalled(found, "s", "cmfl", row)[-1] == verdict
-    assert verdicts.unless_stalled(found, "s", "not there", row) == row
-
-
 def test_a_baseline_may_be_of_another_setting():
     found = suite(method=[1, 1, 1])
     other = suite(uniform=[1, 1, 1]).parts["s", "uniform"]
