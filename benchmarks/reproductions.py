@@ -93,7 +93,7 @@ TABLES_1 = {
 
 WAYS_1 = {  # by the end of the setting's name: in words, and a target that all seeds reached
     "decaying rate": ("as the paper says", 0.5),
-    "released code": ("as in the released code, images transformed once per round", 0.6),
+    "released code": ("as in the released code", 0.6),
 }
 
 REWARDS_1 = {"fedacs": "reward by updates", "fedacs, gradients": "reward by full gradients"}

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedcohort.datasets import federate, load
+from fedcohort.policies import DELTA, FedACS
 from fedcohort.signals.projection import Projection
-from fedcohort.simulate import clients
+from fedcohort.simulate import Simulation, build, clients
 from fedcohort.simulate.clients import TensorVectors
 
 
@@ -18,3 +20,22 @@ def test_the_stored_matrix_gives_what_the_loops_give(kind, monkeypatch):
     expected = TensorVectors(models).project(projection)
     assert expected == pytest.approx(projection.apply(models.numpy()))
     assert stored.numpy() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("policy", "values"),
+    [
+        (FedACS(), 0),
+        (FedACS(insight_step=True), (64 + 1) * 64 + (64 + 1) * 30 + (30 + 1) * 10),
+        (FedACS(insight_step=True, last_layer=True), (30 + 1) * 10),
+        (DELTA(local_variance=1.0), (64 + 1) * 64 + (64 + 1) * 30 + (30 + 1) * 10),
+    ],
+)
+def test_gradients_are_charged_beside_the_updates(policy, values):
+    digits = federate(load("digits"), "shards", clients=20, seed=0)
+    net = build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
+    simulation = Simulation(digits, net, policy, cohort_size=4, dropout=0.3, device="cpu")
+    finished = sum(len(simulation.step()[0].finished) for _ in range(3))
+    sent = simulation.seeds[0].session.ledger.by_kind("up")
+    assert 0 < finished < 12
+    assert sent.get("update_distance", 0) == 4 * values * finished

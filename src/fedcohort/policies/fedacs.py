@@ -53,13 +53,18 @@ class FedACS(Policy):
     last_layer : bool, default=False
         Look at the last layer only.
     insight_step : bool, default=False
-        Take distances between full-batch gradients, as the theory assumes, instead of updates.
+        Take distances between full-batch gradients instead of updates, as the theory assumes and
+        the released code does. It costs each client one more pass over its data and one more
+        upload of the model's size.
     insight : bool, default=False
         Without training: clients send a vector of the user's own (signal `insight`) once, and all
         available duel by their distance from its mean.
 
     Notes
     -----
+    Updates cost nothing more, but say less about skew the longer a run lasts: a client with few
+    classes learns them, and its updates become small. Gradients do not have this flaw.
+
     Duels are held among those whose distances arrived. A client that finished without one loses a
     duel against each of them, so that it does not pay; one that dropped out does not duel.
 

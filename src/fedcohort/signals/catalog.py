@@ -336,7 +336,10 @@ def _bias_update(clients: Clients, options: Options) -> NDArray[Any]:
 
 @register_signal("update_distance", when="reply", work="server", form=Numbers(low=0))
 def _update_distance(clients: Clients, options: Options) -> NDArray[np.float64]:
-    """Distance of the update from the cohort's mean update (paper 1, equation 14)."""
+    """Distance of the update from the cohort's mean update (paper 1, equation 14).
+
+    With ``insight_step``, of the full gradient, which the client sends beside its update.
+    """
     vectors = clients.gradients() if options.get("insight_step") else clients.updates()
     rows = vectors.numpy()
     if options.get("last_layer"):

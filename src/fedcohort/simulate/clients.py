@@ -292,6 +292,14 @@ class Collector:
             for name in sorted(names)
         }
 
+    def gradient_bytes(self) -> int:
+        """Return what a client sends beside its update: a gradient, where the policy wants one."""
+        options = self.policy.signal_options.get("update_distance", {})
+        if not options.get("insight_step"):
+            return 0
+        last = bool(options.get("last_layer"))
+        return 4 * (self.everybody.last_layer() if last else self.model.numel())
+
     def _readings(self, name: str, clients: Sequence[ClientId], **given: Any) -> Readings:
         options = self.policy.signal_options.get(name, {})
         self._choose_embedder(int(options.get("refresh", 0)))

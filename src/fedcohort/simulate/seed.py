@@ -153,6 +153,8 @@ class Seed:
             needs = self.session.policy.needs.reply
             given = (self.finished, updates, self._round_seconds)
             self._replies = self.collector.replies(needs, *given)
+            if sent := self.collector.gradient_bytes():
+                self.session.charge("update_distance", "up", dict.fromkeys(self.finished, sent))
             self.collector.remember(self.finished, updates)
             if mean is None:
                 self._aggregate(updates)
