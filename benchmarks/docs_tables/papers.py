@@ -8,11 +8,15 @@ from verdicts import VERDICTS
 
 
 def reproductions(paper):
-    """The claims of one paper, what we measured, and verdicts."""
-    header = ["claim", "the paper", "ours", "verdict", "seeds", "`fedcohort benchmark` …"]
-    found = [row[1:] for row in claims.rows(result) if row[0] == paper]
-    lines = [[claim, papers, ours, word, n, how] for claim, papers, ours, n, how, word in found]
-    return table(header, lines)
+    """The claims of one paper, what we measured, and verdicts; each command once."""
+    by_command = {}
+    for own, claim, papers, ours, seeds, command, word in claims.rows(result):
+        if own == paper:
+            by_command.setdefault(command, []).append([claim, papers, ours, word, seeds])
+    for command, (first, *_) in by_command.items():
+        first[0] += f"<br>{command}"
+    lines = [line for group in by_command.values() for line in group]
+    return table(["claim", "the paper", "ours", "verdict", "seeds"], lines)
 
 
 def single_rounds():
