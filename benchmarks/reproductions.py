@@ -91,45 +91,52 @@ TABLES_1 = {
     "high": {"fedacs": (72.1, 155), "uniform": (68.4, 365), "cmfl": (62.9, 915)},
 }
 
-WAYS_1 = {  # by the end of the setting's name: in words, and a target that all seeds reached
-    "decaying rate": ("as the paper says", 0.5),
-    "released code": ("as in the released code", 0.6),
+REWARDS_1 = {
+    "fedacs": "reward by updates",
+    "fedacs, gradients": "reward by full gradients",
+    "fedacs, gradient sketch": "reward by 100 numbers per gradient (not in the paper)",
 }
 
-REWARDS_1 = {"fedacs": "reward by updates", "fedacs, gradients": "reward by full gradients"}
+WAYS_1 = {  # by the end of the setting's name: in words, a target that all seeds reach, rewards
+    "decaying rate": ("as the paper says", 0.5, list(REWARDS_1)[:2]),
+    "released code": ("as in the released code", 0.6, list(REWARDS_1)),
+}
+
+
+def tables_1(papers, claim, setting, variants, numbers):
+    """Tables I and II for a method and its baseline; `numbers` are the paper's pairs of both."""
+    accuracies, rounds = zip(*numbers, strict=True)
+    text = f"{claim} (Table I): accuracy over the last rounds; 400 of 1,000 rounds"
+    yield accuracy_row(papers, "1", text, setting, *variants, accuracies)
+    text = f"{claim} (Table II): rounds to 65 %; at most 400"
+    yield rounds_row(papers, "1", text, setting, *variants, 0.65, rounds)
 
 
 def paper_1(papers):
-    for way, (words, lower) in WAYS_1.items():
+    for way, (words, lower, rewards) in WAYS_1.items():
         for level, table in TABLES_1.items():
-            setting = f"paper 1, {level} heterogeneity, {way}"
-            pairs = [
-                (m, "uniform", "fedacs", f"FedACS, {r}, against random")
-                for m, r in REWARDS_1.items()
-            ]
-            if way == "released code":
-                pairs.append(("uniform", "cmfl, released code", "uniform", "random against CMFL"))
-            for method, base, row, claim in pairs:
-                (accuracy, rounds), (base_accuracy, base_rounds) = (
-                    table[row],
-                    table["cmfl" if row == "uniform" else "uniform"],
-                )
-                claim = f"{claim}, {level} heterogeneity, {words}"
-                yield accuracy_row(
-                    papers, "1", f"{claim} (Table I): accuracy over the last rounds; 400 of 1,000 rounds",
-                    setting, method, base, (accuracy, base_accuracy),
-                )  # fmt: skip
+            setting, words_here = (
+                f"paper 1, {level} heterogeneity, {way}",
+                f"{level} heterogeneity, {words}",
+            )
+            for method in rewards:
+                claim = f"FedACS, {REWARDS_1[method]}, against random, {words_here}"
+                numbers = table["fedacs"], table["uniform"]
+                yield from tables_1(papers, claim, setting, (method, "uniform"), numbers)
+                claim += f" (not in the paper): rounds to {lower:.0%}"
                 yield rounds_row(
-                    papers, "1", f"{claim} (Table II): rounds to 65 %; at most 400", setting, method, base,
-                    0.65, (rounds, base_rounds),
-                )  # fmt: skip
-                if row == "fedacs":
-                    yield rounds_row(
-                        papers, "1", f"{claim} (not in the paper): rounds to {lower:.0%}", setting, method, base,
-                        lower, (None, None),
-                    )  # fmt: skip
+                    papers, "1", claim, setting, method, "uniform", lower, (None, None)
+                )
+            if way == "released code":
+                claim, numbers = (
+                    f"random against CMFL, {words_here}",
+                    (table["uniform"], table["cmfl"]),
+                )
+                yield from tables_1(
+                    papers, claim, setting, ("uniform", "cmfl, released code"), numbers
+                )
             yield accuracy_row(
-                papers, "1", f"IID clients against random cohorts at {level} heterogeneity, {words} (Table I); each "
+                papers, "1", f"IID clients against random cohorts at {words_here} (Table I); each "
                 "image on one client", f"paper 1, IID, {way}", "uniform", "uniform", (74.0, table["uniform"][0]),
                 base_setting=setting,
             )  # fmt: skip

@@ -10,10 +10,19 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.numerics import bandits
-from fedcohort.policies.base import Policy, register, times_of, unreported, vectors
+from fedcohort.policies.base import (
+    Policy,
+    check_at_least,
+    register,
+    sizes,
+    times_of,
+    unreported,
+    vectors,
+)
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
+from fedcohort.signals.updates import update_distance
 
 Array = NDArray[np.float64]
 
@@ -56,14 +65,21 @@ class FedACS(Policy):
         Take distances between full-batch gradients instead of updates, as the theory assumes and
         the released code does. It costs each client one more pass over its data and one more
         upload of the model's size.
+    gradient_sketch : int, default=0
+        Above 0, take distances between random projections of the full-batch gradients to this
+        many numbers, 4 bytes each, which clients send beside the update.
     insight : bool, default=False
         Without training: clients send a vector of the user's own (signal `insight`) once, and all
         available duel by their distance from its mean.
+    seed : int, default=0
+        Of the projections; the same for all clients.
 
     Notes
     -----
     Updates cost nothing more, but say less about skew the longer a run lasts: a client with few
-    classes learns them, and its updates become small. Gradients do not have this flaw.
+    classes learns them, and its updates become small. Gradients do not have this flaw, and 100
+    numbers of them rank clients nearly as well as all. But a client can forge what it sends beside
+    its update, and it cannot forge the distance of the update itself.
 
     Duels are held among those whose distances arrived. A client that finished without one loses a
     duel against each of them, so that it does not pay; one that dropped out does not duel.
@@ -96,18 +112,32 @@ class FedACS(Policy):
         scale_by_size: bool = False,
         last_layer: bool = False,
         insight_step: bool = False,
+        gradient_sketch: int = 0,
         insight: bool = False,
+        seed: int = 0,
     ) -> None:
         if not 0 < pool_share <= 1:
             raise ValueError(f"FedACS: pool_share={pool_share} must lie in (0, 1]")
         if not 0 < rate <= _MOST_PER_DUEL:
             raise ValueError(f"FedACS: rate={rate} must lie in (0, {_MOST_PER_DUEL}]")
+        check_at_least("FedACS", 0, gradient_sketch=gradient_sketch)
+        if gradient_sketch and (insight_step or last_layer or insight):
+            other = "insight_step" if insight_step else "last_layer" if last_layer else "insight"
+            raise ValueError(f"FedACS: gradient_sketch={gradient_sketch} excludes {other}=True")
         self.pool_share, self.rate, self.insight = pool_share, rate, insight
+        self.weighted, self.scale_by_size = weighted, scale_by_size
+        self.signal = "gradient_sketch" if gradient_sketch else "update_distance"
+        options: dict[str, Option]
         if insight:
             self.needs = Needs(profile=frozenset({"insight"}))
+        elif gradient_sketch:
+            sized = frozenset({"num_examples"} if weighted or scale_by_size else ())
+            self.needs = Needs(profile=sized, reply=frozenset({"gradient_sketch"}))
+            options = {"k": gradient_sketch, "kind": "sparse", "seed": seed}
+            self.signal_options = {"gradient_sketch": options}
         else:
             self.needs = Needs(reply=frozenset({"update_distance"}))
-            options: dict[str, Option] = {"weighted": weighted, "scale_by_size": scale_by_size}
+            options = {"weighted": weighted, "scale_by_size": scale_by_size}
             options |= {"last_layer": last_layer, "insight_step": insight_step}
             self.signal_options = {"update_distance": options}
         self.state = FedACSState()
@@ -131,19 +161,29 @@ class FedACS(Policy):
         """Let those whose distance arrived this round duel (Algorithm 2)."""
         if self.insight:
             return
-        fresh = signals.rounds("update_distance", outcome.finished) == round.number
-        clients = tuple(c for c, new in zip(outcome.finished, fresh, strict=True) if new)
-        for client in unreported(round, outcome, signals, "update_distance"):
+        silent = unreported(round, outcome, signals, self.signal)
+        excluded = set(silent)
+        clients = tuple(c for c in outcome.finished if c not in excluded)
+        for client in silent:
             lost = self.state.losses.get(client, 0.0) + self.rate * len(clients)
             self.state.losses[client] = lost
         if len(clients) < 2:
             return
-        rewards = -np.asarray(signals.values("update_distance", clients), np.float64)
+        rewards = -self._distances(clients, signals)
         zeros = np.zeros(len(clients))
         won, lost = bandits.duel(zeros, zeros, np.arange(len(clients)), rewards, self.rate)
         for client, win, loss in zip(clients, won.tolist(), lost.tolist(), strict=True):
             self.state.wins[client] = self.state.wins.get(client, 0.0) + win
             self.state.losses[client] = self.state.losses.get(client, 0.0) + loss
+
+    def _distances(self, clients: Sequence[ClientId], signals: Signals) -> Array:
+        """Return how far each client is from the mean of them all."""
+        if self.signal == "update_distance":
+            return np.asarray(signals.values(self.signal, clients), np.float64)
+        _, rows = vectors(signals, self.signal, clients)
+        counts = np.maximum(sizes(signals, clients), 1.0)  # some say that they have no examples
+        chosen = {"weighted": self.weighted, "scale_by_size": self.scale_by_size}
+        return update_distance(rows, counts, **chosen)
 
     def ranks(
         self, clients: Sequence[ClientId], rng: Generator, *, level: float = 0.95, draws: int = 1000
