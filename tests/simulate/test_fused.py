@@ -21,7 +21,7 @@ from torch import nn
 from fedcohort.datasets import federate, load
 from fedcohort.simulate import build, simulate
 from fedcohort.simulate.engine import switches
-from fedcohort.simulate.engine.convolution import Block, DenseBlock, fused_blocks
+from fedcohort.simulate.engine.fused_convolution import Block, DenseBlock, fused_blocks
 from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.local import LocalTraining
 

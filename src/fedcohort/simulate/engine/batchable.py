@@ -2,7 +2,7 @@
 
 `torch.func` would turn the convolutions of many models into a grouped convolution, which cuDNN runs
 several times slower than one model's. These layers hold images with channels last and use the
-Triton kernels of `convolution.FusedConv`.
+Triton kernels of `fused_convolution.FusedConv`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcohort.simulate.engine.convolution import (
-    HALVES,
-    Halves,
-    few_channels,
-    geometry_of,
-    largest,
-)
+from fedcohort.simulate.engine.convolution import geometry_of
+from fedcohort.simulate.engine.fused_convolution import HALVES, Halves, few_channels, largest
 
 LINEAR = True  # whether dense layers use the kernels too
 

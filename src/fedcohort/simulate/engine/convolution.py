@@ -1,23 +1,17 @@
-"""Convolutions and pooling of many models at once.
+"""Convolutions and pooling of many models at once, on any device.
 
-There are two forms. `Conv`, `Bias` and `MaxPool` run everywhere. They hold images as (clients,
-channels, samples, height, width), copy all patches of the images and multiply them by PyTorch. A
-client's batch may be cut into `split` parts, each with a copy of the client's weights, as if there
-were more clients. That makes more and shorter products, which a GPU needs to be busy.
-
-`FusedConv` runs on a GPU with Triton. It holds images as (clients, samples, height, width,
-channels) and reads patches from the images while it multiplies; bias, ReLU and pooling are part of
-the convolution. What a convolution multiplies is stored as 16-bit numbers (`Halves`) by the kernel
-that computes it; a layer then hands the first plane to the next layer, for its shape and its signs.
-`fused_blocks` says which models it takes.
+`Conv`, `Bias` and `MaxPool` hold images as (clients, channels, samples, height, width), copy all
+patches of the images and multiply them with PyTorch. A client's batch may be cut into `split`
+parts, each with a copy of the client's weights, as if there were more clients. That makes more and
+shorter products, which a GPU needs to be busy. `fused_convolution` is the form for GPUs with
+Triton.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,18 +27,6 @@ from fedcohort.simulate.engine.layers import (
 )
 
 # ruff: noqa: D102 (`Layer` documents the methods)
-
-
-# The 16-bit numbers that add up to a factor of `FusedConv`; see `_triton_convolution`.
-HALVES = {"float32": (2, torch.float16), "tf32": (1, torch.float16), "bf16": (1, torch.bfloat16)}
-
-
-class Halves(NamedTuple):
-    """A factor as (planes, rows, ...) of 16-bit numbers, the largest and the unit of each row."""
-
-    halves: Tensor
-    peak: Tensor
-    unit: Tensor
 
 
 def gpu_kernels(x: Tensor) -> Any:
@@ -176,7 +158,7 @@ class MaxPool(Layer):
 
     def __init__(self, place: int, arena: Arena, pool: nn.MaxPool2d) -> None:
         super().__init__(place, arena)
-        pairs = [_pair(v) for v in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)]
+        pairs = [pair(v) for v in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)]
         self.options: tuple[Any, ...] = (*pairs, pool.ceil_mode)
         self.tiles = pairs[1:] == [pairs[0], [0, 0], [1, 1]] and not pool.ceil_mode
 
@@ -207,316 +189,6 @@ class MaxPool(Layer):
         return below
 
 
-def _pair(value: int | tuple[int, ...]) -> list[int]:
+def pair(value: int | tuple[int, ...]) -> list[int]:
+    """Return an option of `nn.MaxPool2d` for height and width; one number stands for both."""
     return [value, value] if isinstance(value, int) else list(value)
-
-
-class Block(NamedTuple):
-    """A convolution, and what follows it before the next one."""
-
-    conv: nn.Conv2d
-    relu: bool = False
-    pool: nn.MaxPool2d | None = None
-
-
-class DenseBlock(NamedTuple):
-    """An `nn.Linear` and the ReLU after it."""
-
-    linear: nn.Linear
-    relu: bool = False
-
-
-Part = Block | DenseBlock | nn.Module
-
-
-def fused_blocks(flat: Sequence[nn.Module]) -> list[Part] | None:
-    """Join each convolution and dense layer with the ReLU and the pooling that follow it.
-
-    None if the layers of images are not all of these kinds: convolutions, each with at most one
-    pooling by tiles; ReLU after a convolution or its pooling; dropout.
-
-    Examples
-    --------
-    >>> flat = [nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(2, 2)]
-    >>> [type(part).__name__ for part in fused_blocks(flat)]
-    ['Block', 'Flatten', 'DenseBlock']
-    >>> fused_blocks([nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten()]) is None
-    True
-    """
-    found: list[Part] = []
-    image = False
-    for module in flat:
-        last = found[-1] if found else None
-        if isinstance(module, nn.Conv2d):
-            found.append(Block(module))
-            image = True
-        elif isinstance(module, nn.Linear):
-            found.append(DenseBlock(module))
-        elif isinstance(module, nn.ReLU) and isinstance(last, (Block, DenseBlock)):
-            found[-1] = last._replace(relu=True)
-        elif isinstance(module, nn.MaxPool2d):
-            if not (isinstance(last, Block) and last.pool is None and _tiles(module)):
-                return None
-            found[-1] = last._replace(pool=module)
-        elif image and not isinstance(module, (nn.Flatten, nn.Dropout)):
-            return None
-        elif isinstance(module, nn.Flatten) and isinstance(last, nn.Dropout):
-            found.insert(-1, module)  # the pooling can then write what `Flatten` returns
-        elif not isinstance(module, nn.Identity):
-            found.append(module)
-        image = image and not isinstance(module, nn.Flatten)
-    return found
-
-
-def fused(flat: Sequence[nn.Module], device: torch.device) -> list[Part] | None:
-    """Return `fused_blocks` if the device runs the Triton kernels, else None."""
-    return fused_blocks(flat) if switches.runs_triton(device) else None
-
-
-def _tiles(pool: nn.MaxPool2d) -> bool:
-    """Whether a pooling takes the maxima of tiles that do not overlap, of 1, 2, 4, 8 or 16 pixels.
-
-    The kernel keeps a tile in one program, whose numbers of pixels are powers of two.
-    """
-    size, *rest = (_pair(v) for v in (pool.kernel_size, pool.stride, pool.padding, pool.dilation))
-    plain = rest == [size, [0, 0], [1, 1]] and not pool.ceil_mode
-    return plain and math.prod(size) in (1, 2, 4, 8, 16)
-
-
-def few_channels(conv: nn.Conv2d) -> bool:
-    """Whether a convolution has few inputs, so that its patches are copied before the product."""
-    return conv.in_channels < 16 and conv.in_channels * math.prod(conv.kernel_size) <= 128
-
-
-class FusedConv(Weighted):
-    """`nn.Conv2d` with its bias and ReLU, by Triton kernels that read the images.
-
-    `join` must follow the constructor.
-    """
-
-    x: Halves
-    output: Halves  # what the convolution above multiplies
-    sums: Tensor | None  # of the gradients of the outputs, in parts, for the bias
-
-    def __init__(
-        self, place: int, arena: Arena, sink: Sink, at: list[int], block: Block, precision: str
-    ) -> None:
-        super().__init__(place, arena, sink, at)
-        conv = block.conv
-        self.kernel, self.stride, self.relu = conv.kernel_size, conv.stride, block.relu
-        self.pad = conv._reversed_padding_repeated_twice
-        self.taps, self.few = math.prod(self.kernel), few_channels(conv)
-        self.planes, self.dtype = HALVES[precision]
-        self.pooled = block.pool is not None
-        self.tile = (1, 1) if block.pool is None else tuple(_pair(block.pool.kernel_size))
-
-    def join(self, number: int, source: FusedConv | None, above: Part) -> None:
-        """Tell the layer its neighbors.
-
-        Parameters
-        ----------
-        number : int
-            Counts the convolutions of the model from 0.
-        source : FusedConv, optional
-            The convolution whose output, perhaps pooled, is the input of this one. None for images,
-            and for what dropout has scaled.
-        above : Block or DenseBlock or nn.Module
-            What takes the output.
-        """
-        self.number, self.source = number, source
-        self.flat = self.pooled and isinstance(above, nn.Flatten)
-        self.feeds = isinstance(above, Block)  # the layer above then writes the gradient's peak
-        self.feeds_halves = isinstance(above, Block) and not few_channels(above.conv)
-
-    def halves(self, use: str, shape: Sequence[int], peak: Tensor) -> Halves:
-        """Return this layer's memory for a factor whose first axis is the row."""
-        numbers = self.memory(use, (self.planes, *shape), self.dtype)
-        return Halves(numbers, peak, self.memory(f"{use} unit", shape[:1]))
-
-    @property
-    def grad(self) -> Halves:
-        """The gradient of the outputs, before pooling and ReLU."""
-        return self.halves("grad", self.shape, self.grad_peak)
-
-    def partial_sums(self, parts: int) -> Tensor | None:
-        """Return memory for the sums that the bias needs, None if there is none."""
-        self.sums = None
-        if len(self.at) > 1:
-            self.sums = self.memory("sums", (self.clients, parts, self.shape[4]))
-        return self.sums
-
-    def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        from fedcohort.simulate.engine import _triton_convolution
-
-        self.kernels: Any = _triton_convolution
-        self.below, self.clients = x, len(x)
-        weight = self.weight(self.clients)
-        size, self.corner = geometry_of(x.shape[2:4], self.kernel, self.stride, self.pad)
-        x_peak, w_peak, self.out_peak, self.grad_peak = self._peaks(tape, x)
-        self.shape = (self.clients, x.shape[1], *size, weight.shape[1])
-        self.x = self._factor(tape, x, x_peak, size)
-        self._pack(tape, weight, w_peak)
-        out = self._output()
-        bias = self.sink.params[self.at[1]][: self.clients] if len(self.at) > 1 else None
-        extra = ", ".join(["bias"] * (bias is not None) + ["relu"] * self.relu)
-        kernel, stride, corner = self._geometry()
-        geometry = (kernel, stride, (1, 1), corner)
-        given = (self.x, self.packed, out, *geometry, extra, bias, self.out_peak, None)
-        tape.append(partial(self.kernels.convolve, *given, self.tile, self.chosen))
-        return self.y
-
-    def _output(self) -> Halves | Tensor:
-        """Return where the output goes; `y` is what the layer above sees of it."""
-        clients, samples, high, wide, outputs = self.shape
-        pooled = (high // self.tile[0], wide // self.tile[1])
-        shape = (clients, samples, *pooled, outputs)
-        self.chosen = self.memory("chosen", shape, torch.uint8) if self.pooled else None
-        if self.feeds_halves:
-            self.output = self.halves("out", shape, self.out_peak)
-            self.y = self.output.halves[0]
-            return self.output
-        if self.flat:  # as `nn.Flatten` would put the numbers
-            first = self.memory("out", (clients, samples, outputs, *pooled))
-            self.y = first.permute(0, 1, 3, 4, 2)
-        else:
-            self.y = self.memory("out", shape)
-        return self.y
-
-    def _peaks(self, tape: Tape, x: Tensor) -> Sequence[Tensor]:
-        """Return where the largest inputs, weights, outputs and gradients of each client go."""
-        peaks = self.arena.take("peaks", (4 * self.arena.peaks, len(x)))
-        if not self.number:
-            tape.append(peaks.zero_)
-        mine = peaks[4 * self.number : 4 * self.number + 4]
-        if self.source is not None:
-            return self.source.out_peak, *mine[1:]
-        if x.stride(0):
-            tape.append(partial(largest, x, mine[0]))
-        else:  # all clients see the same images
-            tape.append(partial(largest, x[:1], mine[0, :1]))
-            tape.append(partial(mine[0, 1:].copy_, mine[0, :1].expand(len(x) - 1)))
-        return tuple(mine)
-
-    def _factor(self, tape: Tape, x: Tensor, peak: Tensor, size: Sequence[int]) -> Halves:
-        """Return the images as a factor of products, or their patches."""
-        if self.source is not None and not self.few:
-            return self.source.output
-        rows = x if x.stride(0) else x[:1]  # all clients see the same images
-        if self.few:
-            inputs = -(-self.taps * x.shape[4] // 16) * 16
-            found = self.halves("in", (len(rows), x.shape[1], *size, inputs), peak)
-            given = (rows, found, self.kernel, self.stride, self.corner)
-            tape.append(partial(self.kernels.patches, *given))
-        else:
-            found = self.halves("in", rows.shape, peak)
-            tape.append(partial(self.kernels.split, rows, found))
-        if len(rows) == len(x):
-            return found
-        unit = self.memory("units", (len(x),))
-        tape.append(partial(unit.copy_, found.unit.expand(len(x))))
-        numbers = found.halves.expand(-1, len(x), -1, -1, -1, -1)
-        return Halves(numbers, peak, unit)
-
-    def _geometry(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-        """Return kernel, stride and corner of the product: patches are read by one pixel."""
-        if self.few:
-            return (1, 1), (1, 1), (0, 0)
-        return self.kernel, self.stride, self.corner
-
-    def _pack(self, tape: Tape, weight: Tensor, peak: Tensor) -> None:
-        """Append the weights as factors, for both passes."""
-        clients, outputs, inputs = weight.shape
-        size = self.x.halves.shape[-1] if self.few else inputs
-        self.packed = self.halves("packed", (clients, size, outputs), peak)
-        self.flipped = None
-        if self.number:
-            shape = (clients, outputs * self.taps, inputs // self.taps)
-            self.flipped = self.packed._replace(halves=self.halves("flipped", shape, peak).halves)
-        flipped = None if self.flipped is None else self.flipped.halves
-        tape.append(partial(self.kernels.pack, weight, self.packed, flipped, self.taps))
-
-    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
-        self._output_gradient(tape, grad)
-        below = self._input(tape) if wanted else grad  # before the weight changes
-        size, outputs = self.packed.halves.shape[2:]
-        pixels = self.grad.halves[0, 0, ..., 0].numel()
-        parts = self.kernels.weight_parts(self.clients, outputs, size, pixels)
-        each = self.memory("each", (self.clients, parts, size, outputs))
-        given = (self.x, self.grad, each, *self._geometry())
-        tape.append(partial(self.kernels.convolve_weight, *given))
-        targets = [self.sink.targets[at][: self.clients] for at in self.at]
-        weight, bias = targets if len(targets) > 1 else (targets[0], None)
-        options = (self.sink.alpha, self.sink.beta, self.taps)
-        tape.append(partial(self.kernels.gather, each, self.sums, weight, bias, *options))
-        return below
-
-    def _output_gradient(self, tape: Tape, grad: Tensor) -> None:
-        """Append `self.grad`, unless the layer above writes it."""
-        if self.feeds and not self.pooled:
-            return
-        if not self.feeds:
-            tape.append(partial(largest, grad, self.grad.peak))
-        if self.pooled:
-            tiles, *_ = self.kernels.unpool_tiles(self.grad.halves.shape, self.tile)
-            sums = self.partial_sums(-(-tiles // self.kernels.UNPOOL_TILES))
-            given = (grad, self.chosen, self.y, self.grad, sums, self.tile, self.relu)
-            tape.append(partial(self.kernels.unpool, *given))
-            return
-        sums = self.partial_sums(-(-grad[0, ..., 0].numel() // self.kernels.SPLIT_PIXELS))
-        y = self.y if self.relu else None
-        tape.append(partial(self.kernels.split, grad, self.grad, sums, y))
-
-    def _input(self, tape: Tape) -> Tensor:
-        """Append the gradient of the images; if they come from a ReLU, that of its input."""
-        corner = (self.kernel[0] - 1 - self.corner[0], self.kernel[1] - 1 - self.corner[1])
-        geometry = (self.kernel, (1, 1), self.stride, corner)
-        factors = (self.grad, self.flipped)
-        source, shape = self.source, self.below.shape
-        if source is None or source.pooled:
-            below = self.memory("below", shape)
-            peak = None if source is None else source.grad.peak
-            tape.append(partial(self.kernels.convolve, *factors, below, *geometry, peak=peak))
-            return below
-        pixels, outputs = self.below[0, ..., 0].numel(), self.y.shape[4]
-        sizes = (self.clients, pixels, shape[4], outputs, self.planes)
-        tile = self.kernels.convolve_tile(*sizes)
-        sums = source.partial_sums(-(-pixels // tile[0]))
-        extra = "mask" if source.relu else ""
-        given = (*factors, source.grad, *geometry, extra, self.below, source.grad.peak, sums)
-        tape.append(partial(self.kernels.convolve, *given))
-        return source.grad.halves[0]
-
-
-def largest(x: Tensor, out: Tensor) -> None:
-    """Write the largest absolute number of each row."""
-    torch.linalg.vector_norm(x, float("inf"), tuple(range(1, x.dim())), out=out)
-
-
-class ChannelsLast(Layer):
-    """From images (clients, samples, channels, ...) to (clients, samples, ..., channels)."""
-
-    def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        return x.permute(0, 1, 3, 4, 2)
-
-
-class FusedFlatten(Layer):
-    """`nn.Flatten` of images with channels last."""
-
-    def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        self.shape = x.shape
-        first = x.permute(0, 1, 4, 2, 3)
-        self.copied = not first.is_contiguous()
-        if self.copied:
-            out = self.memory("out", first.shape)
-            tape.append(partial(out.copy_, first))
-            first = out
-        return first.flatten(2)
-
-    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
-        clients, samples, high, wide, channels = self.shape
-        last = grad.view(clients, samples, channels, high, wide).permute(0, 1, 3, 4, 2)
-        if not self.copied:
-            return last
-        below = self.memory("below", self.shape)
-        tape.append(partial(below.copy_, last))
-        return below

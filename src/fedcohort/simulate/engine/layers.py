@@ -45,7 +45,7 @@ class Arena:
 
     def __init__(self, device: torch.device, masks: MaskKeys, bf16: bool = False) -> None:
         self.device, self.masks, self.bf16 = device, masks, bf16
-        self.peaks = 1  # the number of `convolution.FusedConv` layers
+        self.peaks = 1  # the number of `fused_convolution.FusedConv` layers
         self.blocks: dict[object, Tensor] = {}
 
     def take(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.simulate.engine import convolution, layers, recurrent
+from fedcohort.simulate.engine import convolution, fused_convolution, layers, recurrent
 from fedcohort.simulate.engine.kernel import Kernel, SampleLoss, cross_entropy, record_gradient
 from fedcohort.simulate.engine.recurrent import LastOutput
 from fedcohort.simulate.local import LocalTraining
@@ -271,7 +271,7 @@ class Stacked(Kernel):
             flat = [module for module in flat if not isinstance(module, nn.Dropout)]
         self.random, self.drops = False, any(isinstance(module, nn.Dropout) for module in flat)
         place_of = {id(p): i for i, p in enumerate(model.parameters())}
-        parts = convolution.fused(flat, device)
+        parts = fused_convolution.fused(flat, device)
         self.fused = parts is not None
         if parts is None:
             self.layers = _pool_first(list(self._build(flat, place_of)))
@@ -319,19 +319,19 @@ class Stacked(Kernel):
                 yield from self._build_plain(3 * place, module, flat[:place], place_of)
 
     def _build_fused(
-        self, parts: list[convolution.Part], place_of: dict[int, int]
+        self, parts: list[fused_convolution.Part], place_of: dict[int, int]
     ) -> Iterator[layers.Layer]:
         """Do the same with layers that are fused on a GPU."""
-        below: convolution.FusedConv | None = None
+        below: fused_convolution.FusedConv | None = None
         number, image = 0, False
-        self.arena.peaks = sum(isinstance(part, convolution.Block) for part in parts)
+        self.arena.peaks = sum(isinstance(part, fused_convolution.Block) for part in parts)
         for place, part in enumerate(parts):
             here = (3 * place, self.arena)
-            if isinstance(part, convolution.Block):
+            if isinstance(part, fused_convolution.Block):
                 if not number:
-                    yield convolution.ChannelsLast(3 * place + 1, self.arena)
+                    yield fused_convolution.ChannelsLast(3 * place + 1, self.arena)
                 at = [place_of[id(p)] for p in part.conv.parameters()]
-                layer = convolution.FusedConv(*here, self.sink, at, part, self.precision)
+                layer = fused_convolution.FusedConv(*here, self.sink, at, part, self.precision)
                 layer.join(number, below, parts[place + 1])
                 below = layer
                 number, image = number + 1, True
@@ -339,15 +339,15 @@ class Stacked(Kernel):
                 continue
             below = None
             if isinstance(part, nn.Flatten) and image:
-                yield convolution.FusedFlatten(*here)
+                yield fused_convolution.FusedFlatten(*here)
                 image = False
-            elif isinstance(part, convolution.DenseBlock):
+            elif isinstance(part, fused_convolution.DenseBlock):
                 yield from self._build_dense(3 * place, part, place_of)
             else:
                 yield from self._build_plain(3 * place, part, [], place_of)
 
     def _build_dense(
-        self, place: int, part: convolution.DenseBlock, place_of: dict[int, int]
+        self, place: int, part: fused_convolution.DenseBlock, place_of: dict[int, int]
     ) -> Iterator[layers.Layer]:
         at = [place_of[id(p)] for p in part.linear.parameters()]
         if self.dense_too:
@@ -417,7 +417,7 @@ def evaluates(model: nn.Module, device: torch.device) -> bool:
     """Whether `Forward` is fast and frugal: `convolution.Conv` would copy patches of a test set."""
     flat = modules(model) or []
     images = any(isinstance(module, nn.Conv2d) for module in flat)
-    return not images or convolution.fused(flat, device) is not None
+    return not images or fused_convolution.fused(flat, device) is not None
 
 
 class Forward:
