@@ -1,0 +1,138 @@
+"""What every partition promises, and that it is fast."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.partition import (
+    PARTITIONS,
+    dirichlet_per_class,
+    dirichlet_per_client,
+    dirichlet_prior,
+    one_label,
+    uniform_plus_dirichlet,
+)
+
+# Options of the partitions that use every sample exactly once.
+LOSSLESS = [
+    ("iid", {}),
+    ("shards", {"per_client": 1}),
+    ("shards", {"per_client": 3}),
+    ("dirichlet-per-client", {"alpha": 0.05}),
+    ("dirichlet-per-client", {"alpha": 10.0}),
+    ("dirichlet-per-class", {"alpha": 0.05}),
+    ("dirichlet-per-class", {"alpha": 1.0, "cap": False}),
+    ("dirichlet-prior", {"alpha": 0.2}),
+    ("skewness", {"xi": 1.0}),
+    ("skewness", {"xi": 0.8}),
+    ("skewness", {"xi": 0.3}),
+    ("skewness", {"xi": "H"}),
+    ("one-label", {}),
+    ("uniform-plus-dirichlet", {"alpha": 0.3}),
+    ("quantity-skew", {"alpha": 0.2}),
+    ("uniform-sizes", {}),
+]
+BALANCED = ("iid", "shards", "dirichlet-per-client", "dirichlet-prior")
+# These promise a minimum whenever there are enough samples; the others may have to refuse.
+ALWAYS_POSSIBLE = (*BALANCED[:1], *BALANCED[2:], "dirichlet-per-class", "uniform-plus-dirichlet")
+
+label_rows = st.lists(st.integers(0, 6), min_size=1, max_size=120).map(np.array)
+
+
+@pytest.mark.parametrize(("name", "options"), LOSSLESS)
+@settings(max_examples=60, deadline=None)
+@given(label_rows, st.integers(1, 20), st.integers(0, 6), st.integers(0, 2**32))
+def test_no_sample_is_lost_or_duplicated_and_the_minimum_holds(
+    name, options, labels, clients, min_size, seed
+):
+    rng = np.random.default_rng(seed)
+    try:
+        parts = PARTITIONS[name](labels, clients, rng, min_size=min_size, **options)
+    except ConfigError as error:
+        refusal = str(error)
+        assert name in refusal
+        assert clients * min_size > labels.size or name not in ALWAYS_POSSIBLE
+        return
+    assert len(parts) == clients
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(labels.size))
+    assert all(part.size >= min_size and (np.diff(part) > 0).all() for part in parts)
+    if name in BALANCED:
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [*LOSSLESS, ("dirichlet-environment", {"samples": 9})]
+)
+def test_the_generator_decides_everything(name, options, mnist_like):
+    labels = mnist_like(100)
+    first, again, other = (
+        PARTITIONS[name](labels, 20, np.random.default_rng(seed), **options) for seed in (1, 1, 2)
+    )
+    assert all(map(np.array_equal, first, again))
+    assert not all(map(np.array_equal, first, other))
+
+
+def test_labels_may_be_anything_that_sorts():
+    parts = one_label(["cat", "dog", "cat", "dog"], 2, np.random.default_rng(0))
+    assert sorted(part.tolist() for part in parts) == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize("name", list(PARTITIONS))
+def test_impossible_requests_say_what_is_impossible(name):
+    options = {"skewness": {"xi": 0.5}}.get(name, {})
+    if name.startswith("dirichlet-p"):
+        options = {"alpha": 1.0}
+    call, rng = PARTITIONS[name], np.random.default_rng(0)
+    with pytest.raises(ConfigError, match="clients=0"):
+        call([0, 1], 0, rng, **options)
+    with pytest.raises(ConfigError, match="non-empty"):
+        call([], 1, rng, **options)
+    with pytest.raises(ConfigError, match="non-empty"):
+        call([[0], [1]], 1, rng, **options)
+    if name != "dirichlet-environment":
+        with pytest.raises(ConfigError, match="3 clients of at least min_size=2 need 6 samples"):
+            call([0, 1, 0, 1, 0], 3, rng, min_size=2, **options)
+        with pytest.raises(ConfigError, match="min_size=-1"):
+            call([0, 1], 1, rng, min_size=-1, **options)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
+def test_alpha_must_be_positive(alpha):
+    by_alpha = (dirichlet_per_client, dirichlet_per_class, dirichlet_prior, uniform_plus_dirichlet)
+    for call in by_alpha:
+        with pytest.raises(ConfigError, match=f"alpha={alpha}"):
+            call([0, 1, 0, 1], 2, np.random.default_rng(0), alpha=alpha)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("iid", {}),
+        ("shards", {}),
+        ("dirichlet-per-client", {"alpha": 0.3}),
+        ("dirichlet-per-class", {"alpha": 0.3}),
+        ("dirichlet-prior", {"alpha": 0.2}),
+        ("skewness", {"xi": 0.8}),
+        ("skewness", {"xi": "H"}),
+        ("one-label", {}),
+        ("uniform-plus-dirichlet", {}),
+        ("dirichlet-environment", {"samples": 6}),
+    ],
+)
+def test_ten_thousand_clients_take_less_than_a_second(name, options, mnist_like):
+    # 0.01 to 0.3 s of processor time as measured: a loop over samples or n^2 memory would fail.
+    labels = mnist_like(1)
+
+    def quick():
+        start = time.process_time()
+        parts = PARTITIONS[name](labels, 10_000, np.random.default_rng(0), **options)
+        assert len(parts) == 10_000
+        return time.process_time() - start < 1.0
+
+    assert any(quick() for _ in range(3))  # a busy machine may slow down one attempt
