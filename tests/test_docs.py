@@ -1,7 +1,8 @@
-"""The documentation holds: its Python runs, its links lead somewhere, its commands exist."""
+"""The documentation holds: its Python runs, its imports, links and commands exist."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pkgutil
@@ -237,6 +238,42 @@ def test_links_lead_somewhere(page):
         place = Path(os.path.normpath(page.parent / target))
         there = place.exists() or any(place == ROOT / "docs" / name for name in GENERATED)
         assert there, f"{page.name} links to {target}"
+
+
+#: Import paths that README.md, docs and examples use.
+IMPORTS = """
+from fedcohort import Needs, Policy, Selection
+from fedcohort.datasets import federate, from_arrays, load
+from fedcohort.distribute.cluster import cluster
+from fedcohort.distribute.rounds import ShardedTrainer
+from fedcohort.files import Want, open_source
+from fedcohort.files.sketching import sketch_clients
+from fedcohort.flower import CohortStrategy, Privacy, attach, own_id
+from fedcohort.gates import SketchToSkip
+from fedcohort.personalize import ColdStart, Registry
+from fedcohort.personalize.finetune import finetune, named_arrays
+from fedcohort.policies import KDPP, PowerOfChoice, SketchMatch, register
+from fedcohort.report.heterogeneity import measure
+from fedcohort.report.page import page
+from fedcohort.session import Session
+from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import Transform
+from fedcohort.simulate import LocalTraining, Simulation, build, simulate
+from fedcohort.testing import check_policy
+"""
+
+
+@pytest.mark.parametrize("line", IMPORTS.strip().splitlines())
+def test_documented_imports(line):
+    path, names = line.removeprefix("from ").split(" import ")
+    try:
+        module = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name.split(".")[0] == "fedcohort":
+            raise
+        pytest.skip(f"{path} needs {error.name}")
+    for name in names.split(", "):
+        assert hasattr(module, name) or importlib.import_module(f"{path}.{name}")
 
 
 @pytest.fixture(scope="module")

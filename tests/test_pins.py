@@ -1,40 +1,38 @@
-"""Behavior that moving code must not change: cohorts, hashes, bytes, files and import paths.
+"""Behavior that moving code must not change: cohorts, hashes, bytes and files.
 
 Expected values are in `tests/pins/pins.json`. After an intended change of behavior, write them anew
 and read the diff::
 
     python tests/test_pins.py --write
 
-Readings and data are made here from SHA-256 and whole numbers, so that values depend neither on
-the library's own test helpers nor on the machine. Floats are compared to 1e-5.
+Readings and data are made from SHA-256 and whole numbers, so that values depend neither on the
+library's own test helpers nor on the machine. Floats are compared to 1e-5.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import importlib
 import io
 import json
 import math
-import struct
 import sys
 import tempfile
 import zipfile
-import zlib
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import sparse
 
-from fedcohort import POLICIES, Session, checkpoint, stream
+from fedcohort import POLICIES, Session, checkpoint
 from fedcohort.datasets import federate, load
 from fedcohort.gates import GATES, SketchToSkip
 from fedcohort.simulate import LocalTraining, Simulation, build, simulate
 from fedcohort.sketch.race import RaceSketch
-from fedcohort.sketch.transforms import Tokenizer, Transform
+
+sys.path.insert(0, str(Path(__file__).parent / "pins"))
+from pinned_sketches import FILES, SKETCHES, sketch_file, sketched
 
 PINS = Path(__file__).parent / "pins" / "pins.json"
 CLIENTS = tuple(f"c{i:02d}" for i in range(20))
@@ -219,139 +217,7 @@ def whole_run():
     }
 
 
-# Sketches.
-
-DIM = 12
-TEXTS = ["To be, or not to be", "that is the question", "", "Whether 'tis nobler", "ÄÖ naïve ☃ to"]
-TOKENS = [["a", "b", "c"], ["b", "a"], [], [1, 2, 3], [-1, 2**40], [b"raw", "raw", 7], ["naïve ☃"]]
-CENTER = Transform(center=[i / 8 for i in range(DIM)], scale=2.0)
-LABELS = Transform(center=0.25, unit=True, classes=3, label_weight=0.5)
-
-
-def vectors(columns=DIM):
-    """Whole numbers over 16: exact in every float type."""
-    return np.random.default_rng(1).integers(-64, 64, (60, columns)) / 16
-
-
-def filled(sketch, *data):
-    sketch.add(*data)
-    return sketch
-
-
-def srp(**options):
-    return RaceSketch.srp(DIM, **{"rows": 20, "bits": 4, "seed": 5} | options)
-
-
-def pstable(**options):
-    return RaceSketch.pstable(DIM, **{"rows": 20, "buckets": 16, "seed": 5} | options)
-
-
-def minhash(**options):
-    return RaceSketch.minhash(rows=20, buckets=16, seed=5, **options)
-
-
-def small():
-    """Return a sketch of few bytes, with a label and all of a transform that a file can hold."""
-    transform = Transform("name", center=0.5, scale=2.0, unit=True, classes=3, label_weight=0.5)
-    hidden = Transform(**{**transform.spec(), "function": np.asarray})
-    return filled(RaceSketch.srp(DIM, 8, 2, 5, transform=hidden), vectors(), labels())
-
-
-def labels():
-    return np.arange(60) % 3
-
-
-def private(sketch, *budget, **options):
-    return sketch.privatize(*budget, **options, rng=np.random.default_rng(11))
-
-
-def thinned():
-    return sparse.csr_matrix(np.where(vectors() > 2, vectors(), 0))
-
-
-SKETCHES = {
-    "srp fast": lambda: filled(srp(), vectors()),
-    "srp dense": lambda: filled(srp(family="dense"), vectors()),
-    "srp float32": lambda: filled(srp(), vectors().astype(np.float32)),
-    "srp integers": lambda: filled(srp(), (16 * vectors()).astype(np.int16)),
-    "srp sparse": lambda: filled(srp(), thinned()),
-    "srp wide": lambda: filled(RaceSketch.srp(700, 30, 6, 2), vectors(700)),
-    "srp far": lambda: filled(srp(), np.ldexp(vectors(), 60)),
-    "srp center": lambda: filled(srp(transform=CENTER), vectors()),
-    "srp unit": lambda: filled(srp(transform=Transform(unit=True)), vectors()),
-    "srp labels": lambda: filled(srp(transform=LABELS), vectors(), labels()),
-    "srp dense labels": lambda: filled(srp(family="dense", transform=LABELS), vectors(), labels()),
-    "pstable": lambda: filled(pstable(), vectors()),
-    "pstable wide steps": lambda: filled(pstable(width=8.0), vectors()),
-    "pstable center": lambda: filled(pstable(transform=CENTER), vectors()),
-    "pstable labels": lambda: filled(pstable(transform=LABELS), vectors(), labels()),
-    "minhash tokens": lambda: filled(minhash(), TOKENS),
-    "minhash sparse": lambda: filled(minhash(), thinned()),
-    "minhash words": lambda: filled(minhash(transform=Tokenizer("word")), TEXTS),
-    "minhash characters": lambda: filled(
-        minhash(transform=Tokenizer("char_wb", (2, 3), lowercase=False)), TEXTS
-    ),
-    "merged": lambda: filled(srp(), vectors()) + filled(srp(), -vectors()),
-    "private laplace": lambda: private(filled(srp(), vectors()), 1.0),
-    "private gaussian": lambda: private(filled(srp(rows=200), vectors()), 1.0, 1e-3),
-    "private replace": lambda: private(filled(minhash(), TOKENS), 2.0, neighbors="replace"),
-    "private n": lambda: private(
-        filled(pstable(transform=LABELS), vectors(), labels()), 1.0, n="private"
-    ),
-    "private merged": lambda: (
-        private(filled(srp(), vectors()), 1.0) + private(filled(srp(), -vectors()), 0.5)
-    ),
-}
-
-
-def digest(data):
-    return hashlib.sha256(data).hexdigest()[:16]
-
-
-def sketched(make):
-    sketch = make()
-    told = sketch.reading()
-    release = sketch.release and {
-        k: float(f"{v:.7g}") if isinstance(v, float) else v
-        for k, v in sketch.release.spec().items()
-    }
-    return {
-        "counts": digest(sketch.counts.astype("<i8").tobytes()),
-        "n": sketch.n,
-        "reading": [told.nbytes, str(told["counts"].dtype), list(told["counts"].shape)],
-        "release": release,
-    }
-
-
-# Files.
-
-FILES = {
-    "exact": small,
-    # Gaussian noise, whose header holds no rounded logarithm: the same bytes on every machine.
-    "private": lambda: private(small(), 1.0, 1e-2),
-    "tokens": lambda: filled(RaceSketch.minhash(3, 8, transform=Tokenizer("char", (1, 2))), TEXTS),
-}
-
-
-def sketch_file(make):
-    """Pin the whole file, and what must be so whichever zlib compressed it."""
-    with tempfile.TemporaryDirectory() as folder:
-        make().save(f"{folder}/sketch")
-        data = Path(f"{folder}/sketch").read_bytes()
-    magic, version, head, packed = struct.unpack_from("<8sHII", data)
-    header, body, checksum = data[18 : 18 + head], data[18 + head : -32], data[-32:]
-    assert len(body) == packed
-    counts = zlib.decompress(body)
-    assert body == zlib.compress(counts, 6)
-    assert checksum == hashlib.blake2b(data[:-32], digest_size=32).digest()
-    return {
-        "magic": magic.decode(),
-        "version": version,
-        "header": header.decode(),
-        "counts": hashlib.sha256(counts).hexdigest(),
-        "file": base64.b64encode(data).decode(),
-        "sha256": hashlib.sha256(data).hexdigest(),
-    }
+# Checkpoints.
 
 
 def plain_state():
@@ -487,59 +353,6 @@ def test_a_pinned_checkpoint_can_be_read(tmp_path):
     old, new = checkpoint.load(tmp_path / "old"), checkpoint.load(tmp_path / "new")
     assert repr(old) == repr(new)
     assert old["nested"]["list"][2][0]["x"].tolist() == [0, 1, 2]
-
-
-# Streams.
-
-
-def test_a_stream_is_pinned():
-    assert stream(0, "select", 3).integers(0, 1000, 4).tolist() == [39, 65, 926, 509]
-    assert stream(7, "session", 12, "naïve ☃").integers(0, 1000, 4).tolist() == [900, 929, 657, 729]
-
-
-def test_paths_that_join_to_the_same_text_have_their_own_streams():
-    draws = [
-        stream(0, *path).integers(1 << 62).item()
-        for path in (("", ""), ("\x1fs",), ("",), (), ("1",), (1,), (1, 1), (11,), ("0:",))
-    ]
-    assert len(set(draws)) == len(draws)
-
-
-# Import paths that README.md, docs and examples use.
-
-IMPORTS = """
-from fedcohort import Needs, Policy, Selection
-from fedcohort.datasets import federate, from_arrays, load
-from fedcohort.distribute.cluster import cluster
-from fedcohort.distribute.rounds import ShardedTrainer
-from fedcohort.files import Want, open_source
-from fedcohort.files.sketching import sketch_clients
-from fedcohort.flower import CohortStrategy, Privacy, attach, own_id
-from fedcohort.gates import SketchToSkip
-from fedcohort.personalize import ColdStart, Registry
-from fedcohort.personalize.finetune import finetune, named_arrays
-from fedcohort.policies import KDPP, PowerOfChoice, SketchMatch, register
-from fedcohort.report.heterogeneity import measure
-from fedcohort.report.page import page
-from fedcohort.session import Session
-from fedcohort.sketch.race import RaceSketch
-from fedcohort.sketch.transforms import Transform
-from fedcohort.simulate import LocalTraining, Simulation, build, simulate
-from fedcohort.testing import check_policy
-"""
-
-
-@pytest.mark.parametrize("line", IMPORTS.strip().splitlines())
-def test_documented_imports(line):
-    path, names = line.removeprefix("from ").split(" import ")
-    try:
-        module = importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name.split(".")[0] == "fedcohort":
-            raise
-        pytest.skip(f"{path} needs {error.name}")
-    for name in names.split(", "):
-        assert hasattr(module, name) or importlib.import_module(f"{path}.{name}")
 
 
 def text_of(value, depth=0):

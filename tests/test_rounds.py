@@ -30,6 +30,18 @@ def test_a_stream_is_fixed_for_ever():
     assert stream(0, "select", 3).integers(0, 1000, 4).tolist() == [39, 65, 926, 509]
 
 
+def test_a_stream_is_pinned():
+    assert stream(7, "session", 12, "naïve ☃").integers(0, 1000, 4).tolist() == [900, 929, 657, 729]
+
+
+def test_paths_that_join_to_the_same_text_have_their_own_streams():
+    draws = [
+        stream(0, *path).integers(1 << 62).item()
+        for path in (("", ""), ("\x1fs",), ("",), (), ("1",), (1,), (1, 1), (11,), ("0:",))
+    ]
+    assert len(set(draws)) == len(draws)
+
+
 @given(
     st.lists(st.one_of(st.integers(0, 5), st.text(max_size=3)), max_size=4),
     st.lists(st.one_of(st.integers(0, 5), st.text(max_size=3)), max_size=4),
