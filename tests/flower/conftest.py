@@ -1,4 +1,8 @@
-"""A federation in this process: Flower's own apps and messages, without its transport."""
+"""A federation in this process, with Flower's own apps and messages but not its transport.
+
+Tests use it through the fixtures at the end: `digits` (eight clients), `client` and `context` (one
+client), `cohort` and `inner` (strategies), `local_grid` and `clock`.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,32 @@ import copy
 import gc
 import importlib.util
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
 
 from fedcohort.datasets import federate, load
-from fedcohort.flower import attach
+from fedcohort.flower import CohortStrategy, attach
+from fedcohort.flower.messages import RECORD, Request, from_record, to_record
+from fedcohort.policies import Uniform
+from fedcohort.signals.catalog import SIGNALS
 from fedcohort.simulate import LocalTraining, build
 
 SUPERLINK = 1
@@ -104,9 +122,21 @@ class LocalGrid(Grid):
         down = [(n, m) for way, n, m in self.crossed if way == "down"]
         return [(n, m) for n, m in down if m.metadata.message_type == kind]
 
+    def bytes_crossed(self, way: str) -> int:
+        """Bytes of arrays and readings in all messages that went "down" or "up"."""
+        total = 0
+        for direction, _, message in self.crossed:
+            if direction != way or message.has_error():
+                continue
+            for record in message.content.array_records.values():
+                total += sum(array.numpy().nbytes for array in record.values())
+            for record in message.content.config_records.values():
+                total += sum(len(v) for v in record.values() if isinstance(v, bytes))
+        return total
+
 
 class Digits:
-    """Eight clients with digits, a small model, and the same thing in Flower's terms."""
+    """Eight clients with digits and a small model, as data and as Flower apps and arrays."""
 
     def __init__(self, clients: int = 8) -> None:
         self.federation = federate(load("digits"), "shards", clients=clients, seed=0)
@@ -136,14 +166,37 @@ class Digits:
         return LocalGrid()
 
     def grid(self, **options) -> LocalGrid:
+        return self.grid_of(lambda client: self.app(client, **options))
+
+    def grid_of(self, make_app: Callable[[str], ClientApp]) -> LocalGrid:
+        """A grid in which ``make_app(client)`` runs on each client's node."""
         grid = LocalGrid()
-        for i, client in enumerate(self.clients):
-            # Node ids that sort otherwise than clients, as in a real run.
-            grid.add(1000 - 7 * i, self.app(client, **options), **{"client-id": client})
+        for client in self.clients:
+            grid.add(self.node(client), make_app(client), **{"client-id": client})
         return grid
 
     def node(self, client: str) -> int:
+        """The client's node id; ids sort differently from clients, as in a real run."""
         return 1000 - 7 * self.clients.index(client)
+
+    def replying_app(self, client: str, content, attached: bool = True) -> ClientApp:
+        """An app with its own training handler, which replies with ``content(message)``."""
+        app = ClientApp()
+        app.train()(lambda message, context: Message(content(message), reply_to=message))
+        if attached:
+            attach(app, self.examples(client))
+        return app
+
+    def changing_app(self, client: str, change, attached: bool = True) -> ClientApp:
+        """An app whose training replaces each array of the model by ``change(array)``."""
+        return self.replying_app(client, lambda message: self.update(message, change), attached)
+
+    @staticmethod
+    def update(message: Message, change) -> RecordDict:
+        """A training reply: each array of the model as ``change(array)``, and two metrics."""
+        arrays = {k: Array(change(a.numpy())) for k, a in message.content["arrays"].items()}
+        metrics = MetricRecord({"num-examples": 10, "loss": 0.5})
+        return RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
 
     def accuracy(self, arrays: ArrayRecord) -> float:
         model = self.model()
@@ -154,11 +207,55 @@ class Digits:
         return float(np.mean(predicted == dataset.y_test))
 
 
+class OneClient:
+    """A client with 50 examples, and the messages that a server sends to it."""
+
+    def __init__(self) -> None:
+        self.x = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
+        self.y = np.arange(50) % 3
+        self.arrays = ArrayRecord([np.zeros(4, np.float32)])
+
+    def app(self, **options) -> ClientApp:
+        app = ClientApp()
+        attach(app, (self.x, self.y), **options)
+        return app
+
+    @staticmethod
+    def message(kind: str, arrays: ArrayRecord | None = None, round: int = 0, **entries) -> Message:
+        """A message of a type, with a request of these entries and perhaps a model."""
+        request = Request(round, 0, **entries)
+        config = ConfigRecord({RECORD: request.to_json()})
+        if request.gate == "cmfl":  # before the first step, it announces nothing
+            config.update(to_record({"announce": np.empty(0, np.uint8)}))
+        content = RecordDict({"config": config})
+        if arrays is not None:
+            content["arrays"] = arrays
+        return Message(content, 1, kind)
+
+    def ask(self, app: ClientApp, context: Context, name: str, arrays=None, **entries):
+        """Query a signal, and read the answer within the size that a server accepts."""
+        reply = app(self.message(f"query.{name}", arrays, **entries), context)
+        form = SIGNALS[name].form(entries.get("options", {}).get(name, {}))
+        return from_record(reply.content[RECORD], name, form.most_bytes or 10**6)
+
+    def sketch(self, app: ClientApp, context: Context, **options):
+        """Query the client's distribution sketch, of 20 rows and 3 bits unless stated."""
+        options = {"rows": 20, "bits": 3, **options}
+        return self.ask(app, context, "race_sketch", options={"race_sketch": options})
+
+    @staticmethod
+    def echo(message: Message, context: Context) -> Message:
+        """A training handler that returns the model it was sent."""
+        metrics = MetricRecord({"num-examples": 1})
+        content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+        return Message(content, reply_to=message)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections():
-    """Some of Flower's strategies collect garbage many times a round; PyTorch need not be searched.
+    """Keep PyTorch's objects out of garbage collections, which some of Flower's strategies force.
 
-    It took about half of the time of their tests.
+    Those collections took about half of the time of their tests.
     """
     gc.collect()
     gc.freeze()
@@ -168,7 +265,7 @@ def quick_collections():
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Models are tiny here: threads would only wait for each other."""
+    """Use one thread: models are tiny here, and threads would only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -176,7 +273,7 @@ def one_thread():
 
 
 def identify_process(set_attribute=setattr):
-    """Messages are stamped with the run of their process, which Flower's runner would set."""
+    """Set the run of this process, which messages carry; Flower's runner would set it."""
     if importlib.util.find_spec("flwr.supercore.task_identity") is not None:
         from flwr.supercore.task_identity import TaskIdentity
 
@@ -190,7 +287,7 @@ def identity_of_the_process(monkeypatch):
 
 
 class Clock:
-    """Time that passes only while somebody sleeps, so that no limit depends on the machine."""
+    """Time that passes only during a sleep, so that no limit depends on the machine."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -204,7 +301,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
-    """A clock for our side and for Flower's wait for clients."""
+    """Replace the clocks of our modules and of Flower's wait for clients."""
     clock = Clock()
     for module in ("grid", "identity", "strategy"):
         monkeypatch.setattr(f"fedcohort.flower.{module}.time", clock)
@@ -220,6 +317,39 @@ def local_grid() -> LocalGrid:
 @pytest.fixture
 def digits() -> Digits:
     return Digits()
+
+
+@pytest.fixture
+def inner():
+    """Make a strategy of Flower, by default FedAvg, that asks no client to evaluate."""
+
+    def make(kind=FedAvg, **options):
+        return kind(fraction_evaluate=0.0, min_evaluate_nodes=0, **options)
+
+    return make
+
+
+@pytest.fixture
+def cohort(inner):
+    """Make a `CohortStrategy`, by default a uniform one around FedAvg."""
+    make_inner = inner
+
+    def make(policy=None, inner=None, **options):
+        options = {"timeout": 0.3, "wait": 5, "seed": 3, **options}
+        return CohortStrategy(inner or make_inner(), policy or Uniform(), **options)
+
+    return make
+
+
+@pytest.fixture
+def client() -> OneClient:
+    return OneClient()
+
+
+@pytest.fixture
+def context() -> Context:
+    """The state of the node of the client 'ann'."""
+    return Context(0, 1, {"client-id": "ann"}, RecordDict(), {})
 
 
 @pytest.fixture(scope="session")

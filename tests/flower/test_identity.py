@@ -1,4 +1,4 @@
-"""Who is who: ids that last, newcomers, doubles, and nodes that say nothing."""
+"""Which node is which client: lasting ids, newcomers, duplicates, and nodes without an answer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from flwr.clientapp import ClientApp
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower.identity import MAX_ASKS, Directory, own_id
 from fedcohort.flower.messages import RECORD
+from fedcohort.policies import POLICIES
 
 
 def context(**config):
@@ -135,3 +136,13 @@ def test_fingerprints_cannot_be_claimed(local_grid, value):
     grid.add(5, saying(value))
     assert directory.refresh(grid) == {}
     assert directory.refused == {"node 5": 1}
+
+
+def test_registered_names_are_enough(digits, local_grid, cohort):
+    """Nodes with a registered name and no client-id train like nodes with a client-id."""
+    for client in digits.clients:
+        local_grid.add(digits.node(client), digits.app(client), name=client)
+    strategy, other = (cohort(POLICIES["power-of-choice"](d=4), cohort_size=2) for _ in range(2))
+    strategy.start(local_grid, digits.arrays(), 2)
+    other.start(digits.grid(), digits.arrays(), 2)
+    assert [r[:6] for r in strategy.history] == [r[:6] for r in other.history]

@@ -1,0 +1,112 @@
+"""A run with a checkpoint continues after a restart as if it had never stopped."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+from flwr.serverapp import strategy as flower
+
+from fedcohort.exceptions import ConfigError, InvalidCheckpoint
+from fedcohort.flower.inner import load_state_dict, settings, state_dict
+from fedcohort.gates import SketchToSkip
+from fedcohort.policies import POLICIES, Uniform
+
+#: Options of the inner strategies that are resumed.
+RESUMED = {
+    "FedAvg": {},
+    "FedAvgM": {"server_momentum": 0.9},
+    "FedAdam": {"eta": 0.01, "beta_1": 0.9, "beta_2": 0.99},
+}
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        None,
+        SketchToSkip(0.45, k=20, on_skip="reset", max_skips=2),
+        SketchToSkip(0.45, k=20, on_skip="keep"),
+    ],
+    ids=["no gate", "reset", "keep"],
+)
+@pytest.mark.parametrize("name", [n for n in RESUMED if hasattr(flower, n)])
+def test_a_restart_continues_as_if_nothing_had_happened(
+    digits, cohort, inner, tmp_path, name, gate
+):
+    def run(rounds, grid, path=None):
+        policy = POLICIES["fedacs"]() if gate is None else Uniform()
+        inside = inner(getattr(flower, name), **RESUMED[name])
+        own = copy.deepcopy(gate)
+        strategy = cohort(policy, inside, cohort_size=3, gate=own, checkpoint=path)
+        evaluated = []
+        result = strategy.start(
+            grid,
+            digits.arrays(),
+            rounds,
+            evaluate_fn=lambda number, arrays: evaluated.append(number),
+        )
+        return strategy, result, evaluated
+
+    path, grid = tmp_path / "run.ckpt", digits.grid()
+    whole, expected, _ = run(5, digits.grid())
+    run(2, grid, path)
+    resumed, result, evaluated = run(5, grid, path)
+    assert [r[:5] for r in resumed.history] == [r[:5] for r in whole.history]
+    assert evaluated == [2, 3, 4, 5]
+    # The new server does not know that clients still hold the model: it sends and counts it again.
+    again = 3 * digits.bytes if gate is not None else 0
+    down = resumed.session.ledger.total("down")
+    assert down == whole.session.ledger.total("down") + again == grid.bytes_crossed("down")
+    for a, b in zip(result.arrays.values(), expected.arrays.values(), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    assert sorted(result.train_metrics_clientapp) == [
+        n for n in sorted(expected.train_metrics_clientapp) if n > 2
+    ]
+
+
+def test_what_an_inner_strategy_learned_is_kept_and_what_it_was_told_is_not():
+    if not hasattr(flower, "DifferentialPrivacyServerSideAdaptiveClipping"):
+        pytest.skip("this Flower has no such strategy")
+
+    def make(fraction):
+        inside = flower.FedAvgM(server_momentum=0.9, fraction_train=fraction)
+        return flower.DifferentialPrivacyServerSideAdaptiveClipping(inside, 0.01, 4)
+
+    used = make(0.5)
+    made_with = settings(used)
+    used.clipping_norm = 0.37
+    used.strategy.momentum_vector = [np.arange(3.0)]
+    used.strategy.current_arrays = ArrayRecord([np.ones(2)])
+    state = state_dict(used, made_with)
+    fresh = make(1.0)
+    load_state_dict(fresh, state)
+    assert fresh.clipping_norm == 0.37 and fresh.strategy.fraction_train == 1.0
+    assert fresh.strategy.momentum_vector[0].tolist() == [0.0, 1.0, 2.0]
+    assert fresh.strategy.current_arrays == ArrayRecord([np.ones(2)])
+
+
+def test_what_a_kill_left_of_the_first_checkpoint_is_removed(digits, cohort, tmp_path):
+    stray = tmp_path / ".run.ckpt.0123456789abcdef.fedcohort-tmp"
+    stray.touch()
+    strategy = cohort(cohort_size=3, checkpoint=tmp_path / "run.ckpt")
+    strategy.start(digits.grid(), digits.arrays(), 1)
+    assert not stray.exists()
+
+
+def test_an_accountant_and_a_checkpoint_do_not_go_together(cohort, inner, tmp_path):
+    inside = flower.DifferentialPrivacyServerSideFixedClipping(inner(), 1.0, 1.0, 4)
+    inside.accountant = object()
+    with pytest.raises(ConfigError, match="accountant"):
+        cohort(inner=inside, checkpoint=tmp_path / "run.ckpt")
+
+
+def test_a_checkpoint_of_another_run_is_refused(digits, cohort, tmp_path):
+    path = tmp_path / "run.ckpt"
+    cohort(cohort_size=3, checkpoint=path).start(digits.grid(), digits.arrays(), 1)
+    with pytest.raises(InvalidCheckpoint, match="seed"):
+        cohort(cohort_size=3, seed=4, checkpoint=path).start(digits.grid(), digits.arrays(), 2)
+    finished = cohort(cohort_size=3, checkpoint=path)
+    result = finished.start(digits.grid(), digits.arrays(), 1)
+    assert len(finished.history) == 1 and result.arrays

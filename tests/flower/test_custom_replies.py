@@ -1,0 +1,96 @@
+"""Strategies whose clients reply with several records or only with metrics, not with one model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.serverapp import strategy as flower
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.policies import POLICIES
+
+
+class Scaffold(flower.FedAvg):
+    """Like SCAFFOLD: two records are sent to clients and come back, and both are averaged."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        self.current = arrays
+        controls = getattr(self, "controls", arrays)
+        for message in super().configure_train(server_round, arrays, config, grid):
+            message.content["controls"] = controls
+            yield message
+
+    def aggregate_train(self, server_round, replies):
+        contents = [reply.content for reply in replies]
+        mean = {
+            name: ArrayRecord(
+                {
+                    k: Array(np.mean([c[name][k].numpy() for c in contents], axis=0))
+                    for k in self.current
+                }
+            )
+            for name in ("arrays", "controls")
+        }
+        self.controls = mean["controls"]
+        return mean["arrays"], MetricRecord()
+
+
+class MetricsOnly(flower.FedAvg):
+    """Collects statistics and leaves the model as it is."""
+
+    def aggregate_train(self, server_round, replies):
+        return None, self.train_metrics_aggr_fn([r.content for r in replies], "num-examples")
+
+
+def two_records(digits, message):
+    """A model moved by 1, and a second record."""
+    content = digits.update(message, lambda a: a + 1)
+    content["controls"] = message.content["arrays"]
+    return content
+
+
+def only_metrics(digits, message):
+    return RecordDict({"metrics": MetricRecord({"num-examples": 1, "mean": 2.0})})
+
+
+REPLIES = {"several records": (Scaffold, two_records), "metrics only": (MetricsOnly, only_metrics)}
+
+
+def grid_replying(digits, content):
+    return digits.grid_of(
+        lambda client: digits.replying_app(client, lambda message: content(digits, message))
+    )
+
+
+@pytest.mark.parametrize("case", REPLIES)
+def test_replies_of_another_kind_go_with_policies_that_need_no_update(digits, cohort, inner, case):
+    strategy_class, content = REPLIES[case]
+    grid = grid_replying(digits, content)
+    strategy = cohort(inner=inner(strategy_class), cohort_size=3)
+    result = strategy.start(grid, digits.arrays(), 2)
+    assert [len(r.finished) for r in strategy.history] == [3, 3] and not strategy.refused
+    if case == "several records":
+        for before, after in zip(digits.arrays().values(), result.arrays.values(), strict=True):
+            np.testing.assert_allclose(after.numpy(), before.numpy() + 2, rtol=1e-6)
+    else:
+        assert result.train_metrics_clientapp[2]["mean"] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("case", REPLIES)
+def test_policies_that_compare_updates_say_that_they_cannot(digits, cohort, inner, case):
+    strategy_class, content = REPLIES[case]
+    grid = grid_replying(digits, content)
+    strategy = cohort(POLICIES["fedacs"](), inner(strategy_class), cohort_size=3)
+    with pytest.raises(ConfigError, match="ArrayRecords, not one"):
+        strategy.start(grid, digits.arrays(), 1)
+
+
+def test_one_odd_reply_does_not_become_the_rule(digits, cohort, inner):
+    """A custom strategy's replies are compared with each other: the odd one is left out."""
+    grid, odd = grid_replying(digits, two_records), digits.clients[2]
+    grid.apps[digits.node(odd)] = digits.changing_app(odd, lambda a: a)
+    strategy = cohort(inner=inner(Scaffold), cohort_size=8)
+    strategy.start(grid, digits.arrays(), 1)
+    (report,) = strategy.history
+    assert set(report.selected) - set(report.finished) == {odd}

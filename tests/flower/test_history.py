@@ -1,0 +1,105 @@
+"""What a run leaves behind: log lines, a history, and a run folder like that of a simulation."""
+
+from __future__ import annotations
+
+import pytest
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.serverapp import strategy as flower
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.experiments.results import read
+from fedcohort.policies import POLICIES
+
+
+def evaluation(digits):
+    """An evaluation at the server, as `start(evaluate_fn=...)` takes it."""
+
+    def evaluate(number, arrays):
+        return MetricRecord({"accuracy": digits.accuracy(arrays), "loss": 1.0})
+
+    return evaluate
+
+
+def test_each_round_is_one_line_of_the_log(digits, cohort, caplog):
+    grid, strategy = digits.grid(), cohort(POLICIES["power-of-choice"](d=4), cohort_size=2)
+    with caplog.at_level("INFO", logger="flwr.fedcohort"):
+        strategy.start(grid, digits.arrays(), 2)
+    lines = [r.getMessage() for r in caplog.records if r.name == "flwr.fedcohort"]
+    lines = [line for line in lines if line.startswith("round ")]
+    assert len(lines) == 2
+    report = strategy.history[0]
+    score = report.scores[report.selected[0]]
+    assert f"{report.selected[0]} ({score:.3g})" in lines[0]
+    assert "2 of 2 uploaded" in lines[0] and f"{report.bytes_up / 1e3:.1f} kB up" in lines[0]
+
+
+def test_history_becomes_that_of_a_simulation(digits, cohort):
+    strategy = cohort(cohort_size=3)
+    result = strategy.start(digits.grid(), digits.arrays(), 3, evaluate_fn=evaluation(digits))
+    history = strategy.to_history()
+    assert history.selections == [r.selected for r in strategy.history]
+    assert history.accuracy[2] == digits.accuracy(result.arrays)
+    assert [r.bytes_up for r in history.rounds] == [r.bytes_up for r in strategy.history]
+    seconds = [r.seconds for r in history.rounds]
+    assert seconds == sorted(seconds) and seconds[0] > 0
+
+
+def test_accuracies_may_come_from_the_clients(digits, cohort):
+    """Without evaluate_fn, the mean of what clients measured is the round's accuracy."""
+    grid = digits.grid()
+    for client in digits.clients:
+
+        @grid.apps[digits.node(client)].evaluate()
+        def evaluate(message, context):
+            metrics = MetricRecord({"num-examples": 10, "eval_acc": 0.25, "eval_loss": 2.0})
+            return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    strategy = cohort(inner=flower.FedAvg(), cohort_size=2)
+    strategy.start(grid, digits.arrays(), 2)
+    assert [(r.accuracy, r.loss) for r in strategy.history] == [(0.25, 2.0)] * 2
+
+
+def test_a_run_folder_reads_like_that_of_a_simulation(digits, cohort, tmp_path):
+    for name in ("uniform", "race-softmax"):
+        strategy = cohort(name, cohort_size=3, out=tmp_path / name)
+        strategy.start(digits.grid(), digits.arrays(), 3, evaluate_fn=evaluation(digits))
+        (found,) = read(tmp_path / name)
+        assert found.histories == [strategy.to_history()] and found.finished
+        (summary,) = found.summaries
+        assert summary.bytes_up == strategy.session.ledger.total("up")
+        assert sum(summary.bytes_by_kind.values()) == summary.bytes_up + summary.bytes_down
+        assert found.members()[0].clients == list(digits.clients)
+    assert [r.policy for r in read(tmp_path)] == ["uniform", "race-softmax"]
+
+
+def test_a_run_folder_is_written_round_by_round(digits, cohort, tmp_path):
+    """A run that ends with an error leaves the rounds before it."""
+
+    def evaluate(number, arrays):
+        if number == 3:
+            raise RuntimeError("the disk is full")
+        return evaluation(digits)(number, arrays)
+
+    strategy = cohort(cohort_size=3, out=tmp_path / "run")
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        strategy.start(digits.grid(), digits.arrays(), 4, evaluate_fn=evaluate)
+    (found,) = read(tmp_path / "run")
+    assert [r.round for r in found.histories[0].rounds] == [0, 1]
+    assert found.histories[0].rounds == strategy.to_history().rounds[:2]
+
+
+def test_a_run_folder_continues_with_its_checkpoint_only(digits, cohort, tmp_path):
+    def run(rounds, **options):
+        strategy = cohort(cohort_size=3, out=tmp_path / "run", **options)
+        strategy.start(digits.grid(), digits.arrays(), rounds, evaluate_fn=evaluation(digits))
+        return strategy
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "rounds.jsonl").touch()  # of a run that ended before its first round
+    run(2, checkpoint=tmp_path / "run.ckpt")
+    with pytest.raises(ConfigError, match=r"holds a run already.*checkpoint="):
+        run(3)
+    resumed = run(4, checkpoint=tmp_path / "run.ckpt")
+    (found,) = read(tmp_path / "run")
+    assert found.histories == [resumed.to_history()] and len(resumed.history) == 4
+    assert all(r.accuracy is not None for r in resumed.history)

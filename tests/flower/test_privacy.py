@@ -1,0 +1,245 @@
+"""What a private client releases: its own epsilon and budget hold, whatever the server asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedcohort.exceptions import BudgetExceeded, ConfigError
+from fedcohort.flower import Privacy, attach
+from fedcohort.privacy.budget import BudgetLedger
+
+
+def test_privacy_needs_a_list_of_signals_and_an_absolute_folder(
+    client, context, tmp_path, monkeypatch
+):
+    with pytest.raises(ConfigError, match="signals="):
+        client.app(privacy=Privacy(1.0, folder=tmp_path))
+    with pytest.raises(ConfigError, match="must be absolute"):
+        Privacy(1.0, folder="budget")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    app = client.app(privacy=Privacy(1.0), signals=["race_sketch"])
+    client.sketch(app, context)
+    assert (tmp_path / ".fedcohort" / "privacy" / "budget.json").exists()
+
+
+def test_the_client_decides_its_epsilon_whatever_the_server_asks(client, context, tmp_path):
+    app = client.app(privacy=Privacy(2.0, folder=tmp_path), signals=["race_sketch"])
+    exact = client.sketch(client.app(), context)
+    private = client.sketch(app, context, epsilon=1e9)
+    assert not np.array_equal(private["counts"], exact["counts"])
+    # Laplace noise for 20 cells at epsilon 2 has variance 2 (20 / 2)^2, discrete noise a bit less.
+    assert private["noise"] == pytest.approx(200, rel=0.01)
+
+
+def test_the_operator_of_a_node_decides(client, tmp_path, caplog):
+    """Signals, epsilon and budget in the node config override the app's."""
+    config = {"client-id": "ann", "fedcohort-signals": "race_sketch", "fedcohort-epsilon": 0.5}
+    config |= {"fedcohort-folder": str(tmp_path), "fedcohort-total": 0.5}
+    node = Context(0, 1, config, RecordDict(), {})
+    app = client.app()
+    with caplog.at_level("INFO", logger="flwr.fedcohort"):
+        assert client.sketch(app, node)["noise"] > 0
+    assert "released a sketch of ann: epsilon 0.5; 0 of 0.5 left" in caplog.text
+    with pytest.raises(ConfigError, match="operator of this node does not release 'num_examples'"):
+        client.ask(app, node, "num_examples")
+    with pytest.raises(BudgetExceeded):
+        client.sketch(app, node, rows=9)
+
+
+def test_the_same_question_gets_the_same_answer_and_costs_once(client, context, tmp_path):
+    first = client.sketch(
+        client.app(privacy=Privacy(1.0, folder=tmp_path), signals=["race_sketch"]), context
+    )
+    restarted = client.app(privacy=Privacy(1.0, folder=tmp_path), signals=["race_sketch"])
+    for _ in range(3):
+        assert client.sketch(restarted, context) == first
+    assert BudgetLedger(tmp_path / "budget.json", 1.0).spent("ann") == 1.0
+
+
+def test_the_same_question_asked_many_times_at_once_is_charged_once(tmp_path):
+    """Asked 16 times: by eight threads in each of two processes."""
+    script = """
+import sys, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+import numpy as np
+from fedcohort.flower import Privacy
+from fedcohort.flower.data import Examples
+from fedcohort.flower.privacy import sketch
+made = sketch(Examples((np.eye(6), np.arange(6))), {"rows": 20, "bits": 3})
+folder = Path(sys.argv[1])
+(folder / f"ready-{sys.argv[2]}").touch()
+while not (folder / "go").exists():
+    time.sleep(0.001)
+release = Privacy(1.0, folder=folder, total=100.0).release
+with ThreadPoolExecutor(8) as pool:
+    found = list(pool.map(lambda _: release("ann", made).counts.tobytes(), range(8)))
+assert len(set(found)) == 1
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    running = [subprocess.Popen([*command, str(number)]) for number in range(2)]
+    while len(list(tmp_path.glob("ready-*"))) < 2:
+        assert all(process.poll() is None for process in running)
+        time.sleep(0.05)
+    (tmp_path / "go").touch()
+    assert [process.wait(timeout=280) for process in running] == [0, 0]
+    assert BudgetLedger(tmp_path / "budget.json", 100.0).spent("ann") == 1.0
+
+
+def test_a_release_lost_on_its_way_to_the_disk_is_not_paid_again(
+    client, context, tmp_path, monkeypatch
+):
+    """A client killed after the charge and before the file finds its release beside the ledger."""
+    app = client.app(privacy=Privacy(1.0, folder=tmp_path), signals=["race_sketch"])
+    real = os.replace
+
+    def fails(source, target):
+        if str(target).endswith(".sketch"):
+            raise OSError("killed here")
+        real(source, target)
+
+    with monkeypatch.context() as during:
+        during.setattr(os, "replace", fails)
+        with pytest.raises(Exception, match="killed here"):
+            client.sketch(app, context)
+    assert BudgetLedger(tmp_path / "budget.json", 1.0).spent("ann") == 1.0
+    client.sketch(app, context)
+    assert BudgetLedger(tmp_path / "budget.json", 1.0).spent("ann") == 1.0
+
+
+def test_a_budget_survives_another_directory_and_another_run(
+    client, context, tmp_path, monkeypatch
+):
+    settings = {"privacy": Privacy(1.0, folder=tmp_path), "signals": ["race_sketch"]}
+    first = client.sketch(client.app(**settings), context)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    other_run = Context(99, 7, {"client-id": "ann"}, RecordDict(), {})
+    assert client.sketch(client.app(**settings), other_run) == first
+    with pytest.raises(BudgetExceeded):
+        client.sketch(client.app(**settings), other_run, rows=9)
+
+
+def test_new_data_are_a_new_release(client, context, tmp_path):
+    privacy = Privacy(1.0, folder=tmp_path, total=2.0)
+    client.sketch(client.app(privacy=privacy, signals=["race_sketch"]), context)
+    app = ClientApp()
+    attach(app, (client.x[:40], client.y[:40]), privacy=privacy, signals=["race_sketch"])
+    client.sketch(app, context)
+    assert BudgetLedger(tmp_path / "budget.json", 2.0).remaining("ann") == 0
+
+
+def test_a_server_cannot_ask_the_budget_empty(client, context, tmp_path):
+    """Sketches of many seeds would average the noise out: each is charged until none is left."""
+    app = client.app(privacy=Privacy(1.0, folder=tmp_path, total=2.0), signals=["race_sketch"])
+    for seed in (0, 1):
+        client.sketch(app, context, seed=seed)
+    for seed in (2, 3, 4):
+        with pytest.raises(BudgetExceeded):
+            client.sketch(app, context, seed=seed)
+    again = client.app(privacy=Privacy(1.0, folder=tmp_path, total=2.0), signals=["race_sketch"])
+    with pytest.raises(BudgetExceeded):  # a restart does not renew the budget
+        client.sketch(again, context, seed=4)
+    client.sketch(again, context, seed=0)
+    spent = json.loads((tmp_path / "budget.json").read_text())["clients"]["ann"]
+    assert spent["releases"] == 2 and spent["epsilon"] == 2.0
+
+
+def test_the_server_cannot_choose_the_account(client, tmp_path):
+    """A request names the client; a server that sends other names gets no other budget."""
+    settings = {"privacy": Privacy(1.0, folder=tmp_path), "signals": ["race_sketch"]}
+    app, nameless = client.app(**settings), Context(0, 1, {}, RecordDict(), {})
+
+    def ask_as(name, rows):
+        options = {"race_sketch": {"rows": rows, "bits": 3}}
+        client.ask(app, nameless, "race_sketch", options=options, client=name)
+
+    ask_as("a", rows=20)
+    ask_as("b", rows=20)
+    with pytest.raises(BudgetExceeded):
+        ask_as("c", rows=9)
+
+
+@pytest.mark.parametrize("name", ["label_histogram", "insight"])
+def test_no_data_signal_goes_past_the_budget(client, context, tmp_path, name):
+    """Exact label counts beside a private sketch would make its noise pointless."""
+    given = {"classes": 3, "insight": lambda x, y: np.bincount(y)}
+    with pytest.raises(ConfigError, match=f"does not cover '{name}'"):
+        client.app(privacy=Privacy(1.0, folder=tmp_path), signals=["race_sketch", name], **given)
+    app = client.app(**given)  # the operator of the node sets the budget, whatever the app says
+    client.ask(app, context, name)
+    context.node_config |= {"fedcohort-epsilon": 1.0, "fedcohort-folder": str(tmp_path)}
+    with pytest.raises(ConfigError, match=f"does not cover '{name}'"):
+        client.ask(app, context, name)
+
+
+def test_a_private_number_of_examples_is_not_told(client, tmp_path):
+    with pytest.raises(ConfigError, match="n='hidden'"):
+        Privacy(1.0, folder=tmp_path, n="hidden")
+    both = ["race_sketch", "num_examples"]
+    client.app(privacy=Privacy(1.0, folder=tmp_path), signals=both)
+    with pytest.raises(ConfigError, match="does not cover 'num_examples'"):
+        client.app(privacy=Privacy(1.0, folder=tmp_path, n="private"), signals=both)
+
+
+def app_with_handlers(client, **options):
+    """An app with its own training and evaluation, which report 50 examples."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        reply = client.echo(message, context)
+        reply.content["metrics"] = MetricRecord({"num-examples": 50, "train_loss": 0.5})
+        return reply
+
+    @app.evaluate()
+    def evaluate(message, context):
+        metrics = MetricRecord({"num-examples": 50, "eval_loss": 0.5})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    attach(app, (client.x, client.y), **options)
+    return app
+
+
+@pytest.mark.parametrize("where", ["app", "node config"])
+def test_a_private_number_of_examples_leaves_nowhere(digits, client, tmp_path, where):
+    """Not in a sketch, a query, a training reply, a gate's upload or an evaluation."""
+    config, options = {"client-id": "ann"}, {}
+    if where == "app":
+        privacy = Privacy(2.0, folder=tmp_path, n="private")
+        options = {"privacy": privacy, "signals": ["race_sketch"]}
+    else:
+        config |= {"fedcohort-epsilon": 2.0, "fedcohort-folder": str(tmp_path)}
+        config |= {"fedcohort-n": "private"}
+    node = Context(0, 1, config, RecordDict(), {})
+    app = app_with_handlers(client, **options)
+    released = client.sketch(app, node)
+    assert released["n"] == pytest.approx(released["counts"].sum() / 20)  # from the noisy counts
+    with pytest.raises(ValueError, match=r"does not cover|No query function"):
+        client.ask(app, node, "num_examples")
+    trained = app(client.message("train", client.arrays), node).content
+    assert trained["metrics"] == {"num-examples": 1, "train_loss": 0.5}
+    app(client.message("train.probe", client.arrays, gate="cmfl"), node)
+    assert app(client.message("train.upload"), node).content["metrics"]["num-examples"] == 1
+    evaluated = app(client.message("evaluate", client.arrays), node).content["metrics"]
+    assert evaluated == {"num-examples": 1, "eval_loss": 0.5}
+    ours = digits.app("client-0", **options)
+    reply = ours(client.message("train", digits.arrays()), node)
+    assert reply.content["metrics"] == {"num-examples": 1}
+
+
+def test_a_public_number_of_examples_is_the_true_one(client, context, tmp_path):
+    app = app_with_handlers(client, privacy=Privacy(2.0, folder=tmp_path), signals=["race_sketch"])
+    assert client.sketch(app, context)["n"] == 50
+    reply = app(client.message("train", client.arrays), context)
+    assert reply.content["metrics"]["num-examples"] == 50

@@ -1,0 +1,118 @@
+"""How a client trains: at once or in the two phases of a gate, with mods around its training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import fixedclipping_mod
+
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.flower import attach
+
+
+def test_an_upload_without_a_probe_is_an_error(client, context):
+    app = client.app(train=client.echo)
+    with pytest.raises(DataError, match="no update of round 0"):
+        app(client.message("train.upload"), context)
+    app(client.message("train.probe", client.arrays, version="v", gate="cmfl"), context)
+    with pytest.raises(DataError, match="no update of round 3"):
+        app(client.message("train.upload", round=3), context)
+    reply = app(client.message("train.upload"), context)
+    assert reply.content["arrays"] == client.arrays
+    with pytest.raises(DataError, match="no update"):  # sent once, then forgotten
+        app(client.message("train.upload"), context)
+
+
+def test_a_client_that_lost_the_model_says_so(client, context):
+    app = client.app(train=client.echo)
+    app(client.message("train", client.arrays, version="v1"), context)
+    assert app(client.message("train", version="v1"), context).content["arrays"] == client.arrays
+    with pytest.raises(DataError, match="holds 'v1', not 'v2'"):
+        app(client.message("train", version="v2"), context)
+
+
+def test_what_another_run_left_behind_is_forgotten(client, context):
+    app = client.app(train=client.echo)
+    app(client.message("train.probe", client.arrays, gate="cmfl", version="v", run="one"), context)
+    assert any("difference" in name for name in context.state)
+    with pytest.raises(DataError, match="no update"):
+        app(client.message("train.upload", run="two"), context)
+    assert not any("difference" in name for name in context.state)
+
+
+def test_an_unknown_gate_is_named(client, context):
+    app = client.app(train=client.echo)
+    with pytest.raises(ConfigError, match="'secret'"):
+        app(client.message("train.probe", client.arrays, gate="secret"), context)
+
+
+def test_mods_go_around_the_training(client, context):
+    seen = []
+
+    def mod(message, context, call_next):
+        seen.append(message.metadata.message_type)
+        return call_next(message, context)
+
+    app = client.app(train=client.echo, mods=[mod])
+    app(client.message("train", client.arrays), context)
+    app(client.message("train.probe", client.arrays, gate="cmfl"), context)
+    client.ask(app, context, "num_examples")
+    assert seen == ["train", "train.probe"]
+
+
+def test_mods_are_called_as_flower_calls_them(client, context):
+    """By position: a mod may give its arguments any names."""
+
+    def mod(msg, ctx, app):
+        reply = app(msg, ctx)
+        reply.content["metrics"]["num-examples"] = 7
+        return reply
+
+    app = client.app(train=client.echo, mods=[mod])
+    reply = app(client.message("train", client.arrays), context)
+    assert reply.content["metrics"]["num-examples"] == 7
+
+
+def test_an_app_level_clipping_mod_leaves_queries_alone(client, context):
+    """Flower's clipping mods answer a message without a model with an error that reaches no one."""
+    seen = []
+
+    def watching(message, context, call_next):
+        seen.append(message.metadata.message_type)
+        return call_next(message, context)
+
+    def train(message, context):
+        reply = client.echo(message, context)
+        reply.content["arrays"] = ArrayRecord([np.ones(4, np.float32)])
+        return reply
+
+    app = ClientApp(mods=[fixedclipping_mod, watching])
+    attach(app, (client.x, client.y), train=train)
+    assert client.ask(app, context, "num_examples") == 50
+    message = client.message("train.probe", client.arrays, gate="cmfl", version="v")
+    message.content["config"]["clipping_norm"] = 1.0
+    assert app(message, context).has_content()
+    assert app(client.message("train.upload"), context).has_content()
+    assert seen == ["query.num_examples", "train.probe", "train.upload"]
+
+
+def test_our_training_reads_fedproxs_mu(digits, client):
+    """A large mu keeps the model close to the global one."""
+    app, arrays = digits.app("client-0"), digits.arrays()
+
+    def step(mu):
+        message = client.message("train", arrays)
+        message.content["config"]["proximal-mu"] = mu
+        own = Context(0, 1, {"client-id": "client-0"}, RecordDict(), {})
+        trained = app(message, own).content["arrays"]
+        return sum(float(np.abs(trained[k].numpy() - arrays[k].numpy()).sum()) for k in arrays)
+
+    assert step(5.0) < 0.8 * step(0.0)
+
+
+def test_a_plain_strategy_can_train_with_our_clients(digits, inner):
+    """Without a CohortStrategy at the server, the clients are ordinary Flower clients."""
+    result = inner().start(digits.grid(), digits.arrays(), 2)
+    assert digits.accuracy(result.arrays) != digits.accuracy(digits.arrays())

@@ -1,0 +1,293 @@
+"""Clients that leave, stay silent, fail, lie or cannot answer: the run goes on or says why not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import strategy as flower
+
+from fedcohort.exceptions import ConfigError, NoClients
+from fedcohort.flower.messages import RECORD, to_record
+from fedcohort.gates import CMFL, SketchToSkip
+from fedcohort.policies import POLICIES
+
+# --- replies that cannot be used ----------------------------------------------------------------
+
+METRICS = MetricRecord({"num-examples": 10, "loss": 0.5})
+
+
+def records(**changed):
+    """Make a reply with the model as it was sent and good metrics, except for what is changed."""
+
+    def content(digits, message):
+        found = {"arrays": message.content["arrays"], "metrics": METRICS, **changed}
+        return RecordDict({name: record for name, record in found.items() if record is not None})
+
+    return content
+
+
+def metrics(**values):
+    return records(metrics=MetricRecord({k.replace("_", "-"): v for k, v in values.items()}))
+
+
+#: By name, a function of `digits` and the message that returns an unusable reply.
+LIES = {
+    "nan": lambda digits, message: digits.update(message, lambda a: a * np.nan),
+    "shape": lambda digits, message: digits.update(message, lambda a: a[:1]),
+    "names": records(arrays=ArrayRecord([np.zeros(3)])),
+    "two models": lambda digits, message: RecordDict(
+        {"a": message.content["arrays"], "b": message.content["arrays"], "metrics": METRICS}
+    ),
+    "no model": records(arrays=None),
+    "no metrics": records(metrics=None),
+    "no weight": metrics(loss=1.0),
+    "nan weight": metrics(num_examples=float("nan")),
+    "negative weight": metrics(num_examples=-5, loss=1.0),
+    "list weight": metrics(num_examples=[1, 2]),
+    "other metrics": metrics(num_examples=10),
+}
+
+
+def lying_app(digits, client, name):
+    return digits.replying_app(client, lambda message: LIES[name](digits, message))
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_an_update_that_is_none_is_dropped_and_counted(digits, cohort, name):
+    """The next model is the mean of the others, which all add 1."""
+    grid = digits.grid_of(lambda client: digits.changing_app(client, lambda a: a + 1))
+    liar = digits.clients[2]
+    grid.apps[digits.node(liar)] = lying_app(digits, liar, name)
+    strategy = cohort(cohort_size=8)
+    result = strategy.start(grid, digits.arrays(), 1)
+    (report,) = strategy.history
+    assert set(report.selected) - set(report.finished) == {liar}
+    assert strategy.refused["invalid"] == 1
+    for before, after in zip(digits.arrays().values(), result.arrays.values(), strict=True):
+        np.testing.assert_allclose(after.numpy(), before.numpy() + 1, rtol=1e-5)
+
+
+def test_failures_are_named_in_the_log(digits, cohort, caplog):
+    grid, strategy = digits.grid(), cohort(cohort_size=8)
+    grid.apps[digits.node("client-2")] = lying_app(digits, "client-2", "nan")
+    with caplog.at_level("INFO", logger="flwr.fedcohort"):
+        strategy.start(grid, digits.arrays(), 1)
+    assert "failed: client-2 (invalid: an update that is not finite" in caplog.text
+    assert list(strategy.history[0].failed) == ["client-2"]
+
+
+def test_an_empty_reply_is_an_error(digits, cohort):
+    grid, mute = digits.grid(), digits.clients[1]
+
+    def nothing(message, context):
+        reply = Message(RecordDict(), reply_to=message)
+        reply.__dict__["_content"] = None
+        return reply
+
+    handlers = grid.apps[digits.node(mute)]._registered_funcs
+    handlers["train.default"] = handlers["query.num_examples"] = nothing
+    strategy = cohort(POLICIES["power-of-choice"](d=8), cohort_size=8)
+    strategy.start(grid, digits.arrays(), 1)
+    assert mute not in strategy.history[0].finished and len(strategy.history[0].finished) == 7
+    assert strategy.refused == {"error": 1}
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        np.full((), np.nan),
+        np.zeros(100_000_000, np.uint8),
+        np.zeros((3, 3), np.float32),
+    ],
+    ids=["nan", "100 MB", "shape"],
+)
+def test_a_reading_that_is_none_is_dropped_and_counted(digits, cohort, reading):
+    grid, liar = digits.grid(), digits.clients[0]
+
+    def answer(message, context):
+        record = to_record({"race_sketch": reading})
+        return Message(RecordDict({RECORD: record}), reply_to=message)
+
+    app = grid.apps[digits.node(liar)]
+    app._registered_funcs["query.race_sketch"] = answer
+    strategy = cohort(POLICIES["race-softmax"](), cohort_size=4)
+    strategy.start(grid, digits.arrays(), 4)
+    asked = [n for n, _ in grid.sent("query.race_sketch") if n == digits.node(liar)]
+    assert strategy.session.signals.dropped["race_sketch"] == len(asked) == 3
+    known = strategy.session.signals.known("race_sketch", digits.clients)
+    assert known == digits.clients[1:]
+    assert strategy.session.ledger.total("up") == grid.bytes_crossed("up")
+
+
+def test_evaluations_that_would_break_an_average_are_left_out(digits, cohort):
+    grid = digits.grid()
+    for i, client in enumerate(digits.clients):
+        app = grid.apps[digits.node(client)]
+        value = {0: float("nan"), 1: [1.0, 2.0]}.get(i, 0.5)
+
+        @app.evaluate()
+        def evaluate(message, context, value=value):
+            metrics = MetricRecord({"num-examples": 10, "accuracy": value})
+            return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    strategy = cohort(inner=flower.FedAvg(), cohort_size=2)
+    result = strategy.start(grid, digits.arrays(), 1)
+    assert result.evaluate_metrics_clientapp[1] == {"accuracy": pytest.approx(0.5)}
+
+
+# --- clients that leave, join late or stay silent -----------------------------------------------
+
+
+def test_silence_costs_its_timeout_and_no_more(digits, cohort, clock):
+    grid = digits.grid()
+    strategy = cohort(cohort_size=8, timeout=1.0)
+
+    def fall_silent(number, arrays):
+        grid.silent = {digits.node("client-1")} if number == 1 else set()
+
+    strategy.start(grid, digits.arrays(), 3, evaluate_fn=fall_silent)
+    assert [len(r.finished) for r in strategy.history] == [8, 7, 8]
+    assert strategy.refused == {"no reply": 1}
+    assert [r.seconds for r in strategy.history] == pytest.approx([0, 1, 0])
+
+
+@pytest.mark.parametrize("gate", [None, SketchToSkip(0.0001, k=5)], ids=["plain", "gate"])
+def test_a_node_that_is_gone_is_told_by_the_message_it_did_not_answer(digits, cohort, gate):
+    grid, strategy = digits.grid(), cohort(cohort_size=8, gate=gate)
+
+    def leave(number, arrays):
+        grid.gone = {digits.node("client-3")} if number == 1 else set()
+
+    strategy.start(grid, digits.arrays(), 3, evaluate_fn=leave)
+    assert [len(r.finished) for r in strategy.history] == [8, 7, 8]
+    assert sum(strategy.refused.values()) == 1
+
+
+def test_nodes_may_leave_for_good_and_others_join(digits, cohort):
+    grid, strategy = digits.grid(), cohort(POLICIES["race-softmax"](), cohort_size=8)
+    first, last = digits.node("client-0"), digits.node("client-7")
+    app = grid.apps.pop(last)
+
+    def move(number, arrays):
+        if number == 1:
+            grid.apps[last] = app
+            del grid.apps[first]
+
+    strategy.start(grid, digits.arrays(), 2, evaluate_fn=move)
+    assert sorted(strategy.history[0].finished) == list(digits.clients[:7])
+    assert sorted(strategy.history[1].finished) == list(digits.clients[1:])
+
+
+def test_a_round_in_which_everybody_fails_changes_nothing(digits, cohort):
+    grid, strategy = digits.grid(), cohort(cohort_size=3)
+    strategy.directory.refresh(grid)
+    grid.gone = set(grid.apps)
+    result = strategy.start(grid, digits.arrays(), 2)
+    assert [r.finished for r in strategy.history] == [(), ()]
+    assert strategy.refused == {"error": 6} and not result.arrays
+
+
+def test_too_few_clients_are_waited_for_and_then_named(digits, cohort, inner, clock):
+    grid = digits.grid()
+    strategy = cohort(inner=inner(min_available_nodes=9), wait=7.5)
+    with pytest.raises(NoClients, match=r"8 online .* min_available_nodes"):
+        strategy.start(grid, digits.arrays(), 1)
+    assert clock.now == 8  # Flower looks once per second
+
+
+def test_clients_that_come_in_time_are_waited_for(digits, cohort, inner, clock):
+    grid = digits.grid()
+    late = {n: grid.apps.pop(n) for n in list(grid.apps)[:4]}
+    asked = []
+    listed = grid.get_nodes
+
+    def get_nodes():
+        asked.append(1)
+        if len(asked) == 4:
+            grid.apps.update(late)
+        return listed()
+
+    grid.get_nodes = get_nodes
+    strategy = cohort(inner=inner(min_train_nodes=8))
+    strategy.start(grid, digits.arrays(), 1)
+    assert len(strategy.history[0].selected) == 8
+
+
+# --- a run in which the model would never change stops ------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_a_run_stops_if_all_updates_have_another_form(digits, cohort, size):
+    grid = digits.grid_of(lambda client: digits.changing_app(client, lambda a: a.ravel()[:1]))
+    with pytest.raises(ConfigError, match=r"never change.*of shape \(1,\)"):
+        cohort(cohort_size=size).start(grid, digits.arrays(), 9)
+
+
+def test_values_that_are_not_finite_are_no_reason_to_stop(digits, cohort):
+    grid = digits.grid_of(lambda client: lying_app(digits, client, "nan"))
+    strategy = cohort(cohort_size=3)
+    strategy.start(grid, digits.arrays(), 3)
+    assert strategy.refused == {"invalid": 9}
+
+
+def test_one_client_of_another_form_does_not_stop_a_run(digits, cohort):
+    grid, liar = digits.grid(), digits.clients[2]
+    grid.apps[digits.node(liar)] = digits.changing_app(liar, lambda a: a.ravel()[:1])
+    strategy = cohort(cohort_size=1, seed=1)
+    strategy.start(grid, digits.arrays(), 16)
+    refused = [r for r in strategy.history if not r.finished]
+    assert refused and all(r.selected == (liar,) for r in refused)
+
+
+# --- signals that no client answers -------------------------------------------------------------
+
+
+def grid_without_losses(digits, attached=True):
+    """Clients with their own training and no model, so that no loss can be measured."""
+
+    def content(message):
+        metrics = MetricRecord({"num-examples": 10})
+        return RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+
+    return digits.grid_of(lambda client: digits.replying_app(client, content, attached))
+
+
+MISSING = {
+    "power-of-choice": "'loss'.*no @app.evaluate",
+    "kdpp": "'feature_profile'.*No query function.*model=",
+    "oort": "'loss_rms'.*came without it.*attach",
+}
+
+
+@pytest.mark.parametrize("policy", MISSING)
+def test_a_policy_without_answers_stops(digits, cohort, policy):
+    """Such a policy once selected uniformly, without a warning and with exit status 0."""
+    strategy = cohort(policy, cohort_size=3, center=np.zeros(64))
+    with pytest.raises(ConfigError, match=f"nobody answered the signal {MISSING[policy]}"):
+        strategy.start(grid_without_losses(digits), digits.arrays(), 3)
+
+
+@pytest.mark.parametrize("policy", MISSING)
+def test_a_policy_without_answers_goes_on_if_the_user_says_so(digits, cohort, policy, caplog):
+    strategy = cohort(policy, cohort_size=3, center=np.zeros(64), on_missing="continue")
+    strategy.start(grid_without_losses(digits), digits.arrays(), 3)
+    assert [len(r.finished) for r in strategy.history] == [3, 3, 3]
+    assert sum(strategy.unanswered.values()) > 0
+    told = [r for r in caplog.records if "nobody answered" in r.getMessage()]
+    assert len(told) == 1
+
+
+def test_a_gate_around_clients_that_cannot_train_for_it_stops(digits, cohort):
+    strategy = cohort(cohort_size=3, gate=CMFL())
+    with pytest.raises(ConfigError, match=r"nobody answered the gate 'cmfl'.*'probe'"):
+        strategy.start(grid_without_losses(digits, attached=False), digits.arrays(), 2)
+
+
+def test_one_client_that_does_not_answer_is_reported_once_and_stops_nothing(digits, cohort, caplog):
+    grid, strategy = digits.grid(), cohort(POLICIES["power-of-choice"](d=8), cohort_size=2)
+    del grid.apps[digits.node("client-3")]._registered_funcs["query.loss"]
+    strategy.start(grid, digits.arrays(), 3)
+    told = [r.getMessage() for r in caplog.records if "did not answer" in r.getMessage()]
+    assert len(told) == 1 and "client-3: No query function" in told[0]
+    assert strategy.unanswered == {"num_examples": 0, "loss": 3}
