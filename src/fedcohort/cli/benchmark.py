@@ -11,6 +11,9 @@ import typer
 from fedcohort.cli.common import Format, FormatOption, show_json
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fedcohort.experiments.repeated import Repetition
     from fedcohort.experiments.suite import Part
 
 
@@ -48,32 +51,49 @@ def command(
     partial: Annotated[
         bool, typer.Option("--partial", help="With --join: run nothing, join what there is.")
     ] = False,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Only the first seeds of each part, for a check.")
+    ] = None,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Compare with this published result file, seed by seed. May be repeated."
+        ),
+    ] = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Run settings x variants x seeds, and keep the results with their provenance.
 
     Parts run in the order of their importance. With --workers, a GPU runs light parts first, and
     then a few heavy ones at a time; CPU workers run the parts that need no GPU. What the time limit
-    cuts off continues with --resume.
+    cuts off continues with --resume. With --against, the exit status is 1 if a result differs from
+    the published one by more than rounding and the spread over seeds.
 
     Example: `fedcohort benchmark --suite selection --quick --out trial`
 
     Example: `fedcohort benchmark --suite selection --out parts --resume --join selection.json`
 
     Example: `fedcohort benchmark --out parts --resume --workers cuda=12,cpu=2 --seconds 540`
+
+    Example: `fedcohort benchmark --only ', uniform$' --seeds 1 --against selection.json`
     """
     import json
+    from dataclasses import asdict
 
     from rich.console import Console
 
     from fedcohort.atomic import write_atomically
     from fedcohort.exceptions import ConfigError
     from fedcohort.experiments import benchmark
+    from fedcohort.experiments.repeated import DIFFERS, read_published, repetitions
     from fedcohort.experiments.suite import read_suite
     from fedcohort.experiments.workers import parse_workers, run_parts
 
     names = suite or ["selection"]
+    published = read_published(against) if against else {}
     every = [part for name in names for part in read_suite(name, quick=quick)]
+    if seeds is not None:
+        every = [part.first(seeds) for part in every]
     chosen = _chosen(every, only)
     if list_parts and format is Format.json:
         show_json([_row(part) for part in chosen])
@@ -121,14 +141,18 @@ def command(
         )
         write_atomically(join, (json.dumps(result) + "\n").encode())
         console.print(f"wrote {join}")
+    repeated = repetitions(chosen, out, published) if against else []
     if format is Format.json:
         unfinished = {part.file_name for part in left}
         done = [
             p.file_name for p in chosen if p.file_name not in unfinished and p.name not in failed
         ]
         written = None if join is None else str(join)
-        print(json.dumps({"done": done, "left": len(left), "failed": failed, "joined": written}))
-    if failed or (left and stopped):
+        told = {"done": done, "left": len(left), "failed": failed, "joined": written}
+        print(json.dumps(told | {"repeated": [asdict(row) for row in repeated]}))
+    elif repeated:
+        Console(highlight=False).print(_beside_published(repeated))
+    if failed or (left and stopped) or any(row.verdict == DIFFERS for row in repeated):
         raise typer.Exit(1)
 
 
@@ -150,3 +174,19 @@ def _row(part: Part) -> dict[str, Any]:
     """Return what --list tells machines about a part."""
     names = ("name", "suite", "setting", "variant", "runs_on", "rank", "targets", "file_name")
     return {name: getattr(part, name) for name in names} | {"seeds": part.experiment.seeds}
+
+
+def _beside_published(rows: list[Repetition]) -> Table:
+    """Return how each part compares with the published one, as a table."""
+    from rich.table import Table
+
+    table = Table(title="Beside the published results")
+    table.add_column("part", overflow="fold")
+    for name in ("seeds", "here %", "published %", "apart"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for row in rows:
+        accuracies = (row.accuracy, row.published_accuracy, row.largest)
+        cells = (f"{100 * value:.2f}" for value in accuracies)
+        table.add_row(f"{row.setting}, {row.variant}", str(row.seeds), *cells, row.verdict)
+    return table

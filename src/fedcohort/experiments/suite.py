@@ -94,6 +94,11 @@ class Part:
         """Return the part with its device set."""
         return replace(self, experiment=replace(self.experiment, device=device))
 
+    def first(self, seeds: int) -> Part:
+        """Return the part with its first seeds only."""
+        kept = self.experiment.seeds[:seeds]
+        return replace(self, experiment=replace(self.experiment, seeds=kept))
+
 
 def suites() -> dict[str, Path]:
     """Return the suites that come with the package, by name."""

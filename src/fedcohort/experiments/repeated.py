@@ -1,0 +1,154 @@
+"""Compare the results of a suite with published ones, seed by seed.
+
+Seeds do not depend on each other, so the first few of a part are enough to check its numbers. On
+the same code they are the same, up to rounding: other hardware adds in another order. A policy that
+looks at losses or models may then pick another client, and the run takes another way from there; it
+must still agree within the spread over seeds.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcohort.exceptions import DataError
+from fedcohort.experiments import config
+from fedcohort.experiments.results import read_json
+from fedcohort.experiments.suite import Part, Script
+
+SAME, OTHER_BYTES, AGREES, DIFFERS = "same", "other bytes", "agrees", "differs"
+VERDICTS = SAME, OTHER_BYTES, AGREES, DIFFERS
+
+ROUNDING = 0.01  # largest difference of accuracy between runs that take the same way
+STANDARD_ERRORS = 3.0  # between the means of runs that agree
+
+Published = Mapping[tuple[str, str], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """One part beside the published one, over the seeds that both have.
+
+    Parameters
+    ----------
+    setting, variant : str
+        The part.
+    seeds : int
+        How many seeds were compared.
+    same_cohorts : int
+        Seeds whose cohorts have the same label skew (GEMD) and spread over clients.
+    accuracy, published_accuracy : float
+        Mean over the seeds of the accuracy over the last rounds.
+    largest : float
+        Largest difference between two accuracies of the same seed and round.
+    bytes : float
+        Bytes sent, relative to the published ones.
+    verdict : {"same", "other bytes", "agrees", "differs"}
+        "same" if all cohorts are the same and accuracies differ by rounding only; "other bytes" if
+        the ledger charges for something else; "agrees" if the mean accuracies are within three
+        standard errors, taken from the published spread over seeds.
+    """
+
+    setting: str
+    variant: str
+    seeds: int
+    same_cohorts: int
+    accuracy: float
+    published_accuracy: float
+    largest: float
+    bytes: float
+    verdict: str
+
+
+def read_published(paths: Sequence[str | os.PathLike[str]]) -> Published:
+    """Return the parts of published result files, by setting and variant."""
+    found: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for path in paths:
+        try:
+            parts = read_json(Path(path))["parts"]
+            found |= {(part["setting"], part["variant"]): part for part in parts}
+        except (KeyError, TypeError):
+            raise DataError(
+                f"{path} is not a result file of `fedcohort benchmark --join`"
+            ) from None
+    return found
+
+
+def repetitions(
+    parts: Sequence[Part], folder: str | os.PathLike[str], published: Published
+) -> list[Repetition]:
+    """Compare the training runs among the parts that the folder holds with the published ones.
+
+    DataError if one of them was published with other settings, or if there is nothing to compare.
+    """
+    found = []
+    for part in parts:
+        path, theirs = Path(folder) / part.file_name, published.get((part.setting, part.variant))
+        if theirs is None or isinstance(part.experiment, Script) or not path.exists():
+            continue
+        old = config.parse(theirs["experiment"])
+        seeds, device = part.experiment.seeds, part.experiment.device
+        if replace(old, seeds=seeds, device=device) != part.experiment:
+            raise DataError(f"{part.name}: published with other settings")
+        try:
+            found.append(compare(read_json(path), theirs))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{part.name}: the published result is damaged ({error!r})") from None
+    if not found:
+        raise DataError("none of these parts is published: there is nothing to compare with")
+    return found
+
+
+def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Repetition:
+    """Compare a part's result with the published one, over the seeds that both have."""
+    old = {row["seed"]: row for row in theirs["seeds"]}
+    new = [row for row in ours["seeds"] if row["seed"] in old]
+    if not new:
+        raise DataError(f"{ours['setting']}, {ours['variant']}: none of its seeds is published")
+    twins = [old[row["seed"]] for row in new]
+    pairs = list(zip(new, twins, strict=True))
+    same = sum(_same_cohorts(a, b) for a, b in pairs)
+    largest = max(_largest(a["curve"], b["curve"]) for a, b in pairs)
+    sent, due = (sum(r["bytes_up"] + r["bytes_down"] for r in rows) for rows in (new, twins))
+    here, there = (float(np.mean([r["accuracy"] for r in rows])) for rows in (new, twins))
+    if same == len(pairs) and largest <= ROUNDING:
+        verdict = SAME if sent == due else OTHER_BYTES
+    else:
+        error = _standard_error([row["accuracy"] for row in theirs["seeds"]], len(pairs))
+        verdict = AGREES if abs(here - there) <= STANDARD_ERRORS * error else DIFFERS
+    return Repetition(
+        ours["setting"],
+        ours["variant"],
+        len(pairs),
+        same,
+        here,
+        there,
+        largest,
+        sent / due if due else math.nan,
+        verdict,
+    )
+
+
+def _same_cohorts(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two runs had the same cohorts, judged by two numbers that depend on all of them."""
+    names = ("gemd", "participation_entropy")
+    return all(math.isclose(a[name], b[name], rel_tol=1e-9) for name in names)
+
+
+def _largest(a: Sequence[float | None], b: Sequence[float | None]) -> float:
+    """Return the largest difference of two curves, over the rounds that were evaluated."""
+    known = [abs(x - y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    return max(known, default=0.0)
+
+
+def _standard_error(accuracies: Sequence[float], seeds: int) -> float:
+    """Return the standard error of a difference between two means of so many seeds."""
+    if len(accuracies) < 2:
+        return 0.0
+    return float(np.std(accuracies, ddof=1)) * math.sqrt(2 / seeds)

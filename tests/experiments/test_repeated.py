@@ -1,0 +1,130 @@
+"""A published number can be repeated with a few of its seeds, and what differs is found."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+from fedcohort.cli import invoke
+from fedcohort.exceptions import DataError
+from fedcohort.experiments import benchmark, repeated
+from fedcohort.experiments.suite import read_suite
+
+SUITE = """
+[experiment]
+rounds = 6
+seeds = [1000, 1001, 1002]
+device = "cpu"
+cohort_size = 3
+data = {clients = 12, partition = "shards", options = {per_client = 2}}
+
+[variants]
+uniform = {policy = "uniform"}
+fedcor = {policy = "fedcor"}
+
+[[settings]]
+name = "digits"
+targets = [0.2]
+"""
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A suite, the file of its results, and the folder of its parts."""
+    folder = tmp_path_factory.mktemp("published")
+    suite, file = folder / "trial.toml", folder / "trial.json"
+    suite.write_text(SUITE)
+    parts = read_suite(str(suite))
+    benchmark.run_suite(parts, folder / "parts")
+    found = [json.loads((folder / "parts" / part.file_name).read_text()) for part in parts]
+    file.write_text(json.dumps({"suite": "trial", "parts": found}))
+    return suite, file
+
+
+def run(*words, expected=0):
+    assert invoke(["benchmark", *map(str, words)]) == expected
+
+
+def test_the_first_seeds_repeat_the_published_ones(published, tmp_path, capsys):
+    suite, file = published
+    again = ("--suite", suite, "--out", tmp_path / "again", "--seeds", 2, "--against", file)
+    run(*again, "--format", "json")
+    rows = json.loads(capsys.readouterr().out)["repeated"]
+    assert [(row["variant"], row["seeds"]) for row in rows] == [("uniform", 2), ("fedcor", 2)]
+    for row in rows:
+        assert (row["verdict"], row["same_cohorts"], row["largest"]) == ("same", 2, 0.0)
+        assert row["accuracy"] == row["published_accuracy"] and row["bytes"] == 1.0
+    run(*again, "--resume")
+    shown = capsys.readouterr().out
+    assert "digits, uniform" in shown and "same" in shown
+
+
+def rows_of(file):
+    return json.loads(file.read_text())["parts"][0]
+
+
+def test_verdicts_by_rule(published):
+    """Each change of a published result gets the verdict that the rule gives it."""
+    theirs = rows_of(published[1])
+
+    def verdict(change):
+        ours = copy.deepcopy(theirs)
+        for row in ours["seeds"]:
+            change(row)
+        return repeated.compare(ours, theirs).verdict
+
+    deviation = repeated._standard_error([row["accuracy"] for row in theirs["seeds"]], 3)
+    assert deviation > 0
+
+    def shifted(row, errors):
+        row["gemd"] += 0.1
+        row["accuracy"] += errors * deviation
+
+    assert verdict(lambda row: row) == "same"
+    assert verdict(lambda row: row.update(bytes_up=row["bytes_up"] + 1)) == "other bytes"
+    assert verdict(lambda row: row["curve"].__setitem__(0, row["curve"][0] + 0.009)) == "same"
+    assert verdict(lambda row: row["curve"].__setitem__(0, row["curve"][0] + 0.011)) == "agrees"
+    assert verdict(lambda row: shifted(row, 2.9)) == "agrees"
+    assert verdict(lambda row: shifted(row, -3.1)) == "differs"
+
+
+def test_the_standard_error_is_of_a_difference_of_means():
+    assert repeated._standard_error([0.1, 0.3], 8) == pytest.approx(0.02**0.5 / 2)
+    assert repeated._standard_error([0.1], 8) == 0.0  # unknown: nothing but the same is accepted
+
+
+def test_a_result_that_differs_is_an_error(published, tmp_path, capsys):
+    suite, file = published
+    other = json.loads(file.read_text())
+    for row in other["parts"][0]["seeds"]:
+        row["accuracy"] += 5.0  # far beyond the spread over seeds
+        row["gemd"] += 0.5
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(json.dumps(other))
+    words = ("--suite", suite, "--only", "uniform", "--seeds", 1, "--out", tmp_path / "again")
+    run(*words, "--against", wrong, expected=1)
+    assert "differs" in capsys.readouterr().out
+
+
+def test_what_cannot_be_compared_is_named(published, tmp_path, capsys):
+    suite, file = published
+    part = read_suite(str(suite))[0].first(1)
+    benchmark.run_suite([part], tmp_path / "parts")
+    text = file.read_text()
+
+    def refused(content, match):
+        path = tmp_path / "other.json"
+        path.write_text(content)
+        with pytest.raises(DataError, match=match):
+            repeated.repetitions([part], tmp_path / "parts", repeated.read_published([path]))
+
+    refused("[]", "is not a result file")
+    refused('{"parts": [{}]}', "is not a result file")
+    refused('{"parts": []}', "nothing to compare with")
+    refused(text.replace('"cohort_size": 3', '"cohort_size": 4'), "other settings")
+    refused(text.replace('"seed": 1000', '"seed": 1009'), "none of its seeds")
+    refused(text.replace('"gemd"', '"gmd"'), "damaged")
+    run("--suite", suite, "--against", tmp_path / "none.json", expected=2)
+    assert "no such file" in capsys.readouterr().err
