@@ -1,12 +1,15 @@
 """The claims of the five papers beside what the suites measured.
 
 `docs_numbers.py` writes these rows into docs/reproductions.md. A row whose parts were not run says
-so. Rules and verdicts are in verdicts.py; docs/reproductions.md names the rows that were added or
-changed after results had been seen.
+so. Where several rows share a setting, its words come first in the claim, then a line break. Rules
+and verdicts are in verdicts.py; docs/reproductions.md names the rows that were added or changed
+after results had been seen.
 """
 
 # ruff: noqa: E501  (rows of a table)
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 from script_verdicts import (
@@ -103,58 +106,61 @@ WAYS_1 = {  # by the end of the setting's name: in words, a target that all seed
 }
 
 
-def tables_1(papers, claim, setting, variants, numbers):
+def tables_1(papers, words, claim, setting, variants, numbers):
     """Tables I and II for a method and its baseline; `numbers` are the paper's pairs of both."""
     accuracies, rounds = zip(*numbers, strict=True)
-    text = f"{claim} (Table I): accuracy over the last rounds; 400 of 1,000 rounds"
+    text = f"{words}\n{claim}: accuracy over the last rounds (Table I)"
     yield accuracy_row(papers, "1", text, setting, *variants, accuracies)
-    text = f"{claim} (Table II): rounds to 65 %; at most 400"
+    text = f"{words}\n{claim}: rounds to 65 % (Table II)"
     yield rounds_row(papers, "1", text, setting, *variants, 0.65, rounds)
 
 
 def paper_1(papers):
-    for way, (words, lower, rewards) in WAYS_1.items():
+    for way, (reading, lower, rewards) in WAYS_1.items():
         for level, table in TABLES_1.items():
-            setting, words_here = (
-                f"paper 1, {level} heterogeneity, {way}",
-                f"{level} heterogeneity, {words}",
-            )
+            setting = f"paper 1, {level} heterogeneity, {way}"
+            words = f"CIFAR-10, {level} heterogeneity, {reading}; 400 of 1,000 rounds"
             for method in rewards:
-                claim = f"FedACS, {REWARDS_1[method]}, against random, {words_here}"
+                claim = f"FedACS, {REWARDS_1[method]}, against random"
                 numbers = table["fedacs"], table["uniform"]
-                yield from tables_1(papers, claim, setting, (method, "uniform"), numbers)
-                claim += f" (not in the paper): rounds to {lower:.0%}"
+                yield from tables_1(papers, words, claim, setting, (method, "uniform"), numbers)
+                claim = f"{words}\n{claim}: rounds to {lower:.0%} (not in the paper)"
                 yield rounds_row(
                     papers, "1", claim, setting, method, "uniform", lower, (None, None)
                 )
             if way == "released code":
-                claim, numbers = (
-                    f"random against CMFL, {words_here}",
+                numbers, variants = (
                     (table["uniform"], table["cmfl"]),
+                    ("uniform", "cmfl, released code"),
                 )
                 yield from tables_1(
-                    papers, claim, setting, ("uniform", "cmfl, released code"), numbers
+                    papers, words, "random against CMFL", setting, variants, numbers
                 )
             yield accuracy_row(
-                papers, "1", f"IID clients against random cohorts at {words_here} (Table I); each "
-                "image on one client", f"paper 1, IID, {way}", "uniform", "uniform", (74.0, table["uniform"][0]),
-                base_setting=setting,
+                papers, "1", f"CIFAR-10, IID clients, {reading}; each image on one client\nagainst random cohorts at "
+                f"{level} heterogeneity (Table I)", f"paper 1, IID, {way}", "uniform", "uniform",
+                (74.0, table["uniform"][0]), base_setting=setting,
             )  # fmt: skip
     for setting, method, words in (
         ("paper 1, low heterogeneity", "fedacs", "reward by updates, 300 rounds, the rate restarted in every round"),
         ("paper 1, low heterogeneity, released code", "fedacs, gradients", "reward by full gradients, as in the released code"),
     ):  # fmt: skip
+        words = f"CIFAR-10, low heterogeneity, {words}\n"
         yield accuracy_row(
-            papers, "1", f"lambda = 0.4 above 0.6 (Figure 4), {words}", setting, method, f"{method}, lambda 0.6", (0, 0),
+            papers, "1", f"{words}lambda = 0.4 above 0.6 (Figure 4)", setting, method, f"{method}, lambda 0.6", (0, 0),
         )  # fmt: skip
         yield accuracy_row(
-            papers, "1", f"lambda = 0.05 even below random (Figure 4), {words}", setting, "uniform",
+            papers, "1", f"{words}lambda = 0.05 even below random (Figure 4)", setting, "uniform",
             f"{method}, lambda 0.05", (0, 0),
         )  # fmt: skip
     yield script_row(
         papers, "1", "the bandit selects clients of higher reward than random cohorts (Figure 5), low "
         "heterogeneity", "qualitative", "paper 1, Figure 5", "reward", reward,
     )  # fmt: skip
+
+
+def _words_2(setting):
+    return setting + ("; 500 of 1,000 rounds" if setting.startswith("CIFAR-10") else "")
 
 
 def paper_2(skip):
@@ -166,8 +172,9 @@ def paper_2(skip):
             skips = ["select, skip 0.02", "select, skip 0.05", "select, skip 0.1"]
             skips += ["select, skip 0.01"] if dataset == "CIFAR-10" else ["select, skip 0.2"]
             base = ["uniform"] + (["uniform, held"] if case != "IID" else [])
-            claim = f"skipping and selecting, {setting}: medians over {len(skips)} thresholds"
-            claim += "; 500 of 1,000 rounds" if dataset == "CIFAR-10" else ""
+            claim = (
+                f"{_words_2(setting)}\nskipping and selecting: medians over {len(skips)} thresholds"
+            )
             command = skip.command(f"{setting}, ")
             found = skip.get(setting, *skips, *base)
             if found is None:
@@ -187,26 +194,19 @@ def paper_2(skip):
                 f"{c:+.1f} % against {name} cohorts" for name, c in changes
             )
             within = up <= 31.25 and down <= 28.28 and max(c for _, c in changes) >= -6.47
-            yield [
-                "2",
-                claim,
-                theirs,
-                text,
-                seeds_of(gated[0]),
-                command,
-                HOLDS if within else FAILS,
-            ]
+            word = HOLDS if within else FAILS
+            yield ["2", claim, theirs, text, seeds_of(gated[0]), command, word]
     for dataset in ("MNIST", "Fashion-MNIST", "CIFAR-10"):
         setting = f"{dataset}, one label per node"
         for base in ("uniform, held", "uniform"):
             kind = "held for the interval" if "held" in base else "redrawn every round"
             yield accuracy_row(
-                skip, "2", f"selection alone above random cohorts {kind}, {setting}",
+                skip, "2", f"{_words_2(setting)}\nselection alone above random cohorts {kind}",
                 setting, "select", base, (0, 0),
             )  # fmt: skip
         yield lower_row(
-            skip, "2", "accuracy oscillates less over rounds with selection than with random cohorts held "
-            f"for the interval (Figure 3), {setting}: deviation over the last rounds",
+            skip, "2", f"{_words_2(setting)}\naccuracy oscillates less over rounds with selection than with random "
+            "cohorts held for the interval (Figure 3): deviation over the last rounds",
             "qualitative", setting, "select", ("uniform, held",), "accuracy_deviation", "{:.3f}",
         )  # fmt: skip
 
@@ -233,66 +233,28 @@ SCALINGS = {
 
 def paper_3(papers):
     for split, (target, random, afl, pow_d, fedcor) in TABLE_1.items():
-        for way, words in SCALINGS.items():
-            setting, goal = f"paper 3, Fashion-MNIST {split}, {way}", f"{target:.0%}"
-            base = f"Fashion-MNIST {split}, rounds to {goal} (Table 1), {words}: "
-            yield rounds_row(
-                papers,
-                "3",
-                base + "FedCor against random",
-                setting,
-                "fedcor",
-                "uniform",
-                target,
-                (fedcor, random),
-            )
-            yield rounds_row(
-                papers,
-                "3",
-                base + "FedCor against Pow-d",
-                setting,
-                "fedcor",
-                "power-of-choice, d=10",
-                target,
-                (fedcor, pow_d),
-            )
-            yield rounds_row(
-                papers,
-                "3",
-                base + "FedCor against AFL",
-                setting,
-                "fedcor",
-                "active-fl",
-                target,
-                (fedcor, afl),
-            )
-            yield rounds_row(
-                papers,
-                "3",
-                base + "literal FedCor, whose selection leaves the noise out, against random",
-                setting,
-                "fedcor, literal",
-                "uniform",
-                target,
-                (fedcor, random),
-            )
+        for way, reading in SCALINGS.items():
+            setting = f"paper 3, Fashion-MNIST {split}, {way}"
+            words = f"Fashion-MNIST {split}, {reading}: rounds to {target:.0%} (Table 1)\n"
+            for claim, method, base, theirs in (
+                ("FedCor against random", "fedcor", "uniform", random),
+                ("FedCor against Pow-d", "fedcor", "power-of-choice, d=10", pow_d),
+                ("FedCor against AFL", "fedcor", "active-fl", afl),
+                ("literal FedCor, whose selection leaves the noise out, against random", "fedcor, literal", "uniform", random),
+            ):  # fmt: skip
+                numbers = (fedcor, theirs)
+                yield rounds_row(papers, "3", words + claim, setting, method, base, target, numbers)
     for split, (target, rounds, random, afl, pow_d, fedcor) in TABLE_1_CIFAR.items():
+        words = f"CIFAR-10 {split}: rounds to {target:.0%} (Table 1); {rounds:,} of 2,000 rounds\n"
         for name, variant, theirs in (
             ("random", "uniform", random),
             ("Pow-d", "power-of-choice, d=10", pow_d),
             ("AFL", "active-fl", afl),
         ):
             yield rounds_row(
-                papers,
-                "3",
-                f"CIFAR-10 {split}, rounds to {target:.0%} (Table 1); {rounds:,} of 2,000 rounds: "
-                f"FedCor against {name}",
-                f"paper 3, CIFAR-10 {split}",
-                "fedcor, interval 50, beta 0.9",
-                variant,
-                target,
-                (fedcor, theirs),
-            )
+                papers, "3", f"{words}FedCor against {name}", f"paper 3, CIFAR-10 {split}",
+                "fedcor, interval 50, beta 0.9", variant, target, (fedcor, theirs),
+            )  # fmt: skip
     yield script_row(
         papers, "3", "the covariance is stationary (Figure 3): cosine over ten rounds above 0.97; "
         "Fashion-MNIST 1SPC, many cohorts per estimate, corrected for the noise of the estimates", "above 0.97",
@@ -304,28 +266,14 @@ def paper_3(papers):
         "paper 3, Figure 7", "embedding", embedding,
     )  # fmt: skip
     setting = "paper 3, Fashion-MNIST 1SPC, standardized"
-    yield rounds_row(
-        papers,
-        "3",
-        "never fitted again after the warm-up, FedCor is still faster than random (Figure 5)",
-        setting,
-        "fedcor, interval 500, beta 0.99",
-        "uniform",
-        0.62,
-        (None, None),
-    )
-    yield rounds_row(
-        papers,
-        "3",
-        "annealing by 0.95 against none (not in the paper)",
-        setting,
-        "fedcor",
-        "fedcor, beta 1",
-        0.62,
-        (None, None),
-    )
+    words = "Fashion-MNIST 1SPC, standardized pixels: options of FedCor\n"
+    for claim, method, base in (
+        ("never fitted again after the warm-up, FedCor is still faster than random (Figure 5)", "fedcor, interval 500, beta 0.99", "uniform"),
+        ("annealing by 0.95 against none (not in the paper)", "fedcor", "fedcor, beta 1"),
+    ):  # fmt: skip
+        yield rounds_row(papers, "3", words + claim, setting, method, base, 0.62, (None, None))
     yield lower_row(
-        papers, "3", "cohorts are more uniform with a smaller beta (Figure 6): entropy of participation, 1SPC",
+        papers, "3", f"{words}cohorts are more uniform with a smaller beta (Figure 6): entropy of participation",
         "qualitative", setting, "fedcor, beta 1", ("fedcor, beta 0.9",), "participation_entropy", "{:.4f}",
     )  # fmt: skip
 
@@ -342,38 +290,37 @@ XI_4 = ("1", "0.8", "0.5", "H")  # skewness
 
 def paper_4(papers):
     for xi in XI_4:
-        setting = f"paper 4, MNIST xi {xi}"
-        for base, (words, rounds) in BASELINES_4.items():
-            claim = f"MNIST, xi = {xi}, test set, our rates: FL-DP3S against {words}"
+        setting, words = f"paper 4, MNIST xi {xi}", f"MNIST, xi = {xi}; test set, our rates\n"
+        for base, (name, rounds) in BASELINES_4.items():
+            claim = f"{words}FL-DP3S against {name}"
             yield rounds_row(
-                papers, "4", f"{claim}, rounds to 90 % (Figure 1)", setting, "kdpp", base, 0.9,
+                papers, "4", f"{claim}: rounds to 90 % (Figure 1)", setting, "kdpp", base, 0.9,
                 (62, rounds) if xi == "1" else (None, None),
             )  # fmt: skip
-            yield accuracy_row(
-                papers, "4", f"{claim}, accuracy over the last rounds (Figure 1)", setting, "kdpp", base, (0, 0),
-            )  # fmt: skip
-    setting = "paper 4, MNIST xi 1"
+            text = f"{claim}: accuracy over the last rounds (Figure 1)"
+            yield accuracy_row(papers, "4", text, setting, "kdpp", base, (0, 0))
+    setting, words = "paper 4, MNIST xi 1", "MNIST, xi = 1; test set, our rates\n"
     for base, claim in {
         "kdpp, gradients": "FC-1 profiles against gradients (Figure 3)",
         "kdpp, representative gradients": "FC-1 profiles against representative gradients (Figure 3)",
         "kdpp, kernel of features": "the paper's kernel of similarities against one of features (not in the paper)",
     }.items():
-        yield rounds_row(
-            papers, "4", f"MNIST, xi = 1: {claim}, rounds to 90 %", setting, "kdpp", base, 0.9, (None, None),
-        )  # fmt: skip
-        yield accuracy_row(
-            papers, "4", f"MNIST, xi = 1: {claim}, accuracy over the last rounds", setting, "kdpp", base, (0, 0),
-        )  # fmt: skip
+        text = f"{words}{claim}: rounds to 90 %"
+        yield rounds_row(papers, "4", text, setting, "kdpp", base, 0.9, (None, None))
+        text = f"{words}{claim}: accuracy over the last rounds"
+        yield accuracy_row(papers, "4", text, setting, "kdpp", base, (0, 0))
     for xi in XI_4:
-        for base, (words, _) in BASELINES_4.items():
-            yield accuracy_row(
-                papers, "4", f"Fashion-MNIST, xi = {xi}: FL-DP3S against {words}, accuracy over the last rounds "
-                "(Figure 1)", f"paper 4, Fashion-MNIST xi {xi}", "kdpp", base, (0, 0),
-            )  # fmt: skip
-    for case in (f"{name} xi {xi}" for name in ("MNIST", "Fashion-MNIST") for xi in XI_4):
+        setting, words = (
+            f"paper 4, Fashion-MNIST xi {xi}",
+            f"Fashion-MNIST, xi = {xi}; test set, our rates\n",
+        )
+        for base, (name, _) in BASELINES_4.items():
+            text = f"{words}FL-DP3S against {name}: accuracy over the last rounds (Figure 1)"
+            yield accuracy_row(papers, "4", text, setting, "kdpp", base, (0, 0))
+    for name, xi in itertools.product(("MNIST", "Fashion-MNIST"), XI_4):
         yield lower_row(
-            papers, "4", f"lowest GEMD of the four (Figure 2), {case}", "qualitative", f"paper 4, {case}", "kdpp",
-            tuple(BASELINES_4), "gemd",
+            papers, "4", f"{name}, xi = {xi}; test set, our rates\nlowest GEMD of the four (Figure 2)", "qualitative",
+            f"paper 4, {name} xi {xi}", "kdpp", tuple(BASELINES_4), "gemd",
         )  # fmt: skip
     yield script_row(
         papers, "4", "the kernel hardly depends on how the first model is drawn (Figures 4 and 5): entries of the "

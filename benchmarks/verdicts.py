@@ -34,12 +34,26 @@ class Suite:
         self.parts = {(p["setting"], p["variant"]): p for p in (results or {"parts": []})["parts"]}
 
     def get(self, setting, *variants):
-        """The parts of a setting; None if one of them was not run."""
-        found = [self.parts.get((setting, v)) for v in variants]
-        return None if any(p is None for p in found) else found
+        """The parts of a setting, with the seeds that all have; None if one was not run."""
+        return self.get_each(*((setting, variant) for variant in variants))
+
+    def get_each(self, *names):
+        """The same for parts of several settings: pairs of setting and variant."""
+        found = [self.parts.get(name) for name in names]
+        return None if any(p is None for p in found) else with_shared_seeds(found)
 
     def command(self, only):
-        return f"`--suite {self.name} --only '{only}'`"
+        """What runs them; the colon keeps MNIST apart from Fashion-MNIST."""
+        start = "" if self.name == "papers" else ": "
+        return f"`--suite {self.name} --only '{start}{only}'`"
+
+
+def with_shared_seeds(parts):
+    """The parts with the seeds that all of them have; results of scripts as they are."""
+    if any("seeds" not in part for part in parts):
+        return parts
+    shared = set.intersection(*({row["seed"] for row in part["seeds"]} for part in parts))
+    return [{**p, "seeds": [r for r in p["seeds"] if r["seed"] in shared]} for p in parts]
 
 
 def seeds_of(part):
@@ -92,10 +106,10 @@ def accuracy_row(
     """Accuracy in percent of a method and its baseline, as a difference in points."""
     theirs = "no number" if papers == (0, 0) else f"{papers[0]:g} against {papers[1]:g}"
     command = suite.command(f"{setting}, ")
-    found, other = suite.get(setting, method), suite.get(base_setting or setting, base)
-    if found is None or other is None:
+    found = suite.get_each((setting, method), (base_setting or setting, base))
+    if found is None:
         return [paper, claim, theirs, NOT_RUN, "", command, NOT_RUN]
-    a, b = (np.array([100 * row[key] for row in part["seeds"]]) for part in (*found, *other))
+    a, b = (np.array([100 * row[key] for row in part["seeds"]]) for part in found)
     text = f"{spread(a)} against {spread(b)}"
     if len(a) < 3:
         return [paper, claim, theirs, text, seeds_of(found[0]), command, UNDECIDED]

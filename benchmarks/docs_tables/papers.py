@@ -8,14 +8,22 @@ from verdicts import VERDICTS
 
 
 def reproductions(paper):
-    """The claims of one paper, what we measured, and verdicts; each command once."""
+    """The claims of one paper, what we measured, and verdicts, by setting; each command once."""
     by_command = {}
     for own, claim, papers, ours, seeds, command, word in claims.rows(result):
         if own == paper:
-            by_command.setdefault(command, []).append([claim, papers, ours, word, seeds])
-    for command, (first, *_) in by_command.items():
-        first[0] += f"<br>{command}"
-    lines = [line for group in by_command.values() for line in group]
+            words, _, short = claim.rpartition("\n")
+            group = by_command.setdefault(command, {}).setdefault(words, [])
+            group.append([short, papers, ours, word, seeds])
+    lines = []
+    for command, by_words in by_command.items():
+        for i, (words, rows) in enumerate(by_words.items()):
+            told = f"<br>{command}" if i == 0 else ""
+            if words:
+                lines.append([f"**{words}**{told}", "", "", "", ""])
+            else:
+                rows[0][0] += told
+            lines += rows
     return table(["claim", "the paper", "ours", "verdict", "seeds"], lines)
 
 

@@ -46,7 +46,27 @@ def joined(held, later):
     if mixed:
         raise ValueError(f"parts of {mixed[0]!r} were made by different code")
     commits = dict.fromkeys([*commits_of(held), *commits_of(later)])
-    return {**held, "commits": list(commits), "provenance": made, "parts": every}
+    together = list(by_name(every).values())
+    return {**held, "commits": list(commits), "provenance": made, "parts": together}
+
+
+def by_name(every):
+    """Parts by setting and variant; those that were run with some of the seeds each, as one."""
+    found = {}
+    for part in every:
+        name = part["setting"], part["variant"]
+        found[name] = with_more_seeds(found[name], part) if name in found else part
+    return found
+
+
+def with_more_seeds(part, more):
+    """A part with the seeds of another run of it; a ValueError if that is not what it is."""
+    one, other = ({**p["experiment"], "seeds": []} for p in (part, more))
+    rows = sorted([*part["seeds"], *more["seeds"]], key=lambda row: row["seed"])
+    seeds = [row["seed"] for row in rows]
+    if one != other or len(set(seeds)) < len(seeds):
+        raise ValueError(f"{part['setting']}, {part['variant']} was run twice, not with more seeds")
+    return {**part, "experiment": {**part["experiment"], "seeds": seeds}, "seeds": rows}
 
 
 def commits_of(found):
@@ -114,19 +134,23 @@ def left_out(suite, file):
     """Which parts of a suite, as it is now, have no result in the file, by setting."""
     from fedcohort.experiments.suite import read_suite
 
-    held = result(file) or {"parts": []}
-    ran = {(part["setting"], part["variant"]) for part in held["parts"]}
-    every = dict.fromkeys((part.setting, part.variant) for part in read_suite(suite))
-    missing = [part for part in every if part not in ran]
+    held = by_name((result(file) or {"parts": []})["parts"])
+    every = {(part.setting, part.variant): part.experiment.seeds for part in read_suite(suite)}
+    missing = [name for name in every if name not in held]
+    ran = {name: held[name]["experiment"]["seeds"] for name in every if name in held}
+    fewer = [name for name, seeds in ran.items() if len(seeds) < len(every[name])]
+    count = f"{len(ran)} of the" if missing else "All"
+    text = f"{count} {len(every)} parts of the suite have results."
+    for setting, variant in fewer:
+        seeds = enumerated([str(seed) for seed in ran[setting, variant]])
+        text += f" With seeds {seeds} only: {setting}: {variant}."
     if not missing:
-        return f"All {len(every)} parts of the suite have results.\n"
+        return f"{text}\n"
     by_setting = {}
     for setting, variant in missing:
         by_setting.setdefault(setting, []).append(variant)
     lines = [f"- {setting}: {'; '.join(variants)}" for setting, variants in by_setting.items()]
-    count = len(every) - len(missing)
-    head = f"{count} of the {len(every)} parts of the suite have results. Not run:"
-    return "\n".join([head, "", *lines]) + "\n"
+    return "\n".join([f"{text} Not run:", "", *lines]) + "\n"
 
 
 def provenance(file):

@@ -22,7 +22,9 @@ def suite(**rounds):
             "variant": variant,
             "targets": [0.9],
             "experiment": {"rounds": 100},
-            "seeds": [{"rounds_to": [r], "accuracy": 0.5} for r in found],
+            "seeds": [
+                {"seed": 1000 + i, "rounds_to": [r], "accuracy": 0.5} for i, r in enumerate(found)
+            ],
         }
         for variant, found in rounds.items()
     ]
@@ -57,6 +59,16 @@ def test_what_cannot_be_decided_or_was_not_run():
     rows = reproductions.rows(lambda name: None)
     assert {row[-1] for row in rows} == {verdicts.NOT_RUN}
     assert {row[0] for row in rows} == set("01234")
+
+
+def test_seeds_are_paired_by_their_number():
+    """Where one of the two was run with fewer seeds, the others do not count."""
+    found = suite(method=[10, 20, 30, 90], uniform=[1, 20, 40, 60])
+    del found.parts["s", "uniform"]["seeds"][0], found.parts["s", "method"]["seeds"][3]
+    args = ("3", "claim", "s", "method", "uniform", 0.9, (None, None))
+    row = verdicts.rounds_row(found, *args)
+    assert row[3].startswith("25.0 ± 7.1 against 30.0 ± 14.1")
+    assert (row[4], row[-1]) == ("2", verdicts.UNDECIDED)
 
 
 def test_every_command_finds_its_parts():
