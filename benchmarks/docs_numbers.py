@@ -20,12 +20,16 @@ from docs_tables import (
     personalize,
     plan,
     reliability,
+    repeated,
     results,
     skipping,
     speed,
 )
 
-MODULES = (results, benchmark, skipping, papers, plan, measure, personalize, reliability, speed)
+MODULES = (
+    *(results, benchmark, repeated, skipping, papers),
+    *(plan, measure, personalize, reliability, speed),
+)
 PLACE = re.compile(r"(<!-- numbers: ([^\n]*?) -->\n)(.*?)(<!-- /numbers -->)", re.S)
 FUNCTIONS = {
     name: made

@@ -1,9 +1,9 @@
 """Compare the results of a suite with published ones, seed by seed.
 
-Seeds do not depend on each other, so the first few of a part are enough to check its numbers. On
-the same code they are the same, up to rounding: other hardware adds in another order. A policy that
-looks at losses or models may then pick another client, and the run takes another way from there; it
-must still agree within the spread over seeds.
+A few seeds of a part are enough, because seeds do not depend on each other. On the same code the
+runs are the same, up to rounding: other hardware, and other seeds side by side, add in another
+order. A policy that looks at losses or models may then pick another client, and the run takes
+another way from there; it must still agree within the spread over seeds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from fedcohort.experiments.results import read_json
 from fedcohort.experiments.suite import Part, Script
 
 SAME, OTHER_BYTES, AGREES, DIFFERS = "same", "other bytes", "agrees", "differs"
-VERDICTS = SAME, OTHER_BYTES, AGREES, DIFFERS
 
 ROUNDING = 0.01  # largest difference of accuracy between runs that take the same way
 STANDARD_ERRORS = 3.0  # between the means of runs that agree

@@ -1,0 +1,33 @@
+"""Published numbers that were made again with later code on another machine: docs/benchmark.md."""
+
+from __future__ import annotations
+
+from docs_tables.results import by_name, commits_of, enumerated, result, table
+
+from fedcohort.experiments.repeated import SAME, compare
+
+
+def repeated(*suites):
+    """How the parts in repeated-SUITE.json compare with the published ones, by setting."""
+    rows, made, commits = [], [], []
+    for suite in suites:
+        again, published = result(f"repeated-{suite}.json"), result(f"benchmark-{suite}.json")
+        twins = by_name(published["parts"])
+        names = ((part["setting"], part["variant"]) for part in again["parts"])
+        rows += [compare(p, twins[n]) for p, n in zip(again["parts"], names, strict=True)]
+        made, commits = [*made, *again["provenance"]], [*commits, *commits_of(again)]
+    machines = sorted({m["gpu"] or m["cpu"] for m in made})
+    commit = enumerated([f"`{name[:10]}`" for name in dict.fromkeys(commits)])
+    seeds = {row.seeds for row in rows}
+    each = "one seed" if seeds == {1} else f"{min(seeds)} to {max(seeds)} seeds"
+    text = f"{len(rows)} parts with {each} each, run again at commit {commit} on "
+    text += f"{enumerated(machines)}. {sum(row.verdict == SAME for row in rows)} are the same."
+    lines = []
+    for setting in dict.fromkeys(row.setting for row in rows):
+        here = [row for row in rows if row.setting == setting]
+        same = [row for row in here if row.verdict == SAME]
+        largest = f"{100 * max(row.largest for row in same):.2f}" if same else ""
+        others = [f"{row.variant} ({row.verdict})" for row in here if row.verdict != SAME]
+        lines.append([setting, str(len(here)), str(len(same)), largest, ", ".join(others)])
+    header = ["setting", "parts", "the same", "points apart at most", "not the same"]
+    return f"{text}\n\n{table(header, lines)}"
