@@ -43,8 +43,19 @@ def megabytes_to(part, target):
     return f"{np.mean(sent):,.0f}" if sent else "-"
 
 
+MARKS = {"faster": " ▲", "slower": " ▼", "undecided": " ?"}
+
+
+def marked_ratio(part, base, target):
+    """How many times fewer rounds, a mark if that is not level, and the interval below."""
+    times, word = ratio(part, base, target)
+    value, _, interval = times.removesuffix(")").partition(" (")
+    joined = interval.replace(" to ", "\u2060–\u2060")  # which a browser does not break
+    return f"{value}{MARKS.get(word, '')}<br>{joined}"
+
+
 def benchmark(file, setting, target):
-    """All variants of one setting, by rounds to the target."""
+    """All variants of one setting, by rounds to the target; deviations are on a second line."""
     found, target = parts(file, setting), float(target)
     if "uniform" not in found or target not in found["uniform"]["targets"]:
         return NOT_RUN
@@ -54,34 +65,21 @@ def benchmark(file, setting, target):
     for name in order:
         part = found[name]
         rows = part["seeds"]
-        times, word = ("1x", "baseline") if part is base else ratio(part, base, target)
-        lines.append(
-            [
-                name,
-                rounds_cell(part, target),
-                times,
-                word,
-                megabytes_to(part, target),
-                spread([100 * r["accuracy"] for r in rows]),
-                spread(at_equal_bytes(part, base)),
-                spread([100 * r["worst_tenth_accuracy"] for r in rows]),
-                f"{np.mean([r['gemd'] for r in rows]):.2f}",
-                f"{np.mean([r['participation_entropy'] for r in rows]):.2f}",
-                f"{1e3 * np.mean([r['select_seconds'] for r in rows]):.1f}",
-            ]
-        )
-    header = [
-        "policy",
-        f"rounds to {target:.0%}",
-        "fewer rounds",
-        "against uniform",
-        "MB to target",
-    ]
-    header += ["accuracy %", "at equal bytes %", "worst tenth %", "GEMD", "entropy", "ms to select"]
+        cells = [
+            rounds_cell(part, target).replace(" seeds)", ")"),
+            "1x" if part is base else marked_ratio(part, base, target),
+            megabytes_to(part, target),
+            spread([100 * r["accuracy"] for r in rows]),
+            spread(at_equal_bytes(part, base)),
+            spread([100 * r["worst_tenth_accuracy"] for r in rows]),
+            f"{np.mean([r['gemd'] for r in rows]):.2f}",
+            f"{np.mean([r['participation_entropy'] for r in rows]):.2f}",
+            f"{1e3 * np.mean([r['select_seconds'] for r in rows]):.1f}",
+        ]
+        lines.append([name, *(cell.replace(" ± ", "<br>± ") for cell in cells)])
+    header = ["policy", f"rounds to {target:.0%}", "fewer rounds", "MB to target", "accuracy %"]
+    header += ["equal bytes %", "worst tenth %", "GEMD", "entropy", "ms to select"]
     return table(header, lines)
-
-
-MARKS = {"faster": " ▲", "slower": " ▼", "undecided": " ?"}
 
 
 def ranking(file, *cases):
@@ -105,9 +103,7 @@ def ranking(file, *cases):
         for found, target in columns.values():
             part, base = found[name], found["uniform"]
             logs.append(np.log(rounds_to(base, target) / rounds_to(part, target)).mean())
-            times, word = ratio(part, base, target)
-            value, _, interval = times.removesuffix(")").partition(" (")
-            cells.append(f"{value}{MARKS.get(word, '')}<br>{interval.replace(' to ', '–')}")
+            cells.append(marked_ratio(part, base, target))
         lines.append((np.mean(logs), [name, f"{np.exp(np.mean(logs)):.2f}x", *cells]))
     lines.sort(key=lambda line: -line[0])
     header = ["policy", "geometric mean", *columns]
