@@ -24,6 +24,9 @@ data = {clients = 12, partition = "shards", options = {per_client = 2}}
 uniform = {policy = "uniform"}
 fedcor = {policy = "fedcor"}
 
+[quick]
+experiment = {rounds = 1}
+
 [[settings]]
 name = "digits"
 targets = [0.2]
@@ -114,17 +117,26 @@ def test_what_cannot_be_compared_is_named(published, tmp_path, capsys):
     benchmark.run_suite([part], tmp_path / "parts")
     text = file.read_text()
 
-    def refused(content, match):
+    def compared_with(content):
         path = tmp_path / "other.json"
         path.write_text(content)
-        with pytest.raises(DataError, match=match):
-            repeated.repetitions([part], tmp_path / "parts", repeated.read_published([path]))
+        pairs = repeated.twins([part], repeated.read_published([path]))
+        return repeated.repetitions(pairs, tmp_path / "parts")
 
+    def refused(content, match):
+        with pytest.raises(DataError, match=match):
+            compared_with(content)
+
+    assert [row.verdict for row in compared_with(text)] == ["same"]
     refused("[]", "is not a result file")
     refused('{"parts": [{}]}', "is not a result file")
     refused('{"parts": []}', "nothing to compare with")
     refused(text.replace('"cohort_size": 3', '"cohort_size": 4'), "other settings")
     refused(text.replace('"seed": 1000', '"seed": 1009'), "none of its seeds")
     refused(text.replace('"gemd"', '"gmd"'), "damaged")
-    run("--suite", suite, "--against", tmp_path / "none.json", expected=2)
+    words = ("--suite", suite, "--out", tmp_path / "new", "--against")
+    run(*words, file, "--only", "digits", "--quick", expected=2)
+    assert "--quick changes them" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()  # nothing was run in vain
+    run(*words, tmp_path / "none.json", expected=2)
     assert "no such file" in capsys.readouterr().err

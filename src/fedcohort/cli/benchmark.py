@@ -85,12 +85,11 @@ def command(
     from fedcohort.atomic import write_atomically
     from fedcohort.exceptions import ConfigError
     from fedcohort.experiments import benchmark
-    from fedcohort.experiments.repeated import DIFFERS, read_published, repetitions
+    from fedcohort.experiments.repeated import DIFFERS, read_published, repetitions, twins
     from fedcohort.experiments.suite import read_suite
     from fedcohort.experiments.workers import parse_workers, run_parts
 
     names = suite or ["selection"]
-    published = read_published(against) if against else {}
     every = [part for name in names for part in read_suite(name, quick=quick)]
     if seeds is not None:
         every = [part.first(seeds) for part in every]
@@ -102,6 +101,7 @@ def command(
         for part in chosen:
             print(part.name)
         return
+    pairs = twins(chosen, read_published(against)) if against else []
     if join is not None and len(names) > 1:
         raise ConfigError("--join writes one suite: give --suite once")
     console = Console(stderr=True, highlight=False)
@@ -141,7 +141,7 @@ def command(
         )
         write_atomically(join, (json.dumps(result) + "\n").encode())
         console.print(f"wrote {join}")
-    repeated = repetitions(chosen, out, published) if against else []
+    repeated = repetitions(pairs, out)
     if format is Format.json:
         unfinished = {part.file_name for part in left}
         done = [

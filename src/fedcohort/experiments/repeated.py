@@ -28,6 +28,7 @@ ROUNDING = 0.01  # largest difference of accuracy between runs that take the sam
 STANDARD_ERRORS = 3.0  # between the means of runs that agree
 
 Published = Mapping[tuple[str, str], Mapping[str, Any]]
+Twins = tuple[Part, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -79,28 +80,38 @@ def read_published(paths: Sequence[str | os.PathLike[str]]) -> Published:
     return found
 
 
-def repetitions(
-    parts: Sequence[Part], folder: str | os.PathLike[str], published: Published
-) -> list[Repetition]:
-    """Compare the training runs among the parts that the folder holds with the published ones.
+def twins(parts: Sequence[Part], published: Published) -> list[Twins]:
+    """Return the training runs among the parts that are published, each with its published result.
 
-    DataError if one of them was published with other settings, or if there is nothing to compare.
+    DataError if one was published with other settings, or if there is nothing to compare.
     """
     found = []
     for part in parts:
-        path, theirs = Path(folder) / part.file_name, published.get((part.setting, part.variant))
-        if theirs is None or isinstance(part.experiment, Script) or not path.exists():
+        theirs = published.get((part.setting, part.variant))
+        if theirs is None or isinstance(part.experiment, Script):
             continue
-        old = config.parse(theirs["experiment"])
         seeds, device = part.experiment.seeds, part.experiment.device
-        if replace(old, seeds=seeds, device=device) != part.experiment:
-            raise DataError(f"{part.name}: published with other settings")
-        try:
-            found.append(compare(read_json(path), theirs))
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{part.name}: the published result is damaged ({error!r})") from None
+        old = replace(config.parse(theirs["experiment"]), seeds=seeds, device=device)
+        if old != part.experiment:
+            raise DataError(f"{part.name} was published with other settings (--quick changes them)")
+        found.append((part, theirs))
     if not found:
         raise DataError("none of these parts is published: there is nothing to compare with")
+    return found
+
+
+def repetitions(pairs: Sequence[Twins], folder: str | os.PathLike[str]) -> list[Repetition]:
+    """Compare the parts whose result the folder holds with the published ones."""
+    found = []
+    for part, theirs in pairs:
+        path = Path(folder) / part.file_name
+        if path.exists():
+            try:
+                found.append(compare(read_json(path), theirs))
+            except (KeyError, TypeError, ValueError) as error:
+                raise DataError(
+                    f"{part.name}: the published result is damaged ({error!r})"
+                ) from None
     return found
 
 
@@ -110,12 +121,12 @@ def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Repetition:
     new = [row for row in ours["seeds"] if row["seed"] in old]
     if not new:
         raise DataError(f"{ours['setting']}, {ours['variant']}: none of its seeds is published")
-    twins = [old[row["seed"]] for row in new]
-    pairs = list(zip(new, twins, strict=True))
+    published = [old[row["seed"]] for row in new]
+    pairs = list(zip(new, published, strict=True))
     same = sum(_same_cohorts(a, b) for a, b in pairs)
     largest = max(_largest(a["curve"], b["curve"]) for a, b in pairs)
-    sent, due = (sum(r["bytes_up"] + r["bytes_down"] for r in rows) for rows in (new, twins))
-    here, there = (float(np.mean([r["accuracy"] for r in rows])) for rows in (new, twins))
+    sent, due = (sum(r["bytes_up"] + r["bytes_down"] for r in rows) for rows in (new, published))
+    here, there = (float(np.mean([r["accuracy"] for r in rows])) for rows in (new, published))
     if same == len(pairs) and largest <= ROUNDING:
         verdict = SAME if sent == due else OTHER_BYTES
     else:
