@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedcohort.experiments.repeated import SAME, compare
 from fedcohort.report.tables import paired_interval
 
 ROOT = Path(__file__).parents[2]
@@ -16,9 +17,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 NOT_RUN = "Not run yet.\n"
 
-# Files with parts that joined a suite after it was run. Those of one setting are of the same code.
+BASELINE = "uniform"
+
+# Files with parts that joined a suite after it was run. Those of one setting are of the same code
+# or bring uniform cohorts along, which must be the same as the published ones.
 LATER = {
-    "benchmark-selection.json": ("benchmark-cifar10.json",),
+    "benchmark-selection.json": ("benchmark-cifar10.json", "benchmark-fedacs.json"),
     "benchmark-papers.json": ("benchmark-papers-later.json", "benchmark-papers-released.json"),
 }
 
@@ -34,20 +38,33 @@ def result(name):
 
 
 def joined(held, later):
-    """Two results of a suite as one; a ValueError if parts of one setting are of different code."""
+    """Two results of a suite as one; a ValueError if parts of one setting cannot be compared."""
     if later is None:
         return held
     moved = [{**p, "made_by": p["made_by"] + len(held["provenance"])} for p in later["parts"]]
-    made, every = [*held["provenance"], *later["provenance"]], [*held["parts"], *moved]
-    sources = {}
-    for part in every:
-        sources.setdefault(part["setting"], set()).add(made[part["made_by"]]["source"])
-    mixed = [setting for setting, found in sources.items() if len(found) > 1]
-    if mixed:
-        raise ValueError(f"parts of {mixed[0]!r} were made by different code")
+    made, published = [*held["provenance"], *later["provenance"]], by_name(held["parts"])
+    sources = {part["setting"]: made[part["made_by"]]["source"] for part in held["parts"]}
+    again = {p["setting"]: p for p in moved if p["variant"] == BASELINE}
+    added = []
+    for part in moved:
+        setting = part["setting"]
+        if sources.get(setting) not in (None, made[part["made_by"]]["source"]):
+            check_baseline(setting, again.get(setting), published.get((setting, BASELINE)))
+            if part["variant"] == BASELINE:
+                continue
+        added.append(part)
     commits = dict.fromkeys([*commits_of(held), *commits_of(later)])
-    together = list(by_name(every).values())
+    together = list(by_name([*held["parts"], *added]).values())
     return {**held, "commits": list(commits), "provenance": made, "parts": together}
+
+
+def check_baseline(setting, again, published):
+    """Refuse parts of other code, unless that code repeats the published baseline."""
+    if again is None or published is None:
+        raise ValueError(f"parts of {setting!r} were made by different code")
+    found = compare(again, published)
+    if found.verdict != SAME or found.seeds < len(published["seeds"]):
+        raise ValueError(f"{setting!r}: the code that made later parts has another baseline")
 
 
 def by_name(every):

@@ -37,14 +37,21 @@ def plain(run):
     return json.loads(json.dumps(values)) | {"device": "cpu"}
 
 
-def made(commit, source, setting, variant="uniform", seeds=(1000,)):
-    """A result with one part."""
-    part = {"setting": setting, "variant": variant, "made_by": 0}
-    part |= {
-        "experiment": {"rounds": 5, "seeds": list(seeds)},
-        "seeds": [{"seed": s} for s in seeds],
-    }
-    return {"commit": commit, "provenance": [{"source": source}], "parts": [part]}
+def made(commit, source, setting, *variants, seeds=(1000,), gemd=0.5):
+    """A result with one setting."""
+    row = {"gemd": gemd, "participation_entropy": 1.0, "bytes_up": 1, "bytes_down": 1}
+    row |= {"curve": [0.5], "accuracy": 0.5}
+    parts = [
+        {
+            "setting": setting,
+            "variant": variant,
+            "made_by": 0,
+            "experiment": {"rounds": 5, "seeds": list(seeds)},
+            "seeds": [{"seed": seed, **row} for seed in seeds],
+        }
+        for variant in variants or ("uniform",)
+    ]
+    return {"commit": commit, "provenance": [{"source": source}], "parts": parts}
 
 
 def test_parts_that_joined_later_know_who_made_them():
@@ -54,10 +61,17 @@ def test_parts_that_joined_later_know_who_made_them():
     assert both["commits"] == ["a", "b"]
 
 
-def test_a_setting_is_of_one_code():
-    results.joined(made("a", "1", "first"), made("b", "1", "first", "other"))
+def test_a_setting_is_of_one_code_or_its_baseline_was_repeated():
+    held = made("a", "1", "first", seeds=(1000, 1001))
+    results.joined(held, made("b", "1", "first", "other"))
     with pytest.raises(ValueError, match="parts of 'first' were made by different code"):
-        results.joined(made("a", "1", "first"), made("b", "2", "first"))
+        results.joined(held, made("b", "2", "first", "other"))
+    again = made("b", "2", "first", "uniform", "other", seeds=(1000, 1001))
+    both = results.joined(held, again)["parts"]
+    assert [(part["variant"], part["made_by"]) for part in both] == [("uniform", 0), ("other", 1)]
+    for wrong in ({"gemd": 0.6, "seeds": (1000, 1001)}, {"seeds": (1000,)}):
+        with pytest.raises(ValueError, match="another baseline"):
+            results.joined(held, made("b", "2", "first", "uniform", "other", **wrong))
 
 
 def test_seeds_that_were_run_later_join_their_part():

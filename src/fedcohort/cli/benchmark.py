@@ -49,7 +49,10 @@ def command(
         Path | None, typer.Option(help="Write all parts of the suite into this one result file.")
     ] = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="With --join: run nothing, join what there is.")
+        bool,
+        typer.Option(
+            "--partial", help="With --join: run nothing, join what there is of the chosen parts."
+        ),
     ] = False,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Only the first seeds of each part, for a check.")
@@ -137,7 +140,11 @@ def command(
         console.print(f"{len(left)} of {len(chosen)} parts are left: continue with --resume")
     if join is not None:
         result = benchmark.join(
-            chosen if quick else every, out, Path(names[0]).stem, quick=quick, partial=partial
+            chosen if quick or partial else every,
+            out,
+            Path(names[0]).stem,
+            quick=quick,
+            partial=partial,
         )
         write_atomically(join, (json.dumps(result) + "\n").encode())
         console.print(f"wrote {join}")
