@@ -37,10 +37,10 @@ def plain(run):
     return json.loads(json.dumps(values)) | {"device": "cpu"}
 
 
-def made(commit, source, setting, *variants, seeds=(1000,), gemd=0.5):
-    """A result with one setting."""
-    row = {"gemd": gemd, "participation_entropy": 1.0, "bytes_up": 1, "bytes_down": 1}
-    row |= {"curve": [0.5], "accuracy": 0.5}
+def made(commit, source, setting, *variants, seeds=(1000,), **changes):
+    """A result with one setting, whose rows are all alike."""
+    row = {"gemd": 0.5, "participation_entropy": 1.0, "bytes_up": 1, "bytes_down": 1}
+    row |= {"curve": [0.5], "accuracy": 0.5} | changes
     parts = [
         {
             "setting": setting,
@@ -69,7 +69,16 @@ def test_a_setting_is_of_one_code_or_its_baseline_was_repeated():
     again = made("b", "2", "first", "uniform", "other", seeds=(1000, 1001))
     both = results.joined(held, again)["parts"]
     assert [(part["variant"], part["made_by"]) for part in both] == [("uniform", 0), ("other", 1)]
-    for wrong in ({"gemd": 0.6, "seeds": (1000, 1001)}, {"seeds": (1000,)}):
+    unstable = made("b", "2", "first", "uniform", "other", seeds=(1000, 1001), curve=[0.9])
+    assert len(results.joined(held, unstable)["parts"]) == 2  # it ends where the published one does
+    two = {"seeds": (1000, 1001)}
+    changes = (
+        {"gemd": 0.6},
+        {"bytes_up": 2},
+        {"curve": [0.9], "accuracy": 0.9},
+        {"seeds": (1000,)},
+    )
+    for wrong in (two | change for change in changes):
         with pytest.raises(ValueError, match="another baseline"):
             results.joined(held, made("b", "2", "first", "uniform", "other", **wrong))
 
