@@ -89,7 +89,7 @@ class _Bars:
 
     def __call__(self, name: str, done: int, total: int, note: str = "") -> None:
         if self._bars is None:
-            self._bars = _rich_bars()
+            self._bars = rich_bars()
             self._bars.start()
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(name, total=total, note="")
@@ -101,7 +101,8 @@ class _Bars:
             self._bars.stop()
 
 
-def _rich_bars() -> RichProgress:
+def rich_bars() -> RichProgress:
+    """Return bars on standard error; each task has a field `note`."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -119,6 +119,7 @@ def command(
             out,
             resume=resume,
             seconds=seconds,
+            progress=True,
             on_part=lambda part, fresh: console.print(
                 f"{'done' if fresh else 'kept'}: {part.name}"
             ),

@@ -17,7 +17,6 @@ from fedcohort.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
-    from rich.progress import Progress as RichProgress
     from rich.segment import Segment
     from rich.table import Table
 
@@ -244,27 +243,6 @@ class RoundBars:
         note = f"accuracy {sum(known) / len(known):.3f}" if known else ""
         rounds = self._rounds.get(name, max(self._rounds.values()))
         self._show(name, records[0].round + 1, rounds, note)
-
-
-def progress() -> RichProgress:
-    """Return a progress bar on standard error, so that standard output stays clean."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    return Progress(
-        TextColumn("{task.description:>18}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
 
 
 def overrides(given: Mapping[str, Any], pairs: Sequence[str] | None) -> dict[str, Any]:

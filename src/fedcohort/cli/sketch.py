@@ -21,7 +21,6 @@ from fedcohort.cli.common import (
     RayOption,
     on_cluster,
     plain,
-    progress,
     show,
     show_json,
 )
@@ -44,6 +43,7 @@ from fedcohort.cli.tables import (
     split,
 )
 from fedcohort.exceptions import ConfigError
+from fedcohort.progress import rich_bars
 
 if TYPE_CHECKING:
     from fedcohort.files.publish import Publisher
@@ -427,7 +427,7 @@ def _columns_warning(sketch: RaceSketch | None) -> list[str]:
 @contextmanager
 def _watching(name: str, rows: int | None) -> Iterator[OnRows]:
     """Show on standard error how many rows were read; a further pass starts again."""
-    bar = progress()
+    bar = rich_bars()
     task = bar.add_task(name[:18], total=rows, note="rows")
 
     def on_rows(count: int) -> None:

@@ -39,6 +39,7 @@ from fedcohort.experiments.results import read_json
 from fedcohort.experiments.suite import CURVE_STEP, Part, Script
 from fedcohort.experiments.summary import summarize
 from fedcohort.metrics import rounds_to_target
+from fedcohort.progress import Progress, Show
 from fedcohort.simulate.engine.trainer import device_name
 from fedcohort.simulate.history import History, record_from
 from fedcohort.simulate.simulation import Simulation
@@ -52,6 +53,7 @@ def run_suite(
     *,
     resume: bool = False,
     seconds: float | None = None,
+    progress: bool = False,
     on_part: Callable[[Part, bool], None] | None = None,
 ) -> list[Part]:
     """Run the parts whose result is not in the folder yet, and return those that are left.
@@ -66,6 +68,8 @@ def run_suite(
         Go on in a folder that holds parts already; otherwise such a folder is refused.
     seconds : float, optional
         Begin no further part after this many seconds, for machines that are lent for a while.
+    progress : bool, default=False
+        Show the rounds of each part on standard error.
     on_part : callable, optional
         Called with each part and whether it was run now.
     """
@@ -78,7 +82,8 @@ def run_suite(
         if seconds is not None and time.perf_counter() - started > seconds:
             left.append(part)
             continue
-        write_part(part, folder, loaded)
+        with Progress() as show:
+            write_part(part, folder, loaded, show=show if progress else None)
         if on_part is not None:
             on_part(part, True)
     return left
@@ -139,11 +144,12 @@ def write_part(
     folder: str | os.PathLike[str],
     loaded: Datasets,
     until: float = float("inf"),
+    show: Show | None = None,
 ) -> None:
     """Run one part and write its result file; `Unfinished` if its time is over before."""
     place = Path(folder)
     kept = Checkpoint(place / f"{part.file_name}.checkpoint", until)
-    result = run_part(part, loaded, kept)
+    result = run_part(part, loaded, kept, show)
     write_atomically(place / part.file_name, json.dumps(result).encode())
     kept.path.unlink(missing_ok=True)
 
@@ -183,7 +189,9 @@ def scripts_of(part: Part) -> Path | None:
     return checkout() / "benchmarks" if isinstance(part.experiment, Script) else None
 
 
-def run_part(part: Part, loaded: Datasets, kept: Checkpoint | None = None) -> dict[str, Any]:
+def run_part(
+    part: Part, loaded: Datasets, kept: Checkpoint | None = None, show: Show | None = None
+) -> dict[str, Any]:
     """Run one part and return its result, one row per seed; a script returns its own.
 
     Seconds, load and device are those of the last go.
@@ -194,7 +202,7 @@ def run_part(part: Part, loaded: Datasets, kept: Checkpoint | None = None) -> di
     else:
         dataset, digest = loaded.get(part.experiment)
         started = time.perf_counter()
-        found = {"seeds": _train(part, part.experiment, dataset, kept)}
+        found = {"seeds": _train(part, part.experiment, dataset, kept, show)}
     seconds = time.perf_counter() - started
     load = [before, os.getloadavg()[0]]
     origin = provenance(part.experiment.device, scripts_of(part))
@@ -211,7 +219,11 @@ def run_part(part: Part, loaded: Datasets, kept: Checkpoint | None = None) -> di
 
 
 def _train(
-    part: Part, experiment: Experiment, dataset: Dataset, kept: Checkpoint | None
+    part: Part,
+    experiment: Experiment,
+    dataset: Dataset,
+    kept: Checkpoint | None,
+    show: Show | None,
 ) -> list[dict[str, Any]]:
     simulation = simulation_of(experiment, dataset)
     selecting = [_Timed(session.policy) for session in simulation.sessions]
@@ -227,6 +239,8 @@ def _train(
             raise Unfinished(part.name)
         for history, record in zip(histories, simulation.step(), strict=True):
             history.rounds.append(record)
+        if show is not None:
+            show(part.name, simulation.round_number, experiment.rounds)
         expected = max(expected / 2, time.monotonic() - now)  # the first round may compile
     return [
         _row(simulation, i, history, part, selecting[i].seconds)
