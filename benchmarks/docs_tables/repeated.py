@@ -27,7 +27,12 @@ def repeated(*suites):
         here = [row for row in rows if row.setting == setting]
         same = [row for row in here if row.verdict == SAME]
         largest = f"{100 * max(row.largest for row in same):.2f}" if same else ""
-        others = [f"{row.variant} ({row.verdict})" for row in here if row.verdict != SAME]
+        others = [f"{row.variant} ({_words(row)})" for row in here if row.verdict != SAME]
         lines.append([setting, str(len(here)), str(len(same)), largest, ", ".join(others)])
     header = ["setting", "parts", "the same", "points apart at most", "not the same"]
     return f"{text}\n\n{table(header, lines)}"
+
+
+def _words(row):
+    """The verdict, and whether only the training went another way."""
+    return f"{row.verdict}, same cohorts" if row.same_cohorts == row.seeds else row.verdict
