@@ -23,7 +23,10 @@ BASELINE = "uniform"
 # or bring the runs of uniform cohorts along, which must repeat the published ones.
 LATER = {
     "benchmark-selection.json": ("benchmark-cifar10.json", "benchmark-fedacs.json"),
-    "benchmark-papers.json": ("benchmark-papers-later.json", "benchmark-papers-released.json"),
+    "benchmark-papers.json": (
+        *("benchmark-papers-later.json", "benchmark-papers-released.json"),
+        *("benchmark-papers-gradients.json", "benchmark-papers-gradients-2.json"),
+    ),
 }
 
 

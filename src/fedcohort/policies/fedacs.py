@@ -78,9 +78,10 @@ class FedACS(Policy):
     -----
     Updates cost nothing more, but say less about skew the longer a run lasts: a client with few
     classes learns them, and its updates become small. Gradients do not have this flaw, and 100
-    numbers of them rank clients nearly as well as all. Cohorts learn no faster by that in our
-    benchmark (docs/benchmark.md). And a client can forge what it sends beside its update, but not
-    the distance of the update itself.
+    numbers of them rank clients nearly as well as all. In the paper's own setting, gradients decide
+    whether FedACS ends above random cohorts (docs/reproductions.md). Where no client is balanced,
+    as with two classes each, they do not help (docs/benchmark.md). And a client can forge what it
+    sends beside its update, but not the distance of the update itself.
 
     Duels are held among those whose distances arrived. A client that finished without one loses a
     duel against each of them, so that it does not pay; one that dropped out does not duel.
