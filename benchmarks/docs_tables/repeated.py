@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from docs_tables.results import by_name, commits_of, enumerated, result, table
 
-from fedcohort.experiments.repeated import SAME, compare
+from fedcohort.experiments.repeated import AGREES, DIFFERS, OTHER_BYTES, SAME, compare
 
 
 def repeated(*suites):
@@ -21,18 +21,20 @@ def repeated(*suites):
     seeds = {row.seeds for row in rows}
     each = "one seed" if seeds == {1} else f"{min(seeds)} to {max(seeds)} seeds"
     text = f"{len(rows)} parts with {each} each, run again at commit {commit} on "
-    text += f"{enumerated(machines)}. {sum(row.verdict == SAME for row in rows)} are the same."
+    text += f"{enumerated(machines)}: {sum(row.verdict == SAME for row in rows)} are the same, "
+    text += f"{sum(row.verdict == AGREES for row in rows)} agree, "
+    text += f"{sum(row.verdict == DIFFERS for row in rows)} differ."
     lines = []
     for setting in dict.fromkeys(row.setting for row in rows):
         here = [row for row in rows if row.setting == setting]
         same = [row for row in here if row.verdict == SAME]
+        agree = [row for row in here if row.verdict == AGREES]
+        cohorts = [row for row in agree if row.same_cohorts == row.seeds]
+        differ = [row.variant for row in here if row.verdict in (DIFFERS, OTHER_BYTES)]
         largest = f"{100 * max(row.largest for row in same):.2f}" if same else ""
-        others = [f"{row.variant} ({_words(row)})" for row in here if row.verdict != SAME]
-        lines.append([setting, str(len(here)), str(len(same)), largest, ", ".join(others)])
-    header = ["setting", "parts", "the same", "points apart at most", "not the same"]
+        counts = len(cohorts), len(agree) - len(cohorts)
+        cells = [setting, str(len(here)), str(len(same)), largest, *map(str, counts)]
+        lines.append([*cells, "; ".join(differ) or "0"])
+    header = ["setting", "parts", "the same", "points apart at most"]
+    header += ["agree, same cohorts", "agree, other cohorts", "differ"]
     return f"{text}\n\n{table(header, lines)}"
-
-
-def _words(row):
-    """The verdict, and whether only the training went another way."""
-    return f"{row.verdict}, same cohorts" if row.same_cohorts == row.seeds else row.verdict
