@@ -46,12 +46,14 @@ def joined(held, later):
         return held
     moved = [{**p, "made_by": p["made_by"] + len(held["provenance"])} for p in later["parts"]]
     made, published = [*held["provenance"], *later["provenance"]], by_name(held["parts"])
-    sources = {part["setting"]: made[part["made_by"]]["source"] for part in held["parts"]}
+    sources = {}
+    for part in held["parts"]:
+        sources.setdefault(part["setting"], set()).add(made[part["made_by"]]["source"])
     again = {p["setting"]: p for p in moved if p["variant"] == BASELINE}
     added = []
     for part in moved:
-        setting = part["setting"]
-        if sources.get(setting) not in (None, made[part["made_by"]]["source"]):
+        setting, source = part["setting"], made[part["made_by"]]["source"]
+        if source not in sources.get(setting, {source}):
             check_baseline(setting, again.get(setting), published.get((setting, BASELINE)))
             if part["variant"] == BASELINE:
                 continue

@@ -69,6 +69,8 @@ def test_a_setting_is_of_one_code_or_its_baseline_was_repeated():
     again = made("b", "2", "first", "uniform", "other", seeds=(1000, 1001))
     both = results.joined(held, again)["parts"]
     assert [(part["variant"], part["made_by"]) for part in both] == [("uniform", 0), ("other", 1)]
+    third = results.joined(results.joined(held, again), made("a", "1", "first", "more"))
+    assert [part["variant"] for part in third["parts"]] == ["uniform", "other", "more"]
     unstable = made("b", "2", "first", "uniform", "other", seeds=(1000, 1001), curve=[0.9])
     assert len(results.joined(held, unstable)["parts"]) == 2  # it ends where the published one does
     two = {"seeds": (1000, 1001)}

@@ -67,16 +67,23 @@ class Repetition:
 
 
 def read_published(paths: Sequence[str | os.PathLike[str]]) -> Published:
-    """Return the parts of published result files, by setting and variant."""
+    """Return the parts of published result files, by setting and variant.
+
+    A part may have some of its seeds in each of several files; the first result of a seed counts.
+    """
     found: dict[tuple[str, str], Mapping[str, Any]] = {}
     for path in paths:
         try:
-            parts = read_json(Path(path))["parts"]
-            found |= {(part["setting"], part["variant"]): part for part in parts}
-        except (KeyError, TypeError):
-            raise DataError(
-                f"{path} is not a result file of `fedcohort benchmark --join`"
-            ) from None
+            for part in read_json(Path(path))["parts"]:
+                first = found.setdefault((part["setting"], part["variant"]), part)
+                known = {row["seed"] for row in first.get("seeds", ())}
+                more = [row for row in part.get("seeds", ()) if row["seed"] not in known]
+                if more:
+                    merged = {**first, "seeds": [*first["seeds"], *more]}
+                    found[part["setting"], part["variant"]] = merged
+        except (KeyError, TypeError, AttributeError):
+            message = f"{path} is not a result file of `fedcohort benchmark --join`"
+            raise DataError(message) from None
     return found
 
 
@@ -96,7 +103,7 @@ def twins(parts: Sequence[Part], published: Published) -> list[Twins]:
             raise DataError(f"{part.name} was published with other settings (--quick changes them)")
         found.append((part, theirs))
     if not found:
-        raise DataError("none of these parts is published: there is nothing to compare with")
+        raise DataError("these parts are not published training runs: nothing to compare with")
     return found
 
 
@@ -124,7 +131,7 @@ def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Repetition:
     published = [old[row["seed"]] for row in new]
     pairs = list(zip(new, published, strict=True))
     same = sum(_same_cohorts(a, b) for a, b in pairs)
-    largest = max(_largest(a["curve"], b["curve"]) for a, b in pairs)
+    largest = float(np.max([_largest(a, b) for a, b in pairs]))
     sent, due = (sum(r["bytes_up"] + r["bytes_down"] for r in rows) for rows in (new, published))
     here, there = (float(np.mean([r["accuracy"] for r in rows])) for rows in (new, published))
     if same == len(pairs) and largest <= ROUNDING:
@@ -151,10 +158,18 @@ def _same_cohorts(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     return all(math.isclose(a[name], b[name], rel_tol=1e-9) for name in names)
 
 
-def _largest(a: Sequence[float | None], b: Sequence[float | None]) -> float:
-    """Return the largest difference of two curves, over the rounds that were evaluated."""
-    known = [abs(x - y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
-    return max(known, default=0.0)
+def _largest(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+    """Return the largest difference of two curves, over the rounds that were evaluated.
+
+    Curves of suites that keep other rounds cannot be compared: the best and last accuracy then are.
+    """
+    one, other = a["curve"], b["curve"]
+    if len(one) != len(other):
+        names = ("accuracy", "best_accuracy", "last_accuracy")
+        one, other = ([row[name] for name in names] for row in (a, b))
+    pairs = zip(one, other, strict=True)
+    known = [abs(x - y) for x, y in pairs if x is not None and y is not None]
+    return float(np.max(known)) if known else 0.0  # NaN, if there is one
 
 
 def _standard_error(accuracies: Sequence[float], seeds: int) -> float:
