@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from provenance import write
 
+from fedcohort.files.columns import Column
+from fedcohort.files.marginals import Marginals, bins_of, gaps_to_rest
 from fedcohort.rounds import stream
-from fedcohort.sketch.columns import Column
 from fedcohort.sketch.hashing import SRP
-from fedcohort.sketch.marginals import Marginals, bins_of, gaps_to_rest
 from fedcohort.sketch.race import RaceSketch
 
 RESULT = Path(__file__).parent / "results" / "explain.json"

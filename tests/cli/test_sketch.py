@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedcohort.cli import invoke
+from fedcohort.files.columns import Column
 from fedcohort.privacy.planning import sketch_size
-from fedcohort.sketch.columns import Column
 from fedcohort.sketch.errors import distance_with_error
 from fedcohort.sketch.race import RaceSketch, distance_matrix
 from fedcohort.sketch.transforms import Tokenizer, Transform

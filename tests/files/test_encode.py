@@ -11,8 +11,8 @@ import pytest
 
 from fedcohort.exceptions import DataError
 from fedcohort.files import CsvOptions, Want, open_source
+from fedcohort.files.columns import Column, column_difference, columns_from_spec
 from fedcohort.files.encode import text_slot
-from fedcohort.sketch.columns import Column, column_difference, columns_from_spec
 
 HALF = 2**-0.5
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fedcohort.exceptions import DataError, InvalidSketch, UnlikeSketches
 from fedcohort.files import Want, open_source
+from fedcohort.files.columns import Column
 from fedcohort.files.finding import FileNames, client_names
 from fedcohort.files.sketching import (
     load_alike,
@@ -21,7 +22,6 @@ from fedcohort.files.sketching import (
     sketch_files,
     sketch_source,
 )
-from fedcohort.sketch.columns import Column
 from fedcohort.sketch.hashing import SRP
 from fedcohort.sketch.race import RaceSketch, distance_matrix
 from fedcohort.sketch.transforms import Tokenizer, Transform

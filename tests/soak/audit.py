@@ -29,11 +29,11 @@ from scipy.stats import beta
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+from fedcohort.files.columns import Column
+from fedcohort.files.marginals import Marginals
 from fedcohort.privacy import quantiles
 from fedcohort.privacy import release as releases
 from fedcohort.privacy.calibration import gaussian_scale, laplace_scale, sensitivity
-from fedcohort.sketch.columns import Column
-from fedcohort.sketch.marginals import Marginals
 from fedcohort.sketch.race import RaceSketch
 
 WRONG = 1e-6  # probability that a bound of a rate is wrong

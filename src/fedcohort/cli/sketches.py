@@ -18,7 +18,7 @@ from fedcohort.exceptions import ConfigError, DataError, UnlikeSketches
 from fedcohort.progress import watched
 
 if TYPE_CHECKING:
-    from fedcohort.sketch.marginals import ColumnGap
+    from fedcohort.files.marginals import ColumnGap
     from fedcohort.sketch.race import RaceSketch
 
 Matrix = list[list[float]]
@@ -161,8 +161,8 @@ def explain(
     Example: `fedcohort explain site-a.sketch site-b.sketch`
     """
     from fedcohort.files.finding import client_names
+    from fedcohort.files.marginals import column_gaps, gaps_to_rest
     from fedcohort.files.spec import user_values
-    from fedcohort.sketch.marginals import column_gaps, gaps_to_rest
 
     paths, loaded = load_several(sketches, "an explanation")
     names = client_names(paths)

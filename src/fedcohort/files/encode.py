@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import DataError
+from fedcohort.files.columns import MAX_SLOTS, PERIODS, Column, columns_width
 from fedcohort.files.source import Place, Reading, missing_value
 from fedcohort.files.table_file import need_pyarrow
-from fedcohort.sketch.columns import MOST_SLOTS, PERIODS, Column, columns_width
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -105,7 +105,7 @@ def _scaled(raw: Floats, column: Column) -> Encoded:
         raw -= column.center
         raw /= column.scale
         # dividing by a power of two changes no digit, and keeps sums from overflowing
-        mean = (raw / MOST_SLOTS).mean(axis=1) * MOST_SLOTS if column.size > 1 else raw[:, 0].copy()
+        mean = (raw / MAX_SLOTS).mean(axis=1) * MAX_SLOTS if column.size > 1 else raw[:, 0].copy()
     return Encoded(raw, np.asarray(np.isnan(raw).any(axis=1)), mean)
 
 

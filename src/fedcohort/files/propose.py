@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.files.columns import Column
 from fedcohort.files.finding import find_files
 from fedcohort.files.publish import file_fingerprint, writing
 from fedcohort.files.source import IDENTIFIER, NULL_VALUES, CsvOptions, Reading, Want
@@ -37,7 +38,6 @@ from fedcohort.privacy.quantiles import (
     private_constants,
     quartile_error,
 )
-from fedcohort.sketch.columns import Column
 
 DATE_FORMATS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d.%m.%Y %H:%M")
 FEW = 12  # different values; a column of whole numbers or texts with no more is a category

@@ -10,9 +10,9 @@ import numpy as np
 
 from fedcohort.exceptions import DataError, InvalidSketch, UnlikeSketches
 from fedcohort.files.finding import lost_files
+from fedcohort.files.marginals import bins_of
 from fedcohort.files.source import Block, Source
 from fedcohort.rounds import check_id
-from fedcohort.sketch.marginals import bins_of
 from fedcohort.sketch.race import RaceSketch, distance_matrix, pooled
 from fedcohort.sketch.transforms import Transform
 

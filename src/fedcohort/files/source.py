@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import DataError
-from fedcohort.sketch.columns import Column
+from fedcohort.files.columns import Column
 
 Form = Literal["vectors", "texts", "sets"]
 Nulls = Literal["error", "drop", "zero"]

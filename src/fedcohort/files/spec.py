@@ -6,7 +6,7 @@
     [privacy]                # epsilon, delta, neighbors, n, expect
     [missing]                # null_values = ["-9"], besides ?, NA and the empty text
     [label]                  # column, classes, weight
-    [columns.age]            # kind, center, scale, levels, ...: see `sketch.columns.Column`
+    [columns.age]            # kind, center, scale, levels, ...: see `files.columns.Column`
 
 Nothing in a spec comes from the data of one site, so it can be shared.
 """
@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from fedcohort.exceptions import ConfigError, DataError, FedcohortError
+from fedcohort.files.columns import Column, check_names
+from fedcohort.files.marginals import Marginals
 from fedcohort.files.source import NULL_VALUES, CsvOptions, Form, Nulls, Source, Want
 from fedcohort.privacy.calibration import Neighbors
 from fedcohort.privacy.planning import sketch_size
 from fedcohort.privacy.release import Release, Size, noise_for
-from fedcohort.sketch.columns import Column, check_names
-from fedcohort.sketch.marginals import Marginals
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Tokenizer, Transform
 

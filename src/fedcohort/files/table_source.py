@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.files.columns import Column, columns_width
 from fedcohort.files.encode import count_others, encode, floats, texts, unpacked
 from fedcohort.files.source import Block, Nulls, Place, Reading, Source, Want, missing_value
 from fedcohort.files.table_file import Kind, TableFile, need_pyarrow
-from fedcohort.sketch.columns import Column, columns_width
 
 Bools = NDArray[np.bool_]
 NUMBERS: tuple[Kind, ...] = ("whole", "number", "vector", "empty")

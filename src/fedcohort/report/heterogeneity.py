@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import DataError
+from fedcohort.files.marginals import ColumnGap, gaps_to_rest
 from fedcohort.files.sketching import ONE_BUCKET, concentration
 from fedcohort.personalize.index import ENERGY_SHARE
 from fedcohort.privacy.planning import signal_to_noise
@@ -30,7 +31,6 @@ from fedcohort.report.sketches import describe, privacy
 from fedcohort.report.verdict import Verdict, judge
 from fedcohort.sketch.distances import Stack, distance_matrix, distances_to_global
 from fedcohort.sketch.errors import errors_to_global, pair_errors, tightened
-from fedcohort.sketch.marginals import ColumnGap, gaps_to_rest
 from fedcohort.sketch.race import RaceSketch
 
 Floats = NDArray[np.float64]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from fedcohort.files.columns import Column
 from fedcohort.privacy.planning import signal_to_noise
-from fedcohort.sketch.columns import Column
 from fedcohort.sketch.race import RaceSketch
 
 

@@ -29,12 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import InvalidSketch
+from fedcohort.files.columns import Column, columns_from_spec, columns_width
+from fedcohort.files.marginals import BINS, Marginals
 from fedcohort.privacy.release import Release
 from fedcohort.sketch import hashing, transforms
-from fedcohort.sketch.columns import Column, columns_from_spec, columns_width
 from fedcohort.sketch.hashing import HashFamily
 from fedcohort.sketch.hashing.base import MAX_CELLS
-from fedcohort.sketch.marginals import BINS, Marginals
 from fedcohort.sketch.transforms import Tokenizer, Transform
 
 MAGIC = b"FCSKETCH"

@@ -22,11 +22,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.atomic import write_atomically
 from fedcohort.exceptions import ConfigError, UnlikeSketches
+from fedcohort.files.columns import Column, column_difference
+from fedcohort.files.marginals import Marginals
 from fedcohort.privacy.calibration import Neighbors
 from fedcohort.privacy.release import Release, Size, release
 from fedcohort.signals.forms import sketch_reading
 from fedcohort.sketch import file
-from fedcohort.sketch.columns import Column, column_difference
 from fedcohort.sketch.counting import blocks_of, prepare, tally
 from fedcohort.sketch.distances import (
     Floats,
@@ -39,7 +40,6 @@ from fedcohort.sketch.distances import (
     normalized,
 )
 from fedcohort.sketch.hashing import SRP, HashFamily, MinHash, PStable
-from fedcohort.sketch.marginals import Marginals
 from fedcohort.sketch.transforms import Tokenizer, Transform, appended, difference
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from fedcohort.exceptions import InvalidSketch
-from fedcohort.sketch.columns import Column
-from fedcohort.sketch.hashing import SRP
-from fedcohort.sketch.marginals import (
+from fedcohort.files.columns import Column
+from fedcohort.files.marginals import (
     BINS,
     Marginals,
     _chances,
@@ -18,6 +17,7 @@ from fedcohort.sketch.marginals import (
     column_gaps,
     gaps_to_rest,
 )
+from fedcohort.sketch.hashing import SRP
 from fedcohort.sketch.race import RaceSketch
 
 COLUMNS = (

@@ -21,8 +21,8 @@ from typing import Any, Literal, get_args
 Kind = Literal["number", "boolean", "category", "ordered", "date", "text", "value"]
 Missing = Literal["error", "drop", "zero", "indicator"]
 PERIODS = {"yearday": 366, "month": 12, "weekday": 7, "hour": 24}
-MOST_SLOTS = 1 << 16
-LONGEST_TEXT = 1 << 12
+MAX_SLOTS = 1 << 16
+MAX_TEXT = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class Column:
             object.__setattr__(self, name, float(value))
         for name, least in (("size", 1), ("slots", 0)):
             value = getattr(self, name)
-            if type(value) is not int or not least <= value <= MOST_SLOTS:
-                raise self._wrong(name, f"must be a whole number from {least} to {MOST_SLOTS}")
+            if type(value) is not int or not least <= value <= MAX_SLOTS:
+                raise self._wrong(name, f"must be a whole number from {least} to {MAX_SLOTS}")
 
     def _check_levels(self) -> None:
         if len(set(self.levels)) < len(self.levels):
@@ -161,8 +161,8 @@ def _texts(column: str, field: str, values: Any) -> tuple[str, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(f"column {column!r}: {field}={values!r} must be a list of texts")
     texts = tuple(values)
-    if len(texts) > MOST_SLOTS or not all(
-        isinstance(t, str) and 0 < len(t) <= LONGEST_TEXT for t in texts
+    if len(texts) > MAX_SLOTS or not all(
+        isinstance(t, str) and 0 < len(t) <= MAX_TEXT for t in texts
     ):
         raise ValueError(f"column {column!r}: {field} must be a list of texts")
     return texts

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcohort.files.columns import PERIODS, Column
 from fedcohort.privacy.calibration import Neighbors
 from fedcohort.privacy.release import Release, Size, release
-from fedcohort.sketch.columns import PERIODS, Column
 
 if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
