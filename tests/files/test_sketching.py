@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcohort.exceptions import DataError, InvalidSketch, UnlikeSketches
+from fedcohort.exceptions import DataError, IncompatibleSketches, InvalidSketch
 from fedcohort.files import Want, open_source
 from fedcohort.files.columns import Column
 from fedcohort.files.finding import FileNames, client_names
@@ -152,7 +152,7 @@ def test_unlike_sketches_are_named_with_what_differs(tmp_path):
         (other, "only in the first: 'a', 'b'; only in the second: 'c', 'd'"),
         (seed, "hash seed: 0 is not 1"),
     ):
-        with pytest.raises(UnlikeSketches, match=rf"a\.sketch and .*{path.name}.*{message}"):
+        with pytest.raises(IncompatibleSketches, match=rf"a\.sketch and .*{path.name}.*{message}"):
             list(load_alike([a, path]))
     assert [s.n for _, s in load_alike([a, sketch(tmp_path, "same.sketch")])] == [1, 1]
 

@@ -15,8 +15,8 @@ from fedcohort.exceptions import (
     ConfigError,
     DataError,
     FedcohortError,
+    IncompatibleSketches,
     UnknownClient,
-    UnlikeSketches,
 )
 from fedcohort.personalize import ColdStart, Record, Registry, check
 from fedcohort.sketch.race import RaceSketch
@@ -87,11 +87,11 @@ def test_unlike_sketches_are_refused_and_told_apart(registry, make):
     registry.add("ann", make(0.0), MODEL)
     other = RaceSketch.srp(dim=2, rows=30, bits=3, seed=1)
     other.add(np.eye(2))
-    with pytest.raises(UnlikeSketches, match=r"'bob'.*seed: 0 is not 1"):
+    with pytest.raises(IncompatibleSketches, match=r"'bob'.*seed: 0 is not 1"):
         registry.add("bob", other, MODEL)
     small = RaceSketch.srp(dim=2, rows=29, bits=3, seed=0)
     small.add(np.eye(2))
-    with pytest.raises(UnlikeSketches, match="rows: 30 is not 29"):
+    with pytest.raises(IncompatibleSketches, match="rows: 30 is not 29"):
         registry.add("bob", small, MODEL)
     assert [e.client for e in registry.entries()] == ["ann"]
     registry.remove("ann")

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from fedcohort.exceptions import ConfigError, NoClients, UnlikeSketches
+from fedcohort.exceptions import ConfigError, IncompatibleSketches, NoClients
 from fedcohort.personalize import ColdStart, Record, Registry, Search, check
 from fedcohort.personalize import search as search_module
 from fedcohort.personalize.index import (
@@ -45,7 +45,7 @@ def ranked_by_hand(query, sketches):
     score = {}
     for client, other in sketches.items():
         square = distance(query, other, "mmd") * query.rows
-        score[client] = square + ENERGY_SHARE * float(Stack([other]).energy()[0])
+        score[client] = square + ENERGY_SHARE * float(Stack([other]).error_variance()[0])
     return sorted(score, key=score.get)
 
 
@@ -123,7 +123,7 @@ def test_a_registry_begun_anew_with_other_sketches(registry, make):
         registry.remove(f"c{i}")
     fill(registry, make, 3, empty=WIDE, first=10)
     assert search.nearest(make(0.0, 5, empty=WIDE))[0].client.startswith("c1")
-    with pytest.raises(UnlikeSketches, match="the query: hash bits: 4 is not 3"):
+    with pytest.raises(IncompatibleSketches, match="the query: hash bits: 4 is not 3"):
         search.nearest(make(0.0, 5))
 
 

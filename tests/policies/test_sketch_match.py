@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcohort.exceptions import UnlikeSketches
+from fedcohort.exceptions import IncompatibleSketches
 from fedcohort.policies import SketchMatch, Uniform, sketch_match
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.session import Session
@@ -305,7 +305,7 @@ def test_any_target_can_be_matched_and_mixed() -> None:
 
 
 def test_a_target_of_another_size_is_refused() -> None:
-    with pytest.raises(UnlikeSketches, match=r"shape \(4, 16\).*\(10, 64\)"):
+    with pytest.raises(IncompatibleSketches, match=r"shape \(4, 16\).*\(10, 64\)"):
         SketchMatch(target=np.zeros((4, 16)))
 
 

@@ -151,32 +151,32 @@ def test_what_was_paid_for_is_kept_until_it_is_delivered(tmp_path):
         made.append(len(made))
         return f"noise {len(made)}".encode()
 
-    first = ledger.pay_and_keep("a", [pure(0.7)], make, request="r1")
-    again = BudgetLedger(tmp_path / "b.json", 1.0).pay_and_keep(
+    first = ledger.charge_and_store("a", [pure(0.7)], make, request="r1")
+    again = BudgetLedger(tmp_path / "b.json", 1.0).charge_and_store(
         "a", [pure(0.7)], make, request="r1"
     )
     assert first == again == b"noise 1"
     assert ledger.spent("a") == pytest.approx(0.7)
     with pytest.raises(BudgetExceeded):
-        ledger.pay_and_keep("a", [pure(0.2), pure(0.2)], make, request="r2")
+        ledger.charge_and_store("a", [pure(0.2), pure(0.2)], make, request="r2")
     assert made == [0]  # nothing is drawn that the budget does not cover
     ledger.delivered("r1")
     assert not list((tmp_path / "b.json.undelivered").iterdir())
     with pytest.raises(BudgetExceeded):
-        ledger.pay_and_keep("a", [pure(0.7)], make, request="r1")
+        ledger.charge_and_store("a", [pure(0.7)], make, request="r1")
 
 
 def test_what_a_crash_left_unpaid_is_never_delivered(tmp_path):
     ledger = BudgetLedger(tmp_path / "b.json", 1.0)
     (tmp_path / "b.json.undelivered").mkdir()
     (tmp_path / "b.json.undelivered" / "r1").write_bytes(b"unpaid")
-    assert ledger.pay_and_keep("a", [pure(0.7)], lambda: b"paid", request="r1") == b"paid"
+    assert ledger.charge_and_store("a", [pure(0.7)], lambda: b"paid", request="r1") == b"paid"
     assert ledger.spent("a") == pytest.approx(0.7)
 
 
 def test_the_same_data_under_a_second_name_are_noticed(tmp_path):
     ledger = BudgetLedger(tmp_path / "b.json", 1.0)
-    buy = ledger.pay_and_keep
+    buy = ledger.charge_and_store
     buy("va", [pure(0.5)], lambda: b"x", request="r1", fingerprints=[b"rows of va"])
     with pytest.raises(ValueError, match="released before, by 'va'"):
         buy("va2", [pure(0.5)], lambda: b"x", request="r2", fingerprints=[b"rows of va"])

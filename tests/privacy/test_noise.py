@@ -7,11 +7,11 @@ import pytest
 from scipy.stats import chisquare
 
 from fedcohort.privacy.noise import (
-    below,
+    bernoulli_exp,
     discrete_gaussian,
     discrete_laplace,
-    falls,
     laplace_moments,
+    uniform_below,
     words,
 )
 
@@ -60,17 +60,17 @@ def test_laplace_moments_are_those_of_the_probabilities(scale):
     assert laplace_moments(scale) == pytest.approx((variance, fourth), rel=1e-9)
 
 
-def test_below_is_uniform_even_where_words_do_not_divide():
+def test_uniform_below_is_uniform_even_where_words_do_not_divide():
     # 3/4 of the words are in range for this bound: taking the rest modulo would double a third.
     bound = np.full(60_000, 3 * 2**61, np.int64)
-    thirds = below(seeded(), bound) // 2**61
+    thirds = uniform_below(seeded(), bound) // 2**61
     assert chisquare(np.bincount(thirds, minlength=3)).pvalue > 1e-4
 
 
 @pytest.mark.parametrize(("top", "bottom"), [(0, 5), (1, 3), (1, 1), (5, 2), (7, 1)])
-def test_falls_with_the_right_probability(top, bottom):
+def test_bernoulli_exp_has_the_right_probability(top, bottom):
     n = 200_000
-    share = falls(seeded(), np.full(n, top), np.full(n, bottom)).mean()
+    share = bernoulli_exp(seeded(), np.full(n, top), np.full(n, bottom)).mean()
     p = np.exp(-top / bottom)
     assert abs(share - p) <= 4 * np.sqrt(p * (1 - p) / n)
 

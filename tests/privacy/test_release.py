@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcohort.exceptions import UnlikeSketches
+from fedcohort.exceptions import IncompatibleSketches
 from fedcohort.privacy.release import MOST, Release, noise_for
 from fedcohort.sketch import file
 from fedcohort.sketch.errors import distance_with_error
@@ -112,10 +112,10 @@ def test_what_would_break_the_promise_is_refused():
     with pytest.raises(ValueError, match="no more data"):
         private.add(np.ones((1, 4)))
     for act in (exact.__add__, exact.__sub__):
-        with pytest.raises(UnlikeSketches, match="protect nobody"):
+        with pytest.raises(IncompatibleSketches, match="protect nobody"):
             act(private)
     other = exact.privatize(1.0, neighbors="replace", rng=rng)
-    with pytest.raises(UnlikeSketches, match="replace"):
+    with pytest.raises(IncompatibleSketches, match="replace"):
         private + other
 
 

@@ -22,7 +22,7 @@ from fedcohort.report.drawing import Mark, bars, dots, matrix, scatter
 from fedcohort.report.heterogeneity import measure, robust_scores
 from fedcohort.report.page import page
 from fedcohort.sketch.distances import distance_matrix, distances_to_global
-from fedcohort.sketch.errors import errors_to_global, pair_errors, tightened
+from fedcohort.sketch.errors import cap_by_observed, errors_to_global, pair_errors
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
 
@@ -144,11 +144,11 @@ def test_errors_cover_the_scatter_of_equal_clients():
 def test_tightened_errors_still_cover_chance_and_never_grow():
     items = sketches([0] * 30, 40)
     squares, errors = distance_matrix(items, "mmd"), pair_errors(items)
-    tight = tightened(squares, errors)
+    tight = cap_by_observed(squares, errors)
     pairs = np.triu_indices(30, 1)
     assert (tight <= errors).all()
     assert 1 <= np.mean(tight[pairs]) / np.std(squares[pairs]) < 3
-    assert np.array_equal(tightened(np.abs(squares), errors), errors)
+    assert np.array_equal(cap_by_observed(np.abs(squares), errors), errors)
 
 
 def test_robust_scores_spare_uncertain_clients():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from fedcohort.exceptions import UnlikeSketches
+from fedcohort.exceptions import IncompatibleSketches
 from fedcohort.sketch import counting
 from fedcohort.sketch.hashing import base
 from fedcohort.sketch.hashing.srp import collision
@@ -113,7 +113,7 @@ def test_subtraction_undoes_addition_and_refuses_strangers():
 def test_unlike_sketches_are_refused(other, message):
     sketch = filled(10)
     for act in (sketch.merge, sketch.__add__, sketch.__sub__, lambda o: distance(sketch, o)):
-        with pytest.raises(UnlikeSketches, match=message):
+        with pytest.raises(IncompatibleSketches, match=message):
             act(other)
 
 
@@ -192,7 +192,7 @@ def test_embedding_is_applied_and_stated():
     a.add(np.hstack([data(30), data(30)]))
     np.testing.assert_array_equal(a.counts, filled(30).counts)
     assert a.header()["transform"] == {"embedding": "halves"}
-    with pytest.raises(UnlikeSketches, match="embedding"):
+    with pytest.raises(IncompatibleSketches, match="embedding"):
         a + filled(3)
 
 

@@ -14,7 +14,7 @@ import typer
 
 from fedcohort.cli.common import Format, FormatOption, console, show, show_json
 from fedcohort.cli.tables import ForceOption
-from fedcohort.exceptions import ConfigError, DataError, UnlikeSketches
+from fedcohort.exceptions import ConfigError, DataError, IncompatibleSketches
 from fedcohort.progress import watched
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ def merge(
         parts += sketch.origin.get("merged", 1)
         try:
             total = sketch if total is None else total + sketch
-        except UnlikeSketches as error:
-            raise UnlikeSketches(f"{path}: {error}") from None
+        except IncompatibleSketches as error:
+            raise IncompatibleSketches(f"{path}: {error}") from None
     if total is None:
         raise DataError("no sketches to merge")
     if parts > 1:

@@ -152,7 +152,7 @@ def estimated_constants(
             fingerprint = file_fingerprint(path)
             request = _request(client, estimate, null_values, fingerprint)
             with writing(ledger.path):
-                content = ledger.pay_and_keep(
+                content = ledger.charge_and_store(
                     client, [price], make, request=request, fingerprints=[fingerprint]
                 )
     yield {name: Constants(*held) for name, held in json.loads(content).items()}

@@ -1,7 +1,7 @@
 """From exact sketches to files that leave the site: noise, budget, and nothing overwritten.
 
 A private release is paid for and stored beside the budget ledger in one step, then written to its
-place, then forgotten (`BudgetLedger.pay_and_keep`). After a crash the same command on the same
+place, then forgotten (`BudgetLedger.charge_and_store`). After a crash the same command on the same
 data delivers what was paid for, without paying again.
 """
 
@@ -194,7 +194,7 @@ class Publisher:
             request = self._request(sketch, client)
             self._requests.append(request)
             with writing(self.ledger.path):
-                return self.ledger.pay_and_keep(
+                return self.ledger.charge_and_store(
                     client,
                     release.costs(sketch),
                     lambda: release.private(sketch).to_bytes(),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort.exceptions import DataError, InvalidSketch, UnlikeSketches
+from fedcohort.exceptions import DataError, IncompatibleSketches, InvalidSketch
 from fedcohort.files.finding import lost_files
 from fedcohort.files.marginals import bins_of
 from fedcohort.files.source import Block, Source
@@ -184,8 +184,8 @@ def load_alike(paths: Sequence[Path]) -> Iterator[tuple[Path, RaceSketch]]:
         first = first or (path, sketch)
         try:
             first[1].check_alike(sketch)
-        except UnlikeSketches as error:
-            raise UnlikeSketches(f"{first[0]} and {path} are unlike: {error}") from None
+        except IncompatibleSketches as error:
+            raise IncompatibleSketches(f"{first[0]} and {path} are unlike: {error}") from None
         yield path, sketch
 
 

@@ -104,7 +104,7 @@ class Privacy:
                 return RaceSketch.load(path)
             total = self.epsilon if self.total is None else self.total
             ledger = BudgetLedger(folder / "budget.json", total, self.delta)
-            content = ledger.pay_and_keep(
+            content = ledger.charge_and_store(
                 client,
                 [noise_for(sketch.rows, self.epsilon, self.delta, "add-remove")],
                 lambda: sketch.privatize(self.epsilon, self.delta, n=self.n).to_bytes(),

@@ -333,7 +333,7 @@ class ColdStart:
         products = gram(sketches, debias=True) * sketches[0].rows
         squares = [near.squared for near in found]
         if strategy == "match":
-            share = matching(products, squares, Stack(sketches).energy())
+            share = matching(products, squares, Stack(sketches).error_variance())
         else:
             share = by_distance(squares, [near.error for near in found])
         weights = dict(zip((near.client for near in found), share.tolist(), strict=True))
@@ -365,7 +365,7 @@ class ColdStart:
         shares = np.where(groups == np.arange(groups.max() + 1)[:, None], sizes, 0.0)
         shares /= shares.sum(axis=1, keepdims=True)
         stack, products = Stack(sketches), gram(sketches, debias=True) * sketches[0].rows
-        return _Groups(names, sketches[0], stack, stack.energy(), shares, products)
+        return _Groups(names, sketches[0], stack, stack.error_variance(), shares, products)
 
     def model(self, advice: Advice) -> dict[str, NDArray[Any]]:
         """Load the advised model: the average of the neighbors' models, or the global model."""

@@ -175,7 +175,7 @@ class SketchTableWriter:
             )
         self._widen(tables["counts"])
         self.counts[rows] = tables["counts"]
-        self.n[rows], self.energy[rows] = tables["n"], Stack(tables).energy()
+        self.n[rows], self.energy[rows] = tables["n"], Stack(tables).error_variance()
         self.numbers[rows] = [number for number, _ in pairs]
         self.filled += len(pairs)
 

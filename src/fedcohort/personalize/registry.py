@@ -33,7 +33,7 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from fedcohort.atomic import LOCK, SUFFIX, locked_folder, remove_leftovers
-from fedcohort.exceptions import ConfigError, DataError, UnknownClient, UnlikeSketches
+from fedcohort.exceptions import ConfigError, DataError, IncompatibleSketches, UnknownClient
 from fedcohort.personalize.database import Database
 from fedcohort.personalize.models import Model, ModelFiles, Shapes, shapes_of, unlike
 from fedcohort.rounds import ClientId, check_id
@@ -231,7 +231,7 @@ class Registry:
                     _set(db, "spec", spec)
                     db.execute("DELETE FROM facts WHERE name IN ('index', 'limit')")
                 if record.sketch.spec != spec:
-                    raise UnlikeSketches(
+                    raise IncompatibleSketches(
                         f"client {record.client!r}: {difference(spec, record.sketch.spec)}"
                     )
                 if replace:

@@ -19,7 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcohort.atomic import locked_folder
-from fedcohort.exceptions import ConfigError, DataError, FedcohortError, NoClients, UnlikeSketches
+from fedcohort.exceptions import (
+    ConfigError,
+    DataError,
+    FedcohortError,
+    IncompatibleSketches,
+    NoClients,
+)
 from fedcohort.personalize.index import (
     CANDIDATES,
     ENERGY_SHARE,
@@ -148,7 +154,7 @@ class Search:
         if self.spec is None:
             raise NoClients(f"no client is registered in {self.registry.path}")
         if sketch.spec != self.spec:
-            raise UnlikeSketches(f"the query: {difference(self.spec, sketch.spec)}")
+            raise IncompatibleSketches(f"the query: {difference(self.spec, sketch.spec)}")
         wanted, total = k + SPARE + (without is not None), self._size()
         while True:
             numbers = self._candidates(query_vector(sketch), wanted)
@@ -194,7 +200,7 @@ class Search:
             check_id(client)
             sketch = RaceSketch.from_bytes(content)
             if sketch.spec != self.spec:
-                raise UnlikeSketches(difference(self.spec or {}, sketch.spec))
+                raise IncompatibleSketches(difference(self.spec or {}, sketch.spec))
             check_size("its sketch", sketch)
         except (FedcohortError, TypeError) as error:
             if client not in self.skipped:
@@ -349,7 +355,7 @@ def _ranked(
     """Compare in full precision, with standard errors for those that are returned."""
     sketches = [other for _, other in found]
     stack = Stack(sketches)
-    own = stack.energy()
+    own = stack.error_variance()
     squares = squares_to(stack, own, sketch)
     order = np.argsort(squares + ENERGY_SHARE * own, kind="stable")[:k]
     errors = squared_errors(sketch, [sketches[i] for i in order]).tolist()

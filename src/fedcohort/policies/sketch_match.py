@@ -11,7 +11,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
-from fedcohort.exceptions import UnlikeSketches
+from fedcohort.exceptions import IncompatibleSketches
 from fedcohort.numerics import herding
 from fedcohort.policies.base import Policy, check_at_least, register, times_of
 from fedcohort.privacy.planning import sketch_size
@@ -354,7 +354,7 @@ def drift(old: NDArray[Any], new: NDArray[Any]) -> Array:
         squares += np.einsum("irb,irb->i", a - b, a - b)
     errors = np.hypot(standard_error(before), standard_error(after))
     with np.errstate(divide="ignore", invalid="ignore"):
-        far = (squares - before.energy() - after.energy()) / errors
+        far = (squares - before.error_variance() - after.error_variance()) / errors
     return np.asarray(np.nan_to_num(far, nan=0.0))
 
 
@@ -376,7 +376,7 @@ def _checked_target(target: object, rows: int, bits: int) -> Array | UniformLabe
         made = np.asarray(target.normalized() if isinstance(target, RaceSketch) else target, float)
         shape = made.shape
     if shape != (rows, 1 << bits):
-        raise UnlikeSketches(
+        raise IncompatibleSketches(
             f"SketchMatch: the target has the shape {shape}, the sketches ({rows}, {1 << bits}); "
             "make the target with the same rows and bits"
         )

@@ -165,7 +165,7 @@ class BudgetLedger:
         self.spend(client, noise_for(sketch.rows, epsilon, delta, neighbors))
         return sketch.privatize(epsilon, delta, neighbors, **options)
 
-    def pay_and_keep(
+    def charge_and_store(
         self,
         client: str,
         releases: Sequence[Release],

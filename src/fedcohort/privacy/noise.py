@@ -27,7 +27,7 @@ def words(rng: np.random.Generator | None = None) -> Words:
     return lambda count: rng.integers(0, 2**64 - 1, count, np.uint64, endpoint=True)
 
 
-def below(source: Words, bound: Ints) -> Ints:
+def uniform_below(source: Words, bound: Ints) -> Ints:
     """Whole numbers from 0 to bound - 1, each as likely as the others."""
     limit = bound.astype(np.uint64)
     surplus = (np.uint64(0) - limit) % limit  # 2^64 mod bound: that many words are too many
@@ -37,28 +37,28 @@ def below(source: Words, bound: Ints) -> Ints:
     return (drawn % limit).astype(np.int64)
 
 
-def _falls_below_one(source: Words, top: Ints, bottom: Ints) -> Bools:
-    """Return True with probability exp(-top / bottom), for quotients of at most 1."""
-    steps = np.ones(len(top), np.int64)
-    alive = np.arange(len(top))
+def _bernoulli_exp_fraction(source: Words, num: Ints, den: Ints) -> Bools:
+    """Return True with probability exp(-num / den), for quotients of at most 1."""
+    steps = np.ones(len(num), np.int64)
+    alive = np.arange(len(num))
     while len(alive):
-        going = below(source, bottom[alive] * steps[alive]) < top[alive]
+        going = uniform_below(source, den[alive] * steps[alive]) < num[alive]
         alive = alive[going]
         steps[alive] += 1
     odd: Bools = steps % 2 == 1
     return odd
 
 
-def falls(source: Words, top: Ints, bottom: Ints) -> Bools:
-    """Return True with probability exp(-top / bottom), for quotients of at least 0."""
-    whole = top // bottom
-    alive = np.ones(len(top), bool)
+def bernoulli_exp(source: Words, num: Ints, den: Ints) -> Bools:
+    """Return True with probability exp(-num / den), for quotients of at least 0."""
+    whole = num // den
+    alive = np.ones(len(num), bool)
     while len(left := np.flatnonzero(alive & (whole > 0))):
         ones = np.ones(len(left), np.int64)
-        alive[left] = _falls_below_one(source, ones, ones)
+        alive[left] = _bernoulli_exp_fraction(source, ones, ones)
         whole[left] -= 1
     rest = np.flatnonzero(alive)
-    alive[rest] = _falls_below_one(source, top[rest] % bottom[rest], bottom[rest])
+    alive[rest] = _bernoulli_exp_fraction(source, num[rest] % den[rest], den[rest])
     return alive
 
 
@@ -68,7 +68,7 @@ def _repeats(source: Words, count: int) -> Ints:
     alive = np.arange(count)
     while len(alive):
         ones = np.ones(len(alive), np.int64)
-        alive = alive[_falls_below_one(source, ones, ones)]
+        alive = alive[_bernoulli_exp_fraction(source, ones, ones)]
         out[alive] += 1
     return out
 
@@ -85,8 +85,8 @@ def discrete_laplace(source: Words, size: int, t: int, s: int = 1) -> Ints:
 
     def tries(count: int) -> Ints:
         scale = np.full(count, t, np.int64)
-        offset = below(source, scale)
-        kept = falls(source, offset, scale)
+        offset = uniform_below(source, scale)
+        kept = bernoulli_exp(source, offset, scale)
         size_of = (offset + t * _repeats(source, count)) // s
         negative = (source(count) & np.uint64(1)).astype(bool)
         kept &= ~(negative & (size_of == 0))  # zero once, not twice
@@ -100,7 +100,9 @@ def discrete_gaussian(source: Words, size: int, u: int, s: int = 1) -> Ints:
 
     def tries(count: int) -> Ints:
         x = discrete_laplace(source, count, u, s)
-        return x[falls(source, (s * np.abs(x) - u) ** 2, np.full(count, 2 * u * u, np.int64))]
+        return x[
+            bernoulli_exp(source, (s * np.abs(x) - u) ** 2, np.full(count, 2 * u * u, np.int64))
+        ]
 
     return _gather(tries, size)
 

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.privacy.calibration import Neighbors, check_budget, sensitivity
-from fedcohort.privacy.noise import below, falls, words
+from fedcohort.privacy.noise import bernoulli_exp, uniform_below, words
 from fedcohort.privacy.release import Release
 
 Ints = NDArray[np.int64]
@@ -106,8 +106,8 @@ def private_quantile(
     misses = (misses - misses.min()) * top
     source = words(rng)
     while True:
-        cells = below(source, np.full(len(misses), len(misses), np.int64))
-        kept = falls(source, misses[cells], np.full(len(misses), FINE, np.int64))
+        cells = uniform_below(source, np.full(len(misses), len(misses), np.int64))
+        kept = bernoulli_exp(source, misses[cells], np.full(len(misses), FINE, np.int64))
         if kept.any():
             return int(cells[np.argmax(kept)])
 

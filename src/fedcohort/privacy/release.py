@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.exceptions import UnlikeSketches
+from fedcohort.exceptions import IncompatibleSketches
 from fedcohort.privacy.calibration import (
     Neighbors,
     check_budget,
@@ -82,7 +82,7 @@ class Release:
     def joined(self, other: Release) -> Release:
         """Return the release of a merged sketch: noise adds up, the weakest part guarantees."""
         if self.neighbors != other.neighbors:
-            raise UnlikeSketches(
+            raise IncompatibleSketches(
                 f"private for neighbors={self.neighbors!r} and {other.neighbors!r}: "
                 "a merged sketch could promise neither"
             )

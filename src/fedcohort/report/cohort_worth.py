@@ -22,7 +22,7 @@ from fedcohort.policies import Policy
 from fedcohort.rounds import ClientId, Outcome, Round, stream
 from fedcohort.signals.forms import sketch_dtype
 from fedcohort.signals.table import Signals
-from fedcohort.sketch.distances import energy, noise_energy
+from fedcohort.sketch.distances import error_variance, noise_variance_total
 from fedcohort.sketch.federation import blocks
 
 Array = NDArray[np.float64]
@@ -106,7 +106,7 @@ class BetweenClients:
             self.center += self.shares[part] @ q
             squares = np.einsum("ij,ij->i", q, q)
             noise = readings["noise"][part]
-            self.energy[part] = energy(squares, n[part], noise, rows, buckets)
+            self.energy[part] = error_variance(squares, n[part], noise, rows, buckets)
         self.whole = float(self.shares**2 @ self.energy)
         far = np.empty(len(n))
         for part in blocks(readings):
@@ -115,7 +115,7 @@ class BetweenClients:
         own = (far - self.whole - (1 - 2 * self.shares) * self.energy) / rows
         self.variance = float(own.mean())
         self.error = float(own.std() / math.sqrt(len(n)))
-        sampling = self.energy - noise_energy(n, readings["noise"], self.cells)
+        sampling = self.energy - noise_variance_total(n, readings["noise"], self.cells)
         self.floor = float(sampling.mean()) / rows
 
     def uniform(self, k: int) -> float:

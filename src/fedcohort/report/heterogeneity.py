@@ -30,7 +30,7 @@ from fedcohort.report.clusters import (
 from fedcohort.report.sketches import describe, privacy
 from fedcohort.report.verdict import Verdict, judge
 from fedcohort.sketch.distances import Stack, distance_matrix, distances_to_global
-from fedcohort.sketch.errors import errors_to_global, pair_errors, tightened
+from fedcohort.sketch.errors import cap_by_observed, errors_to_global, pair_errors
 from fedcohort.sketch.race import RaceSketch
 
 Floats = NDArray[np.float64]
@@ -224,7 +224,7 @@ def measure(sketches: Sequence[RaceSketch], names: Sequence[str]) -> Heterogenei
     used, called = [sketches[i] for i in usable], [names[i] for i in usable]
     squares, errors = distance_matrix(used, "mmd"), pair_errors(used)
     if not any(s.private for s in used):
-        errors = tightened(squares, errors)
+        errors = cap_by_observed(squares, errors)
     clusters, order = suggest_clusters(squares, errors)
     seen = classical_map(squares)
     pairs = np.triu_indices(len(used), 1)
@@ -348,7 +348,7 @@ def nearest_clients(sketches: Sequence[RaceSketch], squares: Floats) -> NDArray[
     A client of few or noisy records is near to everybody by chance: its debiased squared distance
     scatters most. So a part of its sampling and noise energy is added (see `personalize.search`).
     """
-    energy = Stack(sketches).energy() / sketches[0].rows
+    energy = Stack(sketches).error_variance() / sketches[0].rows
     ranked = squares + ENERGY_SHARE * energy[None, :]
     np.fill_diagonal(ranked, np.inf)
     nearest: NDArray[np.int64] = ranked.argmin(axis=1)

@@ -14,10 +14,11 @@ functions:
 Row r of q is an average of n one-hot vectors. It scatters around the true bucket probabilities p_r
 with E|q_r - p_r|^2 = (1 - |p_r|^2) / n, so small clients look far from everybody.
 (1 - |q_r|^2) / (n - 1) estimates that part without bias. Noise of variance s on every count adds
-rows * buckets * s / n^2. The sum of both is the client's *energy*, computed by `energy` only.
+rows * buckets * s / n^2. The sum of both is the client's *error variance* (`error_variance`).
 
-`debias` removes the energy of each side from the squared Frobenius distance, whose expectation is
-then rows times the squared MMD. A distance is the root of that, or 0 where noise left it negative.
+`debias` removes the error variance of each side from the squared Frobenius distance, whose
+expectation is then rows times the squared MMD. A distance is the root of that, or 0 where noise
+left it negative.
 With `debias`, ``row-l2`` is this root / sqrt(rows), because one root per row would be biased again.
 Clients without data get NaN; with `debias`, so do clients with fewer than two records.
 """
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from fedcohort.exceptions import UnlikeSketches
+from fedcohort.exceptions import IncompatibleSketches
 
 if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
@@ -40,20 +41,20 @@ Floats = NDArray[np.float64]
 CHUNK = 1 << 22  # numbers read at a time
 
 
-def noise_energy(n: Floats, noise: Floats, cells: int) -> Floats:
+def noise_variance_total(n: Floats, noise: Floats, cells: int) -> Floats:
     """Expected squared norm of the noise in q, for noise of the given variance on each count."""
     return np.asarray(cells * noise / n**2)
 
 
-def energy(squares: Floats, n: Floats, noise: Floats, rows: int, buckets: int) -> Floats:
+def error_variance(squares: Floats, n: Floats, noise: Floats, rows: int, buckets: int) -> Floats:
     """What sampling and noise add to |q - p|^2, estimated from |q|^2 without bias; NaN if n < 2.
 
     Examples
     --------
-    >>> energy(np.array([10 / 16]), np.array([4.0]), np.zeros(1), 1, 2).tolist()
+    >>> error_variance(np.array([10 / 16]), np.array([4.0]), np.zeros(1), 1, 2).tolist()
     [0.125]
     """
-    noisy = noise_energy(n, noise, rows * buckets)
+    noisy = noise_variance_total(n, noise, rows * buckets)
     degrees = np.where(n >= 2, n - 1, np.nan)
     return np.asarray((rows - squares + noisy) / degrees + noisy)
 
@@ -66,7 +67,7 @@ class Stack:
     >>> from fedcohort.signals.forms import sketch_dtype
     >>> one = np.zeros(1, sketch_dtype(1, 2, "i2"))
     >>> one["n"], one["counts"] = 4, [[3, 1]]
-    >>> Stack(one).energy().tolist()                     # (1 - (9 + 1) / 16) / 3
+    >>> Stack(one).error_variance().tolist()                     # (1 - (9 + 1) / 16) / 3
     [0.125]
     """
 
@@ -101,12 +102,12 @@ class Stack:
             part /= self.n[:, None, None]
             yield rows, part
 
-    def energy(self) -> Floats:
-        """Return the energy of each client, NaN if n < 2."""
+    def error_variance(self) -> Floats:
+        """Return the error variance of each client, NaN if n < 2."""
         squares = np.zeros(len(self))
         for _, q in self.chunks():
             squares += np.einsum("irb,irb->i", q, q)
-        return energy(squares, self.n, self.noise, self.rows, self.buckets)
+        return error_variance(squares, self.n, self.noise, self.rows, self.buckets)
 
     def weights(self, center: str) -> Floats:
         """Return what each client weighs in the global sketch; nothing without data."""
@@ -169,8 +170,8 @@ def distance_matrix(
         Whether to remove what is only sample size and noise; None does so for noisy sketches.
     """
     stack = Stack(readings)
-    if _settle(stack, kind, debias):
-        own = stack.energy()
+    if should_debias(stack, kind, debias):
+        own = stack.error_variance()
         out = _finish(stack, _squares(stack) - (own[:, None] + own), kind)
     elif kind == "frobenius":
         out = np.sqrt(_squares(stack))
@@ -192,15 +193,15 @@ def distances_to_global(
     ----------
     readings, kind, debias
         As in `distance_matrix`. The client is part of the global sketch: of the difference
-        sum_i w_i q_i - q_j, sum_i w_i^2 e_i + (1 - 2 w_j) e_j is energy.
+        sum_i w_i q_i - q_j, sum_i w_i^2 e_i + (1 - 2 w_j) e_j is error variance.
     center : {"pooled", "mean"}
         The sketch of all data together, or the paper's unweighted mean of sketches.
     """
     stack = Stack(readings)
     weights = stack.weights(center)
     excess = None
-    if _settle(stack, kind, debias):
-        own = stack.energy()
+    if should_debias(stack, kind, debias):
+        own = stack.error_variance()
         excess = np.nansum(weights**2 * own) + (1 - 2 * weights) * own
     return distances_to_center(stack, stack.mixture(weights), kind, excess)
 
@@ -220,24 +221,26 @@ def distances_to(
         if not isinstance(readings, np.ndarray):
             readings[0].check_alike(other)
     if (stack.rows, stack.buckets) != (single.rows, single.buckets):
-        raise UnlikeSketches(
+        raise IncompatibleSketches(
             f"a sketch of {single.rows} x {single.buckets} cannot be compared with one of "
             f"{stack.rows} x {stack.buckets}"
         )
     excess = None
-    if _settle(stack, kind, debias) | _settle(single, kind, debias):
-        excess = stack.energy() + single.energy()
+    if should_debias(stack, kind, debias) | should_debias(single, kind, debias):
+        excess = stack.error_variance() + single.error_variance()
     return distances_to_center(stack, single.mixture(np.ones(1)), kind, excess)
 
 
 def squares_to(stack: Stack, own: Floats, other: RaceSketch) -> Floats:
     """Debiased squared Frobenius distance of every client to one other sketch, (N,).
 
-    `own` is the energy of the clients, for callers that need it more than once.
+    `own` is the error variance of the clients, for callers that need it more than once.
     """
     single = Stack([other])
     center = single.mixture(np.ones(1))
-    return np.asarray(distances_to_center(stack, center, "mmd", own + single.energy()) * stack.rows)
+    return np.asarray(
+        distances_to_center(stack, center, "mmd", own + single.error_variance()) * stack.rows
+    )
 
 
 def gram(readings: Readings, debias: bool | None = None) -> Floats:
@@ -248,19 +251,19 @@ def gram(readings: Readings, debias: bool | None = None) -> Floats:
     """
     stack = Stack(readings)
     out = _products(stack, centered=False)
-    if _settle(stack, "frobenius", debias):
-        out[np.diag_indices_from(out)] -= stack.energy()
+    if should_debias(stack, "frobenius", debias):
+        out[np.diag_indices_from(out)] -= stack.error_variance()
     out /= stack.rows
     return out
 
 
-def _settle(stack: Stack, kind: Kind, debias: bool | None) -> bool:
-    """Say whether to debias; ValueError for a kind that cannot be had that way."""
+def should_debias(stack: Stack, kind: Kind, debias: bool | None) -> bool:
+    """Say whether to debias; ValueError for a kind that does not support it."""
     if kind not in get_args(Kind):
         raise ValueError(f"unknown kind {kind!r}; use one of {', '.join(get_args(Kind))}")
     noisy = bool((stack.noise > 0).any())
     if kind == "tvd-lower" and (debias or noisy):
-        why = "noise breaks the bound" if noisy else "it cannot be debiased"
+        why = "noise breaks the bound" if noisy else "it does not support debiasing"
         raise ValueError(f"tvd-lower: {why}; use kind='frobenius' or 'mmd'")
     if kind == "mmd" and debias is False:
         raise ValueError("mmd is debiased by definition; use kind='frobenius' for the raw distance")
@@ -285,8 +288,8 @@ def distances_to_center(
 ) -> Floats:
     """Distance of every client to a center (rows, buckets).
 
-    `excess` is the energy to remove from each squared Frobenius distance, None for none. With
-    `least`, a squared distance below it counts as this much.
+    `excess` is the error variance to remove from each squared Frobenius distance, None for none.
+    With `least`, a squared distance below it counts as this much.
     """
     total = np.zeros(len(stack))
     for rows, q in stack.chunks():

@@ -1,7 +1,7 @@
 """Standard errors of debiased distances, and estimates of the total variation.
 
-With the gap u = q_a - q_b, the debiased squared distance is D = |u|^2 less both energies. Two
-sources move it:
+With the gap u = q_a - q_b, the debiased squared distance D is |u|^2 less both error variances.
+Two sources move it:
 
 - Noise, exactly. If every cell of u carries independent noise of variance s and fourth cumulant
   f, and u_0 is the gap without noise, Var D = 4 s |u_0|^2 + cells (2 s^2 + f). If n was estimated
@@ -215,7 +215,7 @@ def _sums(values: Floats) -> Floats:
     return sums
 
 
-def tightened(squares: Floats, errors: Floats) -> Floats:
+def cap_by_observed(squares: Floats, errors: Floats) -> Floats:
     """Return the errors of exact sketches, no larger than the federation itself shows.
 
     `pair_errors` lets rows move together fully, which overstates the scatter several times for

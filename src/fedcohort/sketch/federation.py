@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 
 from fedcohort.rounds import ClientId
 from fedcohort.signals.table import Signals
-from fedcohort.sketch.distances import Kind, Stack, distances_to_center, energy, noise_energy
+from fedcohort.sketch.distances import (
+    Kind,
+    Stack,
+    distances_to_center,
+    error_variance,
+    noise_variance_total,
+)
 
 Array = NDArray[np.float64]
 
@@ -39,7 +45,7 @@ class GlobalSketch:
     counts, shapes : array (rows, buckets), optional
         Sums of the counts, and of the normalized sketches.
     pooled_energy, mean_energy : float
-        Energy of `counts` and of `shapes`.
+        Error variance of `counts` and of `shapes`.
     """
 
     until: int = -1
@@ -90,7 +96,7 @@ class GlobalSketch:
         (rows, buckets), n = readings["counts"].shape[1:], readings["n"]
         q = readings["counts"].reshape(len(readings), -1) * (1 / n)[:, None]
         squares = np.einsum("ij,ij->i", q, q)
-        own = np.nan_to_num(energy(squares, n, readings["noise"], rows, buckets))
+        own = np.nan_to_num(error_variance(squares, n, readings["noise"], rows, buckets))
         if self.counts is None or self.shapes is None:
             self.counts, self.shapes = np.zeros((rows, buckets)), np.zeros((rows, buckets))
         self.clients += len(n)
@@ -135,11 +141,11 @@ class GlobalSketch:
         return result
 
     def _excess(self, stack: Stack, center: str) -> Array:
-        """Energy of the difference between a client and a center that it is part of."""
+        """Error variance of the difference between a client and a center that it is part of."""
         whole = self.pooled_energy / self.n**2
         if center == "mean":
             whole = self.mean_energy / self.clients**2
-        return np.asarray(whole + (1 - 2 * self.share(stack.n, center)) * stack.energy())
+        return np.asarray(whole + (1 - 2 * self.share(stack.n, center)) * stack.error_variance())
 
 
 class Shrunken(NamedTuple):
@@ -163,14 +169,14 @@ class Shrunken(NamedTuple):
 def shrink(readings: NDArray[Any], center: Array) -> Shrunken:
     """Shrink each sketch toward the center by the share of it that is sampling error and noise.
 
-    With v_i the energy of sketch i and t the variance between clients, sketch i keeps
+    With v_i the error variance of sketch i and t the variance between clients, sketch i keeps
     s_i = t / (t + v_i) of its difference from the center, and t (1 - s_i) remains unknown. All
     clients must have data.
     """
     n, cells = readings["n"], int(np.prod(center.shape))
     q, squares, distances = _centered(readings, center.ravel().astype(np.float32))
-    noisy = noise_energy(n, readings["noise"], cells)
-    error = energy(squares, n, readings["noise"], *center.shape)
+    noisy = noise_variance_total(n, readings["noise"], cells)
+    error = error_variance(squares, n, readings["noise"], *center.shape)
     alone = noisy + len(center) - float((center**2).sum())  # one record does not show its scatter
     error = np.where(np.isnan(error), alone, np.maximum(error, noisy))
     spread, doubt = variance_between(distances, error)
@@ -223,8 +229,8 @@ def standard_error(stack: Stack) -> Array:
     noise (Gaussian noise: sqrt(2 cells) s). The sampling part is at most sqrt(2) times its mean,
     which one squared Gaussian has; rows see the same records, so their number does not help.
     """
-    noisy = noise_energy(stack.n, stack.noise, stack.rows * stack.buckets)
-    sampling = np.maximum(stack.energy() - noisy, 0.0)
+    noisy = noise_variance_total(stack.n, stack.noise, stack.rows * stack.buckets)
+    sampling = np.maximum(stack.error_variance() - noisy, 0.0)
     return np.asarray(np.sqrt(2) * sampling + np.sqrt(5 / (stack.rows * stack.buckets)) * noisy)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.atomic import write_atomically
-from fedcohort.exceptions import ConfigError, UnlikeSketches
+from fedcohort.exceptions import ConfigError, IncompatibleSketches
 from fedcohort.files.columns import Column, column_difference
 from fedcohort.files.marginals import Marginals
 from fedcohort.privacy.calibration import Neighbors
@@ -40,7 +40,7 @@ from fedcohort.sketch.distances import (
     normalized,
 )
 from fedcohort.sketch.hashing import SRP, HashFamily, MinHash, PStable
-from fedcohort.sketch.transforms import Tokenizer, Transform, appended, difference
+from fedcohort.sketch.transforms import Tokenizer, Transform, difference, num_label_columns
 
 
 class StoredSketch:
@@ -119,11 +119,13 @@ class StoredSketch:
         return out
 
     def check_alike(self, other: StoredSketch) -> None:
-        """Raise UnlikeSketches unless hash functions and transform are the same."""
+        """Raise IncompatibleSketches unless hash functions and transform are the same."""
         if self.columns != other.columns:
-            raise UnlikeSketches(column_difference(self.columns, other.columns) or "other columns")
+            raise IncompatibleSketches(
+                column_difference(self.columns, other.columns) or "other columns"
+            )
         if self.family != other.family or self.transform != other.transform:
-            raise UnlikeSketches(difference(self.spec, other.spec))
+            raise IncompatibleSketches(difference(self.spec, other.spec))
 
     def header(self) -> dict[str, Any]:
         """Return what a file says about the sketch, as plain values."""
@@ -224,7 +226,7 @@ class RaceSketch(StoredSketch):
         transform: Transform | None = None,
     ) -> RaceSketch:
         """Sketch of dense vectors by angle; see `hashing.SRP`. Labels add to `dim`."""
-        wide = dim + appended(transform, dim)
+        wide = dim + num_label_columns(transform, dim)
         return cls(SRP(wide, rows, bits, seed, family), transform)
 
     @classmethod
@@ -247,7 +249,7 @@ class RaceSketch(StoredSketch):
         transform: Transform | None = None,
     ) -> RaceSketch:
         """Sketch of vectors by Euclidean distance; see `hashing.PStable`. Labels add to `dim`."""
-        wide = dim + appended(transform, dim)
+        wide = dim + num_label_columns(transform, dim)
         return cls(PStable(wide, rows, float(width), buckets, seed), transform)
 
     def add(self, x: Any, y: ArrayLike | None = None) -> None:
@@ -313,7 +315,9 @@ class RaceSketch(StoredSketch):
             return mine.joined(theirs) if sign > 0 else mine.without(theirs)
         exact = [s for s in (self, other) if s.release is None]
         if len(exact) == 1 and exact[0].n:
-            raise UnlikeSketches("a private and an exact sketch: their sum would protect nobody")
+            raise IncompatibleSketches(
+                "a private and an exact sketch: their sum would protect nobody"
+            )
         return mine or theirs
 
     def normalized(self) -> Floats:

@@ -37,7 +37,7 @@ class Transform:
     unit : bool
         Divide each vector by its length; the zero vector stays.
     classes : int
-        With labels: how many there are. `classes` columns are appended to x.
+        With labels: how many there are. `classes` columns are num_label_columns to x.
     label_weight : float
         What stands in the column of the sample's label; 1 gives the label as much weight as a
         vector of unit length.
@@ -196,7 +196,7 @@ def from_spec(spec: Any, function: Callable[[Any], Any] | None = None) -> Transf
     return Transform(**spec, function=function)
 
 
-def appended(transform: Transform | None, dim: int) -> int:
+def num_label_columns(transform: Transform | None, dim: int) -> int:
     """How many columns the transform appends, after checking that it fits `dim` columns."""
     if transform is None:
         return 0

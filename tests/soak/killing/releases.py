@@ -21,7 +21,7 @@ remove_leftovers(folder)
 for i in range(60):  # three releases for each of twenty clients
     name, out = f"r{i}", folder / f"{i}.out"
     if not out.exists():
-        content = ledger.pay_and_keep(f"c{i % 20}", [release], lambda: b"%d" % i, request=name)
+        content = ledger.charge_and_store(f"c{i % 20}", [release], lambda: b"%d" % i, request=name)
         write_atomically(out, content)
     ledger.delivered(name)
 """
