@@ -213,7 +213,7 @@ def whole_run():
         "accuracy": rounded(history.accuracy),
         "loss": rounded(r.loss for r in history.rounds),
         "bytes": [[r.bytes_up, r.bytes_down] for r in history.rounds],
-        "seconds": rounded(r.seconds for r in history.rounds),
+        "seconds": rounded(r.elapsed for r in history.rounds),
     }
 
 

@@ -18,6 +18,7 @@ from fedcohort.experiments.config import NamedConfig
 from fedcohort.experiments.folder import run
 from fedcohort.experiments.results import Results, read, read_run
 from fedcohort.experiments.several import DEFAULT_SETTING, Setting, compare, run_several
+from fedcohort.experiments.summary import summarize_rounds
 from fedcohort.report.tables import comparison, comparison_table, curves, setting_columns
 
 SMALL = dataclasses.replace(
@@ -199,9 +200,34 @@ def test_a_round_with_an_unknown_client_is_named():
     """A damaged rounds.jsonl or federation.json gave a KeyError."""
     from types import SimpleNamespace
 
-    from fedcohort.exceptions import ConfigError
     from fedcohort.experiments.summary import gemd_by_round
 
     history = SimpleNamespace(rounds=[SimpleNamespace(finished=("a", "eve"))])
     with pytest.raises(ConfigError, match="lists client 'eve'"):
         gemd_by_round(history, ["a", "b"], np.ones((2, 3), np.int64))
+
+
+def test_time_to_target_is_the_time_of_the_rounds_until_then(compared):
+    returned, _ = compared
+    for history, members in zip(returned[0].histories, returned[0].members(), strict=True):
+        seconds = [r.seconds for r in history.rounds]
+        best = int(history.accuracy.argmax())
+        summary = summarize_rounds(history, *members, history.accuracy[best], 1)
+        assert summary.rounds_to_target == best + 1
+        assert summary.seconds_to_target == pytest.approx(sum(seconds[: best + 1]))
+        assert summary.seconds_to_target == pytest.approx(history.rounds[best].elapsed)
+
+
+def test_lines_of_older_versions_had_the_time_so_far(compared, tmp_path):
+    returned, folder = compared
+    for name in ("config.json", "federation.json"):
+        (tmp_path / name).write_bytes((folder / "uniform" / name).read_bytes())
+    text = (folder / "uniform" / "rounds.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    for line in lines:
+        line["seconds"] = line.pop("elapsed")
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for old, new in zip(read_run(tmp_path).histories, returned[0].histories, strict=True):
+        assert [r.elapsed for r in old.rounds] == [r.elapsed for r in new.rounds]
+        seconds = [r.seconds for r in new.rounds]
+        assert [r.seconds for r in old.rounds] == pytest.approx(seconds)

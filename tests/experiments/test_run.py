@@ -365,6 +365,7 @@ def test_damaged_files_of_a_run_are_our_errors(copy, name, content):
         ("round", 7),
         ("accuracy", "high"),
         ("seconds", None),
+        ("elapsed", None),
         ("selected", "abc"),
         ("selected", [1]),
         ("selected", [""]),

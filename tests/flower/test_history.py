@@ -41,7 +41,8 @@ def test_history_becomes_that_of_a_simulation(digits, cohort):
     assert history.accuracy[2] == digits.accuracy(result.arrays)
     assert [r.bytes_up for r in history.rounds] == [r.bytes_up for r in strategy.history]
     seconds = [r.seconds for r in history.rounds]
-    assert seconds == sorted(seconds) and seconds[0] > 0
+    assert seconds == [r.seconds for r in strategy.history] and seconds[0] > 0
+    assert history.rounds[-1].elapsed == pytest.approx(sum(seconds))
 
 
 def test_accuracies_may_come_from_the_clients(digits, cohort):

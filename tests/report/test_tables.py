@@ -24,7 +24,7 @@ def result(policy, accuracies, reached):
     histories, summaries = [], []
     for seed, (values, rounds) in enumerate(zip(accuracies, reached, strict=True)):
         records = [
-            RoundRecord(seed, i, value, None, ("a",), ("a",), 1000, 2000, float(i))
+            RoundRecord(seed, i, value, None, ("a",), ("a",), 1000, 2000, 1.0, float(i))
             for i, value in enumerate(values)
         ]
         histories.append(History(seed, records))

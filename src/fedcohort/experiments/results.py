@@ -221,6 +221,8 @@ def read_histories(folder: str | os.PathLike[str]) -> list[History]:
         try:
             record = record_from(json.loads(line))
             history = histories.setdefault(record.seed, History(record.seed))
+            if history.rounds:
+                record = record_from(json.loads(line), history.rounds[-1].elapsed)
             if record.round != len(history.rounds):
                 raise ValueError(f"round {record.round} in place of {len(history.rounds)}")
         except (ValueError, TypeError, RecursionError) as error:

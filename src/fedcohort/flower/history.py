@@ -123,9 +123,9 @@ def history_of(seed: int, reports: Sequence[RoundReport]) -> History:
     """Return the rounds as a simulation's history."""
     from fedcohort.simulate.history import History, RoundRecord
 
-    records, clock = [], 0.0
+    records, elapsed = [], 0.0
     for report in reports:
-        clock += report.seconds
+        elapsed += report.seconds
         records.append(
             RoundRecord(
                 seed,
@@ -136,7 +136,8 @@ def history_of(seed: int, reports: Sequence[RoundReport]) -> History:
                 report.finished,
                 report.bytes_up,
                 report.bytes_down,
-                clock,
+                report.seconds,
+                elapsed,
                 bool(report.withheld) and not report.finished,
                 report.withheld,
             )

@@ -148,7 +148,7 @@ def _curve(policy: str, histories: Sequence[History]) -> Curve:
     accuracy = np.array([h.accuracy[:length] for h in histories])
     rounds = [h.rounds[:length] for h in histories]
     sent = np.cumsum([[r.bytes_up + r.bytes_down for r in own] for own in rounds], axis=1)
-    seconds = np.array([[r.seconds for r in own] for own in rounds])
+    seconds = np.array([[r.elapsed for r in own] for own in rounds])
     known = np.flatnonzero(np.isfinite(accuracy).all(axis=0))
     mean = accuracy[:, known].mean(axis=0)
     several = len(histories) > 1

@@ -30,8 +30,8 @@ class RoundRecord:
         The cohort, the clients whose update arrived, and those whose upload the gate withheld.
     bytes_up, bytes_down : int
         Traffic of this round.
-    seconds : float
-        Simulated time at the end of the round.
+    seconds, elapsed : float
+        Simulated time of this round, and of all rounds so far.
     skipped : bool
         Whether the gate withheld all uploads.
     """
@@ -45,6 +45,7 @@ class RoundRecord:
     bytes_up: int
     bytes_down: int
     seconds: float
+    elapsed: float
     skipped: bool = False
     withheld: tuple[ClientId, ...] = ()
 
@@ -89,19 +90,25 @@ class History:
         return pd.DataFrame(self.records(), columns=names)
 
 
-def record_from(values: Any) -> RoundRecord:
-    """Make a record from what was read from disk; ValueError or TypeError if it is not one."""
+def record_from(values: Any, elapsed: float = 0.0) -> RoundRecord:
+    """Make a record from what was read from disk; ValueError or TypeError if it is not one.
+
+    Lines of older versions have the time so far as `seconds`; `elapsed` is the one before.
+    """
     if not isinstance(values, Mapping):
         raise ValueError(f"{str(values)[:80]} is not an object")
+    if "elapsed" not in values and isinstance(values.get("seconds"), float):
+        total = values["seconds"]
+        values = {**values, "seconds": total - elapsed, "elapsed": total}
     cohort = {key: _clients(values.get(key, [])) for key in ("selected", "finished", "withheld")}
     record = RoundRecord(**{**values, **cohort})
     for name in ("seed", "round", "bytes_up", "bytes_down"):
         whole_number(getattr(record, name))
-    for name in ("accuracy", "loss", "seconds"):
+    for name in ("accuracy", "loss", "seconds", "elapsed"):
         value = getattr(record, name)
         if type(value) is int:
             whole_number(value)
-        elif not (isinstance(value, float) or (value is None and name != "seconds")):
+        elif not (isinstance(value, float) or (value is None and name in ("accuracy", "loss"))):
             raise ValueError(f"{name}={str(value)[:80]} is not a float")
     if record.round < 0 or not isinstance(record.skipped, bool):
         raise ValueError(f"round={record.round}, skipped={str(record.skipped)[:80]}")

@@ -101,7 +101,7 @@ class Seed:
         self.finished: tuple[ClientId, ...] = ()
         self.withheld: tuple[ClientId, ...] = ()
         self.differences: dict[ClientId, torch.Tensor] = {}
-        self.clock = 0.0
+        self.clock = self.round_seconds = 0.0
         self._known_seconds: dict[ClientId, float] = {}
         self._round_seconds: dict[ClientId, float] = {}
         self._replies: dict[str, Readings] = {}
@@ -164,7 +164,8 @@ class Seed:
     def finish(self) -> None:
         """End the session's round and advance the clock."""
         self.withheld = self.session.finish(self._replies, self.finished).withheld
-        self.clock += max(self._round_seconds.values())
+        self.round_seconds = max(self._round_seconds.values())
+        self.clock += self.round_seconds
 
     def _finite(
         self, trained: torch.Tensor, finite: NDArray[np.bool_]

@@ -276,7 +276,8 @@ class Simulation:
                 finished=seed.finished,
                 bytes_up=seed.session.ledger.total("up", number),
                 bytes_down=seed.session.ledger.total("down", number),
-                seconds=seed.clock,
+                seconds=seed.round_seconds,
+                elapsed=seed.clock,
                 skipped=seed.session.skipped,
                 withheld=seed.withheld,
             )
