@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedcohort import checkpoint
+from fedcohort import storage
 from fedcohort.exceptions import InvalidCheckpoint
 
 plain = st.one_of(
@@ -47,8 +47,8 @@ def same(a, b):
 @settings(max_examples=60)
 @given(st.dictionaries(keys, trees, max_size=4))
 def test_what_is_saved_comes_back(tmp_path, state):
-    checkpoint.save(tmp_path / "x", state)
-    assert same(checkpoint.load(tmp_path / "x"), state)
+    storage.save(tmp_path / "x", state)
+    assert same(storage.load(tmp_path / "x"), state)
 
 
 @pytest.mark.parametrize(
@@ -61,45 +61,45 @@ def test_what_is_saved_comes_back(tmp_path, state):
 )
 def test_what_cannot_be_saved_is_named(tmp_path, state, culprit):
     with pytest.raises(TypeError, match=culprit):
-        checkpoint.save(tmp_path / "x", state)
+        storage.save(tmp_path / "x", state)
     assert not list(tmp_path.iterdir())
 
 
 def test_damaged_files_are_refused(tmp_path):
     path = tmp_path / "x"
     with pytest.raises(InvalidCheckpoint, match="no such checkpoint"):
-        checkpoint.load(path)
-    checkpoint.save(path, {"a": np.arange(100)})
+        storage.load(path)
+    storage.save(path, {"a": np.arange(100)})
     whole = path.read_bytes()
     for cut in (0, 1, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
         with pytest.raises(InvalidCheckpoint, match="not a whole checkpoint"):
-            checkpoint.load(path)
+            storage.load(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("state.json", '{"format": "another", "state": {}}')
     with pytest.raises(InvalidCheckpoint, match="format 'another'"):
-        checkpoint.load(path)
+        storage.load(path)
 
 
 def test_a_pickled_array_is_never_loaded(tmp_path):
     path = tmp_path / "x"
     with zipfile.ZipFile(path, "w") as archive:
         tree = '{"__dict__": {"a": {"__array__": 0}}}'
-        archive.writestr("state.json", f'{{"format": "{checkpoint.FORMAT}", "state": {tree}}}')
+        archive.writestr("state.json", f'{{"format": "{storage.FORMAT}", "state": {tree}}}')
         with archive.open("0.npy", "w") as part:
             np.lib.format.write_array(part, np.array([{}]), allow_pickle=True)
     with pytest.raises(InvalidCheckpoint, match="not a whole checkpoint"):
-        checkpoint.load(path)
+        storage.load(path)
 
 
 def test_a_killed_writer_leaves_a_whole_file(tmp_path):
     path = tmp_path / "x"
-    checkpoint.save(path, {"i": -1, "a": np.zeros(200_000)})
+    storage.save(path, {"i": -1, "a": np.zeros(200_000)})
     writer = f"""
         import numpy as np
-        from fedcohort import checkpoint
+        from fedcohort import storage
         for i in range(100_000):
-            checkpoint.save({str(path)!r}, {{"i": i, "a": np.full(200_000, float(i))}})
+            storage.save({str(path)!r}, {{"i": i, "a": np.full(200_000, float(i))}})
     """
     first = path.stat().st_ino
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(writer)])
@@ -109,7 +109,7 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path):
     time.sleep(0.3)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    state = checkpoint.load(path)
+    state = storage.load(path)
     assert state["i"] >= 0, "the writer never got to write"
     assert (state["a"] == state["i"]).all()
 
@@ -121,7 +121,7 @@ def archive_of(path, members, compression=zipfile.ZIP_STORED):
 
 
 def state_json(tree):
-    return json.dumps({"format": checkpoint.FORMAT, "state": tree})
+    return json.dumps({"format": storage.FORMAT, "state": tree})
 
 
 def npy_file(header, values=b""):
@@ -161,7 +161,7 @@ def npy_file(header, values=b""):
 def test_any_other_content_of_a_valid_archive_is_refused(tmp_path, members):
     archive_of(tmp_path / "x", members)
     with pytest.raises(InvalidCheckpoint, match=str(tmp_path / "x")):
-        checkpoint.load(tmp_path / "x")
+        storage.load(tmp_path / "x")
 
 
 def test_a_compressed_member_cannot_take_memory(tmp_path):
@@ -177,7 +177,7 @@ def test_a_compressed_member_cannot_take_memory(tmp_path):
     del zeros
     tracemalloc.start()
     with pytest.raises(InvalidCheckpoint, match="a member is compressed"):
-        checkpoint.load(tmp_path / "x")
+        storage.load(tmp_path / "x")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 10**7
@@ -185,10 +185,10 @@ def test_a_compressed_member_cannot_take_memory(tmp_path):
 
 def test_equal_states_give_equal_files_on_any_clock(tmp_path, monkeypatch):
     """Zip archives cannot hold years before 1980, and need not hold the time at all."""
-    checkpoint.save(tmp_path / "now", {"a": np.arange(3)})
+    storage.save(tmp_path / "now", {"a": np.arange(3)})
     monkeypatch.setattr(time, "time", lambda: 0.0)
     monkeypatch.setattr(time, "localtime", lambda *_: time.gmtime(0))
-    checkpoint.save(tmp_path / "1970", {"a": np.arange(3)})
+    storage.save(tmp_path / "1970", {"a": np.arange(3)})
     assert (tmp_path / "now").read_bytes() == (tmp_path / "1970").read_bytes()
 
 
@@ -199,12 +199,12 @@ def test_a_state_that_does_not_fit_is_an_invalid_checkpoint(tmp_path):
             raise error
 
         with pytest.raises(InvalidCheckpoint, match="does not fit"):
-            checkpoint.restore(tmp_path, load_state_dict, {})
+            storage.restore(tmp_path, load_state_dict, {})
 
 
 def test_loaded_arrays_can_be_written(tmp_path):
-    checkpoint.save(tmp_path / "x", {"a": np.arange(3), "f": np.asfortranarray(np.eye(2))})
-    state = checkpoint.load(tmp_path / "x")
+    storage.save(tmp_path / "x", {"a": np.arange(3), "f": np.asfortranarray(np.eye(2))})
+    state = storage.load(tmp_path / "x")
     state["a"][0] = 7
     assert state["a"].tolist() == [7, 1, 2]
     assert state["f"].tolist() == [[1, 0], [0, 1]]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcohort import checkpoint
+from fedcohort import storage
 from fedcohort.ledger import Ledger
 
 charges = st.lists(
@@ -34,8 +34,8 @@ def test_it_survives_a_file(tmp_path):
     ledger = Ledger()
     ledger.charge(3, "model", "down", ["a", "b"], 10)
     ledger.charge_each(4, "loss", "up", {"a": 8})
-    checkpoint.save(tmp_path / "x", ledger.state_dict())
+    storage.save(tmp_path / "x", ledger.state_dict())
     copy = Ledger()
-    copy.load_state_dict(checkpoint.load(tmp_path / "x"))
+    copy.load_state_dict(storage.load(tmp_path / "x"))
     assert copy.by_kind("down", 3) == {"model": 20}
     assert copy.by_client("up") == {"a": 8}

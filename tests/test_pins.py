@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcohort import POLICIES, Session, checkpoint
+from fedcohort import POLICIES, Session, storage
 from fedcohort.datasets import federate, load
 from fedcohort.gates import GATES, SketchToSkip
 from fedcohort.simulate import LocalTraining, Simulation, build, simulate
@@ -188,7 +188,7 @@ def simulated(policy, rounds):
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/run"
         histories = simulate(*arguments, rounds=rounds, checkpoint=path, **options)
-        state = checkpoint.load(path)["simulation"]["seeds"][0]["session"]
+        state = storage.load(path)["simulation"]["seeds"][0]["session"]
     session = Session(policy, cohort_size=COHORT, seed=3)
     session.ledger.load_state_dict(state["ledger"])
     return histories, session
@@ -257,7 +257,7 @@ CHECKPOINTS = {
 def members(make):
     """Pin the members of the zip file; the file itself holds the time at which it was written."""
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint.save(f"{folder}/state", make())
+        storage.save(f"{folder}/state", make())
         with zipfile.ZipFile(f"{folder}/state") as archive:
             found = {
                 entry.filename: archive.read(entry)
@@ -349,8 +349,8 @@ def test_a_pinned_checkpoint_can_be_read(tmp_path):
         for name, content in EXPECTED["checkpoints"]["plain values"].items():
             archive.writestr(name, base64.b64decode(content))
     (tmp_path / "old").write_bytes(buffer.getvalue())
-    checkpoint.save(tmp_path / "new", plain_state())
-    old, new = checkpoint.load(tmp_path / "old"), checkpoint.load(tmp_path / "new")
+    storage.save(tmp_path / "new", plain_state())
+    old, new = storage.load(tmp_path / "old"), storage.load(tmp_path / "new")
     assert repr(old) == repr(new)
     assert old["nested"]["list"][2][0]["x"].tolist() == [0, 1, 2]
 

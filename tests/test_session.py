@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from fedcohort import checkpoint
+from fedcohort import storage
 from fedcohort.exceptions import InvalidCheckpoint, NoClients, PolicyError
 from fedcohort.policies import Policy, PowerOfChoice, Uniform
 from fedcohort.rounds import Selection
@@ -201,8 +201,8 @@ def test_a_resumed_session_remembers_who_sits_out(tmp_path):
     for _ in range(3):
         first.begin("abcd", answers([]))
         first.finish({}, [])
-    checkpoint.save(tmp_path / "x", first.state_dict())
-    second.load_state_dict(checkpoint.load(tmp_path / "x"))
+    storage.save(tmp_path / "x", first.state_dict())
+    second.load_state_dict(storage.load(tmp_path / "x"))
     for session in (first, second):
         session.begin("abcdef", answers([]))
     assert first._round == second._round

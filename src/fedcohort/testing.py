@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort import checkpoint
+from fedcohort import storage
 from fedcohort.exceptions import NoClients
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, Selection, stream
@@ -217,8 +217,8 @@ def _restored(saved: Session, fresh: Session) -> Session:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint.save(f"{folder}/session", saved.state_dict())
-        fresh.load_state_dict(checkpoint.load(f"{folder}/session"))
+        storage.save(f"{folder}/session", saved.state_dict())
+        fresh.load_state_dict(storage.load(f"{folder}/session"))
     return fresh
 
 

@@ -189,7 +189,7 @@ def test_centers_and_scales_can_be_estimated_privately(folder, capsys, monkeypat
     paid = [*asked, "--bounds", "age=0:120", "--epsilon", 0.5, "--client", "va"]
     paid += ["--budget", "b.json", "--budget-epsilon", 0.8]
     with monkeypatch.context() as patch:  # the spec cannot be written: what was paid for is kept
-        patch.setattr("fedcohort.atomic.write_atomically", _disk_full)
+        patch.setattr("fedcohort.storage.write_atomically", _disk_full)
         assert "No space left" in fails(capsys, *paid)
     assert run(*paid) == 0
     assert "epsilon=0.5 for adding or removing one record" in capsys.readouterr().out

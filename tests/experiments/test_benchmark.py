@@ -110,7 +110,7 @@ def test_a_part_whose_time_is_over_goes_on(suite, tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark.time, "monotonic", lambda: next(clock))
     with pytest.raises(benchmark.Unfinished):
         benchmark.write_part(part, tmp_path, loaded, until=4.5)  # the third would end at 5
-    kept = benchmark.checkpoints.load(tmp_path / f"{part.file_name}.checkpoint")
+    kept = benchmark.storage.load(tmp_path / f"{part.file_name}.checkpoint")
     assert [len(records) for records in kept["records"]] == [2, 2]
     assert not (tmp_path / part.file_name).exists()
     benchmark.write_part(part, tmp_path, loaded)

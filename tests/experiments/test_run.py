@@ -208,14 +208,14 @@ def test_a_crash_while_seeds_are_added_loses_nothing(tmp_path, monkeypatch):
     whole = dataclasses.replace(SMALL, rounds=4, seeds=(0, 1))
     run(whole, tmp_path / "whole")
     run(dataclasses.replace(whole, seeds=(0,)), tmp_path / "grown")
-    save = folder.checkpoint.save
+    save = folder.storage.save
 
     def crash(path, state):
         if path == tmp_path / "grown" / "checkpoint":
             raise OSError("no power")
         save(path, state)
 
-    monkeypatch.setattr(folder.checkpoint, "save", crash)
+    monkeypatch.setattr(folder.storage, "save", crash)
     with pytest.raises(OSError, match="no power"):
         run(whole, tmp_path / "grown", resume=True)
     monkeypatch.undo()
@@ -296,8 +296,8 @@ def test_options_are_checked_by_their_declared_types(text, message):
 
 
 def test_two_processes_cannot_write_one_folder(tmp_path):
-    from fedcohort.atomic import locked_folder
     from fedcohort.exceptions import FolderInUse
+    from fedcohort.storage import locked_folder
 
     with locked_folder(tmp_path), pytest.raises(FolderInUse, match="another process"):
         run(TINY, tmp_path, resume=True)
@@ -306,7 +306,7 @@ def test_two_processes_cannot_write_one_folder(tmp_path):
 
 
 def test_leftovers_of_a_killed_run_are_removed(tmp_path):
-    from fedcohort.atomic import SUFFIX
+    from fedcohort.storage import SUFFIX
 
     for i in range(3):
         (tmp_path / f".checkpoint.{i}{SUFFIX}").write_bytes(b"half")
@@ -315,17 +315,17 @@ def test_leftovers_of_a_killed_run_are_removed(tmp_path):
 
 
 def test_rounds_are_synced_before_the_checkpoint_that_knows_them(tmp_path, monkeypatch):
-    from fedcohort import checkpoint
+    from fedcohort import storage
 
     events = []
-    real_sync, real_save = os.fsync, checkpoint.save
+    real_sync, real_save = os.fsync, storage.save
 
     def sync(handle):
         events.append(os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
         real_sync(handle)
 
     monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(checkpoint, "save", lambda *a: (events.append("save"), real_save(*a)))
+    monkeypatch.setattr(storage, "save", lambda *a: (events.append("save"), real_save(*a)))
     run(TINY, tmp_path)
     saves = [i for i, event in enumerate(events) if event == "save"]
     assert saves

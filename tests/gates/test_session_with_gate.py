@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcohort import checkpoint
+from fedcohort import storage
 from fedcohort.gates import SketchToSkip
 from fedcohort.policies import Uniform
 from fedcohort.session import Session
@@ -91,8 +91,8 @@ def test_an_update_that_was_not_asked_for_is_refused():
 def test_a_skip_survives_a_checkpoint(tmp_path):
     run, other = session(), session()
     first, _ = play(run, [0.01, 0.01])
-    checkpoint.save(tmp_path / "x", run.state_dict())
-    other.load_state_dict(checkpoint.load(tmp_path / "x"))
+    storage.save(tmp_path / "x", run.state_dict())
+    other.load_state_dict(storage.load(tmp_path / "x"))
     assert other.skipped
     assert play(other, [0.01, 0.01])[0] == first
     assert other.gate.state.skips == 2

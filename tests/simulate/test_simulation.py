@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedcohort import checkpoint
+from fedcohort import storage
 from fedcohort.datasets import federate, load
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint, NoClients
 from fedcohort.gates import SketchToSkip
@@ -129,7 +129,7 @@ def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path):
     for other in ({"seeds": (3,)}, {"policy": "oort"}, {"cohort_size": 2}):
         with pytest.raises(InvalidCheckpoint):
             run(digits, rounds=2, checkpoint=tmp_path / "state", **other)
-    checkpoint.save(tmp_path / "state", {"simulation": {}})
+    storage.save(tmp_path / "state", {"simulation": {}})
     with pytest.raises((InvalidCheckpoint, KeyError)):
         run(digits, rounds=2, checkpoint=tmp_path / "state")
 

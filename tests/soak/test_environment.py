@@ -47,14 +47,14 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(tmp_path):
     code = """
 import resource, signal, sys
 import numpy as np
-from fedcohort import checkpoint
-checkpoint.save(sys.argv[1], {"i": 1, "a": np.zeros(10)})
+from fedcohort import storage
+storage.save(sys.argv[1], {"i": 1, "a": np.zeros(10)})
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:
-    checkpoint.save(sys.argv[1], {"i": 2, "a": np.zeros(100_000)})
+    storage.save(sys.argv[1], {"i": 2, "a": np.zeros(100_000)})
 except OSError as error:
-    print("OSError", checkpoint.load(sys.argv[1])["i"])
+    print("OSError", storage.load(sys.argv[1])["i"])
 """
     assert python(code, tmp_path / "x") == "OSError 1\n"
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
@@ -133,7 +133,7 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
 import numpy as np, tempfile
-from fedcohort import POLICIES, Session, checkpoint
+from fedcohort import POLICIES, Session, storage
 from fedcohort.sketch.race import RaceSketch, distance
 from fedcohort.testing import drive
 sketch = RaceSketch.srp(dim=3, rows=5, bits=3)
@@ -144,8 +144,8 @@ with tempfile.TemporaryDirectory() as folder:
         session = Session(POLICIES[name](), cohort_size=2, seed=0)
         for _ in range(3):
             drive(session, ["a", "b", "c", "d"])
-        checkpoint.save(folder + "/x", session.state_dict())
-        checkpoint.load(folder + "/x")
+        storage.save(folder + "/x", session.state_dict())
+        storage.load(folder + "/x")
 print(len(POLICIES))
 """
     assert int(python(code)) >= 12
@@ -224,17 +224,17 @@ import os, sys, time
 real = time.localtime
 time.time, time.localtime = (lambda: 0.0), (lambda seconds=0.0: real(seconds or 0.0))
 import numpy as np
-from fedcohort import checkpoint
+from fedcohort import storage
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.privacy.release import noise_for
 from fedcohort.sketch.race import RaceSketch
 folder = sys.argv[1]
-checkpoint.save(folder + "/c", {"a": np.arange(3)})
+storage.save(folder + "/c", {"a": np.arange(3)})
 os.utime(folder + "/c", (0, 0))
 sketch = RaceSketch.srp(dim=2, rows=4, bits=2)
 sketch.add(np.eye(2))
 sketch.save(folder + "/s")
 BudgetLedger(folder + "/b", 1.0).spend("ann", noise_for(4, 0.5, 0.0, "replace"))
-print(checkpoint.load(folder + "/c")["a"].sum(), RaceSketch.load(folder + "/s") == sketch)
+print(storage.load(folder + "/c")["a"].sum(), RaceSketch.load(folder + "/s") == sketch)
 """
     assert python(code, tmp_path) == "3 True\n"

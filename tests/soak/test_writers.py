@@ -10,7 +10,7 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from fedcohort import checkpoint
+from fedcohort import storage
 from fedcohort.exceptions import BudgetExceeded, FedcohortError, FolderInUse
 from fedcohort.personalize import Registry, check
 from fedcohort.privacy.budget import BudgetLedger
@@ -113,14 +113,14 @@ def test_one_registry_is_made_once_and_takes_all_clients(tmp_path):
 def test_one_checkpoint_is_always_whole(tmp_path):
     """Writers replace it while a reader reads it."""
     path = tmp_path / "state"
-    checkpoint.save(path, {"a": np.zeros(5000)})
+    storage.save(path, {"a": np.zeros(5000)})
 
     def act(number):
         for i in range(40):
             if number:
-                checkpoint.save(path, {"a": np.full(5000, float(number * 100 + i))})
+                storage.save(path, {"a": np.full(5000, float(number * 100 + i))})
             else:
-                assert len(set(checkpoint.load(path)["a"].tolist())) == 1
+                assert len(set(storage.load(path)["a"].tolist())) == 1
         return number
 
     assert sorted(at_once(act, range(3))) == [0, 1, 2]

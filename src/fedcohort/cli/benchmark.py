@@ -85,12 +85,12 @@ def command(
 
     from rich.console import Console
 
-    from fedcohort.atomic import write_atomically
     from fedcohort.exceptions import ConfigError
     from fedcohort.experiments import benchmark
     from fedcohort.experiments.repeated import DIFFERS, read_published, repetitions, twins
     from fedcohort.experiments.suite import read_suite
     from fedcohort.experiments.workers import parse_workers, run_parts
+    from fedcohort.storage import write_atomically
 
     names = suite or ["selection"]
     every = [part for name in names for part in read_suite(name, quick=quick)]

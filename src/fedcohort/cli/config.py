@@ -69,9 +69,9 @@ def init(
 
     Example: `fedcohort config init exp.toml`, then edit it and `fedcohort run exp.toml`
     """
-    from fedcohort.atomic import write_atomically
     from fedcohort.experiments.config import Experiment, dump, template
     from fedcohort.files.publish import writing
+    from fedcohort.storage import write_atomically
 
     if format is Format.json:
         show_json(dump(Experiment()))

@@ -41,9 +41,9 @@ def command(
 
     Example: `fedcohort export runs/compare --to parquet -o rounds.parquet`
     """
-    from fedcohort.atomic import write_atomically
     from fedcohort.experiments.results import read
     from fedcohort.files.publish import writing
+    from fedcohort.storage import write_atomically
 
     if out is None and to is Kind.parquet:
         raise ConfigError("export --to parquet: name the file to write with -o")

@@ -51,11 +51,11 @@ def command(
 
     Example: `fedcohort nearest new.sketch --registry warm/ --k 5 --format json`
     """
-    from fedcohort.atomic import write_atomically
     from fedcohort.files.sketching import load_sketch
     from fedcohort.personalize import ColdStart, Registry
     from fedcohort.personalize.models import pack
     from fedcohort.personalize.search import EXACT
+    from fedcohort.storage import write_atomically
 
     with Registry(registry) as known:
         if known.fact("index") is None and len(known) > EXACT and not known.db.read_only:

@@ -38,12 +38,12 @@ def command(
 
     Example: `fedcohort profile site-*.sketch -o heterogeneity.html`
     """
-    from fedcohort.atomic import write_atomically
     from fedcohort.files.finding import client_names
     from fedcohort.files.publish import check_output, writing
     from fedcohort.report.heterogeneity import measure
     from fedcohort.report.page import page
     from fedcohort.report.plan import lines
+    from fedcohort.storage import write_atomically
 
     if out.suffix == ".json":
         raise ConfigError(f"-o {out}: name the page, such as {out.with_suffix('.html')}")

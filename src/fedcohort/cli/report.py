@@ -53,12 +53,12 @@ def write_report(
     results: Results, path: Path, kind: Kind = Kind.html, folder: Path | None = None
 ) -> None:
     """Write a report, and its figures to a folder if one is given; no file is left unfinished."""
-    from fedcohort.atomic import write_atomically
     from fedcohort.files.publish import writing
     from fedcohort.report.content import content
     from fedcohort.report.figures import Figure, rendered
     from fedcohort.report.run_figures import run_figures
     from fedcohort.report.run_page import markdown, page
+    from fedcohort.storage import write_atomically
 
     def write(target: Path, data: bytes) -> None:
         with writing(target):

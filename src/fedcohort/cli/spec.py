@@ -79,10 +79,10 @@ def init(
 
     Example: `fedcohort spec init patients.csv -o heart.toml --bounds age=0:120 --epsilon 0.5`
     """
-    from fedcohort.atomic import write_atomically
     from fedcohort.files import CsvOptions
     from fedcohort.files.propose import estimated_constants, propose_spec
     from fedcohort.files.publish import check_output, writing
+    from fedcohort.storage import write_atomically
 
     check_output(out, [data], force)
     estimate = _estimate(epsilon, bounds, neighbors)

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.atomic import write_atomically
 from fedcohort.datasets.folder import damaged
 from fedcohort.datasets.images import CLASSES
 from fedcohort.datasets.shakespeare import HEADER
 from fedcohort.exceptions import DataError
+from fedcohort.storage import write_atomically
 
 LEAF_HOLDS = 'LEAF\'s JSON: {"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}'
 PLAY_HOLDS = "the page of a whole play, with <a name=speech1> before each speech"

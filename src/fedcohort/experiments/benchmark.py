@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcohort import checkpoint as checkpoints
-from fedcohort.atomic import write_atomically
+from fedcohort import storage
 from fedcohort.datasets import Dataset
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.experiments import config
@@ -43,6 +42,7 @@ from fedcohort.progress import Progress, Show
 from fedcohort.simulate.engine.trainer import device_name
 from fedcohort.simulate.history import History, record_from
 from fedcohort.simulate.simulation import Simulation
+from fedcohort.storage import write_atomically
 
 MEAN_OF = 5  # evaluations, for rounds_to_mean
 
@@ -123,13 +123,13 @@ class Checkpoint:
         """Keep all that the next round depends on."""
         records = [[asdict(r) for r in h.rounds] for h in histories]
         state = {"source": source_digest(), "simulation": simulation.state_dict()}
-        checkpoints.save(self.path, {**state, "records": records, "times": times})
+        storage.save(self.path, {**state, "records": records, "times": times})
 
     def load(self, simulation: Simulation, histories: list[History]) -> list[float] | None:
         """Go on from what was kept, and return its times; None if this code kept nothing."""
         if not self.path.exists():
             return None
-        state = checkpoints.load(self.path)
+        state = storage.load(self.path)
         if state["source"] != source_digest():
             return None
         simulation.load_state_dict(state["simulation"])

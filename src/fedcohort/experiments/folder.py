@@ -29,8 +29,7 @@ import torch
 from torch import nn
 
 import fedcohort
-from fedcohort import checkpoint
-from fedcohort.atomic import locked_folder, remove_leftovers, sync_folder, write_atomically
+from fedcohort import storage
 from fedcohort.datasets import Dataset, Federation, federate, from_arrays, load
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.experiments import config
@@ -46,6 +45,7 @@ from fedcohort.simulate.history import RoundRecord, record_from
 from fedcohort.simulate.models import build as build_model
 from fedcohort.simulate.seed import Aggregation
 from fedcohort.simulate.simulation import Simulation
+from fedcohort.storage import locked_folder, remove_leftovers, sync_folder, write_atomically
 
 OnRound = Callable[[Sequence[RoundRecord]], None]
 
@@ -225,7 +225,7 @@ def _run_on(
     _describe(place, simulation)
     state = _checkpoint(place)
     if state is not None:
-        checkpoint.restore(place / "checkpoint", simulation.load_state_dict, state)
+        storage.restore(place / "checkpoint", simulation.load_state_dict, state)
     started = time.perf_counter() - _seconds(state)
     lines = place / "rounds.jsonl"
     _keep_lines(lines, experiment.seeds, simulation.round_number)
@@ -239,7 +239,7 @@ def _run_on(
             if number == experiment.rounds or number % experiment.checkpoint_every == 0:
                 os.fsync(file.fileno())  # a checkpoint never knows rounds that can be lost
                 seconds = time.perf_counter() - started
-                checkpoint.save(
+                storage.save(
                     place / "checkpoint", {**simulation.state_dict(), "wall_seconds": seconds}
                 )
             if on_round is not None:
@@ -328,7 +328,7 @@ def provenance() -> dict[str, Any]:
 
 def _checkpoint(folder: Path) -> dict[str, Any] | None:
     path = folder / "checkpoint"
-    return checkpoint.load(path) if path.exists() else None
+    return storage.load(path) if path.exists() else None
 
 
 def _add_seeds(
@@ -355,13 +355,13 @@ def _add_seeds(
         on_round=on_round,
         dataset=dataset,
     )
-    other = checkpoint.load(added / "checkpoint")
+    other = storage.load(added / "checkpoint")
     rows = _rows(place / "rounds.jsonl", old, reached) + _rows(added / "rounds.jsonl", new, reached)
     rows.sort(key=lambda row: (row[0], experiment.seeds.index(row[1])))
     merged = {**state, "seeds": [*state["seeds"], *other["seeds"]]}
     merged["wall_seconds"] = _seconds(state) + _seconds(other)
     write_atomically(place / "rounds.jsonl", b"".join(line for _, _, line in rows))
-    checkpoint.save(place / "checkpoint", merged)
+    storage.save(place / "checkpoint", merged)
     shutil.rmtree(added)
 
 

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedcohort.atomic import remove_leftovers, write_atomically
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import config
 from fedcohort.experiments.config import NO_GATE, DataConfig, Experiment, NamedConfig
@@ -33,6 +32,7 @@ from fedcohort.experiments.folder import check, dataset_of, made, run
 from fedcohort.experiments.results import PolicyResult, Results, read_histories, read_json
 from fedcohort.experiments.summary import Summary
 from fedcohort.simulate.history import RoundRecord
+from fedcohort.storage import remove_leftovers, write_atomically
 
 
 class Setting(NamedTuple):

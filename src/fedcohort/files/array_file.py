@@ -22,7 +22,7 @@ from typing import IO, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort import npy
+from fedcohort import storage
 from fedcohort.exceptions import DataError
 from fedcohort.files.finding import kind_of
 
@@ -112,7 +112,7 @@ class _Npy(ArrayFile):
 
 def _npy(path: Path) -> ArrayFile:
     with path.open("rb") as file:
-        header = npy.read_header(file)
+        header = storage.read_npy_header(file)
     if not header.shape:
         raise ValueError("it holds a single number")
     if header.dtype.hasobject or header.start + header.size != path.stat().st_size:
@@ -179,7 +179,7 @@ def _members(path: Path) -> dict[str, ArrayFile]:
 
 def _member(path: Path, archive: zipfile.ZipFile, name: str) -> ArrayFile:
     with archive.open(name) as file:
-        shape, fortran, dtype, start = npy.read_header(file)
+        shape, fortran, dtype, start = storage.read_npy_header(file)
     size = archive.getinfo(name).file_size
     if not dtype.hasobject and math.prod(shape) * dtype.itemsize != size - start:
         raise ValueError(f"{name} claims {dtype} of shape {shape} in {size} bytes")

@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcohort.atomic import write_atomically
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.finding import INDEX, FileNames, find_files
 from fedcohort.files.spec import ReleaseOptions, user_values
@@ -27,6 +26,7 @@ from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.privacy.planning import signal_to_noise
 from fedcohort.rounds import check_id
 from fedcohort.sketch.race import RaceSketch
+from fedcohort.storage import write_atomically
 
 STAGING = ".staging"
 

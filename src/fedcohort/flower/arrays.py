@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from fedcohort import npy
+from fedcohort import storage
 from fedcohort.exceptions import DataError
 
 Flat = NDArray[np.float32]
@@ -176,7 +176,7 @@ def _decoded(name: str, array: Array, claimed: np.dtype[Any]) -> NDArray[Any]:
     """Decode an .npy file by hand: NumPy's reader would allocate whatever the header claims."""
     stream = BytesIO(array.data)
     try:
-        shape, fortran, dtype, start = npy.read_header(stream)
+        shape, fortran, dtype, start = storage.read_npy_header(stream)
     except ValueError as error:
         raise DataError(f"array {name!r} cannot be decoded: {error}") from None
     whole = len(array.data) - start == claimed.itemsize * math.prod(array.shape)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
 
-from fedcohort import checkpoint
-from fedcohort.atomic import remove_leftovers
+from fedcohort import storage
 from fedcohort.flower import inner
 from fedcohort.flower.arrays import as_saved, from_saved
 from fedcohort.flower.grid import Model
 from fedcohort.flower.history import RoundReport
+from fedcohort.storage import remove_leftovers
 
 if TYPE_CHECKING:
     from fedcohort.flower.strategy import CohortStrategy
@@ -33,7 +33,7 @@ def save(strategy: CohortStrategy, arrays: ArrayRecord) -> None:
         "registered": sorted(strategy.directory.registered),
         "history": [report._asdict() for report in strategy.history],
     }
-    checkpoint.save(strategy.checkpoint, state)
+    storage.save(strategy.checkpoint, state)
 
 
 def resume(strategy: CohortStrategy, arrays: ArrayRecord) -> ArrayRecord:
@@ -43,8 +43,8 @@ def resume(strategy: CohortStrategy, arrays: ArrayRecord) -> ArrayRecord:
     remove_leftovers(Path(strategy.checkpoint).resolve().parent)
     if not Path(strategy.checkpoint).exists():
         return arrays
-    state = checkpoint.load(strategy.checkpoint)
-    checkpoint.restore(strategy.checkpoint, lambda state: _restore(strategy, state), state)
+    state = storage.load(strategy.checkpoint)
+    storage.restore(strategy.checkpoint, lambda state: _restore(strategy, state), state)
     return from_saved(state["arrays"])
 
 

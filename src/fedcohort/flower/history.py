@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fedcohort
-from fedcohort import checkpoint
-from fedcohort.atomic import write_atomically
+from fedcohort import storage
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower.grid import LOG
 from fedcohort.rounds import ClientId
 from fedcohort.session import Session
+from fedcohort.storage import write_atomically
 
 if TYPE_CHECKING:
     from fedcohort.simulate.history import History
@@ -214,7 +214,7 @@ class RunFolder:
             "seeds": [{"seed": session.seed, "bytes_by_kind": kinds}],
             "dropped_readings": [dict(session.signals.dropped)],
         }
-        checkpoint.save(self.path / "session", {"session": session.state_dict()})
+        storage.save(self.path / "session", {"session": session.state_dict()})
         self._write("summary.json", summary)  # last: whoever waits for it finds everything
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:

@@ -21,7 +21,6 @@ import numpy as np
 from flwr.app import Context, Message
 from numpy.typing import NDArray
 
-from fedcohort.atomic import write_atomically
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower.data import Examples
 from fedcohort.flower.grid import LOG
@@ -31,6 +30,7 @@ from fedcohort.rounds import ClientId
 from fedcohort.signals.catalog import Option
 from fedcohort.sketch.hashing import MinHash
 from fedcohort.sketch.race import RaceSketch, empty_sketch
+from fedcohort.storage import write_atomically
 
 MOST_COUNTERS = 1 << 24
 UNCOVERED = ("label_histogram", "insight")  # of the data, and never made private here

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedcohort.atomic import write_atomically
 from fedcohort.exceptions import DataError
+from fedcohort.storage import write_atomically
 
 APPLICATION = 0x46435247  # "FCRG": the application id in the database's header
 VERSION = 2  # 1 required a model for every client

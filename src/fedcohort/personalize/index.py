@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort import npy
+from fedcohort import storage
 from fedcohort.exceptions import DataError
 from fedcohort.rounds import stream
 from fedcohort.signals.forms import sketch_dtype
@@ -450,7 +450,7 @@ def _read(folder: Path, name: str, kind: str, *shape: int) -> NDArray[Any]:
 
 def _checked_start(file: BufferedReader, kind: str, shape: tuple[int, ...]) -> int:
     """Read a header; return where the values begin if the file holds exactly what is expected."""
-    header = npy.read_header(file)
+    header = storage.read_npy_header(file)
     expected = header.dtype == np.dtype(kind) and header.shape == shape and not header.fortran
     if not expected or os.fstat(file.fileno()).st_size != header.start + header.size:
         raise ValueError(f"{Path(file.name).name} does not hold {kind} of shape {shape}")

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedcohort.atomic import sync_folder
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.rounds import ClientId
+from fedcohort.storage import sync_folder
 
 Arrays = Mapping[str, NDArray[Any]]
 Model = Mapping[str, ArrayLike] | str | os.PathLike[str]

@@ -32,13 +32,13 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from fedcohort.atomic import LOCK, SUFFIX, locked_folder, remove_leftovers
 from fedcohort.exceptions import ConfigError, DataError, IncompatibleSketches, UnknownClient
 from fedcohort.personalize.database import Database
 from fedcohort.personalize.models import Model, ModelFiles, Shapes, shapes_of, unlike
 from fedcohort.rounds import ClientId, check_id
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
+from fedcohort.storage import LOCK, SUFFIX, locked_folder, remove_leftovers
 
 FILE = "registry.sqlite"
 COLUMNS = "id, n, epsilon, model, reference, metadata, registered"

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcohort.atomic import locked_folder
 from fedcohort.exceptions import (
     ConfigError,
     DataError,
@@ -42,6 +41,7 @@ from fedcohort.sketch.distances import Stack, squares_to
 from fedcohort.sketch.errors import squared_errors
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
+from fedcohort.storage import locked_folder
 
 EXACT = 10_000
 SPARE = 4  # more than asked for, in case rounding swapped them or one was removed

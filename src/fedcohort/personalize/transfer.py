@@ -13,11 +13,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fedcohort.atomic import write_atomically
 from fedcohort.exceptions import ConfigError, DataError, FedcohortError
 from fedcohort.personalize.models import SUFFIX
 from fedcohort.personalize.registry import Record, Registry
 from fedcohort.sketch.race import RaceSketch
+from fedcohort.storage import write_atomically
 
 LIST = "clients.json"
 SKETCH = ".sketch"

@@ -25,11 +25,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcohort.atomic import remove_leftovers, write_atomically
 from fedcohort.exceptions import BudgetExceeded, ConfigError, DataError
 from fedcohort.privacy.calibration import Neighbors, check_budget, sensitivity
 from fedcohort.privacy.release import Release, noise_for
 from fedcohort.rounds import check_id
+from fedcohort.storage import remove_leftovers, write_atomically
 
 if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort import checkpoint
+from fedcohort import storage
 from fedcohort.exceptions import InvalidCheckpoint
 from fedcohort.experiments.config import NO_GATE, Experiment, dump
 from fedcohort.experiments.results import Members, PolicyResult, Results
@@ -292,7 +292,7 @@ def _described(result: PolicyResult) -> list[tuple[str, list[ClientId], Floats]]
     if result.folder is None or path is None or path.stat().st_size > LARGEST_CHECKPOINT:
         return []
     try:
-        state = checkpoint.load(path)
+        state = storage.load(path)
         session = state["session"] if "session" in state else state["seeds"][0]["session"]
         columns, state = session["signals"]["columns"], session["policy_state"]
     except (InvalidCheckpoint, KeyError, IndexError, TypeError):

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedcohort import checkpoint as checkpoints
+from fedcohort import storage
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.gates import Gate
@@ -361,7 +361,7 @@ def simulate(
     precision = options.get("precision", "float32")
     histories = [History(s.seed, precision=precision) for s in simulation.sessions]
     if checkpoint is not None and Path(checkpoint).exists():
-        _restore(simulation, histories, checkpoints.load(checkpoint))
+        _restore(simulation, histories, storage.load(checkpoint))
     left = rounds - simulation.round_number
     steps = (simulation.step() for _ in range(left))
     for records in watched(steps, "rounds", left, patience=0.0) if progress else steps:
@@ -373,7 +373,7 @@ def simulate(
         if checkpoint is not None and (last or simulation.round_number % checkpoint_every == 0):
             records_so_far = [[asdict(r) for r in h.rounds] for h in histories]
             state = {"simulation": simulation.state_dict(), "records": records_so_far}
-            checkpoints.save(checkpoint, state)
+            storage.save(checkpoint, state)
     return histories
 
 

@@ -20,7 +20,6 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedcohort.atomic import write_atomically
 from fedcohort.exceptions import ConfigError, IncompatibleSketches
 from fedcohort.files.columns import Column, column_difference
 from fedcohort.files.marginals import Marginals
@@ -41,6 +40,7 @@ from fedcohort.sketch.distances import (
 )
 from fedcohort.sketch.hashing import SRP, HashFamily, MinHash, PStable
 from fedcohort.sketch.transforms import Tokenizer, Transform, difference, num_label_columns
+from fedcohort.storage import write_atomically
 
 
 class StoredSketch:

@@ -39,22 +39,22 @@ class Checkpoint(Target):
     policies = ("uniform", "oort", "fedacs", "active-fl")
 
     def examples(self):
-        from fedcohort import checkpoint
+        from fedcohort import storage
 
         states = [after_three_rounds(session_of(policy)) for policy in self.policies]
         self.named = {state["policy"]: p for state, p in zip(states, self.policies, strict=True)}
-        return [saved(lambda path, s=state: checkpoint.save(path, s)) for state in states]
+        return [saved(lambda path, s=state: storage.save(path, s)) for state in states]
 
     def damaged(self, data, rng):
         return damaged_zip(data, rng)
 
     def parse(self):
-        from fedcohort import checkpoint
+        from fedcohort import storage
 
-        state = checkpoint.load(self.path)
+        state = storage.load(self.path)
         stated = state.get("policy")
         policy = self.named.get(stated, "uniform") if isinstance(stated, str) else "uniform"
-        checkpoint.restore(self.path, session_of(policy).load_state_dict, state)
+        storage.restore(self.path, session_of(policy).load_state_dict, state)
 
 
 def session_of(policy):

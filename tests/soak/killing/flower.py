@@ -30,9 +30,9 @@ strategy.start(digits.grid(), digits.arrays(), 6)
 
 def server_of(folder):
     """The state of a finished server, without durations and the random name of its run."""
-    from fedcohort import checkpoint
+    from fedcohort import storage
 
-    state = checkpoint.load(folder / "server.ckpt")
+    state = storage.load(folder / "server.ckpt")
     reports = [
         {k: v for k, v in report.items() if k != "seconds"} for report in state.pop("history")
     ]

@@ -11,7 +11,7 @@ from .job import CLI, CLI_NEEDS, Job
 PAY_SCRIPT = """
 import sys
 from pathlib import Path
-from fedcohort.atomic import remove_leftovers, write_atomically
+from fedcohort.storage import remove_leftovers, write_atomically
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.privacy.release import noise_for
 folder = Path(sys.argv[1])

@@ -7,19 +7,26 @@ import time
 
 import pytest
 
-from fedcohort import atomic
-from fedcohort.atomic import LOCK, SUFFIX, locked_folder, remove_leftovers, write_atomically
-from fedcohort.exceptions import FolderInUse
+from fedcohort import storage
+from fedcohort.exceptions import ConfigError, DataError, FolderInUse
+from fedcohort.storage import (
+    LOCK,
+    SUFFIX,
+    locked_folder,
+    read_toml,
+    remove_leftovers,
+    write_atomically,
+)
 
 WRITER = """
 import os, signal, sys
-from fedcohort import atomic
+from fedcohort import storage
 os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
-atomic.write_atomically(sys.argv[1], b"new")
+storage.write_atomically(sys.argv[1], b"new")
 """
 HOLDER = """
 import sys, time
-from fedcohort.atomic import locked_folder
+from fedcohort.storage import locked_folder
 with locked_folder(sys.argv[1]):
     print("held", flush=True)
     time.sleep(60)
@@ -54,16 +61,16 @@ def test_the_temporary_file_of_a_live_writer_is_kept(tmp_path, monkeypatch):
 
 def test_a_file_deleted_before_its_writer_locked_it_is_written_again(tmp_path, monkeypatch):
     """Between open and lock, the file looks like a leftover; the first three writes lose it."""
-    real, removed = atomic._try_lock, []
+    real, removed = storage._try_lock, []
 
     def lock(file):
         if len(removed) < 3:
-            monkeypatch.setattr(atomic, "_try_lock", real)
+            monkeypatch.setattr(storage, "_try_lock", real)
             removed.extend(remove_leftovers(tmp_path))
-            monkeypatch.setattr(atomic, "_try_lock", lock)
+            monkeypatch.setattr(storage, "_try_lock", lock)
         return real(file)
 
-    monkeypatch.setattr(atomic, "_try_lock", lock)
+    monkeypatch.setattr(storage, "_try_lock", lock)
     write_atomically(tmp_path / "x", b"new")
     assert len(removed) == 3
     assert (tmp_path / "x").read_bytes() == b"new"
@@ -139,3 +146,32 @@ def test_devices_and_links_are_written_to_and_stay(tmp_path):
     assert file.read_bytes() == b"new"
     with pytest.raises(IsADirectoryError):
         write_atomically(tmp_path, b"")
+
+
+def test_a_folder_with_links_in_it_is_not_written(tmp_path):
+    """Somebody else's folder may have ``summary.json -> ~/.profile`` in it."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").symlink_to(tmp_path / "precious")
+    with (
+        pytest.raises(DataError, match=r"summary\.json is a symbolic link"),
+        locked_folder(tmp_path / "run"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "text", [".".join("a" * 50_000) + " = 1", "x = {" + ".".join("a" * 99) + "=1}"]
+)
+def test_toml_that_would_take_gigabytes_is_refused_before_it_is_parsed(tmp_path, text):
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="a key of more than 32 parts"):
+        read_toml(path)
+
+
+@pytest.mark.parametrize("content", [b"a = ", b"a = " + b"[" * 9999, b"\xff", b"#" * (1 << 23)])
+def test_toml_that_cannot_be_read_is_one_error(tmp_path, content):
+    path = tmp_path / "x.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"x\.toml: "):
+        read_toml(path)

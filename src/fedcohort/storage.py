@@ -1,0 +1,430 @@
+"""What lies on disk: files written whole or not at all, locks, checkpoints and .npy headers.
+
+**Atomic files.** A file is written under a temporary name, synced and renamed. A killed writer can
+leave the temporary file behind; `remove_leftovers` deletes those whose writer is gone. A writer
+holds a lock on its temporary file, so the file of a live writer is never deleted.
+
+**Checkpoints.** Nested plain values and arrays in a zip archive without compression:
+``state.json`` holds the tree, ``0.npy``, ``1.npy``, ... its arrays. Nothing is pickled, and a
+reader never takes more memory than a few times the size of the file.
+
+**Arrays.** NumPy's own reader allocates what an .npy header claims, and raises about ten kinds of
+errors on a damaged one. Here a damaged header or a wrong size is a ValueError, and nothing is
+allocated before the sizes agree.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import math
+import os
+import re
+import secrets
+import struct
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from fedcohort.exceptions import (
+    ConfigError,
+    DataError,
+    FedcohortError,
+    FolderInUse,
+    InvalidCheckpoint,
+)
+
+SUFFIX = ".fedcohort-tmp"
+LOCK = ".lock"
+
+
+def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file so that a crash leaves the old one or the new one, never a part.
+
+    The file gets the permissions of any new file. The file and the folder's entry for it are
+    synced, so that they also survive a power cut. A device or a pipe, such as ``/dev/stdout``, is
+    written to and never replaced; a symbolic link stays, and the file it leads to is replaced.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_atomically(f"{folder}/x", b"abc")
+    ...     Path(f"{folder}/x").read_bytes()
+    b'abc'
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        target.write_bytes(content)  # refuses a folder
+        return
+    target = Path(os.path.realpath(target))
+    try:
+        with _temporary(target) as (file, name):
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(name, target)
+            sync_folder(target.parent)
+    except OSError as error:
+        if error.errno is not None:  # else its text is all it says, and a name would hide it
+            error.filename = error.filename or str(path)  # a failed write does not say where
+        raise
+
+
+@contextmanager
+def _temporary(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
+    """Open a new locked file beside `target`; it is deleted unless it was renamed."""
+    while True:
+        name = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}{SUFFIX}")
+        with open(name, "xb") as file:
+            try:
+                if not _try_lock(file) or not _is_at(file, name):
+                    continue  # before the lock, it was taken for a leftover and deleted
+                yield file, name
+                return
+            finally:
+                name.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: str | os.PathLike[str]) -> list[Path]:
+    """Delete the temporary files of killed writers in a folder, and return them.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Path(folder, f".x.0123456789abcdef{SUFFIX}").touch()
+    ...     len(remove_leftovers(folder)), list(Path(folder).iterdir())
+    (1, [])
+    """
+    removed = []
+    try:
+        names = os.listdir(folder)
+    except OSError:  # there is no such folder, or it cannot be listed
+        names = []
+    for name in sorted(n for n in names if n.startswith(".") and n.endswith(SUFFIX)):
+        path = Path(folder, name)
+        try:
+            with open(path, "rb+") as file:
+                if _try_lock(file):
+                    path.unlink(missing_ok=True)
+                    removed.append(path)
+        except OSError:
+            continue  # renamed meanwhile, or not ours to delete
+    return removed
+
+
+@contextmanager
+def locked_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold a folder for this process alone; FolderInUse if another one holds it.
+
+    The lock ends with the process, however it ends. The lock file stays. A folder with symbolic
+    links among its entries is refused: somebody else's folder must not make us write outside it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with locked_folder(folder), locked_folder(folder):
+    ...         pass
+    Traceback (most recent call last):
+    fedcohort.exceptions.FolderInUse: ... is being written by another process; ...
+    """
+    with os.scandir(folder) as entries:
+        links = sorted(entry.name for entry in entries if entry.is_symlink())
+    if links:
+        raise DataError(
+            f"{Path(folder, links[0])} is a symbolic link, and nothing is written through links; "
+            "put the file or folder itself there, or link to the whole folder"
+        )
+    with open(Path(folder) / LOCK, "ab") as file:
+        if not _try_lock(file):
+            raise FolderInUse(
+                f"{folder} is being written by another process; wait for it, or use another folder"
+            )
+        yield
+
+
+def _try_lock(file: IO[bytes]) -> bool:
+    """Lock a file unless another open file of it is locked."""
+    from filelock import lock_descriptor
+
+    return lock_descriptor(file.fileno(), blocking=False)
+
+
+def _is_at(file: IO[bytes], name: Path) -> bool:
+    """Say whether an open file still has its name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(name))
+    except FileNotFoundError:
+        return False
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Make renames and new files in a folder survive a power cut, where the system can."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+FORMAT = "fedcohort-checkpoint-2"  # 1 had other random numbers for the same seed
+# What zipfile and json raise on a damaged file.
+DAMAGED = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    OverflowError,
+    RecursionError,
+    RuntimeError,
+    NotImplementedError,
+    MemoryError,
+    struct.error,
+    zipfile.BadZipFile,
+)
+
+
+def save(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
+    """Write `state` to `path`, all of it or nothing.
+
+    Parameters
+    ----------
+    path : path
+        Replaced if it exists.
+    state : mapping
+        Dicts with string keys, lists, tuples (they come back as lists), None, bool, int, float,
+        str, NumPy scalars and arrays without objects.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(f"{folder}/x.ckpt", {"round": 3, "model": np.arange(2.0)})
+    ...     load(f"{folder}/x.ckpt")
+    {'round': 3, 'model': array([0., 1.])}
+    """
+    arrays: list[np.ndarray[Any, Any]] = []
+    tree = _pack(state, arrays, "state")
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        _add(archive, "state.json", json.dumps({"format": FORMAT, "state": tree}).encode())
+        for i, array in enumerate(arrays):
+            part = io.BytesIO()
+            np.lib.format.write_array(part, array, allow_pickle=False)
+            _add(archive, f"{i}.npy", part.getvalue())
+    write_atomically(path, buffer.getvalue())
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    """Add a member without the time of day: equal states give equal files, on any clock."""
+    archive.writestr(zipfile.ZipInfo(name), content)
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what `save` wrote; anything else raises `InvalidCheckpoint`."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _load(archive, os.stat(path).st_size)
+    except FileNotFoundError:
+        raise InvalidCheckpoint(f"{path}: no such checkpoint") from None
+    except DAMAGED as error:
+        if isinstance(error, FedcohortError):
+            raise InvalidCheckpoint(f"{path}: {error}") from None
+        reason = str(error)[:200] or type(error).__name__
+        raise InvalidCheckpoint(f"{path}: not a whole checkpoint ({reason})") from error
+
+
+def _load(archive: zipfile.ZipFile, size: int) -> dict[str, Any]:
+    members = archive.infolist()
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise ValueError("a member is compressed")
+    if sum(member.file_size for member in members) > size:
+        raise ValueError("its members claim more bytes than the file has")
+    content = json.loads(archive.read("state.json"))
+    if content["format"] != FORMAT:
+        raise InvalidCheckpoint(f"format {str(content['format'])[:80]!r} is not {FORMAT!r}")
+    names = [member.filename for member in members if member.filename.endswith(".npy")]
+    arrays = {name: decode_npy(archive.read(name)).copy() for name in names}
+    state = _unpack(content["state"], arrays)
+    if not isinstance(state, dict):
+        raise ValueError(f"its state is a {type(state).__name__}")
+    return state
+
+
+def restore(
+    path: str | os.PathLike[str], load_state_dict: Callable[[Any], None], state: Mapping[str, Any]
+) -> None:
+    """Give a state to what should continue from it; InvalidCheckpoint if it does not fit.
+
+    Parameters
+    ----------
+    path : path
+        Named in the error.
+    load_state_dict : callable
+    state : mapping
+        What `load` returned, or a part of it.
+    """
+    try:
+        load_state_dict(state)
+    except FedcohortError:
+        raise
+    except (*DAMAGED, IndexError, AssertionError) as error:
+        raise InvalidCheckpoint(
+            f"{path}: its state does not fit ({type(error).__name__}: {str(error)[:200]})"
+        ) from error
+
+
+def _pack(value: Any, arrays: list[np.ndarray[Any, Any]], where: str) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise TypeError(f"checkpoint: {where} is an array of Python objects")
+        arrays.append(value)
+        return {"__array__": len(arrays) - 1}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"checkpoint: {where} has the key {key!r}, which is not a string")
+        # A mark of its own, because a client may be named "__array__".
+        return {"__dict__": {k: _pack(v, arrays, f"{where}.{k}") for k, v in value.items()}}
+    if isinstance(value, list | tuple):
+        return [_pack(v, arrays, f"{where}[{i}]") for i, v in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"checkpoint: {where} is a {type(value).__name__}, which cannot be saved")
+
+
+def _unpack(value: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+    if isinstance(value, dict):
+        if "__array__" in value:
+            return arrays[f"{value['__array__']}.npy"]
+        return {k: _unpack(v, arrays) for k, v in value["__dict__"].items()}
+    if isinstance(value, list):
+        return [_unpack(v, arrays) for v in value]
+    return value
+
+
+MAX_HEADER = 1 << 16
+
+
+class NpyHeader(NamedTuple):
+    """What an .npy header states; `start` is where the values begin."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype[Any]
+    start: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of all values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_npy_header(file: IO[bytes]) -> NpyHeader:
+    """Read the header of an .npy file; ValueError if it is damaged.
+
+    Examples
+    --------
+    >>> file = io.BytesIO()
+    >>> np.save(file, np.zeros((2, 3), "<f4"))
+    >>> _ = file.seek(0)
+    >>> read_npy_header(file).shape, read_npy_header(io.BytesIO(file.getvalue())).size
+    ((2, 3), 24)
+    """
+    start = file.tell()
+    try:
+        shape, fortran, dtype = _stated(file)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, struct.error) as error:
+        raise ValueError(f"damaged .npy header: {str(error)[:200] or 'too deep'}") from None
+    return NpyHeader(shape, fortran, dtype, file.tell() - start)
+
+
+def _stated(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = npy_format.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"format version {version} is unknown")
+    form = "<H" if version == (1, 0) else "<I"
+    (length,) = struct.unpack(form, file.read(struct.calcsize(form)))
+    if length > MAX_HEADER:
+        raise ValueError(f"a header of {length} bytes")
+    return _parsed(file.read(length).decode("utf-8" if version == (3, 0) else "latin-1"))
+
+
+@lru_cache(maxsize=64)  # many files have the same header
+def _parsed(text: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    stated = ast.literal_eval(text)
+    if not isinstance(stated, dict) or stated.keys() != {"descr", "fortran_order", "shape"}:
+        raise ValueError(f"it states {text[:80]!r}")
+    shape, fortran = stated["shape"], stated["fortran_order"]
+    if not isinstance(shape, tuple) or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError(f"shape {str(shape)[:80]}")
+    if not isinstance(fortran, bool):
+        raise ValueError(f"fortran_order {str(fortran)[:80]}")
+    return shape, fortran, npy_format.descr_to_dtype(stated["descr"])
+
+
+def decode_npy(content: bytes) -> NDArray[Any]:
+    """Return the array of an .npy file's content, without copying its values.
+
+    Examples
+    --------
+    >>> file = io.BytesIO()
+    >>> np.save(file, np.arange(3))
+    >>> decode_npy(file.getvalue()).tolist()
+    [0, 1, 2]
+    >>> decode_npy(file.getvalue()[:-1])
+    Traceback (most recent call last):
+    ValueError: the .npy header claims 24 bytes of values; there are 23
+    """
+    header = read_npy_header(io.BytesIO(content))
+    if header.dtype.hasobject:
+        raise ValueError(f"the .npy file holds Python objects ({header.dtype})")
+    found = len(content) - header.start
+    if header.size != found:
+        raise ValueError(f"the .npy header claims {header.size} bytes of values; there are {found}")
+    values = np.frombuffer(content, header.dtype, math.prod(header.shape), header.start)
+    return values.reshape(header.shape, order="F" if header.fortran else "C")
+
+
+MAX_TOML_BYTES = 1 << 22
+MAX_TOML_DEPTH = 32
+_KEY = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
+_DEEP_KEY = re.compile(rf"{_KEY}(?:[ \t]*\.[ \t]*{_KEY}){{{MAX_TOML_DEPTH}}}")
+
+
+def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a TOML file that may come from anybody; ConfigError names the file.
+
+    The parser's memory grows with size times depth, so both are limited first.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_TOML_BYTES + 1)
+        if len(content) > MAX_TOML_BYTES:
+            raise ConfigError(f"{path}: more than {MAX_TOML_BYTES >> 20} MiB of TOML")
+        text = content.decode()
+        if _DEEP_KEY.search(text):
+            raise ConfigError(f"{path}: a key of more than {MAX_TOML_DEPTH} parts")
+        return tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = str(error) if str(error) else "nested too deep"
+        raise ConfigError(f"{path}: not TOML: {reason[:200]}") from None
