@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from fedcohort.datasets import Dataset, Federation, federate, from_arrays, load
 from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.experiments.config import DataConfig
+from fedcohort.experiments.folder import federation_of
 from fedcohort.partition import iid
 
 X = np.arange(40, dtype=float).reshape(20, 2)
@@ -41,8 +45,14 @@ def test_bad_parts_are_refused(parts, message):
         Federation(toy(), parts)
 
 
-def test_clients_may_share_samples():
-    assert Federation(toy(), {"a": [0, 1], "b": [1, 2]}).sizes().tolist() == [2, 2]
+def test_a_row_has_one_client_unless_sharing_is_meant():
+    parts = {"a": [0, 1], "b": [2, 3], "c": [4, 3]}
+    for make in (Federation, federate):
+        with pytest.raises(DataError, match="row 3 is given to clients 'b' and 'c'"):
+            make(toy(), parts)
+    assert Federation(toy(), parts, shared=True).sizes().tolist() == [2, 2, 2]
+    options = {"clients": 4, "samples": 12}
+    assert federate(toy(), "dirichlet-environment", **options).sizes().sum() > len(Y)
 
 
 def test_names_sort_as_numbers():
@@ -81,7 +91,9 @@ def test_natural_clients_all_or_some():
     whole = federate(data, "natural")
     assert whole.clients == ("ann", "bob", "eve", "joe")
     assert whole.test_parts()["bob"].tolist() == [5, 6, 7, 8, 9]
-    two = federate(data, "natural", clients=2, seed=4)
+    setting = DataConfig(partition="natural")
+    assert len(federation_of(setting, data, seed=4).clients) == 4
+    two = federation_of(dataclasses.replace(setting, clients=2), data, seed=4)
     assert len(two.clients) == 2
     assert list(two.test_parts()) == list(two.clients)
     assert two.clients == federate(data, "natural", clients=2, seed=4).clients

@@ -95,3 +95,12 @@ def test_holdout_takes_its_fraction_of_each_group(groups, fraction):
 
 def test_the_repr_says_what_it_is():
     assert repr(toy()) == "Dataset('arrays', 20 + 0 samples of shape (2,), 3 classes)"
+
+
+def test_labels_that_start_at_1_are_refused_unless_classes_are_stated():
+    x, y = np.zeros((4, 1)), np.array([1, 2, 3, 1])
+    with pytest.raises(DataError, match="smallest label is 1"):
+        from_arrays(x, y)
+    with pytest.raises(DataError, match="smallest label is 1"):
+        from_arrays(x, y, x_test=x, y_test=y)
+    assert from_arrays(x, y, classes=4).classes == 4

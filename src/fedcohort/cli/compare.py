@@ -59,7 +59,9 @@ def command(
             autocompletion=complete_partitions,
         ),
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="Clients in the federation [60].")] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Clients in the federation [60; natural: all].")
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -183,7 +185,8 @@ def _compare(
             setting, policies, out, resume=resume, on_round=on_round, runner=runner_on(ray)
         )
     rows, lines = comparison(results), curves(results)
-    title = f"{setting.data.dataset}, {setting.data.clients} clients, {setting.data.partition}"
+    data = setting.data
+    title = f"{data.dataset}, {data.num_clients or 'all'} clients, {data.partition}"
     if format is Format.json:
         show_json({"folder": str(out), "setting": dataclasses.asdict(setting), "policies": rows})
         return

@@ -187,7 +187,7 @@ def from_arrays(
     test_fraction : float
         From 0, for no test data, to below 1.
     classes : int, optional
-        By default the largest label plus one.
+        By default the largest label plus one; the smallest label must then be 0.
     name : str
     seed : int
         Decides what is held out.
@@ -206,13 +206,12 @@ def from_arrays(
     if x_test is not None and y_test is not None:
         tests, test_labels = _numbers(name, "x_test", x_test), _labels(name, "y_test", y_test)
         test_clients = _ids(name, "test_client_ids", test_client_ids)
-        most = max(_largest(labels), _largest(test_labels))
-        found = classes if classes is not None else most + 1
-        return Dataset(name, samples, labels, tests, test_labels, found, clients, test_clients)
+        count = _num_classes(name, labels, test_labels) if classes is None else classes
+        return Dataset(name, samples, labels, tests, test_labels, count, clients, test_clients)
     if not 0 <= test_fraction < 1:
         raise DataError(f"{name}: test_fraction={test_fraction} must be from 0 to below 1")
-    found = classes if classes is not None else _largest(labels) + 1
-    whole = Dataset(name, samples, labels, samples[:0], labels[:0], found, clients)
+    count = _num_classes(name, labels) if classes is None else classes
+    whole = Dataset(name, samples, labels, samples[:0], labels[:0], count, clients)
     return _split(whole, test_fraction, seed)
 
 
@@ -231,8 +230,15 @@ def _split(whole: Dataset, fraction: float, seed: int) -> Dataset:
     )
 
 
-def _largest(labels: NDArray[np.int64]) -> int:
-    return int(labels.max()) if labels.size else -1
+def _num_classes(name: str, *labels: NDArray[np.int64]) -> int:
+    """Count classes by the largest label; refuse labels that do not start at 0."""
+    every = np.concatenate(labels)
+    if every.size and every.min() > 0:
+        raise DataError(
+            f"{name}: the smallest label is {every.min()}, so class 0 would be empty; subtract "
+            f"{every.min()} from y, or state classes={every.max() + 1}"
+        )
+    return int(every.max()) + 1 if every.size else 0
 
 
 def _numbers(name: str, what: str, values: ArrayLike) -> Array:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.datasets.base import Dataset
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.partition import PARTITIONS, IndexArray, natural
+from fedcohort.partition import PARTITIONS, SHARING, IndexArray, natural
 from fedcohort.registry import lookup, unknown
 from fedcohort.rounds import ClientId, stream
 
@@ -25,8 +25,10 @@ class Federation:
     ----------
     dataset : Dataset
     parts : mapping of str to int array
-        Rows of `dataset.x` by client id; kept sorted by id. Clients may share samples, but none
-        may be empty or hold a sample twice.
+        Rows of `dataset.x` by client id; kept sorted by id. No client may be empty, and no row
+        may be given out twice.
+    shared : bool
+        Clients may hold the same rows, as in the partition "dirichlet-environment".
 
     Examples
     --------
@@ -39,12 +41,15 @@ class Federation:
 
     dataset: Dataset
     parts: Mapping[ClientId, IndexArray]
+    shared: bool = False
 
     def __post_init__(self) -> None:
         if not self.parts:
             raise DataError(f"{self.dataset.name}: a federation needs at least one client")
         checked = {c: self._checked(c, self.parts[c]) for c in sorted(self.parts)}
         object.__setattr__(self, "parts", checked)
+        if not self.shared:
+            self._refuse_shared_rows()
 
     def _checked(self, client: ClientId, part: ArrayLike) -> IndexArray:
         rows = np.asarray(part)
@@ -59,6 +64,17 @@ class Federation:
         if np.unique(rows).size != rows.size:
             raise DataError(f"client {client!r} holds a sample twice")
         return rows.astype(np.int64)
+
+    def _refuse_shared_rows(self) -> None:
+        holder = np.full(len(self.dataset.y), -1)
+        for number, (client, rows) in enumerate(self.parts.items()):
+            if (taken := holder[rows] >= 0).any():
+                row = int(rows[taken.argmax()])
+                raise DataError(
+                    f"row {row} is given to clients {self.clients[holder[row]]!r} and {client!r}; "
+                    "give it to one, or make the Federation with shared=True"
+                )
+            holder[rows] = number
 
     @property
     def clients(self) -> tuple[ClientId, ...]:
@@ -127,7 +143,8 @@ def federate(
         raise ConfigError("federate: index arrays take neither options nor another `clients`")
     else:
         parts = partition
-    return Federation(dataset, parts if isinstance(parts, Mapping) else _named(parts))
+    shared = (isinstance(partition, str) or callable(partition)) and partition in SHARING
+    return Federation(dataset, parts if isinstance(parts, Mapping) else _named(parts), shared)
 
 
 def _named(parts: Sequence[ArrayLike]) -> dict[ClientId, Any]:

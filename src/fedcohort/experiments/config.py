@@ -82,8 +82,8 @@ class DataConfig:
         A data set, or FILE.py:FUNCTION that returns one.
     partition : str
         How samples are handed out; "natural" for the clients that the data bring along.
-    clients : int
-        Clients in the federation.
+    clients : int, optional
+        Clients in the federation: by default 60, or all that the data bring along if "natural".
     options : mapping
         Options of the partition.
     root : str, optional
@@ -94,10 +94,15 @@ class DataConfig:
 
     dataset: str = "digits"
     partition: str = "shards"
-    clients: int = 60
+    clients: int | None = None
     options: Options = field(default_factory=dict)
     root: str | None = None
     standardize: bool = False
+
+    @property
+    def num_clients(self) -> int | None:
+        """How many clients are asked for; None for all that the data bring along."""
+        return 60 if self.clients is None and self.partition != "natural" else self.clients
 
 
 NO_GATE = NamedConfig("none")
@@ -176,10 +181,9 @@ class Experiment:
             raise ConfigError(f"dropout = {self.dropout} must lie in [0, 1)")
         if self.target is not None and not 0 < self.target <= 1:
             raise ConfigError(f"target = {self.target} is an accuracy: it must lie in (0, 1]")
-        if self.data.clients < self.cohort_size and self.data.partition != "natural":
-            raise ConfigError(
-                f"cohort_size = {self.cohort_size} exceeds data.clients = {self.data.clients}"
-            )
+        clients = self.data.num_clients
+        if clients is not None and clients < self.cohort_size:
+            raise ConfigError(f"cohort_size = {self.cohort_size} exceeds data.clients = {clients}")
 
 
 def papers() -> dict[str, Path]:

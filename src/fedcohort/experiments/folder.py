@@ -76,11 +76,10 @@ def _own_dataset(data: DataConfig) -> Dataset:
 
 def federation_of(data: DataConfig, dataset: Dataset, seed: int) -> Federation:
     """Split the data set over the clients of one seed."""
-    options = {} if data.partition == "natural" else {"clients": data.clients}
     partition = data.partition
     split = load_object("partition", partition) if in_file(partition) else partition
     try:
-        return federate(dataset, split, seed=seed, **options, **data.options)
+        return federate(dataset, split, data.num_clients, seed, **data.options)
     except TypeError as error:
         raise ConfigError(f"[data] options of partition {data.partition!r}: {error}") from None
 

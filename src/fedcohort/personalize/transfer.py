@@ -1,27 +1,26 @@
 """Clients of a registry as plain files: sketches, models and a list of both.
 
-A folder holds sketch files and models, ``NAME.sketch`` and ``NAME.safetensors``, and optionally
-``clients.json`` with each client's id, files, reference and metadata. Without that list, a client's
-id is the name of its sketch file.
+A folder holds ``NAME.sketch`` and ``NAME.safetensors``. ``clients.json`` says which client a sketch
+file belongs to, as ``fedcohort sketch --by`` writes it; a file that it does not name belongs to the
+client NAME. ``details.json`` holds references and metadata.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 from fedcohort.exceptions import ConfigError, DataError, FedcohortError
+from fedcohort.files.finding import INDEX, FileNames
 from fedcohort.personalize.models import SUFFIX
 from fedcohort.personalize.registry import Record, Registry
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.storage import write_atomically
 
-LIST = "clients.json"
+DETAILS = "details.json"
 SKETCH = ".sketch"
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def export(registry: Registry, folder: str | os.PathLike[str]) -> int:
@@ -36,31 +35,25 @@ def export(registry: Registry, folder: str | os.PathLike[str]) -> int:
     ...     with Registry.create(f"{root}/warm") as registry:
     ...         registry.add("ann", sketch, {"w": [0.5]})
     ...         export(registry, f"{root}/files"), sorted(os.listdir(f"{root}/files"))
-    (1, ['ann.safetensors', 'ann.sketch', 'clients.json'])
+    (1, ['ann.safetensors', 'ann.sketch', 'clients.json', 'details.json'])
     """
     root = Path(folder)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ConfigError(f"{root} exists and is not an empty folder")
     root.mkdir(parents=True, exist_ok=True)
-    listed = []
-    for number, entry in enumerate(registry.entries()):
-        name = entry.client if _PLAIN.fullmatch(entry.client) else f"_{number}"
-        write_atomically(root / (name + SKETCH), registry.sketch(entry.client).to_bytes())
+    names, clients, details = FileNames(), {}, {}
+    for entry in registry.entries():
+        path = root / names.of(entry.client)
+        write_atomically(path, registry.sketch(entry.client).to_bytes())
         if entry.model is not None:
             registry.models.verify(entry.model)
             content = registry.models.path(entry.model).read_bytes()
-            write_atomically(root / (name + SUFFIX), content)
-        listed.append(
-            {
-                "client": entry.client,
-                "sketch": name + SKETCH,
-                "model": None if entry.model is None else name + SUFFIX,
-                "reference": entry.reference,
-                "metadata": entry.metadata,
-            }
-        )
-    write_atomically(root / LIST, json.dumps(listed, indent=1).encode())
-    return len(listed)
+            write_atomically(path.with_suffix(SUFFIX), content)
+        clients[path.name] = entry.client
+        details[path.name] = {"reference": entry.reference, "metadata": entry.metadata}
+    for name, listed in ((INDEX, clients), (DETAILS, details)):
+        write_atomically(root / name, json.dumps(listed, indent=1).encode())
+    return len(clients)
 
 
 def add_folder(
@@ -72,7 +65,7 @@ def add_folder(
     ----------
     registry : Registry
     folder : path
-        What `export` wrote, or any folder of sketch files.
+        What `export` or ``fedcohort sketch --by`` wrote, or any folder of sketch files.
     replace : bool
         Replace known clients.
 
@@ -83,55 +76,50 @@ def add_folder(
     dict
         Files that were skipped, with the reason.
     """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ConfigError(f"{root} is not a folder of sketch files")
+    clients, details = _read_object(root / INDEX), _read_object(root / DETAILS)
+    names = [*clients, *sorted({path.name for path in root.glob("*" + SKETCH)} - clients.keys())]
+    if not names:
+        raise ConfigError(f"{root} has no {SKETCH} files")
     count, skipped = 0, {}
-    for listed in _listed(Path(folder)):
+    for name in names:
         try:
-            registry.add_many([_record(Path(folder), listed)], replace=replace)
+            client = clients.get(name, name.removesuffix(SKETCH))
+            registry.add_many([_record(root, name, client, details.get(name))], replace=replace)
             count += 1
         except (FedcohortError, OSError) as error:
-            skipped[str(listed.get("sketch"))] = str(error)
+            skipped[name] = str(error)
     return count, skipped
 
 
-def _listed(folder: Path) -> list[dict[str, Any]]:
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder of sketch files")
-    if not (folder / LIST).exists():
-        found = sorted(folder.glob("*" + SKETCH))
-        if not found:
-            raise ConfigError(f"{folder} has no {SKETCH} files")
-        return [_from_names(path) for path in found]
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
     try:
-        listed = json.loads((folder / LIST).read_bytes())
+        content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{folder / LIST} is not JSON: {error}") from None
-    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
-        raise DataError(f"{folder / LIST} is not a list of clients")
-    return listed
+        raise DataError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is not an object of sketch files and clients")
+    return content
 
 
-def _from_names(path: Path) -> dict[str, Any]:
-    model = path.with_suffix(SUFFIX)
-    return {
-        "client": path.name.removesuffix(SKETCH),
-        "sketch": path.name,
-        "model": model.name if model.exists() else None,
-    }
-
-
-def _record(folder: Path, listed: dict[str, Any]) -> Record:
-    files = {}
-    for key in ("sketch", "model"):
-        name = listed.get(key)
-        if name is not None and (not isinstance(name, str) or Path(name).name != name):
-            raise DataError(f"{folder / LIST}: {key} {name!r:.80} is not the name of a file")
-        files[key] = None if name is None else folder / name
-    if files["sketch"] is None:
-        raise DataError(f"{folder / LIST}: client {listed.get('client')!r:.80} has no sketch")
-    metadata = listed.get("metadata", {})
-    if not isinstance(metadata, dict):
-        raise DataError(f"{folder / LIST}: metadata {metadata!r:.80} is not an object")
-    sketch = RaceSketch.load(files["sketch"])
+def _record(folder: Path, name: str, client: Any, details: Any) -> Record:
+    details = {} if details is None else details
+    if Path(name).name != name or not name.endswith(SKETCH):
+        raise DataError(f"{folder / INDEX}: {name!r:.80} is not the name of a sketch file")
+    if not isinstance(details, dict) or not isinstance(details.get("metadata", {}), dict):
+        raise DataError(f"{folder / DETAILS}: the details of {name!r:.80} are not an object")
+    model = (folder / name).with_suffix(SUFFIX)
+    for path in (folder / name, model):
+        if path.is_symlink():
+            raise DataError(f"{path} is a link; copy the file itself")
     return Record(
-        str(listed.get("client", "")), sketch, files["model"], listed.get("reference"), metadata
+        client,
+        RaceSketch.load(folder / name),
+        model if model.exists() else None,
+        details.get("reference"),
+        details.get("metadata", {}),
     )
