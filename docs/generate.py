@@ -183,7 +183,7 @@ def pages() -> dict[str, str]:
     """Return the generated pages: path to Markdown."""
     found = {f"policies/{name}.md": _policy(name) for name in POLICIES}
     found |= {f"gates/{name}.md": _gate(name) for name in GATES}
-    found["policies/index.md"] = _policy_index()
+    found["all-policies.md"] = _policy_index()
     found["cli.md"] = "".join(_cli())
     found["config.md"] = "".join(_config())
     found |= _api()
@@ -311,7 +311,7 @@ def _reference(kind: type) -> str:
 
 
 def _policy_index() -> str:
-    rows = [f"| [{name}]({name}.md) | {POLICIES[name].when} |" for name in POLICIES]
+    rows = [f"| [{name}](policies/{name}.md) | {POLICIES[name].when} |" for name in POLICIES]
     return "\n".join(["# All policies", "", "| policy | use it when |", "|---|---|", *rows]) + "\n"
 
 
