@@ -3,7 +3,7 @@
 python benchmarks/plan_gain.py
 
 Reads benchmarks/results/benchmark-*.json (needs the data sets, see $FEDCOHORT_DATA), and writes
-src/fedcohort/report/plan_gain.json, the fit that `fedcohort plan` uses, and
+src/fedcohort/analysis/plan_gain.json, the fit that `fedcohort plan` uses, and
 benchmarks/results/plan-gain.json, predicted against measured. Settings on Fashion-MNIST and MNIST
 are fitted; all others are held out.
 """
@@ -26,11 +26,11 @@ from docs_tables.results import RESULTS, parts, result, rounds_to
 from provenance import provenance, write
 from selection import readings as made_up
 
+from fedcohort.analysis.cohort_worth import uniform_discrepancy
+from fedcohort.analysis.plan import plan
+from fedcohort.analysis.plan_gain import FITTED, GainFit
 from fedcohort.experiments import config
 from fedcohort.experiments.folder import dataset_of, simulation_of
-from fedcohort.report.cohort_worth import uniform_discrepancy
-from fedcohort.report.plan import plan
-from fedcohort.report.plan_gain import FITTED, GainFit
 
 FIT_ON = ("fashion-mnist", "mnist")
 VARIANT = "sketch-match, epsilon 1"

@@ -42,6 +42,7 @@ API = {
     "Personalization": ["personalize"],
     "Flower": ["flower"],
     "Experiments": ["experiments"],
+    "Analysis": ["analysis"],
     "Reports": ["report"],
     "Ray": ["distribute"],
     "Numerics and helpers": [

@@ -210,7 +210,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     api = "".join(page.read_text() for page in (tmp_path / "api").rglob("*.html"))
     for name in (
         "personalize.transfer.add_folder",
-        "report.heterogeneity.measure",
+        "analysis.heterogeneity.measure",
         "gates.base.Gate",
     ):
         assert f'id="fedcohort.{name}' in api
@@ -259,7 +259,7 @@ from fedcohort.gates import SketchToSkip
 from fedcohort.personalize import ColdStart, Registry
 from fedcohort.personalize.finetune import finetune, named_arrays
 from fedcohort.policies import KDPP, PowerOfChoice, SketchMatch, register
-from fedcohort.report.heterogeneity import measure
+from fedcohort.analysis.heterogeneity import measure
 from fedcohort.report.page import page
 from fedcohort.session import Session
 from fedcohort.sketch.race import RaceSketch

@@ -13,14 +13,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedcohort.analysis.heterogeneity import measure
+    from fedcohort.analysis.plan import plan
     from fedcohort.datasets import federate, load
     from fedcohort.exceptions import FedcohortError
     from fedcohort.flower import CohortStrategy, attach
     from fedcohort.gates import GATES, Gate, SketchToSkip
     from fedcohort.personalize import ColdStart, Registry
     from fedcohort.policies import POLICIES, Policy, SketchMatch
-    from fedcohort.report.heterogeneity import measure
-    from fedcohort.report.plan import plan
     from fedcohort.rounds import ClientId, Outcome, Round, Selection, stream
     from fedcohort.session import Session
     from fedcohort.signals.catalog import SIGNALS, Needs, Signal, register_signal
@@ -62,8 +62,8 @@ _HOME = {
     "distance_matrix": "sketch.distances",
     "federate": "datasets",
     "load": "datasets",
-    "measure": "report.heterogeneity",
-    "plan": "report.plan",
+    "measure": "analysis.heterogeneity",
+    "plan": "analysis.plan",
     "register_signal": "signals.catalog",
     "simulate": "simulate",
     "stream": "rounds",

@@ -62,10 +62,10 @@ def test_mistakes(sites, arguments, message, capsys):
 def test_the_page_says_what_choosing_cohorts_is_worth(sites, tmp_path):
     from html import unescape
 
-    from fedcohort.report.plan import lines, plan
+    from fedcohort.analysis.plan import plan
 
     sketches = [RaceSketch.load(path) for path in sites]
-    expected = lines(plan(sketches, [2], names=[f"site-{i}" for i in range(6)]))
+    expected = plan(sketches, [2], names=[f"site-{i}" for i in range(6)]).lines()
     assert invoke(["profile", *sites, "-o", "h.html", "--cohort-size", "2"]) == 0
     assert expected[0] in unescape((tmp_path / "h.html").read_text("utf-8"))
     told = json.loads((tmp_path / "h.json").read_text("utf-8"))["plan"]

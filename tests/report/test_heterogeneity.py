@@ -14,12 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcohort.analysis.clusters import classical_map, silhouette, suggest_clusters
+from fedcohort.analysis.heterogeneity import measure, robust_scores
+from fedcohort.analysis.plan import plan
 from fedcohort.exceptions import DataError
+from fedcohort.files.marginals import ColumnGap
 from fedcohort.personalize.registry import Record, Registry
 from fedcohort.personalize.search import Search
-from fedcohort.report.clusters import classical_map, silhouette, suggest_clusters
 from fedcohort.report.drawing import Mark, bars, dots, matrix, scatter
-from fedcohort.report.heterogeneity import measure, robust_scores
 from fedcohort.report.page import page
 from fedcohort.sketch.distances import distance_matrix, distances_to_global
 from fedcohort.sketch.errors import cap_by_observed, errors_to_global, pair_errors
@@ -316,9 +318,10 @@ def test_verdicts_follow_the_rules():
         kind = (rng.random(400) < share).astype(int)
         sketch.add(rng.normal(size=(400, 8)) + MEANS[kind] / 3)
         graded.append(sketch)
-    degree = profile(graded).verdict(["expect 3% fewer rounds"])
-    assert degree.kind == "degree"
-    assert degree.next_steps[-1] == "expect 3% fewer rounds"
+    expected = plan(graded, [3])
+    degree = profile(graded).verdict(expected)
+    assert (degree.kind, expected.worthwhile) == ("degree", True)
+    assert degree.next_steps[-1] == expected.lines()[-1]
     noisy = [s.privatize(0.01, rng=rng) for s in sketches([0] * 6, 50)]
     blind = profile(noisy)
     assert blind.verdict().kind == "unknown"
@@ -348,6 +351,40 @@ def test_a_tiny_or_noisy_client_is_not_nearest_to_everybody():
     squares = distance_matrix(noisy, "mmd")
     np.fill_diagonal(squares, np.inf)
     assert (squares.argmin(axis=1) == 59).sum() > 15  # what the plain ranking did
+
+
+def gap(column, chance, marked=True):
+    return ColumnGap(column, 0.1, 0.01, chance, marked, "more of the level x: +5%")
+
+
+def test_marked_columns_come_first_in_every_verdict():
+    alike = profile(sketches([0] * 12, 300))
+    assert alike.verdict().kind == "alike"
+    columns = {c.name: [gap("age", 0.5, False)] for c in alike.clients}
+    columns["site-3"] = [gap("age", 1e-9), gap("sex", 1e-4)]
+    columns["site-5"] = [gap("dose", 1e-12)]
+    for changes, kind in (
+        ({}, "columns"),
+        ({"blind": True}, "unknown"),
+        ({"told_apart": 0.9}, "degree"),
+        ({"clusters": alike.clusters._replace(number=2)}, "kind"),
+    ):
+        found = alike._replace(columns=columns, **changes).verdict()
+        assert found.kind == kind
+        assert found.reasons[0].endswith("dose of site-5; age, sex of site-3.")
+        assert [step[:15] for step in found.next_steps[:2]] == [
+            "Look at site-5:",
+            "Look at site-3:",
+        ]
+        assert "Federate as it is" not in " ".join(found.next_steps)
+
+
+def test_a_verdict_never_says_that_clients_differ_and_that_random_cohorts_look_like_all():
+    made = sketches([0] * 11 + [3], 300)
+    found, expected = profile(made), plan(made[:11], [3])
+    assert found.verdict().kind == "kind" and not expected.worthwhile
+    html = page(found, plan=expected)
+    assert "differ in kind" in html and "Nothing to gain" not in html
 
 
 def test_references_are_drawn_and_labels_split_the_data():

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import fedcohort
+from fedcohort.analysis import cohort_worth
+from fedcohort.analysis.cohort_worth import BetweenClients, Half, Trial, random_clients
+from fedcohort.analysis.plan import plan
+from fedcohort.analysis.plan_gain import GainFit, shipped
 from fedcohort.cli import invoke
 from fedcohort.exceptions import ConfigError
-from fedcohort.report import cohort_worth
-from fedcohort.report.cohort_worth import BetweenClients, Half, Trial, random_clients
-from fedcohort.report.plan import lines, plan
-from fedcohort.report.plan_gain import GainFit, shipped
 from fedcohort.signals.forms import sketch_dtype
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
@@ -214,7 +214,7 @@ def test_rounds_saved_are_estimated_for_sketches_like_the_measured() -> None:
     assert found.gain[5] == shipped().predict(found.uniform[5])
     assert found.gain[5].low < found.gain[5].fewer_rounds < found.gain[5].high
     assert any(
-        line.startswith("Estimate for sketch-match with cohorts of 5") for line in lines(found)
+        line.startswith("Estimate for sketch-match with cohorts of 5") for line in found.lines()
     )
 
 
@@ -230,10 +230,10 @@ def test_rounds_saved_are_estimated_for_sketches_like_the_measured() -> None:
 def test_no_estimate_outside_of_what_was_measured(sketches, size: int, why: str) -> None:
     found = plan(sketches, [size])
     assert found.gain == {} and why in found.no_gain
-    assert any("No estimate" in line and why in line for line in lines(found))
+    assert any("No estimate" in line and why in line for line in found.lines())
 
 
 def test_nothing_to_gain_saves_no_rounds() -> None:
     found = plan(labeled(40, per_client=10), [5])
     assert not found.worthwhile and found.gain == {}
-    assert not any("stimate" in line for line in lines(found))
+    assert not any("stimate" in line for line in found.lines())

@@ -198,6 +198,19 @@ def show(table: Table, width: int | None = None) -> None:
     console().print(table, width=width)
 
 
+def show_facts(facts: Mapping[str, str], title: str) -> None:
+    """Print facts line by line; names may hold what Rich takes for markup."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left", show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for key, value in facts.items():
+        table.add_row(key, Text(value))
+    show(table)
+
+
 def show_json(value: Any) -> None:
     """Print a value as JSON; numbers that are not finite become null."""
     typer.echo(json.dumps(finite(value), indent=2))

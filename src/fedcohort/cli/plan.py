@@ -12,7 +12,7 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.registry import parse_named
 
 if TYPE_CHECKING:
-    from fedcohort.report.plan import Plan
+    from fedcohort.analysis.plan import Plan
 
 
 def command(
@@ -52,8 +52,8 @@ def command(
 
     Example: `fedcohort plan sketches/ --cohort-size 5,10 --present 20`
     """
+    from fedcohort.analysis.plan import plan
     from fedcohort.files.finding import client_names
-    from fedcohort.report.plan import plan
 
     if average not in ("equal", "size"):
         raise ConfigError(f"--average {average}: write equal or size")
@@ -86,8 +86,6 @@ def _sizes(text: str) -> list[int]:
 def _show(found: Plan) -> None:
     from rich.table import Table
 
-    from fedcohort.report.plan import lines
-
     table = Table(title="Worth of a cohort", title_justify="left", header_style="bold")
     for name in ("policy", "clients", "discrepancy", "worth (random clients)", "all used by round"):
         table.add_column(name, justify="left" if name == "policy" else "right")
@@ -101,5 +99,5 @@ def _show(found: Plan) -> None:
         worth = f"{w.random_clients:.0f}"
         table.add_row(w.policy, str(w.cohort_size), value, worth, until, shares)
     show(table)
-    for line in lines(found):
+    for line in found.lines():
         typer.echo(plain(line))

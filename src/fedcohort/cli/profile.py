@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, finite, show, show_json
+from fedcohort.cli.common import Format, FormatOption, finite, show_facts, show_json
 from fedcohort.cli.sketches import Sketches, load_several
 from fedcohort.cli.tables import ForceOption
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from fedcohort.report.plan import Plan
+    from fedcohort.analysis.plan import Plan
     from fedcohort.sketch.race import RaceSketch
 
 
@@ -38,11 +38,10 @@ def command(
 
     Example: `fedcohort profile site-*.sketch -o heterogeneity.html`
     """
+    from fedcohort.analysis.heterogeneity import measure
     from fedcohort.files.finding import client_names
     from fedcohort.files.publish import check_output, writing
-    from fedcohort.report.heterogeneity import measure
     from fedcohort.report.page import page
-    from fedcohort.report.plan import lines
     from fedcohort.storage import write_atomically
 
     if out.suffix == ".json":
@@ -54,23 +53,22 @@ def command(
     names = client_names(paths)
     found = measure(loaded, names)
     cohorts = _plan(loaded, names, cohort_size)
-    numbers = finite({**found.as_dict(), "plan": cohorts})
+    numbers = finite({**found.as_dict(cohorts), "plan": cohorts})
     with writing(out):
-        html = page(found, title, plan=[] if cohorts is None else lines(cohorts))
+        html = page(found, title, plan=cohorts)
         write_atomically(out, html.encode())
     with writing(beside):
         write_atomically(beside, json.dumps(numbers).encode())
     if format is Format.json:
-        show_json({"page": str(out), "numbers": str(beside), **found.summary()})
+        show_json({"page": str(out), "numbers": str(beside), **found.summary(cohorts)})
         return
-    from fedcohort.report.sketches import facts_table
 
-    show(facts_table({**found.facts(), "page": str(out), "numbers": str(beside)}, title))
+    show_facts({**found.facts(cohorts), "page": str(out), "numbers": str(beside)}, title)
 
 
 def _plan(sketches: Sequence[RaceSketch], names: Sequence[str], cohort_size: int) -> Plan | None:
     """Return what choosing cohorts is worth, None where the sketches cannot tell."""
-    from fedcohort.report.plan import plan
+    from fedcohort.analysis.plan import plan
 
     filled = [(sketch, name) for sketch, name in zip(sketches, names, strict=True) if sketch.n > 1]
     if not cohort_size or len(filled) <= cohort_size or sketches[0].rows < 2:

@@ -21,7 +21,7 @@ from fedcohort.cli.common import (
     RayOption,
     on_cluster,
     plain,
-    show,
+    show_facts,
     show_json,
 )
 from fedcohort.cli.tables import (
@@ -371,7 +371,7 @@ def _report(
     publisher: Publisher, reading: Reading, warnings: Sequence[str], format: Format
 ) -> None:
     """Say what was written and what was left out; warnings go to standard error."""
-    from fedcohort.report.sketches import describe, facts_table
+    from fedcohort.analysis.sketches import describe
 
     last, written = publisher.last, publisher.written
     for line in [*_noise_warning(publisher), *_columns_warning(last), *warnings]:
@@ -392,7 +392,7 @@ def _report(
             facts["signal to noise"] = f"{min(ratios):.2g} to {max(ratios):.2g}"
     facts["size"] = f"{sum(w.bytes for w in written) / 1e3:,.1f} kB"
     out = publisher.target.out
-    show(facts_table(facts, f"{len(written)} sketches in {out}" if out.is_dir() else str(out)))
+    show_facts(facts, f"{len(written)} sketches in {out}" if out.is_dir() else str(out))
 
 
 def _noise_warning(publisher: Publisher) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, console, show, show_json
+from fedcohort.cli.common import Format, FormatOption, console, show_facts, show_json
 from fedcohort.cli.tables import ForceOption
 from fedcohort.exceptions import ConfigError, DataError, IncompatibleSketches
 from fedcohort.progress import watched
@@ -101,15 +101,15 @@ def inspect(
 
     Example: `fedcohort inspect site-a.sketch`
     """
+    from fedcohort.analysis.sketches import describe
     from fedcohort.files.sketching import load_sketch
     from fedcohort.privacy.planning import signal_to_noise
-    from fedcohort.report.sketches import describe, facts_table
 
     loaded, size = load_sketch(sketch), sketch.stat().st_size
     if format is Format.json:
         show_json({**loaded.header(), "bytes": size, "signal_to_noise": signal_to_noise(loaded)})
         return
-    show(facts_table({**describe(loaded), "size": f"{size / 1e3:,.1f} kB"}, str(sketch)))
+    show_facts({**describe(loaded), "size": f"{size / 1e3:,.1f} kB"}, str(sketch))
 
 
 def merge(
@@ -122,9 +122,9 @@ def merge(
 
     Example: `fedcohort merge site-*.sketch -o all.sketch`
     """
+    from fedcohort.analysis.sketches import describe
     from fedcohort.files.publish import check_output, writing
     from fedcohort.files.sketching import load_alike, sketch_files
-    from fedcohort.report.sketches import describe, facts_table
 
     check_output(out, [p for p in sketch_files(sketches) if not _merged(p)], force)
     total: RaceSketch | None = None
@@ -144,7 +144,7 @@ def merge(
     if format is Format.json:
         show_json({"file": str(out), **total.header()})
         return
-    show(facts_table({**describe(total), "size": f"{out.stat().st_size / 1e3:,.1f} kB"}, str(out)))
+    show_facts({**describe(total), "size": f"{out.stat().st_size / 1e3:,.1f} kB"}, str(out))
 
 
 def explain(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, show, show_json
+from fedcohort.cli.common import Format, FormatOption, show_facts, show_json
 from fedcohort.cli.tables import (
     PRIVACY,
     BudgetDeltaOption,
@@ -132,12 +132,11 @@ def check(
     from fedcohort.files import CsvOptions
     from fedcohort.files.propose import check_data
     from fedcohort.files.spec import load_spec
-    from fedcohort.report.sketches import facts_table
 
     found = check_data(data, load_spec(spec), CsvOptions(delimiter, decimal, encoding, header))
     if format is Format.json:
         show_json(found)
     else:
-        show(facts_table(found.facts(), f"{data} and {spec}"))
+        show_facts(found.facts(), f"{data} and {spec}")
     if found.problems:
         raise DataError(f"{data} does not fit {spec}: {'; '.join(found.problems)}")

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort import storage
+from fedcohort.analysis.clusters import classical_map
 from fedcohort.exceptions import InvalidCheckpoint
 from fedcohort.experiments.config import NO_GATE, Experiment, dump
 from fedcohort.experiments.results import Members, PolicyResult, Results
 from fedcohort.experiments.summary import gemd_by_round
-from fedcohort.report.clusters import classical_map
 from fedcohort.report.tables import ComparisonRow, Curve, comparison, curves, setting_columns
 from fedcohort.rounds import ClientId, stream
 from fedcohort.simulate.history import History

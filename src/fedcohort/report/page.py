@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
 from html import escape
 
 import numpy as np
 
+from fedcohort.analysis.heterogeneity import OUTLIER, ClientRow, Heterogeneity, few
+from fedcohort.analysis.plan import Plan
 from fedcohort.report.drawing import (
     COLORS,
     Mark,
@@ -21,7 +22,6 @@ from fedcohort.report.drawing import (
     matrix,
     scatter,
 )
-from fedcohort.report.heterogeneity import OUTLIER, ClientRow, Heterogeneity, few
 
 BARS = 60  # clients; more are drawn as dots
 NAMES_ON_MAP = 25
@@ -85,6 +85,7 @@ tr.odd td { background: #fff4e5 } .dot { display: inline-block; width: 9px; heig
   padding: 12px 18px; margin: 16px 0 }
 .verdict.kind { border-color: #d55e00; background: #fdf5ef }
 .verdict.unknown { border-color: #8a8a8a; background: #f6f6f6 }
+.verdict.columns { border-color: #d55e00; background: #fdf5ef }
 .verdict.alike { border-color: #009e73; background: #f0f9f6 }
 .verdict h2 { margin: 0 0 6px; font-size: 20px } .verdict h3 { margin: 10px 0 2px; font-size: 15px }
 .verdict ul { margin: 4px 0; padding-left: 20px } .verdict li { max-width: 90ch }
@@ -102,7 +103,7 @@ dd { margin: 0; overflow-wrap: anywhere }
 def page(
     found: Heterogeneity,
     title: str = "How different are the clients?",
-    plan: Sequence[str] = (),
+    plan: Plan | None = None,
 ) -> str:
     """Lay out a federation's differences as an HTML page.
 
@@ -112,8 +113,8 @@ def page(
     ----------
     found : Heterogeneity
     title : str
-    plan : sequence of str
-        What `fedcohort plan` expects of cohorts, as further steps of the verdict.
+    plan : Plan, optional
+        What to expect of chosen cohorts, for the verdict.
     """
     content = [
         f"<h1>{escape(title)}</h1>",
@@ -173,7 +174,7 @@ def _tiles(found: Heterogeneity) -> str:
     return f'<div class="tiles">{made}</div>'
 
 
-def _verdict(found: Heterogeneity, plan: Sequence[str]) -> str:
+def _verdict(found: Heterogeneity, plan: Plan | None) -> str:
     made = found.verdict(plan)
     why, do = (
         "".join(f"<li>{escape(line)}</li>" for line in lines)
@@ -280,8 +281,9 @@ nearest client is ranked as a registry ranks: a client of few or noisy records i
 everybody because its distance is uncertain.</p>
 <p>The verdict follows these rules, the first that holds. Unknown: the noise exceeds the signal in
 more than half of the sketches, or nearly all records fall into one bucket. Different in kind:
-there are outliers, or several clusters of three clients or more on average. Alike: fewer than 15%
-of the pairs are told apart. Different in degree: all else.</p>
+there are outliers, or several clusters of three clients or more on average. Different in columns:
+fewer than 15% of the pairs are told apart, but a column of some client differs. Alike: fewer than
+15% of the pairs are told apart. Different in degree: all else.</p>
 <h2>What is protected</h2>
 <p>Sketches with noise protect single records: whoever reads the counts can hardly tell whether one
 record was there. They do not hide what the client's data look like as a whole, which is what this

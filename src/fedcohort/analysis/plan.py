@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcohort.analysis.cohort_worth import Average, BetweenClients, Trial, Worth
+from fedcohort.analysis.plan_gain import Gain, shipped, why_none
 from fedcohort.exceptions import ConfigError
 from fedcohort.policies import POLICIES, Policy
 from fedcohort.registry import lookup
-from fedcohort.report.cohort_worth import Average, BetweenClients, Trial, Worth
-from fedcohort.report.plan_gain import Gain, shipped, why_none
 from fedcohort.rounds import ClientId
 from fedcohort.signals.forms import sketch_dtype
 from fedcohort.sketch.distances import Readings, Stack
@@ -83,6 +83,34 @@ class Plan:
     def worthwhile(self) -> bool:
         """Whether matching cohorts can gain anything."""
         return worthwhile(self.variance, self.variance_error, self.floor, self.uniform)
+
+    def lines(self) -> list[str]:
+        """Say in sentences what to expect, the conclusion first."""
+        out = [self.verdict]
+        for cohort, gain in self.gain.items():
+            if self.present is None or cohort == self.present:
+                out.append(f"Estimate for sketch-match with cohorts of {cohort}: {gain}.")
+        if self.worthwhile and not self.gain:
+            out.append(f"No estimate of the rounds saved: {self.no_gain}.")
+        for policy, size in self.smallest.items():
+            if self.present is None:
+                break
+            if size is None:
+                out.append(f"{policy}: no smaller cohort is worth {self.present} random clients.")
+                continue
+            saved = self.saved[policy]
+            extra = [f"{saved['bytes'] / 1e6:,.1f} MB"] if "bytes" in saved else []
+            extra += [f"{saved['hours']:g} client-hours"] if "hours" in saved else []
+            text = f"{policy}: {size} matched clients are worth {self.present} random ones"
+            out.append(text + (f"; that saves {' and '.join(extra)} per round." if extra else "."))
+        for worth in self.worths:
+            if worth.waiting and self.worthwhile:
+                names = ", ".join(worth.waiting)
+                case = f"{worth.policy}, cohorts of {worth.cohort_size}"
+                out.append(f"{case}: not picked in {worth.rounds} rounds: {names} (see turns=1).")
+        if self.tried_on < self.clients:
+            out.append(f"Policies were tried on {self.tried_on:,} of {self.clients:,} clients.")
+        return out
 
 
 def plan(
@@ -179,35 +207,6 @@ def worthwhile(
     """Whether clients differ by more than chance, and random cohorts by more than sample size."""
     seen = variance > SIGNIFICANT * error
     return seen and any(uniform[k] > floor[k] for k in uniform)
-
-
-def lines(found: Plan) -> list[str]:
-    """Say in sentences what a plan found, the conclusion first."""
-    out = [found.verdict]
-    for cohort, gain in found.gain.items():
-        if found.present is None or cohort == found.present:
-            out.append(f"Estimate for sketch-match with cohorts of {cohort}: {gain}.")
-    if found.worthwhile and not found.gain:
-        out.append(f"No estimate of the rounds saved: {found.no_gain}.")
-    for policy, size in found.smallest.items():
-        if found.present is None:
-            break
-        if size is None:
-            out.append(f"{policy}: no smaller cohort is worth {found.present} random clients.")
-            continue
-        saved = found.saved[policy]
-        extra = [f"{saved['bytes'] / 1e6:,.1f} MB"] if "bytes" in saved else []
-        extra += [f"{saved['hours']:g} client-hours"] if "hours" in saved else []
-        text = f"{policy}: {size} matched clients are worth {found.present} random ones"
-        out.append(text + (f"; that saves {' and '.join(extra)} per round." if extra else "."))
-    for worth in found.worths:
-        if worth.waiting and found.worthwhile:
-            names = ", ".join(worth.waiting)
-            case = f"{worth.policy}, cohorts of {worth.cohort_size}"
-            out.append(f"{case}: not picked in {worth.rounds} rounds: {names} (see turns=1).")
-    if found.tried_on < found.clients:
-        out.append(f"Policies were tried on {found.tried_on:,} of {found.clients:,} clients.")
-    return out
 
 
 def _readings(sketches: Readings) -> NDArray[Any]:

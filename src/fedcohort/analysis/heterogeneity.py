@@ -10,28 +10,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.exceptions import DataError
-from fedcohort.files.marginals import ColumnGap, gaps_to_rest
-from fedcohort.files.sketching import ONE_BUCKET, concentration
-from fedcohort.personalize.index import ENERGY_SHARE
-from fedcohort.privacy.planning import signal_to_noise
-from fedcohort.report.clusters import (
+from fedcohort.analysis.clusters import (
     LEAST_GAP,
     LEAST_SILHOUETTE,
     Clusters,
     classical_map,
     suggest_clusters,
 )
-from fedcohort.report.sketches import describe, privacy
-from fedcohort.report.verdict import Verdict, judge
+from fedcohort.analysis.sketches import describe, privacy
+from fedcohort.analysis.verdict import Verdict, judge
+from fedcohort.exceptions import DataError
+from fedcohort.files.marginals import ColumnGap, gaps_to_rest
+from fedcohort.files.sketching import ONE_BUCKET, concentration
+from fedcohort.personalize.index import ENERGY_SHARE
+from fedcohort.privacy.planning import signal_to_noise
 from fedcohort.sketch.distances import Stack, distance_matrix, distances_to_global
 from fedcohort.sketch.errors import cap_by_observed, errors_to_global, pair_errors
 from fedcohort.sketch.race import RaceSketch
+
+if TYPE_CHECKING:
+    from fedcohort.analysis.plan import Plan
 
 Floats = NDArray[np.float64]
 
@@ -106,9 +109,19 @@ class Heterogeneity(NamedTuple):
     warnings: list[str]
     blind: bool
 
-    def verdict(self, plan: Sequence[str] = ()) -> Verdict:
-        """Judge in plain words; `plan` adds what `fedcohort plan` expects of cohorts."""
+    def verdict(self, plan: Plan | None = None) -> Verdict:
+        """Judge in plain words; `plan` adds what to expect of chosen cohorts."""
         return judge(self, plan)
+
+    @property
+    def marked_clients(self) -> list[str]:
+        """Clients with columns that differ beyond chance, the surest first."""
+        chances = {
+            client: min(gap.chance for gap in gaps if gap.marked)
+            for client, gaps in self.columns.items()
+            if any(gap.marked for gap in gaps)
+        }
+        return sorted(chances, key=lambda client: chances[client])
 
     def marked_columns(self, client: str, most: int | None = None) -> str:
         """Name the columns in which a client differs beyond chance, the surest first."""
@@ -127,7 +140,7 @@ class Heterogeneity(NamedTuple):
         """Clients far from all others, the farthest first."""
         return sorted((c for c in self.clients if c.outlier), key=lambda c: -c.distance)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, plan: Plan | None = None) -> dict[str, Any]:
         """Return the main numbers as plain values."""
         distances = [c.distance for c in self.clients]
         return {
@@ -141,18 +154,19 @@ class Heterogeneity(NamedTuple):
             "told_apart": self.told_apart,
             "outliers": [c.name for c in self.outliers],
             "clusters": self.clusters.number,
-            "verdict": self.verdict()._asdict(),
+            "verdict": self.verdict(plan)._asdict(),
             "references": self.references._asdict(),
             "warnings": self.warnings,
         }
 
-    def facts(self) -> dict[str, str]:
+    def facts(self, plan: Plan | None = None) -> dict[str, str]:
         """Return the main numbers in words."""
         far = max(self.clients, key=lambda c: c.distance)
         median = float(np.median([c.distance for c in self.clients]))
-        verdict = self.verdict()
+        verdict = self.verdict(plan)
         facts = {
             "verdict": verdict.headline,
+            "why": "\n".join(verdict.reasons),
             "next": "\n".join(verdict.next_steps),
             "clients": f"{len(self.clients)}, {self.records:,.0f} records",
             "privacy": "; ".join(f"{what} ({n} clients)" for what, n in self.privacy.items()),
@@ -182,10 +196,10 @@ class Heterogeneity(NamedTuple):
         apart = f"{made.gap:.1f} standard errors, needed {LEAST_GAP:g}"
         return f"one, as chance explains the best division ({apart})"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, plan: Plan | None = None) -> dict[str, Any]:
         """Return everything as plain values for JSON; distances to seven digits."""
         return {
-            **self.summary(),
+            **self.summary(plan),
             "distance": "root of the debiased squared MMD = Frobenius / sqrt(rows)",
             "sketch": self.sketch,
             "client": [c._asdict() for c in self.clients],

@@ -1,11 +1,8 @@
-"""What a sketch is, in words and in a table."""
+"""What a sketch is, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Sequence
 
 from fedcohort.files.columns import Column
 from fedcohort.privacy.planning import signal_to_noise
@@ -77,16 +74,6 @@ def privacy(sketch: RaceSketch) -> str:
     total, own = sketch.release.epsilon + sketch.marginals.release.epsilon, sketch.release.epsilon
     columns = f"{sketch.marginals.release.epsilon:g} for {len(sketch.columns)} single columns"
     return f"epsilon={total:g} in all, {columns} and {own:g} for the joint counts: {claim}"
-
-
-def facts_table(facts: Mapping[str, str], title: str) -> Table:
-    """Lay out facts line by line."""
-    table = Table(title=Text(title), title_justify="left", show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for key, value in facts.items():
-        table.add_row(key, Text(value))  # names may hold what Rich takes for markup
-    return table
 
 
 def _short(values: Sequence[object], most: int = 12) -> str:

@@ -1,0 +1,160 @@
+"""The answer to "how different are my clients?" in plain words, by stated rules.
+
+Columns in which a client differs beyond chance come first in every answer. Its kind is the first
+that holds:
+
+1. *Unknown*: the noise exceeds the signal in more than half of the sketches, or nearly all records
+   fall into one bucket. Then no answer is possible.
+2. *Different in kind*: there are outliers, or several clusters of three clients or more on average.
+3. *Different in columns*: fewer than 15% of the pairs are told apart, but some column of some
+   client differs.
+4. *Alike*: fewer than 15% of the pairs are told apart. In 40 federations of equal clients the 95th
+   percentile was 8% and the worst 17%, because the pairs of one client depend on each other.
+5. *Different in degree*: clients are told apart, and no group or client stands out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from fedcohort.analysis.heterogeneity import Heterogeneity
+    from fedcohort.analysis.plan import Plan
+
+BY_CHANCE = 0.15  # share of the pairs that may be told apart where all clients are alike
+UNEQUAL = 10.0  # largest client over the smallest
+MAX_NAMED = 8  # clients to look at
+MAX_COLUMNS = 4  # of each
+COHORTS = "`fedcohort plan` says whether cohorts that together look like the whole are worth it."
+EXPLAIN = "make the sketches with --explain to see which of its columns differ"
+SMALL_GROUP = 3  # clients per cluster
+
+
+class Verdict(NamedTuple):
+    """What is the case, why, and what to do next."""
+
+    kind: Literal["unknown", "alike", "columns", "degree", "kind"]
+    headline: str
+    reasons: list[str]
+    next_steps: list[str]
+
+
+def judge(profile: Heterogeneity, plan: Plan | None = None) -> Verdict:
+    """Judge a federation by the rules above; `plan` adds what to expect of chosen cohorts."""
+    looks, reasons = _looks(profile), _reasons(profile)
+    marked = profile.marked_clients
+    if marked:
+        reasons.insert(0, f"Columns differ beyond chance: {_columns_of(profile, marked)}.")
+    if profile.blind:
+        headline = "These sketches cannot tell the clients apart."
+        if marked:
+            headline = f"Columns of {_few(marked)} differ; the sketches tell nothing else."
+        again = "Make the sketches again, as the warnings say."
+        return Verdict("unknown", headline, [*reasons[: bool(marked)], *profile.warnings],
+                       [*looks, again])  # fmt: skip
+    clusters = profile.clusters.number
+    if profile.outliers or 1 < clusters <= len(profile.clients) / SMALL_GROUP:
+        steps = [*looks, *_group_steps(profile), *_cohort_steps(plan)]
+        return Verdict("kind", _headline(profile), reasons, steps)
+    if profile.told_apart < BY_CHANCE and marked:
+        headline = f"The clients are alike as a whole, but columns of {_few(marked)} differ."
+        after = "Then federate: as a whole, any cohort looks like the federation."
+        return Verdict("columns", headline, reasons, [*looks, after])
+    if profile.told_apart < BY_CHANCE:
+        steps = ["Federate as it is: any cohort looks like the whole."]
+        return Verdict("alike", "The clients are alike.", reasons, steps)
+    steps = [*looks, *_cohort_steps(plan)]
+    if plan is None or plan.worthwhile:
+        steps.insert(len(looks), "Federate, and compare the policies uniform and sketch-match.")
+    return Verdict("degree", "The clients differ in degree, not in kind.", reasons, steps)
+
+
+def _headline(profile: Heterogeneity) -> str:
+    odd, groups = len(profile.outliers), len(_groups(profile))
+    parts = []
+    if odd:
+        parts.append("one client stands" if odd == 1 else f"{odd} clients stand")
+        parts[-1] += " apart from all others"
+    if groups > 1:
+        parts.append(f"the clients form {groups} groups")
+    elif not odd:
+        parts.append("a few of them are unlike all others")
+    return "The clients differ in kind: " + " and ".join(parts) + "."
+
+
+def _reasons(profile: Heterogeneity) -> list[str]:
+    reasons = [
+        f"{profile.told_apart:.0%} of the pairs differ by more than sampling and noise explain; "
+        f"where all clients are alike, it is below {BY_CHANCE:.0%}."
+    ]
+    median = float(np.median([c.distance for c in profile.clients]))
+    reference = profile.references
+    line = f"The median distance to all data together is {median:.3f}. Two random samples of the "
+    line += f"same data, of the size of these clients, look up to {reference.random:.3f} apart"
+    if reference.label is not None:
+        line += f"; the classes of the label are {reference.label:.3f} apart"
+    reasons.append(line + ".")
+    sizes = sorted(c.n for c in profile.clients)
+    if sizes[-1] > UNEQUAL * max(sizes[0], 1):
+        reasons.append(f"The sizes differ, too: from {sizes[0]:,.0f} to {sizes[-1]:,.0f} records.")
+    return reasons
+
+
+def _looks(profile: Heterogeneity) -> list[str]:
+    """Say which clients to look at: those with marked columns first, the surest of all first."""
+    marked = profile.marked_clients
+    names = [*marked, *(c.name for c in profile.outliers if c.name not in marked)]
+    steps = [_look_at(profile, name) for name in names]
+    if len(steps) > MAX_NAMED:
+        steps[MAX_NAMED:] = [
+            f"Look at {len(steps) - MAX_NAMED} further clients in the table below."
+        ]
+    return steps
+
+
+def _look_at(profile: Heterogeneity, client: str) -> str:
+    why = profile.marked_columns(client, MAX_COLUMNS)
+    if not why and profile.columns:
+        why = "no single column stands out; its columns differ together"
+    return f"Look at {client}: {why or EXPLAIN}."
+
+
+def _columns_of(profile: Heterogeneity, clients: list[str]) -> str:
+    shown = clients[:MAX_NAMED]
+    texts = []
+    for client in shown:
+        gaps = [gap.column for gap in profile.columns[client] if gap.marked]
+        texts.append(f"{', '.join(gaps[:MAX_COLUMNS])} of {client}")
+    more = f" and of {len(clients) - len(shown)} more clients" if len(clients) > len(shown) else ""
+    return "; ".join(texts) + more
+
+
+def _group_steps(profile: Heterogeneity) -> list[str]:
+    steps = []
+    if len(groups := _groups(profile)) > 1:
+        sizes = ", ".join(f"group {i + 1}: {size} clients" for i, size in groups.items())
+        steps.append(f"Consider training the groups apart, or personalizing ({sizes}).")
+    steps.append("Federate the clients that are not outliers." if profile.outliers else "Federate.")
+    return steps
+
+
+def _cohort_steps(plan: Plan | None) -> list[str]:
+    """Say what to expect of chosen cohorts; where that is nothing, only how to choose."""
+    if plan is None:
+        return [COHORTS]
+    if not plan.worthwhile:
+        return ["Draw the cohorts at random: choosing them by these sketches gains nothing."]
+    return plan.lines()
+
+
+def _groups(profile: Heterogeneity) -> dict[int, int]:
+    """Return the sizes of the clusters of two clients or more; a single one is an outlier."""
+    sizes = np.bincount([c.cluster for c in profile.clients])
+    return {i: int(size) for i, size in enumerate(sizes) if size > 1}
+
+
+def _few(names: list[str], most: int = 3) -> str:
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
