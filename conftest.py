@@ -15,7 +15,7 @@ settings.load_profile("any speed")
 
 collect_ignore_glob = []
 if find_spec("triton") is None:  # a module that cannot be imported is not searched for doctests
-    collect_ignore_glob.append("src/fedcohort/**/_*triton*.py")
+    collect_ignore_glob.append("src/**/_*triton*.py")
 
 #: The files that take longest. They start first, so that no worker waits for the other at the
 #: end; parts of their names, the longest first.

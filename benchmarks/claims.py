@@ -32,7 +32,7 @@ from fedcohort.policies import FedACS, FedCor, Uniform
 from fedcohort.rounds import stream
 from fedcohort.signals.catalog import Needs
 from fedcohort.simulate import LocalTraining, Schedule, Simulation, build
-from fedcohort.simulate.engine.trainer import Trainer
+from fedcohort.simulate.local import Job, Trainer
 from fedcohort.sketch.distances import distance_matrix
 from fedcohort.sketch.errors import simulate_gaussians
 from fedcohort.sketch.race import RaceSketch
@@ -192,7 +192,7 @@ def loss_changes(clients, times, cohorts, seed, device):
 def losses(simulation, model):
     """Mean loss of a model on each client's data."""
     trainer, parts = simulation.trainer, simulation.federations[0].parts
-    jobs = [trainer.job(0, 0, c, parts[c], 0) for c in simulation.seeds[0].clients]
+    jobs = [Job(0, parts[c]) for c in simulation.seeds[0].clients]
     return trainer.losses(model, jobs, simulation.train_data)
 
 
@@ -326,7 +326,7 @@ def initialized(data, seed, args, samples=200):
             if parameter.dim() > 1:
                 draw(parameter.data, generator=generator)
         trainer = Trainer(model, device=args.device)
-        jobs = [trainer.job(0, 0, c, rows[:samples]) for c, rows in parts.items()]
+        jobs = [Job(0, rows[:samples]) for c, rows in parts.items()]
         profiles[name] = trainer.features(trainer.flat(), jobs, trainer.data(data.x, data.y))
     kernels = {name: similarity_kernel(rows) for name, rows in profiles.items()}
     upper = np.triu_indices(len(parts), 1)

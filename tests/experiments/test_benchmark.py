@@ -21,7 +21,6 @@ from fedcohort.experiments.config import NamedConfig
 from fedcohort.experiments.folder import check, simulation_of
 from fedcohort.experiments.suite import Part, Script, read_suite, suites
 from fedcohort.experiments.workers import parse_workers, run_parts
-from fedcohort.simulate.engine import trainer
 
 SUITE = """
 [experiment]
@@ -255,7 +254,7 @@ def test_a_device_that_does_not_work_ends_the_run_with_one_error(suite, tmp_path
         run_parts(parts, tmp_path, {"cuda": 1})
     assert not list(tmp_path.glob("*.json"))
     assert workers._untrained("cpu") == ""
-    monkeypatch.setattr(trainer, "Trainer", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr("modelstack.trainer.Trainer", lambda *a, **k: 1 / 0)
     assert workers._untrained("cpu") == "ZeroDivisionError: division by zero"
 
 

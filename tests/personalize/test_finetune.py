@@ -7,8 +7,8 @@ from torch import nn
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.personalize.finetune import accuracies, finetune, mixed, named_arrays, own_accuracies
-from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.local import LocalTraining
+from modelstack.trainer import Trainer
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import stream
-from fedcohort.simulate.engine.jobs import Job, lockstep, sweep
-from fedcohort.simulate.local import LocalTraining, Schedule, batch_plan
+from fedcohort.simulate.local import LocalTraining, Schedule, batch_plans
+from modelstack.jobs import Job, lockstep, sweep
+
+
+def batch_plan(seed, number, client, n, local):
+    return batch_plans(seed, number, [client], [n], local)[0]
+
 
 SMALL = st.integers(1, 40)
 
@@ -41,9 +46,8 @@ def test_the_order_belongs_to_seed_round_and_client():
         assert batch_plan(*other, 50, local).order.tolist() != order
 
 
-@settings(deadline=None)  # the first call compiles
 @given(n=SMALL, passes=st.integers(1, 4), seed=st.integers(0, 2**60))
-def test_compiled_shuffles_are_those_of_the_stream(n, passes, seed):
+def test_shuffles_are_those_of_the_stream(n, passes, seed):
     local = LocalTraining(epochs=passes, batch_size=1)
     plans = [batch_plan(seed, 2, name, n, local) for name in "ab"]
     jobs = [Job(0, np.arange(n), plan) for plan in plans]
@@ -55,28 +59,6 @@ def test_compiled_shuffles_are_those_of_the_stream(n, passes, seed):
         expected = [rng.permutation(n) for _ in range(passes)]
         assert table[:, j, 0].tolist() == np.concatenate(expected).tolist()
         assert plans[j].order.tolist() == table[:, j, 0].tolist()
-
-
-def test_a_large_pass_is_shuffled_as_the_stream_does():
-    """More than 2^16 samples, of which one in two is rejected at first."""
-    n = 2**16 + 3
-    job = Job(0, np.arange(n), batch_plan(0, 0, "a", n, LocalTraining(batch_size=n - 1)))
-    table = np.empty((2, 3, n), np.int32)  # wider than needed
-    lockstep([job], LocalTraining(batch_size=n - 1), 0.1, direct=True).write_index(0, table)
-    expected = stream(0, "batches", 0, "a").permutation(n)
-    assert (table[0, 0, : n - 1] == expected[:-1]).all()
-    assert table[1, 0, 0] == expected[-1]
-
-
-def test_a_pass_is_drawn_when_it_is_first_needed():
-    local = LocalTraining(epochs=3, batch_size=4)
-    job = Job(0, np.arange(10), batch_plan(0, 0, "a", 10, local))
-    together = lockstep([job], local, 0.1, direct=True)
-    drawn = []
-    for step in range(9):
-        together.write_index(step, np.empty((1, 1, 4), np.int64))
-        drawn.append(int(together._drawing[-2][0]))
-    assert drawn == [10, 10, 10, 20, 20, 20, 30, 30, 30]
 
 
 def test_equal_sizes_share_a_timetable():
@@ -125,7 +107,6 @@ def test_other_mistakes_are_named():
         batch_plan(0, 0, "a", 0, LocalTraining())
 
 
-@settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=6), batch=st.integers(1, 9))
 def test_lockstep_holds_exactly_the_batches_of_each_job(sizes, batch):
     local = LocalTraining(epochs=2, batch_size=batch, epoch_decay=0.5)

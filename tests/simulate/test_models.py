@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.simulate.engine.worker import feature_layer
 from fedcohort.simulate.models import MODELS, build
+from modelstack.worker import feature_layer
 
 IMAGE, COLOR = (1, 28, 28), (3, 32, 32)
 COUNTS = {

@@ -16,7 +16,7 @@ from fedcohort.gates import SketchToSkip
 from fedcohort.policies import POLICIES, Uniform
 from fedcohort.signals.projection import Projection
 from fedcohort.simulate import LocalTraining, Simulation, Trace, build, simulate
-from fedcohort.simulate.local import batch_plan
+from fedcohort.simulate.local import batch_plans
 
 LOCAL = LocalTraining(epochs=2, batch_size=16, lr=0.05)
 
@@ -53,7 +53,7 @@ def test_it_is_fedavg(digits):
             local = copy.deepcopy(expected)
             optimizer = torch.optim.SGD(local.parameters(), lr=0.05)
             rows = federation.parts[client]
-            for batch in batch_plan(5, number, client, len(rows), LOCAL).batches():
+            for batch in batch_plans(5, number, [client], [len(rows)], LOCAL)[0].batches():
                 x = torch.from_numpy(digits.x[rows[batch]])
                 y = torch.from_numpy(digits.y[rows[batch]])
                 optimizer.zero_grad()

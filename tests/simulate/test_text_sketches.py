@@ -12,8 +12,8 @@ from fedcohort.flower.data import Examples
 from fedcohort.flower.privacy import sketch
 from fedcohort.policies import SketchMatch
 from fedcohort.simulate.clients import PUBLIC, SimulatedClients
-from fedcohort.simulate.engine.jobs import Data
 from fedcohort.sketch.distances import distance_matrix
+from modelstack.jobs import Data
 
 WINDOW, ROLES = 40, 4
 

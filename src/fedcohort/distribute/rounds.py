@@ -18,9 +18,7 @@ from torch import Tensor, nn
 
 from fedcohort.distribute.cluster import Pool, need_ray
 from fedcohort.exceptions import ConfigError
-from fedcohort.simulate.engine.jobs import Data, Job, by_length
-from fedcohort.simulate.engine.trainer import Trainer
-from fedcohort.simulate.local import LocalTraining
+from fedcohort.simulate.local import Data, Job, LocalTraining, Trainer, by_length
 
 Array = NDArray[np.float32]
 

@@ -39,8 +39,8 @@ from fedcohort.experiments.suite import CURVE_STEP, Part, Script
 from fedcohort.experiments.summary import summarize
 from fedcohort.metrics import rounds_to_target
 from fedcohort.progress import Progress, Show
-from fedcohort.simulate.engine.trainer import device_name
 from fedcohort.simulate.history import History, record_from
+from fedcohort.simulate.local import device_name
 from fedcohort.simulate.simulation import Simulation
 from fedcohort.storage import write_atomically
 

@@ -68,7 +68,7 @@ def provenance(device: str = "auto", scripts: Path | None = None) -> dict[str, A
     """Return the command, the code, the machine and the versions behind a result."""
     import torch
 
-    from fedcohort.simulate.engine.trainer import device_name
+    from fedcohort.simulate.local import device_name
 
     cuda = device_name(device).startswith("cuda")
     return {

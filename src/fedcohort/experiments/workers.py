@@ -379,14 +379,13 @@ def _untrained(device: str) -> str:
     import numpy as np
     from torch import nn
 
-    from fedcohort.simulate.engine.trainer import Trainer
-    from fedcohort.simulate.local import LocalTraining
+    from fedcohort.simulate.local import LocalTraining, Trainer, jobs
 
     try:
         trainer = Trainer(nn.Linear(4, 2), LocalTraining(epochs=1, batch_size=2), device=device)
         data = trainer.data(np.eye(4), np.array([0, 1, 1, 0]))
-        jobs = [trainer.job(0, 0, name, np.arange(4)) for name in ("a", "b")]
-        trainer.train(trainer.flat(), jobs, data).sum().item()
+        work = jobs(trainer, 0, 0, ("a", "b"), [np.arange(4)] * 2)
+        trainer.train(trainer.flat(), work, data).sum().item()
     except Exception as error:  # of whatever kind, it is reported once
         return f"{type(error).__name__}: {error}".partition("\n")[0]
     return ""

@@ -19,10 +19,7 @@ from fedcohort.rounds import ClientId
 from fedcohort.signals.catalog import Clients
 from fedcohort.signals.projection import Vectors
 from fedcohort.simulate.clients import SimulatedClients
-from fedcohort.simulate.engine.jobs import Data
-from fedcohort.simulate.engine.kernel import sample_loss
-from fedcohort.simulate.engine.trainer import Trainer
-from fedcohort.simulate.local import LocalTraining
+from fedcohort.simulate.local import Data, LocalTraining, Trainer, jobs, sample_loss
 
 
 class Learner:
@@ -88,9 +85,9 @@ class Learner:
                 "your own @app.train(), and attach after it"
             )
         positions = self.federation.parts[self.client]
-        job = self.trainer.job(request.seed, request.round, self.client, positions)
-        lr = self.trainer.local.lr_at(request.round)
-        trained = self.trainer.train(self._tensor(start), [job], self.data, lr)
+        work = jobs(self.trainer, request.seed, request.round, [self.client], [positions])
+        lr = self.local.lr_at(request.round)
+        trained = self.trainer.train(self._tensor(start), work, self.data, lr)
         return np.array(trained[0].cpu().numpy(), np.float32)
 
     def clients(self, arrays: ArrayRecord, request: Request, held: Flat | None) -> Clients:

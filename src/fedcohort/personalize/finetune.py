@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import ClientId
-from fedcohort.simulate.engine.jobs import Data
-from fedcohort.simulate.engine.trainer import Trainer
+from fedcohort.simulate.local import Data, Trainer, jobs
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -60,8 +59,8 @@ def finetune(
     """
     if model.dim() != 1:
         raise ConfigError(f"finetune: a model of shape {tuple(model.shape)} is not one flat model")
-    jobs = [trainer.job(seed, -1, client, rows) for client, rows in parts.items()]
-    return trainer.train(model, jobs, data).clone()
+    work = jobs(trainer, seed, -1, list(parts), list(parts.values()))
+    return trainer.train(model, work, data).clone()
 
 
 def accuracies(trainer: Trainer, models: Tensor, parts: Sequence[Rows], data: Data) -> Floats:

@@ -20,8 +20,7 @@ from fedcohort.signals.catalog import SIGNALS, Clients, Options
 from fedcohort.signals.forms import sketch_reading
 from fedcohort.signals.projection import Projection, Vectors
 from fedcohort.signals.updates import last_layer
-from fedcohort.simulate.engine.jobs import Data, Job
-from fedcohort.simulate.engine.trainer import Trainer
+from fedcohort.simulate.local import Data, Job, Trainer, jobs, lr_at
 from fedcohort.simulate.sketch_gpu import federation_counts
 from fedcohort.sketch.race import RaceSketch, empty_sketch
 
@@ -206,9 +205,9 @@ class SimulatedClients(Clients):
             return TensorVectors(torch.stack([self.held.get(c, self.model) for c in self.ids]))
         parts, number = [self.federation.parts[c] for c in self.ids], self.round_number
         names = [f"query/{c}" for c in self.ids]
-        jobs = self.trainer.jobs(self.seed, number, names, parts, [0] * len(parts))
-        lr = self.trainer.local.lr_at(number)
-        return TensorVectors(self.trainer.train(self.model, jobs, self.data, lr).clone())
+        work = jobs(self.trainer, self.seed, number, names, parts)
+        lr = lr_at(self.trainer, number)
+        return TensorVectors(self.trainer.train(self.model, work, self.data, lr).clone())
 
     def steps(self, fresh: bool = True) -> Vectors:
         """Return `trained` minus the model."""

@@ -36,8 +36,7 @@ from torch import Tensor, nn
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.registry import lookup
-from fedcohort.simulate.engine.switches import seeded
-from fedcohort.simulate.engine.worker import feature_layer
+from fedcohort.simulate.local import config_errors, feature_layer, seeded
 
 Shape = Sequence[int]
 
@@ -187,6 +186,7 @@ def build(
         return make(input_shape, classes)
 
 
+@config_errors()
 def embedding_of(model: nn.Module, batch: int = 4096) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """Return a function from samples to the outputs of the layer `fc1`, else the first dense one.
 

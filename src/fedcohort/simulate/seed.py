@@ -27,8 +27,7 @@ from fedcohort.simulate.clients import (
     SimulatedClients,
     TensorVectors,
 )
-from fedcohort.simulate.engine.jobs import Data
-from fedcohort.simulate.engine.trainer import Trainer
+from fedcohort.simulate.local import Data, Trainer
 
 Policies = str | Policy | Callable[[], Policy]
 

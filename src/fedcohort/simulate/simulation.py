@@ -27,11 +27,16 @@ from fedcohort.session import LOG, Session
 from fedcohort.simulate.aggregation import equal_means
 from fedcohort.simulate.availability import Always, Availability, Durations
 from fedcohort.simulate.clients import Embed, Insight
-from fedcohort.simulate.engine.devices import MultiDeviceTrainer
-from fedcohort.simulate.engine.jobs import Job
-from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.history import History, RoundRecord, record_from
-from fedcohort.simulate.local import LocalTraining
+from fedcohort.simulate.local import (
+    Job,
+    LocalTraining,
+    MultiDeviceTrainer,
+    Trainer,
+    config_errors,
+    jobs,
+    lr_at,
+)
 from fedcohort.simulate.models import embedding_of
 from fedcohort.simulate.seed import Aggregation, Policies, Seed
 
@@ -110,6 +115,7 @@ class Simulation:
         Makes the trainer, with `Trainer`'s arguments; see `fedcohort.distribute.rounds`.
     """
 
+    @config_errors()
     def __init__(
         self,
         data: Federations,
@@ -189,6 +195,7 @@ class Simulation:
         """Who holds which examples, for each seed."""
         return [seed.federation for seed in self.seeds]
 
+    @config_errors()
     def step(self) -> list[RoundRecord]:
         """Run one round of every seed and return one record per seed."""
         number = self.round_number
@@ -216,18 +223,18 @@ class Simulation:
     def _train(self, number: int) -> torch.Tensor:
         """Train the cohorts of all seeds together, one row per client, in their order."""
         models = [seed.model for seed in self.seeds]
-        jobs: list[Job] = []
+        work: list[Job] = []
         for row, seed in enumerate(self.seeds):
             rows = []
             for start in seed.starts():
                 rows.append(row if start is None else len(models))
                 models += [] if start is None else [start]
             parts = [seed.federation.parts[client] for client in seed.training]
-            jobs += self.trainer.jobs(seed.seed, number, seed.training, parts, rows)
-        if not jobs:
+            work += jobs(self.trainer, seed.seed, number, seed.training, parts, rows)
+        if not work:
             return models[0].new_empty((0, len(models[0])))
-        lr = self.trainer.local.lr_at(number)
-        return self.trainer.train(torch.stack(models), jobs, self.train_data, lr)
+        lr = lr_at(self.trainer, number)
+        return self.trainer.train(torch.stack(models), work, self.train_data, lr)
 
     def _cohorts(self) -> list[slice]:
         """Return the rows of each seed's clients among all trained models."""

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedcohort.simulate.engine import switches
-from fedcohort.simulate.engine.convolution import geometry_of, pair
-from fedcohort.simulate.engine.layers import Arena, Layer, Sink, Tape, Weighted
+from modelstack import switches
+from modelstack.convolution import geometry_of, pair
+from modelstack.layers import Arena, Layer, Sink, Tape, Weighted
 
 # ruff: noqa: D102 (`Layer` documents the methods)
 
@@ -171,7 +171,7 @@ class FusedConv(Weighted):
         return self.sums
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        from fedcohort.simulate.engine import _triton_convolution
+        from modelstack import _triton_convolution
 
         self.kernels: Any = _triton_convolution
         self.below, self.clients = x, len(x)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcohort.exceptions import ConfigError
-from fedcohort.simulate.local import BatchPlan, Ints, LocalTraining, rates
+from modelstack.training import BatchPlan, Ints, Training, Unsupported
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int32] | NDArray[np.int64]
@@ -37,19 +37,22 @@ class Job(NamedTuple):
     plan : BatchPlan, optional
         Its batches; needed for training only.
     seed : int
-        Seed of the dropout masks and of the augmentation.
+        Seed of the dropout masks.
+    augment : callable, optional
+        Returns a new generator of the augmentation; needed if the training augments.
     """
 
     row: int
     positions: Ints
     plan: BatchPlan | None = None
     seed: int = 0
+    augment: Callable[[], Generator] | None = None
 
 
 def plan_of(job: Job) -> BatchPlan:
-    """Return the job's plan; ConfigError if it has none."""
+    """Return the job's plan; Unsupported if it has none."""
     if job.plan is None:
-        raise ConfigError("a job without a plan cannot train: make it with Trainer.job(...)")
+        raise Unsupported("a job without a plan cannot train: give it a BatchPlan")
     return job.plan
 
 
@@ -92,43 +95,37 @@ class Lockstep:
 
     def __init__(self, order: list[int], jobs: list[Job], times: Timetable) -> None:
         self.order, self.jobs, self.times = order, jobs, times
-
-    @cached_property
-    def _drawing(self) -> tuple[NDArray[Any], ...]:
-        """What `_shuffle_loops.fill` reads, and how far it has drawn."""
-        jobs, begin = self.jobs, self.times.begin
-        sizes = np.array([len(job.positions) for job in jobs])
-        key = [plan_of(job).key for job in jobs]
-        keys = np.frombuffer(b"".join(k or bytes(16) for k in key), np.uint64).reshape(-1, 2)
-        drawn = -(-begin[-1] // sizes) * sizes
-        return (
-            np.concatenate([job.positions for job in jobs]),
-            _starts(sizes),
-            keys,
-            np.array([k is not None for k in key]),
-            np.empty(int(drawn.sum()), np.int32),
-            _starts(drawn),
-            np.zeros(len(jobs), np.int64),
-            np.zeros(len(jobs), np.int64),
-        )
+        self._draw = [plan_of(job).drawing() for job in jobs]
+        self._drawn: list[Ints] = [np.empty(0, np.int64)] * len(jobs)
 
     def write_index(self, first: int, table: Indices) -> None:
         """Write the samples of the steps from `first` on, as indices into the data set.
 
-        `table` is (steps, at least as many clients, at least as many samples) and contiguous. After
-        the first `count` samples, a real sample is repeated as padding. Steps must be asked for in
-        their order: a pass over a client's samples is shuffled when it is first needed, so that a
-        GPU can start before all passes are drawn.
+        `table` is (steps, at least as many clients, at least as many samples). After the first
+        `count` samples, a real sample is repeated as padding. Steps must be asked for in their
+        order: a pass over a client's samples is shuffled when it is first needed, so that a GPU can
+        start before all passes are drawn.
         """
-        from fedcohort.simulate._shuffle_loops import fill
-
-        steps = len(table)
+        steps, width = len(table), self.times.batch
         begin = self.times.begin[first : first + steps + 1]
-        fill(table.reshape(-1), table.shape[1:], self.times.batch, begin, *self._drawing)
+        count = self.times.count[first : first + steps]
+        self._draw_until(begin[-1])
+        starts = np.cumsum([0, *map(len, self._drawn[:-1])])
+        sample = np.arange(width)
+        at = np.where(sample < count[:, :, None], begin[:-1, :, None] + sample, 0)
+        at += starts[:, None]
+        table[:, : len(self.jobs), :width] = np.concatenate(self._drawn)[at]
 
-
-def _starts(sizes: Ints) -> Ints:
-    return np.append(0, np.cumsum(sizes))
+    def _draw_until(self, needed: Ints) -> None:
+        """Draw passes until each client has as many samples as needed."""
+        for j, job in enumerate(self.jobs):
+            passes = []
+            left = needed[j] - len(self._drawn[j])
+            while left > 0:
+                passes.append(job.positions[self._draw[j]()])
+                left -= len(job.positions)
+            if passes:
+                self._drawn[j] = np.concatenate([self._drawn[j], *passes])
 
 
 @lru_cache(maxsize=16)
@@ -164,10 +161,10 @@ def _timetable(begin: Ints, count: Ints, scale: Any, rate: Any, eps: Any) -> Tim
 
 
 @lru_cache(maxsize=16)
-def _training(sizes: tuple[int, ...], local: LocalTraining, lr: float, direct: bool) -> Timetable:
+def _training(sizes: tuple[int, ...], local: Training, lr: float, direct: bool) -> Timetable:
     begin, count, epochs = _layout(sizes, local.batch_size, local.epochs, local.steps)
     scale = np.where(count > 0, 1 / np.maximum(count, 1), 0).astype(np.float32)
-    factor, eps = np.array([rates(local, step) for step in range(len(count))]).T
+    factor, eps = np.array([local.rates(step) for step in range(len(count))]).T
     rate = np.where(count > 0, lr * factor[:, None], 0).astype(np.float32)
     if local.epoch_decay != 1.0:
         rate *= local.epoch_decay**epochs
@@ -183,14 +180,13 @@ def _sweeping(sizes: tuple[int, ...], batch: int) -> Timetable:
     return _timetable(begin, count, scale, np.zeros(count.shape), np.zeros(len(count)))
 
 
-def lockstep(jobs: Sequence[Job], local: LocalTraining, lr: float, direct: bool) -> Lockstep:
+def lockstep(jobs: Sequence[Job], local: Training, lr: float, direct: bool) -> Lockstep:
     """Arrange the trainings of jobs; `direct` puts the learning rate into the samples' weights.
 
     Examples
     --------
-    >>> from fedcohort.simulate.local import batch_plan
-    >>> local = LocalTraining(batch_size=2)
-    >>> jobs = [Job(0, np.arange(n), batch_plan(0, 0, str(n), n, local)) for n in (1, 5)]
+    >>> local = Training(batch_size=2)
+    >>> jobs = [Job(0, np.arange(n), BatchPlan(n, batch_size=2)) for n in (1, 5)]
     >>> together = lockstep(jobs, local, 0.1, direct=False)
     >>> times = together.times
     >>> together.order, times.active, times.width, times.count.tolist()
@@ -199,8 +195,7 @@ def lockstep(jobs: Sequence[Job], local: LocalTraining, lr: float, direct: bool)
     order = by_length(jobs)
     ranked = [jobs[i] for i in order]
     sizes = tuple([len(job.positions) for job in ranked])
-    plain = local if local.schedule is None else replace(local, schedule=None)  # hashable
-    return Lockstep(order, ranked, _training(sizes, plain, lr, direct))
+    return Lockstep(order, ranked, _training(sizes, local, lr, direct))
 
 
 def sweep(jobs: Sequence[Job], batch: int) -> Lockstep:

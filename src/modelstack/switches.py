@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedcohort.exceptions import ConfigError
+from modelstack.training import Unsupported
 
 FUSED = {"cuda"}  # devices that use the fused Triton layers; remove one to use PyTorch's kernels
 PRECISIONS = ("float32", "tf32", "bf16")
@@ -38,11 +38,11 @@ def runs_triton(device: torch.device) -> bool:
 
 
 def check_precision(mode: str, device: torch.device) -> str:
-    """Return the mode, or raise ConfigError if it is unknown or the device does not have it."""
+    """Return the mode, or raise Unsupported if it is unknown or the device does not have it."""
     if mode not in PRECISIONS:
-        raise ConfigError(f"precision={mode!r} must be one of {', '.join(PRECISIONS)}")
+        raise Unsupported(f"precision={mode!r} must be one of {', '.join(PRECISIONS)}")
     if mode == "tf32" and device.type != "cuda":
-        raise ConfigError(f"precision='tf32' needs a GPU, not {device}: choose 'float32' or 'bf16'")
+        raise Unsupported(f"precision='tf32' needs a GPU, not {device}: choose 'float32' or 'bf16'")
     return mode
 
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import stream
-from fedcohort.simulate.engine import stacked
-from fedcohort.simulate.engine.batched import GraphStepper
-from fedcohort.simulate.engine.jobs import Job
-from fedcohort.simulate.engine.trainer import Trainer, choose
-from fedcohort.simulate.local import LocalTraining
+from fedcohort.simulate.local import LocalTraining, jobs
 from fedcohort.simulate.models import CharLSTM, build
+from modelstack import stacked
+from modelstack.batched import GraphStepper
+from modelstack.jobs import Job
+from modelstack.trainer import Trainer, choose
+from modelstack.training import Unsupported
 
 # an even kernel makes padding="same" uneven, which PyTorch warns is slow
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
@@ -77,16 +77,15 @@ def data(name, seed=0):
 
 def jobs_of(trainer, rows=2):
     starts = np.cumsum([0, *SIZES])
-    return [
-        trainer.job(3, 1, f"client {i}", np.arange(starts[i], starts[i + 1]), row=i % rows)
-        for i in range(len(SIZES))
-    ]
+    parts = np.split(np.arange(starts[-1]), starts[1:-1])
+    names = [f"client {i}" for i in range(len(SIZES))]
+    return jobs(trainer, 3, 1, names, parts, [i % rows for i in range(len(SIZES))])
 
 
-def by_torch_optim(model, local, params, jobs, x, y, lr):
+def by_torch_optim(model, local, params, work, x, y, lr):
     """The reference: one client after the other with torch.optim."""
     results = []
-    for job in jobs:
+    for job in work:
         net = copy.deepcopy(model)
         nn.utils.vector_to_parameters(params[job.row].clone(), net.parameters())
         start = [p.detach().clone() for p in net.parameters()]
@@ -136,10 +135,10 @@ def test_training_equals_torch_optim(name, engine, options):
     trainer = Trainer(model, local, engine=engine, device="cpu")
     held = trainer.data(*data(name))
     params = torch.stack([trainer.flat(), 0.9 * trainer.flat()])
-    jobs = jobs_of(trainer)
-    trained = trainer.train(params, jobs, held, lr=local.lr / 2)
-    expected = by_torch_optim(model, local, params, jobs, *held, lr=local.lr / 2)
-    assert (trained - params[[job.row for job in jobs]]).abs().amax(1).min() > 1e-3  # all moved
+    work = jobs_of(trainer)
+    trained = trainer.train(params, work, held, lr=local.lr / 2)
+    expected = by_torch_optim(model, local, params, work, *held, lr=local.lr / 2)
+    assert (trained - params[[job.row for job in work]]).abs().amax(1).min() > 1e-3  # all moved
     # float32 rounding over 12 steps; Adam divides by gradients that may be near zero
     torch.testing.assert_close(trained, expected, rtol=1e-4, atol=1e-5)
 
@@ -153,8 +152,8 @@ def test_the_tables_of_a_gpu_give_the_same_without_one(name, options):
     other = Trainer(make(name), local, engine="stacked", device="cpu")
     other._engine.graphs = True
     held = trainer.data(*data(name))
-    jobs = jobs_of(trainer, rows=1)
-    for cohort in (jobs[:2], jobs, jobs[2:], jobs[:1]):
+    work = jobs_of(trainer, rows=1)
+    for cohort in (work[:2], work, work[2:], work[:1]):
         expected = trainer.train(trainer.flat(), cohort, held)
         found = other.train(other.flat(), cohort, held)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -168,13 +167,13 @@ def test_the_tables_of_a_gpu_give_the_same_without_one(name, options):
 def test_batches_cut_into_parts_give_the_same(name, options, monkeypatch):
     local = LocalTraining(**{"epochs": 2, "batch_size": BATCH, "lr": 0.1} | OPTIONS[options])
     trainer = Trainer(make(name), local, engine="stacked", device="cpu")
-    held, jobs = trainer.data(*data(name)), jobs_of(trainer, rows=1)
-    expected = trainer.train(trainer.flat(), jobs, held)
+    held, work = trainer.data(*data(name)), jobs_of(trainer, rows=1)
+    expected = trainer.train(trainer.flat(), work, held)
     monkeypatch.setitem(stacked.PARTS, "cpu", 12)  # five clients: 4 parts of 2, later 8 of 1
     other = Trainer(make(name), local, engine="stacked", device="cpu")
-    found = other.train(other.flat(), jobs, held)
+    found = other.train(other.flat(), work, held)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    expected, found = (t.gradients(t.flat(), jobs, held) for t in (trainer, other))
+    expected, found = (t.gradients(t.flat(), work, held) for t in (trainer, other))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -188,11 +187,11 @@ def test_a_gpu_equals_a_cpu(name, engine, options):
         trainer = Trainer(make(name), local, engine=kind, device=device)
         held = trainer.data(*data(name))
         params = torch.stack([trainer.flat(), 0.9 * trainer.flat()])
-        jobs = jobs_of(trainer)
+        work = jobs_of(trainer)
         trained = []
-        for cohort in (jobs[:2], jobs, jobs[2:]):
+        for cohort in (work[:2], work, work[2:]):
             trained.append(trainer.train(params, cohort, held).cpu().clone())
-        results.append((*trained, trainer.gradients(params, jobs, held).cpu()))
+        results.append((*trained, trainer.gradients(params, work, held).cpu()))
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
@@ -203,9 +202,9 @@ def test_gradients_equal_autograd(name, engine):
     trainer = Trainer(model, engine=engine, device="cpu", max_memory=1)
     held = trainer.data(*data(name))
     params = torch.stack([trainer.flat(), 0.9 * trainer.flat()])
-    jobs = jobs_of(trainer)
-    found = trainer.gradients(params, jobs, held)
-    for job, grad in zip(jobs, found, strict=True):
+    work = jobs_of(trainer)
+    found = trainer.gradients(params, work, held)
+    for job, grad in zip(work, found, strict=True):
         net = trainer.load(params[job.row], copy.deepcopy(model))
         at = torch.from_numpy(job.positions)
         nn.functional.cross_entropy(net(held.x[at]), held.y[at]).backward()
@@ -219,11 +218,11 @@ def test_groups_of_any_size_and_repeated_rounds_change_nothing(engine):
     whole = Trainer(make("mlp"), local, engine=engine, device="cpu")
     single = Trainer(make("mlp"), local, engine=engine, device="cpu", max_memory=1)
     held = whole.data(*data("mlp"))
-    jobs = jobs_of(whole, rows=1)
-    first = whole.train(whole.flat(), jobs, held).clone()
-    whole.train(whole.flat(), jobs[:2], held)
-    torch.testing.assert_close(whole.train(whole.flat(), jobs, held), first, rtol=0, atol=0)
-    torch.testing.assert_close(single.train(whole.flat(), jobs, held), first, rtol=1e-5, atol=1e-6)
+    work = jobs_of(whole, rows=1)
+    first = whole.train(whole.flat(), work, held).clone()
+    whole.train(whole.flat(), work[:2], held)
+    torch.testing.assert_close(whole.train(whole.flat(), work, held), first, rtol=0, atol=0)
+    torch.testing.assert_close(single.train(whole.flat(), work, held), first, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked", "vmap"])
@@ -237,7 +236,7 @@ def test_a_loss_of_ones_own(engine):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(11, 3)), rng.normal(size=11)
     held = trainer.data(x, y)
-    job = trainer.job(0, 0, "a", np.arange(11))
+    (job,) = jobs(trainer, 0, 0, "a", [np.arange(11)])
     trained = trainer.train(trainer.flat(), [job], held)
     reference = copy.deepcopy(net)
     for batch in job.plan.batches():
@@ -259,21 +258,21 @@ def test_dropout_drops_is_seeded_and_leaves_the_global_generator_alone(engine):
     local = LocalTraining(batch_size=BATCH)
     trainer = Trainer(net, local, engine=engine, device="cpu")
     held = trainer.data(*data("mlp"))
-    jobs = jobs_of(trainer, rows=1)
+    work = jobs_of(trainer, rows=1)
     before = torch.get_rng_state()
-    first = trainer.train(trainer.flat(), jobs, held).clone()
-    again = trainer.train(trainer.flat(), jobs, held).clone()
+    first = trainer.train(trainer.flat(), work, held).clone()
+    again = trainer.train(trainer.flat(), work, held).clone()
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(first, again)
-    other = [Job(job.row, job.positions, job.plan, job.seed + 1) for job in jobs]
+    other = [Job(job.row, job.positions, job.plan, job.seed + 1) for job in work]
     assert not torch.equal(trainer.train(trainer.flat(), other, held), first)
-    plain = Trainer(without, local, engine=engine, device="cpu").train(trainer.flat(), jobs, held)
+    plain = Trainer(without, local, engine=engine, device="cpu").train(trainer.flat(), work, held)
     assert not torch.allclose(plain, first, atol=1e-4)
     # the masks keep half and double it: one full-batch step is right on average (400 masks;
     # the mean's standard error is about a twentieth of a gradient's entry)
     one = LocalTraining(batch_size=64)
     mean = Trainer(net, one, engine=engine, device="cpu")
-    tasks = [mean.job(i, 0, "a", np.arange(30)) for i in range(400)]
+    tasks = [jobs(mean, i, 0, "a", [np.arange(30)])[0] for i in range(400)]
     bias = slice(trainer.size - 5, trainer.size)  # d(loss)/d(last bias) is nearly linear in masks
     moved = mean.train(mean.flat(), tasks, held)[:, bias] - mean.flat()[bias]
     exact = Trainer(without, one, device="cpu")
@@ -325,41 +324,41 @@ def test_batch_norm_is_refused_unless_it_tracks_nothing():
         norm = nn.BatchNorm1d(8, track_running_stats=tracks)
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), norm, nn.Linear(8, 5))
 
-    with pytest.raises(ConfigError, match=r"layer '2' \(BatchNorm1d\) tracks running statistics"):
+    with pytest.raises(Unsupported, match=r"layer '2' \(BatchNorm1d\) tracks running statistics"):
         Trainer(net(True), device="cpu")
-    with pytest.raises(ConfigError, match="choose engine='loop'"):
+    with pytest.raises(Unsupported, match="choose engine='loop'"):
         Trainer(net(False), device="cpu", engine="vmap")
     trainer = Trainer(net(False), LocalTraining(batch_size=4), device="cpu")
     assert trainer.engine == "loop"
     held = trainer.data(*data("mlp"))
-    job = trainer.job(0, 0, "a", np.arange(8))
+    (job,) = jobs(trainer, 0, 0, "a", [np.arange(8)])
     assert torch.isfinite(trainer.train(trainer.flat(), [job], held)).all()
 
 
 def test_mistakes_are_named():
     trainer = Trainer(make("mlp"), device="cpu")
     held = trainer.data(*data("mlp"))
-    with pytest.raises(ConfigError, match="engine='fast'"):
+    with pytest.raises(Unsupported, match="engine='fast'"):
         Trainer(make("mlp"), engine="fast")
-    with pytest.raises(ConfigError, match="engine='stacked': 'x' is used by 2 layers"):
+    with pytest.raises(Unsupported, match="engine='stacked': 'x' is used by 2 layers"):
         Trainer(make("branches"), engine="stacked", device="cpu")
-    with pytest.raises(ConfigError, match="loss='huber' is unknown"):
+    with pytest.raises(Unsupported, match="loss='huber' is unknown"):
         Trainer(make("mlp"), loss="huber")
-    with pytest.raises(ConfigError, match="no trainable parameter"):
+    with pytest.raises(Unsupported, match="no trainable parameter"):
         Trainer(nn.Flatten())
-    with pytest.raises(ConfigError, match="without a plan"):
+    with pytest.raises(Unsupported, match="without a plan"):
         trainer.train(trainer.flat(), [Job(0, np.arange(2))], held)
-    with pytest.raises(ConfigError, match="job 0: row=1, but there are 1 models"):
+    with pytest.raises(Unsupported, match="job 0: row=1, but there are 1 models"):
         trainer.losses(trainer.flat(), [Job(1, np.arange(2))], held)
-    with pytest.raises(ConfigError, match="job 0 has no samples"):
+    with pytest.raises(Unsupported, match="job 0 has no samples"):
         trainer.losses(trainer.flat(), [Job(0, np.arange(0))], held)
-    with pytest.raises(ConfigError, match="the model has"):
+    with pytest.raises(Unsupported, match="the model has"):
         trainer.evaluate(torch.zeros(3), held)
     flat = Trainer(nn.Sequential(nn.Linear(8, 5)), engine="stacked", device="cpu")
-    with pytest.raises(ConfigError, match=r"put nn.Flatten\(\) before it"):
+    with pytest.raises(Unsupported, match=r"put nn.Flatten\(\) before it"):
         flat.train(flat.flat(), jobs_of(flat, rows=1), held)
     if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="sees no GPU"):
+        with pytest.raises(Unsupported, match="sees no GPU"):
             Trainer(make("mlp"), device="cuda")
 
 
@@ -369,13 +368,13 @@ def test_short_runs_do_not_pay_for_a_compiler():
 import sys
 import numpy as np
 from fedcohort.simulate.models import build
-from fedcohort.simulate.engine.trainer import Trainer
+from fedcohort.simulate.local import Trainer, jobs
 for name in ("mlp-64-30", "cnn"):
     trainer = Trainer(build(name, (1, 28, 28), 10), device="cpu")
     data = trainer.data(np.zeros((9, 1, 28, 28), np.float32), np.arange(9))
-    jobs = [trainer.job(0, 0, "a", np.arange(9))]
-    trained = trainer.train(trainer.flat(), jobs, data)
-    trainer.evaluate(trained, data), trainer.gradients(trained, jobs, data)
+    work = jobs(trainer, 0, 0, "a", [np.arange(9)])
+    trained = trainer.train(trainer.flat(), work, data)
+    trainer.evaluate(trained, data), trainer.gradients(trained, work, data)
     assert "torch._dynamo" not in sys.modules, name
 """
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -394,7 +393,7 @@ def test_the_users_model_and_no_jobs_are_left_alone():
 
 def test_the_plan_is_drawn_from_the_clients_own_stream():
     trainer = Trainer(make("mlp"), LocalTraining(epochs=2, batch_size=4), device="cpu")
-    job = trainer.job(5, 2, "bob", np.arange(10, 17))
+    (job,) = jobs(trainer, 5, 2, ["bob"], [np.arange(10, 17)])
     rng = stream(5, "batches", 2, "bob")
     expected = np.concatenate([rng.permutation(7), rng.permutation(7)])
     assert job.plan.order.tolist() == expected.tolist()
@@ -418,11 +417,11 @@ def test_bf16_rounds_and_stays_close(name, engine):
 
 
 def test_reduced_precision_is_checked():
-    with pytest.raises(ConfigError, match="recurrent layers of a CPU have no bfloat16"):
+    with pytest.raises(Unsupported, match="recurrent layers of a CPU have no bfloat16"):
         Trainer(make("lstm"), device="cpu", precision="bf16")
-    with pytest.raises(ConfigError, match="precision='half' must be one of float32, tf32, bf16"):
+    with pytest.raises(Unsupported, match="precision='half' must be one of float32, tf32, bf16"):
         Trainer(make("mlp"), device="cpu", precision="half")
-    with pytest.raises(ConfigError, match="'tf32' needs a GPU, not cpu"):
+    with pytest.raises(Unsupported, match="'tf32' needs a GPU, not cpu"):
         Trainer(make("mlp"), device="cpu", precision="tf32")
 
 
@@ -434,13 +433,13 @@ def test_the_memory_bound_changes_no_result(name, engine):
     """All clients at once, in pairs and one by one."""
     local = LocalTraining(epochs=2, batch_size=BATCH, momentum=0.9)
     trainers = [Trainer(make(name), local, engine=engine, device="cpu", max_memory=2**30)]
-    held, jobs = trainers[0].data(*data(name)), jobs_of(trainers[0], rows=1)
-    expected = trainers[0].train(trainers[0].flat(), jobs, held).clone()
+    held, work = trainers[0].data(*data(name)), jobs_of(trainers[0], rows=1)
+    expected = trainers[0].train(trainers[0].flat(), work, held).clone()
     one = trainers[0]._engine.client_bytes
     for bound, groups in ((2 * one, 3), (1, 5)):
         other = Trainer(make(name), local, engine=engine, device="cpu", max_memory=bound)
-        found = other.train(other.flat(), jobs, held)
+        found = other.train(other.flat(), work, held)
         assert len(list(other._engine._groups(list(range(5)), held))) == groups
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ConfigError, match="max_memory=0"):
+    with pytest.raises(Unsupported, match="max_memory=0"):
         Trainer(make(name), device="cpu", max_memory=0)

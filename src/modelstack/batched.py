@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcohort.simulate.engine.jobs import (
+from modelstack.jobs import (
     Data,
     Job,
     Lockstep,
@@ -26,9 +26,9 @@ from fedcohort.simulate.engine.jobs import (
     lockstep,
     sweep,
 )
-from fedcohort.simulate.engine.kernel import Kernel, SampleLoss, row_numbers
-from fedcohort.simulate.engine.switches import runs_triton, seeded
-from fedcohort.simulate.local import LocalTraining
+from modelstack.kernel import Kernel, SampleLoss, row_numbers
+from modelstack.switches import runs_triton, seeded
+from modelstack.training import Training
 
 UNROLLED = 8  # steps in one graph, which saves the time to launch seven
 SHORT = 0.002  # seconds to launch a step, up to which it is worth it
@@ -190,7 +190,7 @@ class GraphStepper:
         rate = tables.rate[:, :clients]
         fetch: Callable[..., None] | None = None
         if runs_triton(x.device) and y.dim() == 1:
-            from fedcohort.simulate.engine._triton_dense import fetch  # one kernel in place of four
+            from modelstack._triton_dense import fetch  # one kernel in place of four
 
         def run() -> None:
             if fetch is not None:
@@ -263,7 +263,7 @@ class Batched:
         self,
         kind: type[Kernel],
         model: nn.Module,
-        local: LocalTraining,
+        local: Training,
         loss: SampleLoss,
         device: torch.device,
         memory: int,
@@ -312,7 +312,7 @@ class Batched:
     def _store(self, kernel: Kernel, together: Lockstep, rows: list[int], out: Tensor) -> None:
         kernel.store(out, [rows[i] for i in together.order])
 
-    def _kernel(self, clients: int, local: LocalTraining | None) -> Kernel:
+    def _kernel(self, clients: int, local: Training | None) -> Kernel:
         """Return the kernel used before, if it is large enough; one for training, one without."""
         key = local is None
         if key not in self.kernels or self.kernels[key].clients < clients:
@@ -321,7 +321,7 @@ class Batched:
             self.kernels[key] = self._make(clients, local)
         return self.kernels[key]
 
-    def _make(self, clients: int, local: LocalTraining | None) -> Kernel:
+    def _make(self, clients: int, local: Training | None) -> Kernel:
         return self.kind(self.model, local, self.loss, clients, self.device, self.precision)
 
     def _groups(self, ranked: list[int], data: Data) -> Iterator[list[int]]:

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedcohort.simulate.engine.batched import GraphStepper
-from fedcohort.simulate.engine.dropout import MaskKeys, fill_mask, keep_entries, layer_words
-from fedcohort.simulate.engine.trainer import Trainer
-from fedcohort.simulate.local import LocalTraining
+from fedcohort.simulate.local import LocalTraining, jobs
+from modelstack.batched import GraphStepper
+from modelstack.dropout import MaskKeys, fill_mask, keep_entries, layer_words
+from modelstack.trainer import Trainer
 
 SIZES = (1, 7, 30, 16, 8)
 CPU = torch.device("cpu")
@@ -71,8 +71,8 @@ def test_the_memory_bound_changes_no_mask(name, engine, graphs):
         trainer = Trainer(make(name), local, engine=engine, device="cpu", max_memory=memory)
         trainer._engine.graphs = graphs
         data = trainer.data(x, y)
-        jobs = [trainer.job(3, 1, f"client {i}", part) for i, part in enumerate(parts)]
-        found.append(trainer.train(trainer.flat(), jobs, data).clone())
+        work = jobs(trainer, 3, 1, [f"client {i}" for i in range(len(parts))], parts)
+        found.append(trainer.train(trainer.flat(), work, data).clone())
         each = trainer._engine.client_bytes
         groups = len(list(trainer._engine._groups(list(range(5)), data)))
         assert groups == {2**30: 1, "pairs": 3, 1: 5}[bound]
@@ -83,7 +83,7 @@ def test_the_memory_bound_changes_no_mask(name, engine, graphs):
 
 
 def test_cutting_batches_into_parts_changes_no_mask(monkeypatch):
-    from fedcohort.simulate.engine import stacked
+    from modelstack import stacked
 
     local = LocalTraining(epochs=2, batch_size=8, lr=0.1)
     rng = np.random.default_rng(0)
@@ -92,8 +92,8 @@ def test_cutting_batches_into_parts_changes_no_mask(monkeypatch):
     for parts in (1, 8):
         monkeypatch.setitem(stacked.PARTS, "cpu", parts)
         trainer = Trainer(make("images"), local, engine="stacked", device="cpu")
-        jobs = [trainer.job(0, 0, name, np.arange(24)) for name in "ab"]
-        found.append(trainer.train(trainer.flat(), jobs, trainer.data(x, y)).clone())
+        work = jobs(trainer, 0, 0, "ab", [np.arange(24)] * 2)
+        found.append(trainer.train(trainer.flat(), work, trainer.data(x, y)).clone())
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
 
 
@@ -109,8 +109,9 @@ def test_functional_dropout_in_a_chain_differs_between_clients_and_rounds():
     trainer = Trainer(Chain(), LocalTraining(batch_size=8), device="cpu")
     assert trainer.engine == "stacked"
     data = trainer.data(np.ones((8, 1, 8, 8), np.float32), np.arange(8) % 5)
-    jobs = [trainer.job(0, r, name, np.arange(8)) for r, name in ((0, "a"), (0, "b"), (1, "a"))]
-    trained = trainer.train(trainer.flat(), jobs, data)
+    part = np.arange(8)
+    work = jobs(trainer, 0, 0, "ab", [part, part]) + jobs(trainer, 0, 1, "a", [part])
+    trained = trainer.train(trainer.flat(), work, data)
     assert not torch.equal(trained[0], trained[1]) and not torch.equal(trained[0], trained[2])
 
 

@@ -12,9 +12,10 @@ from torch import nn
 from fedcohort.datasets import federate, load
 from fedcohort.personalize.finetune import accuracies, own_accuracies
 from fedcohort.simulate import LocalTraining, build, simulate
-from fedcohort.simulate.engine.switches import gradients_without_training, precision
-from fedcohort.simulate.engine.trainer import Trainer
+from fedcohort.simulate.local import jobs
 from fedcohort.simulate.models import CharLSTM
+from modelstack.switches import gradients_without_training, precision
+from modelstack.trainer import Trainer
 
 
 def tf32() -> list[bool]:
@@ -62,14 +63,14 @@ def test_every_pass_of_a_trainer_is_guarded(wanted):
     trainer.precision = "tf32" if wanted else "float32"
     data = trainer.data(np.eye(3), np.array([0, 1, 1]))
     trainer.device = torch.device("cuda")  # the guard's, not the tensors'
-    jobs = [trainer.job(0, 0, "ann", np.arange(3))]
+    work = jobs(trainer, 0, 0, ["ann"], [np.arange(3)])
     before = tf32()
     calls = {
-        "train": lambda: trainer.train(trainer._initial, jobs, data),
-        "gradients": lambda: trainer.gradients(trainer._initial, jobs, data),
-        "losses": lambda: trainer.losses(trainer._initial, jobs, data),
-        "losses squared": lambda: trainer.losses(trainer._initial, jobs, data, power=2),
-        "features": lambda: trainer.features(trainer._initial, jobs, data),
+        "train": lambda: trainer.train(trainer._initial, work, data),
+        "gradients": lambda: trainer.gradients(trainer._initial, work, data),
+        "losses": lambda: trainer.losses(trainer._initial, work, data),
+        "losses squared": lambda: trainer.losses(trainer._initial, work, data, power=2),
+        "features": lambda: trainer.features(trainer._initial, work, data),
         "evaluate": lambda: trainer.evaluate(trainer._initial, data),
         "hits": lambda: trainer.hits(trainer._initial, np.arange(3), data),
         "accuracies": lambda: accuracies(trainer, trainer._initial[None], [np.arange(2)], data),

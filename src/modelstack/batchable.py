@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcohort.simulate.engine.convolution import geometry_of
-from fedcohort.simulate.engine.fused_convolution import HALVES, Halves, few_channels, largest
+from modelstack.convolution import geometry_of
+from modelstack.fused_convolution import HALVES, Halves, few_channels, largest
 
 LINEAR = True  # whether dense layers use the kernels too
 
 
 def _kernels() -> Any:
-    from fedcohort.simulate.engine import _triton_convolution
+    from modelstack import _triton_convolution
 
     return _triton_convolution
 

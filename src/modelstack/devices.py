@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcohort.simulate.engine.jobs import Data, Job, by_length
-from fedcohort.simulate.engine.trainer import Trainer
-from fedcohort.simulate.engine.worker import Doubles
-from fedcohort.simulate.local import LocalTraining
+from modelstack.jobs import Data, Job, by_length
+from modelstack.trainer import Trainer
+from modelstack.training import Training
+from modelstack.worker import Doubles
 
 T = TypeVar("T")
 
@@ -39,18 +39,19 @@ class MultiDeviceTrainer(Trainer):
 
     Examples
     --------
+    >>> from modelstack import BatchPlan
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-    >>> trainer = MultiDeviceTrainer(model, LocalTraining(batch_size=2), device="cpu,cpu")
+    >>> trainer = MultiDeviceTrainer(model, Training(batch_size=2), device="cpu,cpu")
     >>> data = trainer.data(np.eye(4), np.array([0, 1, 0, 1]))
-    >>> jobs = [trainer.job(0, 0, name, np.arange(3)) for name in ("ann", "bob", "cem")]
+    >>> jobs = [Job(0, np.arange(3), BatchPlan(3, 2)) for _ in range(3)]
     >>> trained = trainer.train(trainer.flat(), jobs, data)
-    >>> alone = Trainer(model, LocalTraining(batch_size=2), device="cpu")
+    >>> alone = Trainer(model, Training(batch_size=2), device="cpu")
     >>> bool((trained == alone.train(trainer.flat(), jobs, data)).all())
     True
     """
 
     def __init__(
-        self, model: nn.Module, local: LocalTraining | None = None, *, device: str, **options: Any
+        self, model: nn.Module, local: Training | None = None, *, device: str, **options: Any
     ) -> None:
         first, *rest = (name.strip() for name in device.split(","))
         super().__init__(model, local, device=first, **options)

@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcohort.exceptions import ConfigError
-from fedcohort.simulate.engine import convolution, fused_convolution, layers, recurrent
-from fedcohort.simulate.engine.kernel import Kernel, SampleLoss, cross_entropy, record_gradient
-from fedcohort.simulate.engine.recurrent import LastOutput
-from fedcohort.simulate.local import LocalTraining
+from modelstack import convolution, fused_convolution, layers, recurrent
+from modelstack.kernel import Kernel, SampleLoss, cross_entropy, record_gradient
+from modelstack.recurrent import LastOutput
+from modelstack.training import Training, Unsupported
 
 PARTS = {"cuda": 256}  # products that a device should get at once
 _PLAIN = (nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Identity, nn.LocalResponseNorm)
@@ -259,7 +258,7 @@ class Stacked(Kernel):
     def __init__(
         self,
         model: nn.Module,
-        local: LocalTraining | None,
+        local: Training | None,
         loss: SampleLoss,
         clients: int,
         device: torch.device,
@@ -402,7 +401,7 @@ class Stacked(Kernel):
     def record_forward(self, tape: layers.Tape, x: Tensor) -> Tensor:
         """Append the forward pass and return where the outputs will be."""
         if x.dim() != 3 and isinstance(self.layers[0], (layers.Dense, layers.FusedDense)):
-            raise ConfigError(
+            raise Unsupported(
                 f"samples of shape {tuple(x.shape[2:])} meet nn.Linear: put nn.Flatten() before "
                 "it, or choose engine='loop'"
             )

@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedcohort.datasets import federate, load
 from fedcohort.simulate import build, simulation
-from fedcohort.simulate.engine import batched
-from fedcohort.simulate.engine.stacked import Forward
-from fedcohort.simulate.engine.trainer import Trainer
-from fedcohort.simulate.engine.vmapped import forward_rows
-from fedcohort.simulate.engine.worker import _accurate, accuracy_and_loss
+from modelstack import batched
+from modelstack.stacked import Forward
+from modelstack.trainer import Trainer
+from modelstack.vmapped import forward_rows
+from modelstack.worker import _accurate, accuracy_and_loss
 
 CASES = [("mlp-64-30", (1, 8, 8), 10), ("cnn", (1, 28, 28), 10), ("char-lstm", (12,), 80)]
 

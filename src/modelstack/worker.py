@@ -16,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedcohort.exceptions import ConfigError
-from fedcohort.simulate.engine.jobs import Data, Job, plan_of
-from fedcohort.simulate.engine.kernel import Optimizer, SampleLoss, cross_entropy
-from fedcohort.simulate.engine.switches import gradients_without_training, seeded
-from fedcohort.simulate.local import LocalTraining, rates
+from modelstack.jobs import Data, Job, plan_of
+from modelstack.kernel import Optimizer, SampleLoss, cross_entropy
+from modelstack.switches import gradients_without_training, seeded
+from modelstack.training import Training, Unsupported
 
 Doubles = NDArray[np.float64]
 
@@ -114,7 +113,7 @@ def _skips_pixels(model: nn.Module) -> bool:
 class Loop:
     """The plain engine: one client after the other, by autograd."""
 
-    def __init__(self, worker: Worker, local: LocalTraining) -> None:
+    def __init__(self, worker: Worker, local: Training) -> None:
         self.worker, self.local = worker, local
         self.trained = [p for p in worker.params if p.requires_grad]
         self.optimizer: Optimizer | None = None  # made when the layout of the parameters is known
@@ -143,7 +142,7 @@ class Loop:
                 data.x.index_select(0, batch), data.y.index_select(0, batch)
             )
             rate = lr * self.local.epoch_decay**epoch
-            factor, eps = rates(self.local, step)
+            factor, eps = self.local.rates(step)
             with torch.no_grad():
                 optimizer.add(_gradient(loss, self.trained), rate if optimizer.direct else 1.0)
                 optimizer.update(rate * factor, eps)
@@ -319,7 +318,7 @@ def feature_layer(model: nn.Module) -> nn.Module:
     for module in named.values():
         if isinstance(module, nn.Linear):
             return module
-    raise ConfigError("the model has no nn.Linear: name the layer whose output is wanted `fc1`")
+    raise Unsupported("the model has no nn.Linear: name the layer whose output is wanted `fc1`")
 
 
 def _means(

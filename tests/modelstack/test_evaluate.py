@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedcohort.exceptions import ConfigError
-from fedcohort.simulate.engine.jobs import Job
-from fedcohort.simulate.engine.trainer import Trainer
 from fedcohort.simulate.models import build
+from modelstack.jobs import Job
+from modelstack.trainer import Trainer
+from modelstack.training import Unsupported
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(150, 1, 16, 16)).astype(np.float32)
@@ -48,7 +48,7 @@ def test_accuracy_losses_and_features_equal_float64(model):
     for job in JOBS:
         right = (outputs[job.row].argmax(1) == y).numpy()[job.positions]
         assert trainer.hits(rows[job.row], job.positions, data).tolist() == right.tolist()
-    with pytest.raises(ConfigError, match="hits: 2 models; hits_of_each takes several"):
+    with pytest.raises(Unsupported, match="hits: 2 models; hits_of_each takes several"):
         trainer.hits(rows, JOBS[0].positions, data)
     features = trainer.features(rows, JOBS, data)
     assert features.dtype == np.float32
@@ -82,5 +82,5 @@ def test_a_single_output_is_a_logit():
 
 def test_features_need_a_layer():
     trainer = Trainer(nn.Sequential(nn.Conv2d(1, 4, 16), nn.Flatten()), device="cpu")
-    with pytest.raises(ConfigError, match="name the layer whose output is wanted `fc1`"):
+    with pytest.raises(Unsupported, match="name the layer whose output is wanted `fc1`"):
         trainer.features(trainer.flat(), JOBS[1:2], trainer.data(X, Y))

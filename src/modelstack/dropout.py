@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fedcohort.simulate.engine.switches import runs_triton
+from modelstack.switches import runs_triton
 
 GOLDEN = -1640531527  # 2^32 / golden ratio, odd
 FIRST, SECOND = -2048144789, -1028477387
@@ -77,7 +77,7 @@ def fill_mask(
     """
     words = keys.words[: len(mask)]
     if runs_triton(mask.device):
-        from fedcohort.simulate.engine import _triton_dropout
+        from modelstack import _triton_dropout
 
         kernels: Any = _triton_dropout
         kernels.fill(words, keys.step, place, keep, position, mask)

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -18,15 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from fedcohort.exceptions import ConfigError
-from fedcohort.rounds import ClientId
-from fedcohort.simulate.engine import stacked
-from fedcohort.simulate.engine.augment import Augmented
-from fedcohort.simulate.engine.batched import Batched
-from fedcohort.simulate.engine.jobs import Data, Job
-from fedcohort.simulate.engine.kernel import SampleLoss, row_numbers, sample_loss
-from fedcohort.simulate.engine.switches import check_precision, precision
-from fedcohort.simulate.engine.worker import (
+from modelstack import stacked
+from modelstack.augment import Augmented
+from modelstack.batched import Batched
+from modelstack.jobs import Data, Job
+from modelstack.kernel import SampleLoss, row_numbers, sample_loss
+from modelstack.switches import check_precision, precision
+from modelstack.training import Ints, Training, Unsupported
+from modelstack.worker import (
     Doubles,
     Loop,
     Worker,
@@ -37,7 +35,6 @@ from fedcohort.simulate.engine.worker import (
     mean_losses,
     write,
 )
-from fedcohort.simulate.local import Ints, LocalTraining, batch_plans
 
 ENGINES = ("auto", "loop", "stacked", "vmap")
 
@@ -60,7 +57,7 @@ def choose(engine: str, model: nn.Module, device: torch.device) -> Choice:
     Choice(engine='vmap', reason="layer '1' (Softmax) has no stacked form")
     """
     if engine not in ENGINES:
-        raise ConfigError(f"engine={engine!r} must be one of {', '.join(ENGINES)}")
+        raise Unsupported(f"engine={engine!r} must be one of {', '.join(ENGINES)}")
     mixing = _batch_norm(model)
     reason = ""
     try:
@@ -68,9 +65,9 @@ def choose(engine: str, model: nn.Module, device: torch.device) -> Choice:
     except stacked.Unstackable as error:
         reason = str(error)
     if engine == "stacked" and reason:
-        raise ConfigError(f"engine='stacked': {reason}; choose 'vmap', 'loop' or 'auto'")
+        raise Unsupported(f"engine='stacked': {reason}; choose 'vmap', 'loop' or 'auto'")
     if engine == "vmap" and mixing:
-        raise ConfigError(f"engine='vmap': {mixing}; choose engine='loop'")
+        raise Unsupported(f"engine='vmap': {mixing}; choose engine='loop'")
     if engine != "auto":
         return Choice(engine)
     if device.type == "cpu":
@@ -97,13 +94,13 @@ def check(model: nn.Module) -> None:
     """Refuse models without trainable parameters, or with state that averaging would lose."""
     for name, module in model.named_modules():
         if isinstance(module, _NormBase) and module.track_running_stats:
-            raise ConfigError(
+            raise Unsupported(
                 f"layer {name!r} ({type(module).__name__}) tracks running statistics, which are "
                 "not parameters and would not be averaged: use nn.GroupNorm, or "
                 "track_running_stats=False"
             )
     if not any(p.requires_grad for p in model.parameters()):
-        raise ConfigError("the model has no trainable parameter")
+        raise Unsupported("the model has no trainable parameter")
 
 
 def room(device: torch.device) -> int:
@@ -126,11 +123,11 @@ def device_name(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device={name!r}, but PyTorch sees no GPU: choose 'cpu' or 'auto'")
+        raise Unsupported(f"device={name!r}, but PyTorch sees no GPU: choose 'cpu' or 'auto'")
     try:
         torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"device={name!r} must be 'cpu', 'cuda' or 'auto'") from None
+        raise Unsupported(f"device={name!r} must be 'cpu', 'cuda' or 'auto'") from None
     return name
 
 
@@ -153,7 +150,7 @@ class Trainer:
     ----------
     model : nn.Module
         The architecture. Its parameters are read by `flat` and never changed.
-    local : LocalTraining
+    local : Training
     loss : "cross-entropy" or callable
         callable(outputs, y) returns one loss per sample.
     device : str
@@ -175,10 +172,11 @@ class Trainer:
 
     Examples
     --------
+    >>> from modelstack import BatchPlan
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
-    >>> trainer = Trainer(model, LocalTraining(batch_size=2), device="cpu")
+    >>> trainer = Trainer(model, Training(batch_size=2), device="cpu")
     >>> data = trainer.data(np.eye(4), np.array([0, 1, 0, 1]))
-    >>> job = trainer.job(seed=0, round_number=0, client="ann", positions=np.arange(3))
+    >>> job = Job(0, np.arange(3), BatchPlan(3, batch_size=2))
     >>> trained = trainer.train(trainer.flat(), [job], data)
     >>> before, after = (trainer.losses(p, [job], data)[0] for p in (trainer.flat(), trained))
     >>> trained.shape, bool(after < before)
@@ -188,7 +186,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        local: LocalTraining | None = None,
+        local: Training | None = None,
         *,
         loss: str | SampleLoss = "cross-entropy",
         device: str = "auto",
@@ -196,13 +194,13 @@ class Trainer:
         max_memory: int | None = None,
         precision: str = "float32",
     ) -> None:
-        self.local = LocalTraining() if local is None else local
+        self.local = Training() if local is None else local
         if "," in device:
-            raise ConfigError(f"device={device!r}: {type(self).__name__} takes one device")
+            raise Unsupported(f"device={device!r}: {type(self).__name__} takes one device")
         self.device = torch.device(device_name(device))
         self.precision = check_precision(precision, self.device)
         if max_memory is not None and max_memory < 1:
-            raise ConfigError(f"max_memory={max_memory} must be at least 1 byte, or None")
+            raise Unsupported(f"max_memory={max_memory} must be at least 1 byte, or None")
         check(model)
         self.worker = Worker(model, sample_loss(loss), self.device)
         self.size = sum(p.numel() for p in self.worker.params)
@@ -216,7 +214,7 @@ class Trainer:
             and self.device.type == "cpu"
             and recurrent
         ):
-            raise ConfigError(
+            raise Unsupported(
                 "precision='bf16': recurrent layers of a CPU have no bfloat16 in a plain loop; "
                 "choose 'float32', or engine='stacked'"
             )
@@ -224,8 +222,8 @@ class Trainer:
         drops = any(isinstance(module, nn.Dropout) for module in layers)
         augment = self.local.augment is not None
         self._augmented = Augmented() if augment else None
-        # Whether jobs need a seed of their own; any forward may call F.dropout.
-        self._random = self.engine != "stacked" or drops or augment
+        # Whether jobs need seeds of their own; any forward may call F.dropout.
+        self.random = self.engine != "stacked" or drops or augment
         self.max_memory = max_memory or room(self.device)
         self._engine = self._make()
         self._probed = self.engine != "vmap"
@@ -238,7 +236,7 @@ class Trainer:
         if self.engine == "stacked":
             kind: Any = stacked.Stacked
         else:
-            from fedcohort.simulate.engine.vmapped import Vmapped as kind
+            from modelstack.vmapped import Vmapped as kind
         worker = self.worker
         return Batched(
             kind,
@@ -256,13 +254,13 @@ class Trainer:
         if self._probed:
             return
         self._probed = True
-        from fedcohort.simulate.engine.vmapped import obstacle
+        from modelstack.vmapped import obstacle
 
         found = obstacle(self.worker.model, self.worker.loss, data)
         if not found:
             return
         if self._asked == "vmap":
-            raise ConfigError(f"engine='vmap': {found}; choose engine='loop'")
+            raise Unsupported(f"engine='vmap': {found}; choose engine='loop'")
         self.engine, self.reason = "loop", found
         self._engine = self._make()
 
@@ -281,26 +279,6 @@ class Trainer:
         """Write a flat vector into a model of the same architecture and return the model."""
         write(flat, list(model.parameters()))
         return model
-
-    def job(
-        self, seed: int, round_number: int, client: ClientId, positions: Ints, row: int = 0
-    ) -> Job:
-        """Return a client's training in a round, with its batches."""
-        return self.jobs(seed, round_number, [client], [positions], [row])[0]
-
-    def jobs(
-        self,
-        seed: int,
-        round_number: int,
-        clients: Sequence[ClientId],
-        parts: Sequence[Ints],
-        rows: Sequence[int],
-    ) -> list[Job]:
-        """Return the trainings of several clients in a round, with their batches."""
-        parts = [np.asarray(part, np.int64) for part in parts]
-        plans = batch_plans(seed, round_number, clients, [len(part) for part in parts], self.local)
-        masks = [_mask_seed(seed, round_number, c) if self._random else 0 for c in clients]
-        return [Job(*fields) for fields in zip(rows, parts, plans, masks, strict=True)]
 
     def train(
         self, params: Tensor, jobs: Sequence[Job], data: Data, lr: float | None = None
@@ -390,7 +368,7 @@ class Trainer:
             return self._stacked_forward(rows)
         if len(rows) == 1:
             return None
-        from fedcohort.simulate.engine.vmapped import forward_rows  # slow to import
+        from modelstack.vmapped import forward_rows  # slow to import
 
         return partial(forward_rows, self.worker.model, rows)
 
@@ -407,7 +385,7 @@ class Trainer:
         """Return for each position in `data` whether one flat model classifies it correctly."""
         rows = self._rows(params, ())
         if len(rows) != 1:
-            raise ConfigError(f"hits: {len(rows)} models; hits_of_each takes several")
+            raise Unsupported(f"hits: {len(rows)} models; hits_of_each takes several")
         return self.hits_of_each(rows, [positions], data)
 
     def hits_of_each(self, params: Tensor, parts: Sequence[Ints], data: Data) -> NDArray[np.bool_]:
@@ -425,21 +403,16 @@ class Trainer:
     def _rows(self, params: Tensor, jobs: Sequence[Job]) -> Tensor:
         rows = params.detach().unsqueeze(0) if params.dim() == 1 else params.detach()
         if rows.dim() != 2 or rows.shape[1] != self.size:
-            raise ConfigError(
+            raise Unsupported(
                 f"params of shape {tuple(params.shape)}: the model has {self.size} parameters"
             )
         models = len(rows)
         for i, job in enumerate(jobs):
             if not 0 <= job.row < models:
-                raise ConfigError(f"job {i}: row={job.row}, but there are {models} models")
+                raise Unsupported(f"job {i}: row={job.row}, but there are {models} models")
             if not len(job.positions):
-                raise ConfigError(f"job {i} has no samples")
+                raise Unsupported(f"job {i} has no samples")
         return rows
-
-
-def _mask_seed(seed: int, round_number: int, client: ClientId) -> int:
-    text = f"dropout/{seed}/{round_number}/{client}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "little")
 
 
 def _tensor(values: Any, device: torch.device) -> Tensor:

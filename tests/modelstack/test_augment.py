@@ -11,12 +11,13 @@ from torch import nn
 from torch.nn import functional
 
 from fedcohort.datasets import federate, load
-from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import stream
 from fedcohort.simulate import LocalTraining, build, simulate
-from fedcohort.simulate.engine.augment import SHIFT, crop_flip
-from fedcohort.simulate.engine.batched import GraphStepper
-from fedcohort.simulate.engine.trainer import Trainer
+from fedcohort.simulate.local import jobs
+from modelstack.augment import SHIFT, crop_flip
+from modelstack.batched import GraphStepper
+from modelstack.trainer import Trainer
+from modelstack.training import Unsupported
 
 SIZES = (3, 20, 11)
 LOCAL = LocalTraining(epochs=2, batch_size=8, lr=0.1, momentum=0.5, augment="crop-flip")
@@ -71,36 +72,36 @@ def setup(engine="loop", local=LOCAL, round_number=1, **options):
     trainer = Trainer(model(), local, device="cpu", engine=engine, **options)
     ends = np.cumsum(SIZES)
     parts = [np.arange(end - size, end) for size, end in zip(SIZES, ends, strict=True)]
-    jobs = trainer.jobs(7, round_number, ["a", "b", "c"], parts, [0, 0, 0])
-    return trainer, jobs, trainer.data(x, y)
+    work = jobs(trainer, 7, round_number, ["a", "b", "c"], parts, [0, 0, 0])
+    return trainer, work, trainer.data(x, y)
 
 
 def train(*args, only=(0, 1, 2), **options):
-    trainer, jobs, data = setup(*args, **options)
-    return trainer.train(trainer.flat(), [jobs[i] for i in only], data).clone()
+    trainer, work, data = setup(*args, **options)
+    return trainer.train(trainer.flat(), [work[i] for i in only], data).clone()
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked", "vmap"])
 def test_training_is_that_on_transformed_images(engine):
-    _, jobs, data = setup(engine)
-    for job in jobs:
+    _, work, data = setup(engine)
+    for job in work:
         at = torch.from_numpy(job.positions)
         data.x[at] = crop_flip(data.x[at], stream(job.seed, "augment"))
-    plain, jobs, _ = setup(engine, replace(LOCAL, augment=None))
-    expected = plain.train(plain.flat(), jobs, data)
+    plain, work, _ = setup(engine, replace(LOCAL, augment=None))
+    expected = plain.train(plain.flat(), work, data)
     assert torch.allclose(train(engine), expected, atol=1e-6)
 
 
 def test_engines_agree_and_so_do_captured_steps(monkeypatch):
     expected = train("loop")
     assert torch.allclose(train("stacked"), expected, atol=1e-5)
-    trainer, jobs, data = setup("stacked")
+    trainer, work, data = setup("stacked")
     monkeypatch.setattr(trainer._engine, "graphs", True)
     reports, captured = [], []
     for _ in range(2):  # the second round reads the memory that the first one captured
-        found = trainer.train(trainer.flat(), jobs, data)
+        found = trainer.train(trainer.flat(), work, data)
         assert torch.allclose(found, expected, atol=1e-5)
-        reports.append(trainer.gradients(trainer.flat(), jobs, data))
+        reports.append(trainer.gradients(trainer.flat(), work, data))
         captured.append({id(s): dict(s.replays) for s in trainer._engine.steppers.values()})
     assert torch.equal(*reports)
     assert captured[0] == captured[1]  # neither kind of step was captured again
@@ -116,11 +117,11 @@ def test_it_depends_on_the_client_and_the_round_and_not_on_the_others():
 
 
 def test_what_clients_report_is_not_transformed():
-    trainer, jobs, data = setup()
+    trainer, work, data = setup()
     plain, same, _ = setup(local=LocalTraining())
     start = trainer.flat()
-    assert torch.equal(trainer.gradients(start, jobs, data), plain.gradients(start, same, data))
-    assert trainer.losses(start, jobs, data).tolist() == plain.losses(start, same, data).tolist()
+    assert torch.equal(trainer.gradients(start, work, data), plain.gradients(start, same, data))
+    assert trainer.losses(start, work, data).tolist() == plain.losses(start, same, data).tolist()
 
 
 @pytest.mark.parametrize(
@@ -134,8 +135,8 @@ def test_other_data_are_refused(x, words):
     net = nn.Sequential(nn.Flatten(), nn.Linear(x[0].size, 4))
     trainer = Trainer(net, LOCAL, device="cpu", engine="loop")
     data = trainer.data(x, np.zeros(6, np.int64))
-    with pytest.raises(ConfigError, match=words):
-        trainer.train(trainer.flat(), [trainer.job(0, 0, "a", np.arange(6))], data)
+    with pytest.raises(Unsupported, match=words):
+        trainer.train(trainer.flat(), jobs(trainer, 0, 0, "a", [np.arange(6)]), data)
 
 
 def test_a_simulation_goes_on_with_the_same_images(tmp_path):

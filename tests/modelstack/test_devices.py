@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from fedcohort.datasets import federate, load
-from fedcohort.exceptions import ConfigError
 from fedcohort.simulate import LocalTraining, Simulation, build
-from fedcohort.simulate.engine.devices import MultiDeviceTrainer
-from fedcohort.simulate.engine.jobs import Job
-from fedcohort.simulate.engine.trainer import Trainer
+from fedcohort.simulate.local import jobs
+from modelstack.devices import MultiDeviceTrainer
+from modelstack.jobs import Job
+from modelstack.trainer import Trainer
+from modelstack.training import Unsupported
 
 
 def make(name):
@@ -44,13 +45,13 @@ def test_devices_change_no_result(name, engine, sizes, devices):
     several = MultiDeviceTrainer(make(name), local, engine=engine, device=devices)
     data = one.data(x, y)
     rows = torch.stack([one.flat(), 0.5 * one.flat(), 2 * one.flat()])
-    jobs = [one.job(3, 1, f"client {i}", part, i % 3) for i, part in enumerate(parts)]
+    work = jobs(one, 3, 1, "abcde", parts, [i % 3 for i in range(5)])
     exact = engine == "loop" or len(set(sizes)) == 1
     close = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-4, "atol": 1e-6}
-    for cohort in (jobs, jobs[:1], []):
+    for cohort in (work, work[:1], []):
         expected = one.train(rows, cohort, data, lr=0.05).clone()
         torch.testing.assert_close(several.train(rows, cohort, data, lr=0.05), expected, **close)
-    plain = [Job(job.row, job.positions) for job in jobs]
+    plain = [Job(job.row, job.positions) for job in work]
     found, expected = (t.gradients(rows, plain, data) for t in (several, one))
     torch.testing.assert_close(found, expected, **close)
     found, expected = (t.losses(rows, plain, data, power=2) for t in (several, one))
@@ -78,7 +79,7 @@ def test_a_simulation_on_two_devices_equals_one_on_one():
 
 
 def test_a_wrong_device_is_named():
-    with pytest.raises(ConfigError, match="device='nowhere'"):
+    with pytest.raises(Unsupported, match="device='nowhere'"):
         MultiDeviceTrainer(make("conv"), device="cpu,nowhere")
-    with pytest.raises(ConfigError, match="device='cpu,cpu': Trainer takes one device"):
+    with pytest.raises(Unsupported, match="device='cpu,cpu': Trainer takes one device"):
         Trainer(make("conv"), device="cpu,cpu")

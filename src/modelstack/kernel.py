@@ -16,11 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedcohort.exceptions import ConfigError
-from fedcohort.simulate.engine.dropout import MaskKeys
-from fedcohort.simulate.engine.layers import Arena, Tape
-from fedcohort.simulate.engine.switches import runs_triton
-from fedcohort.simulate.local import LocalTraining
+from modelstack.dropout import MaskKeys
+from modelstack.layers import Arena, Tape
+from modelstack.switches import runs_triton
+from modelstack.training import Training, Unsupported
 
 SampleLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -47,7 +46,7 @@ def sample_loss(loss: str | SampleLoss) -> SampleLoss:
     if callable(loss):
         return loss
     if loss != "cross-entropy":
-        raise ConfigError(
+        raise Unsupported(
             f"loss={loss!r} is unknown: use 'cross-entropy' or a callable of (outputs, y) that "
             "returns one loss per sample"
         )
@@ -70,7 +69,7 @@ def record_gradient(
         tape.append(partial(_by_autograd, loss, outputs, y, weight))
         return outputs
     if runs_triton(outputs.device) and outputs.is_contiguous() and outputs.shape[-1] <= 1024:
-        from fedcohort.simulate.engine import _triton_dense
+        from modelstack import _triton_dense
 
         tape.append(partial(_triton_dense.loss_gradient, outputs, y, weight))
         return outputs
@@ -140,12 +139,12 @@ class Optimizer:
 
     Parameters
     ----------
-    local : LocalTraining
+    local : Training
     params : sequence of Tensor
         Changed in place.
     """
 
-    def __init__(self, local: LocalTraining, params: Sequence[Tensor]) -> None:
+    def __init__(self, local: Training, params: Sequence[Tensor]) -> None:
         self.local, self.params = local, list(params)
         self.adam = local.optimizer == "adam"
         self.direct = not (self.adam or local.momentum or local.weight_decay or local.prox_mu)
@@ -234,7 +233,7 @@ class Kernel:
     Parameters
     ----------
     model : nn.Module
-    local : LocalTraining or None
+    local : Training or None
         None sums gradients and changes no parameter.
     loss : callable
     clients : int
@@ -250,7 +249,7 @@ class Kernel:
     def __init__(
         self,
         model: nn.Module,
-        local: LocalTraining | None,
+        local: Training | None,
         loss: SampleLoss,
         clients: int,
         device: torch.device,

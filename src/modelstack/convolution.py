@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcohort.simulate.engine import switches
-from fedcohort.simulate.engine.layers import (
+from modelstack import switches
+from modelstack.layers import (
     Arena,
     Layer,
     Sink,
@@ -33,7 +33,7 @@ def gpu_kernels(x: Tensor) -> Any:
     """Return the Triton kernels of patches and LSTMs if the tensor is on a GPU, else None."""
     if not (x.is_cuda and switches.triton_is_here()):
         return None
-    from fedcohort.simulate.engine import _triton
+    from modelstack import _triton
 
     return _triton
 

@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fedcohort.simulate.engine.convolution import gpu_kernels
-from fedcohort.simulate.engine.layers import ROUNDING, Arena, Sink, Tape, Weighted
+from modelstack.convolution import gpu_kernels
+from modelstack.layers import ROUNDING, Arena, Sink, Tape, Weighted
 
 # ruff: noqa: D102 (`Layer` documents the methods)
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedcohort.simulate.engine.dropout import MaskKeys, fill_mask
+from modelstack.dropout import MaskKeys, fill_mask
 
 # ruff: noqa: D102 (`Layer` documents the methods)
 
@@ -192,7 +192,7 @@ class FusedDense(Weighted):
         self.relu, self.rounding = relu, rounding
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        from fedcohort.simulate.engine import _triton_dense
+        from modelstack import _triton_dense
 
         self.kernels: Any = _triton_dense
         if not x.is_contiguous():  # the last step of an LSTM

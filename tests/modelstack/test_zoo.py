@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedcohort.simulate.engine.trainer import Trainer, choose
-from fedcohort.simulate.local import LocalTraining
+from fedcohort.simulate.local import LocalTraining, jobs
+from modelstack.trainer import Trainer, choose
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from simulation_models import ResNet18, ViTTiny
@@ -212,9 +212,16 @@ def trained(model, x, y, engine):
     data = trainer.data(x, y)
     params = torch.stack([trainer.flat(), 0.9 * trainer.flat()])
     parts = [np.arange(0, 11), np.arange(11, 12), np.arange(12, 30)]
-    jobs = [trainer.job(0, 0, str(i), part, row=i % 2) for i, part in enumerate(parts)]
-    found = trainer.train(params, jobs, data).clone()
-    return trainer, found, trainer.gradients(params, jobs, data), trainer.losses(params, jobs, data)
+    work = jobs(
+        trainer,
+        0,
+        0,
+        [str(i) for i in range(len(parts))],
+        parts,
+        [i % 2 for i in range(len(parts))],
+    )
+    found = trainer.train(params, work, data).clone()
+    return trainer, found, trainer.gradients(params, work, data), trainer.losses(params, work, data)
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedcohort.simulate.engine.batchable import batchable
-from fedcohort.simulate.engine.dropout import HashedDropout
-from fedcohort.simulate.engine.kernel import Kernel, SampleLoss
-from fedcohort.simulate.engine.switches import runs_triton, seeded
-from fedcohort.simulate.local import LocalTraining
+from modelstack.batchable import batchable
+from modelstack.dropout import HashedDropout
+from modelstack.kernel import Kernel, SampleLoss
+from modelstack.switches import runs_triton, seeded
+from modelstack.training import Training
 
 
 class Vmapped(Kernel):
@@ -28,7 +28,7 @@ class Vmapped(Kernel):
     def __init__(
         self,
         model: nn.Module,
-        local: LocalTraining | None,
+        local: Training | None,
         loss: SampleLoss,
         clients: int,
         device: torch.device,
@@ -193,7 +193,7 @@ def obstacle(model: nn.Module, loss: SampleLoss, data: tuple[Tensor, Tensor]) ->
     Two clients take a gradient on two samples each.
     """
     x, y = (t[[0, 0]].expand(2, *t[[0, 0]].shape) for t in data)
-    kernel = Vmapped(model, LocalTraining(), loss, 2, x.device)
+    kernel = Vmapped(model, Training(), loss, 2, x.device)
     inside: list[str] = []
     for name, module in kernel.model.named_modules():
         label = f"layer {name!r} ({type(module).__name__})" if name else "its forward"

@@ -1,7 +1,6 @@
-"""Random shifts and mirror images of what a cohort trains on, drawn again in every round.
+"""Random shifts and mirror images of what jobs train on.
 
-They depend on the seed, the round and the client only, so they are the same on every engine and
-device. What a client reports of its data (losses, features, sketches) is not transformed.
+They depend on the job's own generator only, so they are the same on every engine and device.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcohort.exceptions import ConfigError
-from fedcohort.rounds import stream
-from fedcohort.simulate.engine.jobs import Data, Job
+from modelstack.jobs import Data, Job
+from modelstack.training import Unsupported
 
 SHIFT = 4  # pixels, at most, in each direction
 
@@ -32,8 +30,8 @@ class Augmented:
         """Return jobs that train on transformed copies of their samples, and these copies."""
         shape = tuple(data.x.shape[1:])
         if len(shape) < 2 or not data.x.is_floating_point():
-            raise ConfigError(
-                f"LocalTraining: augment='crop-flip' needs images, but a sample is {shape} "
+            raise Unsupported(
+                f"Training: augment='crop-flip' needs images, but a sample is {shape} "
                 f"numbers of type {str(data.x.dtype).removeprefix('torch.')}"
             )
         ends = np.cumsum([len(job.positions) for job in jobs]).tolist()
@@ -42,7 +40,9 @@ class Augmented:
         for job, last in zip(jobs, ends, strict=True):
             first = last - len(job.positions)
             at = torch.from_numpy(job.positions).to(data.x.device)
-            held.x[first:last] = crop_flip(data.x[at], stream(job.seed, "augment"))
+            if job.augment is None:
+                raise Unsupported("a job without `augment` cannot be augmented: give it one")
+            held.x[first:last] = crop_flip(data.x[at], job.augment())
             held.y[first:last] = data.y[at]
             moved.append(job._replace(positions=np.arange(first, last)))
         return moved, held

@@ -20,10 +20,10 @@ from torch import nn
 
 from fedcohort.datasets import federate, load
 from fedcohort.simulate import build, simulate
-from fedcohort.simulate.engine import switches
-from fedcohort.simulate.engine.fused_convolution import Block, DenseBlock, fused_blocks
-from fedcohort.simulate.engine.trainer import Trainer
-from fedcohort.simulate.local import LocalTraining
+from fedcohort.simulate.local import LocalTraining, jobs
+from modelstack import switches
+from modelstack.fused_convolution import Block, DenseBlock, fused_blocks
+from modelstack.trainer import Trainer
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CLASSES = 4
@@ -134,15 +134,22 @@ def trained(name, device, options, precision="float32", double=False, engine="au
     held = trainer.data(x, y)
     start = torch.stack([trainer.flat(), 0.9 * trainer.flat()])
     parts = [np.arange(5), np.arange(5, 8), np.arange(8, 17)]
-    jobs = [trainer.job(0, 0, str(i), part, i % 2) for i, part in enumerate(parts)]
-    rows = torch.tensor([job.row for job in jobs], device=held.x.device)
-    moved = trainer.train(start, jobs, held) - start[rows]
-    return torch.cat([moved, trainer.gradients(start, jobs, held)]).cpu().double()
+    work = jobs(
+        trainer,
+        0,
+        0,
+        [str(i) for i in range(len(parts))],
+        parts,
+        [i % 2 for i in range(len(parts))],
+    )
+    rows = torch.tensor([job.row for job in work], device=held.x.device)
+    moved = trainer.train(start, work, held) - start[rows]
+    return torch.cat([moved, trainer.gradients(start, work, held)]).cpu().double()
 
 
 def by_hand(model, x, y, local):
     """Do the same in float64, by autograd."""
-    from fedcohort.simulate.local import batch_plan
+    from fedcohort.simulate.local import batch_plans
 
     x, y = torch.as_tensor(x), torch.as_tensor(y)
     first = torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -154,7 +161,7 @@ def by_hand(model, x, y, local):
         slopes.append(flat_gradient(loss, model))
         speed = torch.zeros_like(start)
         now = start.clone()
-        for batch in batch_plan(0, 0, str(i), len(part), local).batches():
+        for batch in batch_plans(0, 0, [str(i)], [len(part)], local)[0].batches():
             nn.utils.vector_to_parameters(now, model.parameters())
             at = part[batch]
             slope = flat_gradient(F.cross_entropy(model(x[at]), y[at]), model)
@@ -206,7 +213,7 @@ def rounded_forward(conv, x):
 
 def interpret(name):
     """Run the kernels on a CPU, in a process that has set TRITON_INTERPRET."""
-    from fedcohort.simulate.engine import _triton, recurrent
+    from modelstack import _triton, recurrent
 
     switches.FUSED.add("cpu")
     recurrent.gpu_kernels = lambda tensor: _triton
@@ -266,7 +273,7 @@ def test_huge_and_tiny_numbers_keep_their_digits_on_a_gpu():
         params[3 * 6 * 9 : 3 * 6 * 9 + 6] = 0  # without the bias, outputs scale with the images
         start = params.clone()
         start[: 3 * 6 * 9] /= scale
-        job = trainer.job(0, 0, "a", np.arange(8))
+        (job,) = jobs(trainer, 0, 0, "a", [np.arange(8)])
         found[scale] = trainer.gradients(start, [job], held)[0, 3 * 6 * 9 + 6 :].cpu()
     for scale in (2.0**20, 2.0**-20):
         torch.testing.assert_close(found[scale], found[1.0], rtol=1e-4, atol=1e-7)

@@ -1,1 +1,0 @@
-"""Training many models at once: engines, stacked layers, devices, precision."""

@@ -1,0 +1,187 @@
+"""How a copy of the model trains: its settings, its batches, its learning rates (no PyTorch)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+class Unsupported(ValueError):
+    """A model, a device or an option that cannot be used; it names the culprit and the remedy."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How each copy of a model trains on its own data.
+
+    Parameters
+    ----------
+    epochs : int
+        Passes over the data.
+    steps : int, optional
+        Optimizer steps, instead of `epochs`. Batches run through the shuffled data, which is
+        shuffled again after each pass.
+    batch_size : int
+        The last batch of a pass is smaller if the data do not divide evenly.
+    optimizer : {"sgd", "adam"}
+        Starts anew in each call.
+    lr : float
+        Learning rate.
+    momentum : float
+        Momentum of SGD.
+    weight_decay : float
+        Factor of the L2 term that is added to the gradient.
+    betas, eps : tuple of float, float
+        Parameters of Adam.
+    prox_mu : float
+        FedProx: mu * (w - w_start) is added to the gradient.
+    epoch_decay : float
+        `lr` is multiplied by it after every pass.
+    augment : {"crop-flip"}, optional
+        Images are shifted by up to four pixels, and half of them mirrored; drawn again in each
+        call.
+
+    Examples
+    --------
+    >>> Training(batch_size=0)
+    Traceback (most recent call last):
+    modelstack.training.Unsupported: Training: batch_size=0 must be at least 1
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 32
+    optimizer: str = "sgd"
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    prox_mu: float = 0.0
+    epoch_decay: float = 1.0
+    augment: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
+        for field in ("epochs", "batch_size"):
+            self._check(field, getattr(self, field) >= 1, "at least 1")
+        self._check("steps", self.steps is None or self.steps >= 1, "at least 1, or None")
+        self._check("optimizer", self.optimizer in ("sgd", "adam"), "'sgd' or 'adam'")
+        for field in ("lr", "eps"):
+            value = getattr(self, field)
+            self._check(field, math.isfinite(value) and value > 0, "above 0")
+        for field in ("weight_decay", "prox_mu"):
+            value = getattr(self, field)
+            self._check(field, math.isfinite(value) and value >= 0, "at least 0")
+        self._check("momentum", 0 <= self.momentum < 1, "in [0, 1)")
+        plain = self.optimizer == "sgd" or self.momentum == 0
+        self._check("momentum", plain, "0 with Adam, which has betas")
+        in_range = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        self._check("betas", in_range, "two numbers in [0, 1)")
+        self._check("epoch_decay", 0 < self.epoch_decay <= 1, "in (0, 1]")
+        self._check("augment", self.augment in (None, "crop-flip"), "'crop-flip', or None")
+
+    def _check(self, field: str, holds: bool, rule: str) -> None:
+        if not holds:
+            value = getattr(self, field)
+            raise Unsupported(f"{type(self).__name__}: {field}={value!r} must be {rule}")
+
+    def rates(self, step: int) -> tuple[float, float]:
+        """Return the factor of the learning rate and the epsilon at a step counted from 0.
+
+        They contain Adam's two bias corrections: with r = sqrt(1-b2^t),
+        (m/(1-b1^t)) / (sqrt(v)/r + eps) = [r/(1-b1^t)] m / (sqrt(v) + eps r).
+
+        Examples
+        --------
+        >>> Training().rates(0)
+        (1.0, 0.0)
+        """
+        if self.optimizer != "adam":
+            return 1.0, 0.0
+        beta1, beta2 = self.betas
+        root = math.sqrt(1 - beta2 ** (step + 1))
+        return root / (1 - beta1 ** (step + 1)), self.eps * root
+
+
+class BatchPlan(NamedTuple):
+    """The batches of one job: batch t is `order[bounds[t]:bounds[t + 1]]`.
+
+    Nothing is drawn before it is asked for.
+
+    Parameters
+    ----------
+    n, batch_size : int
+        The number of samples, and the samples per batch.
+    passes : int
+        Passes over the samples, unless `steps` is given.
+    steps : int, optional
+        The number of batches.
+    shuffle : callable, optional
+        Returns a new generator whose permutations order the passes; None keeps the order.
+    """
+
+    n: int
+    batch_size: int
+    passes: int = 1
+    steps: int | None = None
+    shuffle: Callable[[], Generator] | None = None
+
+    @property
+    def length(self) -> int:
+        """The number of batches."""
+        return -(-self.n // self.batch_size) * self.passes if self.steps is None else self.steps
+
+    @property
+    def bounds(self) -> Ints:
+        """Where each batch begins and ends in `order`."""
+        return _cuts(self.n, self.batch_size, self.passes, self.steps)[0]
+
+    @property
+    def epochs(self) -> Ints:
+        """The pass that each batch belongs to."""
+        return _cuts(self.n, self.batch_size, self.passes, self.steps)[1]
+
+    @property
+    def order(self) -> Ints:
+        """The samples of all batches, numbered from 0, one batch after the other."""
+        draw = self.drawing()
+        passes, samples = int(self.epochs[-1]) + 1, int(self.bounds[-1])
+        return np.concatenate([draw() for _ in range(passes)])[:samples]
+
+    def drawing(self) -> Callable[[], Ints]:
+        """Return a function that gives the order of the first pass, of the second, and so on."""
+        if self.shuffle is None:
+            return lambda: np.arange(self.n)
+        rng = self.shuffle()
+        return lambda: rng.permutation(self.n)
+
+    def batches(self) -> list[Ints]:
+        """Return the batches one by one."""
+        order = self.order
+        return [order[a:b] for a, b in pairwise(self.bounds.tolist())]
+
+
+@lru_cache(maxsize=65536)
+def _cuts(n: int, batch_size: int, passes: int, steps: int | None) -> tuple[Ints, Ints]:
+    """Return bounds and epochs, which depend only on the sizes."""
+    per_pass = -(-n // batch_size)
+    total = passes * per_pass if steps is None else steps
+    step = np.arange(total)
+    starts = step // per_pass * n + step % per_pass * batch_size
+    last = total // per_pass * n + total % per_pass * batch_size
+    bounds = np.append(starts, last)
+    bounds.flags.writeable = False
+    which = step // per_pass
+    which.flags.writeable = False
+    return bounds, which
