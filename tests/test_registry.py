@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from flwr.serverapp.strategy import FedAvg
 
 from fedcohort.datasets import federate, load
 from fedcohort.exceptions import ConfigError
+from fedcohort.flower import CohortStrategy
 from fedcohort.gates import GATES
+from fedcohort.options import Configurable, Count, Positive, parse_named, parse_options
 from fedcohort.policies import POLICIES
-from fedcohort.registry import GROUPS, load_installed, lookup, parse_options
+from fedcohort.registry import GROUPS, load_installed, lookup, make
+from fedcohort.session import Session
 from fedcohort.signals.catalog import Needs
 from fedcohort.simulate.models import build
 from fedcohort.sketch.hashing import from_spec
@@ -74,3 +79,40 @@ def test_options_hold_nested_lists_and_keep_brackets_that_do_not_close():
     assert parse_options("a=1],b=2") == {"a": "1]", "b": 2}
     many = "[" * 100_000  # once took time with the square of their number
     assert parse_options(f"a={many}") == {"a": many}
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [("race-softmax:rows=2.5", "rows=2.5"), ("oort:alpha=x", "alpha='x'"), ("oort:d=1", "'d'")],
+)
+def test_options_are_checked_alike_wherever_a_policy_is_named(spec, reason):
+    """A session, a strategy and the registry once had three rules."""
+    name, options = parse_named(spec)
+    ways = [
+        lambda: Session(spec, cohort_size=2, seed=0),
+        lambda: make("policy", spec, POLICIES),
+        lambda: CohortStrategy(FedAvg(), spec, cohort_size=2),
+    ]
+    for way in ways:
+        with pytest.raises(ConfigError, match=re.escape(reason)):
+            way()
+    with pytest.raises((TypeError, ConfigError)):
+        POLICIES[name](**options)
+
+
+def test_a_whole_number_and_the_same_float_are_one_option():
+    """A checkpoint of ``epsilon=1`` loads into ``epsilon=1.0``."""
+    first = Session("sketch-match:epsilon=1", cohort_size=2, seed=0)
+    second = Session(POLICIES["sketch-match"](epsilon=1.0), cohort_size=2, seed=0)
+    second.load_state_dict(first.state_dict())
+    assert repr(first.policy) == repr(second.policy) == "SketchMatch(epsilon=1.0)"
+
+
+def test_ranges_are_declared_with_the_type():
+    class Ring(Configurable):
+        def __init__(self, radius: Positive = 1.0, parts: Count | None = None) -> None: ...
+
+    assert repr(Ring(radius=2, parts=3)) == "Ring(radius=2.0, parts=3)"
+    for wrong in ({"radius": 0}, {"parts": 0}, {"parts": 1.5}, {"radius": float("nan")}):
+        with pytest.raises(ConfigError, match=r"Ring: (radius|parts)="):
+            Ring(**wrong)

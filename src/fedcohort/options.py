@@ -1,35 +1,309 @@
-"""What policies and gates share: the options they were made with, and the state they remember."""
+"""Options: how they are written, declared and checked, each once.
+
+A policy, a gate or a partition declares its options as the annotated parameters of its constructor:
+types, choices (`Literal`) and ranges (`Range` inside `Annotated`). Whoever gives a value, be it a
+file, a command line or a line of Python, it is checked and converted by `typed`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from numbers import Real
-from typing import Any
+import json
+import math
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal
+
+from fedcohort.exceptions import ConfigError
 
 SMALLEST, LARGEST = 1e-12, 1e12  # sizes of a float option other than 0: arithmetic stays finite
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers an option takes: from `low` to `high`, without `low` itself if `above`."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (self.low < value if self.above else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
+        if self.high == math.inf:
+            return low
+        if self.low == -math.inf:
+            return f"at most {self.high:g}"
+        return (
+            f"{low} and at most {self.high:g}" if self.above else f"{self.low:g} to {self.high:g}"
+        )
+
+
+Count = Annotated[int, Range(1)]
+Whole = Annotated[int, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+Positive = Annotated[float, Range(0, above=True)]
+NonNegative = Annotated[float, Range(0)]
+
+
+def parse_named(text: str) -> tuple[str, dict[str, Any]]:
+    """Read ``name:key=value,key=value``; the name may be ``FILE.py:OBJECT``.
+
+    Examples
+    --------
+    >>> parse_named("oort:alpha=1,normalize=false")
+    ('oort', {'alpha': 1, 'normalize': False})
+    >>> parse_named("my_policy.py:Mine:d=3")
+    ('my_policy.py:Mine', {'d': 3})
+    """
+    match = re.fullmatch(r"\s*(.*?\.py:\w+|[^:]*)(?::(.*))?", text, re.S)
+    if match is None:
+        raise ConfigError(f"{text!r} must be written as name:key=value,key=value")
+    return match[1].strip(), parse_options(match[2] or "")
+
+
+def parse_options(text: str) -> dict[str, Any]:
+    """Read ``key=value,key=value``; values are numbers, true, false, none, [lists] or words.
+
+    Examples
+    --------
+    >>> parse_options("epochs=3,betas=[0.9,0.99],optimizer=adam,shuffle=False")
+    {'epochs': 3, 'betas': [0.9, 0.99], 'optimizer': 'adam', 'shuffle': False}
+    """
+    options = {}
+    for part in split_outside_brackets(text):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{part!r} must be written as key=value, in name:key=value,key=value")
+        options[key.strip()] = parse_value(value.strip())
+    return options
+
+
+def split_outside_brackets(text: str) -> list[str]:
+    """Split at commas that are not inside brackets; empty parts are left out.
+
+    Examples
+    --------
+    >>> split_outside_brackets("a=[[1,2],[3]], b={x}")
+    ['a=[[1,2],[3]]', 'b={x}']
+    """
+    parts, start, depth = [], 0, 0
+    for mark in re.finditer(r"[\[\]{},]", text):
+        if mark[0] == ",":
+            if not depth:
+                parts.append(text[start : mark.start()])
+                start = mark.end()
+        else:
+            depth = max(0, depth + (1 if mark[0] in "[{" else -1))
+    return [part.strip() for part in (*parts, text[start:]) if part.strip()]
+
+
+def parse_value(text: str) -> Any:
+    """Read a number, true, false or a list, and anything else as a word."""
+    if text in ("True", "False"):  # as Python writes them
+        return text == "True"
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def unknown(kind: str, name: object, names: Iterable[str], where: str = "") -> ConfigError:
+    """Return the error for an unknown name: it lists the names and suggests the nearest.
+
+    Examples
+    --------
+    >>> print(unknown("key", "epoch", ["epochs", "lr"], "in [local]"))
+    unknown key 'epoch' in [local]; did you mean 'epochs'? Known: epochs, lr
+    >>> print(unknown("policy", "x", []))
+    unknown policy 'x'. There are none
+    """
+    listed = list(dict.fromkeys(names))
+    culprit = f"unknown {kind} {name!r}" + (f" {where}" if where else "")
+    if not listed:
+        return ConfigError(f"{culprit}. There are none")
+    near = nearest(str(name), listed)
+    hint = "." if near is None else f"; did you mean {near!r}?"
+    return ConfigError(f"{culprit}{hint} Known: {', '.join(listed)}")
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return the name that looks most like the given one, None if none does.
+
+    Examples
+    --------
+    >>> nearest("Power_of_choise", ["oort", "power-of-choice"])
+    'power-of-choice'
+    """
+
+    def kebab(text: str) -> str:
+        return text.lower().replace("_", "-")
+
+    by_kebab = {kebab(candidate): candidate for candidate in names}
+    close = difflib.get_close_matches(kebab(name), by_kebab, n=1)
+    return by_kebab[close[0]] if close else None
+
+
+def checked_options(
+    owner: str, maker: Callable[..., Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options in their declared types.
+
+    Parameters
+    ----------
+    owner : str
+        What has the options, for messages: ``policy 'oort'``.
+    maker : callable
+        Its signature declares names and types; what has no type is accepted as it is.
+    options : mapping
+
+    Examples
+    --------
+    >>> def ring(radius: Positive, closed: bool = True): ...
+    >>> checked_options("ring", ring, {"radius": 2})
+    {'radius': 2.0}
+    >>> checked_options("ring", ring, {"radius": -1})
+    Traceback (most recent call last):
+    ...
+    fedcohort.exceptions.ConfigError: ring: radius=-1 must be a finite number above 0
+    """
+    parameters, hints = _declared(maker)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return dict(options)
+    given = {}
+    for key, value in options.items():
+        if key not in parameters:
+            raise unknown("option", key, parameters, f"of {owner}")
+        given[key] = typed(hints.get(key, Any), value, f"{owner}: {key}")
+    return given
+
+
+def typed(hint: Any, value: Any, where: str) -> Any:
+    """Return a value in the declared type, or raise ConfigError.
+
+    Whole numbers pass as floats, lists as tuples, the word "none" as None. Numbers must be finite
+    and in their range.
+
+    Examples
+    --------
+    >>> typed(float | None, 3, "lr"), typed(tuple[int, ...], [1, 2], "seeds")
+    (3.0, (1, 2))
+    """
+    if type(value) is hint and hint in (int, str, bool):
+        return value
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        result = typed(args[0], value, where)
+        if any(isinstance(limit, Range) and result not in limit for limit in args[1:]):
+            raise ConfigError(f"{where}={value!r} must be {in_words(hint)}")
+        return result
+    if origin is types.UnionType or origin is typing.Union:
+        return _one_of(args, value, where, hint)
+    if origin is Literal and value in args:
+        return value
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(typed(args[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
+        return dict(value)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if hint is float and is_number and abs(value) <= sys.float_info.max:  # and not NaN
+        return float(value)
+    if hint is int and is_number and isinstance(value, Integral):
+        return int(value)
+    if hint is Any or (
+        isinstance(hint, type) and hint not in (int, float) and isinstance(value, hint)
+    ):
+        return value
+    raise ConfigError(f"{where}={value!r} must be {in_words(hint)}")
+
+
+def _one_of(choices: tuple[Any, ...], value: Any, where: str, hint: Any) -> Any:
+    if type(None) in choices and (value is None or value == "none"):
+        return None
+    for choice in choices:
+        try:
+            return typed(choice, value, where)
+        except ConfigError:
+            continue
+    raise ConfigError(f"{where}={value!r} must be {in_words(hint)}")
+
+
+def in_words(hint: Any) -> str:
+    """Return a type as a person would say it.
+
+    Examples
+    --------
+    >>> in_words(Count | None), in_words(Literal["sgd", "adam"]), in_words(tuple[int, ...])
+    ('a whole number, at least 1, or none', "'sgd' or 'adam'", 'a list')
+    """
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        limits = [str(limit) for limit in args[1:] if isinstance(limit, Range)]
+        comma = "" if limits and limits[0].startswith("above") else ","
+        return f"{in_words(args[0])}{comma} {' and '.join(limits)}" if limits else in_words(args[0])
+    if origin is types.UnionType or origin is typing.Union:
+        words = [in_words(arg) for arg in args]
+        return words[0] + "".join(f"{',' * (',' in words[0])} or {word}" for word in words[1:])
+    if origin is Literal:
+        return " or ".join(repr(arg) for arg in args)
+    if origin is tuple:
+        return "a list"
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return "a table"
+    words_of = {
+        int: "a whole number",
+        float: "a finite number",
+        bool: "true or false",
+        str: "a word",
+        type(None): "none",
+    }
+    return words_of.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _declared(maker: Callable[..., Any]) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
+    """Return the parameters and the types that the signature of a callable declares."""
+    return _read_signature(maker) if isinstance(maker, Hashable) else _signature(maker)
+
+
+def _signature(maker: Callable[..., Any]) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
+    parameters = inspect.signature(maker).parameters
+    try:
+        function: Any = vars(maker).get("__init__", maker) if isinstance(maker, type) else maker
+        return parameters, typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):  # someone else's annotations that cannot be evaluated here
+        return parameters, {}
+
+
+_read_signature = functools.lru_cache(maxsize=256)(_signature)
 
 
 class Configurable:
     """Remembers the arguments of its `__init__`, as given or by default, and its `state`.
 
-    Options that are declared as float must be 0 or have a size between `SMALLEST` and `LARGEST`.
-    Anything else is a mistake, and would overflow or vanish somewhere in the arithmetic.
+    Options of plain types are checked and converted as `typed` says. Floats must also be 0 or have
+    a size between `SMALLEST` and `LARGEST`: anything else would overflow or vanish somewhere.
 
     Examples
     --------
     >>> class Example(Configurable):
-    ...     def __init__(self, size: int = 3, kind: str = "a") -> None: ...
-    >>> Example(size=5), Example().options
-    (Example(size=5), {'size': 3, 'kind': 'a'})
-    >>> class Scaled(Configurable):
-    ...     def __init__(self, scale: float = 1.0) -> None: ...
-    >>> Scaled(scale=1e300)
+    ...     def __init__(self, size: Count = 3, scale: float = 1.0) -> None:
+    ...         self.scale = scale
+    >>> Example(size=5), Example().options, Example(scale=2).scale
+    (Example(size=5), {'size': 3, 'scale': 1.0}, 2.0)
+    >>> Example(size=0)
     Traceback (most recent call last):
     ...
-    ValueError: Scaled: scale=1e+300 must be 0 or of a size between 1e-12 and 1e+12
+    fedcohort.exceptions.ConfigError: Example: size=0 must be a whole number, at least 1
     """
 
     state: Any = None  # one dataclass instance: all that is remembered between rounds
@@ -38,7 +312,7 @@ class Configurable:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in cls.__dict__:
-            cls.__init__ = _remembering(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = _checking(cls.__init__)  # type: ignore[method-assign]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -58,44 +332,52 @@ class Configurable:
 
     def __repr__(self) -> str:
         """Show the options that differ from their defaults."""
-        kind: Any = type(self)
-        defaults = _defaults(kind)
-        shown = [f"{n}={v!r}" for n, v in self._options.items() if not _same(v, defaults.get(n))]
+        parameters = inspect.signature(type(self)).parameters
+        shown = [
+            f"{name}={value!r}"
+            for name, value in self._options.items()
+            if repr(value) != repr(parameters[name].default)
+        ]
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
-@functools.cache
-def _defaults(kind: Any) -> dict[str, Any]:
-    """Return the defaults of a class's options."""
-    parameters = inspect.signature(kind.__init__).parameters
-    return {name: parameter.default for name, parameter in parameters.items()}
-
-
-def _same(value: Any, default: Any) -> bool:
-    return value is default or (type(value) is type(default) and repr(value) == repr(default))
-
-
-def _check_size(owner: str, name: str, value: Any) -> None:
-    """Raise ValueError for a number that is neither 0 nor of a sensible size; NaN included."""
-    size: Any = abs(value) if isinstance(value, Real) else 0
-    if size != 0 and not SMALLEST <= size <= LARGEST:
-        raise ValueError(
-            f"{owner}: {name}={value} must be 0 or of a size between {SMALLEST:g} and {LARGEST:g}"
-        )
-
-
-def _remembering(init: Callable[..., None]) -> Callable[..., None]:
+def _checking(init: Callable[..., None]) -> Callable[..., None]:
+    """Return an `__init__` that checks its options, remembers them and gets them converted."""
     signature = inspect.signature(init)
-    floats = [n for n, p in signature.parameters.items() if "float" in str(p.annotation)]
 
     @functools.wraps(init)
-    def remember(self: Any, *args: Any, **kwargs: Any) -> None:
-        if "_options" not in self.__dict__:  # a subclass's __init__ comes first and is kept
-            bound = signature.bind(self, *args, **kwargs)
-            bound.apply_defaults()
-            self._options = dict(list(bound.arguments.items())[1:])
-            for name in floats:
-                _check_size(type(self).__name__, name, self._options[name])
-        init(self, *args, **kwargs)
+    def check(self: Any, *args: Any, **kwargs: Any) -> None:
+        if "_options" in self.__dict__:  # a subclass's __init__ came first; its options are kept
+            return init(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        hints, owner = _read_signature(init)[1], type(self).__name__
+        for name, value in list(bound.arguments.items())[1:]:
+            if _is_plain(hints.get(name)):
+                converted = typed(hints[name], value, f"{owner}: {name}")
+                if isinstance(converted, float) and not _is_sensible(converted):
+                    raise ConfigError(
+                        f"{owner}: {name}={value!r} must be 0 or of a size between "
+                        f"{SMALLEST:g} and {LARGEST:g}"
+                    )
+                bound.arguments[name] = converted
+        self._options = dict(list(bound.arguments.items())[1:])
+        return init(*bound.args, **bound.kwargs)
 
-    return remember
+    return check
+
+
+def _is_sensible(value: float) -> bool:
+    return value == 0 or SMALLEST <= abs(value) <= LARGEST
+
+
+def _is_plain(hint: Any) -> bool:
+    """Whether a type is made of numbers, words, None and lists of them."""
+    if hint in (int, float, bool, str, type(None)):
+        return True
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _is_plain(args[0])
+    if origin in (types.UnionType, typing.Union):
+        return all(map(_is_plain, args))
+    return origin is Literal or (origin is tuple and _is_plain(args[0]))

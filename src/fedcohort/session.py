@@ -22,7 +22,7 @@ from fedcohort.gates.base import GATES, Gate
 from fedcohort.ledger import Direction, Ledger
 from fedcohort.policies import POLICIES
 from fedcohort.policies.base import Policy, pick
-from fedcohort.registry import lookup
+from fedcohort.registry import make
 from fedcohort.rounds import ClientId, Outcome, Round, Selection, check_id, stream
 from fedcohort.signals.catalog import SIGNALS
 from fedcohort.signals.projection import Vectors
@@ -43,7 +43,8 @@ class Session:
     Parameters
     ----------
     policy : Policy or str
-        The policy, or its name; the session calls it and keeps its state with its own.
+        The policy, or its name with options (``"oort:alpha=2"``); the session calls it and keeps
+        its state with its own.
     cohort_size : int
         Clients wanted in each round.
     seed : int
@@ -89,8 +90,8 @@ class Session:
         model_bytes: int = 0,
         averaging: Literal["equal", "size"] | None = None,
     ) -> None:
-        self.policy = lookup("policy", policy, POLICIES)() if isinstance(policy, str) else policy
-        self.gate = lookup("gate", gate, GATES)() if isinstance(gate, str) else gate
+        self.policy: Policy = make("policy", policy, POLICIES)
+        self.gate: Gate | None = make("gate", None if gate == "none" else gate, GATES)
         self.cohort_size = _whole("cohort_size", cohort_size, 1)
         self.seed = _whole("seed", seed, None)
         self.model_bytes = _whole("model_bytes", model_bytes, 0)

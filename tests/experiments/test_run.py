@@ -280,14 +280,14 @@ def test_the_defaults_learn(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("oort:preferred=x", "preferred = 'x' must be a finite number or none"),
-        ("sketch-match:turns=null", "turns = None must be a whole number"),
-        ("oort:alpha=NaN", "alpha = nan must be a finite number"),
-        ("oort:alpha=1e400", "alpha = inf must be a finite number"),
-        ("sketch-match:rows=true", "rows = True must be a whole number"),
-        ("kdpp:seed=1.5", "seed = 1.5 must be a whole number"),
-        ("sketch-to-select:compare=step", "compare = 'step' must be 'steps' or 'models'"),
-        ("power-of-choice:d=[3]", r"d = \[3\] must be a whole number"),
+        ("oort:preferred=x", "preferred='x' must be a finite number or none"),
+        ("sketch-match:turns=null", "turns=None must be a whole number"),
+        ("oort:alpha=NaN", "alpha=nan must be a finite number"),
+        ("oort:alpha=1e400", "alpha=inf must be a finite number"),
+        ("sketch-match:rows=true", "rows=True must be a whole number"),
+        ("kdpp:seed=1.5", "seed=1.5 must be a whole number"),
+        ("sketch-to-select:compare=step", "compare='step' must be 'steps' or 'models'"),
+        ("power-of-choice:d=[3]", r"d=\[3\] must be a whole number"),
     ],
 )
 def test_options_are_checked_by_their_declared_types(text, message):

@@ -40,7 +40,7 @@ def test_names_stay_apart_and_stay_the_same_when_values_are_added():
         ({"sweep": {"local.lr": []}}, r"local.lr = \[\] must be a list"),
         ({"sweep": {"local.lr": [0.1, 0.1]}}, "local.lr .* give each value once"),
         ({"sweep": {"local.rate": [0.1]}}, r"local.rate=0.1: unknown key 'rate' in \[local\]"),
-        ({"sweep": {"local.lr": ["x"]}}, r"local.lr=x: local.lr = 'x' must be a finite number"),
+        ({"sweep": {"local.lr": ["x"]}}, r"local.lr=x: local.lr='x' must be a finite number"),
         ({"sweep": {"rounds.x": [1]}, "rounds": 3}, "rounds.x: rounds = 3 is not a table"),
         ({"sweep": {"policy.name": ["nobody"]}}, "policy.name=nobody: unknown policy 'nobody'"),
         (

@@ -157,7 +157,7 @@ def test_policies_and_gates_may_be_named_as_in_a_run_config(cohort):
     assert cohort("uniform", gate="none").gate is None
     with pytest.raises(ConfigError, match="did you mean 'uniform'"):
         cohort("unifrom")
-    with pytest.raises(ConfigError, match="policy 'power-of-choice:depth=4'"):
+    with pytest.raises(ConfigError, match="unknown option 'depth' of policy 'power-of-choice'"):
         cohort("power-of-choice:depth=4")
 
 

@@ -39,8 +39,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from fedcohort import POLICIES, Session
 from fedcohort.exceptions import FedcohortError
 from fedcohort.gates import GATES
+from fedcohort.options import parse_named
 from fedcohort.policies import Bounded
-from fedcohort.registry import parse_named
 from fedcohort.rounds import stream
 from fedcohort.signals.catalog import SIGNALS
 from fedcohort.signals.projection import Vectors

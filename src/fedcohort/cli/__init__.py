@@ -37,7 +37,7 @@ from fedcohort.cli import (
 )
 from fedcohort.cli.common import plain
 from fedcohort.exceptions import FedcohortError
-from fedcohort.registry import unknown
+from fedcohort.options import unknown
 
 INTERRUPTED = 130  # what shells report for Ctrl-C, and Typer returns
 

@@ -260,7 +260,7 @@ class RoundBars:
 
 def overrides(given: Mapping[str, Any], pairs: Sequence[str] | None) -> dict[str, Any]:
     """Return dotted keys and values: the options that were given, then those of ``--set``."""
-    from fedcohort.registry import parse_options, parse_value
+    from fedcohort.options import parse_options, parse_value
 
     found = {key: value for key, value in given.items() if value is not None}
     if "seeds" in found:

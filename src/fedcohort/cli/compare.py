@@ -134,7 +134,7 @@ def make_setting(config: Path | None, given: dict[str, Any], imports: list[str])
     """Return the setting of a file, or the default one, with the given keys on top."""
     from fedcohort.experiments.config import dump, parse, put, read
     from fedcohort.experiments.several import DEFAULT_SETTING
-    from fedcohort.registry import parse_value
+    from fedcohort.options import parse_value
 
     values = dump(DEFAULT_SETTING if config is None else read(config))
     if "data.partition" in given:

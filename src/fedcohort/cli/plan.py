@@ -9,7 +9,7 @@ import typer
 from fedcohort.cli.common import Format, FormatOption, plain, show, show_json
 from fedcohort.cli.sketches import Sketches, load_several
 from fedcohort.exceptions import ConfigError
-from fedcohort.registry import parse_named
+from fedcohort.options import parse_named
 
 if TYPE_CHECKING:
     from fedcohort.analysis.plan import Plan

@@ -12,7 +12,8 @@ from fedcohort.datasets import heart, images, shakespeare
 from fedcohort.datasets.base import Dataset
 from fedcohort.datasets.folder import Folder, MissingData, places
 from fedcohort.exceptions import DataError
-from fedcohort.registry import lookup, unknown
+from fedcohort.options import unknown
+from fedcohort.registry import lookup
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": images.read_digits,

@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.datasets.base import Dataset
 from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.options import unknown
 from fedcohort.partition import PARTITIONS, SHARING, IndexArray, natural
-from fedcohort.registry import lookup, unknown
+from fedcohort.registry import lookup
 from fedcohort.rounds import ClientId, stream
 
 

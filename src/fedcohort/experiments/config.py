@@ -37,15 +37,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.registry import (
+from fedcohort.options import (
     in_words,
-    lookup,
     parse_named,
     parse_options,
     split_outside_brackets,
     typed,
     unknown,
 )
+from fedcohort.registry import lookup
 from fedcohort.simulate.local import LocalTraining, Schedule
 
 Options = Mapping[str, Any]
@@ -340,7 +340,7 @@ def _filled(base: Any, values: Mapping[str, Any], where: str) -> Any:
         else:
             table = _table_of(key, value) if isinstance(value, str) else value
             if not isinstance(table, Mapping):
-                raise ConfigError(f"{path} = {value!r} must be a table")
+                raise ConfigError(f"{path}={value!r} must be a table")
             given[key] = _filled(inner, table, path)
     return dataclasses.replace(base, **given)
 

@@ -37,8 +37,9 @@ from fedcohort.experiments.config import DataConfig, Experiment, NamedConfig
 from fedcohort.experiments.results import read_histories, read_json
 from fedcohort.experiments.summary import Summary, summarize
 from fedcohort.gates import GATES, Gate
+from fedcohort.options import checked_options
 from fedcohort.policies import POLICIES, Policy
-from fedcohort.registry import checked_options, import_file, in_file, load_object, make
+from fedcohort.registry import import_file, in_file, load_object, make
 from fedcohort.simulate.aggregation import AGGREGATIONS
 from fedcohort.simulate.availability import AVAILABILITIES, Availability
 from fedcohort.simulate.history import RoundRecord, record_from

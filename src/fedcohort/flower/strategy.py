@@ -37,7 +37,7 @@ from fedcohort.flower.replies import (
 from fedcohort.gates import GATES, Gate
 from fedcohort.policies import POLICIES
 from fedcohort.policies.base import Policy
-from fedcohort.registry import lookup, parse_named
+from fedcohort.registry import make
 from fedcohort.rounds import ClientId, Selection
 from fedcohort.session import Session
 from fedcohort.signals.catalog import SIGNALS
@@ -136,17 +136,16 @@ class CohortStrategy(Strategy):
                 f"wait={wait} not negative"
             )
         self.inner, self.cohort_size, self.checkpoint = inner, cohort_size, checkpoint
-        policy = _named("policy", policy, POLICIES) if isinstance(policy, str) else policy
-        if isinstance(gate, str):
-            gate = None if gate == "none" else _named("gate", gate, GATES)
+        chosen: Policy = make("policy", policy, POLICIES)
+        gate = None if gate == "none" else make("gate", gate, GATES)
         self.gate, self.on_missing = gate, on_missing
         self.timeout, self.wait, self.max_bytes = timeout, wait, max_bytes
         self.center = None if center is None else np.asarray(center, np.float64).ravel()
         inners.check(inner, gate=self.gate is not None, checkpoint=checkpoint is not None)
-        inners.check_policy(policy, self.center is not None)
+        inners.check_policy(chosen, self.center is not None)
         size = 1 if cohort_size is None else cohort_size
         self.session = Session(
-            policy, cohort_size=size, seed=seed, gate=self.gate, averaging="size"
+            chosen, cohort_size=size, seed=seed, gate=self.gate, averaging="size"
         )
         self.directory = Directory(identity, min(timeout, 120.0))
         check = partial(inners.check_trees, inner)
@@ -436,12 +435,3 @@ class CohortStrategy(Strategy):
             metrics = self._call("aggregate_evaluate", number, usable)
             self._evaluated(number, metrics)
         return metrics
-
-
-def _named(kind: str, text: str, known: Mapping[str, Any]) -> Any:
-    """Return the policy or gate that a text such as ``"name:option=1"`` describes."""
-    name, options = parse_named(text)
-    try:
-        return lookup(kind, name, known)(**options)
-    except TypeError as error:
-        raise ConfigError(f"CohortStrategy: {kind} {text!r}: {error}") from None

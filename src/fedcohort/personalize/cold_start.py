@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError, NoClients
+from fedcohort.options import unknown
 from fedcohort.personalize import limits
 from fedcohort.personalize.limits import Limit
 from fedcohort.personalize.models import average
 from fedcohort.personalize.registry import Registry
 from fedcohort.personalize.search import Neighbor, Search
-from fedcohort.registry import unknown
 from fedcohort.rounds import ClientId
 from fedcohort.sketch.distances import Stack, distance_matrix, gram, squares_to
 from fedcohort.sketch.errors import distance_with_error

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import DTypeLike, NDArray
 
-from fedcohort.options import Configurable
-from fedcohort.registry import unknown
+from fedcohort.options import Configurable, unknown
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import SIGNALS, Needs, Option
 from fedcohort.signals.table import Signals

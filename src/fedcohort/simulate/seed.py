@@ -14,7 +14,7 @@ from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError
 from fedcohort.gates import GATES, Gate
 from fedcohort.policies.base import POLICIES, Policy
-from fedcohort.registry import lookup
+from fedcohort.registry import make
 from fedcohort.rounds import ClientId, Selection, stream
 from fedcohort.session import Session
 from fedcohort.simulate.aggregation import AGGREGATIONS, Mean
@@ -251,6 +251,6 @@ def _averaging(aggregation: Aggregation) -> Literal["equal", "size"] | None:
 def made(thing: Any, registry: Any, what: str, kind: type) -> Any:
     """Return a fresh object from a registry's name, an example of it or a factory."""
     if isinstance(thing, str):
-        return lookup(what, thing, registry)()
+        return make(what, thing, registry)
     is_factory = isinstance(thing, type) or not isinstance(thing, kind)
     return thing() if is_factory else copy.deepcopy(thing)

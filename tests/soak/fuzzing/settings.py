@@ -123,7 +123,7 @@ class Policy(Target):
     def parse(self):
         from fedcohort.experiments.config import NamedConfig
         from fedcohort.experiments.folder import policy_of
-        from fedcohort.registry import parse_named
+        from fedcohort.options import parse_named
         from fedcohort.session import Session
 
         text = self.path.read_bytes().decode("utf-8", "surrogateescape")
