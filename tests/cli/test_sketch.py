@@ -153,38 +153,32 @@ def test_noise_above_the_signal_warns_on_standard_error(table, capsys):
 
 def test_a_budget_is_spent_and_then_refuses(table, tmp_path, capsys):
     spend = ["sketch", table, "--epsilon", 1, "--rows", 2, "--budget", "ledger.json"]
-    first = ["-o", "a.sketch", "--budget-epsilon", 2, "--client", "site-a"]
-    assert run(*spend, *first) == 0
-    assert run(*spend, "-o", "a2.sketch", "--client", "site-a") == 0
-    line = fails(capsys, *spend, "-o", "b.sketch", "--client", "site-a")
-    assert "'site-a' has spent epsilon=2 of 2" in line
+    assert run(*spend, "-o", "a.sketch", "--budget-epsilon", 2) == 0
+    assert run(*spend, "-o", "a2.sketch") == 0
+    assert "epsilon=2 of 2 is spent" in fails(capsys, *spend, "-o", "b.sketch")
     held = json.loads((tmp_path / "ledger.json").read_text())
-    assert {c: a["epsilon"] for c, a in held["clients"].items()} == {"site-a": 2}
+    assert held["spent"]["epsilon"] == 2
 
 
-def test_the_budget_belongs_to_the_data_and_not_to_a_name(table, tmp_path, capsys):
-    """Another output, another client or another format of the same data opens no new account."""
-    spend = ["sketch", "--epsilon", 1, "--budget", "ledger.json", "--columns", "u,v,w"]
-    first = [table, "-o", "va.sketch", "--client", "va", "--budget-epsilon", 1, "--rows", 20]
-    assert run(*spend, *first) == 0
-    assert "--budget needs --client" in fails(capsys, *spend, table, "-o", "va2.sketch")
-    second = ["--rows", 20, "-o", "va2.sketch", "--client", "va2"]
-    line = fails(capsys, *spend, table, *second)
-    assert "these data were released before, by 'va'" in line
-    other = [table, "--columns", "u", "-o", "va2.sketch", "--client", "va2"]
-    assert "by 'va'" in fails(capsys, *spend, *other)  # the same file, other columns
+def test_one_ledger_pays_for_the_same_records_again_in_every_disguise(table, tmp_path, capsys):
+    """By client and as a whole, cut, shuffled, in another format, with other columns or seeds."""
+    spend = ["sketch", "--epsilon", 1, "--budget", "ledger.json", "--columns", "u,v", "--rows", 9]
+    assert run(*spend, table, "--by", "who", "-o", "sites", "--budget-epsilon", 1.5) == 0
+    held = json.loads((tmp_path / "ledger.json").read_text())
+    assert held["spent"]["epsilon"] == 1  # every record is with one client: paid for once
+    assert len(list((tmp_path / "sites").glob("*.sketch"))) > 1
     shuffled = pq.read_table(table).take(np.random.default_rng(0).permutation(120))
     csv_writer.write_csv(shuffled, "copy.csv")
-    assert "by 'va'" in fails(capsys, *spend, "copy.csv", *second)
     pq.write_table(pq.read_table(table).slice(0, 60), "half.parquet")
-    assert run(*spend, "half.parquet", *second) == 0  # other data have a budget of their own
+    for again in ([table], [table, "--seed", 5], ["copy.csv"], ["half.parquet"]):
+        assert "is spent" in fails(capsys, *spend, *again, "-o", "again.sketch")
 
 
 def test_a_ledger_behind_a_link_is_the_same_ledger(table, tmp_path, capsys):
     (tmp_path / "link.json").symlink_to(tmp_path / "ledger.json")
-    spend = ["sketch", table, "--epsilon", 0.7, "--rows", 2, "--client", "a", "--budget"]
+    spend = ["sketch", table, "--epsilon", 0.7, "--rows", 2, "--budget"]
     assert run(*spend, "ledger.json", "--budget-epsilon", 1, "-o", "a.sketch") == 0
-    assert "spent epsilon=0.7 of 1" in fails(capsys, *spend, "link.json", "-o", "b.sketch")
+    assert "epsilon=0.7 of 1 is spent" in fails(capsys, *spend, "link.json", "-o", "b.sketch")
     (tmp_path / "hard.json").hardlink_to(tmp_path / "ledger.json")
     assert "hard links" in fails(capsys, *spend, "hard.json", "-o", "b.sketch")
 
@@ -347,11 +341,9 @@ MISTAKES = {
     "data.parquet --delta 0.1": ["--delta needs --epsilon"],
     "data.parquet --n private": ["--n private needs --epsilon"],
     "data.parquet --budget l.json --budget-epsilon 1": ["--budget needs --epsilon"],
-    "data.parquet --epsilon 1 --budget l.json --budget-epsilon 1": ["--budget needs --client"],
     "data.parquet --budget-epsilon 1": ["--budget-epsilon needs --budget"],
     "data.parquet --epsilon 1 --budget l.json": ["a new ledger needs --budget-epsilon"],
     "data.parquet --epsilon 1 --budget part.json": ["part.json is not a budget ledger"],
-    "data.parquet --epsilon 1 --budget l.json --budget-epsilon 1 --by who --client me": ["--by"],
     "data.parquet --nulls maybe": ["'maybe'"],
     "data.parquet --seed -1": ["seed=-1"],
 }

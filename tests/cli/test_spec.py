@@ -97,7 +97,7 @@ def test_a_site_is_told_what_does_not_fit(folder, capsys):
 
 def test_sketches_by_one_spec_are_alike_and_say_so(folder, capsys):
     for name in "ab":
-        made = ["--spec", "s.toml", "--client", name, "-o", f"{name}.sketch"]
+        made = ["--spec", "s.toml", "-o", f"{name}.sketch"]
         assert run("sketch", f"{name}.csv", *made) == 0
     a, b = RaceSketch.load("a.sketch"), RaceSketch.load("b.sketch")
     a.check_alike(b)
@@ -137,13 +137,12 @@ def test_the_column_that_differs_is_named(folder, capsys, epsilon):
     privacy = "[privacy]\nexplain = 0.5\n" + (f"epsilon = {epsilon}\n" if epsilon else "")
     (folder / "e.toml").write_text(SPEC.replace("rows = 60\nbits = 4\n", "") + privacy)
     for name in "abcd":
-        made = ["--spec", "e.toml", "--client", name, "-o", f"{name}.sketch"]
-        budget = ["--budget", "b.json", "--budget-epsilon", 4] if epsilon else []
+        made = ["--spec", "e.toml", "-o", f"{name}.sketch"]
+        budget = ["--budget", f"{name}.json", "--budget-epsilon", 4] if epsilon else []
         assert run("sketch", f"{name}.csv", *made, *budget) == 0
     if epsilon:
         assert "epsilon=4 in all, 2 for 3 single columns and 2 for" in capsys.readouterr().out
-        held = json.loads((folder / "b.json").read_text())["clients"]
-        assert {c: a["epsilon"] for c, a in held.items()} == dict.fromkeys("abcd", 4)
+        assert json.loads((folder / "a.json").read_text())["spent"]["epsilon"] == 4
     capsys.readouterr()
     assert run("explain", "a.sketch", "b.sketch", "c.sketch", "d.sketch", "--format", "json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -186,7 +185,7 @@ def test_sketches_that_cannot_tell_anything_apart_warn(folder, capsys):
 def test_centers_and_scales_can_be_estimated_privately(folder, capsys, monkeypatch):
     site(folder / "big.csv", 5, n=4000)
     asked = ["spec", "init", "big.csv", "-o", "new.toml", "--null-values", "-9"]
-    paid = [*asked, "--bounds", "age=0:120", "--epsilon", 0.5, "--client", "va"]
+    paid = [*asked, "--bounds", "age=0:120", "--epsilon", 0.5]
     paid += ["--budget", "b.json", "--budget-epsilon", 0.8]
     with monkeypatch.context() as patch:  # the spec cannot be written: what was paid for is kept
         patch.setattr("fedcohort.storage.write_atomically", _disk_full)
@@ -198,12 +197,9 @@ def test_centers_and_scales_can_be_estimated_privately(folder, capsys, monkeypat
     age = spec["columns"]["age"]
     assert age["center"] == pytest.approx(50, abs=2)  # 30 records of 4,000 are 0.25 years
     assert age["scale"] == pytest.approx(10, rel=0.2)
-    account = json.loads((folder / "b.json").read_text())["clients"]["va"]
+    account = json.loads((folder / "b.json").read_text())["spent"]
     assert (account["epsilon"], account["releases"]) == (0.5, 1)
-    line = fails(capsys, *paid, "--force")
-    assert "'va' has spent epsilon=0.5 of 0.8" in line
-    line = fails(capsys, *paid[:-6], "--client", "other", "--budget", "b.json", "--force")
-    assert "these data were released before, by 'va'" in line
+    assert "epsilon=0.5 of 0.8 is spent" in fails(capsys, *paid, "--force")
 
 
 def _disk_full(*_):
@@ -221,7 +217,7 @@ def _disk_full(*_):
         (["--bounds", "sex=0:1", "--epsilon", 1], "sex"),
         (["--bounds", "age=0:120", "--epsilon", 99], "must be from 0.00001 to 8"),
         (["--bounds", "age=0:120", "--epsilon", 1, "--budget", "b.json"], "--budget-epsilon"),
-        (["--client", "va"], "without it nothing is spent"),
+        (["--budget", "b.json", "--budget-epsilon", 1], "without it nothing is spent"),
     ],
 )
 def test_mistakes_in_an_estimation_are_named(folder, capsys, options, message):

@@ -38,10 +38,9 @@ def die_at(step: int) -> None:
 
 def command(folder: Path, by: bool, force: bool) -> list[str]:
     where = ["-o", str(folder / "out"), "--by", "who"] if by else ["-o", str(folder / "a.sketch")]
-    account = [] if by else ["--client", "a"]
     budget = ["--budget", str(folder / "b.json"), "--budget-epsilon", "1", "--epsilon", "0.7"]
     data = [str(folder.parent / "data.csv"), "--columns", "u,v", "--rows", "20", "--format", "json"]
-    return ["sketch", *data, *where, *account, *budget, *(["--force"] if force else [])]
+    return ["sketch", *data, *where, *budget, *(["--force"] if force else [])]
 
 
 def run(arguments: list[str], step: int | None = None) -> int:
@@ -56,7 +55,7 @@ def run(arguments: list[str], step: int | None = None) -> int:
 
 
 def _undelivered(ledger: Path) -> int:
-    return len(json.loads(ledger.read_text()).get("undelivered", {})) if ledger.exists() else 0
+    return len(json.loads(ledger.read_text()).get("undelivered", [])) if ledger.exists() else 0
 
 
 def main(root: str, mode: str) -> None:
@@ -76,7 +75,7 @@ def main(root: str, mode: str) -> None:
             break
         found = sorted(p.name for p in folder.rglob("*.sketch"))
         held = json.loads((folder / "b.json").read_text())
-        spent = {c: a["epsilon"] for c, a in held["clients"].items()}
+        spent = held["spent"]["epsilon"]
         kept = len(list(folder.glob("b.json.undelivered/*")))
         print(json.dumps([step, killed, there, again, found, spent, kept, owed]), flush=True)
         step += 3 if by else 1

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from fedcohort.exceptions import BudgetExceeded
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.privacy.quantiles import (
     CELLS,
@@ -127,11 +128,11 @@ def test_the_stated_error_of_a_quartile_holds():
 def test_the_ledger_is_charged(tmp_path):
     ledger = BudgetLedger(tmp_path / "b.json", epsilon=1.0)
     price = constants_release(3, 0.6, "add-remove")
-    ledger.spend("va", price)
-    assert ledger.spent("va") == pytest.approx(0.6)
+    ledger.charge(price)
+    assert ledger.spent() == pytest.approx(0.6)
     assert price.rho == pytest.approx(6 * 0.1**2 / 2)  # six draws of epsilon 0.1
-    with pytest.raises(Exception, match=r"has spent epsilon=0\.6 of 1"):
-        ledger.spend("va", price)
+    with pytest.raises(BudgetExceeded):
+        ledger.charge(price)
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ os.utime(folder + "/c", (0, 0))
 sketch = RaceSketch.srp(dim=2, rows=4, bits=2)
 sketch.add(np.eye(2))
 sketch.save(folder + "/s")
-BudgetLedger(folder + "/b", 1.0).spend("ann", noise_for(4, 0.5, 0.0, "replace"))
+BudgetLedger(folder + "/b", 1.0).charge(noise_for(4, 0.5, 0.0, "replace"))
 print(storage.load(folder + "/c")["a"].sum(), RaceSketch.load(folder + "/s") == sketch)
 """
     assert python(code, tmp_path) == "3 True\n"

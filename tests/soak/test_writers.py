@@ -77,14 +77,14 @@ def test_one_ledger_by_several_names(tmp_path, monkeypatch):
         os.chdir("/")  # a relative ledger stays where it was opened
         for _ in range(6):
             try:
-                ledger.spend("ann", noise_for(4, 0.1, 0.0, "add-remove"))
+                ledger.charge(noise_for(4, 0.1, 0.0, "add-remove"))
                 paid += 1
             except BudgetExceeded:
                 pass
         return paid
 
     assert sum(at_once(spend, names)) == 10
-    assert BudgetLedger(tmp_path / "budget.json", 1.0).remaining("ann") == pytest.approx(0)
+    assert BudgetLedger(tmp_path / "budget.json", 1.0).remaining() == pytest.approx(0)
 
 
 def test_one_registry_is_made_once_and_takes_all_clients(tmp_path):

@@ -30,7 +30,6 @@ from fedcohort.cli.tables import (
     BudgetDeltaOption,
     BudgetEpsilonOption,
     BudgetOption,
-    ClientOption,
     DecimalOption,
     DelimiterOption,
     EncodingOption,
@@ -235,7 +234,6 @@ def command(
     budget: BudgetOption = None,
     budget_epsilon: BudgetEpsilonOption = None,
     budget_delta: BudgetDeltaOption = 0.0,
-    client: ClientOption = None,
     force: ForceOption = False,
     ray: RayOption = None,
     format: FormatOption = Format.table,
@@ -246,7 +244,7 @@ def command(
 
     Example: `fedcohort sketch visits.parquet -o sites --by hospital`
 
-    Example: `fedcohort sketch visits.csv --spec heart.toml --client va -o va.sketch`
+    Example: `fedcohort sketch visits.csv --spec heart.toml -o va.sketch`
     """
     from fedcohort.files import CsvOptions, open_source
     from fedcohort.files.publish import Publisher, Target
@@ -258,9 +256,7 @@ def command(
 
     made = _spec_of(click.get_current_context(), spec)
     target = Target(out, (data,), by is not None, force)
-    publisher = Publisher(
-        target, made.release, open_ledger(budget, budget_epsilon, budget_delta), client
-    )
+    publisher = Publisher(target, made.release, open_ledger(budget, budget_epsilon, budget_delta))
     want = made.want(by, nulls.value, batch_rows, CsvOptions(delimiter, decimal, encoding, header))
     source = open_source(data, want)
     made.settle(source)
@@ -310,7 +306,7 @@ FREE = (
     "encoding",
     "header",
 )
-OWN = ("budget", "budget_epsilon", "budget_delta", "client", "force", "ray", "format")
+OWN = ("budget", "budget_epsilon", "budget_delta", "force", "ray", "format")
 
 
 def _spec_of(context: click.Context, path: Path | None) -> SketchSpec:

@@ -14,7 +14,6 @@ from fedcohort.cli.tables import (
     BudgetDeltaOption,
     BudgetEpsilonOption,
     BudgetOption,
-    ClientOption,
     DecimalOption,
     DelimiterOption,
     EncodingOption,
@@ -67,7 +66,6 @@ def init(
     budget: BudgetOption = None,
     budget_epsilon: BudgetEpsilonOption = None,
     budget_delta: BudgetDeltaOption = 0.0,
-    client: ClientOption = None,
     force: ForceOption = False,
 ) -> None:
     """Propose a spec from one site's table: types and roles of columns, none of their values.
@@ -86,14 +84,14 @@ def init(
 
     check_output(out, [data], force)
     estimate = _estimate(epsilon, bounds, neighbors)
-    if estimate is None and (budget is not None or client is not None):
-        raise ConfigError("--budget and --client need --epsilon: without it nothing is spent")
+    if estimate is None and budget is not None:
+        raise ConfigError("--budget needs --epsilon: without it nothing is spent")
     ledger = open_ledger(budget, budget_epsilon, budget_delta)
     csv, markers = CsvOptions(delimiter, decimal, encoding, header), split(null_values)
     propose_spec(data, label, csv, markers)  # reports what is wrong with the table before paying
     made: Any = nullcontext({})
     if estimate is not None:
-        made = estimated_constants(data, estimate, csv, markers, ledger, client)
+        made = estimated_constants(data, estimate, csv, markers, ledger)
     with made as constants, writing(out):
         text = propose_spec(data, label, csv, markers, estimate, constants)
         write_atomically(out, text.encode())

@@ -67,27 +67,21 @@ BudgetOption = Annotated[
     Path | None,
     typer.Option(
         "--budget",
-        help="Ledger that adds up private releases and refuses more than the budget.",
+        help="Ledger of the holder of the data: adds up all releases, refuses too many.",
         rich_help_panel=PRIVACY,
     ),
 ]
 BudgetEpsilonOption = Annotated[
     float | None,
     typer.Option(
-        "--budget-epsilon", help="Budget of each client, for a new ledger.", rich_help_panel=PRIVACY
+        "--budget-epsilon",
+        help="Budget of all releases, for a new ledger.",
+        rich_help_panel=PRIVACY,
     ),
 ]
 BudgetDeltaOption = Annotated[
     float,
     typer.Option("--budget-delta", help="Delta of that budget.", rich_help_panel=PRIVACY),
-]
-ClientOption = Annotated[
-    str | None,
-    typer.Option(
-        "--client",
-        help="Whose data these are, by one name for all releases; --budget needs it.",
-        rich_help_panel=PRIVACY,
-    ),
 ]
 
 

@@ -45,7 +45,7 @@ HEAD = """# How all sites make their sketches. {source}
 # Fill in what is marked TODO with public constants, delete the columns that should not be
 # compared, and give this file to all sites:
 #   fedcohort spec check data.csv --spec THIS.toml
-#   fedcohort sketch data.csv --spec THIS.toml --client NAME -o NAME.sketch
+#   fedcohort sketch data.csv --spec THIS.toml -o NAME.sketch
 
 [sketch]
 hash = "srp"
@@ -126,15 +126,12 @@ def estimated_constants(
     csv: CsvOptions,
     null_values: tuple[str, ...] = (),
     ledger: BudgetLedger | None = None,
-    client: str | None = None,
 ) -> Iterator[dict[str, Constants]]:
     """Yield private centers and scales by column, paid for from the ledger if there is one.
 
     They count as delivered when the block ends without an error. Until then the same request
     returns the same constants without paying again.
     """
-    if ledger is not None and client is None:
-        raise ConfigError("--budget needs --client: say whose data these are")
     with user_values():
         price = constants_release(len(estimate.bounds), estimate.epsilon, estimate.neighbors)
     counts = _cell_counts(path, estimate, csv, null_values)
@@ -146,24 +143,19 @@ def estimated_constants(
 
     request = ""
     with user_values():
-        if ledger is None or client is None:
+        if ledger is None:
             content = make()
         else:
-            fingerprint = file_fingerprint(path)
-            request = _request(client, estimate, null_values, fingerprint)
+            request = _request(estimate, null_values, file_fingerprint(path))
             with writing(ledger.path):
-                content = ledger.charge_and_store(
-                    client, [price], make, request=request, fingerprints=[fingerprint]
-                )
+                content = ledger.charge_and_store([price], make, request=request)
     yield {name: Constants(*held) for name, held in json.loads(content).items()}
     if ledger is not None:
         ledger.delivered(request)
 
 
-def _request(
-    client: str, estimate: Estimate, null_values: tuple[str, ...], fingerprint: bytes
-) -> str:
-    asked = [client, estimate.epsilon, dict(estimate.bounds), estimate.neighbors, null_values]
+def _request(estimate: Estimate, null_values: tuple[str, ...], fingerprint: bytes) -> str:
+    asked = [estimate.epsilon, dict(estimate.bounds), estimate.neighbors, null_values]
     settings = json.dumps(["constants", *asked, fingerprint.hex()], sort_keys=True)
     return hashlib.blake2b(settings.encode(), digest_size=16).hexdigest()
 

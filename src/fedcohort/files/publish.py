@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.finding import INDEX, FileNames, find_files
 from fedcohort.files.spec import ReleaseOptions, user_values
@@ -108,8 +106,8 @@ class Publisher:
     release : ReleaseOptions
         The private release; none without epsilon.
     ledger : BudgetLedger, optional
-    client : str, optional
-        Whose budget it is; with a ledger and a single file it must be given.
+        Pays for the release. The sketches of all clients of a table are paid for once: each record
+        is in one of them.
     """
 
     def __init__(
@@ -117,30 +115,20 @@ class Publisher:
         target: Target,
         release: ReleaseOptions,
         ledger: BudgetLedger | None = None,
-        client: str | None = None,
     ) -> None:
-        if target.many and client is not None:
-            raise ConfigError("--client and --by: each client of the table has its own account")
         if ledger is not None and release.epsilon is None:
             raise ConfigError("--budget needs --epsilon: exact sketches are not a private release")
-        if ledger is not None and client is None and not target.many:
-            raise ConfigError(
-                "--budget needs --client: the budget belongs to the data, so say whose they are, "
-                "by the same name for every release"
-            )
-        if client is not None:
-            check_id(client, "--client")
         target.check()
-        self.target, self.release, self.ledger, self.client = target, release, ledger, client
+        self.target, self.release, self.ledger = target, release, ledger
         self.written: list[Written] = []
         self.last: RaceSketch | None = None
-        self._requests: list[str] = []
+        self._request = ""
 
     def write(self, sketch: RaceSketch) -> None:
         """Make one sketch private if asked for, and save it."""
-        owner = self.client or self.target.out.stem
-        files = () if self.ledger is None else tuple(map(file_fingerprint, self.target.inputs))
-        self._save(self.target.out, owner, sketch, files)
+        name = self.target.out.stem
+        for _, content in self._contents([(name, sketch)]):
+            self._save(self.target.out, name, content)
         self._deliver()
 
     def write_all(self, sketches: Iterable[tuple[str, RaceSketch]]) -> None:
@@ -155,9 +143,9 @@ class Publisher:
             shutil.rmtree(staging, ignore_errors=True)
             staging.mkdir()
         try:
-            for client, sketch in sketches:
+            for client, content in self._contents(sketches):
                 index[name := names.of(check_id(client))] = client
-                self._save(staging / name, client, sketch, ())
+                self._save(staging / name, client, content)
             self._put_in_place(staging, index)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -174,57 +162,58 @@ class Publisher:
                 os.replace(staging / name, out / name)
         self.written = [w._replace(file=str(out / Path(w.file).name)) for w in self.written]
 
-    def _save(self, path: Path, client: str, sketch: RaceSketch, files: Sequence[bytes]) -> None:
-        content = self._content(sketch, client, files)
+    def _save(self, path: Path, client: str, content: bytes) -> None:
         with writing(path):
             write_atomically(path, content)
-        made = RaceSketch.from_bytes(content)
-        found = Written(client, str(path), made.n, len(content), signal_to_noise(made))
-        self.written.append(found)
-        self.last = made
+        sketch = RaceSketch.from_bytes(content)
+        written = Written(client, str(path), sketch.n, len(content), signal_to_noise(sketch))
+        self.written.append(written)
+        self.last = sketch
 
-    def _content(self, sketch: RaceSketch, client: str, files: Sequence[bytes]) -> bytes:
-        """Return the bytes that leave: exact, private, or paid for."""
-        release = self.release
-        if release.epsilon is None:
-            return sketch.to_bytes()
-        with user_values():
-            if self.ledger is None:
-                return release.private(sketch).to_bytes()
-            request = self._request(sketch, client)
-            self._requests.append(request)
-            with writing(self.ledger.path):
-                return self.ledger.charge_and_store(
-                    client,
-                    release.costs(sketch),
-                    lambda: release.private(sketch).to_bytes(),
-                    request=request,
-                    fingerprints=[*files, *counts_fingerprint(sketch)],
-                )
+    def _contents(self, sketches: Iterable[tuple[str, RaceSketch]]) -> Iterator[tuple[str, bytes]]:
+        """Yield the bytes that leave by client: exact, private, or private and paid for."""
+        release, ledger = self.release, self.ledger
+        if release.epsilon is None or ledger is None:
+            for client, sketch in sketches:
+                with user_values():
+                    out = sketch if release.epsilon is None else release.private(sketch)
+                yield client, out.to_bytes()
+            return
+        exact = [(client, sketch.to_bytes()) for client, sketch in sketches]
+        clients = [client for client, _ in exact]
 
-    def _request(self, sketch: RaceSketch, client: str) -> str:
-        """Name a release by the client, how it is made, and the exact sketch of its data."""
-        settings = json.dumps([client, asdict(self.release), sketch.spec], sort_keys=True)
-        digest = hashlib.blake2b(settings.encode(), digest_size=16)
-        digest.update(sketch.counts.tobytes())
+        def make() -> bytes:
+            return _packed([release.private(RaceSketch.from_bytes(c)).to_bytes() for _, c in exact])
+
+        self._request = self._named(exact)
+        with user_values(), writing(ledger.path):
+            costs = release.costs(RaceSketch.from_bytes(exact[0][1]))
+            content = ledger.charge_and_store(costs, make, request=self._request)
+        yield from zip(clients, _unpacked(content), strict=True)
+
+    def _named(self, exact: Sequence[tuple[str, bytes]]) -> str:
+        """Name a release by how it is made and by the exact sketches of its data."""
+        digest = hashlib.blake2b(json.dumps(asdict(self.release)).encode(), digest_size=16)
+        for client, content in exact:
+            digest.update(hashlib.blake2b(client.encode("utf-8", "surrogatepass")).digest())
+            digest.update(hashlib.blake2b(content).digest())
         return digest.hexdigest()
 
     def _deliver(self) -> None:
-        if self.ledger is not None:
-            self.ledger.delivered(*self._requests)
-        self._requests.clear()
+        if self.ledger is not None and self._request:
+            self.ledger.delivered(self._request)
 
 
-def counts_fingerprint(sketch: RaceSketch) -> list[bytes]:
-    """Return a digest of the exact counts, which tell data apart in any format and row order.
+def _packed(parts: Sequence[bytes]) -> bytes:
+    """Put several files into one: a line of their lengths, then all of them."""
+    return json.dumps([len(part) for part in parts]).encode() + b"\n" + b"".join(parts)
 
-    None for sketches so small, or of so few records, that other data could have the same counts.
-    """
-    if sketch.n < 10 or sketch.rows * np.log2(sketch.buckets) < 40:
-        return []
-    digest = hashlib.blake2b(json.dumps(sketch.spec, sort_keys=True).encode(), digest_size=16)
-    digest.update(sketch.counts.tobytes())
-    return [b"counts" + digest.digest()]
+
+def _unpacked(content: bytes) -> Iterator[bytes]:
+    start = content.index(b"\n") + 1
+    for length in json.loads(content[:start]):
+        yield content[start : start + length]
+        start += length
 
 
 def file_fingerprint(path: Path) -> bytes:

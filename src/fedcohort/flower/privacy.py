@@ -103,9 +103,9 @@ class Privacy:
             if path.exists():
                 return RaceSketch.load(path)
             total = self.epsilon if self.total is None else self.total
-            ledger = BudgetLedger(folder / "budget.json", total, self.delta)
+            account = hashlib.blake2b(client.encode(), digest_size=8).hexdigest()
+            ledger = BudgetLedger(folder / f"budget-{account}.json", total, self.delta)
             content = ledger.charge_and_store(
-                client,
                 [noise_for(sketch.rows, self.epsilon, self.delta, "add-remove")],
                 lambda: sketch.privatize(self.epsilon, self.delta, n=self.n).to_bytes(),
                 request=request,
@@ -116,7 +116,7 @@ class Privacy:
             "released a sketch of %s: epsilon %g; %g of %g left",
             client,
             self.epsilon,
-            ledger.remaining(client),
+            ledger.remaining(),
             total,
         )
         return RaceSketch.from_bytes(content)

@@ -27,7 +27,7 @@ from filelock import FileLock
 
 from fedcohort.exceptions import BudgetExceeded, DataError
 from fedcohort.privacy.calibration import Neighbors, check_budget, sensitivity
-from fedcohort.privacy.release import Release, noise_for
+from fedcohort.privacy.release import Release
 from fedcohort.storage import remove_leftovers, write_atomically
 
 MAX_AMOUNT = 1e100  # of epsilon, delta, rho or releases: arithmetic on amounts cannot overflow

@@ -84,8 +84,9 @@ class Budget(Target):
 
         def save(path):
             ledger = BudgetLedger(path, 10.0, 1e-6)
-            for client in ("ann", "bob"):
-                ledger.spend(client, noise_for(10, 0.5, 0.0, "add-remove"))
+            ledger.charge_and_store(
+                [noise_for(10, 0.5, 0.0, "add-remove")], lambda: b"noise", request="r1"
+            )
 
         return [saved(save)]
 
@@ -100,8 +101,8 @@ class Budget(Target):
         from fedcohort.privacy.release import noise_for
 
         ledger = BudgetLedger(self.path, 10.0, 1e-6)
-        ledger.spend("ann", noise_for(10, 0.5, 0.0, "add-remove"))
-        ledger.remaining("bob")
+        ledger.charge(noise_for(10, 0.5, 0.0, "add-remove"))
+        ledger.remaining()
 
 
 class Folder(Target):

@@ -18,30 +18,30 @@ folder = Path(sys.argv[1])
 ledger = BudgetLedger(folder / "budget.json", 100.0)
 release = noise_for(10, 0.5, 0.0, "add-remove")
 remove_leftovers(folder)
-for i in range(60):  # three releases for each of twenty clients
+for i in range(60):
     name, out = f"r{i}", folder / f"{i}.out"
     if not out.exists():
-        content = ledger.charge_and_store(f"c{i % 20}", [release], lambda: b"%d" % i, request=name)
+        content = ledger.charge_and_store([release], lambda: b"%d" % i, request=name)
         write_atomically(out, content)
     ledger.delivered(name)
 """
 
 
-def accounts(folder):
+def account(folder):
     path = folder / "budget.json"
-    return json.loads(path.read_text())["clients"] if path.exists() else {}
+    return json.loads(path.read_text())["spent"] if path.exists() else {"releases": 0}
 
 
 def payments(folder):
-    return {(c, i) for c, a in accounts(folder).items() for i in range(a["releases"])}
+    return set(range(times_paid(folder)))
 
 
 def times_paid(folder):
-    return sum(account["releases"] for account in accounts(folder).values())
+    return account(folder)["releases"]
 
 
 def undelivered(folder):
-    return json.loads((folder / "budget.json").read_text()).get("undelivered", {})
+    return json.loads((folder / "budget.json").read_text()).get("undelivered", [])
 
 
 def write_records(inputs):
@@ -64,7 +64,7 @@ def sketches_of(folder):
     found = [RaceSketch.load(folder / "out" / name) for name in sorted(index)]
     strays = sorted(p.name for p in (folder / "out").iterdir() if p.name not in index)
     claims = [json.dumps(sketch.header()["release"], sort_keys=True) for sketch in found]
-    return index, claims, strays, accounts(folder), undelivered(folder)
+    return index, claims, strays, account(folder), undelivered(folder)
 
 
 def sketches_delivered(folder):
@@ -76,7 +76,7 @@ def sketches_delivered(folder):
 
 def releases_of(folder):
     out = {p.name: p.read_bytes() for p in folder.glob("*.out")}
-    return out, accounts(folder), undelivered(folder)
+    return out, account(folder), undelivered(folder)
 
 
 SKETCH = Job(
