@@ -21,11 +21,13 @@ from urllib.parse import unquote
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.finding import kind_of
+from fedcohort.files.parquet import reading_plan
 from fedcohort.files.source import NULL_VALUES, CsvOptions
 
 Kind = Literal["whole", "number", "vector", "text", "list", "date", "empty", "other"]
 CSV_BLOCK = 4 << 20
 BUFFER = 1 << 16
+MAX_BATCH = 1 << 26  # bytes of text that a batch may take when its dictionaries are unpacked
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 DELIMITERS = (",", ";", "\t", "|")
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -179,8 +181,8 @@ class TableFile:
         with reading(self.path, self.schema.names):
             for batch in self._stream(inside, rows, as_text, as_numbers):
                 batch.validate(full=True)  # offsets and indexes of a damaged file lead anywhere
-                for first in range(0, batch.num_rows, rows):
-                    yield self._complete(batch.slice(first, rows), columns, as_text)
+                for part in _within_memory(batch, rows):
+                    yield self._complete(part, columns, as_text)
 
     def _stream(
         self,
@@ -191,8 +193,11 @@ class TableFile:
     ) -> Any:
         pa = need_pyarrow()
         if self._format == "parquet":
-            file = pa.parquet.ParquetFile(self.path, buffer_size=BUFFER, pre_buffer=False)
-            return file.iter_batches(rows, columns=columns, use_threads=False)
+            plan = reading_plan(self.path, columns, rows)
+            file = pa.parquet.ParquetFile(
+                self.path, read_dictionary=plan.texts, buffer_size=BUFFER, pre_buffer=False
+            )
+            return file.iter_batches(plan.rows, columns=columns, use_threads=False)
         if self._format == "csv":
             forced = {c: pa.string() for c in columns if c in as_text}
             for c in as_numbers:
@@ -255,6 +260,30 @@ class TableFile:
         if columns is None:
             return file
         return (file.get_batch(i) for i in range(file.num_record_batches))
+
+
+def _within_memory(batch: Any, rows: int) -> Iterator[Any]:
+    """Cut a batch into parts of at most `rows` rows whose texts take little memory."""
+    if batch.num_rows > rows:
+        for first in range(0, batch.num_rows, rows):
+            yield from _within_memory(batch.slice(first, rows), rows)
+    elif batch.num_rows > 1 and sum(map(_text_bytes, batch.columns)) > MAX_BATCH:
+        yield from _within_memory(batch, (batch.num_rows + 1) // 2)
+    elif batch.num_rows:
+        yield batch
+
+
+def _text_bytes(array: Any) -> int:
+    """Return how many bytes the texts of a column take without their dictionary."""
+    pa = need_pyarrow()
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        array = array.flatten()
+    if not pa.types.is_dictionary(array.type):
+        return int(array.nbytes) if kind_of_type(array.type) == "text" else 0
+    if not pa.types.is_string(array.type.value_type):
+        return 0
+    lengths = pa.compute.binary_length(array.dictionary)
+    return pa.compute.sum(lengths.take(array.indices)).as_py() or 0
 
 
 class Dialect(NamedTuple):
