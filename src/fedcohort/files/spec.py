@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from fedcohort.exceptions import ConfigError, DataError, FedcohortError
+from fedcohort.exceptions import ConfigError, FedcohortError
 from fedcohort.files.columns import Column, check_names
 from fedcohort.files.marginals import Marginals
 from fedcohort.files.source import NULL_VALUES, CsvOptions, Form, Nulls, Source, Want
@@ -31,6 +30,7 @@ from fedcohort.privacy.planning import sketch_size
 from fedcohort.privacy.release import Release, Size, noise_for
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Tokenizer, Transform
+from fedcohort.storage import read_toml
 
 Family = Literal["srp", "pstable", "minhash"]
 
@@ -315,12 +315,7 @@ SECTIONS = ("sketch", "privacy", "missing", "label", "columns")
 
 def load_spec(path: Path) -> SketchSpec:
     """Read a spec from a TOML file; ConfigError names the key that is wrong."""
-    try:
-        held = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not a TOML file: {error}") from None
+    held = read_toml(path)
     try:
         return spec_from(held)
     except (ValueError, TypeError) as error:
