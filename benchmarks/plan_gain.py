@@ -26,9 +26,8 @@ from docs_tables.results import RESULTS, parts, result, rounds_to
 from provenance import provenance, write
 from selection import readings as made_up
 
-from fedcohort.analysis.cohort_worth import uniform_discrepancy
-from fedcohort.analysis.plan import plan
-from fedcohort.analysis.plan_gain import FITTED, GainFit
+from fedcohort.analysis.plan import FITTED, GainFit, plan
+from fedcohort.analysis.worth import uniform_discrepancy
 from fedcohort.experiments import config
 from fedcohort.experiments.folder import dataset_of, simulation_of
 
@@ -110,7 +109,8 @@ def sketches(part, seeds, **options):
 
 def worth_of(readings, size, **options):
     """Return what matched cohorts are worth, as `fedcohort plan` says."""
-    (worth,) = plan(readings, [size], [("sketch-match", options)]).worths
+    policy = "sketch-match:" + ",".join(f"{k}={v}" for k, v in options.items())
+    (worth,) = plan(readings, [size], [policy.rstrip(":")]).worths
     return {**asdict(worth), "waiting": len(worth.waiting)}
 
 

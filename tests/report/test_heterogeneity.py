@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcohort.analysis.clusters import classical_map, silhouette, suggest_clusters
+from fedcohort.analysis.clusters import classical_map, suggest_clusters
 from fedcohort.analysis.heterogeneity import measure, robust_scores
 from fedcohort.analysis.plan import plan
 from fedcohort.exceptions import DataError
@@ -175,19 +175,6 @@ def test_the_map_of_nothing_and_of_negative_squares():
     assert classical_map(np.zeros((3, 3))).share == 0
     squares = np.array([[0, -1e-3, 1], [-1e-3, 0, 1], [1, 1, 0]])
     assert np.isfinite(classical_map(squares).positions).all()
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(2, 4))
-def test_silhouette_equals_scikit_learn_s(seed, k):
-    from sklearn.metrics import silhouette_score
-
-    rng = np.random.default_rng(seed)
-    points = rng.normal(size=(12, 2))
-    distances = np.sqrt(((points[:, None] - points) ** 2).sum(axis=2))
-    labels = np.concatenate([np.arange(k), rng.integers(0, k, 12 - k)])
-    wanted = silhouette_score(distances, labels, metric="precomputed")
-    assert silhouette(distances, labels) == pytest.approx(wanted)
 
 
 def test_one_cluster_is_suggested_when_chance_explains_the_division():

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import fedcohort
-from fedcohort.analysis import cohort_worth
-from fedcohort.analysis.cohort_worth import BetweenClients, Half, Trial, random_clients
-from fedcohort.analysis.plan import plan
-from fedcohort.analysis.plan_gain import GainFit, shipped
+from fedcohort.analysis import worth as worths
+from fedcohort.analysis.plan import GainFit, plan, shipped_fit
+from fedcohort.analysis.worth import BetweenClients, Half, Trial, random_clients
 from fedcohort.cli import invoke
 from fedcohort.exceptions import ConfigError
 from fedcohort.signals.forms import sketch_dtype
@@ -98,7 +97,7 @@ def test_cohorts_are_not_judged_by_what_they_were_chosen_for() -> None:
     """With noise, the chosen half flatters a cohort; the plan reports the other half."""
     readings = federation(100, n=100, noise=50.0)
     trial = Trial(readings, tuple(f"{i:03d}" for i in range(100)), "equal", 0)
-    cohorts = trial._cohorts(fedcohort.SketchMatch(), trial.halves[0], 5)
+    cohorts = trial.cohorts(fedcohort.SketchMatch(), trial.halves[0], 5)
     chosen = np.mean([trial.halves[0].judge(c) for c in cohorts])
     judged = np.mean([trial.halves[1].judge(c) for c in cohorts])
     worth = plan(readings, [5]).worths[0]
@@ -125,7 +124,7 @@ def test_the_smallest_cohort_that_replaces_the_present_one() -> None:
 
 
 def test_coverage_is_that_of_the_rounds() -> None:
-    found = plan(federation(30), [5], [("sketch-match", {}), ("sketch-match", {"turns": 2})])
+    found = plan(federation(30), [5], ["sketch-match", "sketch-match:turns=2"])
     plain, fair = found.worths
     assert plain.rounds_until_all is not None and plain.rounds_until_all >= 6
     assert fair.rounds_until_all is not None
@@ -135,7 +134,7 @@ def test_coverage_is_that_of_the_rounds() -> None:
 
 def test_many_clients_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the sketches, a plan needs a fraction of their size and a part of the clients."""
-    monkeypatch.setattr(cohort_worth, "MOST_CLIENTS", 100)
+    monkeypatch.setattr(worths, "MAX_CLIENTS", 100)
     readings = np.tile(federation(100), 200)
     tracemalloc.start()
     found = plan(readings, [5])
@@ -143,6 +142,16 @@ def test_many_clients_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     tracemalloc.stop()
     assert (found.clients, found.tried_on) == (20_000, 100)
     assert peak < 1.6 * readings.nbytes  # a half of the rows, and small blocks
+
+
+def test_a_client_of_mostly_noise_is_left_out_and_named():
+    """Three noisy records took the discrepancy of random cohorts from 0.01 to below -1."""
+    readings = federation(20, noise=100.0)
+    clean = plan(readings, [3])
+    readings["n"][4] = 3
+    spoiled = plan(readings, [3], names=[f"site-{i:02d}" for i in range(20)])
+    assert spoiled.left_out == ("site-04",) and "site-04" in spoiled.lines()[-1]
+    assert spoiled.uniform[3] == pytest.approx(clean.uniform[3], abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +184,7 @@ def test_the_command(tmp_path, capsys) -> None:
     assert invoke(["plan", str(tmp_path), "-k", "3", "--present", "4", "--format", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["clients"] == 12
-    assert {w["policy"] for w in told["worths"]} == {"sketch-match", "sketch-match turns=1"}
+    assert {w["policy"] for w in told["worths"]} == {"sketch-match", "sketch-match:turns=1"}
     assert invoke(["plan", str(tmp_path), "-k", "3"]) == 0
     assert "random" in capsys.readouterr().out
     assert invoke(["plan", str(tmp_path), "-k", "three"]) == 2
@@ -211,7 +220,7 @@ def test_the_gain_is_the_mean_slope_and_its_t_interval() -> None:
 def test_rounds_saved_are_estimated_for_sketches_like_the_measured() -> None:
     found = plan(labeled(60, per_client=2), [5])
     assert found.no_gain == ""
-    assert found.gain[5] == shipped().predict(found.uniform[5])
+    assert found.gain[5] == shipped_fit().predict(found.uniform[5])
     assert found.gain[5].low < found.gain[5].fewer_rounds < found.gain[5].high
     assert any(
         line.startswith("Estimate for sketch-match with cohorts of 5") for line in found.lines()

@@ -15,15 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.analysis.clusters import (
-    LEAST_GAP,
-    LEAST_SILHOUETTE,
-    Clusters,
-    classical_map,
-    suggest_clusters,
-)
+from fedcohort.analysis.clusters import Clusters, classical_map, suggest_clusters
 from fedcohort.analysis.sketches import describe, privacy
-from fedcohort.analysis.verdict import Verdict, judge
+from fedcohort.analysis.verdict import Verdict, few, judge
 from fedcohort.exceptions import DataError
 from fedcohort.files.marginals import ColumnGap, gaps_to_rest
 from fedcohort.files.sketching import ONE_BUCKET, concentration
@@ -37,7 +31,6 @@ if TYPE_CHECKING:
     from fedcohort.analysis.plan import Plan
 
 Floats = NDArray[np.float64]
-
 
 OUTLIER = 3.5  # robust z-score (Iglewicz and Hoaglin 1993)
 TOLD_APART = 2.0  # standard errors
@@ -113,22 +106,16 @@ class Heterogeneity(NamedTuple):
         """Judge in plain words; `plan` adds what to expect of chosen cohorts."""
         return judge(self, plan)
 
+    def marked(self, client: str) -> list[ColumnGap]:
+        """Return the columns in which a client differs beyond chance, the surest first."""
+        gaps = [gap for gap in self.columns.get(client, []) if gap.marked]
+        return sorted(gaps, key=lambda gap: gap.chance)
+
     @property
     def marked_clients(self) -> list[str]:
-        """Clients with columns that differ beyond chance, the surest first."""
-        chances = {
-            client: min(gap.chance for gap in gaps if gap.marked)
-            for client, gaps in self.columns.items()
-            if any(gap.marked for gap in gaps)
-        }
-        return sorted(chances, key=lambda client: chances[client])
-
-    def marked_columns(self, client: str, most: int | None = None) -> str:
-        """Name the columns in which a client differs beyond chance, the surest first."""
-        gaps = [gap for gap in self.columns.get(client, []) if gap.marked]
-        named = [f"{g.column}, {g.what}" for g in sorted(gaps, key=lambda g: g.chance)]
-        shown = "; ".join(named[:most])
-        return shown if most is None or len(named) <= most else f"{shown}; {len(named) - most} more"
+        """Clients with such columns, the surest first."""
+        surest = {c: gaps[0].chance for c in self.columns if (gaps := self.marked(c))}
+        return sorted(surest, key=lambda client: surest[client])
 
     @property
     def private(self) -> int:
@@ -173,28 +160,12 @@ class Heterogeneity(NamedTuple):
             "distance to all": f"median {median:.3f}, largest {far.distance:.3f} ({far.name})",
             "told apart": f"{self.told_apart:.0%} of the pairs, beyond sampling error and noise",
             "outliers": few([c.name for c in self.outliers]) or "none",
-            "clusters": self.suggestion(),
+            "clusters": self.clusters.reason(),
         }
         if self.left_out:
-            facts["left out"] = (
-                few([c.name for c in self.left_out]) + ": too few records, or too few for the noise"
-            )
+            names = few([c.name for c in self.left_out])
+            facts["left out"] = f"{names}: too few records, or too few for the noise"
         return facts
-
-    def suggestion(self) -> str:
-        """Say how many clusters are suggested and why."""
-        made, tried = self.clusters, self.clusters.silhouettes
-        if not tried:
-            return "one, as there are too few clients to divide"
-        best = max(tried.values())
-        if made.number > 1:
-            return f"{made.number}, silhouette {best:.2f}, {made.gap:.1f} standard errors apart"
-        if best < LEAST_SILHOUETTE:
-            return (
-                f"one, as no division stands out (silhouette {best:.2f}, needed {LEAST_SILHOUETTE})"
-            )
-        apart = f"{made.gap:.1f} standard errors, needed {LEAST_GAP:g}"
-        return f"one, as chance explains the best division ({apart})"
 
     def as_dict(self, plan: Plan | None = None) -> dict[str, Any]:
         """Return everything as plain values for JSON; distances to seven digits."""
@@ -212,18 +183,6 @@ class Heterogeneity(NamedTuple):
         }
 
 
-def few(names: Sequence[str], most: int = 8) -> str:
-    """Join names, and count those that would be too many.
-
-    Examples
-    --------
-    >>> few(["a", "b", "c"], most=2)
-    'a, b and 1 more'
-    """
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
-
-
 def measure(sketches: Sequence[RaceSketch], names: Sequence[str]) -> Heterogeneity:
     """Compare the sketches of all clients with each other and with all data together.
 
@@ -235,28 +194,29 @@ def measure(sketches: Sequence[RaceSketch], names: Sequence[str]) -> Heterogenei
     usable = _usable(sketches)
     if len(usable) < 2:
         raise DataError("a profile needs at least two sketches of two records or more")
-    used, called = [sketches[i] for i in usable], [names[i] for i in usable]
+    used, kept_names = [sketches[i] for i in usable], [names[i] for i in usable]
     squares, errors = distance_matrix(used, "mmd"), pair_errors(used)
     if not any(s.private for s in used):
         errors = cap_by_observed(squares, errors)
     clusters, order = suggest_clusters(squares, errors)
-    seen = classical_map(squares)
+    placed = classical_map(squares)
     pairs = np.triu_indices(len(used), 1)
     warnings, blind = _warnings(used)
-    matrix = np.sqrt(np.maximum(squares, 0))
+    explained = all(s.marginals is not None and s.marginals.n >= 2 for s in used)
+    shared = describe(used[0])
     return Heterogeneity(
-        clients=_rows(used, called, squares, clusters, seen.positions),
+        clients=_rows(used, kept_names, squares, clusters, placed.positions),
         left_out=[LeftOut(names[i], s.n) for i, s in enumerate(sketches) if i not in set(usable)],
         records=float(sum(s.n for s in used)),
-        matrix=matrix,
+        matrix=np.sqrt(np.maximum(squares, 0)),
         order=order.tolist(),
         clusters=clusters,
-        map_share=seen.share,
+        map_share=placed.share,
         told_apart=float((squares[pairs] > TOLD_APART * errors[pairs]).mean()),
-        privacy=dict(Counter(privacy(s) for s in used)),
-        sketch=_shared(used),
+        privacy=dict(Counter(map(privacy, used))),
+        sketch={k: shared[k] for k in shared if k not in ("records", "privacy", "signal to noise")},
         references=_references(used, errors[pairs]),
-        columns=_columns(used, called),
+        columns=dict(zip(kept_names, gaps_to_rest(used), strict=True)) if explained else {},
         warnings=warnings,
         blind=blind,
     )
@@ -279,9 +239,9 @@ def _usable(sketches: Sequence[RaceSketch]) -> list[int]:
 def _references(sketches: Sequence[RaceSketch], errors: Floats) -> References:
     random = float(np.sqrt(ONE_SIDED * np.median(errors)))
     split = [s.origin.get("label_split") for s in sketches]
-    known = [float(v) for v in split if isinstance(v, (int, float)) and np.isfinite(v)]
-    if known:
-        return References(random, float(np.median(known)))
+    stated = [float(v) for v in split if isinstance(v, (int, float)) and np.isfinite(v)]
+    if stated:
+        return References(random, float(np.median(stated)))
     if not any(s.labeled for s in sketches):
         why = "the sketches hash no label (--label and --classes)"
     elif any(s.private for s in sketches):
@@ -291,16 +251,10 @@ def _references(sketches: Sequence[RaceSketch], errors: Floats) -> References:
     return References(random, None, why)
 
 
-def _columns(sketches: Sequence[RaceSketch], names: Sequence[str]) -> dict[str, list[ColumnGap]]:
-    if not all(s.marginals is not None and s.marginals.n >= 2 for s in sketches):
-        return {}
-    return dict(zip(names, gaps_to_rest(sketches), strict=True))
-
-
 def _warnings(sketches: Sequence[RaceSketch]) -> tuple[list[str], bool]:
     """Say what makes the sketches tell little, and whether they tell nothing."""
     messages, blind = [], False
-    noisy = [r for r in map(signal_to_noise, sketches) if r < 1]
+    noisy = [ratio for ratio in map(signal_to_noise, sketches) if ratio < 1]
     if noisy:
         blind = len(noisy) > len(sketches) / 2
         messages.append(
@@ -308,8 +262,7 @@ def _warnings(sketches: Sequence[RaceSketch]) -> tuple[list[str], bool]:
             f"signal to noise {min(noisy):.2g}): make them with fewer rows, a larger epsilon, a "
             "delta above 0, or of more records."
         )
-    exact = [s for s in sketches if not s.private]
-    full = [concentration(s.counts, s.n) for s in exact]
+    full = [concentration(s.counts, s.n) for s in sketches if not s.private]
     if full and float(np.mean(full)) > ONE_BUCKET:
         blind = True
         messages.append(
@@ -335,15 +288,15 @@ def _rows(
     errors = errors_to_global(sketches)
     scores = robust_scores(squares, errors)
     nearest = nearest_clients(sketches, apart)
-    ranges = [np.sqrt(np.maximum(squares + k * errors, 0)).tolist() for k in (0, -1, 1)]
+    distances, low, high = (np.sqrt(np.maximum(squares + k * errors, 0)) for k in (0, -1, 1))
     return [
         ClientRow(
             name=names[i],
             n=s.n,
             private=s.private,
-            distance=ranges[0][i],
-            low=ranges[1][i],
-            high=ranges[2][i],
+            distance=float(distances[i]),
+            low=float(low[i]),
+            high=float(high[i]),
             z=float(scores[i]),
             outlier=bool(scores[i] > OUTLIER),
             cluster=int(clusters.labels[i]),
@@ -360,10 +313,10 @@ def nearest_clients(sketches: Sequence[RaceSketch], squares: Floats) -> NDArray[
     """Return the nearest other client of each, ranked as a registry ranks them.
 
     A client of few or noisy records is near to everybody by chance: its debiased squared distance
-    scatters most. So a part of its sampling and noise energy is added (see `personalize.search`).
+    scatters most. So a part of its error variance is added (see `personalize.search`).
     """
-    energy = Stack(sketches).error_variance() / sketches[0].rows
-    ranked = squares + ENERGY_SHARE * energy[None, :]
+    errors = Stack(sketches).error_variance() / sketches[0].rows
+    ranked = squares + ENERGY_SHARE * errors[None, :]
     np.fill_diagonal(ranked, np.inf)
     nearest: NDArray[np.int64] = ranked.argmin(axis=1)
     return nearest
@@ -386,10 +339,3 @@ def robust_scores(squares: Floats, errors: Floats) -> Floats:
     scale = np.sqrt(spread**2 + errors**2)
     scores: Floats = (squares - middle) / np.where(scale > 0, scale, np.inf)
     return scores
-
-
-def _shared(sketches: Sequence[RaceSketch]) -> dict[str, str]:
-    """Describe what all sketches share."""
-    facts = {k: v for k, v in describe(sketches[0]).items() if k not in ("records", "privacy")}
-    facts.pop("signal to noise", None)
-    return facts

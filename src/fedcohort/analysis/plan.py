@@ -1,27 +1,101 @@
 """What choosing cohorts by sketches is worth, before any training.
 
-`cohort_worth` judges the cohorts; here are the questions that a plan answers, and its sentences.
+`fedcohort.analysis.worth` judges the cohorts; here are the questions that a plan answers, an
+estimate of the rounds saved, and the sentences.
+
+The estimate: training with uniform cohorts took exp(slope * D) times as many rounds to a target
+accuracy as with SketchMatch, where D is the discrepancy of uniform cohorts. Each measured setting
+has a slope. Their mean gives the estimate and their spread its interval, which shrinks to "no gain"
+where D is 0. ``plan_gain.json`` holds the fit; ``benchmarks/plan_gain.py`` makes that file.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.analysis.cohort_worth import Average, BetweenClients, Trial, Worth
-from fedcohort.analysis.plan_gain import Gain, shipped, why_none
+from fedcohort.analysis.worth import Average, BetweenClients, Trial, Worth
 from fedcohort.exceptions import ConfigError
 from fedcohort.policies import POLICIES, Policy
-from fedcohort.registry import lookup
+from fedcohort.registry import make, parse_named
 from fedcohort.rounds import ClientId
 from fedcohort.signals.forms import sketch_dtype
 from fedcohort.sketch.distances import Readings, Stack
+from fedcohort.sketch.federation import blocks
+from fedcohort.sketch.hashing import SRP
+from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import Transform
 
 SIGNIFICANT = 3.0  # standard errors
+FITTED = Path(__file__).with_name("plan_gain.json")
+BUCKETS, LABEL_WEIGHT = 64, 2.0  # of the measured sketches; D depends on them
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How many times fewer rounds than with uniform cohorts, with a prediction interval."""
+
+    fewer_rounds: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        saved = 1 - 1 / self.fewer_rounds
+        return (
+            f"about {self.fewer_rounds:.1f} times fewer rounds than uniform cohorts "
+            f"({self.low:.1f} to {self.high:.1f}), which saves {saved:.0%} of the rounds"
+        )
+
+
+@dataclass(frozen=True)
+class GainFit:
+    """Slopes of measured settings: mean, standard deviation, how many, the largest D among them.
+
+    `level` is the probability of the prediction interval.
+
+    Examples
+    --------
+    >>> fit = GainFit.of([0.01, 0.02, 0.03], [0.2, 0.4, 0.6])
+    >>> round(fit.slope, 6), round(fit.predict(0.01).fewer_rounds, 4)
+    (20.0, 1.2214)
+    """
+
+    slope: float
+    deviation: float
+    settings: int
+    largest: float
+    level: float = 0.9
+
+    @classmethod
+    def of(cls, discrepancies: Sequence[float], log_ratios: Sequence[float]) -> GainFit:
+        """Fit measured settings: uniform's discrepancy and the log of the speed-up of each."""
+        slopes = np.asarray(log_ratios, float) / np.asarray(discrepancies, float)
+        if len(slopes) < 3 or not np.isfinite(slopes).all():
+            raise ValueError(f"GainFit: {len(slopes)} settings, at least 3 with D > 0 are needed")
+        spread = float(slopes.std(ddof=1))
+        return cls(float(slopes.mean()), spread, len(slopes), float(max(discrepancies)))
+
+    def predict(self, discrepancy: float) -> Gain:
+        """Estimate the gain at a discrepancy of uniform cohorts; Student's t interval."""
+        from scipy.stats import t
+
+        wide = float(t.ppf((1 + self.level) / 2, self.settings - 1))
+        half = wide * self.deviation * math.sqrt(1 + 1 / self.settings)
+        slopes = (self.slope, self.slope - half, self.slope + half)
+        return Gain(*(math.exp(slope * max(discrepancy, 0.0)) for slope in slopes))
+
+
+@cache
+def shipped_fit() -> GainFit:
+    """Return the fit that comes with the package."""
+    return GainFit(**json.loads(FITTED.read_text(encoding="utf-8"))["fit"])
 
 
 @dataclass(frozen=True)
@@ -32,6 +106,8 @@ class Plan:
     ----------
     clients, records : int, float
         The federation.
+    left_out : tuple of str
+        Clients that say nothing: below two records, or more noise than any difference could be.
     tried_on : int
         How many of the clients, drawn at random, the policies were tried on.
     average : {"equal", "size"}
@@ -64,6 +140,7 @@ class Plan:
 
     clients: int
     records: float
+    left_out: tuple[ClientId, ...]
     tried_on: int
     average: Average
     variance: float
@@ -82,7 +159,7 @@ class Plan:
     @property
     def worthwhile(self) -> bool:
         """Whether matching cohorts can gain anything."""
-        return worthwhile(self.variance, self.variance_error, self.floor, self.uniform)
+        return _worthwhile(self.variance, self.variance_error, self.floor, self.uniform)
 
     def lines(self) -> list[str]:
         """Say in sentences what to expect, the conclusion first."""
@@ -92,17 +169,8 @@ class Plan:
                 out.append(f"Estimate for sketch-match with cohorts of {cohort}: {gain}.")
         if self.worthwhile and not self.gain:
             out.append(f"No estimate of the rounds saved: {self.no_gain}.")
-        for policy, size in self.smallest.items():
-            if self.present is None:
-                break
-            if size is None:
-                out.append(f"{policy}: no smaller cohort is worth {self.present} random clients.")
-                continue
-            saved = self.saved[policy]
-            extra = [f"{saved['bytes'] / 1e6:,.1f} MB"] if "bytes" in saved else []
-            extra += [f"{saved['hours']:g} client-hours"] if "hours" in saved else []
-            text = f"{policy}: {size} matched clients are worth {self.present} random ones"
-            out.append(text + (f"; that saves {' and '.join(extra)} per round." if extra else "."))
+        if self.present is not None:
+            out += [self._smaller(policy, size) for policy, size in self.smallest.items()]
         for worth in self.worths:
             if worth.waiting and self.worthwhile:
                 names = ", ".join(worth.waiting)
@@ -110,13 +178,25 @@ class Plan:
                 out.append(f"{case}: not picked in {worth.rounds} rounds: {names} (see turns=1).")
         if self.tried_on < self.clients:
             out.append(f"Policies were tried on {self.tried_on:,} of {self.clients:,} clients.")
+        if self.left_out:
+            names = ", ".join(self.left_out[:10])
+            out.append(f"Left out, with too few records for their noise: {names}.")
         return out
+
+    def _smaller(self, policy: str, size: int | None) -> str:
+        if size is None:
+            return f"{policy}: no smaller cohort is worth {self.present} random clients."
+        saved = self.saved[policy]
+        extra = [f"{saved['bytes'] / 1e6:,.1f} MB"] if "bytes" in saved else []
+        extra += [f"{saved['hours']:g} client-hours"] if "hours" in saved else []
+        text = f"{policy}: {size} matched clients are worth {self.present} random ones"
+        return text + (f"; that saves {' and '.join(extra)} per round." if extra else ".")
 
 
 def plan(
     sketches: Readings,
     cohort_sizes: Sequence[int] = (5,),
-    policies: Sequence[str | tuple[str, Mapping[str, Any]]] = ("sketch-match",),
+    policies: Sequence[str] = ("sketch-match",),
     *,
     names: Sequence[ClientId] | None = None,
     average: Average = "equal",
@@ -133,9 +213,8 @@ def plan(
         One sketch per client, alike, of two rows or more.
     cohort_sizes : sequence of int
         Cohort sizes to judge.
-    policies : sequence
-        Names of policies that need sketches only, or pairs of a name and options. Uniform cohorts
-        are always judged.
+    policies : sequence of str
+        Policies that need sketches only, as name:key=value. Uniform cohorts are always judged.
     names : sequence of str, optional
         The clients' names; numbers by default.
     average : {"equal", "size"}
@@ -155,53 +234,68 @@ def plan(
     >>> sketches = [RaceSketch.srp(dim=3, rows=10, bits=3) for _ in range(40)]
     >>> for i, sketch in enumerate(sketches):                       # three kinds of clients
     ...     sketch.add(3 * np.eye(3)[i % 3] + rng.standard_normal((200, 3)))
-    >>> found = plan(sketches, cohort_sizes=[3])
-    >>> found.worthwhile, found.worths[0].random_clients > 15
+    >>> expected = plan(sketches, cohort_sizes=[3])
+    >>> expected.worthwhile, expected.worths[0].random_clients > 15
     (True, True)
     """
     readings = _readings(sketches)
-    ids = _ids(names, len(readings))
-    usable = readings["n"] >= 2
-    if not usable.all():
-        readings, ids = readings[usable], tuple(c for c, u in zip(ids, usable, strict=True) if u)
-    sizes = _checked(cohort_sizes, present, len(readings), readings["counts"].shape[1])
-    made = [_policy(p) for p in policies]
-    whole = BetweenClients(readings, average)
-    uniform = {k: whole.uniform(k) for k in sizes}
+    ids, enough = _ids(names, len(readings)), enough_records(sketches)
+    left_out = tuple(ids[i] for i in np.flatnonzero(~enough).tolist())
+    if left_out:
+        readings, ids = readings[enough], tuple(ids[i] for i in np.flatnonzero(enough).tolist())
+    sizes = _checked_sizes(cohort_sizes, present, len(readings), readings["counts"].shape[1])
+    makers = {text: _maker(text) for text in policies}
+    between = BetweenClients(readings, average)
     trial = Trial(readings, ids, average, seed)
-    draws = {k: trial.draws(k) for k in sizes}
-    if average == "size":  # the closed form is for equal weights
-        uniform = {k: mean for k, (mean, _) in draws.items()}
+    draws = {k: trial.uniform(k) for k in sizes}
+    # The closed form is for equal weights.
+    uniform = {k: between.uniform(k) if average == "equal" else draws[k][0] for k in sizes}
     worths = tuple(
-        trial.worth(label, make, k, uniform[k], len(readings))
-        for label, make in made
+        trial.worth(text, maker, k, uniform[k], len(readings))
+        for text, maker in makers.items()
         for k in sizes
     )
-    smallest = {label: _smallest(label, worths, present) for label, _ in made}
-    floor = {k: whole.floor / k for k in sizes}
-    useful = worthwhile(whole.variance, whole.error, floor, uniform)
+    smallest = {text: _smallest(text, worths, present) for text in makers}
+    floor = {k: between.floor / k for k in sizes}
+    useful = _worthwhile(between.variance, between.variance_error, floor, uniform)
     gain, no_gain = _gains(sketches, uniform, worths) if useful else ({}, "nothing to gain")
     return Plan(
-        len(readings),
-        float(readings["n"].sum()),
-        len(trial.ids),
-        average,
-        whole.variance,
-        whole.error,
-        floor,
-        uniform,
-        draws,
-        worths,
-        present,
-        smallest,
-        {p: _saved(k, present, model_bytes, hours) for p, k in smallest.items()},
-        gain,
-        no_gain,
-        _verdict(useful, worths),
+        clients=len(readings),
+        records=float(readings["n"].sum()),
+        left_out=left_out,
+        tried_on=len(trial.ids),
+        average=average,
+        variance=between.variance,
+        variance_error=between.variance_error,
+        floor=floor,
+        uniform=uniform,
+        uniform_by_draws=draws,
+        worths=worths,
+        present=present,
+        smallest=smallest,
+        saved={p: _saved(k, present, model_bytes, hours) for p, k in smallest.items()},
+        gain=gain,
+        no_gain=no_gain,
+        verdict=_verdict(useful, worths),
     )
 
 
-def worthwhile(
+def enough_records(sketches: Readings) -> NDArray[np.bool_]:
+    """Say which sketches tell something: two records, and less noise than the largest difference.
+
+    Two distributions that never meet are sqrt(2) apart; a sketch whose expected squared error is
+    above 1 could lie anywhere.
+    """
+    parts = [sketches]
+    if isinstance(sketches, np.ndarray):
+        parts = [sketches[part] for part in blocks(sketches)]
+    stacks = [Stack(part) for part in parts]
+    errors = np.concatenate([stack.error_variance() / stack.rows for stack in stacks])
+    enough: NDArray[np.bool_] = np.nan_to_num(errors, nan=np.inf) <= 1
+    return enough
+
+
+def _worthwhile(
     variance: float, error: float, floor: Mapping[int, float], uniform: Mapping[int, float]
 ) -> bool:
     """Whether clients differ by more than chance, and random cohorts by more than sample size."""
@@ -209,7 +303,7 @@ def worthwhile(
     return seen and any(uniform[k] > floor[k] for k in uniform)
 
 
-def _readings(sketches: Readings) -> NDArray[Any]:
+def _readings(sketches: Readings) -> NDArray[np.void]:
     if isinstance(sketches, np.ndarray):
         return np.atleast_1d(sketches)
     Stack(sketches)  # alike, and at least one
@@ -229,34 +323,32 @@ def _ids(names: Sequence[ClientId] | None, count: int) -> tuple[ClientId, ...]:
     return tuple(names)
 
 
-def _checked(sizes: Sequence[int], present: int | None, clients: int, rows: int) -> tuple[int, ...]:
+def _checked_sizes(
+    sizes: Sequence[int], present: int | None, clients: int, rows: int
+) -> tuple[int, ...]:
     if rows < 2:
         raise ConfigError(
             "plan: sketches need at least two rows, to choose by one half and judge by the other"
         )
-    wanted = sorted({*sizes, *([] if present is None else range(1, present + 1))})
-    for k in (*wanted, *([] if present is None else [present])):
+    wanted = {*sizes, *range(1, (present or 0) + 1)}
+    for k in (*sorted(wanted), *([] if present is None else [present])):
         if not 1 <= k < clients:
             raise ConfigError(
-                f"plan: a cohort of {k} out of {clients} clients with two or more records; "
+                f"plan: a cohort of {k} out of {clients} clients with enough records; "
                 f"choose a size from 1 to {clients - 1}"
             )
-    return tuple(wanted)
+    return tuple(sorted(wanted))
 
 
-def _policy(
-    policy: str | tuple[str, Mapping[str, Any]],
-) -> tuple[str, Callable[[], Policy]]:
-    name, options = (policy, {}) if isinstance(policy, str) else (policy[0], dict(policy[1]))
-    kind = lookup("policy", name, POLICIES)
-    needs = kind(**options).needs
-    if needs.profile != {"race_sketch"} or needs.reply or needs.query:
+def _maker(text: str) -> Callable[[], Policy]:
+    name, options = parse_named(text)
+    policy: Policy = make("policy", name, POLICIES, options)
+    if policy.needs.profile != {"race_sketch"} or policy.needs.reply or policy.needs.query:
         raise ConfigError(
             f"plan: {name!r} does not select by sketches alone; choose sketch-match, race-softmax "
-            "or kdpp with signal='race_sketch'"
+            "or kdpp:signal=race_sketch"
         )
-    label = name + "".join(f" {k}={v}" for k, v in options.items())
-    return label, lambda: kind(**options)
+    return lambda: make("policy", name, POLICIES, options)
 
 
 def _smallest(policy: str, worths: Sequence[Worth], present: int | None) -> int | None:
@@ -284,18 +376,36 @@ def _gains(
     sketches: Readings, uniform: Mapping[int, float], worths: Sequence[Worth]
 ) -> tuple[dict[int, Gain], str]:
     """Estimate the rounds saved, by cohort size, and say why an estimate is missing."""
-    found: dict[int, Gain] = {}
+    gains: dict[int, Gain] = {}
     reason = "" if worths else "no policy was tried"
     for worth in (w for w in worths if w.policy.startswith("sketch-match")):
         size, better = worth.cohort_size, worth.uniform - worth.discrepancy
-        why = why_none(sketches, uniform[size])
+        why = _not_measured(sketches, uniform[size])
         if better <= SIGNIFICANT * worth.error:
             why = "matched cohorts are not closer to the federation than random ones"
         if why is None:
-            found.setdefault(size, shipped().predict(uniform[size]))
+            gains.setdefault(size, shipped_fit().predict(uniform[size]))
         else:
             reason = why
-    return found, reason
+    return gains, reason
+
+
+def _not_measured(sketches: Readings, discrepancy: float) -> str | None:
+    """Say why the fit does not apply; None if it does."""
+    if isinstance(sketches, np.ndarray):
+        return "the sketches do not state how they were made"
+    first: RaceSketch = sketches[0]
+    step = first.transform
+    alike = isinstance(step, Transform) and isinstance(first.family, SRP) and step.unit
+    if not alike or first.buckets != BUCKETS or step.label_weight != LABEL_WEIGHT:  # type: ignore[union-attr]
+        return (
+            f"speed-ups were measured for sketches of unit vectors with 6 bits and label weight "
+            f"{LABEL_WEIGHT:g}"
+        )
+    largest = shipped_fit().largest
+    if discrepancy > 1.1 * largest:
+        return f"uniform cohorts are farther from the federation than any measured ({largest:.3f})"
+    return None
 
 
 def _verdict(useful: bool, worths: Sequence[Worth]) -> str:

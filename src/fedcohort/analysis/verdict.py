@@ -15,6 +15,7 @@ that holds:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy as np
 if TYPE_CHECKING:
     from fedcohort.analysis.heterogeneity import Heterogeneity
     from fedcohort.analysis.plan import Plan
+    from fedcohort.files.marginals import ColumnGap
 
 BY_CHANCE = 0.15  # share of the pairs that may be told apart where all clients are alike
 UNEQUAL = 10.0  # largest client over the smallest
@@ -30,6 +32,18 @@ MAX_COLUMNS = 4  # of each
 COHORTS = "`fedcohort plan` says whether cohorts that together look like the whole are worth it."
 EXPLAIN = "make the sketches with --explain to see which of its columns differ"
 SMALL_GROUP = 3  # clients per cluster
+
+
+def few(names: Sequence[str], most: int = 8) -> str:
+    """Join names, and count those that would be too many.
+
+    Examples
+    --------
+    >>> few(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
 
 
 class Verdict(NamedTuple):
@@ -50,7 +64,7 @@ def judge(profile: Heterogeneity, plan: Plan | None = None) -> Verdict:
     if profile.blind:
         headline = "These sketches cannot tell the clients apart."
         if marked:
-            headline = f"Columns of {_few(marked)} differ; the sketches tell nothing else."
+            headline = f"Columns of {few(marked, 3)} differ; the sketches tell nothing else."
         again = "Make the sketches again, as the warnings say."
         return Verdict("unknown", headline, [*reasons[: bool(marked)], *profile.warnings],
                        [*looks, again])  # fmt: skip
@@ -59,7 +73,7 @@ def judge(profile: Heterogeneity, plan: Plan | None = None) -> Verdict:
         steps = [*looks, *_group_steps(profile), *_cohort_steps(plan)]
         return Verdict("kind", _headline(profile), reasons, steps)
     if profile.told_apart < BY_CHANCE and marked:
-        headline = f"The clients are alike as a whole, but columns of {_few(marked)} differ."
+        headline = f"The clients are alike as a whole, but columns of {few(marked, 3)} differ."
         after = "Then federate: as a whole, any cohort looks like the federation."
         return Verdict("columns", headline, reasons, [*looks, after])
     if profile.told_apart < BY_CHANCE:
@@ -115,20 +129,26 @@ def _looks(profile: Heterogeneity) -> list[str]:
 
 
 def _look_at(profile: Heterogeneity, client: str) -> str:
-    why = profile.marked_columns(client, MAX_COLUMNS)
+    why = marked_in_words(profile.marked(client), MAX_COLUMNS)
     if not why and profile.columns:
         why = "no single column stands out; its columns differ together"
     return f"Look at {client}: {why or EXPLAIN}."
 
 
+def marked_in_words(gaps: Sequence[ColumnGap], most: int | None = None) -> str:
+    """Name columns and what differs in them."""
+    texts = [f"{gap.column}, {gap.what}" for gap in gaps]
+    rest = 0 if most is None else max(0, len(texts) - most)
+    return "; ".join(texts[:most]) + (f"; {rest} more" if rest else "")
+
+
 def _columns_of(profile: Heterogeneity, clients: list[str]) -> str:
-    shown = clients[:MAX_NAMED]
-    texts = []
-    for client in shown:
-        gaps = [gap.column for gap in profile.columns[client] if gap.marked]
-        texts.append(f"{', '.join(gaps[:MAX_COLUMNS])} of {client}")
-    more = f" and of {len(clients) - len(shown)} more clients" if len(clients) > len(shown) else ""
-    return "; ".join(texts) + more
+    texts = [
+        f"{', '.join(gap.column for gap in profile.marked(client)[:MAX_COLUMNS])} of {client}"
+        for client in clients[:MAX_NAMED]
+    ]
+    more = len(clients) - len(texts)
+    return "; ".join(texts) + (f" and of {more} more clients" if more > 0 else "")
 
 
 def _group_steps(profile: Heterogeneity) -> list[str]:
@@ -153,8 +173,3 @@ def _groups(profile: Heterogeneity) -> dict[int, int]:
     """Return the sizes of the clusters of two clients or more; a single one is an outlier."""
     sizes = np.bincount([c.cluster for c in profile.clients])
     return {i: int(size) for i, size in enumerate(sizes) if size > 1}
-
-
-def _few(names: list[str], most: int = 3) -> str:
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest

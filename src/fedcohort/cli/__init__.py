@@ -23,7 +23,6 @@ from fedcohort.cli import (
     data,
     export,
     nearest,
-    plan,
     policies,
     profile,
     registry,
@@ -77,8 +76,8 @@ app.command("distance")(sketches.distance)
 app.command("inspect")(sketches.inspect)
 app.command("merge")(sketches.merge)
 app.command("explain")(sketches.explain)
-app.command("profile")(profile.command)
-app.command("plan")(plan.command)
+app.command("profile")(profile.profile)
+app.command("plan")(profile.plan)
 app.command("nearest")(nearest.command)
 app.add_typer(registry.app, name="registry")
 app.add_typer(spec.app, name="spec")

@@ -1,15 +1,24 @@
-"""``fedcohort profile``: sketches -> a page that shows how different the clients are."""
+"""``fedcohort profile`` and ``fedcohort plan``: what the sketches of a federation say."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, finite, show_facts, show_json
+from fedcohort.cli.common import (
+    Format,
+    FormatOption,
+    finite,
+    plain,
+    show,
+    show_facts,
+    show_json,
+)
 from fedcohort.cli.sketches import Sketches, load_several
 from fedcohort.cli.tables import ForceOption
 from fedcohort.exceptions import ConfigError
@@ -19,7 +28,7 @@ if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
 
 
-def command(
+def profile(
     sketches: Sketches,
     out: Annotated[
         Path,
@@ -51,26 +60,100 @@ def command(
     for path in (out, beside):
         check_output(path, paths, force)
     names = client_names(paths)
-    found = measure(loaded, names)
-    cohorts = _plan(loaded, names, cohort_size)
-    numbers = finite({**found.as_dict(cohorts), "plan": cohorts})
+    measured = measure(loaded, names)
+    cohorts = _cohorts(loaded, names, cohort_size)
+    numbers = finite({**measured.as_dict(cohorts), "plan": cohorts})
     with writing(out):
-        html = page(found, title, plan=cohorts)
-        write_atomically(out, html.encode())
+        write_atomically(out, page(measured, title, plan=cohorts).encode())
     with writing(beside):
         write_atomically(beside, json.dumps(numbers).encode())
+    written = {"page": str(out), "numbers": str(beside)}
     if format is Format.json:
-        show_json({"page": str(out), "numbers": str(beside), **found.summary(cohorts)})
-        return
+        show_json({**written, **measured.summary(cohorts)})
+    else:
+        show_facts({**measured.facts(cohorts), **written}, title)
 
-    show_facts({**found.facts(cohorts), "page": str(out), "numbers": str(beside)}, title)
 
-
-def _plan(sketches: Sequence[RaceSketch], names: Sequence[str], cohort_size: int) -> Plan | None:
+def _cohorts(sketches: Sequence[RaceSketch], names: Sequence[str], size: int) -> Plan | None:
     """Return what choosing cohorts is worth, None where the sketches cannot tell."""
-    from fedcohort.analysis.plan import plan
+    from fedcohort.analysis.plan import enough_records, plan
 
-    filled = [(sketch, name) for sketch, name in zip(sketches, names, strict=True) if sketch.n > 1]
-    if not cohort_size or len(filled) <= cohort_size or sketches[0].rows < 2:
+    enough = int(enough_records(sketches).sum())
+    if not size or enough <= size or sketches[0].rows < 2:
         return None
-    return plan([s for s, _ in filled], [cohort_size], names=[n for _, n in filled])
+    return plan(sketches, [size], names=names)
+
+
+class Average(StrEnum):
+    """How models are averaged."""
+
+    equal = "equal"
+    size = "size"
+
+
+def plan(
+    sketches: Sketches,
+    cohort_size: Annotated[
+        str, typer.Option("--cohort-size", "-k", help="Comma-separated cohort sizes to judge.")
+    ] = "5",
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A policy that selects by sketches, such as sketch-match:turns=1. May be "
+            "repeated [sketch-match and sketch-match:turns=1].",
+            show_default=False,
+        ),
+    ] = None,
+    average: Annotated[
+        Average, typer.Option(help="How models are averaged: equally, or by records.")
+    ] = Average.equal,
+    present: Annotated[
+        int | None,
+        typer.Option(
+            help="The random cohort size in use today: find the smallest matched cohort that is "
+            "worth as much.",
+            show_default=False,
+        ),
+    ] = None,
+    model_bytes: Annotated[
+        int | None, typer.Option(help="Bytes of a model, for what a smaller cohort saves.")
+    ] = None,
+    hours: Annotated[
+        float | None, typer.Option(help="Hours that a client trains per round, likewise.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the drawn cohorts and of the policies.")] = 0,
+    format: FormatOption = Format.table,
+) -> None:
+    """Estimate, before any training, what choosing cohorts by sketches is worth.
+
+    Example: `fedcohort plan sketches/ --cohort-size 5,10 --present 20`
+    """
+    from fedcohort.analysis.plan import plan as estimate
+    from fedcohort.files.finding import client_names
+
+    try:
+        sizes = [int(part) for part in cohort_size.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--cohort-size {cohort_size}: write whole numbers, such as 5,10"
+        ) from None
+    paths, loaded = load_several(sketches, "a plan")
+    expected = estimate(
+        loaded,
+        sizes,
+        policy or ["sketch-match", "sketch-match:turns=1"],
+        names=client_names(paths),
+        average=average.value,
+        present=present,
+        model_bytes=model_bytes,
+        hours=hours,
+        seed=seed,
+    )
+    if format is Format.json:
+        show_json(expected)
+        return
+    from fedcohort.report.tables import worth_table
+
+    show(worth_table(expected))
+    for line in expected.lines():
+        typer.echo(plain(line))

@@ -12,8 +12,9 @@ from html import escape
 
 import numpy as np
 
-from fedcohort.analysis.heterogeneity import OUTLIER, ClientRow, Heterogeneity, few
+from fedcohort.analysis.heterogeneity import OUTLIER, ClientRow, Heterogeneity
 from fedcohort.analysis.plan import Plan
+from fedcohort.analysis.verdict import few, marked_in_words
 from fedcohort.report.drawing import (
     COLORS,
     Mark,
@@ -193,7 +194,7 @@ def _details(found: Heterogeneity) -> str:
     if found.left_out:
         names = escape(few([c.name for c in found.left_out]))
         gone = f" Left out, with too few records, or too few for their noise: {names}."
-    return f"{odd} Suggested clusters: {escape(found.suggestion())}.{gone}"
+    return f"{odd} Suggested clusters: {escape(found.clusters.reason())}.{gone}"
 
 
 def _marks(found: Heterogeneity) -> list[Mark]:
@@ -251,7 +252,7 @@ def _table(found: Heterogeneity) -> str:
 
 
 def _row(found: Heterogeneity, c: ClientRow, explained: bool, mixed: bool) -> str:
-    columns = found.marked_columns(c.name) or "none"
+    columns = marked_in_words(found.marked(c.name)) or "none"
     last = f'<td class="wide">{escape(columns)}</td>' if explained else ""
     last += f"<td>{'yes' if c.private else 'no'}</td>" if mixed else ""
     return (

@@ -19,6 +19,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from fedcohort.analysis.plan import Plan
 from fedcohort.experiments.results import PolicyResult, Results
 from fedcohort.experiments.summary import Spread, Summary, spread
 from fedcohort.policies import POLICIES
@@ -461,6 +462,26 @@ def cost_table(rows: Sequence[CostRow], clients: int, cohort_size: int, paramete
             f"{row.each_round / 1e3:.1f}",
             f"{row.models_each_round:.1f}",
             row.when,
+        )
+    return table
+
+
+def worth_table(plan: Plan) -> Table:
+    """Lay out what the cohorts of each policy and size are worth."""
+    table = Table(title="Worth of a cohort", title_justify="left", header_style="bold")
+    for name in ("policy", "clients", "discrepancy", "worth (random clients)", "all used by round"):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    table.add_column("picks, least to most", justify="right")
+    for k, expected in plan.uniform.items():
+        table.add_row("uniform", str(k), f"{expected:.4f}", str(k), "-", "-")
+    for w in plan.worths:
+        table.add_row(
+            w.policy,
+            str(w.cohort_size),
+            f"{w.discrepancy:.4f} ± {w.error:.4f}",
+            f"{w.random_clients:.0f}",
+            "-" if w.rounds_until_all is None else str(w.rounds_until_all),
+            f"{w.fewest:.1f}x to {w.most:.1f}x",
         )
     return table
 

@@ -4,8 +4,7 @@ The discrepancy of a cohort is the squared maximum mean discrepancy between its 
 federation's, less the expected part of sample size and noise. For k of N clients drawn at random
 and averaged equally, its expectation is (V / k) (N - k) / (N - 1), with V the variance between
 clients. A policy's cohorts are chosen on one half of the sketches' rows and judged on the other
-half, both ways, because a chosen cohort fits the noise by which it was chosen. They are worth as
-many random clients as have the same discrepancy.
+half, both ways, because a chosen cohort fits the noise by which it was chosen.
 """
 
 from __future__ import annotations
@@ -25,11 +24,12 @@ from fedcohort.signals.table import Signals
 from fedcohort.sketch.distances import error_variance, noise_variance_total
 from fedcohort.sketch.federation import blocks
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 Average = Literal["equal", "size"]
 
-MOST_CLIENTS = 1000  # policies are tried on a random part of more clients
-MOST_ROUNDS = 400
+MAX_CLIENTS = 1000  # policies are tried on a random part of more clients
+MAX_ROUNDS = 400
+DRAWS = 400  # random cohorts
 
 
 @dataclass(frozen=True)
@@ -93,29 +93,29 @@ def random_clients(discrepancy: float, uniform: float, cohort_size: int, clients
 
 
 class BetweenClients:
-    """Center, energies and the variance between clients, over all rows of all sketches."""
+    """Center, error variances and the variance between clients, over all rows of all sketches."""
 
     def __init__(self, readings: NDArray[Any], average: Average) -> None:
         n, (rows, buckets) = readings["n"], readings["counts"].shape[1:]
-        self.rows, self.clients, self.cells = rows, len(n), rows * buckets
+        self.rows, self.clients, cells = rows, len(n), rows * buckets
         self.shares = n / n.sum() if average == "size" else np.full(len(n), 1 / len(n))
-        self.center = np.zeros(self.cells)
-        self.energy = np.empty(len(n))
+        self.center = np.zeros(cells)
+        self.errors = np.empty(len(n))
         for part in blocks(readings):
-            q = _flat(readings[part])
+            q = _normalized(readings[part])
             self.center += self.shares[part] @ q
             squares = np.einsum("ij,ij->i", q, q)
             noise = readings["noise"][part]
-            self.energy[part] = error_variance(squares, n[part], noise, rows, buckets)
-        self.whole = float(self.shares**2 @ self.energy)
-        far = np.empty(len(n))
+            self.errors[part] = error_variance(squares, n[part], noise, rows, buckets)
+        self.center_error = float(self.shares**2 @ self.errors)
+        squares = np.empty(len(n))
         for part in blocks(readings):
-            gap = _flat(readings[part]) - self.center
-            far[part] = np.einsum("ij,ij->i", gap, gap)
-        own = (far - self.whole - (1 - 2 * self.shares) * self.energy) / rows
-        self.variance = float(own.mean())
-        self.error = float(own.std() / math.sqrt(len(n)))
-        sampling = self.energy - noise_variance_total(n, readings["noise"], self.cells)
+            gap = _normalized(readings[part]) - self.center
+            squares[part] = np.einsum("ij,ij->i", gap, gap)
+        debiased = (squares - self.center_error - (1 - 2 * self.shares) * self.errors) / rows
+        self.variance = float(debiased.mean())
+        self.variance_error = float(debiased.std() / math.sqrt(len(n)))
+        sampling = self.errors - noise_variance_total(n, readings["noise"], cells)
         self.floor = float(sampling.mean()) / rows
 
     def uniform(self, k: int) -> float:
@@ -131,66 +131,64 @@ class Trial:
     ) -> None:
         self.average, self.seed = average, seed
         at = np.arange(len(ids))
-        if len(ids) > MOST_CLIENTS:
-            drawn = stream(seed, "plan", "clients").choice(len(ids), MOST_CLIENTS, replace=False)
+        if len(ids) > MAX_CLIENTS:
+            drawn = stream(seed, "plan", "clients").choice(len(ids), MAX_CLIENTS, replace=False)
             at = np.sort(drawn)
         self.ids = tuple(ids[i] for i in at.tolist())
         rows = np.arange(readings["counts"].shape[1])
         self.halves = [Half(readings, at, rows % 2 == side, average) for side in (0, 1)]
 
-    def draws(self, k: int, number: int = 400) -> tuple[float, float]:
-        """Mean discrepancy of random cohorts and its standard error."""
-        rng = stream(self.seed, "plan", "uniform", k)
-        found = []
-        for _ in range(number):
-            cohort = rng.choice(len(self.ids), k, replace=False)
-            found.append(np.mean([half.judge(cohort) for half in self.halves]))
-        return float(np.mean(found)), float(np.std(found) / math.sqrt(number))
+    def uniform(self, k: int) -> tuple[float, float]:
+        """Mean discrepancy of drawn cohorts and its standard error."""
+        rng, n = stream(self.seed, "plan", "uniform", k), len(self.ids)
+        cohorts = [rng.choice(n, k, replace=False) for _ in range(DRAWS)]
+        return _mean([float(np.mean([h.judge(c) for h in self.halves])) for c in cohorts])
 
     def worth(
         self, label: str, make: Callable[[], Policy], k: int, uniform: float, clients: int
     ) -> Worth:
         """Try one policy with cohorts of k."""
-        found: list[float] = []
+        values: list[float] = []
         picks = np.zeros(len(self.ids))
-        rounds, until = 0, []
+        lengths, until = [], []
         for chooser, judge in (self.halves, self.halves[::-1]):
-            cohorts = self._cohorts(make(), chooser, k)
-            found += [judge.judge(cohort) for cohort in cohorts]
-            seen = np.zeros(len(self.ids), bool)
-            until.append(next((r + 1 for r, c in enumerate(cohorts) if _all(seen, c)), None))
+            cohorts = self.cohorts(make(), chooser, k)
+            values += [judge.judge(cohort) for cohort in cohorts]
+            first = np.full(len(self.ids), math.inf)
+            for number in range(len(cohorts), 0, -1):
+                first[cohorts[number - 1]] = number
+            until.append(first.max())
             picks += np.bincount(np.concatenate(cohorts), minlength=len(self.ids))
-            rounds = max(rounds, len(cohorts))
-        mean, error = float(np.mean(found)), float(np.std(found) / math.sqrt(len(found)))
+            lengths.append(len(cohorts))
+        mean, error = _mean(values)
         share = picks / picks.mean()
-        never = [self.ids[i] for i in np.flatnonzero(picks == 0)[:10].tolist()]
         return Worth(
-            label,
-            k,
-            mean,
-            error,
-            uniform,
-            random_clients(mean, uniform, k, clients),
-            rounds,
-            None if None in until else max(u for u in until if u is not None),
-            float(share.min()),
-            float(share.max()),
-            tuple(never),
+            policy=label,
+            cohort_size=k,
+            discrepancy=mean,
+            error=error,
+            uniform=uniform,
+            random_clients=random_clients(mean, uniform, k, clients),
+            rounds=max(lengths),
+            rounds_until_all=int(max(until)) if math.isfinite(max(until)) else None,
+            fewest=float(share.min()),
+            most=float(share.max()),
+            waiting=tuple(self.ids[i] for i in np.flatnonzero(picks == 0)[:10].tolist()),
         )
 
-    def _cohorts(self, policy: Policy, half: Half, k: int) -> list[NDArray[np.int64]]:
+    def cohorts(self, policy: Policy, half: Half, k: int) -> list[NDArray[np.int64]]:
         """Run the policy until everybody took part, at most 20 times as long as that must take."""
         signals, at = Signals(), {c: i for i, c in enumerate(self.ids)}
         signals.record("race_sketch", dict(zip(self.ids, half.readings, strict=True)), 0)
         unused, cohorts = set(self.ids), []
-        limit = min(MOST_ROUNDS, max(20, 20 * math.ceil(len(self.ids) / k)))
-        for number in range(limit):
+        shortest = math.ceil(len(self.ids) / k)
+        for number in range(min(MAX_ROUNDS, max(20, 20 * shortest))):
             round = Round(number, self.ids, k, self.average)
             chosen = policy.select(round, signals, stream(self.seed, "plan", k, number)).clients
             policy.observe(round, Outcome(chosen, chosen), signals)
             cohorts.append(np.array([at[c] for c in chosen]))
             unused.difference_update(chosen)
-            if not unused and number + 1 >= math.ceil(len(self.ids) / k):
+            if not unused and number + 1 >= shortest:
                 break
         return cohorts
 
@@ -203,21 +201,25 @@ class Half:
     ) -> None:
         whole = BetweenClients(_some_rows(readings, rows), average)
         self.readings = _some_rows(readings[at], rows)
-        self.center, self.whole, self.rows = whole.center, whole.whole, whole.rows
-        self.energy, self.shares = whole.energy[at], whole.shares[at]
-        self.points = (_flat(self.readings) - self.center).astype(np.float32)
-        n = self.readings["n"]
-        self.weights = n if average == "size" else np.ones(len(n))
+        self.center_error, self.rows = whole.center_error, whole.rows
+        self.errors, self.shares = whole.errors[at], whole.shares[at]
+        self.points = (_normalized(self.readings) - whole.center).astype(np.float32)
+        self.weights = self.readings["n"] if average == "size" else np.ones(len(at))
 
     def judge(self, cohort: NDArray[np.int64]) -> float:
         """Debiased squared MMD between a cohort's merged data and the federation's."""
         weights = self.weights[cohort] / self.weights[cohort].sum()
         gap = weights @ self.points[cohort]
-        own = weights**2 - 2 * weights * self.shares[cohort]
-        return float((gap @ gap - self.whole - own @ self.energy[cohort]) / self.rows)
+        counted_twice = weights**2 - 2 * weights * self.shares[cohort]
+        error = self.center_error + counted_twice @ self.errors[cohort]
+        return float((gap @ gap - error) / self.rows)
 
 
-def _flat(readings: NDArray[Any]) -> Array:
+def _mean(values: list[float]) -> tuple[float, float]:
+    return float(np.mean(values)), float(np.std(values) / math.sqrt(len(values)))
+
+
+def _normalized(readings: NDArray[Any]) -> Floats:
     """Counts / n, one flat row per client."""
     return np.asarray(readings["counts"].reshape(len(readings), -1) * (1 / readings["n"])[:, None])
 
@@ -228,8 +230,3 @@ def _some_rows(readings: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
     out = np.zeros(len(readings), form)
     out["n"], out["noise"], out["counts"] = readings["n"], readings["noise"], counts
     return out
-
-
-def _all(seen: NDArray[Any], cohort: NDArray[np.int64]) -> bool:
-    seen[cohort] = True
-    return bool(seen.all())
