@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fedcohort.analysis.worth import Average, BetweenClients, Trial, Worth
 from fedcohort.exceptions import ConfigError
 from fedcohort.policies import POLICIES, Policy
-from fedcohort.registry import make, parse_named
+from fedcohort.registry import make
 from fedcohort.rounds import ClientId
 from fedcohort.signals.forms import sketch_dtype
 from fedcohort.sketch.distances import Readings, Stack
@@ -341,14 +341,13 @@ def _checked_sizes(
 
 
 def _maker(text: str) -> Callable[[], Policy]:
-    name, options = parse_named(text)
-    policy: Policy = make("policy", name, POLICIES, options)
-    if policy.needs.profile != {"race_sketch"} or policy.needs.reply or policy.needs.query:
+    needs = make("policy", text, POLICIES).needs
+    if needs.profile != {"race_sketch"} or needs.reply or needs.query:
         raise ConfigError(
-            f"plan: {name!r} does not select by sketches alone; choose sketch-match, race-softmax "
+            f"plan: {text!r} does not select by sketches alone; choose sketch-match, race-softmax "
             "or kdpp:signal=race_sketch"
         )
-    return lambda: make("policy", name, POLICIES, options)
+    return lambda: make("policy", text, POLICIES)
 
 
 def _smallest(policy: str, worths: Sequence[Worth], present: int | None) -> int | None:
