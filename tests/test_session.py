@@ -247,3 +247,11 @@ def test_clients_are_sorted_and_counted_once(available):
     session = Session(Nosy(), cohort_size=2, seed=0)
     assert session.begin(available, answers(log)).clients == ("a", "b")
     assert log[0] == ("num_examples", ("a", "b", "c"))
+
+
+def test_everybody_can_be_profiled_before_the_first_round():
+    """Algorithm 3 of paper 0: all clients send their sketch, also those that come later."""
+    session, log = Session(Nosy(), cohort_size=2, seed=0), []
+    session.profile("dcba", answers(log))
+    session.begin("ab", answers(log))
+    assert log == [("num_examples", ("a", "b", "c", "d")), ("loss", ("a", "b"))]

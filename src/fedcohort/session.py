@@ -33,8 +33,8 @@ Collect = Callable[[str, tuple[ClientId, ...]], Readings]
 
 LOG = logging.getLogger("fedcohort")
 MAX_ASKS = 3  # a client that does not answer a profile query this often is not asked again
-FAILURES = 2  # failed rounds in a row after which a client sits out for a while
-LONGEST_REST = 64  # rounds; longer where clients are selected less often, see `Session`
+MAX_FAILURES = 2  # failed rounds in a row after which a client sits out for a while
+MAX_REST = 64  # rounds; longer where clients are selected less often, see `Session`
 
 
 class Session:
@@ -58,10 +58,10 @@ class Session:
 
     Notes
     -----
-    A client that was selected and did not finish in `FAILURES` rounds in a row sits out: 4 rounds,
-    then 8, 16 and so on, until it finishes a round again. So its share falls soon, also under a
-    policy that would always select it, and one that recovers waits about as long as it failed. The
-    longest rest is `LONGEST_REST` rounds, or twice the rounds in which every client would have been
+    A client that did not finish `MAX_FAILURES` rounds in a row sits out: 4 rounds, then 8, 16 and
+    so on, until it finishes a round again. So its share falls soon, also under a policy that would
+    always select it, and one that recovers waits about as long as it failed. The
+    longest rest is `MAX_REST` rounds, or twice the rounds in which every client would have been
     selected once, if that is more: a client that never finishes gets at most half a fair share in
     the end. Clients that sit out are called back when too few others are available.
 
@@ -137,16 +137,16 @@ class Session:
         clients = self._rested(clients)
         self._round = round = Round(self.round_number, clients, self.cohort_size, self.averaging)
         self._admitted, self._withheld = None, ()
-        if self.skipped:
-            present = set(clients)
-            same = tuple(c for c in self._selection.clients if c in present)
-            if same:
-                self._selection = _restricted(self._selection, same)
-                return self._selection
+        present = set(clients)
+        same = tuple(c for c in self._selection.clients if c in present)
+        if self.skipped and same:  # those that left are replaced: the cohort keeps its size
+            self._selection = self._completed(_restricted(self._selection, same), round)
+            self._holding = set(same)
+            self._send_model(self._selection.clients)
+            return self._selection
         self.skipped = False
         self._holding = set()
-        for name in sorted(self.policy.needs.profile):
-            self._gather(name, self._unprofiled(name, clients), collect, retry=True)
+        self._profile(clients, collect)
         asked: Sequence[ClientId] = ()
         if getattr(self.policy.candidates, "__func__", None) is not Policy.candidates:
             asked = self.policy.candidates(round, self.signals, self._rng("candidates"))
@@ -158,6 +158,14 @@ class Session:
         self._selection = self._completed(selection, round)
         self._send_model(self._selection.clients)
         return self._selection
+
+    def profile(self, clients: Iterable[ClientId], collect: Collect) -> None:
+        """Ask clients for their profile signals now, whether they are available later or not.
+
+        `begin` asks those that are available. An engine that can reach everybody at the start
+        calls this before the first round, for a policy with `profile_first`.
+        """
+        self._profile(self._sorted(clients), collect)
 
     def announce(self, model: Vectors) -> NDArray[Any] | None:
         """Return what the gate tells the selected clients about the global model."""
@@ -304,16 +312,20 @@ class Session:
             if client in self._failures:
                 del self._failures[client]
                 self._resting.pop(client, None)
-        longest = max(LONGEST_REST, 2 * len(self._available[1]) // self.cohort_size)
+        longest = max(MAX_REST, 2 * len(self._available[1]) // self.cohort_size)
         for client in outcome.dropped:
             self._failures[client] += 1
-            excess = self._failures[client] - FAILURES
+            excess = self._failures[client] - MAX_FAILURES
             if excess >= 0:
                 rest = min(4 << min(excess, 30), longest)
                 self._resting[client] = self.round_number + 1 + rest
 
     def _rng(self, phase: str) -> np.random.Generator:
         return stream(self.seed, "session", self.round_number, phase)
+
+    def _profile(self, clients: tuple[ClientId, ...], collect: Collect) -> None:
+        for name in sorted(self.policy.needs.profile):
+            self._gather(name, self._unprofiled(name, clients), collect, retry=True)
 
     def _unprofiled(self, name: str, clients: tuple[ClientId, ...]) -> tuple[ClientId, ...]:
         unknown = np.flatnonzero(self.signals.rounds(name, clients) < 0)

@@ -210,9 +210,20 @@ def test_options_are_checked(bad):
         SketchToSkip(**bad)
 
 
-def test_k_beyond_the_model_is_refused():
-    with pytest.raises(ValueError, match="k=100 exceeds the model's 10"):
-        SketchToSkip(0.1).announce(Vectors(np.ones(10)))
+def test_a_model_below_k_parameters_is_compared_as_it_is():
+    gate, start = SketchToSkip(0.1), np.ones(10)
+    assert gate.announce(Vectors(start)).shape == (10 + 1,)
+    assert answers(gate, start, np.stack([start * 1.01, start * 2]))[:, 0].tolist() == [1, 0]
+
+
+def test_sketches_of_unequal_k_are_not_compared():
+    with pytest.raises(ValueError, match=r"\(4,\) and \(1,\)"):
+        model_close(np.ones(4), np.ones(1), 0.1)
+
+
+def test_only_error_feedback_outlives_an_aggregation():
+    assert SketchToSkip(mode="client").carries_over
+    assert not SketchToSkip(mode="round").carries_over
 
 
 def test_registry():

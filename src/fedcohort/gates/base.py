@@ -27,12 +27,16 @@ class Gate(Configurable, ABC):
     on_skip : {"keep", "reset"}
         What a client does if it was not asked for its model: keep what it learned, so that drift
         accumulates over rounds, or start again from the global model.
+    carries_over : bool
+        Whether what a client kept is still of use after the global model changed: so where clients
+        upload one by one (error feedback), not where all of a cohort upload or none.
     state : dataclass instance or None
         All that the gate remembers between rounds, at the server.
     """
 
     name: ClassVar[str] = ""
     on_skip: Literal["keep", "reset"] = "keep"
+    carries_over: bool = True
 
     @property
     def client_options(self) -> Mapping[str, int | float | str | bool]:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.gates.base import Gate, register
+from fedcohort.options import Count, Positive, Range, Whole, typed
 from fedcohort.rounds import ClientId
 from fedcohort.signals.projection import Projection, Vectors
 
 Floats = NDArray[np.floating[Any]]
 
 _GAIN = 0.1  # of the adaptive threshold
-_LARGEST_DRIFT = 2.0  # times the cohort's median: what "auto" believes of a single client
-_SMALLEST = 1e-12  # of a threshold found from drifts: models that did not move at all are close
+_MAX_DRIFT = 2.0  # times the cohort's median: what "auto" believes of a single client
+_MIN_THRESHOLD = 1e-12  # of an automatic one: models that did not move at all are close
 
 
 def drift(sketches: Floats, reference: Floats) -> NDArray[np.float64]:
@@ -50,7 +51,12 @@ def model_close(sketch_a: Floats, sketch_b: Floats, threshold: float) -> bool:
     >>> model_close(np.array([1.0, 1.05]), np.array([1.0, 1.0]), threshold=0.05)
     True
     """
-    _check_threshold(threshold)
+    typed(Positive, threshold, "model_close: threshold")
+    if np.shape(sketch_a) != np.shape(sketch_b) or np.ndim(sketch_a) != 1:
+        raise ValueError(
+            f"model_close: sketches of shapes {np.shape(sketch_a)} and {np.shape(sketch_b)} cannot "
+            "be compared; project both models with the same k and seed"
+        )
     return bool(drift(sketch_a, sketch_b)[0] < threshold)
 
 
@@ -79,8 +85,8 @@ class SketchToSkip(Gate):
         picks the threshold at which a cohort would skip `skip_rate` of the rounds;
         `state.threshold` says what it chose.
     k : int, default=100
-        Sketch size.
-    kind : {"uniform", "sparse", "gaussian"}
+        Sketch size. A model with fewer parameters is compared as it is.
+    kind : {"uniform", "sparse"}
         The projection; the paper draws from U(-1, 1).
     seed : int, default=0
         Of the projection, shared by server and clients.
@@ -106,56 +112,36 @@ class SketchToSkip(Gate):
     Notes
     -----
     Once there is a threshold, a lying client can suppress a round only together with everybody
-    else, and then for at most `max_skips` rounds. By always claiming to have moved it only causes
-    the traffic that there would be without a gate; an adaptive threshold then grows, by at most
-    exp(0.1) per round. While "auto" watches, drifts are reported as numbers, so liars can raise the
-    threshold: to at most twice the median drift while fewer than half of each cohort lie.
+    else, and then for at most `max_skips` rounds; by always claiming to have moved it causes the
+    traffic that there would be without a gate. While "auto" watches, liars can raise the threshold
+    to at most twice the median drift while fewer than half of each cohort lie.
 
     In "keep" mode a share s of skipped rounds means cycles of m = 1 / (1 - s) rounds, of which the
-    last is not skipped. While "auto" watches, cycles are just that long, and it sees how drift adds
-    up in them: the threshold lies halfway between the (median) drift after m - 1 and after m
-    rounds. In "reset" mode it is the s-quantile of the drifts. A cohort's drift is its median
-    ("client"), or its largest one, but at most twice its median ("round"). The price: if honest
-    clients differ by more than that, the first threshold is too low and skips too little, until
-    `adaptive` corrects it.
-
-    An adaptive threshold is multiplied by exp(g (u - (1 - s))) after every round, where u is the
-    share of clients that were asked for their model and g = 0.1. It comes to rest only where u is
-    1 - s on average: after T rounds the rates differ by log(last / first threshold) / (g T).
+    last is not skipped. While "auto" watches, cycles are just that long, and the threshold lies
+    halfway between the median drift after m - 1 and after m rounds. In "reset" mode it is the
+    s-quantile of the drifts. A cohort's drift is its median ("client"), or its largest one, but at
+    most twice its median ("round"). An adaptive threshold is multiplied by exp(g (u - (1 - s)))
+    after every round, where u is the share of clients that were asked and g = 0.1.
     """
 
     def __init__(
         self,
-        threshold: float | Literal["auto"] = "auto",
-        k: int = 100,
-        kind: Literal["uniform", "gaussian", "sparse"] = "uniform",
+        threshold: Positive | Literal["auto"] = "auto",
+        k: Count = 100,
+        kind: Literal["uniform", "sparse"] = "uniform",
         seed: int = 0,
         *,
         mode: Literal["round", "client"] = "round",
         on_skip: Literal["keep", "reset"] = "keep",
-        max_skips: int = 50,
-        skip_rate: float = 0.8,
+        max_skips: Whole = 50,
+        skip_rate: Annotated[float, Range(0.01, 0.99)] = 0.8,
         adaptive: bool = True,
-        window: int = 20,
+        window: Count = 20,
     ) -> None:
-        if threshold != "auto":
-            _check_threshold(threshold)
-        if k < 1 or max_skips < 0 or window < 1:
-            raise ValueError(
-                f"SketchToSkip: k={k} and window={window} must be at least 1, "
-                f"max_skips={max_skips} at least 0"
-            )
-        if not 0 < skip_rate < 1:
-            raise ValueError(f"SketchToSkip: skip_rate={skip_rate} must lie in (0, 1)")
-        for name, value, known in (
-            ("mode", mode, ("round", "client")),
-            ("on_skip", on_skip, ("keep", "reset")),
-        ):
-            if value not in known:
-                raise ValueError(f"SketchToSkip: {name}={value!r} must be one of {known}")
         self.k, self.kind, self.seed, self.mode = k, kind, seed, mode
         self.on_skip, self.max_skips = on_skip, max_skips
         self.skip_rate, self.adaptive, self.window = skip_rate, adaptive, window
+        self.carries_over = mode == "client"
         self.automatic = threshold == "auto"
         self.state = SkipState(threshold=None if threshold == "auto" else float(threshold))
 
@@ -206,10 +192,10 @@ class SketchToSkip(Gate):
         state, cycle = self.state, self._cycle
         finite = [d for d in drifts.values() if math.isfinite(d)]
         if finite:
-            own = float(np.median(finite))
+            middle = float(np.median(finite))
             if self.mode == "round":
-                own = min(max(finite), _LARGEST_DRIFT * own)
-            state.drifts = [*state.drifts, own]
+                middle = min(max(finite), _MAX_DRIFT * middle)
+            state.drifts = [*state.drifts, middle]
         else:  # a model of zeros, or nobody answered: begin the cycle again
             state.drifts = state.drifts[: len(state.drifts) // cycle * cycle]
         if len(state.drifts) % cycle:
@@ -218,7 +204,7 @@ class SketchToSkip(Gate):
         state.skips = 0
         if len(state.drifts) >= self.window:
             chosen = self._chosen(np.array(state.drifts).reshape(-1, cycle))
-            state.threshold = max(chosen, _SMALLEST)
+            state.threshold = max(chosen, _MIN_THRESHOLD)
         return tuple(drifts)
 
     @property
@@ -236,18 +222,11 @@ class SketchToSkip(Gate):
         return float(np.interp(1 / (1 - self.skip_rate) - 0.5, range(len(growth)), growth))
 
     def _project(self, models: Vectors) -> NDArray[np.float64]:
-        dim = models.dim
-        if self.k > dim:
-            raise ValueError(f"SketchToSkip: k={self.k} exceeds the model's {dim} parameters")
-        return models.project(Projection(dim, self.k, kind=self.kind, seed=self.seed))
+        k = min(self.k, models.dim)
+        return models.project(Projection(models.dim, k, kind=self.kind, seed=self.seed))
 
 
 def _read(answers: Mapping[ClientId, NDArray[Any]], kinds: str) -> dict[ClientId, float]:
     """Return the answers that are one number, at least 0, of such a dtype; others count as none."""
     fit = {c: a for c, a in answers.items() if a.shape == (1,) and a.dtype.kind in kinds}
     return {c: float(a[0]) for c, a in fit.items() if a[0] >= 0}
-
-
-def _check_threshold(threshold: float) -> None:
-    if not (isinstance(threshold, int | float) and 0 < threshold < np.inf):
-        raise ValueError(f"SketchToSkip: threshold={threshold!r} must be a positive number")

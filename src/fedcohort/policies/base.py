@@ -33,6 +33,9 @@ class Policy(Configurable, ABC):
         The signals, by when they are collected.
     signal_options : mapping
         How the policy's signals are made, by signal name: sizes, seeds, kinds.
+    profile_first : bool
+        Whether all clients are asked for their profile before the first round, as far as the
+        engine can reach them; otherwise each when it is first available.
     state : dataclass instance or None
         All that the policy remembers between rounds.
     """
@@ -40,6 +43,7 @@ class Policy(Configurable, ABC):
     name: ClassVar[str] = ""
     when: ClassVar[str] = ""
     needs: Needs = Needs()
+    profile_first: bool = False
     signal_options: Mapping[str, Mapping[str, Option]] = {}
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:

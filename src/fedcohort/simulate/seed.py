@@ -112,6 +112,8 @@ class Seed:
             rng = stream(self.seed, "availability", number)
             available = availability.available(number, self.clients, rng)
         self.collector.model, self.collector.round_number = self.model, number
+        if number == 0 and self.session.policy.profile_first:
+            self.session.profile(self.clients, self.collector)
         self.selection = self.session.begin(available, self.collector)
         self.training = self.selection.clients
         if dropout:
@@ -205,6 +207,8 @@ class Seed:
         if self.session.gate is not None:
             step = TensorVectors(before), TensorVectors(self.model)
             self.session.gate.aggregated(*step)
+            if not self.session.gate.carries_over:
+                self.differences.clear()
 
     def _seconds(self, client: ClientId) -> float:
         if client not in self._known_seconds:
