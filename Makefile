@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SOAK ?= 3600
 JOBS ?= 2
 
-.PHONY: demo test suite soak browser lint bench docs docs-numbers clean
+.PHONY: demo test suite soak browser lint bench docs docs-numbers lock clean
 
 demo: $(READY)
 	$(BIN)/fedcohort compare --out demo --resume
@@ -27,7 +27,8 @@ suite: $(READY)
 # The tests of reports need a browser. Without one they are skipped; if CI is set, they fail.
 browser:
 	@command -v chromium > /dev/null || command -v google-chrome > /dev/null \
-	|| { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
+	&& echo "Installing Chromium by apt-get, for the tests of reports" && apt-get update -qq \
 	&& apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core > /dev/null; } \
 	|| echo "No Chromium: tests in a browser are skipped (apt-get install chromium)"
 
@@ -52,6 +53,16 @@ docs-numbers: $(READY)  # tables of README and docs from benchmarks/results
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict
+
+# The newest versions that fit together, but for two: a plain torch is a gigabyte of CUDA, and newer
+# flwr does not install beside this Typer.
+lock:
+	rm -rf .venv-lock
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 "flwr<1.42" ".[dev]"
+	{ head -n 2 requirements.lock; .venv-lock/bin/python -m pip freeze --all --exclude fedcohort --exclude pip; } > lock.new
+	mv lock.new requirements.lock
+	rm -rf .venv-lock
 
 $(READY): requirements.lock pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
