@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from modelstack.trainer import Trainer as Trainer
     from modelstack.trainer import device_name as device_name
     from modelstack.worker import Doubles as Doubles
-    from modelstack.worker import feature_layer as feature_layer
+    from modelstack.worker import first_dense as first_dense
 
 _HOME = {
     "Data": "jobs",
@@ -55,7 +55,7 @@ _HOME = {
     "Trainer": "trainer",
     "by_length": "jobs",
     "device_name": "trainer",
-    "feature_layer": "worker",
+    "first_dense": "worker",
     "sample_loss": "kernel",
     "seeded": "switches",
 }

@@ -334,7 +334,7 @@ class Trainer:
             return mean_losses(self.worker, rows, jobs, data, power)
 
     def features(self, params: Tensor, jobs: Sequence[Job], data: Data) -> NDArray[np.float32]:
-        """Return the mean output of the layer `fc1` (else the first nn.Linear) for each job."""
+        """Return the mean output of the first `nn.Linear` that runs, for each job."""
         rows = self._rows(params, jobs)
         self._probe(data)
         with self._guard():

@@ -273,52 +273,51 @@ def mean_losses(
 
 
 def mean_features(worker: Worker, params: Tensor, jobs: Sequence[Job], data: Data) -> Doubles:
-    """Return the mean output, before the activation, of `feature_layer` for each job's samples."""
-    with _feature_outputs(worker) as feature:
+    """Return the mean output, before the activation, of the first dense layer that runs."""
+    with first_dense(worker.model, worker.forward) as feature:
         return _means(worker, params, jobs, data, lambda x, y: feature(x))
 
 
 def embeddings(worker: Worker, row: Tensor, positions: Tensor, data: Data) -> Tensor:
-    """Return the output of `feature_layer` at each position, under the parameters `row`."""
+    """Return the first dense layer's output at each position, under the parameters `row`."""
     worker.model.eval()
-    with torch.no_grad(), _feature_outputs(worker) as feature:
+    with torch.no_grad(), first_dense(worker.model, worker.forward) as feature:
         worker.write(row)
         return torch.cat([feature(x).flatten(1) for x, _ in worker.chunks(data, positions)])
 
 
 @contextmanager
-def _feature_outputs(worker: Worker) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Give a function from samples to the outputs of `feature_layer`."""
-    seen: list[Tensor] = []
-    layer = feature_layer(worker.model)
-    hook = layer.register_forward_hook(lambda module, inputs, output: seen.append(output))
+def first_dense(
+    model: nn.Module, forward: Callable[[Tensor], Tensor] | None = None
+) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Give a function from samples to the output of the first `nn.Linear` in order of execution.
 
-    def feature(x: Tensor) -> Tensor:
-        worker.forward(x)
-        return seen.pop().clone()
-
-    try:
-        yield feature
-    finally:
-        hook.remove()
-
-
-def feature_layer(model: nn.Module) -> nn.Module:
-    """Return the layer named `fc1`, else the first `nn.Linear`.
+    The order of definition is not the order of execution: a head that is defined first is not what
+    a profile is about.
 
     Examples
     --------
-    >>> feature_layer(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
-    Linear(in_features=4, out_features=3, bias=True)
+    >>> with first_dense(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Linear(3, 2))) as output:
+    ...     output(torch.zeros(5, 2, 2)).shape
+    torch.Size([5, 3])
     """
-    named: dict[str, nn.Module] = dict(model.named_modules())
-    for name, module in named.items():
-        if name.rpartition(".")[2] == "fc1":
-            return module
-    for module in named.values():
-        if isinstance(module, nn.Linear):
-            return module
-    raise Unsupported("the model has no nn.Linear: name the layer whose output is wanted `fc1`")
+    seen: list[Tensor] = []
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    hooks = [layer.register_forward_hook(lambda m, i, out: seen.append(out)) for layer in layers]
+
+    def output(x: Tensor) -> Tensor:
+        (forward or model)(x)
+        if not seen:
+            raise Unsupported("a feature profile needs a dense layer: the model runs no nn.Linear")
+        first = seen[0].clone()
+        seen.clear()
+        return first
+
+    try:
+        yield output
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _means(

@@ -22,8 +22,9 @@ def test_apps_load(folder, package):
     script = (
         f"from {package}.server_app import app as server; from {package}.client_app import app\n"
         "handlers = sorted(app._registered_funcs)\n"
-        "assert {'query.identity', 'query.race_sketch', 'train.default', 'train.probe', "
-        "'train.upload'} <= set(handlers), handlers"
+        "wanted = ['query.fedcohort_identity', 'query.fedcohort_race_sketch', 'train.default',"
+        " 'train.fedcohort_probe', 'train.fedcohort_upload']\n"
+        "assert set(wanted) <= set(handlers), handlers"
     )
     command = [sys.executable, "-c", script]
     subprocess.run(command, cwd=EXAMPLES / folder, check=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 import importlib.util
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -191,6 +192,31 @@ class Digits:
         """An app whose training replaces each array of the model by ``change(array)``."""
         return self.replying_app(client, lambda message: self.update(message, change), attached)
 
+    def trees_app(self, client):
+        """Clients whose update is the JSON of a tree."""
+        app = ClientApp()
+        model = {
+            "gbtree_model_param": {"num_trees": "1", "num_parallel_tree": "1"},
+            "trees": [{"id": 0}],
+            "tree_info": [0],
+            "iteration_indptr": [0, 1],
+        }
+        data = json.dumps({"learner": {"gradient_booster": {"model": model}}}).encode()
+
+        @app.train()
+        def train(message, context):
+            arrays = ArrayRecord([np.frombuffer(data, np.uint8)])
+            metrics = MetricRecord({"train_loss": 0.5, "num-examples": 10})
+            return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+        @app.evaluate()
+        def evaluate(message, context):
+            metrics = MetricRecord({"eval_loss": 0.5, "num-examples": 10})
+            return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+        attach(app, self.examples(client), classes=10)
+        return app
+
     @staticmethod
     def update(message: Message, change) -> RecordDict:
         """A training reply: each array of the model as ``change(array)``, and two metrics."""
@@ -205,6 +231,10 @@ class Digits:
         with torch.no_grad():
             predicted = model(torch.from_numpy(dataset.x_test)).argmax(dim=1).numpy()
         return float(np.mean(predicted == dataset.y_test))
+
+
+class AppError(ValueError):
+    """An error that a client sent, of which only the text arrives."""
 
 
 class OneClient:
@@ -232,9 +262,18 @@ class OneClient:
             content["arrays"] = arrays
         return Message(content, 1, kind)
 
+    @staticmethod
+    def send(app: ClientApp, message: Message, context: Context) -> Message:
+        """Return the app's reply; AppError if it is an error."""
+        reply = app(message, context)
+        if reply.has_error():
+            raise AppError(reply.error.reason)
+        return reply
+
     def ask(self, app: ClientApp, context: Context, name: str, arrays=None, **entries):
         """Query a signal, and read the answer within the size that a server accepts."""
-        reply = app(self.message(f"query.{name}", arrays, **entries), context)
+        message = self.message(f"query.fedcohort_{name}", arrays, **entries)
+        reply = self.send(app, message, context)
         form = SIGNALS[name].form(entries.get("options", {}).get(name, {}))
         return from_record(reply.content[RECORD], name, form.most_bytes or 10**6)
 

@@ -16,6 +16,7 @@ import pytest
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
+from tests.flower.conftest import Digits
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower import CohortStrategy, attach
@@ -179,32 +180,6 @@ def own_app(digits, client):
     return app
 
 
-def trees_app(digits, client):
-    """Clients whose update is the JSON of a tree."""
-    app = ClientApp()
-    model = {
-        "gbtree_model_param": {"num_trees": "1", "num_parallel_tree": "1"},
-        "trees": [{"id": 0}],
-        "tree_info": [0],
-        "iteration_indptr": [0, 1],
-    }
-    data = json.dumps({"learner": {"gradient_booster": {"model": model}}}).encode()
-
-    @app.train()
-    def train(message, context):
-        arrays = ArrayRecord([np.frombuffer(data, np.uint8)])
-        metrics = MetricRecord({"train_loss": 0.5, "num-examples": 10})
-        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message, context):
-        metrics = MetricRecord({"eval_loss": 0.5, "num-examples": 10})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    attach(app, digits.examples(client), classes=10)
-    return app
-
-
 OFF = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}
 KINDS = {
     "PyTorch, `model=`": (torch_app, flower.FedAvg, lambda digits: digits.arrays()),
@@ -214,7 +189,7 @@ KINDS = {
         lambda digits: ArrayRecord([np.zeros((64, 10)), np.zeros(10)]),
     ),
     "trees": (
-        trees_app,
+        Digits.trees_app,
         flower.FedXgbBagging,
         lambda digits: ArrayRecord([np.frombuffer(b"", np.uint8)]),
     ),

@@ -6,7 +6,7 @@ import copy
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord
+from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
@@ -100,6 +100,19 @@ def test_an_accountant_and_a_checkpoint_do_not_go_together(cohort, inner, tmp_pa
     inside.accountant = object()
     with pytest.raises(ConfigError, match="accountant"):
         cohort(inner=inside, checkpoint=tmp_path / "run.ckpt")
+
+
+def test_a_checkpoint_says_where_it_continues_and_refuses_another_model(
+    digits, cohort, tmp_path, caplog
+):
+    path = tmp_path / "run.ckpt"
+    cohort(cohort_size=3, checkpoint=path).start(digits.grid(), digits.arrays(), 2)
+    with caplog.at_level("INFO", logger="flwr.fedcohort"):
+        cohort(cohort_size=3, checkpoint=path).start(digits.grid(), digits.arrays(), 2)
+    assert "after round 2" in caplog.text
+    other = ArrayRecord({**digits.arrays(), "more": Array(np.zeros(2, np.float32))})
+    with pytest.raises(InvalidCheckpoint, match=r"'more'.*\(2,\)"):
+        cohort(cohort_size=3, checkpoint=path).start(digits.grid(), other, 3)
 
 
 def test_a_checkpoint_of_another_run_is_refused(digits, cohort, tmp_path):

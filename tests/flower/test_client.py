@@ -58,12 +58,41 @@ def test_an_app_keeps_its_own_handlers(client, digits, context):
         return client.echo(message, context)
 
     attach(app, (client.x, client.y), digits.model)
-    app(client.message("train", client.arrays), context)
-    app(client.message("evaluate", client.arrays), context)
-    app(client.message("train.probe", client.arrays, gate="cmfl"), context)
+    client.send(app, client.message("train", client.arrays), context)
+    client.send(app, client.message("evaluate", client.arrays), context)
+    client.send(app, client.message("train.fedcohort_probe", client.arrays, gate="cmfl"), context)
     assert seen == ["train", "evaluate", "train"]
     with pytest.raises(ConfigError, match="leave out train="):
         attach(app, (client.x, client.y), train=train)
+
+
+def test_a_query_of_the_apps_own_stays(client, context):
+    """`attach` once replaced @app.query("loss")."""
+    app = ClientApp()
+    app.query("loss")(lambda message, context: "mine")
+    attach(app, (client.x, client.y))
+    assert app(client.message("query.loss"), context) == "mine"
+    with pytest.raises(ConfigError, match="fedcohort_identity"):
+        attach(app, (client.x, client.y))
+
+
+def test_the_profile_is_of_the_layer_that_runs_first(client, context):
+    """The simulator profiled another layer than a client: 5 numbers against 3 with batch norm."""
+
+    class HeadFirst(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.body = torch.nn.Linear(5, 3), torch.nn.Linear(6, 5)
+            self.norm = torch.nn.BatchNorm1d(5)
+
+        def forward(self, x):
+            return self.head(self.norm(self.body(x)))
+
+    app, model = client.app(model=HeadFirst), HeadFirst()
+    arrays = ArrayRecord(model.state_dict())
+    found = client.ask(app, context, "feature_profile", arrays, version="v")
+    expected = model.body(torch.from_numpy(client.x)).mean(0).detach().numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_an_app_of_the_old_kind_is_refused_with_words(client):
@@ -127,7 +156,7 @@ def test_small_models_may_be_sketched_but_not_by_a_flood_of_numbers(client, cont
     app = client.app(model=lambda: None, train=client.echo, signals=["model_sketch"])
     entries = {"version": "v", "options": {"model_sketch": {"k": k}}}
     if refused:
-        with pytest.raises(ConfigError, match="numbers to sketch a model of 4"):
+        with pytest.raises(ValueError, match="numbers to sketch a model of 4"):
             client.ask(app, context, "model_sketch", client.arrays, **entries)
     else:
         answer = client.ask(app, context, "model_sketch", client.arrays, **entries)
@@ -136,7 +165,7 @@ def test_small_models_may_be_sketched_but_not_by_a_flood_of_numbers(client, cont
 
 def test_a_sketch_larger_than_the_model_is_refused(digits, client, context):
     app, options = digits.app("client-0"), {"gradient_sketch": {"k": 10**9}}
-    with pytest.raises(ConfigError, match="k=1000000000"):
+    with pytest.raises(ValueError, match="k=1000000000"):
         client.ask(app, context, "gradient_sketch", digits.arrays(), options=options)
 
 
@@ -171,5 +200,7 @@ def test_losses_of_a_model_with_batch_norm_use_its_statistics(client, context):
         outputs = model.eval()(torch.from_numpy(client.x))
         expected = torch.nn.functional.cross_entropy(outputs, torch.from_numpy(client.y)).item()
     assert reading == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(ConfigError, match=r"running statistics.*@app\.train"):
-        app(client.message("train", ArrayRecord(model.state_dict()), version="v"), context)
+    with pytest.raises(ValueError, match=r"running statistics.*@app\.train"):
+        client.send(
+            app, client.message("train", ArrayRecord(model.state_dict()), version="v"), context
+        )

@@ -15,7 +15,7 @@ from fedcohort.flower.grid import TimedGrid, exchange
 def echo():
     app = ClientApp()
 
-    @app.query("identity")
+    @app.query("fedcohort_identity")
     def answer(message, context):
         return Message(RecordDict({"r": ConfigRecord({"n": context.node_id})}), reply_to=message)
 
@@ -30,7 +30,7 @@ def three(local_grid):
 
 
 def questions():
-    return [Message(RecordDict(), node, "query.identity") for node in (3, 1, 2)]
+    return [Message(RecordDict(), node, "query.fedcohort_identity") for node in (3, 1, 2)]
 
 
 def test_replies_belong_to_their_messages(three, clock):

@@ -20,6 +20,16 @@ def evaluation(digits):
     return evaluate
 
 
+def test_no_file_of_a_run_holds_the_arguments_of_the_command(digits, cohort, tmp_path, monkeypatch):
+    """Flower's arguments hold an access token; it was in provenance.json and on the page."""
+    monkeypatch.setattr("sys.argv", ["flwr-serverapp", "--token", "very-secret"])
+    strategy = cohort(cohort_size=3, out=tmp_path / "run")
+    strategy.start(digits.grid(), digits.arrays(), 1)
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert len(files) > 3
+    assert not [path for path in files if b"secret" in path.read_bytes()]
+
+
 def test_each_round_is_one_line_of_the_log(digits, cohort, caplog):
     grid, strategy = digits.grid(), cohort(POLICIES["power-of-choice"](d=4), cohort_size=2)
     with caplog.at_level("INFO", logger="flwr.fedcohort"):

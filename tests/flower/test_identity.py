@@ -7,6 +7,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.flower import attach
 from fedcohort.flower.identity import MAX_ASKS, Directory, own_id
 from fedcohort.flower.messages import RECORD
 from fedcohort.policies import POLICIES
@@ -19,7 +20,7 @@ def context(**config):
 def saying(value):
     app = ClientApp()
 
-    @app.query("identity")
+    @app.query("fedcohort_identity")
     def answer(message, context):
         return Message(RecordDict({RECORD: ConfigRecord({"id": value})}), reply_to=message)
 
@@ -42,7 +43,7 @@ def test_clients_keep_their_ids_when_node_ids_change(local_grid):
     grid.remove(5)
     grid.add(99, saying("ann"))
     assert directory.refresh(grid) == {"ann": 99, "bob": 6}
-    assert len(grid.sent("query.identity")) == 3  # nobody is asked twice
+    assert len(grid.sent("query.fedcohort_identity")) == 3  # nobody is asked twice
 
 
 def test_a_double_is_left_out_while_the_first_is_online(local_grid):
@@ -70,7 +71,7 @@ def test_silent_nodes_are_asked_a_few_times_only(local_grid):
     grid.silent.add(5)
     for _ in range(MAX_ASKS + 2):
         assert directory.refresh(grid) == {}
-    assert len(grid.sent("query.identity")) == MAX_ASKS
+    assert len(grid.sent("query.fedcohort_identity")) == MAX_ASKS
 
 
 def test_a_node_that_was_too_slow_is_asked_again_later(local_grid, monkeypatch):
@@ -93,12 +94,31 @@ def test_clients_without_fedcohort_go_by_their_keys(local_grid):
     assert Directory("client", 0.2).refresh(grid) == {}
 
 
+def test_the_question_carries_the_training_config(digits, cohort, caplog):
+    """A mod that reads it once raised, and the clients went by keys at INFO."""
+
+    def mod(message, context, call_next):
+        assert message.content["config"]["server-round"] >= 1
+        assert message.content["config"]["lr"] == 0.5
+        return call_next(message, context)
+
+    def app(client):
+        app = ClientApp(mods=[mod])
+        attach(app, digits.examples(client), digits.model)
+        return app
+
+    strategy = cohort(cohort_size=2)
+    config = ConfigRecord({"lr": 0.5})
+    strategy.start(digits.grid_of(app), digits.arrays(), 1, train_config=config)
+    assert set(strategy.directory.nodes) == set(digits.clients)
+
+
 def test_registered_names_need_no_question(local_grid):
     grid = local_grid
     grid.add(5, saying("liar"), name="hospital-a")
     assert Directory("auto", 0.2).refresh(grid) == {"hospital-a": 5}
     assert Directory("name", 0.2).refresh(grid) == {"hospital-a": 5}
-    assert grid.sent("query.identity") == []
+    assert grid.sent("query.fedcohort_identity") == []
     (name,) = Directory("public-key", 0.2).refresh(grid)
     assert name.startswith("key-")
     assert Directory("client", 0.2).refresh(grid) == {"liar": 5}
@@ -127,7 +147,7 @@ def test_no_claim_counts_where_names_are_registered(local_grid):
     found = directory.refresh(grid)
     assert found.pop("bergen") == 5 and list(found.values()) == [6]
     assert next(iter(found)).startswith("key-")
-    assert grid.sent("query.identity") == []
+    assert grid.sent("query.fedcohort_identity") == []
 
 
 @pytest.mark.parametrize("value", ["key-0123456789abcdef", "node-5"])

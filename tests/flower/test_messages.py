@@ -79,6 +79,19 @@ def test_other_forms_are_refused(form):
         unpack(b"12345678", form, limit=100)
 
 
+SIZES = st.sampled_from([0, 1, 2, 2**31, 2**40 - 1, 2**63]) | st.integers(-1, 9)
+SHAPES = st.lists(SIZES, max_size=5)
+DTYPES = st.sampled_from(["<f8", "|u1", "|O", "<U2", ""])
+FIELDS = st.lists(st.tuples(st.text(max_size=2), DTYPES, SHAPES), max_size=3)
+
+
+@given(st.sampled_from([b"", b"12345678"]), DTYPES | FIELDS, SHAPES)
+def test_shapes_with_zeros_and_extremes_are_read_or_refused(data, dtype, shape):
+    """Zero bytes once claimed the shape (0, 2^40-1, 2^40-1, 2^40-1) and stopped every server."""
+    with contextlib.suppress(DataError):
+        assert unpack(data, json.dumps([dtype, shape]), limit=64).nbytes == len(data)
+
+
 @given(st.binary(max_size=64), st.text(max_size=40))
 def test_nothing_else_than_refusal_happens(data, form):
     with contextlib.suppress(DataError):

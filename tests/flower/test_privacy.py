@@ -13,9 +13,11 @@ import pytest
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedcohort.exceptions import BudgetExceeded, ConfigError
+from fedcohort.exceptions import ConfigError
 from fedcohort.flower import Privacy, attach
 from fedcohort.privacy.budget import BudgetLedger
+from fedcohort.signals.catalog import SIGNALS, register_signal
+from fedcohort.signals.forms import Numbers
 
 
 def spent(folder, budget):
@@ -23,11 +25,7 @@ def spent(folder, budget):
     return BudgetLedger(path, budget).spent()
 
 
-def test_privacy_needs_a_list_of_signals_and_an_absolute_folder(
-    client, context, tmp_path, monkeypatch
-):
-    with pytest.raises(ConfigError, match="signals="):
-        client.app(privacy=Privacy(1.0, folder=tmp_path))
+def test_privacy_needs_an_absolute_folder(client, context, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="must be absolute"):
         Privacy(1.0, folder="budget")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -55,9 +53,9 @@ def test_the_operator_of_a_node_decides(client, tmp_path, caplog):
     with caplog.at_level("INFO", logger="flwr.fedcohort"):
         assert client.sketch(app, node)["noise"] > 0
     assert "released a sketch of ann: epsilon 0.5; 0 of 0.5 left" in caplog.text
-    with pytest.raises(ConfigError, match="operator of this node does not release 'num_examples'"):
+    with pytest.raises(ValueError, match="operator of this node does not release 'num_examples'"):
         client.ask(app, node, "num_examples")
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(ValueError, match="BudgetExceeded"):
         client.sketch(app, node, rows=9)
 
 
@@ -131,7 +129,7 @@ def test_a_budget_survives_another_directory_and_another_run(
     monkeypatch.chdir(tmp_path / "elsewhere")
     other_run = Context(99, 7, {"client-id": "ann"}, RecordDict(), {})
     assert client.sketch(client.app(**settings), other_run) == first
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(ValueError, match="BudgetExceeded"):
         client.sketch(client.app(**settings), other_run, rows=9)
 
 
@@ -150,10 +148,10 @@ def test_a_server_cannot_ask_the_budget_empty(client, context, tmp_path):
     for seed in (0, 1):
         client.sketch(app, context, seed=seed)
     for seed in (2, 3, 4):
-        with pytest.raises(BudgetExceeded):
+        with pytest.raises(ValueError, match="BudgetExceeded"):
             client.sketch(app, context, seed=seed)
     again = client.app(privacy=Privacy(1.0, folder=tmp_path, total=2.0), signals=["race_sketch"])
-    with pytest.raises(BudgetExceeded):  # a restart does not renew the budget
+    with pytest.raises(ValueError, match="BudgetExceeded"):  # a restart does not renew the budget
         client.sketch(again, context, seed=4)
     client.sketch(again, context, seed=0)
     spent = json.loads(next(tmp_path.glob("budget-*.json")).read_text())["spent"]
@@ -171,7 +169,7 @@ def test_the_server_cannot_choose_the_account(client, tmp_path):
 
     ask_as("a", rows=20)
     ask_as("b", rows=20)
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(ValueError, match="BudgetExceeded"):
         ask_as("c", rows=9)
 
 
@@ -184,8 +182,38 @@ def test_no_data_signal_goes_past_the_budget(client, context, tmp_path, name):
     app = client.app(**given)  # the operator of the node sets the budget, whatever the app says
     client.ask(app, context, name)
     context.node_config |= {"fedcohort-epsilon": 1.0, "fedcohort-folder": str(tmp_path)}
-    with pytest.raises(ConfigError, match=f"does not cover '{name}'"):
+    with pytest.raises(ValueError, match=f"does not cover '{name}'"):
         client.ask(app, context, name)
+
+
+@pytest.mark.parametrize("where", ["app", "node config"])
+def test_one_rule_says_what_a_budget_covers(digits, client, tmp_path, where):
+    """Node settings once released an exact mean as a profile, and counts under another name."""
+    config, options = {"client-id": "ann"}, {}
+    if where == "app":
+        options["privacy"] = Privacy(2.0, folder=tmp_path)
+    else:
+        config |= {"fedcohort-epsilon": 2.0, "fedcohort-folder": str(tmp_path)}
+    node = Context(0, 1, config, RecordDict(), {})
+
+    @register_signal("counts", when="profile", work="data", form=Numbers((None,)))
+    def counts(clients, options):
+        return [np.bincount(y) for _, y in clients.examples()]
+
+    try:
+        app = digits.app("client-0", classes=10, insight=lambda x, y: x.mean(), **options)
+        answered, refusals = [], []
+        for name in SIGNALS:
+            entries = {"version": "v", "options": {"race_sketch": {"rows": 20, "bits": 3}}}
+            try:
+                client.ask(app, node, name, digits.arrays(), **entries)
+                answered.append(name)
+            except ValueError as error:
+                refusals.append(str(error))
+    finally:
+        del SIGNALS["counts"]
+    assert answered == ["num_examples", "race_sketch"]
+    assert all("does not cover" in text or "No query function" in text for text in refusals)
 
 
 def test_a_private_number_of_examples_is_not_told(client, tmp_path):
@@ -232,19 +260,24 @@ def test_a_private_number_of_examples_leaves_nowhere(digits, client, tmp_path, w
     assert released["n"] == pytest.approx(released["counts"].sum() / 20)  # from the noisy counts
     with pytest.raises(ValueError, match=r"does not cover|No query function"):
         client.ask(app, node, "num_examples")
-    trained = app(client.message("train", client.arrays), node).content
+    trained = client.send(app, client.message("train", client.arrays), node).content
     assert trained["metrics"] == {"num-examples": 1, "train_loss": 0.5}
-    app(client.message("train.probe", client.arrays, gate="cmfl"), node)
-    assert app(client.message("train.upload"), node).content["metrics"]["num-examples"] == 1
-    evaluated = app(client.message("evaluate", client.arrays), node).content["metrics"]
+    client.send(app, client.message("train.fedcohort_probe", client.arrays, gate="cmfl"), node)
+    assert (
+        client.send(app, client.message("train.fedcohort_upload"), node).content["metrics"][
+            "num-examples"
+        ]
+        == 1
+    )
+    evaluated = client.send(app, client.message("evaluate", client.arrays), node).content["metrics"]
     assert evaluated == {"num-examples": 1, "eval_loss": 0.5}
     ours = digits.app("client-0", **options)
-    reply = ours(client.message("train", digits.arrays()), node)
+    reply = client.send(ours, client.message("train", digits.arrays()), node)
     assert reply.content["metrics"] == {"num-examples": 1}
 
 
 def test_a_public_number_of_examples_is_the_true_one(client, context, tmp_path):
     app = app_with_handlers(client, privacy=Privacy(2.0, folder=tmp_path), signals=["race_sketch"])
     assert client.sketch(app, context)["n"] == 50
-    reply = app(client.message("train", client.arrays), context)
+    reply = client.send(app, client.message("train", client.arrays), context)
     assert reply.content["metrics"]["num-examples"] == 50

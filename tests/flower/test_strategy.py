@@ -7,7 +7,7 @@ import socket
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import strategy as flower
 
 from fedcohort.exceptions import ConfigError
@@ -58,7 +58,7 @@ def test_a_late_profile_is_taken_under_the_first_model(digits, cohort):
             grid.apps[last] = app
 
     strategy.start(grid, digits.arrays(), 3, evaluate_fn=join)
-    profiles = [m for n, m in grid.sent("query.feature_profile") if n == last]
+    profiles = [m for n, m in grid.sent("query.fedcohort_feature_profile") if n == last]
     assert profiles[0].content["arrays"] == digits.arrays()
     assert digits.clients[-1] in strategy.history[2].finished
     assert strategy.session.ledger.total("down") == grid.bytes_crossed("down")
@@ -151,6 +151,33 @@ def test_settings_that_cannot_work_are_refused(cohort, inner):
         cohort(timeout=0)
 
 
+def test_strategies_that_cannot_work_are_refused(cohort, tmp_path):
+    from flwr.server.strategy import FedAvg
+
+    with pytest.raises(ConfigError, match=r"FedAvg.*flwr\.serverapp\.strategy"):
+        cohort(inner=FedAvg())
+    cohort(inner=flower.FedXgbCyclic(), cohort_size=1)
+    with pytest.raises(ConfigError, match=r"cohort_size=4.*FedXgbCyclic"):
+        cohort(inner=flower.FedXgbCyclic(), cohort_size=4)
+
+
+def test_nobody_is_asked_about_an_empty_model(digits, cohort, inner):
+    """Flower's XGBoost app evaluates it by aborting the process."""
+    grid = digits.grid_of(digits.trees_app)
+    for app in grid.apps.values():
+        evaluate = app._registered_funcs["evaluate.default"]
+
+        def checked(message, context, evaluate=evaluate):
+            assert len(message.content["arrays"]["0"].numpy())
+            return evaluate(message, context)
+
+        app._registered_funcs["evaluate.default"] = checked
+    strategy = cohort("power-of-choice:d=4", inner(flower.FedXgbBagging), cohort_size=2)
+    strategy.start(grid, ArrayRecord([np.frombuffer(b"", np.uint8)]), 2)
+    assert [len(r.finished) for r in strategy.history] == [2, 2]
+    assert len(grid.sent("query.fedcohort_loss")) == 4
+
+
 def test_policies_and_gates_may_be_named_as_in_a_run_config(cohort):
     strategy = cohort("power-of-choice:d=4", cohort_size=2, gate="sketch-to-skip:threshold=0.5")
     assert strategy.session.policy.d == 4 and strategy.gate.state.threshold == 0.5
@@ -174,7 +201,7 @@ def test_queries_carry_the_inner_strategys_config(digits, cohort):
     grid, config = digits.grid(), ConfigRecord({"lr": 0.1})
     strategy = cohort(POLICIES["power-of-choice"](d=4), cohort_size=2)
     strategy.start(grid, digits.arrays(), 2, train_config=config)
-    for number, (_, message) in enumerate(grid.sent("query.loss")):
+    for number, (_, message) in enumerate(grid.sent("query.fedcohort_loss")):
         assert message.content["config"]["server-round"] == 1 + number // 4
         assert message.content["config"]["lr"] == 0.1
 

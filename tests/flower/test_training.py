@@ -8,44 +8,56 @@ from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
 
-from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.flower import attach
 
 
 def test_an_upload_without_a_probe_is_an_error(client, context):
     app = client.app(train=client.echo)
-    with pytest.raises(DataError, match="no update of round 0"):
-        app(client.message("train.upload"), context)
-    app(client.message("train.probe", client.arrays, version="v", gate="cmfl"), context)
-    with pytest.raises(DataError, match="no update of round 3"):
-        app(client.message("train.upload", round=3), context)
-    reply = app(client.message("train.upload"), context)
+    with pytest.raises(ValueError, match="no update of round 0"):
+        client.send(app, client.message("train.fedcohort_upload"), context)
+    client.send(
+        app,
+        client.message("train.fedcohort_probe", client.arrays, version="v", gate="cmfl"),
+        context,
+    )
+    with pytest.raises(ValueError, match="no update of round 3"):
+        client.send(app, client.message("train.fedcohort_upload", round=3), context)
+    reply = client.send(app, client.message("train.fedcohort_upload"), context)
     assert reply.content["arrays"] == client.arrays
-    with pytest.raises(DataError, match="no update"):  # sent once, then forgotten
-        app(client.message("train.upload"), context)
+    with pytest.raises(ValueError, match="no update"):  # sent once, then forgotten
+        client.send(app, client.message("train.fedcohort_upload"), context)
 
 
 def test_a_client_that_lost_the_model_says_so(client, context):
     app = client.app(train=client.echo)
-    app(client.message("train", client.arrays, version="v1"), context)
-    assert app(client.message("train", version="v1"), context).content["arrays"] == client.arrays
-    with pytest.raises(DataError, match="holds 'v1', not 'v2'"):
-        app(client.message("train", version="v2"), context)
+    client.send(app, client.message("train", client.arrays, version="v1"), context)
+    assert (
+        client.send(app, client.message("train", version="v1"), context).content["arrays"]
+        == client.arrays
+    )
+    with pytest.raises(ValueError, match="holds 'v1', not 'v2'"):
+        client.send(app, client.message("train", version="v2"), context)
 
 
 def test_what_another_run_left_behind_is_forgotten(client, context):
     app = client.app(train=client.echo)
-    app(client.message("train.probe", client.arrays, gate="cmfl", version="v", run="one"), context)
+    client.send(
+        app,
+        client.message("train.fedcohort_probe", client.arrays, gate="cmfl", version="v", run="one"),
+        context,
+    )
     assert any("difference" in name for name in context.state)
-    with pytest.raises(DataError, match="no update"):
-        app(client.message("train.upload", run="two"), context)
+    with pytest.raises(ValueError, match="no update"):
+        client.send(app, client.message("train.fedcohort_upload", run="two"), context)
     assert not any("difference" in name for name in context.state)
 
 
 def test_an_unknown_gate_is_named(client, context):
     app = client.app(train=client.echo)
-    with pytest.raises(ConfigError, match="'secret'"):
-        app(client.message("train.probe", client.arrays, gate="secret"), context)
+    with pytest.raises(ValueError, match="'secret'"):
+        client.send(
+            app, client.message("train.fedcohort_probe", client.arrays, gate="secret"), context
+        )
 
 
 def test_mods_go_around_the_training(client, context):
@@ -56,10 +68,10 @@ def test_mods_go_around_the_training(client, context):
         return call_next(message, context)
 
     app = client.app(train=client.echo, mods=[mod])
-    app(client.message("train", client.arrays), context)
-    app(client.message("train.probe", client.arrays, gate="cmfl"), context)
+    client.send(app, client.message("train", client.arrays), context)
+    client.send(app, client.message("train.fedcohort_probe", client.arrays, gate="cmfl"), context)
     client.ask(app, context, "num_examples")
-    assert seen == ["train", "train.probe"]
+    assert seen == ["train", "train.fedcohort_probe"]
 
 
 def test_mods_are_called_as_flower_calls_them(client, context):
@@ -71,7 +83,7 @@ def test_mods_are_called_as_flower_calls_them(client, context):
         return reply
 
     app = client.app(train=client.echo, mods=[mod])
-    reply = app(client.message("train", client.arrays), context)
+    reply = client.send(app, client.message("train", client.arrays), context)
     assert reply.content["metrics"]["num-examples"] == 7
 
 
@@ -91,11 +103,15 @@ def test_an_app_level_clipping_mod_leaves_queries_alone(client, context):
     app = ClientApp(mods=[fixedclipping_mod, watching])
     attach(app, (client.x, client.y), train=train)
     assert client.ask(app, context, "num_examples") == 50
-    message = client.message("train.probe", client.arrays, gate="cmfl", version="v")
+    message = client.message("train.fedcohort_probe", client.arrays, gate="cmfl", version="v")
     message.content["config"]["clipping_norm"] = 1.0
     assert app(message, context).has_content()
-    assert app(client.message("train.upload"), context).has_content()
-    assert seen == ["query.num_examples", "train.probe", "train.upload"]
+    assert client.send(app, client.message("train.fedcohort_upload"), context).has_content()
+    assert seen == [
+        "query.fedcohort_num_examples",
+        "train.fedcohort_probe",
+        "train.fedcohort_upload",
+    ]
 
 
 def test_our_training_reads_fedproxs_mu(digits, client):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
+from tests.flower.conftest import OneClient
 
 from fedcohort.exceptions import ConfigError, NoClients
+from fedcohort.flower import attach
 from fedcohort.flower.messages import RECORD, to_record
 from fedcohort.gates import CMFL, SketchToSkip
 from fedcohort.policies import POLICIES
@@ -86,7 +91,7 @@ def test_an_empty_reply_is_an_error(digits, cohort):
         return reply
 
     handlers = grid.apps[digits.node(mute)]._registered_funcs
-    handlers["train.default"] = handlers["query.num_examples"] = nothing
+    handlers["train.default"] = handlers["query.fedcohort_num_examples"] = nothing
     strategy = cohort(POLICIES["power-of-choice"](d=8), cohort_size=8)
     strategy.start(grid, digits.arrays(), 1)
     assert mute not in strategy.history[0].finished and len(strategy.history[0].finished) == 7
@@ -110,14 +115,81 @@ def test_a_reading_that_is_none_is_dropped_and_counted(digits, cohort, reading):
         return Message(RecordDict({RECORD: record}), reply_to=message)
 
     app = grid.apps[digits.node(liar)]
-    app._registered_funcs["query.race_sketch"] = answer
+    app._registered_funcs["query.fedcohort_race_sketch"] = answer
     strategy = cohort(POLICIES["race-softmax"](), cohort_size=4)
     strategy.start(grid, digits.arrays(), 4)
-    asked = [n for n, _ in grid.sent("query.race_sketch") if n == digits.node(liar)]
+    asked = [n for n, _ in grid.sent("query.fedcohort_race_sketch") if n == digits.node(liar)]
     assert strategy.session.signals.dropped["race_sketch"] == len(asked) == 3
     known = strategy.session.signals.known("race_sketch", digits.clients)
     assert known == digits.clients[1:]
     assert strategy.session.ledger.total("up") == grid.bytes_crossed("up")
+
+
+@pytest.mark.parametrize("kind", ["query", "reply"])
+def test_zero_bytes_of_an_impossible_shape_are_a_dropped_reading(digits, cohort, kind):
+    """np.empty raised a ValueError that stopped the server, by query and by reply alike."""
+    grid, liar = digits.grid(), digits.clients[0]
+    name = "race_sketch" if kind == "query" else "loss_rms"
+    record = {name: b"", f"{name}.form": json.dumps(["<f8", [0, *3 * [2**40 - 1]]])}
+    app = grid.apps[digits.node(liar)]
+    handler = f"query.fedcohort_{name}" if kind == "query" else "train.default"
+    honest = app._registered_funcs[handler]
+
+    def answer(message, context):
+        reply = honest(message, context)
+        reply.content[RECORD] = ConfigRecord(record)
+        return reply
+
+    app._registered_funcs[handler] = answer
+    strategy = cohort("race-softmax" if kind == "query" else "oort", cohort_size=8)
+    strategy.start(grid, digits.arrays(), 1)
+    assert strategy.session.signals.dropped[name] == 1
+    assert len(strategy.history[0].finished) == 8
+
+
+def test_a_signal_that_raises_does_not_cost_the_update(digits, cohort):
+    """Oort on a model whose loss cannot be computed once ended with an empty model."""
+
+    def broken(client):
+        app = ClientApp()
+        app.train()(OneClient.echo)
+        loss = {"loss": lambda outputs, y: {}["no logits"]}
+        attach(app, digits.examples(client), digits.model, **loss)
+        return app
+
+    grid = digits.grid()
+    grid.apps[digits.node("client-0")] = broken("client-0")
+    strategy = cohort("oort", cohort_size=8)
+    result = strategy.start(grid, digits.arrays(), 1)
+    assert len(strategy.history[0].finished) == 8 and result.arrays
+    assert +strategy.unanswered == {"loss_rms": 1}
+    with pytest.raises(ConfigError, match=r"loss_rms.*KeyError: 'no logits'"):
+        cohort("oort", cohort_size=8).start(digits.grid_of(broken), digits.arrays(), 1)
+
+
+def test_training_that_raises_at_all_clients_stops_the_first_round_with_the_reason(digits, cohort):
+    def fail(message):
+        raise KeyError("no such column: age")
+
+    grid = digits.grid_of(lambda client: digits.replying_app(client, fail))
+    with pytest.raises(ConfigError, match="KeyError: 'no such column: age'"):
+        cohort(cohort_size=4).start(grid, digits.arrays(), 3)
+
+
+def test_a_client_that_claims_many_examples_does_not_make_the_model_its_own(digits, cohort):
+    """2^62 examples in one reply once made the next model exactly the liar's."""
+    grid = digits.grid_of(lambda client: digits.changing_app(client, lambda a: a * 0 + 1))
+    for i, client in enumerate(["one", "two", "three"]):  # ten are needed for a median
+        grid.add(5000 + i, digits.changing_app("client-0", lambda a: a * 0 + 1), client)
+    content = records(metrics=MetricRecord({"num-examples": 2**62, "loss": 0.5}))
+    grid.apps[digits.node("client-3")] = digits.replying_app(
+        "client-3", lambda message: content(digits, message)
+    )
+    strategy = cohort(cohort_size=11)
+    start = ArrayRecord([np.zeros(4, np.float32)])
+    result = strategy.start(grid, start, 1)
+    (model,) = result.arrays.to_numpy_ndarrays()
+    assert model == pytest.approx(np.full(4, 10 / 20))  # the liar counts for ten honest clients
 
 
 def test_evaluations_that_would_break_an_average_are_left_out(digits, cohort):
@@ -280,13 +352,13 @@ def test_a_policy_without_answers_goes_on_if_the_user_says_so(digits, cohort, po
 
 def test_a_gate_around_clients_that_cannot_train_for_it_stops(digits, cohort):
     strategy = cohort(cohort_size=3, gate=CMFL())
-    with pytest.raises(ConfigError, match=r"nobody answered the gate 'cmfl'.*'probe'"):
+    with pytest.raises(ConfigError, match=r"nobody answered the gate 'cmfl'"):
         strategy.start(grid_without_losses(digits, attached=False), digits.arrays(), 2)
 
 
 def test_one_client_that_does_not_answer_is_reported_once_and_stops_nothing(digits, cohort, caplog):
     grid, strategy = digits.grid(), cohort(POLICIES["power-of-choice"](d=8), cohort_size=2)
-    del grid.apps[digits.node("client-3")]._registered_funcs["query.loss"]
+    del grid.apps[digits.node("client-3")]._registered_funcs["query.fedcohort_loss"]
     strategy.start(grid, digits.arrays(), 3)
     told = [r.getMessage() for r in caplog.records if "did not answer" in r.getMessage()]
     assert len(told) == 1 and "client-3: No query function" in told[0]

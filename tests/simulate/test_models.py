@@ -6,7 +6,7 @@ from torch import nn
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.simulate.models import MODELS, build
-from modelstack.worker import feature_layer
+from modelstack.worker import first_dense
 
 IMAGE, COLOR = (1, 28, 28), (3, 32, 32)
 COUNTS = {
@@ -54,8 +54,8 @@ def test_images_without_a_channel_are_accepted():
 
 def test_fc1_is_the_first_dense_layer_of_the_papers_cnn():
     model = build("cnn", IMAGE, 10)
-    assert feature_layer(model) is model.fc1
-    assert model.fc1.out_features == 512
+    with first_dense(model) as output:
+        assert output(torch.zeros(2, *IMAGE)).shape == (2, model.fc1.out_features) == (2, 512)
 
 
 def test_mistakes_are_named():

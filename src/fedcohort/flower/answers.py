@@ -99,8 +99,6 @@ class Answers:
         """Whether this client has what a signal takes."""
         if signal.name == "insight":
             return self.insight is not None
-        if signal.name == "gradient_spread":
-            return False  # simulations only
         if signal.work == "data" or self.model is not None:
             return signal.work != "server"
         if signal.name in LOSSES:
@@ -166,8 +164,15 @@ class Answers:
         """The metric that `loss` names, None where a usual name is looked for."""
         return self.loss if isinstance(self.loss, str) and self.loss != DEFAULT_LOSS else None
 
-    def learner(self, context: Context, request: Request, mu: float = 0.0) -> Learner:
-        """Return what trains and measures models; `mu` is FedProx's, where the server sets it."""
+    def learner(
+        self,
+        context: Context,
+        request: Request,
+        arrays: ArrayRecord,
+        mu: float = 0.0,
+        held: Flat | None = None,
+    ) -> Learner:
+        """Return what trains and measures a model; `mu` is FedProx's, where the server sets it."""
         from fedcohort.flower.learner import Learner
         from fedcohort.simulate.local import LocalTraining
 
@@ -178,7 +183,8 @@ class Answers:
             local = replace(local, prox_mu=mu)
         x, y = self.data(context).arrays()
         client = request.client or self.identity(context)
-        return Learner(client, x, y, self.model(), local, self.loss, self.device)
+        model = self.model()
+        return Learner(client, x, y, model, arrays, request, local, self.loss, self.device, held)
 
 
 def account_of(context: Context, identity: Callable[[Context], ClientId]) -> ClientId:
@@ -290,6 +296,10 @@ class AskedClient(Clients):
         """Return `trained` minus the model."""
         return Vectors(self.trained(fresh).numpy() - self.start)
 
+    def gradient_spreads(self) -> NDArray[np.float64]:
+        """Return the spread of the gradients of local batches."""
+        return self._learned().gradient_spreads()
+
     def last_layer(self) -> int:
         """Return how many parameters the model's last layer has."""
         return self._learned().last_layer()
@@ -314,5 +324,4 @@ class AskedClient(Clients):
         number = self.request.held_round
         if number >= 0 and memory.stamp("trained") == number:
             held = memory.vector("trained")
-        learner = self.answers.learner(self.context, self.request)
-        return learner.clients(self._model(), self.request, held)
+        return self.answers.learner(self.context, self.request, self._model(), held=held)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
 
 from fedcohort import storage
+from fedcohort.exceptions import InvalidCheckpoint
 from fedcohort.flower import inner
-from fedcohort.flower.arrays import as_saved, from_saved
-from fedcohort.flower.grid import Model
+from fedcohort.flower.arrays import as_saved, from_saved, is_float
+from fedcohort.flower.grid import LOG, Model
 from fedcohort.flower.history import RoundReport
 from fedcohort.storage import remove_leftovers
 
@@ -44,8 +46,26 @@ def resume(strategy: CohortStrategy, arrays: ArrayRecord) -> ArrayRecord:
     if not Path(strategy.checkpoint).exists():
         return arrays
     state = storage.load(strategy.checkpoint)
+    _check_like(strategy.checkpoint, state["initial"], arrays)
     storage.restore(strategy.checkpoint, lambda state: _restore(strategy, state), state)
+    LOG.info("continuing %s after round %d", strategy.checkpoint, strategy.rounds_before)
     return from_saved(state["arrays"])
+
+
+def _check_like(path: object, saved: dict[str, Any], arrays: ArrayRecord) -> None:
+    """InvalidCheckpoint unless the model of this app has the names and shapes of the saved one."""
+    shapes = dict(zip(saved["names"], (np.shape(a) for a in saved["arrays"]), strict=True))
+    fixed = any(is_float(array) for array in arrays.values())  # trees change their size
+    here = {name: tuple(array.shape) for name, array in arrays.items()}
+    names = shapes.keys() ^ here.keys()
+    if fixed:
+        names |= {name for name in shapes.keys() & here.keys() if shapes[name] != here[name]}
+    if names:
+        one = min(names)
+        raise InvalidCheckpoint(
+            f"{path}: its model has the array {one!r} of shape {shapes.get(one)}, this app's "
+            f"{here.get(one)}; give this run a checkpoint of its own"
+        )
 
 
 def _restore(strategy: CohortStrategy, state: dict[str, Any]) -> None:

@@ -14,8 +14,9 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.flower.answers import DEFAULT_LOSS, Answers, Handler
 from fedcohort.flower.data import Keys, as_function
 from fedcohort.flower.identity import answer, own_id
-from fedcohort.flower.privacy import Privacy, check_covered, hide_size
-from fedcohort.flower.training import Training, through
+from fedcohort.flower.messages import PROBE, QUERY, UPLOAD
+from fedcohort.flower.privacy import Privacy, check_covered, hide_size, is_covered
+from fedcohort.flower.training import Training, through, with_errors
 from fedcohort.rounds import ClientId
 from fedcohort.signals.catalog import SIGNALS
 
@@ -71,11 +72,11 @@ def attach(
     identity : callable, optional
         ``identity(context)`` returns this client's stable id; by default from the node config.
     signals : collection of str, optional
-        The signals that this client answers; by default all that it can. Required with `privacy`:
-        only ``race_sketch`` is ever made private, and label counts and insights are refused. The
-        operator of a node can restrict them further with ``fedcohort-signals`` in the node config.
+        The signals that this client answers; by default all that it can. The operator of a node
+        can restrict them further with ``fedcohort-signals`` in the node config.
     privacy : Privacy, optional
-        Noise and budget of this client's sketches. The server has no say in it.
+        Noise and budget of this client's sketches. The server has no say in it. What tells more
+        about the records (losses, profiles, label counts, insights) is then not released.
     insight : callable, optional
         ``insight(x, y)`` returns a vector, for the signal of that name.
     classes : int, optional
@@ -119,17 +120,20 @@ def attach(
     around = [mod for mod in app._mods if not _is_clipping(mod)]
 
     def register(name: str, handler: Handler) -> None:
-        handlers[name] = through(around, handler)
+        if name in handlers:
+            raise ConfigError(f"attach: the app has a handler for {name!r} already")
+        handlers[name] = with_errors(through(around, handler))
 
     if answers.evaluate is not None:
         handlers["evaluate.default"] = partial(_evaluate, answers=answers)
-    register("query.identity", partial(_identity, identity=identity))
+    register(f"{QUERY}identity", partial(_identity, identity=identity))
     for name in wanted:
-        register(f"query.{name}", partial(_query, name=name, answers=answers))
+        register(f"{QUERY}{name}", partial(_query, name=name, answers=answers))
     if model is not None or own is not None:
         training = Training(answers, [*app._mods, *mods], frozenset(wanted))
-        handlers["train.default"], handlers["train.probe"] = training.train, training.probe
-        register("train.upload", training.upload)
+        handlers["train.default"] = with_errors(training.train)
+        handlers[PROBE] = with_errors(training.probe)
+        register(UPLOAD, training.upload)
 
 
 def _handlers(app: ClientApp) -> dict[str, Handler]:
@@ -146,12 +150,8 @@ def _handlers(app: ClientApp) -> dict[str, Handler]:
 def _wanted(answers: Answers, signals: Collection[str] | None) -> list[str]:
     """Return the signals that this client answers; ConfigError for one that it cannot."""
     can = [name for name, signal in SIGNALS.items() if answers.can_answer(signal)]
-    if answers.privacy is not None and signals is None:
-        raise ConfigError(
-            "attach: privacy= covers race_sketch only; say what this client answers, for example "
-            "signals=['race_sketch'], since losses and profiles would leave without noise"
-        )
-    wanted = can if signals is None else list(signals)
+    covered = [name for name in can if is_covered(name, answers.privacy)]
+    wanted = covered if signals is None else list(signals)
     for name in wanted:
         check_covered(name, answers.privacy)
         if name not in can:

@@ -12,10 +12,13 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.flower.arrays import dtypes_of, in_dtypes
+from fedcohort.flower.arrays import dtypes_of, in_dtypes, payload
 from fedcohort.flower.grid import LOG, Delivery, Model, exchange, failure
 from fedcohort.flower.messages import (
+    PROBE,
+    QUERY,
     RECORD,
+    UPLOAD,
     Request,
     from_record,
     pack,
@@ -102,6 +105,14 @@ class Queries:
     def __call__(self, name: str, clients: Sequence[ClientId]) -> Readings:
         """Ask clients for one signal."""
         options = self.options.get(name, {})
+        if SIGNALS[name].needs_model(options) and not payload(self._model(name).arrays):
+            if SIGNALS[name].model == "initial":
+                raise ConfigError(
+                    f"CohortStrategy: the signal {name!r} is taken under the initial model, which "
+                    "is empty; use a policy that needs another signal"
+                )
+            LOG.info("the model is empty yet, so nobody is asked for %s", name)
+            return {}
         messages = {client: self._message(name, client, options) for client in clients}
         names = {self.nodes[client]: client for client in clients}
         readings: Readings = {}
@@ -120,8 +131,11 @@ class Queries:
                 readings[client] = reading
         return readings
 
+    def _model(self, name: str) -> Model:
+        return self.initial if SIGNALS[name].model == "initial" else self.current
+
     def _message(self, name: str, client: ClientId, options: Mapping[str, Option]) -> Message:
-        model = self.initial if SIGNALS[name].when == "profile" else self.current
+        model = self._model(name)
         request = replace(
             self.request,
             version=model.version,
@@ -137,10 +151,9 @@ class Queries:
         if SIGNALS[name].needs_model(options) and self.delivery.must_carry(client, model):
             content[request.arrays] = model.arrays
         node = self.nodes[client]
-        return Message(content, node, f"query.{name}", ttl=self.timeout + 5)
+        return Message(content, node, f"{QUERY}{name}", ttl=self.timeout + 5)
 
 
-PROBE, UPLOAD = "train.probe", "train.upload"
 MAX_ANSWER = 1 << 16  # bytes of a client's answer to a gate; Sketch-to-Skip's has one
 
 

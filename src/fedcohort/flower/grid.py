@@ -16,6 +16,7 @@ from fedcohort.rounds import ClientId
 from fedcohort.session import Session
 
 LOG = logging.getLogger("flwr.fedcohort")
+RAISED = (1, 2)  # Flower's codes of a client app that could not be loaded, and of one that raised
 FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0  # seconds between looks for replies
 
 
@@ -66,7 +67,24 @@ def failure(message: Message) -> str | None:
     """
     if message.has_content():
         return None
-    return str(message.error.reason) if message.has_error() else "an empty reply"
+    return last_line(str(message.error.reason)) if message.has_error() else "an empty reply"
+
+
+def last_line(text: str) -> str:
+    r"""Return the last line of a traceback, which names the error.
+
+    Examples
+    --------
+    >>> last_line("<class 'RayTaskError'>:<'ray::run()\n  File x.py\nValueError: no data'>")
+    'ValueError: no data'
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1].removesuffix("'>")[:500] if lines else "an error without a reason"
+
+
+def raised(message: Message) -> bool:
+    """Whether a reply says that the client's app raised or cannot be imported."""
+    return message.has_error() and message.error.code in RAISED
 
 
 def _pushed(grid: Grid, messages: list[Message]) -> dict[str, Message]:

@@ -12,8 +12,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -222,8 +220,10 @@ class RunFolder:
 
 
 def provenance() -> dict[str, Any]:
-    """Return the command of this process and the versions that its results depend on."""
+    """Return the versions that results depend on.
+
+    Not the command of this process: Flower's arguments hold an access token.
+    """
     versions = {"fedcohort": fedcohort.__version__, "python": platform.python_version()}
     versions |= {name: importlib.metadata.version(name) for name in ("flwr", "numpy")}
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return {"command": shlex.join(command), "versions": versions, "machine": platform.machine()}
+    return {"versions": versions, "machine": platform.machine()}

@@ -18,18 +18,16 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedcohort.exceptions import ConfigError, DataError, NoClients
-from fedcohort.flower.grid import LOG, TimedGrid, exchange, failure
-from fedcohort.flower.messages import RECORD
+from fedcohort.flower.grid import LOG, TimedGrid, exchange, failure, raised
+from fedcohort.flower.messages import QUERY, RECORD, untrusted
 from fedcohort.rounds import ClientId
 
 Identity = Literal["auto", "client", "name", "public-key"]
 IDENTITIES = ("auto", "client", "name", "public-key")
-QUERY = "query.identity"
 MAX_LENGTH = 200
 MAX_ASKS = 3
 ASK_AGAIN = 300.0  # seconds after which a node that did not answer so often is asked once more
 FINGERPRINTS = ("key-", "node-")
-RAISED = 2  # Flower's code of a client app that raised: here, one that fedcohort is not attached to
 
 
 def own_id(context: Context) -> ClientId:
@@ -101,8 +99,11 @@ class Directory:
         self._last_asked: dict[int, float] = {}
         self._duplicates: set[int] = set()
 
-    def refresh(self, grid: Grid) -> dict[ClientId, int]:
-        """Find out who is online, asking those that are new; return node ids by client."""
+    def refresh(self, grid: Grid, config: Mapping[str, Any] | None = None) -> dict[ClientId, int]:
+        """Find out who is online, asking those that are new; return node ids by client.
+
+        `config` is the training config, which the app's mods may read.
+        """
         present = {info.node: info for info in online(grid)}
         if self.identity in ("auto", "name"):
             self.registered.update(info.name for info in present.values() if info.name)
@@ -111,7 +112,9 @@ class Directory:
         )
         unknown = [i for i in present.values() if i.node not in self._ids]
         if self.identity in ("auto", "client"):
-            self._ids.update(self._claims(grid, [i for i in unknown if self._may_ask(i.node)]))
+            self._ids.update(
+                self._claims(grid, [i for i in unknown if self._may_ask(i.node)], config or {})
+            )
         self.nodes = {c: n for c, n in self.nodes.items() if n in present and self._ids[n] == c}
         for node in sorted(present):
             self._admit(node)
@@ -143,26 +146,31 @@ class Directory:
             return fingerprint(info)
         return None
 
-    def _claims(self, grid: Grid, asked: list[NodeInfo]) -> dict[int, ClientId]:
+    def _claims(
+        self, grid: Grid, asked: list[NodeInfo], config: Mapping[str, Any]
+    ) -> dict[int, ClientId]:
         """Ask nodes who they are and return the ids that are accepted."""
         self._asked.update(info.node for info in asked)
         self._last_asked.update(dict.fromkeys((i.node for i in asked), time.monotonic()))
-        content = RecordDict({RECORD: ConfigRecord()})
-        messages = [Message(content, i.node, QUERY, ttl=self.timeout + 60) for i in asked]
+        content = RecordDict({"config": ConfigRecord(dict(config))})
+        messages = [
+            Message(content, i.node, f"{QUERY}identity", ttl=self.timeout + 60) for i in asked
+        ]
         infos = {info.node: info for info in asked}
         found: dict[int, ClientId] = {}
         for reply in exchange(grid, messages, self.timeout):
             info = infos[reply.sent.metadata.dst_node_id]
             try:
-                client = claimed_id(reply.message)
+                with untrusted("an id"):
+                    client = claimed_id(reply.message)
             except DataError as error:
                 self.refused[f"node {info.node}"] += 1
                 LOG.warning("node %d: %s", info.node, error)
                 continue
-            if client is None and self.identity == "auto" and _app_raised(reply.message):
+            if client is None and self.identity == "auto" and raised(reply.message):
                 client = fingerprint(info)
                 reason = failure(reply.message)
-                LOG.info("node %d did not say who it is (%s): %s", info.node, reason, client)
+                LOG.warning("node %d did not say who it is (%s): %s", info.node, reason, client)
             if client is not None:
                 found[info.node] = client
         return found
@@ -175,15 +183,22 @@ class IdentifiedGrid(TimedGrid):
     starts the clock.
     """
 
-    def __init__(self, grid: Grid, directory: Directory, wait: float, timeout: float) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        directory: Directory,
+        wait: float,
+        timeout: float,
+        config: Mapping[str, Any],
+    ) -> None:
         super().__init__(grid, timeout)
-        self.directory, self.wait = directory, wait
+        self.directory, self.wait, self.config = directory, wait, config
         self._calls = 0
         self._start = time.monotonic()
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the known nodes; NoClients once the strategy has waited too long for more."""
-        nodes = sorted(self.directory.refresh(self.grid).values())
+        nodes = sorted(self.directory.refresh(self.grid, self.config).values())
         self._calls += 1
         waited = time.monotonic() - self._start
         if self._calls > 3 and waited > self.wait:
@@ -224,10 +239,6 @@ def answer(message: Message, context: Context, identity: Callable[[Context], Cli
     """Reply to the server's question who this client is."""
     content = RecordDict({RECORD: ConfigRecord({"id": identity(context)})})
     return Message(content, reply_to=message)
-
-
-def _app_raised(message: Message) -> bool:
-    return message.has_error() and message.error.code == RAISED
 
 
 def fingerprint(info: NodeInfo) -> ClientId:

@@ -40,7 +40,13 @@ def weight_key(strategy: Strategy) -> str:
 
 
 def check(strategy: Strategy, *, gate: bool, checkpoint: bool) -> None:
-    """Refuse combinations that would break a promise of the inner strategy."""
+    """Refuse what is no strategy of the message API, and what would break a promise of one."""
+    if not isinstance(strategy, Strategy):
+        kind = type(strategy)
+        raise ConfigError(
+            f"CohortStrategy: {kind.__module__}.{kind.__name__} is not a strategy of Flower's "
+            "message API; use its counterpart in flwr.serverapp.strategy"
+        )
     for one in chain(strategy):
         name = type(one).__name__
         if gate and name.startswith("DifferentialPrivacyClientSide"):
@@ -75,27 +81,21 @@ def check_policy(policy: Policy, has_center: bool) -> None:
         )
 
 
-REMEDIES = {
-    "data": "attach(app, data=...) on the clients",
-    "forward": "attach(app, data=..., model=...) on the clients, after @app.train()",
-    "train": "attach(app, data=..., model=...) on the clients, after @app.train()",
-}
-
-
-def remedy(signal: str) -> str:
-    """Return what a user can do about clients that do not answer a signal."""
-    if signal == "insight":
-        return "attach(app, data=..., insight=...) on the clients"
-    if signal in ("loss", "loss_rms"):
-        return f"{REMEDIES['forward']}; without torch, attach(loss=...)"
-    return REMEDIES.get(SIGNALS[signal].work, "another policy")
-
-
 def update_users(policy: Policy, gate: Gate | None) -> list[str]:
     """Return what needs the clients' updates as vectors: signals made of them, and a gate."""
-    names = [n for n in sorted(policy.needs.reply) if SIGNALS[n].work == "server"]
-    users = [f"the signal {name!r}" for name in names if name != "duration"]
+    signals = [SIGNALS[name] for name in sorted(policy.needs.reply)]
+    users = [f"the signal {s.name!r}" for s in signals if s.work == "server" and s.model != "none"]
     return users if gate is None else [*users, f"the gate {gate.name!r}"]
+
+
+def check_cohort_size(strategy: Strategy, cohort_size: int | None) -> None:
+    """Refuse cohorts of which the inner strategy would keep one update only."""
+    cyclic = any(type(one).__name__ == "FedXgbCyclic" for one in chain(strategy))
+    if cyclic and cohort_size is not None and cohort_size > 1:
+        raise ConfigError(
+            f"CohortStrategy: cohort_size={cohort_size}, but FedXgbCyclic keeps one update per "
+            "round: use cohort_size=1, or FedXgbBagging"
+        )
 
 
 def reply_kind(

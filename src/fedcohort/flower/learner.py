@@ -1,8 +1,8 @@
-"""One client's training and model-based answers, by the simulator's code."""
+"""One client's PyTorch model: measured by `simulate.measuring`, trained as the simulator trains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -11,19 +11,19 @@ import torch
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from fedcohort.datasets import Dataset, Federation
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower.arrays import Flat, flatten
 from fedcohort.flower.messages import Request
-from fedcohort.rounds import ClientId
+from fedcohort.rounds import ClientId, stream
 from fedcohort.signals.catalog import Clients
 from fedcohort.signals.projection import Vectors
-from fedcohort.simulate.clients import SimulatedClients
-from fedcohort.simulate.local import Data, LocalTraining, Trainer, jobs, sample_loss
+from fedcohort.signals.updates import last_layer
+from fedcohort.simulate import measuring
+from fedcohort.simulate.local import LocalTraining, Trainer, config_errors, jobs
 
 
-class Learner:
-    """Trains and measures with the simulator's own code, so that both give the same numbers.
+class Learner(Clients):
+    """A client under the model of one message.
 
     Parameters
     ----------
@@ -31,10 +31,17 @@ class Learner:
     x, y : array
         The client's examples.
     model : nn.Module
-        The architecture.
+        The architecture, which is changed.
+    arrays : ArrayRecord
+        Its state.
+    request : Request
+        The message's, for the round and the seed.
     local : LocalTraining
-    loss, device
-        As in `Trainer`.
+    loss : "cross-entropy" or callable
+        As in `fedcohort.simulate`; a single output gets binary cross-entropy.
+    device : str
+    held : array, optional
+        The client's model after its last training.
     """
 
     def __init__(
@@ -43,153 +50,94 @@ class Learner:
         x: NDArray[Any],
         y: NDArray[Any],
         model: torch.nn.Module,
+        arrays: ArrayRecord,
+        request: Request,
         local: LocalTraining,
         loss: str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = "cross-entropy",
         device: str = "cpu",
+        held: Flat | None = None,
     ) -> None:
-        self.client, self.model = client, model
-        x = np.asarray(x, np.float32)
-        if loss == "cross-entropy" and (binary := binary_loss(model, x)) is not None:
-            loss = binary
-        self.loss, self.x, self.y, self.device = sample_loss(loss), x, np.asarray(y), device
-        self.local = local
-        labels = np.asarray(y, np.int64)
-        dataset = Dataset(client, x, labels, x[:0], labels[:0], int(labels.max()) + 1)
-        self.federation = Federation(dataset, {client: np.arange(len(x))})
+        self.ids, self.x, self.y, self.model = (client,), x, y, model.to(device)
+        self.request, self.local, self.device, self.held = request, local, device, held
+        self.loss = loss if callable(loss) else None
+        self.start = flatten(arrays)
+        load(model, arrays)
 
     @cached_property
-    def trainer(self) -> Trainer:
-        """The simulator's trainer."""
-        return Trainer(self.model, self.local, loss=self.loss, device=self.device)
-
-    @cached_property
-    def data(self) -> Data:
+    def batches(self) -> measuring.Batches:
         """The client's examples on the device."""
-        return self.trainer.data(self.x, self.y)
+        return measuring.batches_of(self.x, self.y, self.device)
 
-    @property
-    def stateful(self) -> bool:
-        """Whether the model has running statistics beside its parameters."""
-        return any(buffer.is_floating_point() for buffer in self.model.buffers())
+    def losses(self, power: int = 1) -> NDArray[np.float64]:
+        """Return the mean of loss^power."""
+        return np.array([measuring.mean_loss(self.model, self.batches, self.loss, power)])
 
-    @property
-    def size(self) -> int:
-        """Number of examples."""
-        return len(self.federation.parts[self.client])
+    def features(self) -> NDArray[Any]:
+        """Return the mean output of the first dense layer."""
+        return measuring.mean_profile(self.model, self.batches)[None]
 
-    def train(self, start: Flat, request: Request) -> Flat:
-        """Train a round from a flat model."""
-        if self.stateful:
+    def gradients(self) -> Vectors:
+        """Return the full-batch gradient."""
+        return Vectors(measuring.full_gradient(self.model, self.batches, self.loss))
+
+    def gradient_spreads(self) -> NDArray[np.float64]:
+        """Return the spread of the gradients of the client's batches, in a random order."""
+        rng = stream(self.request.seed, "gradient spread", self.request.round, self.ids[0])
+        order = rng.permutation(len(self.y))
+        rows = np.stack(
+            [
+                measuring.full_gradient(self.model, [batch], self.loss)
+                for batch in measuring.batches_of(
+                    self.x[order], self.y[order], self.device, self.local.batch_size
+                )
+            ]
+        )
+        distances = np.square(rows - rows.mean(axis=0), dtype=np.float64).sum(axis=1)
+        return np.array([np.sqrt(distances.mean())])
+
+    def last_layer(self) -> int:
+        """Return how many parameters the model's last layer has."""
+        named = dict(self.model.named_parameters())
+        return last_layer(list(named), [p.numel() for p in named.values()])
+
+    def trained(self, fresh: bool = True) -> Vectors:
+        """Return the model after training now, or after the client's last training."""
+        if not fresh:
+            return Vectors(self.start if self.held is None else self.held)
+        return Vectors(self.train(f"query/{self.ids[0]}"))
+
+    def train(self, batches_for: str | None = None) -> Flat:
+        """Train a round as the simulator does; `batches_for` names the draw of the batches."""
+        if any(buffer.is_floating_point() for buffer in self.model.buffers()):
             raise ConfigError(
                 "our training does not keep a model's running statistics (batch norm): train in "
                 "your own @app.train(), and attach after it"
             )
-        positions = self.federation.parts[self.client]
-        work = jobs(self.trainer, request.seed, request.round, [self.client], [positions])
-        lr = self.local.lr_at(request.round)
-        trained = self.trainer.train(self._tensor(start), work, self.data, lr)
-        return np.array(trained[0].cpu().numpy(), np.float32)
-
-    def clients(self, arrays: ArrayRecord, request: Request, held: Flat | None) -> Clients:
-        """Return this client under a model; `held` is its model after its last training."""
-        if self.stateful:
-            return StatefulClient(self, arrays)
-        return SimulatedClients(
-            (self.client,),
-            self.trainer,
-            self.data,
-            self.federation,
-            request.seed,
-            request.round,
-            self._tensor(flatten(arrays)),
-            held={} if held is None else {self.client: self._tensor(held)},
-        )
-
-    def _tensor(self, flat: Flat) -> torch.Tensor:
-        return torch.from_numpy(np.array(flat)).to(self.trainer.device)
-
-
-class StatefulClient(Clients):
-    """One client under a model with running statistics, measured as the model evaluates.
-
-    Batch norm's statistics are part of the state, so the whole state is loaded.
-    """
-
-    def __init__(self, learner: Learner, arrays: ArrayRecord) -> None:
-        self.ids, self.learner = (learner.client,), learner
-        state = arrays.to_torch_state_dict()
-        self.model = learner.model
-        self.model.load_state_dict(state)
-        self.model.to(learner.device).eval()
-
-    def sizes(self) -> NDArray[np.int64]:
-        """Return the number of examples."""
-        return np.array([self.learner.size], np.int64)
-
-    def losses(self, power: int = 1) -> NDArray[np.float64]:
-        """Return the mean of loss^power."""
         with torch.no_grad():
-            total = sum(
-                float((self.learner.loss(self.model(x), y).double() ** power).sum())
-                for x, y in self._batches()
+            outputs = self.model.eval()(next(iter(self.batches))[0])
+        loss = self.loss or measuring.usual_loss(self.model, outputs)
+        multiclass = self.loss is None and outputs.ndim > 1 and outputs.shape[-1] > 1
+        given = "cross-entropy" if multiclass else loss
+        request, parts = self.request, [np.arange(len(self.y))]
+        with config_errors():
+            trainer = Trainer(self.model, self.local, loss=given, device=self.device)
+            work = jobs(trainer, request.seed, request.round, [batches_for or self.ids[0]], parts)
+            start = torch.from_numpy(self.start.copy()).to(trainer.device)
+            data, lr = trainer.data(self.x, self.y), self.local.lr_at(request.round)
+            return np.array(trainer.train(start, work, data, lr)[0].cpu().numpy(), np.float32)
+
+
+def load(model: torch.nn.Module, arrays: ArrayRecord) -> None:
+    """Give a model the state that a server sent: by names, or in order where names are numbers."""
+    state = dict(arrays.to_torch_state_dict())
+    names = list(model.state_dict())
+    if not set(state) <= set(names):
+        parameters = [name for name, _ in model.named_parameters()]
+        order = names if len(names) == len(state) else parameters
+        if len(order) != len(state):
+            raise ConfigError(
+                f"model={type(model).__name__} has {len(names)} arrays, the server's {len(state)}; "
+                "give attach the architecture that the server trains"
             )
-        return np.array([total / self.learner.size])
-
-    def features(self) -> NDArray[Any]:
-        """Return the mean output of the first dense layer."""
-        dense = next((m for m in self.model.modules() if isinstance(m, torch.nn.Linear)), None)
-        if dense is None:
-            raise ConfigError("a feature profile needs a dense layer, and this model has none")
-        sums: list[torch.Tensor] = []
-        hook = dense.register_forward_hook(lambda m, i, out: sums.append(out.double().sum(0)))
-        try:
-            with torch.no_grad():
-                for x, _ in self._batches():
-                    self.model(x)
-        finally:
-            hook.remove()
-        mean = torch.stack(sums).sum(0) / self.learner.size
-        return mean.cpu().numpy().astype(np.float32)[None]
-
-    def gradients(self) -> Vectors:
-        """Return the full-batch gradient of the parameters."""
-        self.model.zero_grad()
-        for x, y in self._batches():
-            (self.learner.loss(self.model(x), y).sum() / self.learner.size).backward()  # type: ignore[no-untyped-call]
-        parts = [p.grad.ravel() for p in self.model.parameters() if p.grad is not None]
-        return Vectors(torch.cat(parts).cpu().numpy()[None])
-
-    def _batches(self, size: int = 256) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        own = self.learner
-        for start in range(0, own.size, size):
-            x, y = (part[start : start + size] for part in (own.x, own.y))
-            yield torch.from_numpy(x).to(own.device), torch.from_numpy(y).to(own.device)
-
-
-def binary_loss(
-    model: torch.nn.Module, x: NDArray[np.float32]
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
-    """Return the loss of a classifier with one output, None for one with an output per class.
-
-    The softmax of one output is always 1, so cross-entropy would report a loss of 0. An output that
-    went through a sigmoid is a probability; any other one is a logit.
-    """
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        outputs = model(torch.from_numpy(x[:64]))
-    model.train(was_training)
-    if outputs.ndim > 1 and outputs.shape[-1] != 1:
-        return None
-    probability = any(isinstance(m, torch.nn.Sigmoid) for m in model.modules())
-    probability = probability or bool(((outputs > 0) & (outputs < 1)).all())
-    function = torch.nn.functional
-    entropy = function.binary_cross_entropy
-    if not probability:
-        entropy = function.binary_cross_entropy_with_logits
-
-    def loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        flat = outputs.squeeze(-1) if outputs.ndim > y.ndim else outputs
-        return entropy(flat, y.to(flat.dtype), reduction="none")
-
-    return loss
+        state = dict(zip(order, state.values(), strict=True))
+    model.load_state_dict(state, strict=False)

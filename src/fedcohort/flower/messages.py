@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,6 +22,8 @@ from fedcohort.exceptions import DataError
 from fedcohort.signals.catalog import Option
 
 RECORD = "fedcohort"
+QUERY = "query.fedcohort_"  # an app may have queries of its own, under any other name
+PROBE, UPLOAD = "train.fedcohort_probe", "train.fedcohort_upload"
 MAX_FORM = 1024  # characters; a sketch's form has about 80
 MAX_FIELDS = 8
 MAX_DIMENSIONS = 4
@@ -56,19 +59,39 @@ def unpack(data: bytes, form: str, limit: int) -> NDArray[Any]:
     >>> unpack(b"12345678", '["|O", []]', limit=100)
     Traceback (most recent call last):
     ...
-    fedcohort.exceptions.DataError: a reading of the form '["|O", []]'
+    fedcohort.exceptions.DataError: a reading of the form '["|O", []]' cannot be read: '|O'
     """
     if not isinstance(data, bytes) or not isinstance(form, str):
         raise DataError("a reading must be bytes with a form")
     if len(data) > limit:
         raise DataError(f"a reading of {len(data)} bytes; at most {limit} are accepted")
-    try:
+    with untrusted(f"a reading of the form {form[:80]!r}"):
         dtype, shape = _parsed(form)
-    except (ValueError, TypeError, RecursionError):
-        raise DataError(f"a reading of the form {form[:80]!r}") from None
-    if dtype.itemsize * math.prod(shape) != len(data):
-        raise DataError(f"a reading of {len(data)} bytes does not have the form {form[:80]!r}")
-    return np.frombuffer(data, dtype).reshape(shape) if data else np.empty(shape, dtype)
+        if dtype.itemsize * math.prod(shape) != len(data):
+            raise DataError(f"a reading of {len(data)} bytes does not have the form {form[:80]!r}")
+        return np.frombuffer(data, dtype).reshape(shape) if data else np.empty(shape, dtype)
+
+
+@contextmanager
+def untrusted(what: str) -> Iterator[None]:
+    """Turn every error that content from another machine can cause into a DataError.
+
+    Examples
+    --------
+    >>> with untrusted("a shape"):
+    ...     np.empty((0, 2**40, 2**40))
+    Traceback (most recent call last):
+    ...
+    fedcohort.exceptions.DataError: a shape cannot be read: array is too big; ...
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+        raise DataError(f"{what} cannot be read: {error}") from None
+    except (AttributeError, MemoryError) as error:
+        raise DataError(f"{what} cannot be read: {type(error).__name__}") from None
 
 
 def _parsed(form: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -85,7 +108,7 @@ def _parsed(form: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 def _kind(text: Any) -> np.dtype[Any]:
     if not isinstance(text, str) or text not in KINDS:
-        raise ValueError
+        raise ValueError(repr(text)[:40])
     return np.dtype(text)
 
 

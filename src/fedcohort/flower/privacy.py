@@ -27,13 +27,12 @@ from fedcohort.flower.grid import LOG
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.privacy.release import noise_for
 from fedcohort.rounds import ClientId
-from fedcohort.signals.catalog import Option
+from fedcohort.signals.catalog import SIGNALS, Option
 from fedcohort.sketch.hashing import MinHash
 from fedcohort.sketch.race import RaceSketch, empty_sketch
 from fedcohort.storage import write_atomically
 
 MOST_COUNTERS = 1 << 24
-UNCOVERED = ("label_histogram", "insight")  # of the data, and never made private here
 SIGNALS_KEY = "fedcohort-signals"
 COUNT_METRICS = ("num-examples", "num_examples")
 
@@ -169,11 +168,17 @@ def check_allowed(name: str, context: Context) -> None:
         raise ConfigError(f"the operator of this node does not release {name!r} ({SIGNALS_KEY})")
 
 
+def is_covered(name: str, privacy: Privacy | None) -> bool:
+    """Whether a signal tells nothing of the records past the budget that this client keeps."""
+    reveals = SIGNALS[name].reveals
+    if reveals == "size":
+        return privacy is None or privacy.n == "public"
+    return privacy is None or reveals != "records"
+
+
 def check_covered(name: str, privacy: Privacy | None) -> None:
-    """ConfigError if a signal would tell of the data past the budget that this client keeps."""
-    if privacy is None:
-        return
-    if name in UNCOVERED or (name == "num_examples" and privacy.n == "private"):
+    """ConfigError unless `is_covered`."""
+    if not is_covered(name, privacy):
         raise ConfigError(
             f"this client keeps a privacy budget, which does not cover {name!r}: it is not "
             "released; use a policy that selects by race_sketch, such as sketch-match"

@@ -25,9 +25,9 @@ from fedcohort.flower.arrays import (
     unflatten,
 )
 from fedcohort.flower.cohort import reading_of
-from fedcohort.flower.grid import LOG, Model, failure
-from fedcohort.flower.messages import RECORD
-from fedcohort.policies.base import Policy
+from fedcohort.flower.grid import LOG, Model, failure, raised
+from fedcohort.flower.messages import RECORD, untrusted
+from fedcohort.policies.base import FEW_SIZES, LARGEST_SIZE, Policy
 from fedcohort.rounds import ClientId, Selection
 from fedcohort.session import Session
 from fedcohort.signals.catalog import SIGNALS, Clients, Options
@@ -171,6 +171,8 @@ class Replies:
         self.failed: dict[ClientId, str] = {}
         self._forms: Counter[Form] = Counter()
         self._wrong: Counter[ClientId] = Counter()
+        self._weights: dict[ClientId, float] = {}
+        self._any_accepted = False
 
     def accepted(
         self, replies: Iterable[Message], sent: Mapping[ClientId, Message], like: ArrayRecord
@@ -187,9 +189,12 @@ class Replies:
             problem = failure(message)
             if problem is not None:
                 self._refuse(client, "error", problem)
+                if not self._any_accepted and raised(message):
+                    wrong[client] = WrongForm(problem)
                 continue
             try:
-                updates[client] = self._checked(message, like)
+                with untrusted("an update"):
+                    updates[client] = self._checked(message, like)
             except DataError as error:
                 self._refuse(client, "invalid", error)
                 self._charge(client, message)
@@ -199,7 +204,26 @@ class Replies:
             self._prefer_models(updates, like, wrong)
         self._drop_inconsistent(updates)
         self._stop_if_all_wrong(updates, wrong)
+        self._clip_weights(updates)
         return updates
+
+    def _clip_weights(self, updates: Mapping[ClientId, Update]) -> None:
+        """Keep a client that claims 2^62 examples from making the next model its own.
+
+        Weights above `MAX_SIZE` times the median of all clients that were heard of are clipped
+        there, once `FEW_SIZES` were: the rule that policies follow for sizes.
+        """
+        self._weights.update({client: update.weight for client, update in updates.items()})
+        if len(self._weights) < FEW_SIZES:
+            return
+        most = LARGEST_SIZE * float(np.median(list(self._weights.values())))
+        for client, update in updates.items():
+            if update.weight > most:
+                LOG.warning("%s weighs %g; %g is used", client, update.weight, most)
+                for metrics in update.message.content.metric_records.values():
+                    if self.weight_key in metrics:
+                        whole = isinstance(metrics[self.weight_key], int)
+                        metrics[self.weight_key] = int(most) if whole else most
 
     def count(self, reason: str, problems: Mapping[ClientId, str]) -> None:
         """Count clients that brought no update."""
@@ -247,21 +271,24 @@ class Replies:
     def _stop_if_all_wrong(
         self, updates: Mapping[ClientId, Update], wrong: Mapping[ClientId, WrongForm]
     ) -> None:
-        """Stop where no update was accepted and two clients, or one three times, were refused.
+        """Stop where no update was accepted and two clients, or one three times, had none.
+
+        What raises counts before the first update of a run, forms that are refused always.
 
         One client alone cannot stop a run: it may be hostile.
         """
         if updates:
             self._wrong.clear()
+            self._any_accepted = True
             return
         self._wrong.update(list(wrong))
         if wrong and (len(self._wrong) > 1 or max(self._wrong.values()) > 2):
             client, error = next(iter(wrong.items()))
             raise ConfigError(
-                f"round {self.session.round_number + 1}: all {len(wrong)} updates were refused "
-                f"because of their form, so the model would never change. {client}: {error}. "
-                "Clients must return the arrays that they were sent, under the same names and in "
-                f"the same shapes, and one MetricRecord with {self.weight_key!r}"
+                f"round {self.session.round_number + 1}: none of {len(wrong)} clients brought an "
+                f"update that can be used, so the model would never change. {client}: {error}. "
+                "Training must not raise, and return the arrays that it was sent, under the same "
+                f"names and in the same shapes, and one MetricRecord with {self.weight_key!r}"
             )
 
     def _refuse(self, client: ClientId, reason: str, why: object) -> None:
@@ -281,7 +308,8 @@ def usable_evaluations(replies: Iterable[Message]) -> list[Message]:
         problem: object = failure(reply)
         try:
             if problem is None:
-                metrics_of(reply.content)
+                with untrusted("an evaluation"):
+                    metrics_of(reply.content)
         except DataError as error:
             problem = error
         if problem is None:

@@ -142,6 +142,7 @@ class CohortStrategy(Strategy):
         self.timeout, self.wait, self.max_bytes = timeout, wait, max_bytes
         self.center = None if center is None else np.asarray(center, np.float64).ravel()
         inners.check(inner, gate=self.gate is not None, checkpoint=checkpoint is not None)
+        inners.check_cohort_size(inner, cohort_size)
         inners.check_policy(chosen, self.center is not None)
         size = 1 if cohort_size is None else cohort_size
         self.session = Session(
@@ -239,8 +240,9 @@ class CohortStrategy(Strategy):
         self._cohort, self._started = None, time.monotonic()
         self.replies.failed.clear()
         self.dtypes = self.dtypes or dtypes_of(arrays)
-        known = IdentifiedGrid(grid, self.directory, self.wait, self.timeout)
         number, unchanged = server_round + self.rounds_before, ConfigRecord(dict(config))
+        entries = {"server-round": number, **config}
+        known = IdentifiedGrid(grid, self.directory, self.wait, self.timeout, entries)
         messages = list(self._call("configure_train", number, arrays, config, known))
         if not messages:
             return []
@@ -265,7 +267,7 @@ class CohortStrategy(Strategy):
         answers = cohort.probe(self.gate, announced, grid)
         self.replies.count("gate", cohort.problems)
         if not answers and not any(r.finished or r.withheld for r in self.history):
-            remedy = inners.REMEDIES["train"]
+            remedy = "attach(app, data=..., model=...) on the clients, after @app.train()"
             self._missing(f"the gate {self.gate.name!r}", cohort.problems, remedy)
         return cohort.upload(self.session.admit(answers))
 
@@ -312,7 +314,7 @@ class CohortStrategy(Strategy):
         """Count and report clients that did not answer a signal; stop if nobody ever did."""
         self.unanswered[name] += len(problems)
         if nobody:
-            self._missing(f"the signal {name!r}", problems, inners.remedy(name))
+            self._missing(f"the signal {name!r}", problems, SIGNALS[name].remedy)
         elif problems and name not in self._reported:
             self._reported.add(name)
             client, why = next(iter(problems.items()))
@@ -385,7 +387,7 @@ class CohortStrategy(Strategy):
         """Report the clients whose updates came without the signals that the policy needs."""
         for name in sorted(self.session.policy.needs.reply):
             silent = [c for c in updates if c not in signals.get(name, {})]
-            problems = dict.fromkeys(silent, "its update came without it")
+            problems = {c: _why_missing(updates[c], name) for c in silent}
             if updates and SIGNALS[name].work != "server":
                 known = self.session.signals.known(name, list(self.directory.nodes))
                 self._note_unanswered(name, problems, nobody=not known)
@@ -417,8 +419,9 @@ class CohortStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Leave evaluation to the inner strategy; clients get the dtypes that they started with."""
-        known = IdentifiedGrid(grid, self.directory, self.wait, self.timeout)
         number = server_round + self.rounds_before
+        entries = {"server-round": number, **config}
+        known = IdentifiedGrid(grid, self.directory, self.wait, self.timeout, entries)
         sent = in_dtypes(arrays, self.dtypes)
         messages: Iterable[Message]
         messages = self._call("configure_evaluate", number, sent, config, known)
@@ -435,3 +438,9 @@ class CohortStrategy(Strategy):
             metrics = self._call("aggregate_evaluate", number, usable)
             self._evaluated(number, metrics)
         return metrics
+
+
+def _why_missing(update: Update, name: str) -> str:
+    record = update.message.content.config_records.get(RECORD)
+    problem = None if record is None else record.get(f"{name}.error")
+    return problem[:500] if isinstance(problem, str) else "its update came without it"

@@ -7,12 +7,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import DataError
 from fedcohort.flower.answers import MOST_BYTES, Answers, Handler, config_of, request_of
 from fedcohort.flower.arrays import flatten, unflatten
+from fedcohort.flower.grid import LOG, RAISED
 from fedcohort.flower.memory import Memory, metrics
 from fedcohort.flower.messages import RECORD, Request, from_record, raw, to_record
 from fedcohort.flower.privacy import allowed_signals, hide_size
@@ -31,6 +32,27 @@ def through(mods: Sequence[Any], handler: Handler) -> Handler:
 def _call_mod(mod: Any, call_next: Handler, message: Message, context: Context) -> Message:
     reply: Message = mod(message, context, call_next)
     return reply
+
+
+def with_errors(handler: Handler) -> Handler:
+    """Return a handler that replies with an error where it raises.
+
+    Flower would do so too, but its simulation buries the message in a traceback of Ray.
+    """
+
+    def safe(message: Message, context: Context) -> Message:
+        try:
+            return handler(message, context)
+        except Exception as error:
+            LOG.exception("%s", message.metadata.message_type)
+            return Message(Error(RAISED[1], error_line(error)), reply_to=message)
+
+    return safe
+
+
+def error_line(error: Exception) -> str:
+    """Return an error in one line: its class and what it says."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
 
 class Training:
@@ -109,11 +131,19 @@ class Training:
         names = [name for name in request.signals if name in sent]
         later = self.answers.reads_metrics(names)
         now = [name for name in names if name not in later]
-        readings = {n: self.answers.reading(n, message, context, request, arrays) for n in now}
+        readings, problems = {}, {}
+        for name in now:
+            try:
+                readings[name] = self.answers.reading(name, message, context, request, arrays)
+            except Exception as error:  # the update is worth more than a signal
+                LOG.exception("signal %s", name)
+                problems[name] = error_line(error)
         reply = self.handler(message, context)
         if names and not reply.has_error():
             readings |= self.answers.from_metrics(later, reply)
-            reply.content[RECORD] = to_record(readings)
+            record = to_record(readings)
+            record.update({f"{name}.error": problem for name, problem in problems.items()})
+            reply.content[RECORD] = record
         return hide_size(reply) if self.answers.hides_size(context) else reply
 
     def _ours(self, message: Message, context: Context) -> Message:
@@ -121,9 +151,9 @@ class Training:
         request = request_of(message)
         arrays = message.content.array_records[request.arrays]
         mu = float(config_of(message).get("proximal-mu", 0.0))  # type: ignore[arg-type]
-        learner = self.answers.learner(context, request, mu)
-        trained = unflatten(learner.train(flatten(arrays), request), arrays)
-        content = RecordDict({request.arrays: trained, "metrics": metrics(learner.size)})
+        learner = self.answers.learner(context, request, arrays, mu)
+        trained = unflatten(learner.train(), arrays)
+        content = RecordDict({request.arrays: trained, "metrics": metrics(len(learner.y))})
         return Message(content, reply_to=message)
 
 

@@ -1,9 +1,8 @@
 """What clients tell: each signal is one object, with all that anybody must know about it.
 
-A signal states when it is collected, what it costs a client, the form and range of its readings,
-and the function that computes it. The session, the simulator, Flower's server and clients,
-`fedcohort policies` and `fedcohort.testing` all read it here. `register_signal` adds one of your
-own.
+A signal states when it is collected, what it costs a client, which model it needs, what it reveals,
+what to do where it is missing, the form of its readings, and the function that computes it. Nobody
+else branches on the names of signals. `register_signal` adds one of your own.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ from fedcohort.signals.updates import update_distance
 
 When = Literal["profile", "query", "reply"]
 Work = Literal["server", "data", "forward", "train"]
+Which = Literal["none", "initial", "current"]
+Reveals = Literal["nothing", "size", "sketch", "records"]
 Option = int | float | str | bool
 Options = Mapping[str, Option]
 
@@ -120,7 +121,7 @@ class Signal:
     Parameters
     ----------
     name : str
-        Unique; a Flower federation sends it as the message type ``query.<name>``.
+        Unique.
     about : str
         One line for people.
     when : {"profile", "query", "reply"}
@@ -128,12 +129,20 @@ class Signal:
         A policy's `Needs` decides.
     work : {"server", "data", "forward", "train"}
         What producing it costs. ``server``: computed from updates that arrive anyway, no bytes.
-        ``data``: one pass over the client's data. ``forward`` and ``train`` need the model, so
-        the model is downloaded first: the initial one for a profile, otherwise the current one.
+        ``data``: one pass over the client's data. ``forward`` and ``train`` need a model.
     form : callable
         ``form(options)``: dtype, shape and range of a reading made with these options.
     compute : callable
         ``compute(clients, options)`` returns one reading per client, in order.
+    model : {"none", "initial", "current"}
+        The model that computing it takes; a client downloads it first. Profiles are taken under
+        the initial model, so that a newcomer's is comparable.
+    reveals : {"nothing", "size", "sketch", "records"}
+        What a reading tells beyond an update: nothing, the number of records, a sketch that the
+        client can make private, or more about the records, without noise. A client that keeps a
+        privacy budget does not release the last.
+    remedy : str
+        What a Flower user can do where clients do not answer.
     """
 
     name: str
@@ -142,10 +151,14 @@ class Signal:
     work: Work
     form: Callable[[Options], Form]
     compute: Compute
+    model: Which = "none"
+    reveals: Reveals = "records"
+    remedy: str = ""
 
     def needs_model(self, options: Options) -> bool:
         """Whether the client must hold a model to answer a question with these options."""
-        return self.work in ("forward", "train") or options.get("embed") == "model"
+        computes = self.work != "server" and self.model != "none"
+        return computes or options.get("embed") == "model"
 
     def readings(self, clients: Clients, options: Options) -> dict[ClientId, Any]:
         """Return the readings by client."""
@@ -155,13 +168,26 @@ class Signal:
 SIGNALS: dict[str, Signal] = {}
 
 
+_DATA = "attach(app, data=...) on the clients"
+_MODEL = "attach(app, data=..., model=...) on the clients, after @app.train()"
+_REMEDIES = {"server": "another policy", "data": _DATA, "forward": _MODEL, "train": _MODEL}
+
+
 def register_signal(
-    name: str, *, when: When, work: Work, form: Form | Callable[[Options], Form]
+    name: str,
+    *,
+    when: When,
+    work: Work,
+    form: Form | Callable[[Options], Form],
+    model: Which | None = None,
+    reveals: Reveals | None = None,
+    remedy: str = "",
 ) -> Callable[[Compute], Compute]:
     """Decorate a function that computes a signal, and enter the signal into `SIGNALS`.
 
-    The first line of the function's docstring becomes the signal's description. In a Flower
-    federation, register it in a module that the server and the clients import.
+    The first line of the function's docstring becomes the signal's description. What clients
+    compute reveals "records" unless stated otherwise. In a Flower federation, register it in a
+    module that the server and the clients import.
 
     Examples
     --------
@@ -172,11 +198,21 @@ def register_signal(
     >>> SIGNALS.pop("label_count").about
     'How many different labels the client has.'
     """
+    usual: Which = "initial" if when == "profile" else "current"
 
     def enter(compute: Compute) -> Compute:
         lines = (compute.__doc__ or "").strip().splitlines()
-        made = form if callable(form) else lambda options: form
-        SIGNALS[name] = Signal(name, lines[0] if lines else name, when, work, made, compute)
+        SIGNALS[name] = Signal(
+            name,
+            lines[0] if lines else name,
+            when,
+            work,
+            form if callable(form) else lambda options: form,
+            compute,
+            model or ("none" if work == "data" else usual),
+            reveals or ("nothing" if work == "server" else "records"),
+            remedy or _REMEDIES[work],
+        )
         return compute
 
     return enter
@@ -226,19 +262,25 @@ def _sketch_form(options: Options) -> Form:
     return Sketch(None if rows is None else int(rows), buckets)
 
 
-@register_signal("num_examples", when="profile", work="data", form=COUNT)
+@register_signal("num_examples", when="profile", work="data", form=COUNT, reveals="size")
 def _num_examples(clients: Clients, options: Options) -> NDArray[np.int64]:
     """How many examples the client trains on."""
     return clients.sizes()
 
 
-@register_signal("race_sketch", when="profile", work="data", form=_sketch_form)
+@register_signal("race_sketch", when="profile", work="data", form=_sketch_form, reveals="sketch")
 def _race_sketch(clients: Clients, options: Options) -> Sequence[NDArray[Any]]:
     """The client's distribution sketch, private if the client or the policy wants it."""
     return clients.sketches(options)
 
 
-@register_signal("insight", when="profile", work="data", form=Numbers((None,)))
+@register_signal(
+    "insight",
+    when="profile",
+    work="data",
+    form=Numbers((None,)),
+    remedy="attach(app, data=..., insight=...) on the clients",
+)
 def _insight(clients: Clients, options: Options) -> Sequence[ArrayLike]:
     """A vector of the user's own that describes the client's data."""
     return clients.insights()
@@ -283,13 +325,16 @@ def _feature_profile(clients: Clients, options: Options) -> NDArray[Any]:
     return clients.features()
 
 
-@register_signal("loss", when="query", work="forward", form=LOSS)
+_LOSS = f"{_MODEL}; without torch, attach(loss=...)"
+
+
+@register_signal("loss", when="query", work="forward", form=LOSS, remedy=_LOSS)
 def _loss(clients: Clients, options: Options) -> NDArray[np.float64]:
     """Mean loss of the current model over all local data."""
     return clients.losses()
 
 
-@register_signal("loss_rms", when="reply", work="forward", form=LOSS)
+@register_signal("loss_rms", when="reply", work="forward", form=LOSS, remedy=_LOSS)
 def _loss_rms(clients: Clients, options: Options) -> NDArray[np.float64]:
     """Root mean square of the per-example losses over all local data."""
     return np.sqrt(clients.losses(power=2))
@@ -312,11 +357,11 @@ def _gradient_sketch(clients: Clients, options: Options) -> NDArray[Any]:
 
 @register_signal("gradient_spread", when="reply", work="train", form=Numbers(low=0))
 def _gradient_spread(clients: Clients, options: Options) -> NDArray[np.float64]:
-    """Spread of the gradients of local batches around their mean (simulations only)."""
+    """Spread of the gradients of local batches around their mean."""
     return clients.gradient_spreads()
 
 
-@register_signal("duration", when="reply", work="server", form=Numbers(low=0))
+@register_signal("duration", when="reply", work="server", form=Numbers(low=0), model="none")
 def _duration(clients: Clients, options: Options) -> NDArray[np.float64]:
     """Seconds from sending the model to receiving the update."""
     return clients.durations()

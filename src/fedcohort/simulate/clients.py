@@ -275,8 +275,8 @@ class Collector:
 
     def __call__(self, name: str, clients: Sequence[ClientId]) -> Readings:
         """Answer a query of the session."""
-        profile = SIGNALS[name].when == "profile"
-        return self._readings(name, clients, model=self.initial if profile else self.model)
+        initial = SIGNALS[name].model == "initial"
+        return self._readings(name, clients, model=self.initial if initial else self.model)
 
     def replies(
         self,

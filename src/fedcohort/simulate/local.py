@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from modelstack import Trainer as Trainer
     from modelstack import by_length as by_length
     from modelstack import device_name as device_name
-    from modelstack import feature_layer as feature_layer
+    from modelstack import first_dense as first_dense
     from modelstack import sample_loss as sample_loss
     from modelstack import seeded as seeded
 

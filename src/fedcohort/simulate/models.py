@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.registry import lookup
-from fedcohort.simulate.local import config_errors, feature_layer, seeded
+from fedcohort.simulate.local import config_errors, first_dense, seeded
 
 Shape = Sequence[int]
 
@@ -188,7 +188,7 @@ def build(
 
 @config_errors()
 def embedding_of(model: nn.Module, batch: int = 4096) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Return a function from samples to the outputs of the layer `fc1`, else the first dense one.
+    """Return a function from samples to the outputs of the first dense layer that runs.
 
     For sketches of embeddings: ``Transform(embedding="a name", function=embedding_of(model))``. The
     model is copied, so training it further changes nothing.
@@ -200,15 +200,13 @@ def embedding_of(model: nn.Module, batch: int = 4096) -> Callable[[NDArray[Any]]
     (5, 64)
     """
     frozen = copy.deepcopy(model).eval()
-    seen: list[Tensor] = []
-    feature_layer(frozen).register_forward_hook(lambda module, x, output: seen.append(output))
 
     def embed(x: NDArray[Any]) -> NDArray[Any]:
         parts = []
-        with torch.no_grad():
+        with torch.no_grad(), first_dense(frozen) as output:
             for first in range(0, len(x), batch):
-                frozen(torch.from_numpy(np.ascontiguousarray(x[first : first + batch])))
-                parts.append(seen.pop().flatten(1).numpy())
+                rows = torch.from_numpy(np.ascontiguousarray(x[first : first + batch]))
+                parts.append(output(rows).flatten(1).numpy())
         return np.concatenate(parts)
 
     return embed

@@ -109,7 +109,7 @@ class Simulation:
         ``insight(x, y)`` of one client, for policies that ask for that signal.
     embed : callable or nn.Module, optional
         ``embed(x)`` returns one vector per example, and sketches are of those instead of the
-        inputs. Of a public module, the outputs of the layer `fc1`, else of the first dense layer.
+        inputs. Of a public module, the outputs of the first dense layer that runs.
         ``SketchMatch(embed="model")`` takes the model in training instead.
     trainer : callable, default=Trainer
         Makes the trainer, with `Trainer`'s arguments; see `fedcohort.distribute.rounds`.

@@ -29,7 +29,7 @@ def lies(message, context, call_next):
     lie = plan().get("lies", {}).get(client)
     if "seen" in plan():
         Path(plan()["seen"], client).touch()
-    if kind == "query.race_sketch" and lie in READINGS:
+    if kind == "query.fedcohort_race_sketch" and lie in READINGS:
         record = to_record({"race_sketch": READINGS[lie]()})
         return Message(RecordDict({RECORD: record}), reply_to=message)
     number = message.content["config"]["server-round"] if kind == "train" else 0
@@ -40,7 +40,7 @@ def lies(message, context, call_next):
         Path(planned["file"]).touch()  # somebody will end this process
         time.sleep(3600)
     reply = call_next(message, context)
-    if kind == "train.upload" and lie == "nan update":
+    if kind == "train.fedcohort_upload" and lie == "nan update":
         arrays = reply.content["arrays"]
         broken = {k: Array(a.numpy() * np.float32(np.nan)) for k, a in arrays.items()}
         reply.content["arrays"] = ArrayRecord(broken)
