@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ class Show(Protocol):
 
 
 class Progress:
-    """Tasks with a name, a count and a note.
+    """Tasks with a name, a count and a note: a Rich bar or a line per tenth for each.
 
     Parameters
     ----------
@@ -42,26 +41,35 @@ class Progress:
 
     def __init__(self, whole: int | None = None) -> None:
         self._whole, self._done = whole, dict[str, int]()
-        self._show: Show = _lines() if not sys.stderr.isatty() else _Bars()
+        self._bars = rich_bars() if sys.stderr.isatty() else None
+        self._tasks: dict[str, Any] = {}
+        self._tenths: dict[str, int] = {}
 
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if isinstance(self._show, _Bars):
-            self._show.stop()
+    def __exit__(self, *exception: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
 
     def __call__(self, name: str, done: int, total: int, note: str = "") -> None:
         """Show that `done` of `total` steps of a task are done."""
         self._done[name] = done
         if self._whole is not None and self._whole > total:
-            self._show("all", sum(self._done.values()), self._whole)
+            self._show("all", sum(self._done.values()), self._whole, "")
         self._show(name, done, total, note)
+
+    def _show(self, name: str, done: int, total: int, note: str) -> None:
+        if self._bars is not None:
+            self._bars.start()
+            if name not in self._tasks:
+                self._tasks[name] = self._bars.add_task(name, total=total, note="")
+            self._bars.update(self._tasks[name], completed=done, total=total, note=note)
+            return
+        tenth = 10 * done // max(total, 1)
+        if tenth > self._tenths.get(name, -1) and (tenth or total < 10):
+            self._tenths[name] = tenth
+            print(f"{name}: {done} of {total}" + (f", {note}" if note else ""), file=sys.stderr)
 
 
 def watched(items: Iterable[T], name: str, total: int, patience: float = 2.0) -> Iterator[T]:
@@ -80,56 +88,16 @@ def watched(items: Iterable[T], name: str, total: int, patience: float = 2.0) ->
                 show(name, done, total)
 
 
-class _Bars:
-    """One Rich progress bar per task."""
-
-    def __init__(self) -> None:
-        self._bars: RichProgress | None = None
-        self._tasks: dict[str, Any] = {}
-
-    def __call__(self, name: str, done: int, total: int, note: str = "") -> None:
-        if self._bars is None:
-            self._bars = rich_bars()
-            self._bars.start()
-        if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(name, total=total, note="")
-        self._bars.update(self._tasks[name], completed=done, total=total, note=note)
-
-    def stop(self) -> None:
-        """Leave the bars as they are and give the terminal back."""
-        if self._bars is not None:
-            self._bars.stop()
-
-
 def rich_bars() -> RichProgress:
     """Return bars on standard error; each task has a field `note`."""
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
 
-    return Progress(
-        TextColumn("{task.description:>18}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        TimeRemainingColumn(),
+    return progress.Progress(
+        progress.TextColumn("{task.description:>18}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("{task.fields[note]}", markup=False),
+        progress.TimeRemainingColumn(),
         console=Console(stderr=True),
     )
-
-
-def _lines() -> Show:
-    """Print a line whenever another tenth of a task is done."""
-    shown: dict[str, int] = {}
-
-    def show(name: str, done: int, total: int, note: str = "") -> None:
-        tenth = 10 * done // max(total, 1)
-        if tenth > shown.get(name, -1) and (tenth or total < 10):
-            shown[name] = tenth
-            print(f"{name}: {done} of {total}" + (f", {note}" if note else ""), file=sys.stderr)
-
-    return show
