@@ -255,3 +255,21 @@ def test_everybody_can_be_profiled_before_the_first_round():
     session.profile("dcba", answers(log))
     session.begin("ab", answers(log))
     assert log == [("num_examples", ("a", "b", "c", "d")), ("loss", ("a", "b"))]
+
+
+def test_a_newcomer_downloads_the_initial_model_for_its_profile_and_then_the_current_one():
+    """k-DPP's profiles are taken under the initial model, so that a newcomer's is comparable."""
+
+    class Profiled(Policy):
+        needs = Needs(profile=frozenset({"feature_profile"}))
+
+        def select(self, round, signals, rng):
+            return Selection(round.available[-1:])
+
+    session = Session(Profiled(), cohort_size=1, seed=0, model_bytes=1000)
+    profile = lambda name, clients: {c: np.ones(3, np.float32) for c in clients}  # noqa: E731
+    session.begin("ab", profile)
+    session.finish({}, ["b"])
+    assert session.ledger.by_kind("down", 0) == {"model": 2000}  # the initial model is the current
+    session.begin("abc", profile)
+    assert session.ledger.by_kind("down", 1) == {"model": 2000}  # both to the newcomer c

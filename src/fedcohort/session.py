@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedcohort.exceptions import InvalidCheckpoint, NoClients, PolicyError
 from fedcohort.gates.base import GATES, Gate
 from fedcohort.ledger import Direction, Ledger
+from fedcohort.options import Count, Whole, typed
 from fedcohort.policies import POLICIES
 from fedcohort.policies.base import Policy, pick
 from fedcohort.registry import make
@@ -30,6 +31,8 @@ from fedcohort.signals.table import Signals, as_array
 
 Readings = Mapping[ClientId, ArrayLike | None]
 Collect = Callable[[str, tuple[ClientId, ...]], Readings]
+
+Averaging = Literal["equal", "size"]
 
 LOG = logging.getLogger("fedcohort")
 MAX_ASKS = 3  # a client that does not answer a profile query this often is not asked again
@@ -88,16 +91,14 @@ class Session:
         seed: int,
         gate: Gate | str | None = None,
         model_bytes: int = 0,
-        averaging: Literal["equal", "size"] | None = None,
+        averaging: Averaging | None = None,
     ) -> None:
         self.policy: Policy = make("policy", policy, POLICIES)
         self.gate: Gate | None = make("gate", None if gate == "none" else gate, GATES)
-        self.cohort_size = _whole("cohort_size", cohort_size, 1)
-        self.seed = _whole("seed", seed, None)
-        self.model_bytes = _whole("model_bytes", model_bytes, 0)
-        if averaging not in (None, "equal", "size"):
-            raise ValueError(f"Session: averaging={averaging!r} must be 'equal', 'size' or None")
-        self.averaging = averaging
+        self.cohort_size: int = typed(Count, cohort_size, "Session: cohort_size")
+        self.seed: int = typed(int, seed, "Session: seed")
+        self.model_bytes: int = typed(Whole, model_bytes, "Session: model_bytes")
+        self.averaging = typed(Averaging | None, averaging, "Session: averaging")
         self.signals = Signals()
         self.ledger = Ledger()
         self.round_number = 0
@@ -137,9 +138,9 @@ class Session:
         clients = self._rested(clients)
         self._round = round = Round(self.round_number, clients, self.cohort_size, self.averaging)
         self._admitted, self._withheld = None, ()
-        present = set(clients)
-        same = tuple(c for c in self._selection.clients if c in present)
-        if self.skipped and same:  # those that left are replaced: the cohort keeps its size
+        present = set(clients) if self.skipped else set()
+        if same := tuple(c for c in self._selection.clients if c in present):
+            # After a skip the same clients go on; those that left are replaced.
             self._selection = self._completed(_restricted(self._selection, same), round)
             self._holding = set(same)
             self._send_model(self._selection.clients)
@@ -259,10 +260,10 @@ class Session:
         """Continue where `state_dict` was taken: the same policy and options, seed and size."""
         gate = None if self.gate is None else repr(self.gate)
         expected = (repr(self.policy), self.seed, self.cohort_size, gate)
-        found = tuple(state.get(key) for key in ("policy", "seed", "cohort_size", "gate"))
-        if found != expected:
+        saved = tuple(state.get(key) for key in ("policy", "seed", "cohort_size", "gate"))
+        if saved != expected:
             raise InvalidCheckpoint(
-                f"the checkpoint is of (policy, seed, cohort_size, gate) = {found}, "
+                f"the checkpoint is of (policy, seed, cohort_size, gate) = {saved}, "
                 f"this is {expected}"
             )
         if self.gate is not None:
@@ -338,7 +339,10 @@ class Session:
         """Ask `clients` for a signal, sending the model first where it takes one."""
         if not clients:
             return
-        if SIGNALS[name].needs_model(self.policy.signal_options.get(name, {})):
+        signal, options = SIGNALS[name], self.policy.signal_options.get(name, {})
+        if signal.when == "profile" and self.round_number and signal.needs_model(options):
+            self.charge("model", "down", dict.fromkeys(clients, self.model_bytes))
+        elif signal.needs_model(options):
             self._send_model(clients)
         answers = collect(name, clients)
         strangers = set(answers).difference(clients)
@@ -424,19 +428,10 @@ def _filled_up(weights: tuple[float, ...], extra: int) -> tuple[float, ...] | No
     return (*(w * share for w in weights), *([mean * share] * extra))
 
 
-def _whole(name: str, value: object, least: int | None) -> int:
-    """Return an integer option, or say what is wrong with it."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ValueError(f"Session: {name}={value!r} must be an integer")
-    if least is not None and value < least:
-        raise ValueError(f"Session: {name}={value} must be at least {least}")
-    return int(value)
-
-
 def _restricted(selection: Selection, clients: tuple[ClientId, ...]) -> Selection:
     """Return the part of a selection that concerns `clients`."""
     weights = None
     if selection.weights is not None:
-        known = dict(zip(selection.clients, selection.weights, strict=True))
-        weights = tuple(known[c] for c in clients)
+        weight_of = dict(zip(selection.clients, selection.weights, strict=True))
+        weights = tuple(weight_of[c] for c in clients)
     return Selection(clients, weights, selection.scores)
