@@ -174,3 +174,8 @@ def test_the_new_checks_catch_what_they_are_for(check):
 def test_a_broken_policy_fails_the_contract(policy):
     with pytest.raises((AssertionError, RuntimeError)):
         check_policy(policy)
+
+
+def test_a_policy_that_passes_its_checks_prints_nothing(capfd):
+    check_policy(POLICIES["oort"])
+    assert capfd.readouterr() == ("", "")
