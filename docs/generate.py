@@ -380,10 +380,17 @@ def _api() -> dict[str, str]:
     return found
 
 
+@cache
+def _homes():
+    """Return the module of each public name, from the package's table of lazy names."""
+    table = Path(fedcohort.__file__).with_suffix(".pyi").read_text()
+    return {name: home for home, name in re.findall(r"from \.(\S+) import (\w+) as", table)}
+
+
 def _link(name: str) -> str:
     """Link a front-door name to its place in the reference."""
     item = getattr(fedcohort, name)
-    home = f"fedcohort.{fedcohort._HOME[name]}"
+    home = f"fedcohort.{_homes()[name]}"
     if name == "simulate":  # also a package
         home = "fedcohort.simulate.simulation.simulate"
     elif isinstance(item, type) and item.__module__.startswith("fedcohort"):
