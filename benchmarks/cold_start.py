@@ -30,8 +30,8 @@ from provenance import write
 
 from fedcohort.datasets import Federation, federate, load
 from fedcohort.personalize import ColdStart, Record, Registry
-from fedcohort.personalize.finetune import accuracies, finetune, mixed, own_accuracies
-from fedcohort.personalize.limits import gains_limit
+from fedcohort.personalize.advice import gains_limit
+from fedcohort.personalize.finetune import finetune
 from fedcohort.privacy.planning import sketch_size
 from fedcohort.rounds import stream
 from fedcohort.simulate import LocalTraining, Simulation, build
@@ -48,7 +48,7 @@ PAPER = {
         "nearest": 0.3455,
     },
 }
-MIXED = ("nearest", "k-nearest", "match")
+STRATEGIES = ("nearest", "plain", "match")
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def tuned_clients(dataset, setting, split, seed, args):
     with registered(sketch, split.warm) as registry:
         start = ColdStart(registry, max_distance=None)
         cold = [sketch(rows) for rows in split.cold.values()]
-        advices = [start.advise(s, "nearest", neighbors=start.nearest(s, 20)) for s in cold]
+        advices = [start.advise(s, "nearest") for s in cold]
         near = {client for advice in advices for client in advice.weights}
     others = [c for c in split.warm if c not in near]
     drawn = stream(seed, "fine-tuned").permutation(others)[: args.finetune].tolist()
@@ -248,6 +248,25 @@ def registered(sketch, parts):
             Record(c, sketch(rows), reference=f"warm/{c}") for c, rows in parts.items()
         )
         yield registry
+
+
+def accuracies(trainer, models, parts, data):
+    """Accuracy of every model on every client's rows of `data`, (models, clients).
+
+    Each model classifies each row once, even when several clients share it.
+    """
+    rows, place = np.unique(np.concatenate(parts), return_inverse=True)
+    sizes = np.array([len(part) for part in parts])
+    hits = trainer.hits_of_each(models, [rows] * len(models), data).reshape(-1, len(rows))
+    first = np.cumsum(sizes) - sizes
+    return np.array([np.add.reduceat(right[place], first, dtype=float) / sizes for right in hits])
+
+
+def own_accuracies(trainer, models, parts, data):
+    """Accuracy of model i on the rows of client i."""
+    hits = trainer.hits_of_each(models, parts, data)
+    ends = np.cumsum([len(part) for part in parts])
+    return np.array([right.mean() for right in np.split(hits, ends[:-1])])
 
 
 class Judge:
@@ -292,7 +311,8 @@ class Judge:
         for row, advice in zip(weights, advices, strict=True):
             for client, share in advice.weights.items():
                 row[self.order[client]] = share
-        return own_accuracies(self.trainer, mixed(self.personal, weights), parts, data)
+        mixtures = torch.as_tensor(weights, device=self.personal.device) @ self.personal
+        return own_accuracies(self.trainer, mixtures, parts, data)
 
 
 def retrieve(judge, sketch, private, strategies):
@@ -302,23 +322,16 @@ def retrieve(judge, sketch, private, strategies):
     cold = [private(sketch(rows), "cold", c) for c, rows in split.cold.items()]
     with registered(lambda made: made, warm) as registry:
         start = ColdStart(registry, max_distance=None)
-        limit = ColdStart(registry, search=start.search).limit
-        near = [start.nearest(s, 20) for s in cold]
+        limit = ColdStart(registry).limit
         every = len(judge.tuned) == len(warm)
-        others = [start.search.nearest(s, 20, without=c) for c, s in warm.items()] if every else []
         for strategy in strategies:
-            advices = [
-                start.advise(s, strategy, neighbors=n) for s, n in zip(cold, near, strict=True)
-            ]
+            advices = [start.advise(s, strategy) for s in cold]
             out[strategy] = judge.score(advices, split.cold_test, judge.test)
             squares = np.array([advice.squared for advice in advices])
             allowed = [limit.squared_for(advice.neighbors[0].error) for advice in advices]
             _limited(out, away, judge, f"{strategy}, auto", strategy, squares <= allowed)
-            if strategy in MIXED and every:
-                held = [
-                    start.advise(s, strategy, neighbors=n)
-                    for s, n in zip(warm.values(), others, strict=True)
-                ]
+            if every:
+                held = [start.advise(s, strategy, without=c) for c, s in warm.items()]
                 gains = judge.gains(held)
                 by_gains = gains_limit([advice.squared for advice in held], gains)
                 good = squares <= by_gains.squared
@@ -412,8 +425,7 @@ def main():
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--max-samples", type=int, help="of a role in Shakespeare")
     parser.add_argument("--finetune", type=int, help="how many warm clients beside the retrieved")
-    every = (*MIXED, "cluster")
-    parser.add_argument("--strategies", nargs="+", choices=every, default=every)
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
     parser.add_argument("--split", dest="splits", nargs="+")
     parser.add_argument("--epsilons", type=float, nargs="*")
     parser.add_argument("--out", required=True)

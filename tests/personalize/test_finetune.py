@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.personalize.finetune import accuracies, finetune, mixed, named_arrays, own_accuracies
+from fedcohort.personalize.finetune import finetune, named_arrays
 from fedcohort.simulate.local import LocalTraining
 from modelstack.trainer import Trainer
 
@@ -44,30 +44,6 @@ def test_only_one_model_can_be_fine_tuned(world):
     trainer, data, parts, _ = world
     with pytest.raises(ConfigError, match="not one flat model"):
         finetune(trainer, trainer.flat()[None], parts, data)
-
-
-def test_accuracies_count_by_hand(world):
-    trainer, data, parts, _ = world
-    models = finetune(trainer, trainer.flat(), parts, data)
-    tests = [np.array([0, 5, 7]), np.array([5, 5, 100, 3]), np.arange(120)]
-    expected = np.empty((3, 3))
-    for i, model in enumerate(models):
-        copy = trainer.load(model, nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)))
-        right = (copy(data.x).argmax(1) == data.y).numpy()
-        expected[i] = [right[rows].mean() for rows in tests]
-    np.testing.assert_array_equal(accuracies(trainer, models, tests, data), expected)
-    own = own_accuracies(trainer, models, tests, data)
-    np.testing.assert_array_equal(own, np.diag(expected))
-    with pytest.raises(ConfigError, match="client 1 has no samples"):
-        accuracies(trainer, models, [tests[0], np.array([], np.int64)], data)
-
-
-def test_mixtures_are_averages_of_parameters(world):
-    trainer, data, parts, _ = world
-    models = finetune(trainer, trainer.flat(), parts, data)
-    made = mixed(models, [[0.25, 0.75, 0.0], [0, 0, 1]])
-    torch.testing.assert_close(made[0], 0.25 * models[0] + 0.75 * models[1])
-    torch.testing.assert_close(made[1], models[2])
 
 
 def test_named_arrays_load_back_into_the_module(world):

@@ -3,11 +3,10 @@
 `finetune` needs PyTorch and is imported by its own name.
 """
 
-from fedcohort.personalize.cold_start import Advice, ColdStart
+from fedcohort.personalize.advice import Advice, ColdStart, Limit
 from fedcohort.personalize.integrity import Problem, check, remove_orphans
-from fedcohort.personalize.limits import Limit
 from fedcohort.personalize.registry import Entry, Record, Registry
-from fedcohort.personalize.search import Neighbor, Search
+from fedcohort.personalize.search import Neighbor, nearest
 
 __all__ = [
     "Advice",
@@ -18,7 +17,7 @@ __all__ = [
     "Problem",
     "Record",
     "Registry",
-    "Search",
     "check",
+    "nearest",
     "remove_orphans",
 ]

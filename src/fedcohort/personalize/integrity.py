@@ -1,4 +1,4 @@
-"""Checks a registry: every file against its hash, every sketch against its checksum, the index."""
+"""Checks a registry: every model against its hash, every sketch against its checksum."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedcohort.exceptions import DataError, InvalidSketch
-from fedcohort.personalize import index
-from fedcohort.personalize.registry import COLUMNS, Entry, Registry
-from fedcohort.personalize.search import open_index
+from fedcohort.personalize.registry import COLUMNS, Entry, Registry, narrow
 from fedcohort.progress import watched
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
@@ -21,7 +19,9 @@ class Problem(NamedTuple):
 
     Parameters
     ----------
-    kind : {"database", "client", "sketch", "unlike", "model", "index", "orphan"}
+    kind : {"database", "client", "sketch", "unlike", "model", "orphan", "foreign"}
+        Orphans are models that no client has, such as a killed writer leaves. Foreign files were
+        not made by a registry.
     subject : str
         The client's id, or the file.
     detail : str
@@ -46,8 +46,7 @@ def check(registry: Registry) -> list[Problem]:
     try:
         damage = [str(row[0]) for row in registry.db.rows("PRAGMA integrity_check")]
         if damage == ["ok"]:
-            parts = (_sketches, _models, _index, _orphans)
-            return [problem for part in parts for problem in part(registry)]
+            return [p for part in (_sketches, _models, _files) for p in part(registry)]
     except DataError as error:
         damage = [str(error)]
     return [Problem("database", str(registry.db.path), line) for line in damage]
@@ -56,50 +55,39 @@ def check(registry: Registry) -> list[Problem]:
 def _sketches(registry: Registry) -> Iterator[Problem]:
     spec = registry.spec
     sql = (
-        f"SELECT number, content, {COLUMNS} FROM clients LEFT JOIN sketches USING (number) "
-        "WHERE number > ? ORDER BY number LIMIT ?"
+        f"SELECT number, sketch, counts.n, noise, counts, {COLUMNS.replace('n,', 'clients.n,', 1)} "
+        "FROM clients LEFT JOIN counts USING (number) WHERE number > ? ORDER BY number LIMIT ?"
     )
-    pages = watched(registry.db.pages(sql, size=256), "sketches", len(registry))
-    for _, content, *row in pages:
-        client = str(row[0])
+    rows = (row for page in registry.db.pages(sql) for row in page)
+    for row in watched(rows, "sketches", len(registry)):
+        content, searched, client = row[1], row[2:5], row[5]
         try:
-            Entry.from_row(tuple(row))
+            Entry.from_row(row[5:])
             if not isinstance(content, bytes):
                 raise InvalidSketch("it is missing")
             sketch = RaceSketch.from_bytes(content)
+            if searched != (float(sketch.n), float(sketch.noise), narrow(sketch.counts).tobytes()):
+                raise InvalidSketch("the counts that are searched are not those of the sketch")
         except InvalidSketch as error:
-            yield Problem("sketch", client, str(error))
+            yield Problem("sketch", str(client), f"{error}; register it again")
         except DataError as error:
-            yield Problem("client", client, str(error))
+            yield Problem("client", str(client), str(error))
         else:
             if sketch.spec != spec:
-                yield Problem("unlike", client, difference(spec or {}, sketch.spec))
+                yield Problem("unlike", str(client), difference(spec or {}, sketch.spec))
 
 
 def _models(registry: Registry) -> Iterator[Problem]:
     """Hash each file once, however many clients share it."""
-    stated = registry.global_entry() or {"model": None}
-    if stated["model"] is not None:
-        yield from _model(registry, "the global model", stated["model"])
     sql = "SELECT min(id), model FROM clients WHERE model IS NOT NULL GROUP BY model"
     rows = list(registry.db.rows(sql))
-    for client, digest in watched(rows, "models", len(rows)):
-        yield from _model(registry, str(client), digest)
-
-
-def _model(registry: Registry, whose: str, digest: str) -> Iterator[Problem]:
-    try:
-        registry.models.verify(digest)
-    except DataError as error:
-        yield Problem("model", whose, str(error))
-
-
-def _index(registry: Registry) -> Iterator[Problem]:
-    try:
-        if open_index(registry) is not None:
-            index.verify(registry.path / "index" / registry.fact("index"))
-    except DataError as error:
-        yield Problem("index", str(registry.path / "index"), str(error))
+    if (stated := registry.global_entry()) and stated["model"] is not None:
+        rows.append(("the global model", stated["model"]))
+    for whose, digest in watched(rows, "models", len(rows)):
+        try:
+            registry.models.verify(digest)
+        except DataError as error:
+            yield Problem("model", str(whose), str(error))
 
 
 def _writers_excluded(registry: Registry) -> AbstractContextManager[Any]:
@@ -107,17 +95,19 @@ def _writers_excluded(registry: Registry) -> AbstractContextManager[Any]:
     return nullcontext() if registry.db.read_only else registry.db.writing()
 
 
-def _orphans(registry: Registry) -> Iterator[Problem]:
+def _files(registry: Registry) -> Iterator[Problem]:
     with _writers_excluded(registry):
-        found = list(registry.models.unreferenced(registry.wanted_models()))
-    for path in found:
+        orphans, foreign = registry.models.unreferenced(registry.wanted_models())
+    for path in orphans:
         yield Problem("orphan", str(path), "no client has this model")
+    for path in foreign:
+        yield Problem("foreign", str(path), "no registry wrote this; look at it and move it away")
 
 
 def remove_orphans(registry: Registry) -> list[Path]:
-    """Delete the files in the folder of models that no client has, and return them."""
+    """Delete the models that no client has, and return them; foreign files stay."""
     with registry.db.writing():
-        found = list(registry.models.unreferenced(registry.wanted_models()))
-        for path in found:
+        orphans, _ = registry.models.unreferenced(registry.wanted_models())
+        for path in orphans:
             path.unlink(missing_ok=True)
-    return found
+    return orphans

@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ Shapes = dict[str, list[int]]
 SUFFIX = ".safetensors"
 BLOCK = 1 << 20
 _DIGEST = re.compile("[0-9a-f]{64}")
+_OURS = re.compile(r"incoming\.[0-9a-f]{16}|([0-9a-f]{2})/\1[0-9a-f]{62}\.safetensors")
 
 
 class ModelFiles:
@@ -53,13 +54,16 @@ class ModelFiles:
         self.folder = folder
 
     def path(self, digest: str) -> Path:
-        """Return the path of a model; DataError unless `digest` is a SHA-256."""
+        """Return the path of a model; DataError unless `digest` is a SHA-256, or for links."""
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
             raise DataError(f"{str(digest)[:80]!r} is not the SHA-256 of a model")
-        return self.folder / digest[:2] / (digest + SUFFIX)
+        path = self.folder / digest[:2] / (digest + SUFFIX)
+        refuse_links(self.folder, path.parent, path)
+        return path
 
     def put(self, model: Model) -> str:
         """Store named arrays, or a copy of a safetensors file, and return the hash."""
+        refuse_links(self.folder)
         self.folder.mkdir(exist_ok=True)
         incoming = self.folder / f"incoming.{secrets.token_hex(8)}"
         try:
@@ -97,28 +101,49 @@ class ModelFiles:
             ) from error
         return arrays
 
-    def verify(self, digest: str) -> None:
-        """Raise DataError unless the file exists and has the content that its name states."""
+    def verify(self, digest: str) -> Path:
+        """Return the file's path; DataError unless it has the content that its name states."""
         path = self.path(digest)
         try:
-            found = _file_digest(path)
+            actual = _file_digest(path)
         except FileNotFoundError:
             raise DataError(f"the model file {path} is missing") from None
         except OSError as error:
             raise DataError(f"the model file {path} cannot be read: {error}") from None
-        if found != digest:
-            raise DataError(f"the model file {path} is damaged: its SHA-256 is {found}")
+        if actual != digest:
+            raise DataError(f"the model file {path} is damaged: its SHA-256 is {actual}")
+        return path
 
     def discard(self, digest: str) -> None:
         """Remove a model, if it exists."""
         self.path(digest).unlink(missing_ok=True)
 
-    def unreferenced(self, wanted: set[str]) -> Iterator[Path]:
-        """Yield the files that are not wanted models, such as those that a crash left."""
-        known = {self.path(digest) for digest in wanted if _DIGEST.fullmatch(digest)}
-        for path in sorted(self.folder.rglob("*")):
-            if not path.is_dir() and path not in known:
-                yield path
+    def unreferenced(self, wanted: set[str]) -> tuple[list[Path], list[Path]]:
+        """Return models that are not wanted, or not complete; and what no registry wrote.
+
+        Links are among the latter, and nobody looks behind them.
+        """
+        orphans, foreign = [], []
+        if self.folder.is_symlink():
+            return [], [self.folder]
+        for root, folders, files in os.walk(self.folder):
+            foreign += [p for name in folders if (p := Path(root, name)).is_symlink()]
+            for path in (Path(root, name) for name in sorted(files)):
+                place = path.relative_to(self.folder).as_posix()
+                if path.is_symlink() or not _OURS.fullmatch(place):
+                    foreign.append(path)
+                elif path.stem not in wanted:
+                    orphans.append(path)
+        return orphans, foreign
+
+
+def refuse_links(*paths: Path) -> None:
+    """Raise DataError for a symbolic link: a folder that somebody sent must not reach outside."""
+    for path in paths:
+        if path.is_symlink():
+            raise DataError(
+                f"{path} is a link, which could lead anywhere; put the file itself there"
+            )
 
 
 def _write(model: Model, file: Any) -> None:
@@ -172,18 +197,18 @@ def shapes_of(model: Model) -> Shapes:
         raise DataError(f"{model} is not a safetensors file: {error}") from None
 
 
-def unlike(own: Shapes, other: Shapes) -> str | None:
+def architecture_difference(shapes: Shapes, other: Shapes) -> str | None:
     """Return the first difference between two architectures, None if they are alike.
 
     Examples
     --------
-    >>> unlike({"w": [2]}, {"w": [3]})
+    >>> architecture_difference({"w": [2]}, {"w": [3]})
     "array 'w' has shape [2], not [3]"
     """
-    if own.keys() != other.keys():
-        name = sorted(own.keys() ^ other.keys())[0]
-        return f"array {name!r} is {'new' if name in own else 'missing'}"
-    for name, shape in own.items():
+    if shapes.keys() != other.keys():
+        name = sorted(shapes.keys() ^ other.keys())[0]
+        return f"array {name!r} is {'new' if name in shapes else 'missing'}"
+    for name, shape in shapes.items():
         if shape != other[name]:
             return f"array {name!r} has shape {shape}, not {other[name]}"
     return None
@@ -208,7 +233,7 @@ def average(models: Mapping[ClientId, tuple[float, Arrays]]) -> dict[str, NDArra
     heaviest = max(models, key=lambda client: models[client][0])
     expected = models[heaviest][1]
     for client, (_, arrays) in models.items():
-        if problem := unlike(shapes_of(arrays), shapes_of(expected)):
+        if problem := architecture_difference(shapes_of(arrays), shapes_of(expected)):
             raise DataError(
                 f"clients {client!r} and {heaviest!r}: {problem}; "
                 "only models of one architecture can be averaged"

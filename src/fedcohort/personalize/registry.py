@@ -3,13 +3,17 @@
 ::
 
     registry/
-      registry.sqlite           ids, metadata, sketches (the content of sketch files)
+      registry.sqlite           ids, metadata, sketches
       models/ab/abcd....safetensors
-      index/                    for search among many clients; may be deleted at any time
 
 A model is complete on disk before the row that names it is committed. A crash can therefore leave
 an unreferenced file, which `integrity.check` finds, but never a client without its model.
 SQLite's write-ahead log lets readers continue while one writer works; a second writer waits.
+
+Nothing outside the folder is read or written: symbolic links inside it are refused.
+
+Every sketch is kept twice: as the content of a sketch file, with its checksum, and as bare counts,
+which `search` reads at 2.5 GB per second. So there is no index to build, to damage or to wait for.
 
 References
 ----------
@@ -23,9 +27,12 @@ import json
 import math
 import os
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,16 +40,50 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError, IncompatibleSketches, UnknownClient
-from fedcohort.personalize.database import Database
-from fedcohort.personalize.models import Model, ModelFiles, Shapes, shapes_of, unlike
+from fedcohort.personalize.models import (
+    Model,
+    ModelFiles,
+    Shapes,
+    architecture_difference,
+    refuse_links,
+    shapes_of,
+)
 from fedcohort.rounds import ClientId, check_id
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
-from fedcohort.storage import LOCK, SUFFIX, locked_folder, remove_leftovers
+from fedcohort.storage import (
+    LOCK,
+    SUFFIX,
+    locked_folder,
+    remove_leftovers,
+    write_atomically,
+)
 
 FILE = "registry.sqlite"
+APPLICATION = 0x46435247  # "FCRG": the application id in the database's header
+VERSION = 3  # 2 kept an index beside the database
+LOCK_TIMEOUT = 60.0  # seconds to wait for another writer
+SCHEMA = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE clients (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    n REAL NOT NULL,
+    epsilon REAL,
+    model TEXT,
+    reference TEXT,
+    metadata TEXT NOT NULL,
+    registered TEXT NOT NULL,
+    sketch BLOB NOT NULL,
+    CHECK (model IS NULL OR reference IS NULL)
+);
+CREATE INDEX clients_by_model ON clients (model);
+CREATE TABLE counts (
+    number INTEGER PRIMARY KEY, n REAL NOT NULL, noise REAL NOT NULL, counts BLOB NOT NULL
+);
+"""
+TABLES = "SELECT type, name, sql FROM sqlite_master ORDER BY name"
 COLUMNS = "id, n, epsilon, model, reference, metadata, registered"
-_SPEC = "SELECT value FROM facts WHERE name = 'spec' AND EXISTS (SELECT 1 FROM clients)"
 
 
 @dataclass(frozen=True)
@@ -72,29 +113,14 @@ class Record:
 
     def check(self) -> None:
         """Refuse what cannot be registered."""
-        check_id(self.client)
+        whose = f"client {check_id(self.client)!r}"
         if not isinstance(self.sketch, RaceSketch):
-            raise ConfigError(
-                f"client {self.client!r}: {type(self.sketch).__name__} is not a sketch"
-            )
-        check_size(f"client {self.client!r}", self.sketch)
+            raise ConfigError(f"{whose}: {type(self.sketch).__name__} is not a sketch")
+        check_size(whose, self.sketch)
         if self.model is not None and self.reference is not None:
-            raise ConfigError(f"client {self.client!r}: give a model or a reference, not both")
+            raise ConfigError(f"{whose}: give a model or a reference, not both")
         if self.reference is not None:
-            check_id(self.reference, f"client {self.client!r}: reference")
-
-    def row(self, model: str | None) -> tuple[Any, ...]:
-        """Return the values of `COLUMNS`; `model` is the hash of the stored model."""
-        release = self.sketch.release
-        return (
-            self.client,
-            float(self.sketch.n),
-            None if release is None else release.epsilon,
-            model,
-            self.reference,
-            _to_json(dict(self.metadata), f"metadata of client {self.client!r}"),
-            datetime.now(UTC).isoformat(timespec="seconds"),
-        )
+            check_id(self.reference, f"{whose}: reference")
 
 
 @dataclass(frozen=True)
@@ -145,6 +171,114 @@ class Entry:
         return entry
 
 
+class Database:
+    """One SQLite connection; threads that share it take turns.
+
+    Where the folder cannot be written, the database is opened read-only.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self.read_only = not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
+        log = path.with_name(path.name + "-wal")
+        # Without a log nobody is writing, and SQLite need not create one to read.
+        frozen = self.read_only and not (log.exists() and log.stat().st_size)
+        mode = "mode=rw" if not self.read_only else "mode=ro" + "&immutable=1" * frozen
+        with sqlite_errors(path):
+            self._connection = sqlite3.connect(
+                f"{path.resolve().as_uri()}?{mode}",
+                LOCK_TIMEOUT,
+                isolation_level=None,
+                check_same_thread=False,
+                uri=True,
+            )
+        # Damaged text must not fail a whole query; it is refused where it is used.
+        self._connection.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
+        try:
+            self._check()
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def create(path: Path) -> None:
+        """Make an empty database, whole or not at all."""
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
+            memory.execute(f"PRAGMA application_id = {APPLICATION}")
+            memory.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+            content = bytearray(memory.serialize())
+        content[18:20] = b"\2\2"  # SQLite's mark of a database with a write-ahead log
+        write_atomically(path, bytes(content))
+
+    def _check(self) -> None:
+        self.rows("PRAGMA trusted_schema = OFF")
+        self.rows("PRAGMA synchronous = FULL")
+        if self.rows("PRAGMA application_id") != [(APPLICATION,)]:
+            raise DataError(f"{self.path} is not the database of a registry")
+        ((version,),) = self.rows("PRAGMA user_version")
+        if version != VERSION:
+            raise DataError(
+                f"{self.path} has version {version} and this program reads {VERSION}; export it "
+                "with the program that wrote it, and add the folder to a new registry"
+            )
+        if self.rows(TABLES) != _expected_tables():
+            raise DataError(f"{self.path} has other tables than a registry")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Return all rows of a query."""
+        with self._lock, sqlite_errors(self.path):
+            return self._connection.execute(sql, values).fetchall()
+
+    def pages(self, sql: str, size: int = 256) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield the rows of ``... WHERE number > ? ORDER BY number LIMIT ?``, a page at a time.
+
+        The first column must be the number. Others may write between pages. DataError if a damaged
+        database returns the same numbers again, which would never end.
+        """
+        last = -1
+        while page := self.rows(sql, last, size):
+            if not isinstance(page[-1][0], int) or page[-1][0] <= last:
+                raise DataError(f"{self.path}: it is damaged, the numbers of its rows do not rise")
+            yield page
+            last = page[-1][0]
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Run a block as the only writer; all of it is committed, or nothing after an error."""
+        with self._lock, sqlite_errors(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+
+
+@cache
+def _expected_tables() -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(":memory:")) as memory:
+        memory.executescript(SCHEMA)
+        return memory.execute(TABLES).fetchall()
+
+
+@contextmanager
+def sqlite_errors(path: Path) -> Iterator[None]:
+    """Raise errors of SQLite as a DataError that names the file.
+
+    SQLite quotes damaged text in its messages, which Python then cannot decode.
+    """
+    try:
+        yield
+    except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: {error}") from error
+
+
 class Registry:
     """Sketches and models of warm clients.
 
@@ -173,6 +307,7 @@ class Registry:
         self.path = Path(path)
         if not (self.path / FILE).is_file():
             raise DataError(f"{self.path} is not a registry: it has no {FILE}")
+        refuse_links(*(self.path / f"{FILE}{end}" for end in ("", "-wal", "-shm", "-journal")))
         self.models = ModelFiles(self.path / "models")
         self.db = Database(self.path / FILE)
 
@@ -228,8 +363,8 @@ class Registry:
                 record.check()
                 if spec is None:
                     spec = record.sketch.spec
-                    _set(db, "spec", spec)
-                    db.execute("DELETE FROM facts WHERE name IN ('index', 'limit')")
+                    _set_fact(db, "spec", spec)
+                    db.execute("DELETE FROM facts WHERE name = 'limit'")
                 if record.sketch.spec != spec:
                     raise IncompatibleSketches(
                         f"client {record.client!r}: {difference(spec, record.sketch.spec)}"
@@ -242,33 +377,41 @@ class Registry:
         return count
 
     def _insert(self, db: sqlite3.Connection, record: Record) -> None:
+        whose, sketch = f"client {record.client!r}", record.sketch
         if db.execute("SELECT 1 FROM clients WHERE id = ?", (record.client,)).fetchone():
-            raise ConfigError(
-                f"client {record.client!r} is registered already; remove or replace it"
-            )
-        model = None
-        if record.model is not None:
-            model = self._store(db, f"client {record.client!r}", record.model)
-        sql = f"INSERT INTO clients ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
-        number = db.execute(sql, record.row(model)).lastrowid
-        db.execute("INSERT INTO sketches VALUES (?, ?)", (number, record.sketch.to_bytes()))
+            raise ConfigError(f"{whose} is registered already; remove or replace it")
+        model = None if record.model is None else self._store(db, whose, record.model)
+        row = (
+            record.client,
+            float(sketch.n),
+            None if sketch.release is None else sketch.release.epsilon,
+            model,
+            record.reference,
+            _to_json(dict(record.metadata), f"metadata of {whose}"),
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            sketch.to_bytes(),
+        )
+        sql = f"INSERT INTO clients ({COLUMNS}, sketch) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        number = db.execute(sql, row).lastrowid
+        counts = (number, float(sketch.n), float(sketch.noise), narrow(sketch.counts).tobytes())
+        db.execute("INSERT INTO counts VALUES (?, ?, ?, ?)", counts)
 
     def _store(self, db: sqlite3.Connection, whose: str, model: Model) -> str:
         """Store a model, unless its architecture differs from that of the models stored here."""
-        shapes, known = shapes_of(model), self._architecture()
-        if known is not None and (problem := unlike(shapes, known)):
+        shapes, expected = shapes_of(model), self._architecture()
+        if expected is not None and (problem := architecture_difference(shapes, expected)):
             raise ConfigError(
                 f"{whose}: another architecture than the models of {self.path}: {problem}"
             )
         digest = self.models.put(model)
-        if known is None:
-            _set(db, "architecture", shapes)
+        if expected is None:
+            _set_fact(db, "architecture", shapes)
         return digest
 
     def _architecture(self) -> Shapes | None:
         """Return the shapes of the stored models' arrays; None while no model is stored."""
-        known = self.fact("architecture") if self.wanted_models(first=True) else None
-        return known if isinstance(known, dict) else None
+        shapes = self.fact("architecture") if self.wanted_models(first=True) else None
+        return shapes if isinstance(shapes, dict) else None
 
     def remove(self, client: ClientId) -> None:
         """Remove a client, and its model unless another client has the same."""
@@ -286,19 +429,11 @@ class Registry:
                 self.models.discard(digest)
 
     def wanted_models(self, among: set[str] | None = None, *, first: bool = False) -> set[str]:
-        """Return the models that clients or the global model have.
-
-        Parameters
-        ----------
-        among : set of str, optional
-            Look for these only.
-        first : bool
-            Stop at the first one.
-        """
+        """Return the models of clients and the global model; `first` stops at the first one."""
         stated = self.global_entry() or {"model": None}
         wanted = {stated["model"]} - {None}
         if among is not None:
-            sql = "SELECT 1 FROM clients WHERE model = ?"
+            sql = "SELECT 1 FROM clients WHERE model = ? LIMIT 1"
             return (wanted & among) | {digest for digest in among if self.db.rows(sql, digest)}
         limit = " LIMIT 1" * first
         rows = self.db.rows(f"SELECT DISTINCT model FROM clients WHERE model IS NOT NULL{limit}")
@@ -315,24 +450,25 @@ class Registry:
 
     def get(self, client: ClientId) -> Entry:
         """Return what is known about a client; UnknownClient if it is not registered."""
-        sql = f"SELECT {COLUMNS} FROM clients WHERE id = ?"
-        found = self.db.rows(sql, check_id(client))
-        if not found:
+        return Entry.from_row(self._row(client, COLUMNS))
+
+    def _row(self, client: ClientId, columns: str) -> tuple[Any, ...]:
+        rows = self.db.rows(f"SELECT {columns} FROM clients WHERE id = ?", check_id(client))
+        if not rows:
             raise UnknownClient(f"no client {client!r} is registered in {self.path}")
-        return Entry.from_row(found[0])
+        return rows[0]
 
     def entries(self) -> Iterator[Entry]:
         """Yield all clients in the order of registration."""
         sql = f"SELECT number, {COLUMNS} FROM clients WHERE number > ? ORDER BY number LIMIT ?"
-        return (Entry.from_row(row[1:]) for row in self.db.pages(sql))
+        return (Entry.from_row(row[1:]) for page in self.db.pages(sql) for row in page)
 
     def sketch(self, client: ClientId) -> RaceSketch:
         """Return a client's sketch."""
-        sql = "SELECT content FROM sketches JOIN clients USING (number) WHERE id = ?"
-        found = self.db.rows(sql, self.get(client).client)
-        if not found or not isinstance(found[0][0], bytes):
-            raise DataError(f"client {client!r}: its sketch is missing; check the registry")
-        return RaceSketch.from_bytes(found[0][0])
+        (content,) = self._row(client, "sketch")
+        if not isinstance(content, bytes):
+            raise DataError(f"client {client!r}: its sketch is damaged; register it again")
+        return RaceSketch.from_bytes(content)
 
     def model(self, client: ClientId) -> dict[str, NDArray[Any]]:
         """Load a client's stored model; ConfigError if it has none, or only a reference."""
@@ -348,26 +484,26 @@ class Registry:
         before = self.global_entry() or {"model": None}
         with self.db.writing() as db:
             digest = None if model is None else self._store(db, "global model", model)
-            _set(db, "global", {"model": digest, "reference": reference})
+            _set_fact(db, "global", {"model": digest, "reference": reference})
         self._discard_models({before["model"]} - {None})
 
     def global_model(self) -> dict[str, NDArray[Any]]:
         """Load the global model; ConfigError if there is none, or only a reference."""
-        known = self.global_entry()
-        if known is None:
+        entry = self.global_entry()
+        if entry is None:
             raise ConfigError(f"{self.path} has no global model: set one with set_global")
-        return self._load("the global model", known["model"], known["reference"])
+        return self._load("the global model", entry["model"], entry["reference"])
 
     def global_entry(self) -> dict[str, Any] | None:
         """Return the hash of, or the reference to, the global model; None if there is none."""
-        known = self.fact("global")
-        if known is not None and (
-            not isinstance(known, dict)
-            or known.keys() != {"model", "reference"}
-            or not all(value is None or isinstance(value, str) for value in known.values())
+        entry = self.fact("global")
+        if entry is not None and (
+            not isinstance(entry, dict)
+            or entry.keys() != {"model", "reference"}
+            or not all(value is None or isinstance(value, str) for value in entry.values())
         ):
             raise DataError(f"{self.path}: the entry of the global model is damaged; set it again")
-        return known
+        return entry
 
     def _load(
         self, whose: str, digest: str | None, reference: str | None
@@ -383,27 +519,23 @@ class Registry:
     @property
     def spec(self) -> dict[str, Any] | None:
         """The settings that all sketches here share; None if there are no clients."""
-        found = self.db.rows(_SPEC)
-        spec = None if not found else self._parsed("spec", found[0][0])
+        spec = self.fact("spec") if self.db.rows("SELECT 1 FROM clients LIMIT 1") else None
         if spec is not None and not isinstance(spec, dict):
             raise DataError(f"{self.path}: its fact 'spec' is damaged")
         return spec
 
     def fact(self, name: str) -> Any:
         """Return a value that belongs to the registry as a whole, None if unknown."""
-        found = self.db.rows("SELECT value FROM facts WHERE name = ?", name)
-        return self._parsed(name, found[0][0]) if found else None
-
-    def _parsed(self, name: str, value: Any) -> Any:
+        rows = self.db.rows("SELECT value FROM facts WHERE name = ?", name)
         try:
-            return json.loads(value)
+            return json.loads(rows[0][0]) if rows else None
         except (ValueError, TypeError, RecursionError):
             raise DataError(f"{self.path}: its fact {name!r} is damaged") from None
 
     def set_fact(self, name: str, value: Any) -> None:
         """Store a value that belongs to the registry as a whole."""
         with self.db.writing() as db:
-            _set(db, name, value)
+            _set_fact(db, name, value)
 
 
 def is_new(folder: Path) -> bool:
@@ -426,15 +558,28 @@ def check_size(whose: str, sketch: RaceSketch) -> None:
         )
 
 
+def narrow(counts: NDArray[Any]) -> NDArray[Any]:
+    """Return counts in the smallest little-endian integers that hold them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> narrow(np.array([3, -200])).dtype
+    dtype('int16')
+    """
+    low, high = int(counts.min()), int(counts.max())
+    width = next(w for w in (1, 2, 4, 8) if -(1 << (8 * w - 1)) <= low <= high < 1 << (8 * w - 1))
+    return counts.astype(f"<i{width}")
+
+
 def _to_json(value: Any, what: str) -> str:
     try:
-        text = json.dumps(value, allow_nan=False, sort_keys=True)
+        return json.dumps(value, allow_nan=False, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{what} cannot be written as JSON: {error}") from None
-    return text
 
 
-def _set(db: sqlite3.Connection, name: str, value: Any) -> None:
+def _set_fact(db: sqlite3.Connection, name: str, value: Any) -> None:
     row = (name, _to_json(value, name))
     db.execute("INSERT INTO facts VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = ?2", row)
 
@@ -443,6 +588,6 @@ def _delete(db: sqlite3.Connection, client: ClientId) -> set[str]:
     """Delete a client's rows, if there are any, and return the model that they named."""
     rows = db.execute("SELECT number, model FROM clients WHERE id = ?", (client,)).fetchall()
     for number, _ in rows:
-        db.execute("DELETE FROM sketches WHERE number = ?", (number,))
+        db.execute("DELETE FROM counts WHERE number = ?", (number,))
         db.execute("DELETE FROM clients WHERE number = ?", (number,))
     return {model for _, model in rows if model is not None}

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedcohort.exceptions import ConfigError, DataError, FedcohortError
 from fedcohort.files.finding import INDEX, FileNames
-from fedcohort.personalize.models import SUFFIX
+from fedcohort.personalize.models import SUFFIX, refuse_links
 from fedcohort.personalize.registry import Record, Registry
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.storage import write_atomically
@@ -46,8 +46,7 @@ def export(registry: Registry, folder: str | os.PathLike[str]) -> int:
         path = root / names.of(entry.client)
         write_atomically(path, registry.sketch(entry.client).to_bytes())
         if entry.model is not None:
-            registry.models.verify(entry.model)
-            content = registry.models.path(entry.model).read_bytes()
+            content = registry.models.verify(entry.model).read_bytes()
             write_atomically(path.with_suffix(SUFFIX), content)
         clients[path.name] = entry.client
         details[path.name] = {"reference": entry.reference, "metadata": entry.metadata}
@@ -113,9 +112,7 @@ def _record(folder: Path, name: str, client: Any, details: Any) -> Record:
     if not isinstance(details, dict) or not isinstance(details.get("metadata", {}), dict):
         raise DataError(f"{folder / DETAILS}: the details of {name!r:.80} are not an object")
     model = (folder / name).with_suffix(SUFFIX)
-    for path in (folder / name, model):
-        if path.is_symlink():
-            raise DataError(f"{path} is a link; copy the file itself")
+    refuse_links(folder / name, model)
     return Record(
         client,
         RaceSketch.load(folder / name),
