@@ -1,58 +1,50 @@
-"""A registry of a million clients: time to fill, index and query, memory, and recall.
+"""A registry of many clients: time to fill and to query, memory, and which ranking finds whom.
 
-    python benchmarks/registry.py --clients 1000000 --compare 200000 \
-        --out benchmarks/results/registry.json
+    python benchmarks/registry.py --clients 200000 --out benchmarks/results/registry.json
 
-Clients are as real as a million can be: each draws a label mixture from Dirichlet(0.3), a size
-(log-normal, median 200) and that many MNIST images, whose hashes are counted. Three parts:
+Clients draw a label mixture from Dirichlet(0.3), a size (log-normal, median 200) and that many
+MNIST images, whose hashes are counted. Each stage runs in a process of its own, whose peak memory
+is read:
 
-- scale: everything through `Registry` and `Search`, each stage in a process of its own, whose
-  peak memory is read; recall@1 is against all clients' full sketches, compared exactly;
-- engines: the same points in the libraries that could search them, for the choice of one;
-- caution: which ranking retrieves clients with the most similar labels (`personalize.index`).
-
-Other processes on the machine disturb seconds less than CPU seconds; both are given.
+- fill, query: through `Registry` and `nearest`;
+- ranking: total variation between the labels of a newcomer and of the client that is retrieved;
+- twins: how often a client of the same two classes is retrieved, among 50 warm clients of the sizes
+  of paper 0's released code, 20 + lognormal(0, 2).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 from provenance import write
 
 from fedcohort.datasets import load
-from fedcohort.personalize import Record, Registry, Search
-from fedcohort.personalize.index import (
-    CANDIDATES,
-    ENERGY_SHARE,
-    Compressor,
-    InvertedFile,
-    SketchTable,
-    SketchTableWriter,
-    query_vector,
-)
+from fedcohort.personalize import Record, Registry, nearest
+from fedcohort.personalize.search import possible_luck
+from fedcohort.sketch.distances import error_variance
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
 
-ROWS, BITS = 10, 6
+BUCKETS = 64
 BLOCK = 20_000
 
 
 class Population:
     """Draws clients, block by block; block b is the same whenever it is drawn."""
 
-    def __init__(self, rows: int = ROWS, root: str | None = None) -> None:
+    def __init__(self, rows, root):
         data = load("mnist", root)
-        self.empty = RaceSketch.srp(784, rows=rows, bits=BITS, transform=Transform(center=0.13))
+        transform = Transform(center=0.13)
+        self.empty = RaceSketch.srp(784, rows=rows, bits=6, transform=transform)
         x = data.x.reshape(len(data.x), -1)
         parts = (self.empty.transform.apply(x[i : i + 2000]) for i in range(0, len(x), 2000))
         codes = [self.empty.family.codes(part.astype(np.float32)) for part in parts]
@@ -60,258 +52,152 @@ class Population:
         self.codes = np.concatenate(codes, axis=1).T[order].astype(np.int16)
         self.sizes = np.bincount(data.y)
 
-    def block(self, number: int, clients: int = BLOCK):
-        """Return counts (clients, rows, buckets), sizes and label mixtures."""
-        rng = np.random.default_rng([7, number])
-        n = np.clip(np.exp(rng.normal(np.log(200), 0.6, clients)), 20, 5000).astype(int)
-        mixture = rng.dirichlet(np.full(len(self.sizes), 0.3), clients)
+    def counts(self, n, mixture, rng):
+        """Counts (clients, rows, buckets) of images drawn by label mixtures."""
         labels = np.repeat(np.arange(n.size * 10) % 10, rng.multinomial(n, mixture).ravel())
         first = np.cumsum(self.sizes) - self.sizes
         images = first[labels] + rng.integers(0, self.sizes[labels])
-        buckets = 2**BITS
-        counts = np.empty((clients, self.codes.shape[1], buckets), np.int16)
-        owner = np.repeat(np.arange(clients), n) * buckets
+        counts = np.empty((n.size, self.codes.shape[1], BUCKETS), np.int16)
+        owner = np.repeat(np.arange(n.size), n) * BUCKETS
         for row in range(counts.shape[1]):
             cells = owner + self.codes[images, row]
-            counts[:, row] = np.bincount(cells, minlength=clients * buckets).reshape(clients, -1)
-        return counts, n, mixture
+            counts[:, row] = np.bincount(cells, minlength=n.size * BUCKETS).reshape(n.size, -1)
+        return counts
 
-    def sketches(self, number: int, clients: int = BLOCK):
+    def block(self, number, clients=BLOCK):
+        """Counts, sizes and label mixtures of a block of clients."""
+        rng = np.random.default_rng([7, number])
+        n = np.clip(np.exp(rng.normal(np.log(200), 0.6, clients)), 20, 5000).astype(int)
+        mixture = rng.dirichlet(np.full(10, 0.3), clients)
+        return self.counts(n, mixture, rng), n, mixture
+
+    def sketches(self, number, clients=BLOCK):
         counts, n, _ = self.block(number, clients)
-        for own, size in zip(counts, n.tolist(), strict=True):
-            made = self.empty.empty_like()
-            made.counts, made.n = own.astype(np.int64), size
-            yield made
+        for row, size in zip(counts, n.tolist(), strict=True):
+            one = self.empty.empty_like()
+            one.counts, one.n = row.astype(np.int64), size
+            yield one
 
 
-def stage(function):
-    """Run as a process of its own; print seconds, CPU seconds, peak memory and the result."""
-    started, cpu = time.perf_counter(), time.process_time()
-    result = function()
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    stated = {
-        "seconds": time.perf_counter() - started,
-        "cpu seconds": time.process_time() - cpu,
-        "peak memory GB": int(status["VmHWM"].split()[0]) / 1e6,
-        **(result or {}),
-    }
-    print(json.dumps(stated))
+def peak_memory():
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1e6
 
 
 def fill(args):
-    population = Population(root=args.root)
+    population = Population(10, args.root)
+    began = time.perf_counter()
     with Registry.create(args.folder) as registry:
         for number in range(args.clients // BLOCK):
-            made = population.sketches(number)
             ids = range(number * BLOCK, (number + 1) * BLOCK)
             registry.add_many(
                 Record(f"client {i}", sketch, reference=f"models/{i}")
-                for i, sketch in zip(ids, made, strict=True)
+                for i, sketch in zip(ids, population.sketches(number), strict=True)
             )
-        return {"database GB": (Path(args.folder) / "registry.sqlite").stat().st_size / 1e9}
-
-
-def build(args):
-    with Registry(args.folder) as registry:
-        Search(registry)
-    size = sum(p.stat().st_blocks * 512 for p in Path(args.folder, "index").rglob("*"))
-    return {"index GB": size / 1e9}
+    size = (Path(args.folder) / "registry.sqlite").stat().st_size / 1e9
+    return {"seconds": time.perf_counter() - began, "GB on disk": size}
 
 
 def query(args):
-    """Latency of `Search.nearest` and recall@1 against the full sketches of everybody."""
-    queries = list(Population(root=args.root).sketches(10_000, args.queries))
+    sketches = list(Population(10, args.root).sketches(10_000, args.queries))
+    before, seconds = peak_memory(), []
     with Registry(args.folder) as registry:
-        opened = time.perf_counter()
-        search = Search(registry)
-        opened = time.perf_counter() - opened
-        search.nearest(queries[0])
-        found, seconds, cpu = [], [], []
-        for sketch in queries:
-            start, own = time.perf_counter(), time.thread_time()
-            found.append(search.nearest(sketch)[0])
-            seconds.append(time.perf_counter() - start)
-            cpu.append(time.thread_time() - own)
-        status = Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]
-        table = search.index.table
-        truth = exact(table, queries)
-    names = [f"client {number - 1}" for number in table.numbers[truth]]
-    hits = [near.client == name for near, name in zip(found, names, strict=True)]
+        for sketch in sketches:
+            began = time.perf_counter()
+            nearest(registry, sketch)
+            seconds.append(time.perf_counter() - began)
+    quantiles = {
+        name: float(np.quantile(seconds, q)) for name, q in (("median", 0.5), ("p95", 0.95))
+    }
+    return {"seconds": quantiles, "peak memory GB": peak_memory(), "before the first GB": before}
+
+
+def scores(warm, n, cold):
+    """Squared distances (cold, warm) by each ranking, up to a constant per newcomer."""
+    q, rows = warm / n[:, None, None], warm.shape[1]
+    flat = q.reshape(len(q), -1).astype(np.float32)
+    squares = np.einsum("ij,ij->i", flat, flat).astype(float)
+    plain = squares - 2 * (cold.reshape(len(cold), -1).astype(np.float32) @ flat.T)
+    errors = error_variance(squares, n.astype(float), np.zeros(len(n)), rows, BUCKETS)
+    luck = possible_luck(warm[:4096], len(n))[0] / n
     return {
-        "opening seconds": opened,
-        "recall@1": float(np.mean(hits)),
-        "milliseconds": quantiles(seconds),
-        "cpu milliseconds": quantiles(cpu),
-        "memory while querying GB": int(status) / 1e6,
-        "candidates": CANDIDATES,
-        "lists searched": search.index.engine.index.nprobe,
-        "lists": search.index.engine.index.nlist,
+        "plain": plain,
+        "unbiased": plain - errors,
+        "half": plain - errors / 2,
+        "debiased": plain - errors + luck,
     }
 
 
-def quantiles(seconds):
-    return {
-        name: 1e3 * float(np.quantile(seconds, q))
-        for name, q in (("median", 0.5), ("p95", 0.95), ("p99", 0.99))
-    }
-
-
-def exact(table: SketchTable, queries, caution=ENERGY_SHARE):
-    """Position of the best client of each query, over all of them."""
-    wanted = np.stack([query_vector(sketch) for sketch in queries])
-    best, where = np.full(len(queries), np.inf), np.zeros(len(queries), int)
-    for lo in range(0, len(table), BLOCK):
-        part = slice(lo, min(lo + BLOCK, len(table)))
-        vectors = table.vectors(part)
-        own = np.einsum("ij,ij->i", vectors, vectors) - (1 - caution) * table.energy[part]
-        scores = own - 2 * (wanted @ vectors.T)
-        first = scores.argmin(axis=1)
-        value = scores[np.arange(len(queries)), first]
-        where = np.where(value < best, first + lo, where)
-        best = np.minimum(value, best)
-    return where
-
-
-def stacked(population, clients):
-    writer = SketchTableWriter(clients, population.empty)
-    for number in range(clients // BLOCK):
-        writer.add(enumerate(population.sketches(number), number * BLOCK + 1))
-    return writer.done()
-
-
-def engines(args):
-    """Build time, latency and recall of what could search the points."""
-    population = Population(root=args.root)
-    table = stacked(population, args.compare)
-    compressor = Compressor(table.cells, float(np.quantile(table.energy, 0.99)))
-    points = np.concatenate(
-        [
-            compressor.points(table.vectors(slice(lo, lo + BLOCK)), table.energy[lo : lo + BLOCK])
-            for lo in range(0, len(table), BLOCK)
-        ]
-    )
-    sketches = list(population.sketches(10_000, args.queries))
-    wanted = np.stack([query_vector(sketch) for sketch in sketches])
-    truth = exact(table, sketches)
-    rows = []
-    for name, make in ENGINES.items():
-        started, cpu = time.perf_counter(), time.process_time()
-        nearest = make(points, table, compressor)
-        row = {
-            "engine": name,
-            "build seconds": time.perf_counter() - started,
-            "build cpu seconds": time.process_time() - cpu,
-        }
-        seconds, hits = [], []
-        for full, best in zip(wanted, truth, strict=True):
-            start = time.thread_time()
-            near = nearest(compressor.points(full[None])[0])
-            seconds.append(time.thread_time() - start)
-            hits.append(int(table.best(full, 1, np.sort(near))[0]) == best)
-        row |= {"recall@1": float(np.mean(hits)), "cpu milliseconds": quantiles(seconds)}
-        rows.append(row)
-        print(json.dumps(row), file=sys.stderr, flush=True)
-    return {"clients": len(table), "dimension": points.shape[1], "engines": rows}
-
-
-def _scan(points, table, compressor):
-    from fedcohort.personalize.index import Scan
-
-    scan = Scan(points)
-    return lambda point: scan.nearest(point, CANDIDATES)
-
-
-def _inverted(points, table, compressor):
-    import faiss
-
-    index = InvertedFile(points, *InvertedFile.cluster(points))
-    faiss.omp_set_num_threads(1)
-    return lambda point: index.nearest(point, CANDIDATES)
-
-
-def _faiss_graph(points, table, compressor):
-    import faiss
-
-    faiss.omp_set_num_threads(2)
-    index = faiss.IndexHNSWFlat(points.shape[1], 16)
-    index.hnsw.efConstruction = 64
-    index.add(points)
-    index.hnsw.efSearch = CANDIDATES
-    faiss.omp_set_num_threads(1)
-    return lambda point: index.search(point[None], CANDIDATES)[1][0]
-
-
-def _usearch_graph(points, table, compressor):
-    from usearch.index import Index
-
-    options = {"connectivity": 16, "expansion_add": 64, "expansion_search": CANDIDATES}
-    index = Index(ndim=points.shape[1], metric="l2sq", dtype="f32", **options)
-    index.add(np.arange(len(points)), points, threads=2)
-    return lambda point: index.search(point, CANDIDATES).keys.astype(np.int64)
-
-
-ENGINES = {
-    "scan (NumPy)": _scan,
-    "inverted file (faiss IVFFlat)": _inverted,
-    "graph (usearch HNSW, 16 links)": _usearch_graph,
-    "graph (faiss HNSWFlat, 16 links)": _faiss_graph,
-}
-
-
-def caution(args):
-    """Total variation between the labels of a query and of the client that is retrieved."""
+def ranking(args):
     out = []
     for rows in (4, 10, 50):
         population = Population(rows, args.root)
-        table = stacked(population, BLOCK)
-        mixtures, queried = population.block(0)[2], population.block(10_000, args.queries)[2]
-        sketches = list(population.sketches(10_000, args.queries))
+        (warm, n, mixture), (cold, size, wanted) = (
+            population.block(number, clients)
+            for number, clients in ((0, BLOCK), (10_000, args.queries))
+        )
+        cold = cold / size[:, None, None]
         for clients in (200, BLOCK):
-            part = SketchTable(
-                *(a[:clients] for a in (table.counts, table.n, table.energy, table.numbers))
-            )
-            row = {"rows": rows, "clients": clients}
-            gaps = np.abs(queried[:, None] - mixtures[:clients]).sum(axis=2) / 2
-            row["best possible"] = float(gaps.min(axis=1).mean())
-            for share in (0.0, 0.1, 0.2, 0.3, 0.5, 1.0):
-                near = exact(part, sketches, share)
-                row[f"caution {share}"] = float(gaps[np.arange(len(near)), near].mean())
+            gaps = np.abs(wanted[:, None] - mixture[:clients]).sum(axis=2) / 2
+            row = {"rows": rows, "clients": clients, "best": float(gaps.min(axis=1).mean())}
+            for name, score in scores(warm[:clients], n[:clients], cold).items():
+                near = score.argmin(axis=1)
+                row[name] = float(gaps[np.arange(len(near)), near].mean())
             out.append(row)
             print(json.dumps(row), file=sys.stderr, flush=True)
-    return {"rows": out}
+    return out
 
 
-STAGES = {"fill": fill, "build": build, "query": query, "engines": engines, "caution": caution}
+def twins(args, warm=50, seeds=20):
+    """Share of newcomers whose nearest client has the same two classes."""
+    population = Population(200, args.root)
+    pairs = np.array([[k in pair for k in range(10)] for pair in combinations(range(10), 2)]) / 2
+    found = {}
+    for seed in range(seeds):
+        rng = np.random.default_rng([11, seed])
+        mixture = pairs[rng.integers(len(pairs), size=warm)]
+        (known, n), (new, size) = (
+            (population.counts(sizes, mixture, rng), sizes)
+            for sizes in (20 + rng.lognormal(0, 2, (2, warm))).astype(int)
+        )
+        for name, score in scores(known, n, new / size[:, None, None]).items():
+            hits = (mixture[score.argmin(axis=1)] == mixture).all(axis=1)
+            found.setdefault(name, []).append(float(hits.mean()))
+    return {name: {"mean": np.mean(x), "seeds": x} for name, x in found.items()}
+
+
+STAGES = {"fill": fill, "query": query, "ranking": ranking, "twins": twins}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=1_000_000)
-    parser.add_argument("--compare", type=int, default=200_000)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, default=200_000)
     parser.add_argument("--queries", type=int, default=500)
-    parser.add_argument("--root", default=None)
+    parser.add_argument("--root", default=None, help="folder with the data sets")
     parser.add_argument("--folder", help="where the registry is made [a temporary folder]")
     parser.add_argument("--stages", nargs="+", default=list(STAGES))
     parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
     parser.add_argument("--out")
     args = parser.parse_args()
     if args.stage:
-        stage(lambda: STAGES[args.stage](args))
+        print(json.dumps(STAGES[args.stage](args)))
         return
     folder = args.folder or tempfile.mkdtemp()
-    result = {"clients": args.clients, "rows": ROWS, "buckets": 2**BITS, "threads": os.cpu_count()}
-    if Path(args.out).exists():
-        result = json.loads(Path(args.out).read_text())["result"]
+    result = {"clients": args.clients, "rows": 10, "buckets": BUCKETS}
+    if args.out and Path(args.out).exists():
+        result |= json.loads(Path(args.out).read_text())["result"]
     try:
         for name in args.stages:
             given = ["--stage", name, "--folder", f"{folder}/warm", "--queries", str(args.queries)]
-            given += ["--clients", str(args.clients), "--compare", str(args.compare)]
-            given += ["--root", args.root] if args.root else []
+            given += ["--clients", str(args.clients), *(["--root", args.root] if args.root else [])]
             command = [sys.executable, __file__, *given]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             result[name] = json.loads(done.stdout)
-            print(name, done.stdout.strip(), flush=True)
-            write(args.out, result)
+            print(name, done.stdout.strip()[:400], flush=True)
+            if args.out:
+                write(args.out, result)
     finally:
         if args.folder is None:
             shutil.rmtree(folder)

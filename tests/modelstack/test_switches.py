@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from fedcohort.datasets import federate, load
-from fedcohort.personalize.finetune import accuracies, own_accuracies
 from fedcohort.simulate import LocalTraining, build, simulate
 from fedcohort.simulate.local import jobs
 from fedcohort.simulate.models import CharLSTM
@@ -73,8 +72,7 @@ def test_every_pass_of_a_trainer_is_guarded(wanted):
         "features": lambda: trainer.features(trainer._initial, work, data),
         "evaluate": lambda: trainer.evaluate(trainer._initial, data),
         "hits": lambda: trainer.hits(trainer._initial, np.arange(3), data),
-        "accuracies": lambda: accuracies(trainer, trainer._initial[None], [np.arange(2)], data),
-        "own": lambda: own_accuracies(trainer, trainer._initial[None], [np.arange(2)], data),
+        "hits of each": lambda: trainer.hits_of_each(trainer._initial[None], [np.arange(2)], data),
     }
     for name, call in calls.items():
         call()

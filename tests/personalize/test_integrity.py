@@ -9,6 +9,8 @@ import pytest
 
 from fedcohort.exceptions import DataError
 from fedcohort.personalize import Registry, check, remove_orphans
+from fedcohort.personalize.registry import narrow
+from fedcohort.sketch.race import RaceSketch
 
 
 @pytest.fixture
@@ -19,10 +21,9 @@ def two(registry, make):
     return registry
 
 
-def set_sketch(registry, client, content):
+def set_column(registry, column, value, client):
     with registry.db.writing() as db:
-        number = db.execute("SELECT number FROM clients WHERE id = ?", (client,)).fetchone()
-        db.execute("UPDATE sketches SET content = ? WHERE number = ?", (content, *number))
+        db.execute(f"UPDATE clients SET {column} = ? WHERE id = ?", (value, client))
 
 
 def test_a_changed_bit_in_a_model_is_found_and_never_loaded(two):
@@ -40,14 +41,14 @@ def test_a_changed_bit_in_a_model_is_found_and_never_loaded(two):
 def test_rows_that_repeat_do_not_keep_a_reader_forever(two):
     """A damaged table can return the same rows for any `number > ?`."""
     with pytest.raises(DataError, match="do not rise"):
-        list(islice(two.db.pages("SELECT 7 WHERE ?1 < 99 LIMIT ?2"), 1000))
+        list(islice(two.db.pages("SELECT 7 WHERE ?1 < 99 LIMIT ?2"), 3))
 
 
 def test_a_table_whose_definition_is_not_utf8_is_our_error(two):
     with contextlib.closing(sqlite3.connect(two.db.path)) as db:
         db.execute("PRAGMA writable_schema = ON")
         sql = "UPDATE sqlite_master SET sql = CAST(x'437265617465807461' AS TEXT) WHERE name = ?"
-        db.execute(sql, ("sketches",))
+        db.execute(sql, ("counts",))
         db.commit()
     with pytest.raises(DataError, match=r"registry\.sqlite"):
         Registry(two.path)
@@ -63,44 +64,76 @@ def test_a_missing_model_is_found(two):
 def test_a_damaged_and_an_unlike_sketch_are_found(two, make):
     content = bytearray(two.sketch("ann").to_bytes())
     content[40] ^= 1
-    set_sketch(two, "ann", bytes(content))
-    from fedcohort.sketch.race import RaceSketch
-
+    set_column(two, "sketch", bytes(content), "ann")
     other = RaceSketch.srp(dim=2, rows=30, bits=3, seed=5)
     other.add(np.eye(2))
-    set_sketch(two, "bob", other.to_bytes())
+    set_column(two, "sketch", other.to_bytes(), "bob")
     found = {p.subject: p for p in check(two)}
     assert found["ann"].kind == "sketch"
     assert "checksum" in found["ann"].detail
+    assert found["bob"].kind == "sketch"  # its counts are those of another sketch
+    with two.db.writing() as db:
+        db.execute("UPDATE counts SET n = 2, counts = ?", (narrow(other.counts).tobytes(),))
+    found = {p.subject: p for p in check(two)}
     assert found["bob"].kind == "unlike"
     assert "seed" in found["bob"].detail
 
 
-def test_a_missing_sketch_is_found(two):
+@pytest.mark.parametrize("change", ["DELETE FROM counts", "UPDATE counts SET n = n + 1"])
+def test_counts_that_are_not_the_sketchs_are_found(two, change):
     with two.db.writing() as db:
-        db.execute("DELETE FROM sketches")
+        db.execute(change)
     assert [p.kind for p in check(two)] == ["sketch", "sketch"]
-    with pytest.raises(DataError, match="missing"):
-        two.sketch("ann")
 
 
-def test_orphans_are_found_and_removed(two):
-    stray = two.models.folder / "incoming.abc"
+def test_orphans_are_removed_and_foreign_files_stay(two):
+    stray = two.models.folder / "incoming.0123456789abcdef"
     stray.write_bytes(b"half a model")
     forgotten = two.models.put({"w": np.full(3, 7.0)})
-    kinds = [(p.kind, p.subject) for p in check(two)]
-    paths = sorted([str(stray), str(two.models.path(forgotten))])
-    assert sorted(kinds) == [("orphan", path) for path in paths]
-    assert sorted(map(str, remove_orphans(two))) == paths
+    letter = two.models.folder / "letter.txt"
+    letter.write_text("not a model")
+    orphans = sorted([str(stray), str(two.models.path(forgotten))])
+    assert sorted(p.subject for p in check(two) if p.kind == "orphan") == orphans
+    assert [p.subject for p in check(two) if p.kind == "foreign"] == [str(letter)]
+    assert sorted(map(str, remove_orphans(two))) == orphans
+    assert letter.exists()
+    letter.unlink()
     assert check(two) == []
     assert two.model("ann")["w"].sum() == 0
+
+
+@pytest.mark.parametrize("place", ["models", "models/{0}", "models/{0}/{1}", "registry.sqlite"])
+def test_links_inside_a_registry_lead_nowhere(two, tmp_path, place, make):
+    """A registry that somebody sent; each part in turn is moved away and linked to."""
+    digest = two.get("ann").model
+    link = two.path / place.format(digest[:2], f"{digest}.safetensors")
+    outside = tmp_path / "outside"
+    two.close()
+    link.rename(outside)
+    link.symlink_to(outside)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    if place == "registry.sqlite":
+        with pytest.raises(DataError, match="link"):
+            Registry(two.path)
+        return
+    with Registry(two.path) as again:
+        with pytest.raises(DataError, match="link"):
+            again.model("ann")
+        if place == "models":
+            with pytest.raises(DataError, match="link"):
+                again.add("new", make(0.0), {"w": np.ones(100)})
+        assert remove_orphans(again) == []
+        assert {p.kind for p in check(again)} >= {"foreign", "model"}
+    after = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert {p: c for p, c in after.items() if "outside" in p.parts} == {
+        p: c for p, c in before.items() if "outside" in p.parts
+    }
 
 
 def test_a_hostile_hash_in_the_database_leads_nowhere(two, tmp_path):
     secret = tmp_path / "secret.safetensors"
     secret.write_bytes(b"secret")
-    with two.db.writing() as db:
-        db.execute("UPDATE clients SET model = '../../secret' WHERE id = 'ann'")
+    set_column(two, "model", "../../secret", "ann")
     with pytest.raises(DataError, match="not the SHA-256"):
         two.model("ann")
     kinds = {(p.kind, p.subject) for p in check(two) if p.kind == "model"}
@@ -117,7 +150,5 @@ def test_a_damaged_database_is_reported(two):
     for page in range(2, len(content) // size):
         content[page * size : page * size + 100] = b"\xff" * 100
     path.write_bytes(content)
-    from fedcohort.personalize import Registry
-
     with Registry(path.parent) as again:
         assert {p.kind for p in check(again)} == {"database"}

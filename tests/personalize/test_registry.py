@@ -41,13 +41,6 @@ def test_what_goes_in_comes_out(registry, make):
     assert (entry.n, entry.epsilon, entry.reference) == (200.0, None, None)
 
 
-def test_another_process_reads_the_same(registry, make):
-    registry.add("ann", make(0.0), MODEL)
-    with Registry(registry.path) as again:
-        assert [e.client for e in again.entries()] == ["ann"]
-        np.testing.assert_array_equal(again.model("ann")["bias"], np.ones(2))
-
-
 @settings(max_examples=60)
 @given(client=st.text(min_size=1))
 def test_any_text_is_an_id_and_none_becomes_a_path(registry, make, client):
@@ -59,18 +52,6 @@ def test_any_text_is_an_id_and_none_becomes_a_path(registry, make, client):
     assert {p.name for p in after - before} <= {"registry.sqlite-wal", "registry.sqlite-shm"}
     registry.remove(client)
     assert client not in registry
-
-
-@pytest.mark.parametrize(
-    "client", ["../../etc/passwd", "/abs", "a\x00b", "'; DROP TABLE clients; --", " ", "\U0001f600"]
-)
-def test_hostile_ids(registry, make, client):
-    registry.add(client, make(0.0), MODEL)
-    registry.add("other", make(1.0), MODEL)
-    assert [e.client for e in registry.entries()] == [client, "other"]
-    registry.remove(client)
-    assert [e.client for e in registry.entries()] == ["other"]
-    assert check(registry) == []
 
 
 def test_ids_that_are_no_text_are_refused(registry, make):
@@ -151,58 +132,49 @@ def test_another_architecture_is_refused(registry, make, tmp_path):
     registry.add("new", make(1.0), {"w": np.zeros(1)})  # no model is stored: any will do
 
 
-def test_damaged_rows_are_named_and_never_another_error(registry, make):
+VALUES = [b"\xff\xfe", "not JSON", "[" * 100_000, 7, -1e999, 2**62, "\x00", "[]", "NaN"]
+
+
+@contextlib.contextmanager
+def changed(registry, sql, *values):
+    """Change the database, then undo it by restoring every row of the two tables."""
+    with registry.db.writing() as db:
+        kept = {t: db.execute(f"SELECT * FROM {t}").fetchall() for t in ("clients", "facts")}
+        with contextlib.suppress(sqlite3.IntegrityError):
+            db.execute(sql, values)
+    yield
+    with registry.db.writing() as db:
+        for table, rows in kept.items():
+            db.execute(f"DELETE FROM {table}")
+            for row in rows:
+                db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+def test_damaged_rows_are_never_another_error(registry, make, value):
     registry.add("ann", make(0.0), MODEL)
     registry.add("bob", make(1.0), MODEL)
-    values = [b"\xff\xfe", "not JSON", "[" * 100_000, 7, -1e999, 2**62, "\x00", "[]", "NaN"]
-    for column in ("id", "n", "epsilon", "model", "reference", "metadata", "registered"):
-        for value in values:
-            with registry.db.writing() as db:
-                saved = db.execute("SELECT * FROM clients WHERE number = 1").fetchone()
-                with contextlib.suppress(sqlite3.IntegrityError):
-                    db.execute(f"UPDATE clients SET {column} = ? WHERE number = 1", (value,))
-            for act in (
-                lambda: list(registry.entries()),
-                lambda: registry.model("ann"),
-                lambda: registry.sketch("ann"),
-                lambda: ColdStart(registry).advise(make(0.0, 3)),
-            ):
-                with contextlib.suppress(FedcohortError), warnings.catch_warnings():
-                    warnings.simplefilter("ignore", RuntimeWarning)
+    acts = [
+        lambda: list(registry.entries()),
+        lambda: registry.model("ann"),
+        lambda: registry.sketch("ann"),
+        lambda: registry.global_model(),
+        lambda: registry.add("new", make(0.0), MODEL),
+        lambda: ColdStart(registry).advise(make(0.0, 3)),
+        lambda: check(registry),
+    ]
+    columns = ("id", "n", "epsilon", "model", "reference", "metadata", "registered", "sketch")
+    changes = [(f"UPDATE clients SET {name} = ? WHERE number = 1", value) for name in columns]
+    for name in ("spec", "global", "limit", "architecture"):
+        changes.append((f"INSERT OR REPLACE INTO facts VALUES ('{name}', ?)", value))
+    for sql, new in changes:
+        with changed(registry, sql, new), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            for act in acts:
+                with contextlib.suppress(FedcohortError):
                     act()
-            check(registry)
-            with registry.db.writing() as db:
-                db.execute(
-                    f"UPDATE clients SET {column} = ? WHERE number = 1", (saved[COLUMN[column]],)
-                )
-    for name in ("spec", "global", "limit", "index", "architecture"):
-        for value in values:
-            with registry.db.writing() as db:
-                saved = db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-                db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
-            for act in (
-                lambda: registry.add("new", make(0.0), MODEL),
-                lambda: registry.global_model(),
-                lambda: ColdStart(registry).advise(make(0.0, 3)),
-            ):
-                with contextlib.suppress(FedcohortError), warnings.catch_warnings():
-                    warnings.simplefilter("ignore", RuntimeWarning)
-                    act()
-            check(registry)
-            with registry.db.writing() as db:
-                db.execute("DELETE FROM facts WHERE name = ?", (name,))
-                if saved:
-                    db.execute("INSERT INTO facts VALUES (?, ?)", (name, saved[0]))
-                db.execute("DELETE FROM clients WHERE id = 'new'")
     assert registry.sketch("ann") == make(0.0)
-
-
-COLUMN = {
-    name: i
-    for i, name in enumerate(
-        ("number", "id", "n", "epsilon", "model", "reference", "metadata", "registered")
-    )
-}
+    assert len(registry) == 2
 
 
 def test_a_database_with_other_tables_is_refused(registry, make):
@@ -271,18 +243,6 @@ def test_safetensors_files_are_copied_and_others_refused(registry, make, tmp_pat
     assert check(registry) == []
 
 
-def test_other_users_may_read_what_the_umask_allows(registry, make):
-    import os
-
-    before = os.umask(0o022)
-    try:
-        registry.add("ann", make(0.0), MODEL)
-    finally:
-        os.umask(before)
-    path = registry.models.path(registry.get("ann").model)
-    assert path.stat().st_mode & 0o777 == 0o644
-
-
 def test_models_must_be_named_numbers(registry, make):
     for model in ({}, {"w": np.array(["a"])}, {"w": np.array([object()])}, {3: np.zeros(1)}):
         with pytest.raises(ValueError, match="model"):
@@ -333,8 +293,6 @@ def test_folders_that_are_no_registry(tmp_path, registry):
 
 
 def test_other_databases_are_refused(tmp_path):
-    import sqlite3
-
     (tmp_path / "registry.sqlite").touch()
     with pytest.raises(DataError, match="not the database of a registry"):
         Registry(tmp_path)
@@ -367,12 +325,9 @@ def test_threads_may_share_a_registry(registry, make):
 
 
 def test_the_database_can_be_read_with_plain_sqlite(registry, make):
-    import sqlite3
-
     registry.add("ann", make(0.0), MODEL, metadata={"a": 1})
     plain = sqlite3.connect(registry.path / "registry.sqlite")
-    row = plain.execute("SELECT id, n, metadata FROM clients").fetchone()
-    content = plain.execute("SELECT content FROM sketches").fetchone()[0]
+    *row, content = plain.execute("SELECT id, n, metadata, sketch FROM clients").fetchone()
     plain.close()
     assert (row[0], row[1], json.loads(row[2])) == ("ann", 200.0, {"a": 1})
     assert RaceSketch.from_bytes(content) == make(0.0)

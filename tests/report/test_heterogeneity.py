@@ -20,7 +20,7 @@ from fedcohort.analysis.plan import plan
 from fedcohort.exceptions import DataError
 from fedcohort.files.marginals import ColumnGap
 from fedcohort.personalize.registry import Record, Registry
-from fedcohort.personalize.search import Search
+from fedcohort.personalize.search import nearest
 from fedcohort.report.drawing import Mark, bars, dots, matrix, scatter
 from fedcohort.report.page import page
 from fedcohort.sketch.distances import distance_matrix, distances_to_global
@@ -423,9 +423,9 @@ def test_nearest_clients_are_those_of_the_registry_with_200_private_sites(tmp_pa
     found = measure(noisy, names)
     with Registry.create(tmp_path / "registry") as registry:
         registry.add_many(Record(c, s) for c, s in zip(names, noisy, strict=True))
-        search, own = Search(registry), dict(zip(names, noisy, strict=True))
+        sketches = dict(zip(names, noisy, strict=True))
         for client in found.clients:
-            (first,) = search.nearest(own[client.name], without=client.name)
+            (first,) = nearest(registry, sketches[client.name], without=client.name)
             assert client.nearest == first.client != "site-199"
     assert len(found.clients) >= 199
     squares = distance_matrix(noisy, "mmd")

@@ -93,11 +93,11 @@ def test_a_registry_that_cannot_be_written_is_read(tmp_path):
     code = """
 import sys
 from fedcohort.exceptions import DataError
-from fedcohort.personalize import Registry, Search, check
+from fedcohort.personalize import Registry, check, nearest
 from fedcohort.sketch.race import RaceSketch
 sketch = RaceSketch.load(sys.argv[2])
 with Registry(sys.argv[1]) as registry:
-    print(registry.db.read_only, Search(registry).nearest(sketch)[0].client, check(registry))
+    print(registry.db.read_only, nearest(registry, sketch)[0].client, check(registry))
     try:
         registry.add("bob", sketch)
     except DataError as error:
@@ -125,7 +125,7 @@ def test_the_core_needs_no_extra():
     """Sketch, compare, select and checkpoint with every optional package missing."""
     code = """
 import sys
-blocked = {"torch", "flwr", "ray", "pyarrow", "matplotlib", "altair", "faiss", "safetensors",
+blocked = {"torch", "flwr", "ray", "pyarrow", "matplotlib", "altair", "safetensors",
            "pandas", "mlflow", "tensorboard"}
 class Missing:
     def find_spec(self, name, path=None, target=None):

@@ -14,7 +14,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from fuzzing import TARGETS
 from fuzzing.mutate import zip_archive
-from fuzzing.registry import link_exactly, with_inode
 
 FUZZ = Path(__file__).with_name("fuzz.py")
 
@@ -102,23 +101,3 @@ def test_archives_for_damage_are_valid(method):
         assert archive.testzip() is None
         assert {info.compress_type for info in archive.infolist()} == {method}
         assert {name: archive.read(name) for name in archive.namelist()} == members
-
-
-def test_a_registry_is_laid_out_again_after_any_change(tmp_path):
-    """Each trial starts from the same files, whatever the trial before it did to the folder."""
-    good, place = tmp_path / "good", tmp_path / "place"
-    good.mkdir()
-    for name in ("a", "b", "c"):
-        (good / name).write_text(name)
-    linked = {"a": good / "a", "in/b": good / "b", "in/deep/c": good / "c"}
-    linked = {path: with_inode(file) for path, file in linked.items()}
-    link_exactly(linked, place)
-    (place / "a").unlink()
-    (place / "a").write_text("damaged")
-    (place / "in" / "b").unlink()
-    (place / "new" / "folder").mkdir(parents=True)
-    (place / "new" / "file").write_text("left over")
-    link_exactly(linked, place)
-    found = {str(p.relative_to(place)): p.read_text() for p in place.rglob("*") if p.is_file()}
-    assert found == {"a": "a", "in/b": "b", "in/deep/c": "c"}
-    assert not (place / "new").exists()

@@ -21,9 +21,9 @@ from fedcohort.analysis.verdict import Verdict, few, judge
 from fedcohort.exceptions import DataError
 from fedcohort.files.marginals import ColumnGap, gaps_to_rest
 from fedcohort.files.sketching import ONE_BUCKET, concentration
-from fedcohort.personalize.index import ENERGY_SHARE
+from fedcohort.personalize.search import possible_luck
 from fedcohort.privacy.planning import signal_to_noise
-from fedcohort.sketch.distances import Stack, distance_matrix, distances_to_global
+from fedcohort.sketch.distances import distance_matrix, distances_to_global
 from fedcohort.sketch.errors import cap_by_observed, errors_to_global, pair_errors
 from fedcohort.sketch.race import RaceSketch
 
@@ -313,10 +313,13 @@ def nearest_clients(sketches: Sequence[RaceSketch], squares: Floats) -> NDArray[
     """Return the nearest other client of each, ranked as a registry ranks them.
 
     A client of few or noisy records is near to everybody by chance: its debiased squared distance
-    scatters most. So a part of its error variance is added (see `personalize.search`).
+    scatters most. So what luck can do is added (see `personalize.search`).
     """
-    errors = Stack(sketches).error_variance() / sketches[0].rows
-    ranked = squares + ENERGY_SHARE * errors[None, :]
+    n, noise = (
+        np.array(values, float) for values in zip(*((s.n, s.noise) for s in sketches), strict=True)
+    )
+    sampling, noisy = possible_luck(np.array([s.counts for s in sketches]), len(sketches) - 1)
+    ranked = squares + (sampling / n + noisy * noise / n**2) / sketches[0].rows
     np.fill_diagonal(ranked, np.inf)
     nearest: NDArray[np.int64] = ranked.argmin(axis=1)
     return nearest

@@ -22,7 +22,6 @@ from fedcohort.cli import (
     config,
     data,
     export,
-    nearest,
     policies,
     profile,
     registry,
@@ -48,7 +47,6 @@ EXTRAS = {
     "pandas": "frames",
     "altair": "plots",
     "vl_convert": "plots",
-    "faiss": "search",
     "flwr": "flower",
     "ray": "ray",
     "tensorboard": "track",
@@ -78,7 +76,7 @@ app.command("merge")(sketches.merge)
 app.command("explain")(sketches.explain)
 app.command("profile")(profile.profile)
 app.command("plan")(profile.plan)
-app.command("nearest")(nearest.command)
+app.command("nearest")(registry.nearest)
 app.add_typer(registry.app, name="registry")
 app.add_typer(spec.app, name="spec")
 app.add_typer(data.app, name="data")

@@ -1,25 +1,25 @@
-"""``fedcohort registry``: warm clients, their sketches and models."""
+"""``fedcohort registry``: warm clients, their sketches and models; ``nearest``: a newcomer's."""
 
 from __future__ import annotations
 
 import json
-import warnings
+from collections.abc import Sequence
 from dataclasses import asdict
+from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, plain, show, show_json
+from fedcohort.cli.common import Format, FormatOption, plain, show, show_facts, show_json
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from fedcohort.personalize import Entry, Registry
+    from fedcohort.personalize import Advice, Entry, Registry
 
-app = typer.Typer(
-    help="Warm clients: their sketches and personal models, in a folder.", no_args_is_help=True
-)
+HELP = "Warm clients: their sketches and personal models, in a folder."
+app = typer.Typer(help=HELP, no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(help="The registry's folder.", show_default=False)]
 Client = Annotated[str, typer.Argument(help="The client's id: any text.", show_default=False)]
 ModelOption = Annotated[
@@ -29,11 +29,6 @@ ReferenceOption = Annotated[
     str | None,
     typer.Option(help="Path or URI of a model kept elsewhere; never opened.", show_default=False),
 ]
-
-
-@app.callback()
-def _group() -> None:
-    """Warm clients: their sketches and personal models, in a folder."""
 
 
 @app.command("add")
@@ -57,8 +52,8 @@ def add(
 ) -> None:
     """Register a client, or a folder of clients; the registry is made if it does not exist.
 
-    Without a model, a client is found by searches but never advised. In a folder, the model of
-    NAME.sketch is NAME.safetensors.
+    Without a model, a client is found by searches but never advised. A folder may be what `sketch
+    --by` or `registry export` wrote; the model of NAME.sketch is NAME.safetensors.
 
     Examples: `fedcohort registry add warm/ ann ann.sketch --model ann.safetensors`,
     `fedcohort registry add warm/ clients/`
@@ -67,12 +62,12 @@ def add(
     from fedcohort.personalize import Registry
     from fedcohort.personalize.registry import is_new
 
-    loaded, known = None if sketch is None else load_sketch(sketch), _object(metadata)
+    loaded, facts = None if sketch is None else load_sketch(sketch), _object(metadata)
     with Registry.create(folder) if is_new(folder) else Registry(folder) as registry:
         if loaded is None:
             _add_folder(registry, Path(client), replace, format)
             return
-        registry.add(client, loaded, model, reference=reference, metadata=known, replace=replace)
+        registry.add(client, loaded, model, reference=reference, metadata=facts, replace=replace)
         _say(format, {"client": client, "clients": len(registry)}, f"{len(registry)} clients")
 
 
@@ -99,15 +94,13 @@ def show_client(folder: Folder, client: Client, format: FormatOption = Format.ta
 
     with Registry(folder) as registry:
         entry, sketch = registry.get(client), registry.sketch(client)
-        path = None if entry.model is None else registry.models.path(entry.model)
-        arrays = None if path is None else shapes_of(path)
-    known = {**asdict(entry), "sketch": sketch.spec, "arrays": arrays}
+        arrays = None if entry.model is None else shapes_of(registry.models.path(entry.model))
+    facts = {**asdict(entry), "sketch": sketch.spec, "arrays": arrays}
     if format is Format.json:
-        show_json(known)
+        show_json(facts)
         return
-    for name, value in known.items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        typer.echo(f"{name:<12}{plain(text)}")
+    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in facts.items()}
+    show_facts({name: plain(text) for name, text in texts.items()}, plain(client))
 
 
 @app.command("export")
@@ -142,7 +135,7 @@ def global_(
 
     with Registry(folder) as registry:
         registry.set_global(model, reference=reference)
-        _say(format, registry.fact("global"), "the global model is set")
+        _say(format, registry.global_entry(), "the global model is set")
 
 
 @app.command("list")
@@ -164,17 +157,19 @@ def list_(
     if format is Format.json:
         show_json({"clients": count, "entries": [asdict(entry) for entry in entries]})
         return
-    from rich.table import Table
-
-    table = Table(title=f"{count:,} clients", title_justify="left", header_style="bold")
-    for name in ("client", "samples", "epsilon", "model", "metadata", "registered"):
-        table.add_column(name, justify="right" if name in ("samples", "epsilon") else "left")
-    for entry in entries:
-        epsilon = "" if entry.epsilon is None else f"{entry.epsilon:g}"
-        known = printable(json.dumps(entry.metadata)) if entry.metadata else ""
-        row = printable(entry.client), f"{entry.n:,.0f}", epsilon, where(entry), known
-        table.add_row(*row, printable(entry.registered))
-    show(table)
+    rows = [
+        (
+            entry.client,
+            f"{entry.n:,.0f}",
+            "" if entry.epsilon is None else f"{entry.epsilon:g}",
+            _model(entry),
+            json.dumps(entry.metadata) if entry.metadata else "",
+            entry.registered,
+        )
+        for entry in entries
+    ]
+    columns = ("client", "samples", "epsilon", "model", "metadata", "registered")
+    _show_table(columns, rows, f"{count:,} clients")
 
 
 @app.command("check")
@@ -185,7 +180,7 @@ def check(
     ] = False,
     format: FormatOption = Format.table,
 ) -> None:
-    """Check every file against its hash; exit with 1 if something is wrong.
+    """Check every model against its hash and every sketch; exit with 1 if something is wrong.
 
     Example: `fedcohort registry check warm/ --remove-orphans`
     """
@@ -195,9 +190,7 @@ def check(
         removed = integrity.remove_orphans(registry) if remove_orphans else []
         problems, count = integrity.check(registry), len(registry)
     if format is Format.json:
-        show_json(
-            {"clients": count, "problems": problems, "removed": [str(path) for path in removed]}
-        )
+        show_json({"clients": count, "problems": problems, "removed": list(map(str, removed))})
     else:
         for path in removed:
             typer.echo(f"removed {plain(str(path))}")
@@ -221,24 +214,127 @@ def remove(folder: Folder, client: Client, format: FormatOption = Format.table) 
         _say(format, {"client": client, "clients": len(registry)}, f"{len(registry)} clients left")
 
 
-@app.command("index")
-def index(folder: Folder, format: FormatOption = Format.table) -> None:
-    """Build the index (for more than 10,000 clients) and store the distance limit.
+@app.command("calibrate")
+def calibrate(folder: Folder, format: FormatOption = Format.table) -> None:
+    """Store up to which distance a client is near, from the distances among the clients.
 
-    Example: `fedcohort registry index warm/`
+    Example: `fedcohort registry calibrate warm/`
     """
-    from fedcohort.personalize import Registry, Search, limits
+    from fedcohort.personalize import Registry, advice
 
     with Registry(folder) as registry:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # the index is rebuilt below
-            search = Search(registry)
-        search.rebuild()
-        limit = limits.calibrated(search)
-        limits.store_limit(registry, limit)
+        advice.store_limit(registry, limit := advice.calibrated(registry))
         distance = max(limit.squared, 0.0) ** 0.5
         what = {"clients": len(registry), "max_distance": distance}
         _say(format, what, f"{len(registry):,} clients; near is up to a distance of {distance:.4g}")
+
+
+class Strategy(StrEnum):
+    """What a newcomer starts from."""
+
+    match = "match"
+    nearest = "nearest"
+    plain = "plain"
+    global_ = "global"
+
+
+def nearest(
+    sketch: Annotated[Path, typer.Argument(help="The newcomer's sketch.", show_default=False)],
+    registry: Annotated[
+        Path, typer.Option("--registry", help="The registry's folder.", show_default=False)
+    ],
+    k: Annotated[
+        int | None, typer.Option(help="Clients to consider [match: 20, else 1].", min=1)
+    ] = None,
+    strategy: Annotated[
+        Strategy,
+        typer.Option(
+            help="Average the models of clients whose sketches add up to the newcomer's; take the "
+            "nearest client's; that by the paper's plain distance; or the global model."
+        ),
+    ] = Strategy.match,
+    max_distance: Annotated[
+        str, typer.Option(help="Beyond it no client is near enough: a number, 'auto' or 'none'.")
+    ] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="Write the advised model there.", show_default=False)
+    ] = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """Print from which model a client with unlabeled data should start.
+
+    Example: `fedcohort nearest new.sketch --registry warm/ --k 5 --format json`
+    """
+    from fedcohort.files.sketching import load_sketch
+    from fedcohort.personalize import ColdStart, Registry
+    from fedcohort.personalize.models import pack
+    from fedcohort.storage import write_atomically
+
+    with Registry(registry) as warm:
+        start = ColdStart(warm, max_distance=_limit(max_distance))
+        advice = start.advise(load_sketch(sketch), strategy.value, k)
+        if out is not None:
+            write_atomically(out, pack(start.model(advice)))
+        _show_advice(warm, advice, format)
+    if out is not None and format is not Format.json:
+        typer.echo(f"wrote {out}")
+
+
+def _show_advice(registry: Registry, advice: Advice, format: Format) -> None:
+    entries = [registry.get(near.client) for near in advice.neighbors]
+    pairs = list(zip(advice.neighbors, entries, strict=True))
+    if format is Format.json:
+        rows = [
+            {**near._asdict(), "model": e.model, "reference": e.reference, "metadata": e.metadata}
+            for near, e in pairs
+        ]
+        show_json({**asdict(advice), "near": advice.near, "neighbors": rows})
+        return
+    shares = {client: f"{weight:.3f}" for client, weight in advice.weights.items()}
+    lines = [
+        (near.client, f"{near.distance:.4f}", shares.get(near.client, ""), _model(entry))
+        for near, entry in pairs
+    ]
+    _show_table(("client", "distance", "weight", "model"), lines)
+    far = f"distance {advice.distance:.4g}, limit {advice.max_distance:.4g}"
+    if advice.near:
+        typer.echo(f"near: {far}")
+    elif not any(entry.model or entry.reference for entry in entries):
+        typer.echo(f"no registered client has a model; the nearest: {far}; use the global model")
+    elif advice.strategy == "global":
+        typer.echo(f"use the global model; the nearest client: {far}")
+    else:
+        typer.echo(f"no client is close enough: {far}; use the global model")
+
+
+def _show_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None
+) -> None:
+    """Print text that may come from strangers: no markup, no control characters."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for name in columns:
+        numbers = name in ("samples", "epsilon", "distance", "weight")
+        table.add_column(name, justify="right" if numbers else "left")
+    for row in rows:
+        table.add_row(*(Text(plain(cell)) for cell in row))
+    show(table)
+
+
+def _model(entry: Entry) -> str:
+    """Return the hash of a stored model, shortened, or the reference to one elsewhere."""
+    return entry.model[:12] if entry.model is not None else entry.reference or ""
+
+
+def _limit(text: str) -> float | Literal["auto"] | None:
+    if text in ("auto", "none"):
+        return "auto" if text == "auto" else None
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"--max-distance {text!r} is not a number, 'auto' or 'none'") from None
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -256,23 +352,3 @@ def _say(format: Format, value: Any, sentence: str) -> None:
         show_json(value)
     else:
         typer.echo(sentence)
-
-
-def where(entry: Entry) -> str:
-    """Return the hash of a stored model, shortened, or the reference to one elsewhere."""
-    if entry.model is not None:
-        return printable(entry.model[:12])
-    return printable(entry.reference or "")
-
-
-def printable(text: str) -> str:
-    r"""Return text that a terminal shows as it is: no markup, no control characters.
-
-    Examples
-    --------
-    >>> printable("ann"), printable("[red]x")
-    ('ann', '\\[red]x')
-    """
-    from rich.markup import escape
-
-    return escape(plain(text))

@@ -23,7 +23,7 @@ from fedcohort.exceptions import ConfigError, DataError
 
 COMPARED = (
     *("numpy", "scipy", "scikit-learn", "numba", "torch"),
-    *("flwr", "ray", "pfl", "dppy", "datasketch", "faiss-cpu"),
+    *("flwr", "ray", "pfl", "dppy", "datasketch"),
 )
 
 

@@ -27,10 +27,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError, DataError, NoClients
+from fedcohort.options import unknown
 from fedcohort.personalize.models import average
 from fedcohort.personalize.registry import Registry
 from fedcohort.personalize.search import Neighbor, nearest, nearest_of_each
-from fedcohort.options import unknown
 from fedcohort.rounds import ClientId, stream
 from fedcohort.sketch.distances import Stack, gram
 from fedcohort.sketch.race import RaceSketch

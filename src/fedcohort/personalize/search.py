@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, FedcohortError, IncompatibleSketches, NoClients
-from fedcohort.personalize.registry import Registry, check_size
 from fedcohort.options import unknown
+from fedcohort.personalize.registry import Registry, check_size
 from fedcohort.rounds import ClientId, check_id
 from fedcohort.sketch.distances import Stack, error_variance, squares_to
 from fedcohort.sketch.errors import squared_errors
@@ -188,7 +188,7 @@ def possible_luck(counts: NDArray[Any], candidates: int) -> tuple[float, float]:
     p /= np.maximum(p.sum(axis=1, keepdims=True), 1)
     second, third = (p**2).sum(axis=1), (p**3).sum(axis=1)
     trace = float((second - 2 * third + second**2).sum())  # of (diag(p) - pp')^2, over all rows
-    quantile = float(ndtri(0.95 ** (1 / candidates)))
+    quantile = float(ndtri(0.95 ** (1 / max(candidates, 1))))
     return quantile * (2 * trace) ** 0.5, quantile * (5 * p.size) ** 0.5
 
 

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcohort.exceptions import ConfigError, DataError, NoClients
+from fedcohort.personalize import ColdStart, Limit, Record
+from fedcohort.personalize.advice import (
+    RIDGE,
+    calibrated,
+    gains_limit,
+    leave_one_out,
+    matching,
+    mixture_square,
+    store_limit,
+    stored_limit,
+)
+from fedcohort.personalize.models import average
+
+ANGLES = [0.0, 0.0, 0.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0]
+
+
+@pytest.fixture
+def warm(registry, make):
+    for i, angle in enumerate(ANGLES):
+        registry.add(f"c{i}", make(angle, i), {"w": np.array([angle])})
+    registry.set_global({"w": np.array([-1.0])})
+    return registry
+
+
+@pytest.mark.parametrize("strategy", ["match", "nearest", "plain"])
+def test_a_newcomer_gets_the_model_of_its_kind_or_the_global_one(warm, make, strategy):
+    start = ColdStart(warm)
+    for angle in (0.0, 2.0, 4.0):
+        advice = start.advise(make(angle, 100), strategy)
+        assert advice.near
+        assert sum(advice.weights.values()) == pytest.approx(1)
+        assert advice.distance <= advice.max_distance
+        assert start.model(advice)["w"][0] == pytest.approx(angle, abs=0.05)
+    far = start.advise(make(5.2, 100), strategy)
+    assert not far.near
+    assert far.weights == {}
+    assert far.distance > far.max_distance
+    assert start.model(far)["w"][0] == -1.0
+
+
+def test_the_global_model_can_be_asked_for(warm, make):
+    start = ColdStart(warm)
+    advice = start.advise(make(2.0, 100), "global")
+    assert advice.distance <= advice.max_distance
+    assert start.model(advice)["w"][0] == -1.0
+
+
+def test_private_sketches_work_throughout(warm, make):
+    """The epsilon leaves twins ten times nearer than strangers; seeds are fixed."""
+    start = ColdStart(warm)
+    rng = np.random.default_rng(0)
+    for angle in (0.0, 2.0, 4.0):
+        query = make(angle, 100, n=2000).privatize(4.0, rng=rng)
+        assert start.model(start.advise(query, "match", 3))["w"][0] == pytest.approx(angle, abs=0.1)
+
+
+def test_newcomers_like_the_warm_are_rarely_sent_away(registry, make):
+    """By construction 1 in 20; at most 8 of 60 is exceeded with probability 0.2% (binomial)."""
+    rng = np.random.default_rng(5)
+    for i in range(60):
+        registry.add(f"c{i}", make(rng.uniform(0, 6), i), reference="x")
+    start = ColdStart(registry)
+    away = sum(not start.advise(make(rng.uniform(0, 6), 1000 + i)).near for i in range(60))
+    assert away <= 8
+
+
+def test_the_limit_can_be_set_or_lifted_or_stored(warm, make):
+    far = make(5.2, 100)
+    assert ColdStart(warm, max_distance=None).advise(far).near
+    assert ColdStart(warm, max_distance=1e3).advise(far).near
+    assert not ColdStart(warm, max_distance=0.01).advise(make(1.0, 9)).near
+    store_limit(warm, Limit(1e6))
+    assert ColdStart(warm).advise(far).near
+    for bad in (-1.0, float("nan")):
+        with pytest.raises(ConfigError, match="max_distance"):
+            ColdStart(warm, max_distance=bad)
+
+
+def test_a_mixture_of_two_kinds_is_matched(warm, make):
+    """Half of one kind, half of another: nobody is near, but a mixture is."""
+    half = make(0.0, 50, n=1000)
+    half.merge(make(2.0, 51, n=1000))
+    start = ColdStart(warm)
+    assert not start.advise(half, "nearest").near
+    advice = start.advise(half, "match")
+    assert advice.near
+    of_first = sum(w for c, w in advice.weights.items() if c in ("c0", "c1", "c2"))
+    of_second = sum(w for c, w in advice.weights.items() if c in ("c3", "c4", "c5"))
+    assert of_first == pytest.approx(0.5, abs=0.05)
+    assert of_second == pytest.approx(0.5, abs=0.05)
+    assert start.model(advice)["w"][0] == pytest.approx(1.0, abs=0.1)
+
+
+def test_who_asks_can_be_left_out(warm, make):
+    asks = warm.sketch("c0")
+    assert ColdStart(warm).advise(asks, "nearest").weights == {"c0": 1.0}
+    assert ColdStart(warm).advise(asks, "nearest", without="c0").weights.keys() <= {"c1", "c2"}
+
+
+def test_clients_without_models_are_found_but_not_advised(registry, make):
+    with pytest.raises(NoClients):
+        ColdStart(registry).advise(make(1.0))
+    for i in range(5):
+        registry.add(f"bare {i}", make(1.0, i))
+    start = ColdStart(registry, max_distance=None)
+    alone = start.advise(make(1.0, 20), "match", 3)  # no client has a model
+    assert (alone.weights, alone.near, len(alone.neighbors)) == ({}, False, 3)
+    registry.add("with", make(1.2, 9), {"w": np.ones(2)})
+    assert len(start.nearest(make(1.0, 20), k=6)) == 6
+    for strategy in ("nearest", "plain", "match"):
+        assert start.advise(make(1.0, 20), strategy).weights == {"with": 1.0}
+
+
+def test_mistakes_are_named(registry, warm, make):
+    start = ColdStart(warm)
+    with pytest.raises(ConfigError, match="'best'"):
+        start.advise(make(0.0), "best")
+    registry.add("far", make(5.5, 60), reference="s3://far")
+    advice = start.advise(make(5.5, 61))
+    assert advice.weights == {"far": 1.0}
+    with pytest.raises(ConfigError, match="s3://far"):
+        start.model(advice)
+
+
+def test_averages_keep_types_and_refuse_unlike_models():
+    a = {"w": np.array([1.0, 3.0], np.float16), "steps": np.array(7)}
+    b = {"w": np.array([3.0, 1.0], np.float16), "steps": np.array(9)}
+    mean = average({"a": (0.25, a), "b": (0.75, b)})
+    assert mean["w"].dtype == np.float16
+    assert mean["w"].tolist() == [2.5, 1.5]
+    assert mean["steps"] == 9
+    for other in ({**b, "x": np.zeros(1)}, {**b, "w": np.zeros(3)}):
+        with pytest.raises(DataError, match=r"'[xw]'"):
+            average({"a": (0.5, a), "b": (0.5, other)})
+
+
+def problem(seed, k=6, dim=4):
+    rng = np.random.default_rng(seed)
+    clients, newcomer = rng.normal(size=(k, dim)), rng.normal(size=dim) / 2
+    return clients @ clients.T, ((clients - newcomer) ** 2).sum(axis=1), clients, newcomer
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_matching_is_the_minimum_over_the_simplex(seed):
+    """No other weights do better: first-order conditions, and 200 random alternatives."""
+    gram, squares, clients, newcomer = problem(seed)
+    errors = np.random.default_rng(seed + 1).uniform(0, 0.5, 6)
+
+    def cost(w):
+        return mixture_square(gram, squares, w) + RIDGE * (w**2 * errors).sum()
+
+    weights = matching(gram, squares, errors)
+    assert weights.min() >= 0
+    assert weights.sum() == pytest.approx(1)
+    expected = ((weights @ clients - newcomer) ** 2).sum()
+    assert mixture_square(gram, squares, weights) == pytest.approx(expected, abs=1e-9)
+    rng = np.random.default_rng(seed + 2)
+    for other in [*np.eye(6), *rng.dirichlet(np.full(6, 0.5), 200)]:
+        assert cost(weights) <= cost(other) + 1e-7
+    slope = 2 * gram @ weights + 2 * RIDGE * errors * weights + squares - np.diag(gram)
+    used = weights > 1e-6
+    assert np.ptp(slope[used]) < 1e-4
+    assert slope.min() > slope[used].mean() - 1e-4
+
+
+def test_matching_survives_what_debiasing_does():
+    """A diagonal made too small leaves negative curvature; the answer is still a mixture."""
+    gram, squares, _, _ = problem(3)
+    weights = matching(gram - 5 * np.eye(6), squares - 5, np.zeros(6))
+    assert weights.min() >= 0
+    assert weights.sum() == pytest.approx(1)
+    assert matching(np.zeros((1, 1)), [0.0], [0.0]).tolist() == [1.0]
+
+
+@given(st.lists(st.tuples(st.floats(-1, 10), st.integers(-5, 5)), min_size=1, max_size=8))
+def test_the_gains_limit_serves_the_warm_clients_best(pairs):
+    """No other limit, tried one by one, would have gained more."""
+    squares = np.array([p[0] for p in pairs])
+    gains = np.array([p[1] for p in pairs], float)
+    if len(set(squares.tolist())) < len(squares):
+        return  # ties cannot be parted by any limit
+    limit = gains_limit(squares, gains)
+    best = max(gains[squares <= t].sum() for t in [-inf, *squares])
+    assert gains[squares <= limit.squared].sum() == pytest.approx(best)
+    assert limit.squared <= squares.max()  # nothing is known beyond
+
+
+def test_calibration_by_distances_and_by_gains(registry, make):
+    """Two pairs, near and far; only near neighbors helped, so the limit lies between."""
+    assert calibrated(registry) == Limit(inf)
+    angles = {"a": 0.0, "b": 0.1, "c": 2.0, "d": 3.2}
+    registry.add_many(
+        Record(c, make(angle, i, 2000), reference=c) for i, (c, angle) in enumerate(angles.items())
+    )
+    near = leave_one_out(registry)
+    assert {c: one.client for c, one in near.items()} == {"a": "b", "b": "a", "c": "d", "d": "c"}
+    squares = [one.squared for one in near.values()]
+    limit = calibrated(registry)
+    assert limit.squared == pytest.approx(np.quantile(squares, 0.95))
+    assert limit.squared_for(1e6) == 1e6
+    assert len(leave_one_out(registry, most=2)) == 2
+    limit = calibrated(registry, {"a": 0.2, "b": 0.1, "c": -0.3, "d": -0.2})
+    assert near["b"].squared < limit.squared < near["c"].squared
+    assert limit.errors == 0
+    for gains in ({"nobody": 1.0}, {"a": float("nan")}):
+        with pytest.raises(ConfigError, match="gain"):
+            calibrated(registry, gains)
+
+
+def test_limits_are_stored(registry):
+    assert stored_limit(registry) is None
+    for limit in (Limit(2.5, 0.5), Limit(-inf), Limit(inf)):
+        store_limit(registry, limit)
+        assert stored_limit(registry) == limit
+    for bad in ({}, [], {"squared": "nan", "errors": 0}, {"squared": 1, "errors": -1}):
+        registry.set_fact("limit", bad)
+        with pytest.raises(DataError, match="limit"):
+            stored_limit(registry)
