@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from flwr.serverapp.strategy import FedAvg
 
+import fedcohort
 from fedcohort.datasets import federate, load
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower import CohortStrategy
@@ -116,3 +117,9 @@ def test_ranges_are_declared_with_the_type():
     for wrong in ({"radius": 0}, {"parts": 0}, {"parts": 1.5}, {"radius": float("nan")}):
         with pytest.raises(ConfigError, match=r"Ring: (radius|parts)="):
             Ring(**wrong)
+
+
+def test_every_public_name_can_be_loaded_and_simulate_is_package_and_function():
+    assert all(getattr(fedcohort, name) is not None for name in fedcohort.__all__)
+    assert callable(fedcohort.simulate)
+    assert fedcohort.simulate.simulate is fedcohort.simulate.simulation.simulate
