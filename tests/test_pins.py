@@ -50,13 +50,13 @@ def own(registry):
 VARIANTS = {
     "clustered-sampling, similarity": (
         "clustered-sampling",
-        {"by": "similarity", "interval": 2},
+        {"by": "similarity"},
     ),
     "clustered-sampling, profiles": (
         "clustered-sampling",
         {"by": "similarity", "signal": "feature_profile"},
     ),
-    "divfl, stochastic": ("divfl", {"method": "stochastic", "weights": "coverage"}),
+    "divfl, coverage": ("divfl", {"weights": "coverage"}),
     "divfl, sketches": ("divfl", {"signal": "race_sketch"}),
     "divfl, updates": ("divfl", {"signal": "update_sketch"}),
     "fedacs, insight": ("fedacs", {"insight": True}),
@@ -152,7 +152,7 @@ def rounded(values):
 SIMULATED = {
     "clustered-sampling, similarity": (
         "clustered-sampling",
-        {"by": "similarity", "interval": 1},
+        {"by": "similarity"},
     ),
     "fedcor, short warm-up": ("fedcor", {"warmup": 2}),
     "kdpp, sketches": ("kdpp", {"signal": "race_sketch"}),

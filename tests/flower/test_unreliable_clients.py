@@ -92,7 +92,7 @@ def test_an_empty_reply_is_an_error(digits, cohort):
 
     handlers = grid.apps[digits.node(mute)]._registered_funcs
     handlers["train.default"] = handlers["query.fedcohort_num_examples"] = nothing
-    strategy = cohort(POLICIES["power-of-choice"](d=8), cohort_size=8)
+    strategy = cohort(POLICIES["power-of-choice"](d=9), cohort_size=8)
     strategy.start(grid, digits.arrays(), 1)
     assert mute not in strategy.history[0].finished and len(strategy.history[0].finished) == 7
     assert strategy.refused == {"error": 1}

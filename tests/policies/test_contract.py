@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 
 from fedcohort.gates import GATES
 from fedcohort.options import LARGEST, SMALLEST
-from fedcohort.policies import POLICIES, Policy
+from fedcohort.policies import (
+    DELTA,
+    FLIPS,
+    KDPP,
+    POLICIES,
+    ActiveFL,
+    ClusteredSampling,
+    DCFedAvg,
+    DivFL,
+    FedACS,
+    FedCBS,
+    FedCor,
+    FedSAE,
+    HiCSFL,
+    LabelMatch,
+    Oort,
+    Policy,
+    PowerOfChoice,
+    RaceSoftmax,
+    SketchMatch,
+    SketchToSelect,
+    Uniform,
+)
 from fedcohort.rounds import Selection
 from fedcohort.session import Session
 from fedcohort.signals.catalog import Needs
@@ -29,6 +51,93 @@ def test_contract(name, check):
     check(POLICIES[name])
 
 
+UNBIASED = "inverse-inclusion"
+VARIANTS = [
+    lambda: RaceSoftmax(debias=True, center="pooled", weights=UNBIASED),
+    lambda: RaceSoftmax(distance="row-l2", temperature=0.01),
+    lambda: SketchMatch(pool="random", average="equal", sweeps=0),
+    lambda: SketchMatch(share=1.0, largest_pool=6),
+    lambda: SketchMatch(refresh=2, turns=2),
+    lambda: SketchMatch(refresh=3, embed="model"),
+    lambda: FedACS(insight=True, pool_share=0.05),
+    lambda: FedACS(gradient_sketch=7, weighted=True, scale_by_size=True),
+    lambda: SketchToSelect(interval=2, weights=UNBIASED),
+    lambda: SketchToSelect(interval=1, candidates=7),
+    lambda: SketchToSelect(interval=1, compare="models"),
+    lambda: SketchToSelect(signal="race_sketch", interval=3),
+    lambda: SketchToSelect(signal="update_sketch", interval=2),
+    lambda: FedCor(warmup=1, interval=2, panel=6),
+    lambda: FedCor(warmup=2, interval=3, fit="gradient", steps=5),
+    lambda: FedCor(warmup=2, interval=4, samples=2, noise_std=0.01),
+    lambda: KDPP("race_sketch", weights=UNBIASED),
+    lambda: KDPP(kernel="features", candidates=7),
+    lambda: KDPP("insight", candidates=3),
+    lambda: KDPP("model_sketch"),
+    lambda: DivFL("update_sketch", weights="coverage"),
+    lambda: DivFL(candidates=7),
+    lambda: ClusteredSampling("similarity"),
+    lambda: ClusteredSampling("similarity", "race_sketch"),
+    lambda: DCFedAvg("balanced", added=3),
+    lambda: FLIPS(clusters=3),
+    lambda: HiCSFL(frozen=False),
+    lambda: FedSAE(active_rounds=2),
+    lambda: Uniform(interval=3),
+    lambda: DELTA(local_variance=0.5),
+]
+
+
+@pytest.mark.parametrize("factory", VARIANTS, ids=lambda f: repr(f()))
+def test_variants_keep_the_contract(factory):
+    check_policy(factory)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (ActiveFL, {"alpha1": 2}),
+        (ActiveFL, {"alpha2": 0}),
+        (ActiveFL, {"alpha3": -1}),
+        (ClusteredSampling, {"by": "loss"}),
+        (ClusteredSampling, {"signal": "loss"}),
+        (DELTA, {"local_variance": -1}),
+        (DivFL, {"weights": "inverse"}),
+        (FedACS, {"pool_share": 0}),
+        (FedACS, {"rate": -1}),
+        (FedCBS, {"exploration": -1}),
+        (FedCBS, {"epsilon": 0.0005}),
+        (FedCor, {"interval": 1}),
+        (FedCor, {"beta": 0}),
+        (FedCor, {"noise_std": 0}),
+        (FedCor, {"fit": "adam"}),
+        (FedSAE, {"beta": -1}),
+        (FLIPS, {"clusters": 0}),
+        (FLIPS, {"epsilon": -1.0}),
+        (HiCSFL, {"temperature": 0}),
+        (HiCSFL, {"gamma": -1}),
+        (KDPP, {"signal": "loss"}),
+        (KDPP, {"kernel": "rbf"}),
+        (KDPP, {"candidates": 0}),
+        (LabelMatch, {"target": "uniform"}),
+        (Oort, {"cutoff": 2}),
+        (Oort, {"window": 0}),
+        (PowerOfChoice, {"d": 0}),
+        (PowerOfChoice, {"d": 2.5}),
+        (RaceSoftmax, {"temperature": 0}),
+        (RaceSoftmax, {"distance": "l1"}),
+        (SketchMatch, {"share": 0}),
+        (SketchMatch, {"average": "n"}),
+        (SketchToSelect, {"interval": 0}),
+        (SketchToSelect, {"signal": "loss"}),
+        (SketchToSelect, {"compare": "labels"}),
+    ],
+)
+def test_wrong_options_are_named(kind, options):
+    (value,) = options.values()
+    name = kind.__name__
+    with pytest.raises(ValueError, match=rf"{name}: .*{value!r}|{value!r} of {name}"):
+        kind(**options)
+
+
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_names_are_kebab_case_and_say_when(name):
     assert name == name.lower().replace("_", "-")
@@ -40,8 +149,8 @@ CONFIGURABLE = {**POLICIES, **GATES}
 FLOATS = [
     (name, option)
     for name in sorted(CONFIGURABLE)
-    for option, parameter in inspect.signature(CONFIGURABLE[name]).parameters.items()
-    if "float" in str(parameter.annotation)
+    for option, hint in get_type_hints(CONFIGURABLE[name].__init__).items()
+    if float in (hint, *get_args(hint))
 ]
 
 

@@ -1,4 +1,4 @@
-"""Policies by label histograms and by updates: exact small cases, laws and targets."""
+"""Policies by label histograms: exact small cases, laws and targets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from fedcohort.policies import DELTA, FLIPS, FedCBS, FedSAE, HiCSFL, LabelMatch, base
+from fedcohort.policies import FLIPS, DCFedAvg, FedCBS, LabelMatch, base
 from fedcohort.policies.base import label_counts, label_distances
-from fedcohort.policies.delta import proportional_inclusion, systematic
 from fedcohort.policies.fed_cbs import imbalance
-from fedcohort.policies.hics_fl import entropies
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.signals.table import Signals
 
@@ -70,7 +68,7 @@ class TestFedCBS:
         signals, ids, number = labeled(rows), IDS[:3], 4
         policy = FedCBS(exploration=0.5)
         policy.state.selected = {"00": 3, "02": 1}
-        times = np.array([3.0, 1.0, 1.0])
+        times = np.array([3.0, 0.0, 1.0]) + 1
         first = 1 / imbalance(rows) + 0.5 * np.sqrt(3 * np.log(5) / (2 * times))
         first /= first.sum()
         expected = Counter()
@@ -141,20 +139,68 @@ class TestLabelMatch:
         assert all(c[1] == "02" for c in starts_at_0 if c[0] == "00")
 
 
+class TestDCFedAvg:
+    def test_the_added_client_is_the_best_by_cosine_of_counts(self) -> None:
+        """Against every choice: one client is drawn, the second brings 1 - cos lowest."""
+        rows = np.random.default_rng(1).integers(1, 20, (20, 4)).astype(float)
+        goal = rows.sum(axis=0)
+
+        def distance(members):
+            pooled = rows[list(members)].sum(axis=0)
+            return 1 - pooled @ goal / np.linalg.norm(pooled) / np.linalg.norm(goal)
+
+        for n in range(20):
+            selection = DCFedAvg(added=2).select(Round(0, IDS, 3), labeled(rows), stream(n))
+            chosen = [IDS.index(c) for c in selection.clients]
+            for k in range(1, len(chosen)):
+                others = [j for j in range(20) if j not in chosen[:k]]
+                assert chosen[k] == min(others, key=lambda j: distance([*chosen[:k], j]))
+            assert selection.scores[selection.clients[-1]] == pytest.approx(distance(chosen))
+
+    def test_nobody_is_added_who_makes_it_worse(self) -> None:
+        signals = labeled([[10.0, 10.0], [1.0, 0.0], [1.0, 0.0]])
+        cohorts = [
+            DCFedAvg("balanced").select(Round(0, IDS[:3], 2), signals, stream(n)).clients
+            for n in range(20)
+        ]
+        assert {c for c in cohorts if c[0] == "00"} == {("00",)}
+        assert all(c[1] == "00" for c in cohorts if c[0] != "00")
+
+
 class TestFLIPS:
     def test_clusters_get_equal_places_and_clients_their_turn(self) -> None:
         rows = [[10.0, 0, 0]] * 12 + [[0, 10.0, 0]] * 6 + [[0, 0, 10.0]] * 2
         signals, policy, picks = labeled(rows), FLIPS(), Counter()
         for number in range(24):
-            round = Round(number, IDS, 3)
-            chosen = policy.select(round, signals, stream(number)).clients
-            policy.observe(round, Outcome(chosen, chosen), signals)
+            chosen = policy.select(Round(number, IDS, 3), signals, stream(number)).clients
+            policy.observe(Round(number, IDS, 3), Outcome(chosen, chosen), signals)
             picks.update(chosen)
-        assert len(policy.state.centers) == 3  # found by the Davies-Bouldin index
+        assert len(policy.state.centers) == 3  # by the Davies-Bouldin index
         kinds = [sum(picks[c] for c in IDS[a:b]) for a, b in ((0, 12), (12, 18), (18, 20))]
         assert kinds == [24, 24, 24]
         assert {picks[c] for c in IDS[:12]} == {2}
         assert {picks[c] for c in IDS[18:]} == {12}
+
+    def test_every_cluster_has_its_places_whoever_is_absent(self) -> None:
+        """Two clusters of 10 and cohorts of 4: two places each in every round, at 70 % presence.
+
+        Counted by present members alone, a cluster got none in most rounds.
+        """
+        signals, policy = labeled([[10.0, 0]] * 10 + [[0, 10.0]] * 10), FLIPS(clusters=2)
+        for number in range(40):
+            here = tuple(c for c in IDS if stream(7, number, c).random() < 0.7)
+            chosen = policy.select(Round(number, here, 4), signals, stream(number)).clients
+            policy.observe(Round(number, here, 4), Outcome(chosen, chosen), signals)
+            assert sum(int(c) < 10 for c in chosen) == 2
+
+    def test_places_left_over_go_to_the_cluster_with_the_fewest_picks(self) -> None:
+        """Three places for two clusters: over two rounds both get three."""
+        signals, policy, kinds = labeled([[10.0, 0]] * 10 + [[0, 10.0]] * 10), FLIPS(2), Counter()
+        for number in range(6):
+            chosen = policy.select(Round(number, IDS, 3), signals, stream(number)).clients
+            policy.observe(Round(number, IDS, 3), Outcome(chosen, chosen), signals)
+            kinds.update(int(c) < 10 for c in chosen)
+        assert kinds == {True: 9, False: 9}
 
     def test_newcomers_join_the_nearest_center(self) -> None:
         policy = FLIPS(clusters=2)
@@ -163,188 +209,14 @@ class TestFLIPS:
         policy.select(Round(1, IDS[:7], 2), labeled([[9.0, 1], [1, 9.0]] * 3 + [[8, 2]]), stream(1))
         np.testing.assert_array_equal(policy.state.centers, centers)
 
-
-class TestHiCSFL:
-    def test_entropy_by_hand(self) -> None:
-        updates = np.array([[0.02, -0.01, 0.0], [0.0, 0.0, 0.0]])
-        shares = np.exp(updates / 0.01)
-        shares /= shares.sum(axis=1, keepdims=True)
-        expected = -(shares * np.log(shares)).sum(axis=1)
-        np.testing.assert_allclose(entropies(updates, 0.01), expected)
-        assert entropies(np.array([[1e15, -1e15]]), 1e-3) == pytest.approx(0.0)
-
-    def test_everybody_is_tried_once_also_without_a_report(self) -> None:
-        policy, seen = HiCSFL(), []
-        for number in range(4):
-            round = Round(number, IDS, 5)
-            chosen = policy.select(round, Signals(), stream(number)).clients
-            policy.observe(round, Outcome(chosen, chosen), Signals())
-            seen += chosen
-        assert sorted(seen) == list(IDS)
-        assert policy.select(Round(4, IDS, 5), Signals(), stream(4)).clients == ()
-
-    def test_who_drops_out_is_tried_again_and_whom_a_gate_withholds_is_not(self) -> None:
-        policy, round = HiCSFL(), Round(0, IDS[:3], 3)
-        policy.observe(round, Outcome(IDS[:3], IDS[:1], IDS[1:2]), Signals())
-        assert policy.select(round, Signals(), stream(0)).clients == (IDS[2],)
-
-    def test_balanced_clusters_come_first_and_all_are_equal_in_the_end(self) -> None:
-        """Half of the clients have balanced labels; with gamma 4 they are drawn exp(4 ln 4) = 256
-        times as often as clients of one label, and as often at the end (4 clusters: 1 balanced)."""
-        updates = {}
-        for i, c in enumerate(IDS):
-            updates[c] = np.zeros(4) if i < 10 else 0.1 * np.eye(4)[i % 3] - 0.02
-        signals = Signals()
-        signals.record("bias_update", updates, 0)
-        policy = HiCSFL(rounds=100)
-        policy.state.tried = dict.fromkeys(IDS, True)
-        shares = []
-        for number in (1, 100):
-            drawn = [
-                policy.select(Round(number, IDS, 4), signals, stream(number, n)).clients
-                for n in range(200)
-            ]
-            shares.append(np.mean([int(c) < 10 for cohort in drawn for c in cohort]))
-        assert shares[0] > 0.97
-        assert abs(shares[1] - 0.25) < 4 * np.sqrt(0.25 * 0.75 / 800)
-
-
-class TestDELTA:
-    def test_inclusion_is_proportional_and_the_aggregate_unbiased(self) -> None:
-        """Over 6000 draws each client's mean weight is its share of the data."""
-        ids, signals = IDS[:5], Signals()
-        signals.record("num_examples", dict(zip(ids, (10, 20, 30, 5, 35), strict=True)), 0)
-        signals.record("update_distance", dict(zip(ids, (4.0, 1.0, 0.5, 2.0, 1.0), strict=True)), 0)
-        policy, total, squares = DELTA(exploration=0.2), np.zeros(5), np.zeros(5)
-        draws = 6000
-        for n in range(draws):
-            selection = policy.select(Round(1, ids, 2), signals, stream(n))
-            weights = np.zeros(5)
-            for client, weight in zip(selection.clients, selection.weights, strict=True):
-                weights[ids.index(client)] = weight
-            total, squares = total + weights, squares + weights**2
-        mean = total / draws
-        error = np.sqrt(np.maximum(squares / draws - mean**2, 1e-12) / draws)
-        assert (np.abs(mean - np.array([0.1, 0.2, 0.3, 0.05, 0.35])) < 4 * error + 1e-9).all()
-
-    def test_systematic_draws_keep_size_and_inclusion(self) -> None:
-        inclusion = proportional_inclusion(np.array([0.7, 0.1, 0.1, 0.05, 0.05]), 3)
-        assert inclusion.sum() == pytest.approx(3)
-        assert inclusion[0] == 1
-        hits = np.zeros(5)
-        for n in range(4000):
-            chosen = systematic(inclusion, stream(n))
-            assert len(set(chosen.tolist())) == 3
-            hits[chosen] += 1
-        assert (np.abs(hits / 4000 - inclusion) < 4 * np.sqrt(0.25 / 4000)).all()
-
-    def test_local_variance_adds_the_spread_of_batches(self) -> None:
-        """Inclusion probabilities are proportional to sqrt(zeta^2 + ratio sigma^2), exactly."""
-        ids, signals = IDS[:4], Signals()
-        signals.record("update_distance", dict(zip(ids, (3.0, 1.0, 0.0, 1.0), strict=True)), 0)
-        signals.record("gradient_spread", dict(zip(ids, (2.0, 0.0, 2.0, 1.0), strict=True)), 0)
-        policy = DELTA(exploration=0.0, local_variance=4.0)
-        importance = np.sqrt([9 + 16, 1, 16, 1 + 4])
-        found = {}
-        for n in range(40):
-            found |= policy.select(Round(1, ids, 1), signals, stream(n)).scores
-        assert [found[c] for c in ids] == pytest.approx(importance / importance.sum())
-        assert policy.needs.reply == {"update_distance", "gradient_spread"}
-        assert DELTA().needs.reply == {"update_distance"}
-
-    def test_the_spread_is_that_of_the_batches(self) -> None:
-        """Against gradients by autograd in float64, one batch at a time."""
-        torch = pytest.importorskip("torch")
-        from fedcohort.datasets import federate, load
-        from fedcohort.rounds import stream as generator
-        from fedcohort.simulate import LocalTraining, Simulation, build
-
-        clients = federate(load("digits"), "iid", clients=9, seed=0)
-        model = build("mlp-64-30", clients.dataset.sample_shape, 10, seed=0)
-        local = LocalTraining(epochs=1, batch_size=50, lr=0.1)
-        policy = DELTA(local_variance=1.0)
-        simulation = Simulation(clients, model, policy, cohort_size=2, local=local, device="cpu")
-        simulation.step()
-        signals, (session,) = simulation.sessions[0].signals, simulation.sessions
-        (client, _) = simulation.seeds[0].selection.clients
-        order = generator(0, "gradient spread", 0, client).permutation(clients.parts[client])
-        double, rows = model.double(), []
-        for first in range(0, len(order), 50):
-            at = order[first : first + 50]
-            double.zero_grad()
-            outputs = double(torch.from_numpy(clients.dataset.x[at]).double())
-            labels = torch.from_numpy(clients.dataset.y[at])
-            torch.nn.functional.cross_entropy(outputs, labels).backward()
-            rows.append(torch.cat([p.grad.ravel() for p in double.parameters()]).numpy().copy())
-        assert len(rows) > 2
-        expected = np.sqrt(np.square(rows - np.mean(rows, axis=0)).sum(axis=1).mean())
-        found = signals.values("gradient_spread", (client,))[0]
-        assert found == pytest.approx(expected, rel=1e-4)
-        assert session.policy.signal_options["update_distance"]["insight_step"]
-
-    def test_a_forged_distance_is_clipped(self) -> None:
-        signals = Signals()
-        signals.record("update_distance", dict.fromkeys(IDS, 1.0) | {"07": 1e15}, 0)
-        signals.record("num_examples", dict.fromkeys(IDS, 10), 0)
-        drawn = [DELTA().select(Round(1, IDS, 2), signals, stream(n)).clients for n in range(400)]
-        share = 2 * (0.9 * 10 / 29 + 0.1 / 20)
-        assert abs(np.mean(["07" in c for c in drawn]) - share) < 4 * np.sqrt(0.25 / 400)
-
-
-class TestFedSAE:
-    def test_the_law_and_the_value(self) -> None:
-        policy, signals, ids = FedSAE(beta=0.5), Signals(), IDS[:3]
-        signals.record("num_examples", dict(zip(ids, (4, 9, 16), strict=True)), 0)
-        signals.record("loss", {"00": 1.0, "01": 0.5}, 0)
-        policy.observe(Round(0, ids, 3), Outcome(ids, ids), signals)
-        # 2 x 1, 3 x .5, and half of the median for the one who reported nothing
-        assert policy.state.value == {"00": 2.0, "01": 1.5, "02": 0.875}
-        p = np.exp(0.5 * np.array([2.0, 1.5, 0.875]))
-        p /= p.sum()
-        found = Counter(
-            policy.select(Round(1, ids, 1), signals, stream(n)).clients[0] for n in range(3000)
-        )
-        for client, q in zip(ids, p, strict=True):
-            assert abs(found[client] / 3000 - q) < 4 * np.sqrt(0.25 / 3000)
-
-    def test_active_rounds_end(self) -> None:
-        policy = FedSAE(beta=100.0, active_rounds=3)
-        policy.state.value = dict.fromkeys(IDS, 0.0) | {"05": 9.0}
-        before = [policy.select(Round(2, IDS, 1), Signals(), stream(n)).clients for n in range(50)]
-        after = [policy.select(Round(3, IDS, 1), Signals(), stream(n)).clients for n in range(50)]
-        assert set(before) == {("05",)}
-        assert len(set(after)) > 10
-
-
-@pytest.mark.parametrize(
-    ("factory", "match"),
-    [
-        (lambda: FedCBS(exploration=-1), "exploration=-1"),
-        (lambda: LabelMatch("uniform"), "target='uniform'"),
-        (lambda: LabelMatch(epsilon=0.0005), "LabelMatch: epsilon=0.0005"),
-        (lambda: FedCBS(epsilon=0.0005), "FedCBS: epsilon=0.0005"),
-        (lambda: FLIPS(epsilon=-1.0), "FLIPS: epsilon=-1.0"),
-        (lambda: FLIPS(clusters=0), "clusters=0"),
-        (lambda: FLIPS(most_clusters=1), "most_clusters=1"),
-        (lambda: HiCSFL(temperature=0), "temperature=0"),
-        (lambda: HiCSFL(gamma=-1), "gamma=-1"),
-        (lambda: DELTA(exploration=2), "exploration=2"),
-        (lambda: DELTA(local_variance=-1), "local_variance=-1"),
-        (lambda: FedSAE(beta=-1), "beta=-1"),
-    ],
-)
-def test_wrong_options_are_named(factory, match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        factory()
-
-
-def test_pairs_are_possible() -> None:
-    """The clusters of FLIPS allow every pair of two kinds: no pair is favored."""
-    rows = [[10.0, 0]] * 3 + [[0, 10.0]] * 3
-    found = Counter()
-    for n in range(900):
-        chosen = FLIPS(clusters=2).select(Round(0, IDS[:6], 2), labeled(rows), stream(n)).clients
-        found[frozenset(chosen)] += 1
-    pairs = {frozenset({a, b}) for a, b in combinations(IDS[:6], 2) if (a < "03") != (b < "03")}
-    assert set(found) == pairs
-    assert all(abs(v / 900 - 1 / 9) < 4 * np.sqrt(8 / 81 / 900) for v in found.values())
+    def test_every_pair_of_two_kinds_is_as_likely(self) -> None:
+        rows = [[10.0, 0]] * 3 + [[0, 10.0]] * 3
+        counts = Counter()
+        for n in range(900):
+            policy = FLIPS(clusters=2)
+            counts[
+                frozenset(policy.select(Round(0, IDS[:6], 2), labeled(rows), stream(n)).clients)
+            ] += 1
+        pairs = {frozenset({a, b}) for a, b in combinations(IDS[:6], 2) if (a < "03") != (b < "03")}
+        assert set(counts) == pairs
+        assert all(abs(v / 900 - 1 / 9) < 4 * np.sqrt(8 / 81 / 900) for v in counts.values())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from fedcohort.numerics.successive import inclusion
+from fedcohort.numerics.sampling import successive_inclusion
 from fedcohort.policies import RaceSoftmax
 from fedcohort.rounds import Round, stream
 from fedcohort.signals.forms import sketch_dtype
@@ -187,7 +187,7 @@ def test_private_sketches_starve_nobody() -> None:
     readings["n"], readings["noise"] = 40, 200.0
     policy = RaceSoftmax()
     policy.select(Round(0, ids, 5), recorded(readings, ids), stream(0))
-    chance = inclusion(policy._kept[2], 5)
+    chance = successive_inclusion(policy._kept[2], 5)
     assert chance.sum() == pytest.approx(5)
     expected = float((1 - (1 - chance) ** 100).sum())
     assert expected > 90  # uniform: 100 (1 - 0.95^100) = 99.4

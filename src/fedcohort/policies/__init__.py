@@ -13,7 +13,7 @@ from fedcohort.policies.fedsae import FedSAE
 from fedcohort.policies.flips import FLIPS
 from fedcohort.policies.hics_fl import HiCSFL
 from fedcohort.policies.kdpp import KDPP
-from fedcohort.policies.label_match import LabelMatch
+from fedcohort.policies.label_match import DCFedAvg, LabelMatch
 from fedcohort.policies.oort import Oort
 from fedcohort.policies.power_of_choice import PowerOfChoice
 from fedcohort.policies.race_softmax import RaceSoftmax
@@ -29,6 +29,7 @@ __all__ = [
     "ActiveFL",
     "Bounded",
     "ClusteredSampling",
+    "DCFedAvg",
     "DivFL",
     "FedACS",
     "FedCBS",

@@ -1,8 +1,4 @@
-"""The interface of a selection policy, the registry of policies, and helpers that they share.
-
-The helpers read signals (`vectors`, `sizes`), draw clients (`pick`, `draw_positions`,
-`sample_positions`) and check options.
-"""
+"""The interface of a selection policy, the registry of policies, and helpers that they share."""
 
 from __future__ import annotations
 
@@ -19,6 +15,15 @@ from fedcohort.options import Configurable, unknown
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import SIGNALS, Needs, Option
 from fedcohort.signals.table import Signals
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+MAX_SIZE_RATIO = 10  # sizes above this many times the median are not believed
+MIN_SIZES = 10  # a median of fewer says little
+PROJECTION: Mapping[str, Option] = {"k": 50, "kind": "sparse", "seed": 0}
+SKETCH: Mapping[str, Option] = {"rows": 10, "bits": 6, "seed": 0}
+_BLOCK = 1 << 15  # numbers handled at a time: they stay in the processor's cache
 
 
 class Policy(Configurable, ABC):
@@ -84,40 +89,46 @@ def register(name: str, when: str) -> Callable[[P], P]:
     return enter
 
 
-def pick(
-    clients: Sequence[ClientId],
-    size: int,
-    rng: Generator,
-    logits: NDArray[np.float64] | None = None,
-) -> tuple[ClientId, ...]:
-    """Draw `size` different clients, uniformly or one by one in proportion to exp(logits).
+def draw(logits: Array, size: int, rng: Generator) -> Indices:
+    """Draw `size` different positions one by one, in proportion to exp(logits).
 
     The top `size` of logits plus Gumbel noise follow the law of successive sampling without
-    replacement exactly, in one vectorized pass that neither overflows nor underflows. Clients with
-    a logit of minus infinity are never drawn, even if the cohort falls short.
+    replacement exactly, in one vectorized pass that neither overflows nor underflows. Positions
+    with a logit of minus infinity are never drawn, even if the sample falls short.
+    """
+    keys = logits + rng.gumbel(size=len(logits))
+    size = min(size, int(np.count_nonzero(keys > -np.inf)))
+    if size == 0:
+        return np.empty(0, np.int64)
+    top = np.argpartition(-keys, size - 1)[:size]
+    return np.asarray(top[np.argsort(-keys[top])])
+
+
+def pick(
+    clients: Sequence[ClientId], size: int, rng: Generator, logits: Array | None = None
+) -> tuple[ClientId, ...]:
+    """Draw `size` different clients, uniformly or by `draw`.
 
     Examples
     --------
     >>> pick(["a", "b", "c"], 3, np.random.default_rng(0), np.array([0.0, -np.inf, 50.0]))
     ('c', 'a')
     """
-    if logits is None:
-        chosen = rng.choice(len(clients), size=min(size, len(clients)), replace=False)
-        return tuple(clients[i] for i in chosen)
-    keys = logits + rng.gumbel(size=len(logits))
-    size = min(size, int(np.count_nonzero(keys > -np.inf)))
-    if size == 0:
-        return ()
-    top = np.argpartition(-keys, size - 1)[:size]
-    return tuple(clients[i] for i in top[np.argsort(-keys[top])])
+    if logits is not None:
+        return take(clients, draw(logits, size, rng))
+    return take(clients, rng.choice(len(clients), min(size, len(clients)), replace=False))
 
 
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
+def take(clients: Sequence[ClientId], positions: Indices) -> tuple[ClientId, ...]:
+    """Return the clients at these positions."""
+    return tuple(clients[i] for i in positions.tolist())
 
-LARGEST_SIZE = 10  # times the median number of examples
-FEW_SIZES = 10
-_BLOCK = 1 << 15  # numbers handled at a time: they stay in the processor's cache
+
+def sample_positions(count: int, limit: int | None, rng: Generator) -> Indices:
+    """Draw at most `limit` of `count` positions uniformly, sorted; all of them for None."""
+    if limit is None or count <= limit:
+        return np.arange(count)
+    return np.sort(rng.choice(count, limit, replace=False))
 
 
 def vector_signals(*when: str) -> tuple[str, ...]:
@@ -137,9 +148,9 @@ def vector_needs(policy: str, signal: str, *profile: str, when: Sequence[str] = 
 
     `profile` names further profile signals; `when` limits the signals that the policy can use.
     """
-    known = vector_signals(*(when or ("profile", "query", "reply")))
-    if signal not in known:
-        raise unknown("signal", signal, known, f"of {policy}")
+    possible = vector_signals(*(when or ("profile", "query", "reply")))
+    if signal not in possible:
+        raise unknown("signal", signal, possible, f"of {policy}")
     needs = {"profile": frozenset(profile), "query": frozenset[str](), "reply": frozenset[str]()}
     needs[SIGNALS[signal].when] |= {signal}
     return Needs(**needs)
@@ -167,47 +178,56 @@ def vectors(
     if readings.dtype.names is None:
         with np.errstate(over="ignore"):
             return positions, readings.reshape(len(positions), -1).astype(dtype)
-    return _sketch_vectors(positions, readings)
-
-
-def _sketch_vectors(positions: Indices, readings: NDArray[Any]) -> tuple[Indices, Array]:
     filled = readings["n"] > 0
     counts = readings["counts"][filled].reshape(int(filled.sum()), -1)
     return positions[filled], np.asarray(counts / readings["n"][filled][:, None])
 
 
-def sizes(signals: Signals, clients: Sequence[ClientId]) -> Array:
-    """Return each client's number of examples; the mean of those known where it is unknown.
+def believed(values: Array) -> Array:
+    """Clip sizes at `MAX_SIZE_RATIO` times their median, where at least `MIN_SIZES` are known.
 
-    Every policy that needs sizes calls this, so that an unknown size means the same everywhere.
-    Sizes above `LARGEST_SIZE` times the median are clipped there, so that a client cannot take
-    over by claiming 2^40 examples. The price: honest clients above that count less than their
-    share of the data. With fewer than `FEW_SIZES` known sizes nothing is clipped, because a median
-    of few says little.
+    A client must not take over by claiming 2^40 examples. The price: honest clients above that
+    count less than their share of the data.
+
+    Examples
+    --------
+    >>> believed(np.array([50.0] * 10 + [2.0**40]))[-1]
+    np.float64(500.0)
+    """
+    if len(values) < MIN_SIZES:
+        return values
+    return np.minimum(values, MAX_SIZE_RATIO * max(float(np.median(values)), 1.0))
+
+
+def sizes(signals: Signals, clients: Sequence[ClientId]) -> Array:
+    """Return each client's believed number of examples; the mean of the others if unknown.
 
     Examples
     --------
     >>> signals = Signals()
-    >>> claimed = {f"{i:02d}": 50 for i in range(10)} | {"10": 2**40}
-    >>> _ = signals.record("num_examples", claimed, stamp=0)
-    >>> sizes(signals, ("00", "10", "new")).tolist()
-    [50.0, 1099511627776.0, 549755813913.0]
-    >>> sizes(signals, (*claimed, "new"))[-2:].tolist()
+    >>> claims = {f"{i:02d}": 50 for i in range(10)} | {"10": 2**40}
+    >>> _ = signals.record("num_examples", claims, stamp=0)
+    >>> sizes(signals, (*claims, "new"))[-2:].tolist()
     [500.0, 90.9090909090909...]
     """
-    positions, known = signals.read("num_examples", clients)
-    if len(positions) >= FEW_SIZES:
-        known = np.minimum(known, LARGEST_SIZE * max(float(np.median(known)), 1.0))
-    result = np.full(len(clients), float(known.mean()) if len(positions) else 1.0)
-    result[positions] = known
+    positions, claims = signals.read("num_examples", clients)
+    claims = believed(claims)
+    result = np.full(len(clients), float(claims.mean()) if len(positions) else 1.0)
+    result[positions] = claims
     return result
+
+
+def shares(signals: Signals, clients: Sequence[ClientId]) -> Array:
+    """Return each client's share of the data of `clients`; equal shares if nobody has any."""
+    size = sizes(signals, clients)
+    return size / size.sum() if size.any() else np.full(size.size, 1 / max(size.size, 1))
 
 
 def label_counts(signals: Signals, clients: Sequence[ClientId]) -> tuple[Indices, Array]:
     """Return the positions of clients with labels, and their label counts, one row per client.
 
     Counts below zero, which privacy noise makes, are set to zero; clients without any label are
-    left out. Rows that claim more examples than `sizes` would believe are scaled down.
+    left out. Rows that claim more examples than are believed are scaled down.
     """
     positions, rows = signals.read("label_histogram", clients)
     rows = rows.reshape(len(positions), -1) if len(positions) else np.empty((0, 0))
@@ -216,8 +236,8 @@ def label_counts(signals: Signals, clients: Sequence[ClientId]) -> tuple[Indices
     filled = total > 1e-9  # a smaller sum could not be divided by
     if not filled.all():
         positions, counts, total = positions[filled], counts[filled], total[filled]
-    if len(positions) >= FEW_SIZES:
-        most = LARGEST_SIZE * np.median(total)
+    if len(positions) >= MIN_SIZES:
+        most = MAX_SIZE_RATIO * np.median(total)
         large = np.flatnonzero(total > most)
         counts[large] *= (most / total[large])[:, None]
     return positions, counts
@@ -241,13 +261,19 @@ def label_distances(counts: Array, pooled: Array | float, goal: Array | float) -
     return result
 
 
-def times_of(
-    counts: Mapping[ClientId, float], clients: Sequence[ClientId], otherwise: float = 0.0
+def values_for(
+    values: Mapping[ClientId, float], clients: Sequence[ClientId], otherwise: float = 0.0
 ) -> Array:
-    """Return each client's entry of `counts`, or `otherwise`; fast for a million clients."""
-    if not counts:
+    """Return each client's entry of `values`, or `otherwise`; fast for a million clients."""
+    if not values:
         return np.full(len(clients), otherwise)
-    return np.fromiter(map(counts.get, clients, repeat(otherwise)), np.float64, len(clients))
+    return np.fromiter(map(values.get, clients, repeat(otherwise)), np.float64, len(clients))
+
+
+def count_up(counts: dict[ClientId, int], clients: Sequence[ClientId]) -> None:
+    """Add one to each client's count."""
+    for client in clients:
+        counts[client] = counts.get(client, 0) + 1
 
 
 def unreported(round: Round, outcome: Outcome, signals: Signals, name: str) -> list[ClientId]:
@@ -261,12 +287,29 @@ def unreported(round: Round, outcome: Outcome, signals: Signals, name: str) -> l
     return [c for c, sent in zip(outcome.finished, fresh.tolist(), strict=True) if not sent]
 
 
+def equal_weights(round: Round, size: int) -> tuple[float, ...] | None:
+    """Return equal weights for clients that were drawn by size, unless models get them anyway.
+
+    A client drawn in proportion to its size and averaged by its size would count twice.
+    """
+    return None if round.averaging == "equal" or not size else (1 / size,) * size
+
+
 def inverse_inclusion(share: Array, inclusion: Array) -> tuple[float, ...]:
     """Return the Horvitz-Thompson weights p_i / pi_i: the expected aggregate is sum p_i x_i.
 
     `share` is p, each client's share of the data; `inclusion` is pi, its probability to be picked.
+    A weight is at most `MAX_SIZE_RATIO` times the mean weight 1 / size, so that one client that
+    was picked against all odds cannot multiply the model. Where this binds, the aggregate is
+    biased by what was cut.
+
+    Examples
+    --------
+    >>> inverse_inclusion(np.array([0.5, 0.5]), np.array([0.5, 1e-6]))
+    (1.0, 5.0)
     """
-    return tuple((share / inclusion).tolist())
+    most = MAX_SIZE_RATIO / max(len(share), 1)
+    return tuple(np.minimum(share / inclusion, most).tolist())
 
 
 def check_at_least(policy: str, least: int, **options: float | None) -> None:
@@ -280,16 +323,3 @@ def check_weights(policy: str, weights: str | None) -> None:
     """Raise ValueError for an unknown way to weight the cohort."""
     if weights not in (None, "inverse-inclusion"):
         raise ValueError(f"{policy}: weights={weights!r} must be None or 'inverse-inclusion'")
-
-
-def draw_positions(logits: Array, size: int, rng: Generator) -> Indices:
-    """Draw `size` positions without replacement, in proportion to exp(logits); see `pick`."""
-    places: Any = range(len(logits))
-    return np.array(pick(places, size, rng, logits), np.int64)
-
-
-def sample_positions(count: int, limit: int | None, rng: Generator) -> Indices:
-    """Draw at most `limit` of `count` positions uniformly, sorted; all of them for None."""
-    if limit is None or count <= limit:
-        return np.arange(count)
-    return np.sort(rng.choice(count, limit, replace=False))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcohort.policies.base import Policy, times_of
+from fedcohort.policies.base import Policy, values_for
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.table import Signals
 
@@ -102,7 +102,7 @@ class Bounded(Policy):
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Count places, and let the inner policy learn."""
         state, fair = self.state, round.size / len(round.available)
-        due = times_of(state.due, round.available) + fair
+        due = values_for(state.due, round.available) + fair
         state.due.update(zip(round.available, due.tolist(), strict=True))
         for client in outcome.selected:
             state.taken[client] = state.taken.get(client, 0) + 1
@@ -110,7 +110,7 @@ class Bounded(Policy):
 
     def _counts(self, round: Round) -> tuple[Array, Array]:
         """Return the places that each available client has taken, and those due."""
-        return times_of(self.state.taken, round.available), times_of(
+        return values_for(self.state.taken, round.available), values_for(
             self.state.due, round.available
         )
 

@@ -6,25 +6,26 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 
+from fedcohort.options import NonNegative
 from fedcohort.policies.base import (
+    Array,
     Policy,
-    check_at_least,
-    draw_positions,
+    count_up,
+    draw,
     label_counts,
     label_distances,
     register,
     sample_positions,
-    times_of,
+    take,
+    values_for,
 )
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
-from fedcohort.signals.catalog import Needs, Option, check_histogram_epsilon
+from fedcohort.signals.catalog import Needs, check_histogram_epsilon
 from fedcohort.signals.table import Signals
 
-Array = NDArray[np.float64]
-
-_SMALLEST = 1e-12  # imbalance of a perfectly balanced set
+_BALANCED = 1e-12  # imbalance of a perfectly balanced set
+_MAX_CANDIDATES = 50_000  # with more clients, a random part
 
 
 @dataclass
@@ -40,27 +41,24 @@ class FedCBS(Policy):
 
     The imbalance of a cohort is the squared distance between its pooled label distribution and
     the uniform one (QCID in the paper). Clients are drawn one by one. The first has probability
-    proportional to ``QCID^-1 + exploration * sqrt(3 ln t / (2 T))``, where t is the round and T
-    counts how often the client was selected. Number m of the cohort is drawn in proportion to
-    ``QCID^-m`` of the cohort with it.
+    proportional to ``QCID^-1 + exploration * sqrt(3 ln t / (2 (T + 1)))``, where t is the round
+    and T counts how often the client was selected. Number m of the cohort is drawn in proportion
+    to ``QCID^-m`` of the cohort with it.
 
     Parameters
     ----------
     exploration : float, default=10.0
-        Weight of the bonus for clients that were rarely selected, lambda.
-    candidates : int, optional
-        With more clients than this, this many are drawn uniformly first; None uses all.
+        Weight of the bonus for clients that were rarely selected, lambda; our choice.
     epsilon : float, default=0.0
         Privacy of the label histograms; 0 sends exact counts. Counts of labels are sensitive.
 
     Notes
     -----
-    Read: the abstract and a public reimplementation, which takes beta_m = m "from the experiments
-    setup" of the paper, lets T start at 1 (the bonus of T = 0 is not defined) and gives the same
-    first draw. It divides the second draw by the first one's weight with the candidate's own T;
-    here that divisor belongs to the client drawn first, so it is the same for all candidates and
-    cancels. We are not certain of the paper's lambda; 10 is our choice. The paper computes the
-    imbalance under homomorphic encryption; here the server sees the histograms.
+    Source: four public reimplementations; the paper's text could not be had.
+    Checked: laws of all draws by hand.
+
+    The reimplementations take beta_m = m and start T at 1. The paper computes the imbalance under
+    homomorphic encryption; here the server sees the histograms.
 
     References
     ----------
@@ -80,24 +78,19 @@ class FedCBS(Policy):
 
     needs = Needs(profile=frozenset({"label_histogram"}))
 
-    def __init__(
-        self, exploration: float = 10.0, candidates: int | None = 50_000, epsilon: float = 0.0
-    ) -> None:
-        check_at_least("FedCBS", 0, exploration=exploration)
+    def __init__(self, exploration: NonNegative = 10.0, epsilon: float = 0.0) -> None:
         check_histogram_epsilon("FedCBS", epsilon)
-        check_at_least("FedCBS", 1, candidates=candidates)
-        self.exploration, self.limit = exploration, candidates
-        options: dict[str, Option] = {"epsilon": epsilon}
-        self.signal_options = {"label_histogram": options}
+        self.exploration = exploration
+        self.signal_options = {"label_histogram": {"epsilon": epsilon}}
         self.state = FedCBSState()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Draw clients one by one, by the imbalance of the cohort with them."""
         positions, counts = label_counts(signals, round.available)
-        part = sample_positions(positions.size, self.limit, rng)
+        part = sample_positions(positions.size, _MAX_CANDIDATES, rng)
         positions, counts = positions[part], counts[part]
-        times = self._times(round, positions)
-        pooled = np.zeros(counts.shape[1] if counts.ndim == 2 else 0)
+        times = values_for(self.state.selected, take(round.available, positions)) + 1
+        pooled = np.zeros(counts.shape[1])
         free = np.zeros(positions.size)
         chosen: list[int] = []
         for place in range(1, min(round.size, positions.size) + 1):
@@ -105,20 +98,16 @@ class FedCBS(Policy):
             if place == 1:
                 bonus = self.exploration * np.sqrt(1.5 * np.log(round.number + 1) / times)
                 logits = np.log(np.exp(logits) + bonus)
-            taken = int(draw_positions(logits, 1, rng)[0])
+            taken = int(draw(logits, 1, rng)[0])
             chosen.append(taken)
             pooled, free[taken] = pooled + counts[taken], -np.inf
-        clients = tuple(round.available[i] for i in positions[chosen].tolist())
+        clients = take(round.available, positions[chosen])
         left = imbalance(np.cumsum(counts[chosen], axis=0)) if chosen else np.empty(0)
         return Selection(clients, scores=dict(zip(clients, left.tolist(), strict=True)))
 
-    def _times(self, round: Round, positions: NDArray[np.int64]) -> Array:
-        return np.maximum(times_of(self.state.selected, round.available)[positions], 1.0)
-
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Count the selections."""
-        for client in outcome.selected:
-            self.state.selected[client] = self.state.selected.get(client, 0) + 1
+        count_up(self.state.selected, outcome.selected)
 
 
 def imbalance(counts: Array, pooled: Array | float = 0.0) -> Array:
@@ -131,5 +120,4 @@ def imbalance(counts: Array, pooled: Array | float = 0.0) -> Array:
     >>> imbalance(np.array([[5.0, 5.0], [10.0, 0.0]])).round(6).tolist()
     [0.0, 0.5]
     """
-    distances = label_distances(counts, pooled, 1 / counts.shape[1])
-    return np.maximum(distances, _SMALLEST)
+    return np.maximum(label_distances(counts, pooled, 1 / counts.shape[1]), _BALANCED)

@@ -15,8 +15,8 @@ from fedcohort.policies.base import (
     check_at_least,
     register,
     sizes,
-    times_of,
     unreported,
+    values_for,
     vectors,
 )
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
@@ -208,4 +208,4 @@ class FedACS(Policy):
         return bandits.duel(zeros, zeros, positions, rewards, self.rate)
 
     def _counts(self, clients: Sequence[ClientId]) -> tuple[Array, Array]:
-        return times_of(self.state.wins, clients), times_of(self.state.losses, clients)
+        return values_for(self.state.wins, clients), values_for(self.state.losses, clients)

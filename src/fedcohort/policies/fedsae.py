@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.random import Generator
 
+from fedcohort.options import NonNegative, Whole
 from fedcohort.policies.base import (
     Policy,
-    check_at_least,
     pick,
     register,
     sizes,
-    times_of,
     unreported,
+    values_for,
 )
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
@@ -46,12 +46,14 @@ class FedSAE(Policy):
 
     Notes
     -----
-    FedSAE also predicts how much work each client can finish; that is local training, not
-    selection, and is not part of this policy. Read: the abstract and a public copy of the code
-    (yasar-rehman/FedSAE). There the first probabilities are a softmax of 0.01 sqrt(n) loss, as
-    here; after training it divides by sqrt(n) instead, which contradicts the first and is not
-    followed. Chosen here: a client that finishes and reports no loss has its value halved; one
-    that drops out keeps it.
+    Source: a public copy of the code, yasar-rehman/FedSAE; the paper's text could not be had.
+    Checked: values and law by hand and by frequencies.
+
+    Only the selection; FedSAE also predicts how much work each client can finish. In the code,
+    losses are those of the new global model, at first from everybody; here they are those that
+    come with the updates. After training the code divides by sqrt(n), which contradicts its start
+    and is not followed. Chosen here: a client that finishes and reports no loss has its value
+    halved; one that drops out keeps it.
 
     References
     ----------
@@ -69,8 +71,7 @@ class FedSAE(Policy):
 
     needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"loss"}))
 
-    def __init__(self, beta: float = 0.01, active_rounds: int | None = None) -> None:
-        check_at_least("FedSAE", 0, beta=beta, active_rounds=active_rounds)
+    def __init__(self, beta: NonNegative = 0.01, active_rounds: Whole | None = None) -> None:
         self.beta, self.active_rounds = beta, active_rounds
         self.state = FedSAEState()
 
@@ -80,7 +81,7 @@ class FedSAE(Policy):
         if self.active_rounds is not None and round.number >= self.active_rounds:
             return Selection(pick(round.available, round.size, rng))
         largest = max(value.values(), default=0.0)
-        values = times_of(value, round.available, largest)
+        values = values_for(value, round.available, largest)
         chosen = pick(round.available, round.size, rng, self.beta * values)
         return Selection(chosen, scores={c: value[c] for c in chosen if c in value})
 

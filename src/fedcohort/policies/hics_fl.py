@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 
+from fedcohort.numerics import sampling
+from fedcohort.options import Count, NonNegative, Positive
 from fedcohort.policies.base import (
+    Array,
+    Indices,
     Policy,
-    check_at_least,
+    draw,
+    equal_weights,
     pick,
     register,
     sample_positions,
@@ -21,17 +25,17 @@ from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
 
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
-
 _MAX_TREE_CLIENTS = 1_000  # clients that are clustered; of more, a random part
+_SIMILAR = 0.1  # variance of the entropies below which clusters are drawn by entropy
+_CONTRAST = 7.0  # largest entry of a typical update over the temperature
 
 
 @dataclass
 class HiCSFLState:
-    """The clients that were selected at least once and did not drop out."""
+    """The clients that were selected at least once and did not drop out, and their updates."""
 
     tried: dict[ClientId, bool] = field(default_factory=dict)
+    updates: dict[ClientId, Array] = field(default_factory=dict)
 
 
 @register("hics-fl", when="nothing may be asked for; label balance is read from bias updates")
@@ -44,37 +48,40 @@ class HiCSFL(Policy):
     entropies, into as many clusters as the cohort is large. For each place a cluster is drawn in
     proportion to exp(gamma_t * its mean entropy), and in it a client in proportion to its size.
     gamma_t = gamma (1 - t / rounds) falls to zero, so balanced clients come first and all
-    clusters are equal in the end. Clients that were never tried come before all others.
+    clusters are equal in the end. While the variance of the entropies is 0.1 or more, clients are
+    drawn by clustered sampling instead, one from each group of similar clients. Models are averaged
+    equally. Clients that were never tried come before all others.
 
     Parameters
     ----------
-    temperature : float, default=0.0025
-        Of the softmax. It must fit the size of the bias updates, which grows with the learning
-        rate and the number of local steps.
+    temperature : float, optional
+        Of the softmax. The paper's 0.0025 belongs to its learning rate of 0.001; updates grow with
+        the learning rate and the local steps. None takes a seventh of the typical update's largest
+        entry.
     entropy_weight : float, default=10.0
         Weight of the entropies in the distance, lambda.
     gamma : float, default=4.0
         How strongly balanced clusters are preferred in the first round.
     rounds : int, default=200
-        Rounds until gamma_t is zero.
+        Rounds until gamma_t is zero; set it to those of the run.
+    frozen : bool, default=True
+        Keep each client's first update. A client that has learned its labels sends small updates,
+        which look balanced; it would be picked again and again. False takes the newest.
 
     Notes
     -----
-    Read: the abstract and the authors' released code (CityChan/HiCS-FL). The released code differs
-    from the text in several ways, and so do we. It takes the entropy of the mean update per class
-    of the output layer's weights, here that of the biases, as the paper derives it; its angles are
-    between weights and biases together, here between biases. It clusters the rows of the distance
-    matrix by Ward's linkage into a number of clusters of its own (5 to 14), here clients are
-    clustered by the distances themselves with average linkage, into as many clusters as the cohort
-    has places. Where entropies differ little it draws clusters by entropy, otherwise by
-    clustered sampling; here always by entropy. Its temperature is 0.001 or 0.0015, entropy_weight
-    10, gamma 4 and rounds 200. Each client is tried once first, in random order here; one that
-    drops out is tried again. The model's last array must be the biases of the output layer.
+    Source: paper with appendix, and authors' code CityChan/HiCS-FL.
+    Checked: entropies, clusters, guard and laws by hand.
+
+    The code freezes updates where clients were generated with different Dirichlet parameters; a
+    server cannot know that. As in the code, Ward's linkage clusters the rows of the distance
+    matrix. The code takes the mean update per class of the output layer's weights; here it is that
+    of the biases, as the paper derives it. The model's last array must be these biases.
 
     References
     ----------
     .. [1] Chen, Vikalo (2024), Heterogeneity-Guided Client Sampling: Towards Fast and Efficient
-       Non-IID Federated Learning, NeurIPS (arXiv 2310.00198, 2023).
+       Non-IID Federated Learning, NeurIPS.
 
     Examples
     --------
@@ -86,38 +93,45 @@ class HiCSFL(Policy):
 
     def __init__(
         self,
-        temperature: float = 0.0025,
-        entropy_weight: float = 10.0,
-        gamma: float = 4.0,
-        rounds: int = 200,
+        temperature: Positive | None = None,
+        entropy_weight: NonNegative = 10.0,
+        gamma: NonNegative = 4.0,
+        rounds: Count = 200,
+        frozen: bool = True,
     ) -> None:
-        if not temperature > 0:
-            raise ValueError(f"HiCSFL: temperature={temperature} must be positive")
-        check_at_least("HiCSFL", 0, entropy_weight=entropy_weight, gamma=gamma)
-        check_at_least("HiCSFL", 1, rounds=rounds)
         self.temperature, self.entropy_weight = temperature, entropy_weight
-        self.gamma, self.rounds = gamma, rounds
+        self.gamma, self.rounds, self.frozen = gamma, rounds, frozen
         self.state = HiCSFLState()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Try everybody once; then draw clusters by entropy and clients by size."""
-        tried = self.state.tried
+        """Try everybody once; then draw clusters by entropy, or groups of similar clients."""
+        tried, updates = self.state.tried, self.state.updates
         untried = [c for c in round.available if c not in tried]
         first = pick(untried, round.size, rng)
-        places = round.size - len(first)
-        positions, rows = vectors(signals, "bias_update", round.available)
-        known = [i for i, p in enumerate(positions.tolist()) if round.available[p] in tried]
-        known = [known[i] for i in sample_positions(len(known), _MAX_TREE_CLIENTS, rng).tolist()]
-        if not places or not known:
-            return Selection(first)
-        clients = tuple(round.available[i] for i in positions[known].tolist())
-        entropy = entropies(rows[known], self.temperature)
-        labels = _clusters(rows[known], entropy, self.entropy_weight, round.size)
-        chosen = self._draw(round, labels, entropy, sizes(signals, clients), places, rng)
+        clients = [c for c in round.available if c in updates and c in tried]
+        part = sample_positions(len(clients), _MAX_TREE_CLIENTS, rng)
+        clients = [clients[i] for i in part.tolist()]
+        places = min(round.size - len(first), len(clients))
+        if not places:
+            return Selection(first, equal_weights(round, len(first)))
+        rows = np.array([updates[c] for c in clients])
+        entropy = entropies(rows, self._temperature(rows))
+        tree = _tree(rows, entropy, self.entropy_weight)
+        size = np.maximum(sizes(signals, clients), 1e-12)
+        if entropy.var() < _SIMILAR:
+            labels = _cut(tree, len(rows), round.size)
+            chosen = self._by_entropy(round, labels, entropy, size, places, rng)
+        else:
+            chosen = _by_group(tree, size / size.sum(), places, rng)
+        cohort = first + tuple(clients[i] for i in chosen)
         scores = {clients[i]: float(entropy[i]) for i in chosen}
-        return Selection(first + tuple(clients[i] for i in chosen), scores=scores)
+        return Selection(cohort, equal_weights(round, len(cohort)), scores)
 
-    def _draw(
+    def _temperature(self, rows: Array) -> float:
+        typical = float(np.median(np.abs(rows).max(axis=1)))
+        return self.temperature or max(typical, 1e-12) / _CONTRAST
+
+    def _by_entropy(
         self,
         round: Round,
         labels: Indices,
@@ -129,47 +143,68 @@ class HiCSFL(Policy):
         """Draw a cluster for each place, and a client of it that is not taken."""
         gamma = self.gamma * max(0.0, 1 - round.number / self.rounds)
         means = np.bincount(labels, entropy) / np.bincount(labels)
-        weights, chosen = np.maximum(size, 1e-12), []
-        for _ in range(min(places, labels.size)):
+        weights, chosen = size.copy(), []
+        for _ in range(places):
             left = np.bincount(labels, weights, means.size) > 0
-            cluster = pick_one(np.where(left, gamma * means, -np.inf), rng)
-            inside = np.where(labels == cluster, weights, 0.0)
+            cluster = draw(np.where(left, gamma * means, -np.inf), 1, rng)
             with np.errstate(divide="ignore"):
-                taken = pick_one(np.log(inside), rng)
-            chosen.append(taken)
-            weights[taken] = 0.0
+                logits = np.log(np.where(labels == cluster, weights, 0.0))
+            chosen.append(int(draw(logits, 1, rng)[0]))
+            weights[chosen[-1]] = 0.0
         return chosen
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
-        """Remember who was selected, except for those that dropped out: they are tried again."""
-        for client in (*outcome.finished, *outcome.withheld):
-            self.state.tried[client] = True
-
-
-def pick_one(logits: Array, rng: Generator) -> int:
-    """Draw one position in proportion to exp(logits)."""
-    return int(np.argmax(logits + rng.gumbel(size=logits.size)))
+        """Remember who was tried (who drops out is tried again), and the updates."""
+        self.state.tried.update(dict.fromkeys((*outcome.finished, *outcome.withheld), True))
+        updates = self.state.updates
+        positions, rows = vectors(signals, "bias_update", outcome.finished, round.number)
+        if len(rows) and any(len(u) != rows.shape[1] for u in list(updates.values())[:1]):
+            updates.clear()  # the model changed
+        for position, row in zip(positions.tolist(), rows, strict=True):
+            client = outcome.finished[position]
+            if not (self.frozen and client in updates):
+                updates[client] = row
 
 
 def entropies(updates: Array, temperature: float) -> Array:
     """Return the entropy of softmax(update / temperature) of each row."""
     logits = updates / temperature
     logits = logits - logits.max(axis=1, keepdims=True)
-    shares = np.exp(logits)
-    total = shares.sum(axis=1, keepdims=True)
-    return np.asarray(np.log(total[:, 0]) - (shares * logits).sum(axis=1) / total[:, 0])
+    weights = np.exp(logits)
+    total = weights.sum(axis=1, keepdims=True)
+    return np.asarray(np.log(total[:, 0]) - (weights * logits).sum(axis=1) / total[:, 0])
 
 
-def _clusters(rows: Array, entropy: Array, weight: float, count: int) -> Indices:
-    """Return the cluster of each row, by average linkage of angles and entropy differences."""
-    from scipy.cluster.hierarchy import fcluster, linkage
+def _tree(rows: Array, entropy: Array, weight: float) -> Array:
+    """Return Ward's linkage of the rows of the matrix of distances between clients."""
+    from scipy.cluster.hierarchy import ward
     from scipy.spatial.distance import pdist
 
-    if len(rows) == 1:
-        return np.zeros(1, np.int64)
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = rows / np.where(lengths > 0, lengths, 1.0)
-    cosines = 1 - pdist(unit, "sqeuclidean") / 2
-    distances = np.arccos(np.clip(cosines, -1, 1)) + weight * pdist(entropy[:, None], "cityblock")
-    labels = fcluster(linkage(distances, "average"), count, "maxclust")
+    distances = np.arccos(np.clip(unit @ unit.T, -1, 1))
+    np.fill_diagonal(distances, 0.0)
+    distances += weight * np.abs(entropy[:, None] - entropy)
+    return np.asarray(ward(pdist(distances))) if len(rows) > 1 else np.empty((0, 4))
+
+
+def _cut(tree: Array, count: int, clusters: int) -> Indices:
+    """Return the cluster of each client."""
+    from scipy.cluster.hierarchy import fcluster
+
+    if count == 1:
+        return np.zeros(1, np.int64)
+    labels = fcluster(tree, clusters, "maxclust")
     return np.unique(labels, return_inverse=True)[1].astype(np.int64)
+
+
+def _by_group(tree: Array, share: Array, places: int, rng: Generator) -> list[int]:
+    """Draw one client from each group of similar ones, in proportion to size."""
+    always, mass = sampling.always_selected(share, places)
+    if always.size == places or len(share) == 1:
+        return always.tolist() or [0]
+    left = np.flatnonzero(mass > 0)
+    labels = sampling.similarity_groups(tree, mass, places - always.size)
+    order = sampling.group_order(left, labels[left], mass, places - always.size)
+    drawn = order[sampling.one_per_unit(mass[order], places - always.size, rng)]
+    return [*always.tolist(), *drawn.tolist()]

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.policies.base import Policy, pick, register, sizes
+from fedcohort.options import Count
+from fedcohort.policies.base import Policy, equal_weights, pick, register, sizes
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -31,14 +32,25 @@ class PowerOfChoice(Policy):
 
     Each round d candidates are drawn without replacement, one after the other in proportion to
     their number of examples; they report the loss of the current model over all their data, and
-    the cohort is the candidates with the highest losses. A candidate that does not answer is not
-    picked; ties go to the candidate drawn first.
+    the cohort is the candidates with the highest losses. Models are averaged equally, because
+    sizes have counted in the draw. A candidate that does not answer is not picked; ties go to the
+    candidate drawn first.
 
     Parameters
     ----------
-    d : int, default=10
-        Candidates per round. Must be at least the cohort size. If fewer clients are available, all
-        of them are candidates.
+    d : int, optional
+        Candidates per round, twice the cohort by default. Must be above the cohort size: with d
+        equal to it, losses decide nothing. If fewer clients are available, all are candidates.
+
+    Notes
+    -----
+    Source: paper.
+    Checked: draw and choice by hand and by frequencies.
+
+    References
+    ----------
+    .. [1] Cho, Wang, Joshi (2020), Client Selection in Federated Learning: Convergence Analysis
+       and Power-of-Choice Selection Strategies.
 
     Examples
     --------
@@ -47,31 +59,25 @@ class PowerOfChoice(Policy):
     >>> round = Round(number=0, available=("a", "b", "c"), cohort_size=2)
     >>> PowerOfChoice(d=3).select(round, signals, np.random.default_rng(0)).clients
     ('b', 'c')
-
-    References
-    ----------
-    .. [1] Cho, Wang, Joshi (2020), Client Selection in Federated Learning: Convergence Analysis
-       and Power-of-Choice Selection Strategies.
     """
 
     needs = Needs(profile=frozenset({"num_examples"}), query=frozenset({"loss"}))
 
-    def __init__(self, d: int = 10) -> None:
-        if d < 1:
-            raise ValueError(f"PowerOfChoice: d={d} must be at least 1")
+    def __init__(self, d: Count | None = None) -> None:
         self.d = d
         self.state = PowerOfChoiceState()
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
         """Draw d clients in proportion to their sizes (step 1 of pow-d)."""
-        if self.d < round.cohort_size:
+        d = 2 * round.cohort_size if self.d is None else self.d
+        if d <= round.cohort_size:
             raise ConfigError(
-                f"PowerOfChoice: d={self.d} is below cohort_size={round.cohort_size}; "
-                "ask at least as many clients as you train"
+                f"PowerOfChoice: d={d} must be above cohort_size={round.cohort_size}; with as many "
+                "candidates as places the choice is random"
             )
         with np.errstate(divide="ignore"):  # an empty client is never drawn
             logits = np.log(sizes(signals, round.available))
-        drawn = pick(round.available, self.d, rng, logits)
+        drawn = pick(round.available, d, rng, logits)
         self.state.drawn = list(drawn)
         return drawn
 
@@ -85,5 +91,5 @@ class PowerOfChoice(Policy):
             return Selection(())
         losses = signals.values("loss", asked)
         order = np.argsort(-losses, kind="stable")[: round.size]
-        chosen = tuple(asked[i] for i in order)
-        return Selection(chosen, scores={asked[i]: float(losses[i]) for i in order})
+        scores = {asked[i]: float(losses[i]) for i in order}
+        return Selection(tuple(scores), equal_weights(round, len(scores)), scores)

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcohort.numerics import successive
+from fedcohort.numerics.sampling import successive_inclusion
 from fedcohort.policies.base import (
     Policy,
     check_at_least,
     check_weights,
-    draw_positions,
+    draw,
     inverse_inclusion,
     register,
 )
@@ -124,7 +124,7 @@ class RaceSoftmax(Policy):
         if not self.state.clients:
             return Selection(())
         logits, n = self._logits(round, signals)
-        at = draw_positions(logits, round.size, rng)
+        at = draw(logits, round.size, rng)
         chosen = tuple(round.available[i] for i in at.tolist())
         inclusion = self._inclusion(logits, round.size)[at]
         weights = None
@@ -151,5 +151,5 @@ class RaceSoftmax(Policy):
 
     def _inclusion(self, logits: Array, size: int) -> Array:
         if self._chances is None or self._chances[0] != size:
-            self._chances = (size, successive.inclusion(logits, size))
+            self._chances = (size, successive_inclusion(logits, size))
         return self._chances[1]

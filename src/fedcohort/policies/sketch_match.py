@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import IncompatibleSketches
 from fedcohort.numerics import herding
-from fedcohort.policies.base import Policy, check_at_least, register, times_of
+from fedcohort.policies.base import Policy, check_at_least, register, values_for
 from fedcohort.privacy.planning import sketch_size
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
@@ -242,7 +242,7 @@ class SketchMatch(Policy):
         new = self.state.include(signals, round.available, round.number)
         if known and new:
             others = tuple(filterfalse(set(new).__contains__, round.available))
-            start = int(np.median(times_of(self.state.used, others))) if others else 0
+            start = int(np.median(values_for(self.state.used, others))) if others else 0
             self.state.used.update(dict.fromkeys(new, start))
         if self._before is not None:
             clients, old = self._before
@@ -265,7 +265,7 @@ class SketchMatch(Policy):
         count = len(clients)
         order = rng.random(count)
         if self.pool == "less-used" and self.state.used:
-            order += times_of(self.state.used, clients)
+            order += values_for(self.state.used, clients)
         part = int(np.ceil(self.share * count))
         wanted = min(max(part, size), max(self.largest_pool, size), count)
         first = np.argpartition(order, wanted - 1)[:wanted] if wanted else np.empty(0, np.int64)

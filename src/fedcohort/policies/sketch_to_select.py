@@ -20,7 +20,7 @@ from fedcohort.policies.base import (
     register,
     sample_positions,
     sizes,
-    times_of,
+    values_for,
     vector_needs,
     vectors,
 )
@@ -165,7 +165,7 @@ class SketchToSelect(Policy):
         missing = [self.state.cluster[c] for c in self.state.chosen if c not in present]
         if not missing:
             return []
-        labels = times_of(self.state.cluster, round.available, -1)
+        labels = values_for(self.state.cluster, round.available, -1)
         labels[[bisect_left(round.available, client) for client in present]] = -1
         members = {label: np.flatnonzero(labels == label) for label in missing}
         rest = [members[label] for label in missing if members[label].size]

@@ -193,8 +193,6 @@ def policy_costs(
 def _costs(name: str, clients: int, cohort_size: int, model_bytes: int, rounds: int) -> CostRow:
     policy = POLICIES[name]()
     size = min(cohort_size, clients)
-    if hasattr(policy, "d"):
-        policy.d = max(policy.d, size)
     session = Session(policy, cohort_size=size, seed=0, model_bytes=model_bytes)
     names = [f"{i:07d}" for i in range(clients)]
     for _ in range(rounds):

@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from fedcohort.numerics.successive import _exact, _limit, inclusion
+from fedcohort.numerics.sampling import _exact, _limit, successive_inclusion
 
 
 def _enumerate(p: np.ndarray, k: int) -> np.ndarray:
@@ -26,12 +26,12 @@ def _enumerate(p: np.ndarray, k: int) -> np.ndarray:
 def test_inclusion_matches_enumeration(k: int, spread: float) -> None:
     logits = spread * np.random.default_rng(k).normal(size=7)
     expected = _enumerate(np.exp(logits), k)
-    np.testing.assert_allclose(inclusion(logits, k), expected, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(successive_inclusion(logits, k), expected, rtol=1e-6, atol=1e-9)
 
 
 def test_inclusion_sums_to_k_in_a_large_federation() -> None:
     logits = np.random.default_rng(0).normal(size=1000)
-    chances = inclusion(logits, 50)
+    chances = successive_inclusion(logits, 50)
     assert chances.sum() == pytest.approx(50, abs=1e-6)
     assert np.corrcoef(chances, np.exp(logits))[0, 1] > 0.95
 
@@ -44,7 +44,7 @@ def test_limit_is_close_for_many_clients() -> None:
 
 
 def test_huge_logits_neither_overflow_nor_vanish() -> None:
-    chances = inclusion(np.array([1e6, 1e6, 0.1, 0.0, -np.inf, -1e6]), 3)
+    chances = successive_inclusion(np.array([1e6, 1e6, 0.1, 0.0, -np.inf, -1e6]), 3)
     np.testing.assert_allclose(chances[:2], 1.0)
     assert chances[2] / chances[3] == pytest.approx(np.exp(0.1), rel=1e-6)
     assert chances[4] == 0
@@ -52,26 +52,5 @@ def test_huge_logits_neither_overflow_nor_vanish() -> None:
 
 
 def test_fewer_possible_than_wanted() -> None:
-    assert inclusion([0.0, -np.inf, 1.0], 5).tolist() == [1.0, 0.0, 1.0]
-    assert inclusion([0.0, 1.0], 0).tolist() == [0.0, 0.0]
-
-
-def test_infinite_weight_is_refused() -> None:
-    with pytest.raises(ValueError, match="below infinity"):
-        inclusion([np.inf, 0.0], 1)
-
-
-@pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 100.0])
-def test_the_bracket_changes_no_bit_of_the_limit(spread: float) -> None:
-    """Newton's method only saves steps of plain bisection, which is the definition."""
-    rng = np.random.default_rng(0)
-    for size, k in ((30, 29), (200, 5), (5000, 40)):
-        rates = np.exp(np.clip(spread * rng.normal(size=size), -300, 300))
-        low, high = np.log(1e-14 / rates.sum()), np.log(700.0 / rates.min())
-        for _ in range(100):
-            middle = (low + high) / 2
-            if -np.expm1(-rates * np.exp(middle)).sum() < k:
-                low = middle
-            else:
-                high = middle
-        assert np.array_equal(_limit(rates, k), -np.expm1(-rates * np.exp(low)))
+    assert successive_inclusion([0.0, -np.inf, 1.0], 5).tolist() == [1.0, 0.0, 1.0]
+    assert successive_inclusion([0.0, 1.0], 0).tolist() == [0.0, 0.0]
