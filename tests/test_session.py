@@ -130,7 +130,7 @@ def test_user_mistakes():
         session.finish({}, ["b"])
     with pytest.raises(RuntimeError, match="finish the round first"):
         session.state_dict()
-    with pytest.raises(ValueError, match=r"d=3 is below cohort_size=5"):
+    with pytest.raises(ValueError, match=r"d=3 must be above cohort_size=5"):
         Session(PowerOfChoice(d=3), cohort_size=5, seed=0).begin("abcdef", answers([]))
 
 

@@ -100,7 +100,7 @@ def test_policies_and_data(capsys):
     rows = {row["policy"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["uniform"]["once"] == 0
     assert rows["uniform"]["models_each_round"] == 20
-    assert rows["power-of-choice"]["each_round"] == 80
+    assert rows["power-of-choice"]["each_round"] == 160
     assert invoke(["policies"]) == 0
     capsys.readouterr()
     assert invoke(["data", "list", "--format", "json"]) == 0
@@ -121,7 +121,7 @@ def test_policies_and_data(capsys):
         (["compare", "--policies", "bogus"], "unknown policy 'bogus'. Known: active-fl"),
         (["compare", "--policies", "oort:alpha"], "name:key=value"),
         (["compare", "--policies", "oort,oort"], "once"),
-        (["compare", "--policies", "oort:preferred=x"], "must be a finite number or none"),
+        (["compare", "--policies", "oort:preferred=x"], "must be a finite number"),
         (["compare", "--policies", "power-of-choice:d=2"], "d=2"),
         (["compare", "--device", "gpu"], "'cpu', 'cuda' or 'auto'"),
         (["compare", "--set", "local.lrr=3"], "did you mean 'lr'?"),

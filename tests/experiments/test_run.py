@@ -280,7 +280,7 @@ def test_the_defaults_learn(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("oort:preferred=x", "preferred='x' must be a finite number or none"),
+        ("oort:preferred=x", "preferred='x' must be a finite number"),
         ("sketch-match:turns=null", "turns=None must be a whole number"),
         ("oort:alpha=NaN", "alpha=nan must be a finite number"),
         ("oort:alpha=1e400", "alpha=inf must be a finite number"),

@@ -27,7 +27,7 @@ from fedcohort.flower.arrays import (
 from fedcohort.flower.cohort import reading_of
 from fedcohort.flower.grid import LOG, Model, failure, raised
 from fedcohort.flower.messages import RECORD, untrusted
-from fedcohort.policies.base import FEW_SIZES, LARGEST_SIZE, Policy
+from fedcohort.policies.base import MAX_SIZE_RATIO, MIN_SIZES, Policy
 from fedcohort.rounds import ClientId, Selection
 from fedcohort.session import Session
 from fedcohort.signals.catalog import SIGNALS, Clients, Options
@@ -210,13 +210,13 @@ class Replies:
     def _clip_weights(self, updates: Mapping[ClientId, Update]) -> None:
         """Keep a client that claims 2^62 examples from making the next model its own.
 
-        Weights above `MAX_SIZE` times the median of all clients that were heard of are clipped
-        there, once `FEW_SIZES` were: the rule that policies follow for sizes.
+        Weights above `MAX_SIZE_RATIO` times the median of all clients that were heard of are
+        clipped there, once `MIN_SIZES` were: the rule that policies follow for sizes.
         """
         self._weights.update({client: update.weight for client, update in updates.items()})
-        if len(self._weights) < FEW_SIZES:
+        if len(self._weights) < MIN_SIZES:
             return
-        most = LARGEST_SIZE * float(np.median(list(self._weights.values())))
+        most = MAX_SIZE_RATIO * float(np.median(list(self._weights.values())))
         for client, update in updates.items():
             if update.weight > most:
                 LOG.warning("%s weighs %g; %g is used", client, update.weight, most)
