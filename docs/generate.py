@@ -32,7 +32,7 @@ DRAWING = re.compile(r"!\[([^\]]*)\]\((drawings/[\w-]+\.svg)\)")
 
 #: Pages of the API reference, in reading order: title, and the modules or packages on it.
 API = {
-    "Sessions and rounds": ["rounds", "session", "ledger", "checkpoint", "metrics", "exceptions"],
+    "Sessions and rounds": ["rounds", "session", "ledger", "storage", "metrics", "exceptions"],
     "Policies and gates": ["policies", "gates", "testing"],
     "Signals": ["signals"],
     "Sketches": ["sketch"],
@@ -46,7 +46,7 @@ API = {
     "Reports": ["report"],
     "Ray": ["distribute"],
     "Numerics and helpers": [
-        "numerics", "registry", "options", "progress", "atomic", "npy", "compiled",
+        "numerics", "registry", "options", "progress", "compiled",
     ],
 }  # fmt: skip
 SELECTION = "benchmark-selection.json"  # the benchmark of policies, in benchmarks/results
