@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import hypergeom
 
 from fedcohort.files.columns import PERIODS, Column
 from fedcohort.privacy.calibration import Neighbors
@@ -40,6 +41,8 @@ BINS = 16
 EDGES = np.array([-3, -2, -1.5, -1, -0.65, -0.35, -0.1, 0.1, 0.35, 0.65, 1, 1.5, 2, 3])
 MIDDLES = np.concatenate([[-3.5], (EDGES[1:] + EDGES[:-1]) / 2, [3.5]])
 FALSE_MARKS = 0.01
+END_SHARE = 0.5  # of a site's values in an end bin: beyond, the column cannot be judged
+CUT_SHARE = 0.05  # of them in an end bin: beyond, a shift may be larger than the bins show
 FARTHEST = 1.5  # scales from the center beyond which a number counts no more for the location
 USUAL_SPREAD = 0.8  # mean distance from the center, in scales, of normal numbers
 TILTS = np.geomspace(0.5, 16, 20)  # values of t that are tried, times the standard error
@@ -130,7 +133,7 @@ class ColumnGap(NamedTuple):
 
     `distance` is that of the normalized histograms, less what sampling and noise add to it, with
     its standard error; `chance` is how likely chance alone explains the difference; `what` says
-    in words what differs.
+    in words what differs. Where an unmarked column cannot be judged, `unknown` says what to state.
     """
 
     column: str
@@ -139,6 +142,12 @@ class ColumnGap(NamedTuple):
     chance: float
     marked: bool
     what: str
+    unknown: str = ""
+
+    @property
+    def answer(self) -> str:
+        """Whether the column differs: yes, no, or cannot tell."""
+        return "yes" if self.marked else "cannot tell" if self.unknown else "no"
 
 
 class _Side(NamedTuple):
@@ -161,6 +170,10 @@ class _Side(NamedTuple):
         """Return both sides together, or one without the other; noise is never negative."""
         parts = [mine + sign * theirs for mine, theirs in zip(self, other, strict=True)]
         return _Side(parts[0], parts[1], np.maximum(parts[2], 0), np.maximum(parts[3], 0))
+
+    def column(self, i: int) -> _Side:
+        """Return one column of all clients, (clients, bins) and (clients, 1)."""
+        return _Side(*(part[:, min(i, part.shape[1] - 1)] for part in self))
 
 
 def _side(marginals: Sequence[Marginals]) -> _Side:
@@ -191,7 +204,7 @@ def gaps_to_rest(sketches: Sequence[RaceSketch]) -> list[list[ColumnGap]]:
     held = _held(sketches)
     columns, tests = held[0].columns, len(held) * len(held[0].columns)
     everyone = _side(held)
-    rest = [_usual(_column(everyone, i), c, tests) for i, c in enumerate(columns)]
+    rest = [_usual(everyone.column(i), c, tests) for i, c in enumerate(columns)]
     joined = _Side(*(np.stack(parts, axis=1) for parts in zip(*rest, strict=True)))
     return _gaps(columns, everyone, joined, tests)
 
@@ -203,11 +216,6 @@ def _held(sketches: Sequence[RaceSketch]) -> list[Marginals]:
     if min(m.n for m in held) < 2:
         raise ValueError("sites of fewer than two records cannot be compared")
     return held
-
-
-def _column(side: _Side, i: int) -> _Side:
-    """Return one column of all clients, (clients, bins) and (clients, 1)."""
-    return _Side(*(part[:, min(i, part.shape[1] - 1)] for part in side))
 
 
 def _usual(own: _Side, column: Column, tests: int) -> _Side:
@@ -227,25 +235,18 @@ def _usual(own: _Side, column: Column, tests: int) -> _Side:
 
 
 def _gaps(columns: Sequence[Column], a: _Side, b: _Side, tests: int) -> list[list[ColumnGap]]:
-    possible = np.array([_possible(column) for column in columns])
     distances, errors = _distances(a, b)
-    pairs = [(_column(a, j), _column(b, j), column) for j, column in enumerate(columns)]
+    pairs = [(a.column(j), b.column(j), column) for j, column in enumerate(columns)]
     chances = np.stack([_chances(*pair) for pair in pairs], axis=1)
-    gap = (a.q - b.q) * possible
-    return [
-        [
-            ColumnGap(
-                column.name,
-                float(distances[i, j]),
-                float(errors[i, j]),
-                float(chances[i, j]),
-                bool(chances[i, j] * tests < FALSE_MARKS),
-                _words(column, gap[i, j]),
-            )
-            for j, column in enumerate(columns)
-        ]
-        for i in range(len(gap))
-    ]
+    mine, rest = (np.where([_possible(c) for c in columns], s.q, 0.0) for s in (a, b))
+    rows: list[list[ColumnGap]] = [[] for _ in distances]
+    for (i, j), chance in np.ndenumerate(chances):
+        marked = bool(chance * tests < FALSE_MARKS)
+        what = _words(columns[j], mine[i, j], rest[i, j])
+        unknown = "" if marked else _unknown(columns[j], mine[i, j], rest[i, j])
+        numbers = float(distances[i, j]), float(errors[i, j]), float(chance)
+        rows[i].append(ColumnGap(columns[j].name, *numbers, marked, what, unknown))
+    return rows
 
 
 def _distances(a: _Side, b: _Side) -> tuple[Floats, Floats]:
@@ -265,32 +266,71 @@ def _distances(a: _Side, b: _Side) -> tuple[Floats, Floats]:
 
 def _chances(a: _Side, b: _Side, column: Column) -> Floats:
     """How likely chance alone gives at least the differences seen in one column, per client."""
-    weights = _contrasts(column)
-    size = np.abs((a.q - b.q) @ weights.T)  # (clients, contrasts)
-    pooled = np.clip((a.q * a.n + b.q * b.n) / (a.n + b.n), 0, 1)
-    variance = np.maximum(pooled @ (weights**2).T - (pooled @ weights.T) ** 2, 0)
-    squares, largest = (weights**2).sum(axis=1), (weights**2).max(axis=1)
-    noise = a.noise / a.n**2 + b.noise / b.n**2
-    spread = np.sqrt(variance * (1 / a.n + 1 / b.n) + squares * noise)
-    seen = size > 1e-12
-    limit = np.minimum(_largest_tilt(a), _largest_tilt(b)) / np.sqrt(largest)
-    limit = np.where(np.isfinite(limit), limit, 0.0)
-    t = TILTS[:, None, None] / np.where(spread > 0, spread, np.inf)
-    t = np.concatenate([t, NEAR_LIMIT[:, None, None] * limit])
-    bound = -t * size
-    for side in (a, b):
-        bound += _sampling(t, variance, np.ptp(weights, axis=1), side.n)
-        bound += squares / largest * _noise(t**2 * largest, side)
-    logs = np.where(spread > 0, np.fmin.reduce(bound, axis=0), -np.inf)
-    logs = np.where(seen, np.minimum(logs + np.log(2), 0), 0.0)
-    chances: Floats = np.minimum(len(weights) * np.exp(logs.min(axis=1)), 1.0)
+    bins = np.flatnonzero(_possible(column))
+    exact = not (a.noise.any() or b.noise.any())
+    if exact:  # what no record of anybody falls into cannot differ
+        bins = bins[(a.counts + b.counts)[:, bins].any(axis=0)]
+    if exact and len(bins) <= 2:
+        single: Floats = _fisher(a, b)[:, bins].min(axis=1)
+        return single
+    shapes = _shapes(column)
+    each = 0.5 / len(bins) if len(shapes) else 1 / len(bins)
+    singles = _fisher(a, b)[:, bins] if exact else _chernoff(a, b, np.eye(BINS)[bins])
+    least: Floats = singles.min(axis=1) / each
+    if len(shapes):
+        least = np.minimum(least, _chernoff(a, b, shapes).min(axis=1) * 2 * len(shapes))
+    return np.minimum(least, 1.0)
+
+
+def _fisher(a: _Side, b: _Side) -> Floats:
+    """Return the chance of each bin's count by Fisher's exact test, (clients, bins).
+
+    It is 1 within two standard errors, where nothing is marked anyway: the test takes its time.
+    """
+    total, size = a.counts + b.counts, a.n + b.n
+    expected = total * a.n / size
+    variance = expected * (1 - total / size) * (b.n / size)
+    chances = np.ones_like(total)
+    rows, bins = np.nonzero((a.counts - expected) ** 2 > 4 * variance)
+    x, table = a.counts[rows, bins], (size[rows, 0], total[rows, bins], a.n[rows, 0])
+    tails = hypergeom.sf(x - 1, *table), hypergeom.cdf(x, *table)
+    chances[rows, bins] = np.minimum(2 * np.minimum(*tails), 1.0)
     return chances
 
 
-def _sampling(t: Floats, variance: Floats, span: Floats, n: Floats) -> Floats:
-    """Bound log E exp(t * mean) of n draws of this variance and range (Bennett 1962)."""
-    x = np.minimum(t * span / n, 700)
-    out: Floats = n * variance / span**2 * (np.expm1(x) - x)
+def _chernoff(a: _Side, b: _Side, contrasts: Floats) -> Floats:
+    """Bound the chances of contrasts (contrasts, bins), (clients, contrasts)."""
+    difference = (a.q - b.q) @ contrasts.T
+    pooled = np.maximum(a.counts + b.counts, 0)
+    pooled = pooled / np.maximum(pooled.sum(axis=1, keepdims=True), 1e-300)
+    mean = pooled @ contrasts.T
+    variance = np.maximum(pooled @ (contrasts**2).T - mean**2, 0)
+    squares, largest = (contrasts**2).sum(axis=1), (contrasts**2).max(axis=1)
+    noise = a.noise / a.n**2 + b.noise / b.n**2
+    spread = np.sqrt(variance * (1 / a.n + 1 / b.n) + squares * noise)
+    limit = np.minimum(_largest_tilt(a), _largest_tilt(b)) / np.sqrt(largest)
+    limit = np.where(np.isfinite(limit), limit, 0.0)
+    t = TILTS[:, None, None] / np.where(spread > 0, spread, np.inf)
+    t = np.concatenate([t, NEAR_LIMIT[:, None, None] * limit])  # (tilts, clients, contrasts)
+    bound = -t * np.abs(difference)
+    for side, sign in ((a, np.sign(difference)), (b, -np.sign(difference))):
+        for k, contrast in enumerate(contrasts):
+            tilt = (sign * t / side.n)[:, :, k]
+            bound[:, :, k] += side.n[:, 0] * _log_moment(tilt, pooled, contrast)
+        bound += squares / largest * _noise(t**2 * largest, side)
+    logs = np.where(spread > 0, np.fmin.reduce(bound, axis=0), -np.inf)
+    logs = np.where(np.abs(difference) > 1e-12, np.minimum(logs + np.log(2), 0), 0.0)
+    chances: Floats = np.exp(logs)
+    return chances
+
+
+def _log_moment(tilt: Floats, shares: Floats, contrast: Floats) -> Floats:
+    """Return log E exp(tilt * (w - E w)), (tilts, clients), of a record's weight w."""
+    weights, inverse = np.unique(contrast, return_inverse=True)
+    of_weight = shares @ np.eye(len(weights))[inverse]  # (clients, weights)
+    centered = weights - (of_weight @ weights)[:, None]
+    powers = np.exp(np.minimum(tilt[:, :, None] * centered, 700))
+    out: Floats = np.log((of_weight * powers).sum(axis=2))
     return out
 
 
@@ -314,38 +354,53 @@ def _largest_tilt(side: _Side) -> Floats:
     return np.where(parts > 0, out, np.inf)
 
 
+def _is_line(column: Column) -> bool:
+    """Whether the bins of a column cut a line, whose last bins are open."""
+    return column.kind == "number" or column.since is not None
+
+
 @lru_cache(maxsize=256)
-def _contrasts(column: Column) -> Floats:
-    """Return the weights of the contrasts of a column, (contrasts, bins)."""
-    bins = np.flatnonzero(_possible(column))
-    unit = np.eye(BINS)
-    rows = [unit[i] for i in bins]
-    if column.kind == "number" or column.since is not None:
-        place = np.concatenate([[0.0], MIDDLES])
+def _shapes(column: Column) -> Floats:
+    """Return the contrasts of location and spread, (contrasts, bins); none without an order."""
+    if _is_line(column):
+        place = np.concatenate([[0.0], np.clip(MIDDLES, -FARTHEST, FARTHEST)])
         spread = np.minimum(np.abs(MIDDLES), 2 * FARTHEST) - USUAL_SPREAD
-        rows += [np.clip(place, -FARTHEST, FARTHEST), np.concatenate([[0.0], spread])]
-    else:
-        rows += [unit[i] - unit[j] for i in bins for j in bins if i < j]
+        return np.array([place, np.concatenate([[0.0], spread])])
     if column.kind == "ordered":
-        levels = len(column.levels)
-        place = np.where((bins > 0) & (bins <= levels), (bins - 1) / (levels - 1) - 0.5, 0.0)
-        rows.append(place @ unit[bins])
-    return np.array(rows)
+        level = np.arange(BINS) - 1
+        inside = (level >= 0) & (level < len(column.levels))
+        return np.where(inside, level / (len(column.levels) - 1) - 0.5, 0.0)[None]
+    return np.empty((0, BINS))
 
 
-def _words(column: Column, gap: Floats) -> str:
-    """Say what differs most in a column, from the difference of its histograms."""
+def _unknown(column: Column, *shares: Floats) -> str:
+    """Say what to state where the bins cannot show a difference: most values are in an end bin."""
+    if not _is_line(column):
+        return ""
+    for end, side in ((1, "below"), (-1, "above")):
+        most = max(float(q[end] / max(q[1:].sum(), 1e-9)) for q in shares)
+        if most > END_SHARE:
+            return (
+                f"{min(most, 1):.0%} of a site's values lie more than 3 scales {side} the center: "
+                "state a center and scale that fit"
+            )
+    return ""
+
+
+def _words(column: Column, mine: Floats, rest: Floats) -> str:
+    """Say what differs most in a column, from the normalized histograms."""
+    gap = mine - rest
     if abs(gap[0]) > 0.25 * np.abs(gap).sum():
         return f"{'more' if gap[0] > 0 else 'fewer'} missing values ({gap[0]:+.0%})"
-    if column.kind == "number" or column.since is not None:
+    if _is_line(column):
         shift = float(MIDDLES @ gap[1:])
         if abs(shift) < 0.15:
             return "spread or shape differs"
         unit = " days" if column.since is not None else ""
-        side, outer = ("higher", gap[-1]) if shift > 0 else ("lower", gap[1])
-        beyond = outer > gap.clip(0).sum() / 2  # most of it lies where the histogram ends
+        cut = max(mine[1], mine[-1], rest[1], rest[-1]) > CUT_SHARE
         size = float(f"{abs(shift) * column.scale:.2g}")
-        return f"{side} by {'at least' if beyond else 'about'} {size:,.10g}{unit}"
+        side = "higher" if shift > 0 else "lower"
+        return f"{side} by {'at least' if cut else 'about'} {size:,.10g}{unit}"
     most = int(np.abs(gap[1:]).argmax())
     names = _bin_names(column)
     name = names[most] if most < len(names) else "some values"
