@@ -143,7 +143,18 @@ def test_a_private_sketch_is_planned_for_a_public_number_of_records(table, capsy
 
 
 def test_noise_above_the_signal_warns_on_standard_error(table, capsys):
-    options = ["--epsilon", 0.1, "--rows", 200, "--n", "private", "--neighbors", "replace"]
+    options = [
+        "--columns",
+        "u",
+        "--epsilon",
+        0.1,
+        "--rows",
+        200,
+        "--n",
+        "private",
+        "--neighbors",
+        "replace",
+    ]
     assert run("sketch", table, "-o", "a.sketch", *options) == 0
     shown = capsys.readouterr()
     assert "warning: the noise exceeds the signal in 1 of 1 sketches" in shown.err
@@ -152,7 +163,18 @@ def test_noise_above_the_signal_warns_on_standard_error(table, capsys):
 
 
 def test_a_budget_is_spent_and_then_refuses(table, tmp_path, capsys):
-    spend = ["sketch", table, "--epsilon", 1, "--rows", 2, "--budget", "ledger.json"]
+    spend = [
+        "sketch",
+        table,
+        "--columns",
+        "u,v,w",
+        "--epsilon",
+        1,
+        "--rows",
+        2,
+        "--budget",
+        "ledger.json",
+    ]
     assert run(*spend, "-o", "a.sketch", "--budget-epsilon", 2) == 0
     assert run(*spend, "-o", "a2.sketch") == 0
     assert "epsilon=2 of 2 is spent" in fails(capsys, *spend, "-o", "b.sketch")
@@ -176,7 +198,7 @@ def test_one_ledger_pays_for_the_same_records_again_in_every_disguise(table, tmp
 
 def test_a_ledger_behind_a_link_is_the_same_ledger(table, tmp_path, capsys):
     (tmp_path / "link.json").symlink_to(tmp_path / "ledger.json")
-    spend = ["sketch", table, "--epsilon", 0.7, "--rows", 2, "--budget"]
+    spend = ["sketch", table, "--columns", "u,v,w", "--epsilon", 0.7, "--rows", 2, "--budget"]
     assert run(*spend, "ledger.json", "--budget-epsilon", 1, "-o", "a.sketch") == 0
     assert "epsilon=0.7 of 1 is spent" in fails(capsys, *spend, "link.json", "-o", "b.sketch")
     (tmp_path / "hard.json").hardlink_to(tmp_path / "ledger.json")
@@ -336,14 +358,14 @@ MISTAKES = {
     "data.parquet --columns u --center none.json": ["--center none.json: neither numbers"],
     "data.parquet --columns u --scale 0": ["column 'u': scale=0.0: must be finite, above 0"],
     "data.parquet --columns u,v --center part.json": ["no numbers for v"],
-    "data.parquet --epsilon 0": ["epsilon=0.0 must be"],
-    "data.parquet --epsilon 1 --delta 2": ["delta=2.0 must be"],
+    "data.parquet --columns u --epsilon 0": ["epsilon=0.0 must be"],
+    "data.parquet --columns u --epsilon 1 --delta 2": ["delta=2.0 must be"],
     "data.parquet --delta 0.1": ["--delta needs --epsilon"],
     "data.parquet --n private": ["--n private needs --epsilon"],
     "data.parquet --budget l.json --budget-epsilon 1": ["--budget needs --epsilon"],
     "data.parquet --budget-epsilon 1": ["--budget-epsilon needs --budget"],
-    "data.parquet --epsilon 1 --budget l.json": ["a new ledger needs --budget-epsilon"],
-    "data.parquet --epsilon 1 --budget part.json": ["part.json is not a budget ledger"],
+    "data.parquet --columns u --epsilon 1 --budget l.json": ["a new ledger needs --budget-epsilon"],
+    "data.parquet --columns u --epsilon 1 --budget part.json": ["part.json is not a budget ledger"],
     "data.parquet --nulls maybe": ["'maybe'"],
     "data.parquet --seed -1": ["seed=-1"],
 }
@@ -432,3 +454,29 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout.split()[-1]))
     assert peaks[1] < peaks[0] + 25  # MiB; the file holds 51 MB of numbers
+
+
+def test_with_epsilon_the_data_do_not_choose_the_columns(tmp_path, monkeypatch, capsys):
+    """A text in one record took its column away, so that the headers told two tables apart."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("u,v\n" + "1,2\n3,4\n" * 9)
+    private = ["--epsilon", 1, "--n", "private", "-o", "a.sketch"]
+    assert "--columns" in fails(capsys, "sketch", "a.csv", *private)
+    assert "--columns" in fails(capsys, "sketch", "a.csv", "--hash", "minhash", *private)
+    assert run("sketch", "a.csv", "--columns", "u,v", *private) == 0
+    pq.write_table(pa.table({"e": [[1.0, 2.0]] * 9}), "e.parquet")
+    assert "'e'" in fails(capsys, "sketch", "e.parquet", "--columns", "e", *private, "--force")
+
+
+@pytest.mark.parametrize("values", [12, 13])
+def test_with_epsilon_a_proposal_does_not_depend_on_other_columns(
+    values, tmp_path, monkeypatch, capsys
+):
+    """12 or 13 different values made a column a category or a number."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("u,v\n" + "".join(f"{i},{i % values}\n" for i in range(99)))
+    options = ["--bounds", "u=0:100", "--epsilon", 1, "-o", "s.toml"]
+    assert run("spec", "init", "a.csv", *options) == 0
+    text = (tmp_path / "s.toml").read_text()
+    assert '[columns."u"]\nkind = "number"' in text
+    assert '# [columns."v"]   # TODO: its kind' in text

@@ -187,11 +187,10 @@ def _show_gaps(found: dict[str, list[ColumnGap]], all_columns: bool) -> None:
         table.add_column(head, justify="right" if head == "distance" else "left")
     for compared, gaps in found.items():
         for gap in sorted(gaps, key=lambda g: g.chance):
-            if gap.marked or all_columns:
+            if gap.marked or gap.unknown or all_columns:
                 distance = f"{gap.distance:.3f} ± {gap.error:.3f}"
-                sure = "yes" if gap.marked else "no"
-                what = gap.what if gap.marked else ""
-                table.add_row(Text(compared), Text(gap.column), distance, sure, Text(what))
+                what = gap.what if gap.marked else gap.unknown
+                table.add_row(Text(compared), Text(gap.column), distance, gap.answer, Text(what))
     if table.row_count:
         console().print(table)
     else:

@@ -216,6 +216,8 @@ def propose_spec(
             continue
         if name in known:
             parts.append(_estimated(name, known[name]))
+        elif estimate is not None:  # what a column seems to hold may depend on a single record
+            parts.append(f"# [columns.{json.dumps(name, ensure_ascii=False)}]   # TODO: its kind\n")
         else:
             parts.append(_section(name, _role(table, name)))
     return "\n".join(parts)

@@ -218,7 +218,7 @@ def sketch_warnings(sketch: RaceSketch, source: Source) -> list[str]:
     return messages
 
 
-ONE_BUCKET = 0.95  # share of the records in the fullest bucket of a row, on average
+ONE_BUCKET = 0.8  # share of the records in the fullest bucket of a row, on average
 
 
 def concentration(counts: Any, n: float) -> float:
@@ -227,7 +227,7 @@ def concentration(counts: Any, n: float) -> float:
 
 
 def _why_one_bucket(sketch: RaceSketch, source: Source) -> str:
-    what = "nearly all records fall into one bucket, so that every distance will be about 0"
+    what = "most records fall into one bucket, so that every distance will be about 0"
     ranges = source.reading.ranges.values()
     if sketch.family.name != "srp":
         return f"{what}: choose a smaller --width, or scale the columns"

@@ -193,7 +193,20 @@ class SketchSpec:
         )
 
     def settle(self, source: Source) -> None:
-        """Give the columns of a table the constants that hold for all of them."""
+        """Give the columns of a table the constants that hold for all of them.
+
+        With epsilon, columns and their widths are stated, never found in the data: what a header
+        tells would else depend on single records.
+        """
+        if self.release.epsilon is not None and source.columns and self.text is None:
+            stated = {c.name for c in self.columns if isinstance(c, Column)}
+            if not self.columns:
+                raise ConfigError("--epsilon needs --columns or --spec: name what is hashed")
+            for column in source.columns:
+                if column.size > 1 and column.name not in stated:
+                    raise ConfigError(
+                        f"--epsilon: column {column.name!r} holds lists; state their size in a spec"
+                    )
         if not source.columns or self.hash.hash == "minhash":
             return
         names = [column.name for column in source.columns]
