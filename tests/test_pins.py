@@ -28,7 +28,7 @@ import pytest
 from fedcohort import POLICIES, Session, storage
 from fedcohort.datasets import federate, load
 from fedcohort.gates import GATES, SketchToSkip
-from fedcohort.simulate import LocalTraining, Simulation, build, simulate
+from fedcohort.simulate import History, LocalTraining, Simulation, build
 from fedcohort.sketch.race import RaceSketch
 
 sys.path.insert(0, str(Path(__file__).parent / "pins"))
@@ -178,20 +178,15 @@ def settings(policy):
 
 def in_simulator(name, options):
     policy = POLICIES[name](**options)
-    (history,), session = simulated(policy, 3)
+    history, session = simulated(policy, 3)
     return {"cohorts": [" ".join(s) for s in history.selections], **traffic(session)}
 
 
 def simulated(policy, rounds):
-    """Run `simulate`, and read the session's ledger from the checkpoint that it leaves."""
     arguments, options = settings(policy)
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/run"
-        histories = simulate(*arguments, rounds=rounds, checkpoint=path, **options)
-        state = storage.load(path)["simulation"]["seeds"][0]["session"]
-    session = Session(policy, cohort_size=COHORT, seed=3)
-    session.ledger.load_state_dict(state["ledger"])
-    return histories, session
+    simulation = Simulation(*arguments, **options)
+    history = History(3, [simulation.step()[0] for _ in range(rounds)])
+    return history, simulation.sessions[0]
 
 
 def gated(gate, rounds=6):
@@ -207,7 +202,7 @@ def gated(gate, rounds=6):
 
 
 def whole_run():
-    (history,), _ = simulated(POLICIES["uniform"](), 3)
+    history, _ = simulated(POLICIES["uniform"](), 3)
     return {
         "cohorts": [" ".join(s) for s in history.selections],
         "accuracy": rounded(history.accuracy),

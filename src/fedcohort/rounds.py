@@ -112,16 +112,21 @@ class Selection:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Who was asked to train, who came back with an update, and whom a gate held back."""
+    """Who was asked to train, and what became of them.
+
+    `finished` came back with an update, a gate held back `withheld`, and `cut` were too slow for
+    the round, which did not wait for them.
+    """
 
     selected: tuple[ClientId, ...]
     finished: tuple[ClientId, ...]
     withheld: tuple[ClientId, ...] = ()
+    cut: tuple[ClientId, ...] = ()
 
     @property
     def dropped(self) -> tuple[ClientId, ...]:
         """The selected that should have finished and did not."""
-        done = {*self.finished, *self.withheld}
+        done = {*self.finished, *self.withheld, *self.cut}
         return tuple(client for client in self.selected if client not in done)
 
 

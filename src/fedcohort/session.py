@@ -78,7 +78,7 @@ class Session:
     >>> session.begin(["a", "b"], collect).clients
     ('b',)
     >>> session.finish({}, ["b"])
-    Outcome(selected=('b',), finished=('b',), withheld=())
+    Outcome(selected=('b',), finished=('b',), withheld=(), cut=())
     >>> session.ledger.by_kind("down")
     {'model': 200}
     """
@@ -198,7 +198,12 @@ class Session:
             self.charge("gate", "down", dict.fromkeys(self._admitted, 1))
         return self._admitted
 
-    def finish(self, replies: Mapping[str, Readings], finished: Iterable[ClientId]) -> Outcome:
+    def finish(
+        self,
+        replies: Mapping[str, Readings],
+        finished: Iterable[ClientId],
+        cut: Iterable[ClientId] = (),
+    ) -> Outcome:
         """End the round: store the reply signals, charge the uploads, let the policy learn.
 
         Parameters
@@ -207,18 +212,23 @@ class Session:
             Reply signals by name, each a mapping from client to reading.
         finished : iterable of str
             The selected clients whose update arrived.
+        cut : iterable of str
+            Selected clients that the round did not wait for. They count as neither finished nor
+            failed.
         """
         if self._round is None:
             raise RuntimeError("Session.finish was called before Session.begin")
         done = set(finished)
         asked = self._selection.clients if self._admitted is None else self._admitted
-        strangers = done - set(asked)
+        late = set(cut)
+        strangers = (done - set(asked)) | (late - set(self._selection.clients)) | (done & late)
         if strangers:
             raise ValueError(f"Session.finish: {min(strangers)!r} was not selected this round")
         outcome = Outcome(
             self._selection.clients,
             tuple(c for c in self._selection.clients if c in done),
             self._withheld,
+            tuple(c for c in self._selection.clients if c in late),
         )
         unwanted = set(replies).difference(self.policy.needs.reply)
         if unwanted:

@@ -6,9 +6,11 @@ import pytest
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import stream
 from fedcohort.simulate.availability import (
+    HOURS,
+    PHONES,
     Always,
     Bernoulli,
-    Durations,
+    Diurnal,
     Trace,
     UniformSubset,
     dropouts,
@@ -82,16 +84,26 @@ def test_dropouts_split_the_cohort_in_order():
         dropouts(("a", "b"), {"a": 0.5}, stream(0))
 
 
-def test_durations():
-    alike = Durations.draw(CLIENTS, 0, speed=100, bandwidth=1000, sigma=0)
-    assert alike.seconds("a", samples=50, bytes_moved=2000) == pytest.approx(0.5 + 2.0)
-    drawn = Durations.draw([str(i) for i in range(4001)], 0, speed=100, sigma=0.5)
-    speeds = np.log(list(drawn.samples_per_second.values()))
-    assert np.median(speeds) == pytest.approx(np.log(100), abs=0.05)  # 5 standard errors: 0.05
-    assert speeds.std() == pytest.approx(0.5, abs=0.03)
+def test_phones_are_there_at_night_and_some_hardly_ever():
+    names = [f"phone {i}" for i in range(2000)]
+    diurnal = Diurnal(rounds_per_day=12, share=0.1)
+    chances = np.array([diurnal.chances(i, names) for i in range(24)])
+    assert (chances[:12] == chances[12:]).all()  # the next day
+    night, noon = chances[2].mean(), chances[6].mean()
+    assert night / noon == pytest.approx(HOURS[4] / HOURS[12], rel=0.05)  # few are cut at 1
+    # The mean of 2,000 draws from PHONES: standard error 0.1 x (deviation / mean) / sqrt(2000).
+    error = 0.1 * np.std(PHONES) / np.mean(PHONES) / 2000**0.5
+    even_hours = np.mean(HOURS[::2]) / np.mean(HOURS)
+    assert abs(chances.mean() - 0.1 * even_hours) < 5 * error
+    low, high = np.percentile(chances[2], (10, 90))
+    assert high / low > 20
+    there = diurnal.available(2, tuple(names), stream(0))
+    assert abs(len(there) - 2000 * night) < 5 * (2000 * night * (1 - night)) ** 0.5
 
 
-@pytest.mark.parametrize("make", [lambda: UniformSubset(0), lambda: Bernoulli(1.5)])
+@pytest.mark.parametrize(
+    "make", [lambda: UniformSubset(0), lambda: Bernoulli(1.5), lambda: Diurnal(share=0)]
+)
 def test_options_are_checked(make):
     with pytest.raises(ConfigError, match="must"):
         make()

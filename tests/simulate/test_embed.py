@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedcohort import storage
 from fedcohort.datasets import federate, load
 from fedcohort.exceptions import ConfigError
 from fedcohort.policies import SketchMatch
-from fedcohort.simulate import Simulation, Trace, build, embedding_of, simulate
+from fedcohort.simulate import Simulation, Trace, build, embedding_of
 from fedcohort.simulate.clients import PUBLIC
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
@@ -92,12 +93,13 @@ def test_a_resumed_run_keeps_the_model_that_embeds(tmp_path) -> None:
     policy = SketchMatch(embed="model", refresh=2)
     there = Trace({0: CLIENTS.clients[:8], 3: CLIENTS.clients})
     options = {"cohort_size": 3, "availability": there, "device": "cpu"}
-    (whole,) = simulate(CLIENTS, MODEL, policy, rounds=5, **options)
-    file = tmp_path / "run"
-    simulate(CLIENTS, MODEL, policy, rounds=3, checkpoint=file, **options)
-    (resumed,) = simulate(CLIENTS, MODEL, policy, rounds=5, checkpoint=file, **options)
-    assert resumed.selections == whole.selections
-    assert resumed.accuracy.tolist() == whole.accuracy.tolist()
+    whole, resumed = (Simulation(CLIENTS, MODEL, policy, **options) for _ in range(2))
+    records = [whole.step() for _ in range(3)]
+    storage.save(tmp_path / "run", whole.state_dict())
+    resumed.load_state_dict(storage.load(tmp_path / "run"))
+    assert len(records) == 3
+    for _ in range(2):
+        assert resumed.step() == whole.step()
 
 
 def test_every_release_has_noise_of_its_own() -> None:

@@ -15,7 +15,7 @@ from fedcohort.exceptions import ConfigError, InvalidCheckpoint, NoClients
 from fedcohort.gates import SketchToSkip
 from fedcohort.policies import POLICIES, Uniform
 from fedcohort.signals.projection import Projection
-from fedcohort.simulate import LocalTraining, Simulation, Trace, build, simulate
+from fedcohort.simulate import Durations, LocalTraining, Pace, Simulation, Trace, build, simulate
 from fedcohort.simulate.local import batch_plans
 
 LOCAL = LocalTraining(epochs=2, batch_size=16, lr=0.05)
@@ -32,6 +32,11 @@ def clients(digits, seed=0, count=20):
 
 def model(seed=0):
     return build("mlp-64-30", (1, 8, 8), classes=10, seed=seed)
+
+
+def start(digits, policy="uniform", **options):
+    options = {"cohort_size": 4, "local": LOCAL, "device": "cpu"} | options
+    return Simulation(clients(digits), model(), policy, **options)
 
 
 def run(digits, policy="uniform", rounds=4, **options):
@@ -109,29 +114,66 @@ def test_a_sketched_step_is_the_difference_of_sketched_models(digits):
     assert np.abs(readings[True]).max() > 0.01
 
 
-def test_resume_equals_an_uninterrupted_run(digits, tmp_path):
-    options = {
-        "seeds": (0, 1),
-        "aggregation": "fedavgm",
-        "dropout": 0.3,
-        "checkpoint_every": 3,
-        "gate": SketchToSkip(0.05, k=20),
-    }
-    whole = run(digits, "oort", rounds=8, **options)
-    place = tmp_path / "state"
-    run(digits, "oort", rounds=6, checkpoint=place, **options)
-    resumed = run(digits, "oort", rounds=8, checkpoint=place, **options)
-    assert [h.rounds for h in resumed] == [h.rounds for h in whole]
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gate": SketchToSkip(0.05, k=20)},
+        {"pace": Pace(over_select=1.5, deadline="60%", late="next")},
+    ],
+)
+def test_resume_equals_an_uninterrupted_run(digits, tmp_path, options):
+    options |= {"seeds": (0, 1), "aggregation": "fedavgm", "dropout": 0.3}
+    options["durations"] = Durations.draw(clients(digits).clients, 0, sigma=1.0)
+    whole, resumed = (start(digits, "oort", **options) for _ in range(2))
+    for _ in range(6):
+        whole.step()
+    storage.save(tmp_path / "state", whole.state_dict())
+    resumed.load_state_dict(storage.load(tmp_path / "state"))
+    assert [resumed.step() for _ in range(4)] == [whole.step() for _ in range(4)]
 
 
-def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path):
-    run(digits, rounds=1, checkpoint=tmp_path / "state")
+def test_a_checkpoint_of_another_run_is_refused(digits):
+    state = start(digits).state_dict()
     for other in ({"seeds": (3,)}, {"policy": "oort"}, {"cohort_size": 2}):
         with pytest.raises(InvalidCheckpoint):
-            run(digits, rounds=2, checkpoint=tmp_path / "state", **other)
-    storage.save(tmp_path / "state", {"simulation": {}})
-    with pytest.raises((InvalidCheckpoint, KeyError)):
-        run(digits, rounds=2, checkpoint=tmp_path / "state")
+            start(digits, **other).load_state_dict(state)
+
+
+def test_losses_are_measured_on_what_a_client_does_not_train_on(digits):
+    federation = clients(digits)
+    simulation = start(digits, holdout=0.2)
+    seed = simulation.seeds[0]
+    simulation.step()
+    held_out = seed.collector.everybody.held_out
+    for client, part in federation.parts.items():
+        kept = seed.federation.parts[client]
+        assert sorted([*kept, *held_out[client]]) == sorted(part)
+        assert len(held_out[client]) == round(0.2 * len(part))
+    client = federation.clients[3]
+    model, rows = simulation.model(), held_out[client]
+    with torch.no_grad():
+        outputs = model(torch.from_numpy(digits.x[rows]))
+        expected = nn.functional.cross_entropy(outputs, torch.from_numpy(digits.y[rows]))
+    seed.collector.model = seed.model
+    assert seed.collector("loss", [client])[client] == pytest.approx(float(expected), rel=1e-5)
+    again = start(digits, holdout=0.2).seeds[0].federation
+    assert all((again.parts[c] == p).all() for c, p in seed.federation.parts.items())
+
+
+def test_the_training_set_is_evaluated_on_request(digits):
+    simulation = start(digits, train_accuracy=True, evaluate_every=2)
+    (first,), (second,) = simulation.step(), simulation.step()
+    assert first.train_accuracy is None
+    with torch.no_grad():
+        right = simulation.model()(torch.from_numpy(digits.x)).argmax(1).numpy() == digits.y
+    assert second.train_accuracy == pytest.approx(right.mean(), abs=1e-6)
+
+
+def test_a_run_stops_when_accuracy_has_stalled(digits):
+    frozen = LocalTraining(lr=1e-12)
+    (history,) = run(digits, rounds=20, local=frozen, patience=3)
+    assert len(history.rounds) == 4  # the first, and three without a gain
+    assert len(run(digits, rounds=5, patience=5)[0].rounds) == 5
 
 
 def test_dropouts_and_traces(digits):

@@ -40,11 +40,10 @@ from fedcohort.gates import GATES, Gate
 from fedcohort.options import checked_options
 from fedcohort.policies import POLICIES, Policy
 from fedcohort.registry import import_file, in_file, load_object, make
-from fedcohort.simulate.aggregation import AGGREGATIONS
+from fedcohort.simulate.aggregation import AGGREGATIONS, Aggregation
 from fedcohort.simulate.availability import AVAILABILITIES, Availability
 from fedcohort.simulate.history import RoundRecord, record_from
 from fedcohort.simulate.models import build as build_model
-from fedcohort.simulate.seed import Aggregation
 from fedcohort.simulate.simulation import Simulation
 from fedcohort.storage import locked_folder, remove_leftovers, sync_folder, write_atomically
 

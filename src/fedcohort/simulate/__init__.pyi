@@ -2,9 +2,11 @@
 
 from .availability import Always as Always
 from .availability import Bernoulli as Bernoulli
-from .availability import Durations as Durations
+from .availability import Diurnal as Diurnal
 from .availability import Trace as Trace
 from .availability import UniformSubset as UniformSubset
+from .clock import Durations as Durations
+from .clock import Pace as Pace
 from .history import History as History
 from .history import RoundRecord as RoundRecord
 from .local import LocalTraining as LocalTraining

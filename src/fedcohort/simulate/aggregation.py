@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -56,6 +56,25 @@ def equal_means(current: Tensor, updates: Tensor) -> Tensor:
     """
     factor, total = _factor((1.0,) * updates.shape[1], True, updates.device)
     return current + (torch.matmul(factor, updates) - total * current)
+
+
+class Aggregation(Protocol):
+    """What turns trained models into the next global one."""
+
+    def step(
+        self,
+        current: Tensor,
+        updates: Tensor,
+        sizes: Sequence[int],
+        weights: Sequence[float] | None = None,
+    ) -> Tensor:
+        """Return the next global model."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next step depends on."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
 
 
 class Mean:

@@ -1,4 +1,4 @@
-"""Which clients are available, which drop out, and how long clients take."""
+"""Which clients are available in a round, and which drop out."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import csv
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.random import Generator
+from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import ClientId, check_id, stream
@@ -76,14 +76,75 @@ class Bernoulli:
         self, round_number: int, clients: tuple[ClientId, ...], rng: Generator
     ) -> Sequence[ClientId]:
         """Draw each client independently."""
-        chances = _chances(self.probability, clients)
-        for _ in range(1000):
-            present = np.flatnonzero(rng.random(len(clients)) < chances)
-            if len(present):
-                return [clients[i] for i in present]
-        raise ConfigError(
-            "Bernoulli: no client was available in 1000 draws; increase the probability"
-        )
+        return _drawn(clients, _chances(self.probability, clients), rng, "Bernoulli")
+
+
+# The share of phones that are idle, charging and on Wi-Fi, by hour of the day, and the percentiles
+# 2.5, 7.5, ... 97.5 of that share between phones: 710 phones of FLASH (Yang et al., WWW 2021),
+# computed from the traces that FLHetBench (Zhang et al., CVPR 2024) released.
+HOURS = (
+    0.107, 0.118, 0.130, 0.136, 0.137, 0.135, 0.124, 0.112, 0.102, 0.091, 0.079, 0.071,
+    0.071, 0.068, 0.069, 0.073, 0.080, 0.084, 0.094, 0.080, 0.072, 0.077, 0.090, 0.100,
+)  # fmt: skip
+PHONES = (
+    0.0002, 0.0010, 0.0035, 0.0076, 0.0115, 0.0161, 0.0239, 0.0348, 0.0419, 0.0516,
+    0.065, 0.078, 0.094, 0.106, 0.123, 0.147, 0.184, 0.224, 0.291, 0.405,
+)  # fmt: skip
+
+
+class Diurnal:
+    """Phones that are there at night rather than by day, some of them often and others hardly ever.
+
+    Each client is like one of the measured phones (see `PHONES`), and its probability follows the
+    hour of the day (see `HOURS`). A round in which nobody is there is drawn again, up to 1000
+    times.
+
+    Parameters
+    ----------
+    rounds_per_day : int, default=24
+        The first round begins at midnight.
+    share : float, default=0.1
+        Mean share of the clients that are there; about what was measured.
+    """
+
+    def __init__(self, rounds_per_day: int = 24, share: float = 0.1) -> None:
+        if rounds_per_day < 1 or not 0 < share <= 1:
+            raise ConfigError(
+                f"Diurnal: rounds_per_day={rounds_per_day} must be at least 1, share={share} in "
+                "(0, 1]"
+            )
+        self.rounds_per_day, self.share = rounds_per_day, share
+        self._habits: dict[ClientId, float] = {}
+
+    def chances(self, round_number: int, clients: Sequence[ClientId]) -> NDArray[np.float64]:
+        """Return each client's probability to be there in a round."""
+        hour = 24 * (round_number % self.rounds_per_day) // self.rounds_per_day
+        for client in clients:
+            if client not in self._habits:
+                self._habits[client] = float(stream(0, "diurnal", client).choice(PHONES))
+        habits = np.array([self._habits[c] for c in clients])
+        factor = HOURS[hour] / np.mean(HOURS) * self.share / np.mean(PHONES)
+        chances: NDArray[np.float64] = np.minimum(habits * factor, 1.0)
+        return chances
+
+    def available(
+        self, round_number: int, clients: tuple[ClientId, ...], rng: Generator
+    ) -> Sequence[ClientId]:
+        """Draw each client independently."""
+        return _drawn(clients, self.chances(round_number, clients), rng, "Diurnal")
+
+
+def _drawn(
+    clients: Sequence[ClientId],
+    chances: NDArray[np.float64],
+    rng: Generator,
+    who: str,
+) -> list[ClientId]:
+    for _ in range(1000):
+        present = np.flatnonzero(rng.random(len(clients)) < chances)
+        if len(present):
+            return [clients[int(i)] for i in present]
+    raise ConfigError(f"{who}: no client was available in 1000 draws; increase the probability")
 
 
 class Trace:
@@ -145,46 +206,9 @@ def dropouts(
     return finished, [c for c, gone in zip(clients, lost, strict=True) if gone]
 
 
-@dataclass(frozen=True)
-class Durations:
-    """How fast each client computes and communicates.
-
-    Parameters
-    ----------
-    samples_per_second, bytes_per_second : mapping
-        By client.
-    """
-
-    samples_per_second: Mapping[ClientId, float]
-    bytes_per_second: Mapping[ClientId, float]
-
-    @classmethod
-    def draw(
-        cls,
-        clients: Sequence[ClientId],
-        seed: int,
-        *,
-        speed: float = 1000.0,
-        bandwidth: float = 1e6,
-        sigma: float = 0.5,
-    ) -> Durations:
-        """Draw both log-normally around their medians; with sigma=0 all clients are alike."""
-        rng = stream(seed, "durations")
-        factors = np.exp(sigma * rng.standard_normal((2, len(clients))))
-        return cls(
-            dict(zip(clients, (speed * factors[0]).tolist(), strict=True)),
-            dict(zip(clients, (bandwidth * factors[1]).tolist(), strict=True)),
-        )
-
-    def seconds(self, client: ClientId, samples: int, bytes_moved: int) -> float:
-        """Return the time to process samples (epochs counted) and to move bytes."""
-        compute = samples / self.samples_per_second[client]
-        return compute + bytes_moved / self.bytes_per_second[client]
-
-
 def _chances(
     probability: float | Mapping[ClientId, float], clients: Sequence[ClientId]
-) -> np.ndarray[Any, np.dtype[np.float64]]:
+) -> NDArray[np.float64]:
     if not isinstance(probability, Mapping):
         return np.full(len(clients), float(probability))
     missing = [c for c in clients if c not in probability]
@@ -197,5 +221,6 @@ AVAILABILITIES: dict[str, Callable[..., Any]] = {
     "always": Always,
     "uniform-subset": UniformSubset,
     "bernoulli": Bernoulli,
+    "diurnal": Diurnal,
     "trace": Trace.read,
 }

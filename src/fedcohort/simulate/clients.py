@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError
+from fedcohort.partition import IndexArray
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, stream
 from fedcohort.signals.catalog import SIGNALS, Clients, Options
@@ -83,6 +84,8 @@ class SimulatedClients(Clients):
         Of the local batches of clients that train for a query, and of the noise of sketches.
     model : Tensor
         The model that answers are taken under.
+    held_out : mapping, optional
+        The examples on which each client measures its loss; its own by default.
     insight : callable, optional
         ``insight(x, y)`` of one client's examples, for the signal of that name.
     embed : callable, optional
@@ -104,6 +107,7 @@ class SimulatedClients(Clients):
     seed: int
     round_number: int
     model: Tensor
+    held_out: Mapping[ClientId, IndexArray] | None = None
     insight: Insight | None = None
     embed: Embed | None = None
     embedder: Tensor | None = None
@@ -177,7 +181,9 @@ class SimulatedClients(Clients):
 
     def losses(self, power: int = 1) -> NDArray[np.float64]:
         """Return each client's mean of loss^power under the model."""
-        return self.trainer.losses(self.model, self._jobs(), self.data, power=power)
+        parts = self.federation.parts if self.held_out is None else self.held_out
+        measured = [Job(0, parts[c]) for c in self.ids]
+        return self.trainer.losses(self.model, measured, self.data, power=power)
 
     def features(self) -> NDArray[Any]:
         """Return the mean output of the first dense layer over each client's examples."""

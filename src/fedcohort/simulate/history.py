@@ -34,6 +34,15 @@ class RoundRecord:
         Simulated time of this round, and of all rounds so far.
     skipped : bool
         Whether the gate withheld all uploads.
+    cut, late : tuple of str
+        The selected that were too slow for the round, and clients of earlier rounds whose updates
+        it used.
+    slowest : str or None
+        For whom the round waited.
+    working, waiting : float
+        Simulated seconds, summed over clients: at work, and waiting for the end of the round.
+    train_accuracy : float or None
+        On the training set, if asked for.
     """
 
     seed: int
@@ -48,6 +57,15 @@ class RoundRecord:
     elapsed: float
     skipped: bool = False
     withheld: tuple[ClientId, ...] = ()
+    cut: tuple[ClientId, ...] = ()
+    late: tuple[ClientId, ...] = ()
+    slowest: ClientId | None = None
+    working: float = 0.0
+    waiting: float = 0.0
+    train_accuracy: float | None = None
+
+
+COHORTS = ("selected", "finished", "withheld", "cut", "late")
 
 
 @dataclass
@@ -64,18 +82,23 @@ class History:
         return np.array([np.nan if r.accuracy is None else r.accuracy for r in self.rounds])
 
     @property
+    def stalled(self) -> int:
+        """How many evaluations have passed since the best accuracy was first reached."""
+        measured = self.accuracy[~np.isnan(self.accuracy)]
+        return len(measured) - 1 - int(measured.argmax()) if len(measured) else 0
+
+    @property
     def selections(self) -> list[tuple[ClientId, ...]]:
         """The cohort of every round."""
         return [r.selected for r in self.rounds]
 
     def records(self) -> list[dict[str, Any]]:
         """Return one flat record per round; rounds count from 1, and cohorts are lists."""
-        cohorts = ("selected", "finished", "withheld")
         return [
             {
                 **asdict(r),
                 "round": r.round + 1,
-                **{name: list(getattr(r, name)) for name in cohorts},
+                **{name: list(getattr(r, name)) for name in COHORTS},
             }
             for r in self.rounds
         ]
@@ -100,16 +123,19 @@ def record_from(values: Any, elapsed: float = 0.0) -> RoundRecord:
     if "elapsed" not in values and isinstance(values.get("seconds"), float):
         total = values["seconds"]
         values = {**values, "seconds": total - elapsed, "elapsed": total}
-    cohort = {key: _clients(values.get(key, [])) for key in ("selected", "finished", "withheld")}
+    cohort = {key: _clients(values.get(key, [])) for key in COHORTS}
     record = RoundRecord(**{**values, **cohort})
     for name in ("seed", "round", "bytes_up", "bytes_down"):
         whole_number(getattr(record, name))
-    for name in ("accuracy", "loss", "seconds", "elapsed"):
+    measured = ("accuracy", "loss", "train_accuracy")
+    for name in (*measured, "seconds", "elapsed", "working", "waiting"):
         value = getattr(record, name)
         if type(value) is int:
             whole_number(value)
-        elif not (isinstance(value, float) or (value is None and name in ("accuracy", "loss"))):
+        elif not (isinstance(value, float) or (value is None and name in measured)):
             raise ValueError(f"{name}={str(value)[:80]} is not a float")
+    if record.slowest is not None:
+        check_id(record.slowest)
     if record.round < 0 or not isinstance(record.skipped, bool):
         raise ValueError(f"round={record.round}, skipped={str(record.skipped)[:80]}")
     return record

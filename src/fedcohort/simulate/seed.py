@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,12 +14,13 @@ from numpy.typing import NDArray
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError
 from fedcohort.gates import GATES, Gate
+from fedcohort.partition import IndexArray
 from fedcohort.policies.base import POLICIES, Policy
 from fedcohort.registry import make
 from fedcohort.rounds import ClientId, Selection, stream
-from fedcohort.session import Session
-from fedcohort.simulate.aggregation import AGGREGATIONS, Mean
-from fedcohort.simulate.availability import Always, Availability, Durations, dropouts
+from fedcohort.session import LOG, Session
+from fedcohort.simulate.aggregation import AGGREGATIONS, Aggregation, Mean
+from fedcohort.simulate.availability import Always, Availability, dropouts
 from fedcohort.simulate.clients import (
     Collector,
     Embed,
@@ -27,28 +29,18 @@ from fedcohort.simulate.clients import (
     SimulatedClients,
     TensorVectors,
 )
+from fedcohort.simulate.clock import Arrivals, Durations, Pace
 from fedcohort.simulate.local import Data, Trainer
 
 Policies = str | Policy | Callable[[], Policy]
 
 
-class Aggregation(Protocol):
-    """What turns trained models into the next global one (see `simulate.aggregation`)."""
+class Pending(NamedTuple):
+    """An update that is still on its way: its round, when it arrives, and the trained step."""
 
-    def step(
-        self,
-        current: torch.Tensor,
-        updates: torch.Tensor,
-        sizes: Sequence[int],
-        weights: Sequence[float] | None = None,
-    ) -> torch.Tensor:
-        """Return the next global model."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the next step depends on."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
+    round: int
+    arrival: float
+    step: torch.Tensor
 
 
 class Seed:
@@ -57,6 +49,8 @@ class Seed:
     A client that a gate held back keeps the difference between its model and the global one, and
     starts its next training from the global model plus that difference.
     """
+
+    arrivals: Arrivals
 
     def __init__(
         self,
@@ -70,55 +64,84 @@ class Seed:
         cohort_size: int,
         aggregation: str | Aggregation,
         durations: Durations | None,
+        pace: Pace,
         gate: str | Gate | None,
         insight: Insight | None,
         embed: Embed | None,
+        holdout: float,
     ) -> None:
         self.clients = tuple(sorted(federation.parts))
-        if cohort_size > len(self.clients):
+        asked = pace.asked(cohort_size)
+        if asked > len(self.clients):
             raise ConfigError(
-                f"simulate: cohort_size={cohort_size} exceeds the {len(self.clients)} clients"
+                f"simulate: cohort_size={cohort_size} exceeds the {len(self.clients)} clients: "
+                f"{asked} are asked in a round"
             )
+        if gate is not None and not pace.waits_for_all:
+            raise ConfigError(
+                f"simulate: gate={gate!r} decides when all have answered; drop {pace}"
+            )
+        federation, held_out = split_off(federation, holdout, seed)
         self.seed, self.federation, self.trainer, self.model = seed, federation, trainer, model
         self.model_bytes = model.numel() * model.element_size()
-        self.aggregation: Aggregation = made(aggregation, AGGREGATIONS, "aggregation", object)
+        self.aggregation: Aggregation = fresh(aggregation, AGGREGATIONS, "aggregation", object)
         self.session = Session(
-            made(policy, POLICIES, "policy", Policy),
-            cohort_size=cohort_size,
+            fresh(policy, POLICIES, "policy", Policy),
+            cohort_size=asked,
             seed=seed,
-            gate=None if gate is None else made(gate, GATES, "gate", Gate),
+            gate=None if gate is None else fresh(gate, GATES, "gate", Gate),
             model_bytes=self.model_bytes,
             averaging=_averaging(self.aggregation),
         )
         everybody = SimulatedClients(
-            self.clients, trainer, data, federation, seed, 0, model, insight, embed
+            self.clients, trainer, data, federation, seed, 0, model, held_out, insight, embed
         )
         self.collector = Collector(everybody, self.session.policy)
         self.durations = durations or Durations.draw(self.clients, seed, sigma=0.0)
+        self.cohort_size, self.pace = cohort_size, pace
         self.selection = Selection(())
         self.training: tuple[ClientId, ...] = ()
         self.finished: tuple[ClientId, ...] = ()
         self.withheld: tuple[ClientId, ...] = ()
+        self.late: tuple[ClientId, ...] = ()
         self.differences: dict[ClientId, torch.Tensor] = {}
-        self.clock = self.round_seconds = 0.0
+        self.pending: dict[ClientId, Pending] = {}
+        self.clock = 0.0
+        self._measured: dict[ClientId, float] = {}
         self._known_seconds: dict[ClientId, float] = {}
         self._round_seconds: dict[ClientId, float] = {}
         self._replies: dict[str, Readings] = {}
 
     def select(self, number: int, availability: Availability, dropout: float) -> None:
-        """Pick the cohort and draw who drops out before the end of training."""
+        """Pick the cohort, draw who drops out, and find whose updates the round will use."""
         available: Sequence[ClientId] = self.clients
         if not isinstance(availability, Always):
             rng = stream(self.seed, "availability", number)
             available = availability.available(number, self.clients, rng)
+        if self.pending:  # whoever is still at work is not asked, unless nobody else is there
+            available = [c for c in available if c not in self.pending] or available
         self.collector.model, self.collector.round_number = self.model, number
         if number == 0 and self.session.policy.profile_first:
             self.session.profile(self.clients, self.collector)
         self.selection = self.session.begin(available, self.collector)
-        self.training = self.selection.clients
+        selected = self.selection.clients
+        lost: Sequence[ClientId] = ()
         if dropout:
-            done, _ = dropouts(self.training, dropout, stream(self.seed, "dropout", number))
-            self.training = tuple(done)
+            _, lost = dropouts(selected, dropout, stream(self.seed, "dropout", number))
+        self._round_seconds = seconds = {c: self._seconds(c) for c in selected}
+        limit = self.pace.limit(self._measured.values())
+        self.arrivals = self.pace.close(self._wanted(), seconds, set(lost), limit)
+        if self.arrivals.extended:
+            LOG.info("round %d: nobody met the deadline; it waited for the first update", number)
+        training = {*self.arrivals.used, *(self.arrivals.cut if self.pace.late == "next" else ())}
+        self.training = tuple(c for c in selected if c in training)
+        for client in selected:  # a new task replaces the one at work
+            self.pending.pop(client, None)
+        end = self.clock + self.arrivals.seconds
+        self.late = tuple(c for c, update in self.pending.items() if update.arrival <= end)
+
+    def _wanted(self) -> int:
+        return min(self.cohort_size, len(self.selection.clients))
 
     def starts(self) -> list[torch.Tensor | None]:
         """Return the model that each training client starts from, None for the global one."""
@@ -130,10 +153,15 @@ class Seed:
     def takes_plain_mean(self) -> bool:
         """Whether the next model is the mean of all trained models, if all are finite."""
         plain = type(self.aggregation) is Mean and self.session.gate is None
-        return plain and self.selection.weights is None and bool(self.training)
+        in_time = bool(self.training) and self.training == self.arrivals.used and not self.late
+        return plain and self.selection.weights is None and in_time
 
     def aggregate(
-        self, trained: torch.Tensor, finite: NDArray[np.bool_], mean: torch.Tensor | None = None
+        self,
+        number: int,
+        trained: torch.Tensor,
+        finite: NDArray[np.bool_],
+        mean: torch.Tensor | None = None,
     ) -> None:
         """Take the trained models, one row per training client, through gate and aggregation.
 
@@ -141,41 +169,40 @@ class Seed:
         where it is known already. `finish` must follow; in between, a GPU can evaluate the new
         model.
         """
-        clients, models = self._finite(trained, finite)
+        usable = tuple(c for c, fine in zip(self.training, finite, strict=True) if fine)
+        cut = tuple(c for c in usable if c in self.arrivals.cut)
+        on_their_way = dict(zip(cut, _rows_of(cut, self.training, trained), strict=True))
+        clients = tuple(c for c in usable if c not in on_their_way)
+        models = _rows_of(clients, self.training, trained)
         self.finished = self._admitted(clients, models)
-        updates = models
-        if self.finished != clients:  # the usual case copies nothing
-            position = {c: i for i, c in enumerate(clients)}
-            rows = [position[c] for c in self.finished]
-            updates = models[torch.tensor(rows, dtype=torch.int64, device=models.device)]
-        self._round_seconds = {c: self._seconds(c) for c in self.selection.clients}
-        self._replies = {}
+        models = _rows_of(self.finished, clients, models)
+        before = self.model
         if self.finished:
-            needs = self.session.policy.needs.reply
-            given = (self.finished, updates, self._round_seconds)
-            self._replies = self.collector.replies(needs, *given)
+            names = self.session.policy.needs.reply
+            self._replies = self.collector.replies(
+                names, self.finished, models, self._round_seconds
+            )
             if sent := self.collector.gradient_bytes():
                 self.session.charge("update_distance", "up", dict.fromkeys(self.finished, sent))
-            self.collector.remember(self.finished, updates)
-            if mean is None:
-                self._aggregate(updates)
-            else:
-                self.model = mean
+            self.collector.remember(self.finished, models)
+        else:
+            self._replies = {}
+        if self.finished or self.late:
+            self.model = self.next_model(number, models) if mean is None else mean
+        if self.finished and self.session.gate is not None:
+            self.session.gate.aggregated(TensorVectors(before), TensorVectors(self.model))
+            if not self.session.gate.carries_over:
+                self.differences.clear()
+        for client, model in on_their_way.items():
+            arrival = self.clock + self._round_seconds[client]
+            self.pending[client] = Pending(number, arrival, model - before)
 
     def finish(self) -> None:
         """End the session's round and advance the clock."""
-        self.withheld = self.session.finish(self._replies, self.finished).withheld
-        self.round_seconds = max(self._round_seconds.values())
-        self.clock += self.round_seconds
-
-    def _finite(
-        self, trained: torch.Tensor, finite: NDArray[np.bool_]
-    ) -> tuple[tuple[ClientId, ...], torch.Tensor]:
-        if finite.all():
-            return self.training, trained
-        keep = np.flatnonzero(finite)
-        clients = tuple(self.training[i] for i in keep)
-        return clients, trained[torch.from_numpy(keep).to(trained.device)]
+        cut = self.arrivals.cut
+        self.withheld = self.session.finish(self._replies, self.finished, cut).withheld
+        self._measured.update((c, self._round_seconds[c]) for c in self.finished)
+        self.clock += self.arrivals.seconds
 
     def _admitted(
         self, clients: tuple[ClientId, ...], models: torch.Tensor
@@ -195,31 +222,34 @@ class Seed:
                 self.differences[client] = model - self.model
         return admitted
 
-    def next_model(self, finished: Sequence[ClientId], updates: torch.Tensor) -> torch.Tensor:
-        """Return the global model after the updates of these clients."""
-        sizes = [len(self.federation.parts[c]) for c in finished]
-        weights = self.selection.weights_of(finished)
+    def next_model(self, number: int, updates: torch.Tensor) -> torch.Tensor:
+        """Return the global model after the round's updates and the late ones that arrive in it."""
+        sizes = [len(self.federation.parts[c]) for c in (*self.finished, *self.late)]
+        weights = self.selection.weights_of(self.finished)
+        if self.late:
+            arrived = [self.pending.pop(c) for c in self.late]
+            self.session.charge("model", "up", dict.fromkeys(self.late, self.model_bytes))
+            rows = [self.model + update.step for update in arrived]
+            updates = torch.cat([updates, torch.stack(rows)])
+            each = sizes if getattr(self.aggregation, "weighted", None) else [1] * len(sizes)
+            shares = [size / sum(each[: len(self.finished)] or each) for size in each]
+            if weights is not None and weights:
+                mean = sum(weights) / len(weights)
+                shares = [*weights, *[mean] * len(arrived)]
+            stale = zip(shares[len(self.finished) :], arrived, strict=True)
+            weights = self.pace.stale_weights(
+                shares[: len(self.finished)], [(share, number - a.round) for share, a in stale]
+            )
         return self.aggregation.step(self.model, updates, sizes, weights)
-
-    def _aggregate(self, updates: torch.Tensor) -> None:
-        before = self.model
-        self.model = self.next_model(self.finished, updates)
-        if self.session.gate is not None:
-            step = TensorVectors(before), TensorVectors(self.model)
-            self.session.gate.aggregated(*step)
-            if not self.session.gate.carries_over:
-                self.differences.clear()
 
     def _seconds(self, client: ClientId) -> float:
         if client not in self._known_seconds:
-            self._known_seconds[client] = self._simulated_seconds(client)
+            local = self.trainer.local
+            n = len(self.federation.parts[client])
+            samples = n * local.epochs if local.steps is None else local.steps * local.batch_size
+            moved = 2 * self.model_bytes
+            self._known_seconds[client] = self.durations.seconds(client, samples, moved)
         return self._known_seconds[client]
-
-    def _simulated_seconds(self, client: ClientId) -> float:
-        local = self.trainer.local
-        n = len(self.federation.parts[client])
-        samples = n * local.epochs if local.steps is None else local.steps * local.batch_size
-        return self.durations.seconds(client, samples, 2 * self.model_bytes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next round depends on, the data aside."""
@@ -231,19 +261,56 @@ class Seed:
             "collector": self.collector.state_dict(),
             "aggregation": self.aggregation.state_dict(),
             "differences": {c: d.cpu().numpy() for c, d in self.differences.items()},
+            "pending": {c: [*p[:2], p.step.cpu().numpy()] for c, p in self.pending.items()},
+            "measured": dict(self._measured),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
-        device = self.model.device
+
+        def tensor(array: NDArray[np.float32]) -> torch.Tensor:
+            return torch.from_numpy(array.copy()).to(self.model.device)
+
         self.clock = float(state["clock"])
-        self.model = torch.from_numpy(state["model"].copy()).to(device)
+        self.model = tensor(state["model"])
         self.session.load_state_dict(state["session"])
         self.collector.load_state_dict(state["collector"])
         self.aggregation.load_state_dict(state["aggregation"])
-        self.differences = {
-            c: torch.from_numpy(d.copy()).to(device) for c, d in state["differences"].items()
-        }
+        self.differences = {c: tensor(d) for c, d in state["differences"].items()}
+        pending = state["pending"].items()
+        self.pending = {c: Pending(n, arrival, tensor(step)) for c, (n, arrival, step) in pending}
+        self._measured = dict(state["measured"])
+
+
+def _rows_of(
+    wanted: tuple[ClientId, ...], clients: tuple[ClientId, ...], models: torch.Tensor
+) -> torch.Tensor:
+    """Return the rows of some clients; the usual case, all of them, copies nothing."""
+    if wanted == clients:
+        return models
+    position = {client: i for i, client in enumerate(clients)}
+    rows = torch.tensor([position[c] for c in wanted], dtype=torch.int64, device=models.device)
+    return models[rows]
+
+
+def split_off(
+    federation: Federation, share: float, seed: int
+) -> tuple[Federation, Mapping[ClientId, IndexArray]]:
+    """Hold out a share of each client's examples, on which it measures its loss.
+
+    At least one and not all; a client with one example measures on that one.
+    """
+    if not share:
+        return federation, federation.parts
+    if not 0 < share < 1:
+        raise ConfigError(f"simulate: holdout={share} must lie in [0, 1)")
+    kept, held_out = {}, {}
+    for client, part in federation.parts.items():
+        order = stream(seed, "holdout", client).permutation(part)
+        count = max(1, round(share * len(part)))
+        held_out[client] = np.sort(order[:count])
+        kept[client] = np.sort(order[count:]) if count < len(part) else part
+    return replace(federation, parts=kept), held_out
 
 
 def _averaging(aggregation: Aggregation) -> Literal["equal", "size"] | None:
@@ -252,8 +319,8 @@ def _averaging(aggregation: Aggregation) -> Literal["equal", "size"] | None:
     return None if weighted is None else "size" if weighted else "equal"
 
 
-def made(thing: Any, registry: Any, what: str, kind: type) -> Any:
-    """Return a fresh object from a registry's name, an example of it or a factory."""
+def fresh(thing: Any, registry: Any, what: str, kind: type) -> Any:
+    """Return a new object from a registry's name, an example of it or a factory."""
     if isinstance(thing, str):
         return make(what, thing, registry)
     is_factory = isinstance(thing, type) or not isinstance(thing, kind)

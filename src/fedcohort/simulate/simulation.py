@@ -1,34 +1,29 @@
-"""The rounds of simulated training: one federation per seed, all seeds in one batch of models.
-
-`simulate`: federated training from a call, with checkpoints.
-"""
+"""The rounds of simulated training: one federation per seed, all seeds in one batch of models."""
 
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedcohort import storage
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.gates import Gate
 from fedcohort.progress import watched
 from fedcohort.session import LOG, Session
-from fedcohort.simulate.aggregation import equal_means
-from fedcohort.simulate.availability import Always, Availability, Durations
+from fedcohort.simulate.aggregation import Aggregation, equal_means, mean_step
+from fedcohort.simulate.availability import Always, Availability
 from fedcohort.simulate.clients import Embed, Insight
-from fedcohort.simulate.history import History, RoundRecord, record_from
+from fedcohort.simulate.clock import Durations, Pace
+from fedcohort.simulate.history import History, RoundRecord
 from fedcohort.simulate.local import (
+    Data,
     Job,
     LocalTraining,
     MultiDeviceTrainer,
@@ -38,32 +33,11 @@ from fedcohort.simulate.local import (
     lr_at,
 )
 from fedcohort.simulate.models import embedding_of
-from fedcohort.simulate.seed import Aggregation, Policies, Seed
+from fedcohort.simulate.seed import Policies, Seed
 
 BATCHED_MEANS = {"cuda"}  # devices that average the cohorts of all seeds at once
 Federations = Federation | Callable[[int], Federation]
 Models = nn.Module | Callable[[int], nn.Module]
-
-
-class Options(TypedDict, total=False):
-    """The optional arguments of `Simulation`, which `simulate` passes on."""
-
-    local: LocalTraining | None
-    aggregation: str | Aggregation
-    availability: Availability | None
-    dropout: float
-    durations: Durations | None
-    gate: str | Gate | None
-    seeds: Sequence[int]
-    device: str
-    engine: str
-    precision: str
-    max_memory: int | None
-    loss: str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    evaluate_every: int
-    insight: Insight | None
-    embed: Embed | nn.Module | None
-    trainer: Callable[..., Trainer]
 
 
 class Simulation:
@@ -90,21 +64,18 @@ class Simulation:
         Probability that a selected client does not finish.
     durations : Durations, optional
         Compute speed and bandwidth of each client; all alike by default.
+    pace : Pace, optional
+        How long a round waits, and for whom; for everybody by default.
     gate : str or Gate, optional
         Decides after local training who uploads.
     seeds : sequence of int, default=(0,)
         Each is a federation of its own.
-    device, engine : str, default="auto"
-        Where and how the models train; see `Trainer`. Several devices, separated by commas
-        ("cuda:0,cuda:1"), share the clients of all seeds.
-    precision : {"float32", "tf32", "bf16"}
-        How products are rounded; see `Trainer`.
-    max_memory : int, optional
-        Bytes for clients that train side by side; see `Trainer`.
-    loss : str or callable, default="cross-entropy"
-        Or a function (outputs, labels) -> loss of each example.
     evaluate_every : int, default=1
         Rounds between evaluations on the test set; 0 for never.
+    train_accuracy : bool, default=False
+        Evaluate on the training set too.
+    holdout : float, default=0
+        Share of each client's examples that it does not train on: it measures its loss on them.
     insight : callable, optional
         ``insight(x, y)`` of one client, for policies that ask for that signal.
     embed : callable or nn.Module, optional
@@ -112,7 +83,10 @@ class Simulation:
         inputs. Of a public module, the outputs of the first dense layer that runs.
         ``SketchMatch(embed="model")`` takes the model in training instead.
     trainer : callable, default=Trainer
-        Makes the trainer, with `Trainer`'s arguments; see `fedcohort.distribute.rounds`.
+        Makes the trainer; see `fedcohort.distribute.rounds`.
+    **engine
+        ``device``, ``engine``, ``precision``, ``max_memory`` and ``loss`` of the `Trainer`. Several
+        devices, separated by commas ("cuda:0,cuda:1"), share the clients of all seeds.
     """
 
     @config_errors()
@@ -128,17 +102,16 @@ class Simulation:
         availability: Availability | None = None,
         dropout: float = 0.0,
         durations: Durations | None = None,
+        pace: Pace | None = None,
         gate: str | Gate | None = None,
         seeds: Sequence[int] = (0,),
-        device: str = "auto",
-        engine: str = "auto",
-        precision: str = "float32",
-        max_memory: int | None = None,
-        loss: str | Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = "cross-entropy",
         evaluate_every: int = 1,
+        train_accuracy: bool = False,
+        holdout: float = 0.0,
         insight: Insight | None = None,
         embed: Embed | nn.Module | None = None,
         trainer: Callable[..., Trainer] = Trainer,
+        **engine: Any,
     ) -> None:
         if not seeds or len(set(seeds)) < len(seeds):
             raise ConfigError(f"simulate: seeds={tuple(seeds)} must be different numbers")
@@ -149,22 +122,15 @@ class Simulation:
         dataset = federations[0].dataset
         if any(f.dataset is not dataset for f in federations):
             raise ConfigError("simulate: the federations of all seeds must share one data set")
-        if "," in device and trainer is Trainer:
+        if "," in engine.get("device", "") and trainer is Trainer:
             trainer = MultiDeviceTrainer
-        self.trainer = trainer(
-            models[0],
-            local or LocalTraining(),
-            loss=loss,
-            device=device,
-            engine=engine,
-            precision=precision,
-            max_memory=max_memory,
-        )
+        self.trainer = trainer(models[0], local or LocalTraining(), **engine)
         self.architecture = models[0]
         self.train_data = self.trainer.data(dataset.x, dataset.y)
         self.test_data = self.trainer.data(dataset.x_test, dataset.y_test)
         self.availability = availability or Always()
         self.dropout, self.evaluate_every = dropout, evaluate_every
+        self.train_accuracy = train_accuracy
         self.round_number = 0
         self._diverged = False
         self.seeds = [
@@ -178,9 +144,11 @@ class Simulation:
                 cohort_size=cohort_size,
                 aggregation=aggregation,
                 durations=durations,
+                pace=pace or Pace(),
                 gate=gate,
                 insight=insight,
                 embed=embedding_of(embed) if isinstance(embed, nn.Module) else embed,
+                holdout=holdout,
             )
             for seed, federation, own in zip(seeds, federations, models, strict=True)
         ]
@@ -213,12 +181,14 @@ class Simulation:
             )
         for row, (seed, rows) in enumerate(zip(self.seeds, self._cohorts(), strict=True)):
             mean = means[row] if means is not None and finite[rows].all() else None
-            seed.aggregate(trained[rows], finite[rows], mean)
-        scores = self._scores(number)
+            seed.aggregate(number, trained[rows], finite[rows], mean)
+        due = self.evaluate_every and not (number + 1) % self.evaluate_every
+        scores = self._scores(self.test_data) if due else None
+        trained_on = self._scores(self.train_data) if due and self.train_accuracy else None
         for seed in self.seeds:  # while a GPU evaluates
             seed.finish()
         self.round_number += 1
-        return self._records(number, scores)
+        return self._records(number, scores, trained_on)
 
     def _train(self, number: int) -> torch.Tensor:
         """Train the cohorts of all seeds together, one row per client, in their order."""
@@ -254,8 +224,10 @@ class Simulation:
             current = torch.stack([seed.model for seed in self.seeds])
             groups = trained.view(len(self.seeds), -1, trained.shape[1])
             return list(equal_means(current, groups))
-        cohorts = zip(self.seeds, self._cohorts(), strict=True)
-        return [seed.next_model(seed.training, trained[rows]) for seed, rows in cohorts]
+        return [
+            seed.model + mean_step(seed.model, trained[rows], None)
+            for seed, rows in zip(self.seeds, self._cohorts(), strict=True)
+        ]
 
     @staticmethod
     def _finite(trained: torch.Tensor, means: list[torch.Tensor] | None) -> NDArray[np.bool_]:
@@ -265,14 +237,16 @@ class Simulation:
         found: NDArray[np.bool_] = torch.isfinite(trained.sum(dim=1)).cpu().numpy()
         return found
 
-    def _scores(self, number: int) -> torch.Tensor | None:
-        """Evaluate the models where it is due, without waiting for a GPU."""
-        if not self.evaluate_every or (number + 1) % self.evaluate_every:
-            return None
-        return self.trainer.scores(torch.stack([seed.model for seed in self.seeds]), self.test_data)
+    def _scores(self, data: Data) -> torch.Tensor:
+        """Evaluate the models, without waiting for a GPU."""
+        return self.trainer.scores(torch.stack([seed.model for seed in self.seeds]), data)
 
-    def _records(self, number: int, scores: torch.Tensor | None) -> list[RoundRecord]:
-        rows = [(None, None)] * len(self.seeds) if scores is None else scores.tolist()
+    def _records(
+        self, number: int, scores: torch.Tensor | None, trained_on: torch.Tensor | None
+    ) -> list[RoundRecord]:
+        blank: list[Any] = [(None, None)] * len(self.seeds)
+        rows = blank if scores is None else scores.tolist()
+        trained = blank if trained_on is None else trained_on.tolist()
         return [
             RoundRecord(
                 seed=seed.seed,
@@ -283,12 +257,20 @@ class Simulation:
                 finished=seed.finished,
                 bytes_up=seed.session.ledger.total("up", number),
                 bytes_down=seed.session.ledger.total("down", number),
-                seconds=seed.round_seconds,
+                seconds=seed.arrivals.seconds,
                 elapsed=seed.clock,
                 skipped=seed.session.skipped,
                 withheld=seed.withheld,
+                cut=seed.arrivals.cut,
+                late=seed.late,
+                slowest=seed.arrivals.slowest,
+                working=seed.arrivals.working,
+                waiting=seed.arrivals.waiting,
+                train_accuracy=train_accuracy,
             )
-            for seed, (accuracy, loss) in zip(self.seeds, rows, strict=True)
+            for seed, (accuracy, loss), (train_accuracy, _) in zip(
+                self.seeds, rows, trained, strict=True
+            )
         ]
 
     def model(self, row: int = 0) -> nn.Module:
@@ -322,11 +304,10 @@ def simulate(
     *,
     cohort_size: int,
     rounds: int,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_every: int = 10,
+    patience: int | None = None,
     on_round: Callable[[list[RoundRecord]], None] | None = None,
     progress: bool = False,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> list[History]:
     """Train a model by federated learning and return one history per seed.
 
@@ -340,17 +321,14 @@ def simulate(
         A name of the registry, a policy (copied for each seed) or a function that makes one.
     cohort_size, rounds : int
         Clients per round, and rounds.
-    checkpoint : path, optional
-        A file to continue from if it exists, and to save to every `checkpoint_every` rounds.
+    patience : int, optional
+        Stop early, once no seed's accuracy has risen for so many evaluations.
     on_round : callable, optional
         Called with the records of every round.
     progress : bool, default=False
         Show the rounds on standard error: a bar on a terminal, plain lines elsewhere.
     **options
-        ``local`` (LocalTraining), ``aggregation`` (a name or an object), ``availability``,
-        ``dropout`` (probability that a selected client does not finish), ``durations``, ``seeds``,
-        ``device``, ``engine``, ``precision`` (kept in the history), ``max_memory``, ``loss``,
-        ``evaluate_every``, ``insight``, ``embed``: see `Simulation`.
+        All others of `Simulation`.
 
     Examples
     --------
@@ -362,29 +340,18 @@ def simulate(
     >>> len(history.accuracy), len(history.selections[0])
     (2, 5)
     """
-    if rounds < 1:
-        raise ConfigError(f"simulate: rounds={rounds} must be at least 1")
+    for name, value in (("rounds", rounds), ("patience", 1 if patience is None else patience)):
+        if value < 1:
+            raise ConfigError(f"simulate: {name}={value} must be at least 1")
     simulation = Simulation(data, model, policy, cohort_size=cohort_size, **options)
     precision = options.get("precision", "float32")
     histories = [History(s.seed, precision=precision) for s in simulation.sessions]
-    if checkpoint is not None and Path(checkpoint).exists():
-        _restore(simulation, histories, storage.load(checkpoint))
-    left = rounds - simulation.round_number
-    steps = (simulation.step() for _ in range(left))
-    for records in watched(steps, "rounds", left, patience=0.0) if progress else steps:
+    steps = (simulation.step() for _ in range(rounds))
+    for records in watched(steps, "rounds", rounds, patience=0.0) if progress else steps:
         for history, record in zip(histories, records, strict=True):
             history.rounds.append(record)
         if on_round is not None:
             on_round(records)
-        last = simulation.round_number == rounds
-        if checkpoint is not None and (last or simulation.round_number % checkpoint_every == 0):
-            records_so_far = [[asdict(r) for r in h.rounds] for h in histories]
-            state = {"simulation": simulation.state_dict(), "records": records_so_far}
-            storage.save(checkpoint, state)
+        if patience and min(history.stalled for history in histories) >= patience:
+            break
     return histories
-
-
-def _restore(simulation: Simulation, histories: list[History], state: dict[str, Any]) -> None:
-    simulation.load_state_dict(state["simulation"])
-    for history, records in zip(histories, state["records"], strict=True):
-        history.rounds = [record_from(r) for r in records]

@@ -1,0 +1,217 @@
+"""When a round ends and whose updates it uses: exact cases, and rounds by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcohort.datasets import federate, load
+from fedcohort.exceptions import ConfigError
+from fedcohort.simulate import Durations, LocalTraining, Pace, Simulation, build
+from fedcohort.simulate.clock import PHONE_KILOBYTES, PHONE_MILLISECONDS
+from fedcohort.simulate.local import jobs
+
+SECONDS = {"a": 4.0, "b": 1.0, "c": 9.0, "d": 2.0}
+
+
+def closed(pace, wanted=4, lost=(), limit=None):
+    end = pace.close(wanted, SECONDS, lost, pace.limit([]) if limit is None else limit)
+    return end.used, end.cut, end.seconds, end.slowest
+
+
+def test_a_round_waits_for_everybody():
+    assert closed(Pace()) == (("a", "b", "c", "d"), (), 9.0, "c")
+    # It waits for one that never answers, since nobody knows that.
+    assert closed(Pace(), lost={"c"}) == (("a", "b", "d"), (), 9.0, "c")
+    assert closed(Pace(), lost=set(SECONDS)) == ((), (), 9.0, "c")
+
+
+def test_over_selection_ends_with_the_last_update_wanted():
+    pace = Pace(over_select=1.3)
+    assert [pace.asked(k) for k in (1, 3, 10, 100)] == [2, 4, 13, 130]
+    assert closed(pace, wanted=3) == (("a", "b", "d"), ("c",), 4.0, "a")
+    assert closed(pace, wanted=3, lost={"b"}) == (("a", "c", "d"), (), 9.0, "c")
+    assert closed(pace, wanted=3, lost={"b", "d"})[:3] == (("a", "c"), (), 9.0)
+
+
+def test_a_deadline_ends_the_round_but_not_without_an_update():
+    assert closed(Pace(deadline=3)) == (("b", "d"), ("a", "c"), 3.0, "c")
+    assert closed(Pace(deadline=4.0)) == (("a", "b", "d"), ("c",), 4.0, "a")
+    assert closed(Pace(deadline=20)) == (("a", "b", "c", "d"), (), 9.0, "c")
+    alone = Pace(deadline=0.5).close(4, SECONDS, (), 0.5)
+    assert (alone.used, alone.seconds, alone.extended) == (("b",), 1.0, True)
+    assert closed(Pace(deadline=3), lost=set(SECONDS))[:3] == ((), (), 3.0)
+    # Both: the deadline comes first, or the number.
+    assert closed(Pace(over_select=2, deadline=3), wanted=3)[0] == ("b", "d")
+    assert closed(Pace(over_select=2, deadline=3), wanted=1)[0] == ("b",)
+
+
+def test_a_quantile_is_of_the_durations_measured():
+    pace = Pace(deadline="50%")
+    assert pace.limit([]) == float("inf")
+    assert pace.limit([1.0, 2.0, 10.0]) == 2.0
+    assert Pace(deadline="100%").limit([1.0, 2.0, 10.0]) == 10.0
+    assert Pace(deadline=7).limit([1.0]) == 7
+
+
+def test_work_and_waiting_are_counted_apart():
+    dropped = Pace(over_select=2).close(2, SECONDS)  # b and d, until 2
+    assert (dropped.working, dropped.waiting) == (1 + 2 + 2 + 2, 1)
+    going_on = Pace(over_select=2, late="next").close(2, SECONDS)
+    assert (going_on.working, going_on.waiting) == (4 + 1 + 9 + 2, 1)
+    assert Pace().close(4, SECONDS).waiting == 5 + 8 + 7
+
+
+@given(
+    st.lists(st.floats(0.1, 100), min_size=1, max_size=8),
+    st.integers(1, 8),
+    st.sets(st.integers(0, 7)),
+    st.one_of(st.just(float("inf")), st.floats(0.05, 120)),
+)
+def test_every_round_keeps_the_rules(seconds, wanted, lost, limit):
+    times = {str(i): s for i, s in enumerate(seconds)}
+    gone = {str(i) for i in lost}
+    end = Pace(over_select=1.5).close(wanted, times, gone, limit)
+    answering = [c for c in times if c not in gone]
+    assert [c for c in times if c in {*end.used, *end.cut}] == answering
+    assert bool(end.used) == bool(answering)
+    assert len(end.used) <= wanted
+    assert all(times[u] <= times[c] for u in end.used for c in end.cut)
+    assert all(times[u] <= end.seconds for u in end.used)
+    assert end.seconds <= limit or end.extended
+    assert end.waiting == pytest.approx(sum(end.seconds - times[u] for u in end.used))
+    assert end.working <= sum(times.values()) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("over_select", 0.9), ("late", "soon"), ("staleness", -1), ("deadline", 0),
+     ("deadline", "80"), ("deadline", "0%"), ("deadline", "soon")],
+)  # fmt: skip
+def test_a_wrong_pace_is_named(field, value):
+    with pytest.raises(ConfigError, match=f"Pace: {field}="):
+        Pace(**{field: value})
+
+
+def test_durations_are_drawn_read_and_written(tmp_path):
+    alike = Durations.draw("ab", 0, speed=100, bandwidth=1000, sigma=0)
+    assert alike.seconds("a", samples=50, bytes_moved=2000) == pytest.approx(0.5 + 2.0)
+    with pytest.raises(ConfigError, match="'c'"):
+        alike.seconds("c", 1, 1)
+    drawn = Durations.draw([str(i) for i in range(4001)], 0, speed=100, sigma=0.5)
+    speeds = np.log(list(drawn.samples_per_second.values()))
+    assert np.median(speeds) == pytest.approx(np.log(100), abs=0.05)  # 5 standard errors: 0.05
+    assert speeds.std() == pytest.approx(0.5, abs=0.03)
+    drawn.write(tmp_path / "trace.csv")
+    assert Durations.read(tmp_path / "trace.csv") == drawn
+
+
+def test_phones_are_those_that_were_measured():
+    phones = Durations.phones([str(i) for i in range(3000)], 1, speed=100)
+    speeds = np.array(list(phones.samples_per_second.values()))
+    median = np.median(PHONE_MILLISECONDS)
+    assert set(np.round(100 * median / speeds, 6)) == set(PHONE_MILLISECONDS)
+    assert {v / 1024 for v in phones.bytes_per_second.values()} == set(PHONE_KILOBYTES)
+    # 3,000 draws of ten values: each 300 times, standard deviation 16.4.
+    assert abs((speeds == speeds.max()).sum() - 300) < 82
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("client,samples_per_second\na,1\n", "bytes_per_second"),
+        ("client,samples_per_second,bytes_per_second\na,0,1\n", "line 2: samples_per_second='0'"),
+        ("client,samples_per_second,bytes_per_second\na,1,x\n", "bytes_per_second='x'"),
+        ("client,samples_per_second,bytes_per_second\na,1,1\na,1,1\n", "twice"),
+        ("client,samples_per_second,bytes_per_second\n,1,1\n", "empty"),
+    ],
+)
+def test_a_wrong_trace_is_named(tmp_path, text, words):
+    (tmp_path / "trace.csv").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        Durations.read(tmp_path / "trace.csv")
+    with pytest.raises(ConfigError, match="no such file"):
+        Durations.read(tmp_path / "missing")
+
+
+LOCAL = LocalTraining(epochs=1, batch_size=16, lr=0.1)
+DATA = load("digits")
+CLIENTS = federate(DATA, "shards", clients=12, seed=0)
+SPEEDS = Durations.draw(CLIENTS.clients, 4, sigma=1.0)
+
+
+def simulation(policy="uniform", **options):
+    options = {"cohort_size": 3, "local": LOCAL, "device": "cpu", "durations": SPEEDS} | options
+    model = build("mlp-64-30", DATA.x.shape[1:], 10, seed=0)
+    return Simulation(CLIENTS, model, policy, **options)
+
+
+def test_a_pace_that_waits_for_all_changes_nothing():
+    plain, same = simulation(), simulation(pace=Pace(deadline=1e9))
+    for _ in range(4):
+        (record,), other = plain.step(), same.step()
+        assert [record] == other
+        assert record.seconds == max(plain.seeds[0]._seconds(c) for c in record.selected)
+        assert record.cut == record.late == ()
+
+
+def test_over_selection_in_rounds():
+    fast = simulation(pace=Pace(over_select=2.0))
+    for _ in range(5):
+        (record,) = fast.step()
+        assert len(record.selected) == 6
+        assert len(record.finished) == len(record.cut) == 3
+        seconds = {c: fast.seeds[0]._seconds(c) for c in record.selected}
+        assert set(record.finished) == set(sorted(seconds, key=seconds.get)[:3])
+        assert record.seconds == max(seconds[c] for c in record.finished)
+        # All six download the model, three upload it.
+        size = fast.seeds[0].model_bytes
+        assert (record.bytes_down, record.bytes_up) == (6 * size, 3 * size)
+    assert not fast.sessions[0].state_dict()["failures"]  # being cut is no failure
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "size-weighted"])
+def test_a_late_update_enters_the_round_in_which_it_arrives(aggregation):
+    """Each round's model by hand: fresh models and late steps, weighted by their staleness."""
+    pace = Pace(deadline="40%", late="next", staleness=1.0)
+    run = simulation(pace=pace, aggregation=aggregation)
+    seed, trainer = run.seeds[0], run.trainer
+    waiting, clock, seen = {}, 0.0, 0
+    for number in range(12):
+        before = seed.model.clone()
+        (record,) = run.step()
+        assert not set(record.selected) & (set(waiting) - set(record.selected))
+        names = [c for c in record.selected if c in {*record.finished, *record.cut}]
+        work = jobs(trainer, 0, number, names, [CLIENTS.parts[c] for c in names])
+        trained = dict(zip(names, trainer.train(before, work, run.train_data).clone(), strict=True))
+        for client in record.selected:
+            waiting.pop(client, None)
+        end = clock + record.seconds
+        due = {c: w for c, w in waiting.items() if w[1] <= end}
+        assert set(record.late) == set(due)
+        weighted = aggregation == "size-weighted"
+        share = {c: len(CLIENTS.parts[c]) if weighted else 1 for c in (*record.finished, *due)}
+        weights = {c: share[c] / (1 + number - due[c][0] if c in due else 1) for c in share}
+        total = sum(weights.values())
+        expected = before.clone()
+        for client in share:
+            step = due[client][2] if client in due else trained[client] - before
+            expected += weights[client] / total * step
+        torch.testing.assert_close(seed.model, expected, rtol=1e-4, atol=1e-6)
+        for client in due:
+            del waiting[client]
+        for client in record.cut:
+            arrival = clock + seed._seconds(client)
+            waiting[client] = (number, arrival, trained[client] - before)
+        clock, seen = end, seen + len(due)
+    assert seen >= 3
+
+
+def test_what_a_gate_decides_waits_for_all():
+    with pytest.raises(ConfigError, match="gate"):
+        simulation(gate="sketch-to-skip", pace=Pace(deadline=1))
+    with pytest.raises(ConfigError, match="18 are asked"):
+        simulation(cohort_size=9, pace=Pace(over_select=2))
