@@ -275,7 +275,7 @@ class OneClient:
         message = self.message(f"query.fedcohort_{name}", arrays, **entries)
         reply = self.send(app, message, context)
         form = SIGNALS[name].form(entries.get("options", {}).get(name, {}))
-        return from_record(reply.content[RECORD], name, form.most_bytes or 10**6)
+        return from_record(reply.content[RECORD], name, form.max_bytes or 10**6)
 
     def sketch(self, app: ClientApp, context: Context, **options):
         """Query the client's distribution sketch, of 20 rows and 3 bits unless stated."""

@@ -153,7 +153,7 @@ def test_forms_by_signal(name, reading, options, good):
 
 def test_sizes_by_signal():
     def most(name, options):
-        return SIGNALS[name].form(options).most_bytes
+        return SIGNALS[name].form(options).max_bytes
 
     assert most("loss", {}) == 8
     assert most("model_sketch", {"k": 10}) == 80

@@ -9,9 +9,9 @@ from scipy.stats import beta, spearmanr
 
 from fedcohort.policies import FedACS, fedacs
 from fedcohort.rounds import Outcome, Round, stream
+from fedcohort.signals.catalog import update_distance
 from fedcohort.signals.projection import Projection
 from fedcohort.signals.table import Signals
-from fedcohort.signals.updates import update_distance
 
 IDS = ("a", "b", "c", "d")
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from fedcohort.signals import table
 from fedcohort.signals.catalog import SIGNALS
 from fedcohort.signals.forms import (
-    LARGEST,
+    MAX_NUMBER,
+    Form,
     Numbers,
     Sketch,
     sketch_dtype,
@@ -209,7 +210,7 @@ def test_many_sketches_are_checked_at_once_as_one_by_one(readings, form, togethe
 
 def test_no_sketch_makes_the_others_be_checked_one_by_one(monkeypatch):
     """With 70,000 new clients, that took 5 s of the first round."""
-    monkeypatch.delattr(Sketch, "checked")
+    monkeypatch.delattr(Form, "checked")
     good = sketch_reading(3, 0.0, np.array([[2, 1], [3, 0]]))
     wide = sketch_reading(2**33, 0.0, np.array([[2**33, 0], [0, 2**33]]))
     readings = {"a": good, "b": "text", "c": wide, "d": np.ones((2, 3)), "e": good}
@@ -245,9 +246,9 @@ def test_every_example_has_the_form_of_its_signal(name):
         checked = form.checked(example)
         assert checked is not None
         assert checked.dtype == example.dtype
-        if form.most_bytes is not None:
-            assert example.nbytes <= form.most_bytes
+        if form.max_bytes is not None:
+            assert example.nbytes <= form.max_bytes
 
 
 def test_the_square_of_the_largest_number_fits_float32():
-    assert np.isfinite(np.float32(LARGEST) ** 2 * np.float32(1e6))
+    assert np.isfinite(np.float32(MAX_NUMBER) ** 2 * np.float32(1e6))

@@ -45,7 +45,7 @@ def reading_of(
     data = raw(record, name)
     if record is None or data is None:
         return None
-    most = SIGNALS[name].form(options).most_bytes
+    most = SIGNALS[name].form(options).max_bytes
     try:
         return from_record(record, name, limit if most is None else min(limit, most))
     except DataError as error:

@@ -15,9 +15,8 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.flower.arrays import Flat, flatten
 from fedcohort.flower.messages import Request
 from fedcohort.rounds import ClientId, stream
-from fedcohort.signals.catalog import Clients
+from fedcohort.signals.catalog import Clients, last_layer
 from fedcohort.signals.projection import Vectors
-from fedcohort.signals.updates import last_layer
 from fedcohort.simulate import measuring
 from fedcohort.simulate.local import LocalTraining, Trainer, config_errors, jobs
 

@@ -30,9 +30,8 @@ from fedcohort.flower.messages import RECORD, untrusted
 from fedcohort.policies.base import MAX_SIZE_RATIO, MIN_SIZES, Policy
 from fedcohort.rounds import ClientId, Selection
 from fedcohort.session import Session
-from fedcohort.signals.catalog import SIGNALS, Clients, Options
+from fedcohort.signals.catalog import SIGNALS, Clients, Options, last_layer
 from fedcohort.signals.projection import Vectors
-from fedcohort.signals.updates import last_layer
 
 
 class Update(NamedTuple):

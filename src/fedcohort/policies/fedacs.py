@@ -20,9 +20,8 @@ from fedcohort.policies.base import (
     vectors,
 )
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
-from fedcohort.signals.catalog import Needs, Option
+from fedcohort.signals.catalog import Needs, Option, update_distance
 from fedcohort.signals.table import Signals
-from fedcohort.signals.updates import update_distance
 
 Array = NDArray[np.float64]
 

@@ -59,7 +59,7 @@ class SketchToSelect(Policy):
         Rounds between selections, u.
     k : int, default=100
         Length of a projection. The paper's is 10, which is too short to tell directions apart.
-    kind : {"uniform", "gaussian", "sparse"}
+    kind : {"uniform", "sparse"}
         Of the projection; the paper's entries are uniform in (-1, 1).
     seed : int, default=0
         Of the projection.

@@ -43,33 +43,17 @@ def _uniform_column(key: np.uint64, column: int, out: Array) -> None:
         out[half + pair] = (high + 0.5) * 2.0**-23 - 1.0
 
 
-@compiled()
-def _gaussian_column(key: np.uint64, column: int, tables: Array, out: Array) -> None:
-    half = out.size // 2
-    start = np.uint64(column) * np.uint64(half)
-    for pair in range(half):
-        word = _hash(key, start + np.uint64(pair))
-        radius = tables[0, np.int64(word >> np.uint64(48))]
-        angle = np.int64((word >> np.uint64(16)) & np.uint64(0xFFFF))
-        out[pair] = np.float32(radius * tables[1, angle])
-        out[half + pair] = np.float32(radius * tables[2, angle])
-
-
 @compiled(nogil=True)
-def dense(values: Values, k: int, key: np.uint64, tables: Array) -> Array:
+def uniform(values: Values, k: int, key: np.uint64) -> Array:
     """Project (m, dim) values; four columns of the matrix exist at a time."""
     rows, dim = values.shape
     padded = k + k % 2
-    gaussian = tables.shape[1] > 0
     total = np.zeros((rows, padded))
     columns = np.empty((4, padded))
     for first in range(0, dim, 4):
         count = min(4, dim - first)
         for j in range(count):
-            if gaussian:
-                _gaussian_column(key, first + j, tables, columns[j])
-            else:
-                _uniform_column(key, first + j, columns[j])
+            _uniform_column(key, first + j, columns[j])
         for i in range(rows):
             row = total[i]
             if count < 4:

@@ -1,7 +1,7 @@
 """The form of a reading: dtype, shape and range, checked before any policy sees the reading.
 
 What arrives from a client is turned into one declared dtype here, so that readings can be stacked
-and arithmetic on them cannot overflow: no number exceeds `LARGEST`, whose square times a million
+and arithmetic on them cannot overflow: no number exceeds `MAX_NUMBER`, whose square times a million
 still fits float32.
 """
 
@@ -17,9 +17,10 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+Mask = NDArray[np.bool_]
 
-LARGEST = 1e15
-MOST_COUNT = 2**40  # examples of a client, and counts of a sketch
+MAX_NUMBER = 1e15
+MAX_COUNT = 2**40  # examples of a client, and counts of a sketch
 EXAMPLE_LENGTH = 64  # of made-up vectors whose length only the clients' models or users know
 
 
@@ -28,16 +29,27 @@ class Form(ABC):
 
     @property
     @abstractmethod
-    def most_bytes(self) -> int | None:
+    def max_bytes(self) -> int | None:
         """The largest size of a reading in bytes; None where only clients know it."""
 
     @abstractmethod
-    def checked(self, reading: Array) -> Array | None:
-        """Return the reading in the declared dtype, or None if it does not fit."""
+    def fits(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+        """Whether readings of this dtype and shape can have the form."""
+
+    @abstractmethod
+    def checked_together(self, readings: Array) -> tuple[Mask, Array]:
+        """Return which of the stacked readings have the form, and those in the declared dtype."""
 
     @abstractmethod
     def example(self, rng: Generator) -> Array:
         """Make up a plausible reading."""
+
+    def checked(self, reading: Array) -> Array | None:
+        """Return one reading in the declared dtype, or None if it does not have the form."""
+        if not self.fits(reading.dtype, reading.shape):
+            return None
+        kept, values = self.checked_together(reading[None])
+        return values.reshape(values.shape[1:]) if kept.all() else None
 
 
 @dataclass(frozen=True)
@@ -63,38 +75,31 @@ class Numbers(Form):
 
     shape: tuple[int | None, ...] = ()
     dtype: str = "f8"
-    low: float = -LARGEST
-    high: float = LARGEST
+    low: float = -MAX_NUMBER
+    high: float = MAX_NUMBER
 
     @property
-    def most_bytes(self) -> int | None:
+    def max_bytes(self) -> int | None:
         """Eight bytes per number: clients may send any width."""
         if None in self.shape:
             return None
         return 8 * math.prod(n for n in self.shape if n is not None)
 
-    def inside(self, values: Array) -> NDArray[np.bool_]:
-        """Return which numbers are in the range, and whole where they must be; NaN never is."""
-        inside = (values >= self.low) & (values <= self.high)
-        if np.dtype(self.dtype).kind in "iu" and values.dtype.kind == "f":
-            with np.errstate(invalid="ignore"):
-                inside &= values % 1 == 0
-        return np.asarray(inside)
+    def fits(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+        """Whether these are numbers of the declared shape."""
+        if dtype.kind not in "iuf" or len(shape) != len(self.shape):
+            return False
+        return all(want in (None, have) for have, want in zip(shape, self.shape, strict=True))
 
-    def checked(self, reading: Array) -> Array | None:
-        """Return the numbers in the declared dtype, or None."""
-        if not self.fits(reading):
-            return None
-        return reading.astype(self.dtype) if self.inside(reading).all() else None
-
-    def fits(self, reading: Array) -> bool:
-        """Whether a reading consists of numbers and has the declared shape."""
-        shape, wanted = reading.shape, self.shape
-        return (
-            reading.dtype.kind in "iuf"
-            and len(shape) == len(wanted)
-            and all(want is None or have == want for have, want in zip(shape, wanted, strict=True))
-        )
+    def checked_together(self, readings: Array) -> tuple[Mask, Array]:
+        """Return which readings are finite, in the range, and whole where they must be."""
+        with np.errstate(over="ignore", invalid="ignore"):  # a range may be wider than the dtype
+            stored = readings.astype(self.dtype)
+            sound = (readings >= self.low) & (readings <= self.high) & np.isfinite(stored)
+            if stored.dtype.kind in "iu" and readings.dtype.kind == "f":
+                sound &= readings % 1 == 0
+        kept = sound.all(axis=tuple(range(1, sound.ndim)))
+        return kept, stored[kept]
 
     def example(self, rng: Generator) -> Array:
         """Make up a small count, a positive number or a vector."""
@@ -131,56 +136,43 @@ class Sketch(Form):
     buckets: int | None = None
 
     @property
-    def most_bytes(self) -> int | None:
+    def max_bytes(self) -> int | None:
         """Counts of eight bytes, and the two other numbers."""
         if self.rows is None or self.buckets is None:
             return None
         return 16 + 8 * self.rows * self.buckets
 
-    def checked(self, reading: Array) -> Array | None:
-        """Return the sketch with its counts in the smallest integers that fit, or None."""
-        if reading.shape or not self.fits(reading.dtype):
-            return None
-        kept, sketches = self.checked_together(reading[None])
-        return sketches.reshape(()) if kept.all() else None
-
-    def fits(self, dtype: np.dtype[Any]) -> bool:
-        """Whether readings of this dtype have the fields of a sketch, and the declared shape."""
-        if dtype.names != ("n", "noise", "counts"):
+    def fits(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+        """Whether a dtype has the fields of a sketch, and the declared rows and buckets."""
+        if shape or dtype.names != ("n", "noise", "counts"):
             return False
         n, noise, counts = (dtype[name] for name in dtype.names)
         return (
             n.kind in "iuf"
             and noise.kind in "iuf"
             and counts.base.kind in "iu"
-            and self._is_shape(counts.shape)
+            and len(counts.shape) == 2
+            and self.rows in (None, counts.shape[0])
+            and self.buckets in (None, counts.shape[1])
+            and 0 not in counts.shape
         )
 
-    def checked_together(self, readings: Array) -> tuple[NDArray[np.bool_], Array]:
-        """Return which of the readings (N,), whose dtype fits, are sketches, and those."""
+    def checked_together(self, readings: Array) -> tuple[Mask, Array]:
+        """Return which readings are sketches, and those with counts as small as they can be."""
         n, noise, counts = (readings[name] for name in ("n", "noise", "counts"))
-        most = np.float64(MOST_COUNT)  # not a Python number, which a narrow dtype cannot hold
+        most = np.float64(MAX_COUNT)  # not a Python number, which a narrow dtype cannot hold
         with np.errstate(invalid="ignore"):  # a signaling NaN: no comparison with it holds
             kept = (n >= -most) & (n <= most) & (noise >= 0) & (noise <= most)
             kept &= (noise > 0) | (counts.sum(axis=2) == n[:, None]).all(axis=1)
         kept &= (counts.min(axis=(1, 2)) >= -most) & (counts.max(axis=(1, 2)) <= most)
         n, noise, counts = n[kept], noise[kept], counts[kept]
-        return kept, sketch_readings(np.where(n >= 1, n, 0), noise, counts)
-
-    def _is_shape(self, shape: tuple[int, ...]) -> bool:
-        return (
-            len(shape) == 2
-            and self.rows in (None, shape[0])
-            and self.buckets in (None, shape[1])
-            and 0 not in shape
-        )
+        return kept, _sketch_readings(np.where(n >= 1, n, 0), noise, counts)
 
     def example(self, rng: Generator) -> Array:
         """Make up the sketch of 5 to 50 examples."""
         rows, buckets = self.rows or 4, self.buckets or 8
         n = int(rng.integers(5, 50))
-        counts = rng.multinomial(n, rng.dirichlet(np.ones(buckets)), size=rows)
-        return sketch_reading(n, 0.0, counts)
+        return sketch_reading(n, 0.0, rng.multinomial(n, rng.dirichlet(np.ones(buckets)), rows))
 
 
 def sketch_reading(n: float, noise: float, counts: Array) -> Array:
@@ -191,11 +183,10 @@ def sketch_reading(n: float, noise: float, counts: Array) -> Array:
     >>> sketch_reading(3, 0.0, np.array([[2, 1]])).nbytes
     20
     """
-    return sketch_readings(np.array([n]), np.array([noise]), counts[None]).reshape(())
+    return _sketch_readings(np.array([n]), np.array([noise]), counts[None]).reshape(())
 
 
-def sketch_readings(n: Array, noise: Array, counts: Array) -> Array:
-    """Return several sketches as readings (N,), all counts in the smallest integers that fit."""
+def _sketch_readings(n: Array, noise: Array, counts: Array) -> Array:
     low, high = int(counts.min(initial=0)), int(counts.max(initial=0))
     bits = next(b for b in (16, 32, 64) if -(1 << (b - 1)) <= low <= high < 1 << (b - 1))
     out = np.zeros(len(counts), sketch_dtype(counts.shape[1], counts.shape[2], f"i{bits // 8}"))

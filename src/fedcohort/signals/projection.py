@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -25,11 +24,8 @@ from fedcohort.rounds import stream
 
 Array = NDArray[np.float64]
 Words = NDArray[np.uint64]
-Kind = Literal["uniform", "gaussian", "sparse"]
 
-_KINDS = ("uniform", "gaussian", "sparse")
-_LARGEST_MATRIX = 50_000_000
-_BLOCK = 4096  # columns at a time where Numba is not installed
+_MAX_ENTRIES = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -43,9 +39,9 @@ class Projection:
     k
         Length of their projections.
     kind
-        "uniform": entries from (-1, 1), the paper's; "gaussian": standard normal entries;
-        "sparse": one entry of +1 or -1 a column (CountSketch), the fastest by far for its
-        cost does not depend on k.
+        "uniform": entries from (-1, 1), the paper's, so E ||P v||^2 = k/3 ||v||^2; "sparse": one
+        entry of +1 or -1 a column (CountSketch), E ||P v||^2 = ||v||^2, the fastest by far since
+        its cost does not depend on k.
     seed
         Equal seeds give equal matrices.
 
@@ -60,21 +56,16 @@ class Projection:
 
     dim: int
     k: int
-    kind: Kind = "uniform"
+    kind: Literal["uniform", "sparse"] = "uniform"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.dim < 1 or self.k < 1:
-            raise ValueError(f"Projection: dim={self.dim} and k={self.k} must be at least 1")
-        if self.k >= 2**31:
-            raise ValueError(f"Projection: k={self.k} must be below 2^31")
-        if self.kind not in _KINDS:
-            raise ValueError(f"Projection: kind={self.kind!r} is none of {', '.join(_KINDS)}")
-
-    @property
-    def norm_factor(self) -> float:
-        """E ||P v||^2 over ||v||^2: k/3 for uniform, k for gaussian, 1 for sparse entries."""
-        return {"uniform": self.k / 3, "gaussian": float(self.k), "sparse": 1.0}[self.kind]
+        if self.dim < 1 or not 1 <= self.k < 2**31:
+            raise ValueError(
+                f"Projection: dim={self.dim} must be at least 1, and k={self.k} from 1 to 2^31"
+            )
+        if self.kind not in ("uniform", "sparse"):
+            raise ValueError(f"Projection: kind={self.kind!r} must be 'uniform' or 'sparse'")
 
     def apply(self, values: ArrayLike) -> Array:
         """Project one vector, or each row of an (m, dim) array at little more than the cost of one.
@@ -84,6 +75,8 @@ class Projection:
         ndarray
             float64, of shape (k,) or (m, k).
         """
+        from fedcohort.signals import _projection_loops as loops
+
         array = np.asarray(values)
         if array.ndim not in (1, 2) or array.shape[-1] != self.dim:
             raise ValueError(
@@ -92,40 +85,18 @@ class Projection:
         if array.dtype not in (np.float32, np.float64):
             array = array.astype(np.float64)
         rows = np.ascontiguousarray(np.atleast_2d(array))
-        result = self._compiled(rows)
+        loop = loops.uniform if self.kind == "uniform" else loops.sparse
+        result = np.asarray(loop(rows, self.k, self._key))
         return result if array.ndim == 2 else np.asarray(result[0])
 
     def matrix(self) -> Array:
         """Return P itself, of shape (k, dim); for small dim."""
-        if self.k * self.dim > _LARGEST_MATRIX:
+        if self.k * self.dim > _MAX_ENTRIES:
             raise ValueError(
                 f"Projection: a matrix of {self.k} x {self.dim} entries is too large to form; "
                 "use apply"
             )
         return self.columns(0, self.dim)
-
-    @property
-    def _key(self) -> np.uint64:
-        rng = stream(self.seed, "projection", self.kind)
-        return rng.integers(0, 2**64, dtype=np.uint64)
-
-    def _compiled(self, rows: NDArray[Any]) -> Array:
-        try:
-            from fedcohort.signals import _projection_loops as loops
-        except ImportError:
-            return self._plain(rows)
-        if self.kind == "sparse":
-            return np.asarray(loops.sparse(rows, self.k, self._key))
-        tables = _tables() if self.kind == "gaussian" else np.empty((3, 0))
-        return np.asarray(loops.dense(rows, self.k, self._key, tables))
-
-    def _plain(self, rows: NDArray[Any]) -> Array:
-        """As the compiled loops, up to rounding, where Numba is not installed."""
-        total = np.zeros((len(rows), self.k))
-        for start in range(0, self.dim, _BLOCK):
-            stop = min(start + _BLOCK, self.dim)
-            total += rows[:, start:stop].astype(np.float64) @ self.columns(start, stop).T
-        return total
 
     def columns(self, start: int, stop: int) -> Array:
         """Return columns start to stop of P, of shape (k, stop - start)."""
@@ -138,7 +109,13 @@ class Projection:
             return part
         pairs = np.arange((self.k + 1) // 2, dtype=np.uint64)  # two entries from one hash
         words = _hash(self._key, columns * np.uint64(pairs.size) + pairs[:, None])
-        return np.vstack(_uniform(words) if self.kind == "uniform" else _gaussian(words))[: self.k]
+        halves = (words >> np.uint64(8)) & np.uint64(0xFFFFFF), words >> np.uint64(40)
+        return np.vstack([(half + 0.5) * 2.0**-23 - 1.0 for half in halves])[: self.k]
+
+    @property
+    def _key(self) -> np.uint64:
+        rng = stream(self.seed, "projection", self.kind)
+        return rng.integers(0, 2**64, dtype=np.uint64)
 
 
 def _hash(key: np.uint64, counters: Words) -> Words:
@@ -147,33 +124,6 @@ def _hash(key: np.uint64, counters: Words) -> Words:
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
-
-
-def _uniform(words: Words) -> tuple[Array, Array]:
-    """Two numbers of 24 bits a word, symmetric in (-1, 1)."""
-    low, high = (words >> np.uint64(8)) & np.uint64(0xFFFFFF), words >> np.uint64(40)
-    return (
-        (low.astype(np.float64) + 0.5) * 2.0**-23 - 1.0,
-        (high.astype(np.float64) + 0.5) * 2.0**-23 - 1.0,
-    )
-
-
-def _gaussian(words: Words) -> tuple[Array, Array]:
-    """Two normal numbers a word (Box and Muller), rounded so that machines agree on the bits."""
-    radius, cosine, sine = _tables()
-    r = radius[words >> np.uint64(48)]
-    angle = (words >> np.uint64(16)) & np.uint64(0xFFFF)
-    first, second = r * cosine[angle], r * sine[angle]
-    return first.astype(np.float32).astype(float), second.astype(np.float32).astype(float)
-
-
-@lru_cache(maxsize=1)
-def _tables() -> Array:
-    """Radius, cosine and sine at 65,536 midpoints, with the mean square radius exactly 2."""
-    grid = (np.arange(65536) + 0.5) / 65536
-    radius = np.sqrt(-2 * np.log(grid))
-    radius *= np.sqrt(2 / np.mean(radius**2))
-    return np.stack([radius, np.cos(2 * np.pi * grid), np.sin(2 * np.pi * grid)])
 
 
 class Vectors:

@@ -17,10 +17,9 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.partition import IndexArray
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, stream
-from fedcohort.signals.catalog import SIGNALS, Clients, Options
+from fedcohort.signals.catalog import SIGNALS, Clients, Options, last_layer
 from fedcohort.signals.forms import sketch_reading
 from fedcohort.signals.projection import Projection, Vectors
-from fedcohort.signals.updates import last_layer
 from fedcohort.simulate.local import Data, Job, Trainer, jobs, lr_at
 from fedcohort.simulate.sketch_gpu import federation_counts
 from fedcohort.sketch.race import RaceSketch, empty_sketch
