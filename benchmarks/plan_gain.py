@@ -29,7 +29,7 @@ from selection import readings as made_up
 from fedcohort.analysis.plan import FITTED, GainFit, plan
 from fedcohort.analysis.worth import uniform_discrepancy
 from fedcohort.experiments import config
-from fedcohort.experiments.folder import dataset_of, simulation_of
+from fedcohort.experiments.run import dataset_of, simulation_of
 
 FIT_ON = ("fashion-mnist", "mnist")
 VARIANT = "sketch-match, epsilon 1"

@@ -6,6 +6,7 @@ the same commit gives the same hash everywhere.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -14,23 +15,29 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedcohort.experiments.provenance import cpu_name, source_digest, versions
+from fedcohort.exceptions import DataError
+from fedcohort.provenance import versions
 
 STARTED = os.getloadavg()[0]
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ":(top,exclude)benchmarks/results"
+COMPARED = (
+    *("numpy", "scipy", "scikit-learn", "numba", "torch"),
+    *("flwr", "ray", "pfl", "dppy", "datasketch"),
+)
 
 
 def provenance() -> dict[str, Any]:
     """Command, commit, date, machine and versions of this process."""
     return {
-        "command": shlex.join(["python", *map(_without_place, sys.argv)]),
+        "command": command(),
         "commit": _commit(),
-        "source": source_digest(Path(__file__).parent),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "source": source_digest(),
+        "date": today(),
         "machine": {
             "cpu": cpu_name(),
             "cores": os.cpu_count(),
@@ -39,7 +46,26 @@ def provenance() -> dict[str, Any]:
             "python": platform.python_version(),
             "load at the start and at the end": [round(STARTED, 1), round(os.getloadavg()[0], 1)],
         },
-        "versions": versions(("numpy", "scipy", "scikit-learn", "numba", "torch")),
+        "versions": versions(COMPARED[:5]),
+    }
+
+
+def origin(device: str, scripts: bool) -> dict[str, Any]:
+    """The command, the code, the machine and the versions behind a part of a suite."""
+    import torch
+
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    return {
+        "command": command(),
+        "source": source_digest(scripts),
+        "date": today(),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": "cuda" if on_gpu else "cpu",
+        "gpu": torch.cuda.get_device_name() if on_gpu else None,
+        "cuda": torch.version.cuda if on_gpu else None,
+        "versions": {"python": platform.python_version(), **versions(COMPARED)},
     }
 
 
@@ -50,10 +76,19 @@ def write(
 
     `about` says more of this run, for example which rows are its own.
     """
-    own = {**provenance(), **about}
-    content = {"provenance": [*earlier, own] if earlier else own, "result": result}
+    latest = {**provenance(), **about}
+    content = {"provenance": [*earlier, latest] if earlier else latest, "result": result}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def today() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d")
+
+
+def command() -> str:
+    """The command of this process; these scripts take no secrets."""
+    return shlex.join(["python", *map(_without_place, sys.argv)])
 
 
 def _without_place(argument: str) -> str:
@@ -66,8 +101,42 @@ def _without_place(argument: str) -> str:
     return f"benchmarks/results/{path.name}" if path.suffix in (".json", ".svg") else path.name
 
 
+@cache
+def source_digest(scripts: bool = True, root: Path = ROOT) -> str:
+    """A hash of the code that makes a result: the package, and of `benchmarks` what runs it."""
+    names = "*.py" if scripts else "parts.py"
+    files = [*(root / "src").rglob("*"), *(root / "benchmarks").glob(names)]
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(p for p in files if p.suffix in (".py", ".toml")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+        digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def cpu_name() -> str:
+    """The model of this machine's processor."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def clean_commit() -> str:
+    """The commit of this checkout; DataError unless its code is that of the commit."""
+    name = _commit()
+    if name == "unknown" or name.endswith("-dirty"):
+        raise DataError(
+            f"the code differs from its commit ({name}): results are joined in a clean "
+            "checkout, so that they can name their commit"
+        )
+    return _output(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
+
+
 def _commit(root: Path = ROOT) -> str:
-    """Return the commit, "-dirty" if files differ from it; results are output and do not count.
+    """The commit, "-dirty" if files differ from it; results are output and do not count.
 
     Without a checkout it is the commit that `git archive` wrote down, or "unknown".
     """
@@ -88,5 +157,5 @@ def _gpu() -> str | None:
         return None
 
 
-def _output(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+def _output(words: list[str]) -> str:
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()

@@ -20,7 +20,7 @@ from provenance import write
 from fedcohort.distribute.cluster import cluster, need_ray
 from fedcohort.distribute.runs import run_all
 from fedcohort.distribute.sketching import sketch_folder
-from fedcohort.experiments.several import expand, in_turn
+from fedcohort.experiments.compare import expand, in_turn
 from fedcohort.files import Want, open_source
 from fedcohort.files.sketching import sketch_source
 from fedcohort.sketch.race import RaceSketch

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from against import AGREES, DIFFERS, OTHER_BYTES, SAME, compare
 from docs_tables.results import by_name, commits_of, enumerated, result, table
-
-from fedcohort.experiments.repeated import AGREES, DIFFERS, OTHER_BYTES, SAME, compare
 
 
 def repeated(*suites):

@@ -7,8 +7,9 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from against import DIFFERS, compare
+from suite import read_suite
 
-from fedcohort.experiments.repeated import DIFFERS, compare
 from fedcohort.report.tables import paired_interval
 
 ROOT = Path(__file__).parents[2]
@@ -159,8 +160,6 @@ def ratio(part, base, target):
 
 def left_out(suite, file):
     """Which parts of a suite, as it is now, have no result in the file, by setting."""
-    from fedcohort.experiments.suite import read_suite
-
     held = by_name((result(file) or {"parts": []})["parts"])
     every = {(part.setting, part.variant): part.experiment.seeds for part in read_suite(suite)}
     missing = [name for name in every if name not in held]

@@ -127,9 +127,8 @@ def test_policies_and_data(capsys):
         (["compare", "--set", "local.lrr=3"], "did you mean 'lr'?"),
         (["compare", "--set", "rounds"], "--set 'rounds' must be written as key=value"),
         (["compare", "--import", "missing.py"], "missing.py: no such Python file"),
-        (["compare", "--track", "bogus", "--rounds", "1"], "unknown tracker 'bogus'"),
         (["config", "show", "paper:fedcor"], "did you mean 'fedcor-"),
-        (["run", "."], "cannot be read: Is a directory"),
+        (["run", "."], "Is a directory"),
         (["compare", "--dataset", "bogus"], "bogus"),
         (["compare", "--partition", "bogus"], "bogus"),
         (["compare", "--partition", "shards:alpha=1"], "alpha"),
@@ -233,7 +232,7 @@ def test_files_and_disks_that_refuse_are_one_line(tmp_path, capsys):
     assert line.startswith("error: /dev/full/x: ")
     (tmp_path / "latin.toml").write_bytes("rounds = 3 # é".encode("latin-1"))
     assert invoke(["run", str(tmp_path / "latin.toml")]) == 2
-    assert "written in UTF-8" in capsys.readouterr().err
+    assert "latin.toml: " in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -349,7 +348,7 @@ def test_reports_name_the_extra_that_they_need(finished):
 
 
 def test_an_interruption_says_how_to_go_on(tmp_path, capsys, monkeypatch):
-    from fedcohort.experiments.folder import Simulation
+    from fedcohort.experiments.run import Simulation
 
     step = Simulation.step
 

@@ -8,7 +8,7 @@ import pytest
 from fedcohort.datasets import Dataset, Federation, federate, from_arrays, load
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.experiments.config import DataConfig
-from fedcohort.experiments.folder import federation_of
+from fedcohort.experiments.run import federation_of
 from fedcohort.partition import iid
 
 X = np.arange(40, dtype=float).reshape(20, 2)

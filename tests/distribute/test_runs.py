@@ -12,9 +12,9 @@ import pytest
 from fedcohort.cli import invoke
 from fedcohort.distribute.runs import run_all
 from fedcohort.exceptions import ConfigError
-from fedcohort.experiments import several as local
+from fedcohort.experiments import compare as local
+from fedcohort.experiments.compare import Setting, expand, in_turn, run_several
 from fedcohort.experiments.config import NamedConfig
-from fedcohort.experiments.several import Setting, expand, in_turn, run_several
 
 SMALL = dataclasses.replace(
     local.DEFAULT_SETTING, rounds=4, seeds=(0, 1), checkpoint_every=2, device="cpu"

@@ -7,7 +7,7 @@ import pytest
 from fedcohort.datasets import DATASETS
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments.config import Experiment, dump, papers, parse, read
-from fedcohort.experiments.folder import check
+from fedcohort.experiments.run import check
 from fedcohort.partition import PARTITIONS
 from fedcohort.simulate import MODELS
 from fedcohort.simulate.local import Schedule
@@ -83,7 +83,7 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(ConfigError, match=r"broken\.toml: "):
         read(broken)
     broken.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"broken\.toml: "):
         read(broken)
 
 
@@ -109,5 +109,5 @@ def test_experiments_are_frozen():
 def test_values_nested_too_deeply_are_a_mistake_of_the_file(tmp_path):
     path = tmp_path / "deep.toml"
     path.write_text("x = " + "[" * 5000)
-    with pytest.raises(ConfigError, match="too deeply"):
+    with pytest.raises(ConfigError, match=r"deep\.toml: "):
         read(path)

@@ -14,11 +14,11 @@ from rich.console import Console
 
 from fedcohort.cli import invoke
 from fedcohort.exceptions import ConfigError
+from fedcohort.experiments.compare import DEFAULT_SETTING, Setting, compare, run_several
 from fedcohort.experiments.config import NamedConfig
-from fedcohort.experiments.folder import run
 from fedcohort.experiments.results import Results, read, read_run
-from fedcohort.experiments.several import DEFAULT_SETTING, Setting, compare, run_several
-from fedcohort.experiments.summary import summarize_rounds
+from fedcohort.experiments.run import run
+from fedcohort.experiments.summary import summarize
 from fedcohort.report.tables import comparison, comparison_table, curves, setting_columns
 
 SMALL = dataclasses.replace(
@@ -212,7 +212,7 @@ def test_time_to_target_is_the_time_of_the_rounds_until_then(compared):
     for history, members in zip(returned[0].histories, returned[0].members(), strict=True):
         seconds = [r.seconds for r in history.rounds]
         best = int(history.accuracy.argmax())
-        summary = summarize_rounds(history, *members, history.accuracy[best], 1)
+        summary = summarize(history, *members, history.accuracy[best], 1)
         assert summary.rounds_to_target == best + 1
         assert summary.seconds_to_target == pytest.approx(sum(seconds[: best + 1]))
         assert summary.seconds_to_target == pytest.approx(history.rounds[best].elapsed)

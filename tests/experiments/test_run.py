@@ -8,18 +8,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fedcohort.exceptions import ConfigError, FedcohortError
-from fedcohort.experiments import folder, results
+from fedcohort.experiments import results
+from fedcohort.experiments import run as running
+from fedcohort.experiments.compare import DEFAULT_SETTING, compare
 from fedcohort.experiments.config import Experiment, NamedConfig, dump, parse, read
-from fedcohort.experiments.folder import check, run
 from fedcohort.experiments.results import read_histories
-from fedcohort.experiments.several import DEFAULT_SETTING, compare
-from fedcohort.experiments.tracking import track
+from fedcohort.experiments.run import check, run
 
 SMALL = dataclasses.replace(
     DEFAULT_SETTING, rounds=6, seeds=(0, 1), checkpoint_every=4, device="cpu"
@@ -58,10 +57,10 @@ def test_a_folder_in_use_is_refused(tmp_path):
 FORKING = """
 import dataclasses, json, os, signal, sys, time
 import torch
-from fedcohort.experiments import config, folder
+from fedcohort.experiments import config, run
 torch.set_num_threads(1)  # threads do not survive a fork
 experiment = config.parse(json.load(open(sys.argv[1])))
-folder.run(dataclasses.replace(experiment, rounds=1), sys.argv[2] + "-loaded")
+run.run(dataclasses.replace(experiment, rounds=1), sys.argv[2] + "-loaded")
 for delay in map(float, sys.argv[3:]):
     child = os.fork()
     if child == 0:
@@ -69,7 +68,7 @@ for delay in map(float, sys.argv[3:]):
             if signal.getitimer(signal.ITIMER_REAL)[0] == 0:
                 signal.setitimer(signal.ITIMER_REAL, delay)
             time.sleep(0.01)
-        folder.run(experiment, sys.argv[2], resume=True, on_round=pace)
+        run.run(experiment, sys.argv[2], resume=True, on_round=pace)
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
@@ -148,44 +147,6 @@ def test_wrong_policies_are_found_before_the_first_run(tmp_path, policy, complai
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["tensorboard", "mlflow"])
-def test_tracking_loses_no_round_and_goes_on_as_the_same_run(tmp_path, kind, monkeypatch):
-    pytest.importorskip(kind)
-    # MLflow's database takes ten seconds to set up; its files take none and log the same.
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
-    for rounds in (2, 3):
-        experiment = dataclasses.replace(SMALL, rounds=rounds)
-        with track(kind, tmp_path, {"mine": experiment}) as log:
-            run(experiment, tmp_path / "mine", on_round=partial(log, "mine"), resume=True)
-    logged = {"tensorboard": _tensorboard_steps, "mlflow": _mlflow_steps}[kind](tmp_path)
-    assert logged == [0, 1, 2]
-
-
-def _tensorboard_steps(folder):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder / "mine" / "tensorboard"))
-    events.Reload()
-    return [event.step for event in events.Scalars("accuracy/seed-1")]
-
-
-def _mlflow_steps(folder):
-    import mlflow
-
-    client = mlflow.MlflowClient(tracking_uri=(folder / "mlflow").as_uri())
-    (found,) = client.search_runs([client.get_experiment_by_name("fedcohort").experiment_id])
-    assert found.info.run_name == "mine"
-    assert found.info.status == "FINISHED"
-    assert found.data.params["local.lr"] == "0.05"
-    return [m.step for m in client.get_metric_history(found.info.run_id, "accuracy/seed-1")]
-
-
-def test_unknown_trackers(tmp_path):
-    with pytest.raises(ConfigError, match="unknown tracker 'bogus'"), track("bogus", tmp_path, {}):
-        pass
-
-
 def test_more_rounds_and_more_seeds_equal_a_run_that_had_them_at_once(tmp_path):
     whole = dataclasses.replace(SMALL, rounds=7, seeds=(0, 1, 5), policy=NamedConfig("oort"))
     run(whole, tmp_path / "whole")
@@ -208,14 +169,14 @@ def test_a_crash_while_seeds_are_added_loses_nothing(tmp_path, monkeypatch):
     whole = dataclasses.replace(SMALL, rounds=4, seeds=(0, 1))
     run(whole, tmp_path / "whole")
     run(dataclasses.replace(whole, seeds=(0,)), tmp_path / "grown")
-    save = folder.storage.save
+    save = running.storage.save
 
     def crash(path, state):
         if path == tmp_path / "grown" / "checkpoint":
             raise OSError("no power")
         save(path, state)
 
-    monkeypatch.setattr(folder.storage, "save", crash)
+    monkeypatch.setattr(running.storage, "save", crash)
     with pytest.raises(OSError, match="no power"):
         run(whole, tmp_path / "grown", resume=True)
     monkeypatch.undo()
@@ -248,7 +209,7 @@ def split(labels, clients, rng):
 
 
 def test_policies_models_and_data_of_ones_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "POLICIES", dict(folder.POLICIES))
+    monkeypatch.setattr(running, "POLICIES", dict(running.POLICIES))
     (tmp_path / "own.py").write_text(OWN)
     path = tmp_path / "exp.toml"
     path.write_text(

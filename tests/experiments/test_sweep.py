@@ -5,14 +5,13 @@ import json
 import pytest
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.experiments import several
-from fedcohort.experiments.folder import run
-from fedcohort.experiments.several import run_several
+from fedcohort.experiments.compare import expand, read, run_several
+from fedcohort.experiments.run import run
 
 
 def test_every_combination_once_and_the_last_key_fastest():
     table = {"local.lr": [0.1, 0.2], "seeds": [[0], [1, 2]], "data": {"options.per_client": [1, 2]}}
-    found = several.expand({"rounds": 3, "sweep": table})
+    found = expand({"rounds": 3, "sweep": table})
     seen = [
         (e.local.lr, e.seeds, e.data.options["per_client"]) for e in (s.experiment for s in found)
     ]
@@ -24,8 +23,8 @@ def test_every_combination_once_and_the_last_key_fastest():
 
 def test_names_stay_apart_and_stay_the_same_when_values_are_added():
     policies = [{"name": "power-of-choice", "options": {"d": d}} for d in (5, 6, 7)]
-    few = several.expand({"sweep": {"policy": policies[:2]}})
-    more = several.expand({"sweep": {"policy": policies}})
+    few = expand({"sweep": {"policy": policies[:2]}})
+    more = expand({"sweep": {"policy": policies}})
     assert [s.name for s in few] == [s.name for s in more][:2]
     assert len({s.name for s in more}) == 3
     assert [s.experiment.policy.options["d"] for s in more] == [5, 6, 7]
@@ -51,24 +50,22 @@ def test_names_stay_apart_and_stay_the_same_when_values_are_added():
 )
 def test_errors_name_the_key(values, message):
     with pytest.raises(ConfigError, match=message):
-        several.expand(values)
+        expand(values)
 
 
 def test_a_file_without_a_sweep_or_none_at_all(tmp_path):
     path = tmp_path / "exp.toml"
     path.write_text("rounds = 3\n")
-    assert several.read(path) is None
+    assert read(path).rounds == 3
     path.write_text("rounds = \n")
     with pytest.raises(ConfigError, match="exp"):
-        several.read(path)
+        read(path)
     with pytest.raises(ConfigError, match="no such file"):
-        several.read(tmp_path / "none.toml")
+        read(tmp_path / "none.toml")
 
 
 def test_a_sweep_equals_its_runs(tmp_path):
-    settings = several.expand(
-        {"rounds": 2, "device": "cpu", "sweep": {"policy": ["uniform", "oort"]}}
-    )
+    settings = expand({"rounds": 2, "device": "cpu", "sweep": {"policy": ["uniform", "oort"]}})
     seen = []
 
     def on_round(name, records):

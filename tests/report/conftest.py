@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 
+from fedcohort.experiments.compare import DEFAULT_SETTING, compare
 from fedcohort.experiments.config import NamedConfig
-from fedcohort.experiments.several import DEFAULT_SETTING, compare
 
 DATA = dataclasses.replace(DEFAULT_SETTING.data, clients=24)
 SMALL = dataclasses.replace(

@@ -32,7 +32,7 @@ def result(policy, accuracies, reached):
         whole = Overhead(0.0, 100.0, 100.0, 100.0)
         summaries.append(
             Summary(
-                seed, len(values), last, 0.0, last, last, rounds, None, 0.5, 0.9,
+                seed, len(values), last, 0.0, last, last, last, rounds, None, 0.5, 0.9,
                 1000 * len(values), 2000 * len(values), {}, whole,
             )
         )  # fmt: skip

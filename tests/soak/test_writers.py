@@ -45,8 +45,8 @@ def at_once(function, arguments):
 def test_one_run_folder(tmp_path):
     """Without a lock the summary had 13 of 30 rounds, with exit status 0."""
     pytest.importorskip("torch")
-    from fedcohort.experiments.folder import run
-    from fedcohort.experiments.several import DEFAULT_SETTING
+    from fedcohort.experiments.compare import DEFAULT_SETTING
+    from fedcohort.experiments.run import run
 
     experiment = dataclasses.replace(
         DEFAULT_SETTING, rounds=6, seeds=(0,), checkpoint_every=2, device="cpu"

@@ -17,7 +17,6 @@ import typer
 
 from fedcohort import __version__
 from fedcohort.cli import (
-    benchmark,
     compare,
     config,
     data,
@@ -49,8 +48,6 @@ EXTRAS = {
     "vl_convert": "plots",
     "flwr": "flower",
     "ray": "ray",
-    "tensorboard": "track",
-    "mlflow": "track",
 }
 
 app = typer.Typer(
@@ -68,7 +65,6 @@ app.command("watch")(watch.command)
 app.command("show")(show.command)
 app.command("export")(export.command)
 app.command("policies")(policies.command)
-app.command("benchmark")(benchmark.command)
 app.command("sketch")(sketch.command)
 app.command("distance")(sketches.distance)
 app.command("inspect")(sketches.inspect)

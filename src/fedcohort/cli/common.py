@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.segment import Segment
     from rich.table import Table
 
+    from fedcohort.experiments.compare import Runner
     from fedcohort.experiments.config import Experiment
-    from fedcohort.experiments.several import Runner
     from fedcohort.simulate.history import RoundRecord
 
 RayOption = Annotated[
@@ -105,14 +105,6 @@ SetOption = Annotated[
         show_default=False,
     ),
 ]
-TrackOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Also log every round to 'tensorboard' or 'mlflow', if installed.",
-        autocompletion=names_of(lambda: ["tensorboard", "mlflow"]),
-        show_default=False,
-    ),
-]
 
 
 def on_cluster(address: str | None) -> AbstractContextManager[None]:
@@ -127,7 +119,7 @@ def on_cluster(address: str | None) -> AbstractContextManager[None]:
 def runner_on(address: str | None) -> Runner:
     """Return what runs several experiments: one after another, or as tasks of the cluster."""
     if address is None:
-        from fedcohort.experiments.several import in_turn
+        from fedcohort.experiments.compare import in_turn
 
         return in_turn
     from fedcohort.distribute.runs import run_all

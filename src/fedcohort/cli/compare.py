@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,6 @@ from fedcohort.cli.common import (
     RayOption,
     RoundBars,
     SetOption,
-    TrackOption,
     complete_datasets,
     complete_gates,
     complete_models,
@@ -35,7 +33,6 @@ from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
     from fedcohort.experiments.config import Experiment, NamedConfig
-    from fedcohort.simulate.history import RoundRecord
 
 
 def command(
@@ -100,7 +97,6 @@ def command(
             help="Continue in the folder, also with more rounds, seeds or policies.",
         ),
     ] = False,
-    track: TrackOption = None,
     imports: ImportOption = None,
     set_: SetOption = None,
     ray: RayOption = None,
@@ -127,13 +123,13 @@ def command(
         "device": device,
     }
     setting = make_setting(config, overrides(given, set_), import_all(imports))
-    _compare(setting, make_policies(policies), out, resume, track, ray, format)
+    _compare(setting, make_policies(policies), out, resume, ray, format)
 
 
 def make_setting(config: Path | None, given: dict[str, Any], imports: list[str]) -> Experiment:
     """Return the setting of a file, or the default one, with the given keys on top."""
+    from fedcohort.experiments.compare import DEFAULT_SETTING
     from fedcohort.experiments.config import dump, parse, put, read
-    from fedcohort.experiments.several import DEFAULT_SETTING
     from fedcohort.options import parse_value
 
     values = dump(DEFAULT_SETTING if config is None else read(config))
@@ -166,23 +162,16 @@ def _compare(
     policies: list[NamedConfig],
     out: Path,
     resume: bool,
-    track: str | None,
     ray: str | None,
     format: Format,
 ) -> None:
-    from fedcohort.experiments.several import compare, settings_of
-    from fedcohort.experiments.tracking import track as tracked
+    from fedcohort.experiments.compare import compare, settings_of
     from fedcohort.report.tables import comparison, curves
 
     experiments = dict(settings_of(setting, policies))
-    with on_cluster(ray), RoundBars(experiments) as bars, tracked(track, out, experiments) as log:
-
-        def on_round(name: str, records: Sequence[RoundRecord]) -> None:
-            log(name, records)
-            bars(name, records)
-
+    with on_cluster(ray), RoundBars(experiments) as bars:
         results = compare(
-            setting, policies, out, resume=resume, on_round=on_round, runner=runner_on(ray)
+            setting, policies, out, resume=resume, on_round=bars, runner=runner_on(ray)
         )
     rows, lines = comparison(results), curves(results)
     data = setting.data

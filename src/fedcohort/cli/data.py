@@ -1,8 +1,7 @@
-"""``fedcohort data``: which data sets are here, and how to build two of them."""
+"""``fedcohort data``: which data sets are here."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -43,26 +42,3 @@ def list_(
         counts = ["" if n is None else f"{n:,}" for n in (row.samples, row.clients)]
         table.add_row(row.name, status, *counts, row.where, row.detail)
     show(table)
-
-
-@app.command()
-def convert(
-    name: Annotated[str, typer.Argument(help="femnist or shakespeare.")],
-    source: Annotated[
-        Path, typer.Argument(help="LEAF's folder with train and test, or one folder per play.")
-    ],
-    root: Annotated[Path, typer.Option(help="Folder with the data sets.")] = Path("data"),
-    format: FormatOption = Format.table,
-) -> None:
-    """Build the file of FEMNIST from LEAF's JSON, or of Shakespeare from the plays' pages.
-
-    Example: `fedcohort data convert femnist leaf/data/femnist/data --root ~/data`
-    """
-    from fedcohort.datasets.convert import CONVERTERS
-    from fedcohort.registry import lookup
-
-    written = lookup("converter", name, CONVERTERS)(source, root / name)
-    if format is Format.json:
-        show_json({"written": str(written)})
-    else:
-        print(written)

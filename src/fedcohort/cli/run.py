@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,6 @@ from fedcohort.cli.common import (
     RayOption,
     RoundBars,
     SetOption,
-    TrackOption,
     complete_settings,
     console,
     import_all,
@@ -28,8 +27,8 @@ from fedcohort.cli.common import (
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from fedcohort.experiments.several import Setting
-    from fedcohort.simulate.history import RoundRecord
+    from fedcohort.experiments.compare import Setting
+    from fedcohort.experiments.config import Experiment
 
 
 def command(
@@ -48,7 +47,6 @@ def command(
         bool,
         typer.Option("--resume", help="Continue the run in the folder, also with more rounds."),
     ] = False,
-    track: TrackOption = None,
     imports: ImportOption = None,
     set_: SetOption = None,
     ray: RayOption = None,
@@ -62,90 +60,48 @@ def command(
 
     Example: `fedcohort run sweep.toml --ray local`, where the file has a `[sweep]` table
     """
-    from fedcohort.experiments import several
+    from fedcohort.experiments.compare import read
 
     given = overrides({"rounds": rounds, "seeds": seeds}, set_)
     if imports:
         given["imports"] = import_all(imports)
-    settings = several.read(config, given)
+    wanted = read(config, given)
     folder = out or Path("runs") / config.stem.removeprefix("paper:")
-    if settings is not None:
-        _sweep(settings, folder, resume, track, ray, format)
+    if isinstance(wanted, list):
+        _sweep(wanted, folder, resume, ray, format)
     elif ray is not None:
         raise ConfigError(f"--ray spreads a sweep, and {config} has no [sweep] table")
     else:
-        _run(config, given, folder, resume, track, format)
+        _run(wanted, folder, resume, format)
 
 
-def _run(
-    config: Path,
-    given: dict[str, Any],
-    folder: Path,
-    resume: bool,
-    track: str | None,
-    format: Format,
-) -> None:
-    from fedcohort.experiments.config import parse, put, read_values
-    from fedcohort.experiments.folder import run
-    from fedcohort.experiments.tracking import track as tracked
-
-    values = read_values(config)
-    for key, value in given.items():
-        put(values, key, value)
-    try:
-        experiment = parse(values)
-    except ConfigError as error:
-        raise ConfigError(f"{config}: {error}") from None
-    name = experiment.policy.label
-    with RoundBars({name: experiment}) as bars, tracked(track, folder, {".": experiment}) as log:
-
-        def on_round(records: Sequence[RoundRecord]) -> None:
-            log(".", records)
-            bars(name, records)
-
-        summaries = run(experiment, folder, resume=resume, on_round=on_round)
-    if format is Format.json:
-        show_json({"folder": str(folder), "seeds": summaries})
-        return
+def _run(experiment: Experiment, folder: Path, resume: bool, format: Format) -> None:
+    from fedcohort.experiments.run import run
     from fedcohort.report.tables import summary_table
 
-    show(summary_table(summaries, f"{name}: {folder}", console().width))
+    name = experiment.policy.label
+    with RoundBars({name: experiment}) as bars:
+        summaries = run(experiment, folder, resume=resume, on_round=partial(bars, name))
+    if format is Format.json:
+        show_json({"folder": str(folder), "seeds": summaries})
+    else:
+        show(summary_table(summaries, f"{name}: {folder}", console().width))
 
 
 def _sweep(
-    settings: list[Setting],
-    folder: Path,
-    resume: bool,
-    track: str | None,
-    ray: str | None,
-    format: Format,
+    settings: list[Setting], folder: Path, resume: bool, ray: str | None, format: Format
 ) -> None:
-    from fedcohort.experiments.several import run_several
-    from fedcohort.experiments.tracking import track as tracked
-    from fedcohort.report.tables import comparison, curves
+    from fedcohort.experiments.compare import run_several
+    from fedcohort.report.tables import comparison, comparison_table, curves, setting_columns
 
-    experiments = {setting.name: setting.experiment for setting in settings}
-    with (
-        on_cluster(ray),
-        RoundBars(experiments) as bars,
-        tracked(track, folder, experiments) as log,
-    ):
-
-        def on_round(name: str, records: Sequence[RoundRecord]) -> None:
-            log(name, records)
-            bars(name, records)
-
+    with on_cluster(ray), RoundBars(dict(settings)) as bars:
         results = run_several(
-            settings, folder, "sweep.json", resume=resume, on_round=on_round, runner=runner_on(ray)
+            settings, folder, "sweep.json", resume=resume, on_round=bars, runner=runner_on(ray)
         )
     rows = comparison(results)
     if format is Format.json:
         show_json({"folder": str(folder), "runs": rows})
         return
-    from fedcohort.report.tables import comparison_table, setting_columns
-
-    targets = {setting.experiment.target for setting in settings}
-    target = targets.pop() if len(targets) == 1 else None
-    title = f"{len(settings)} settings: {folder}"
-    columns = setting_columns(results)
-    show(comparison_table(rows, curves(results), target, title, console().width, columns))
+    title, columns = f"{len(settings)} settings: {folder}", setting_columns(results)
+    lines, width = curves(results), console().width
+    show(comparison_table(rows, lines, results.target, title, width, columns))

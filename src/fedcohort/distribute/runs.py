@@ -17,9 +17,9 @@ from typing import Any
 from fedcohort.datasets import Dataset
 from fedcohort.distribute.cluster import cluster_error, gpus_for, need_ray
 from fedcohort.exceptions import ConfigError, FedcohortError
+from fedcohort.experiments.compare import OnRound, Setting
 from fedcohort.experiments.config import Experiment
-from fedcohort.experiments.folder import dataset_of, run
-from fedcohort.experiments.several import OnRound, Setting
+from fedcohort.experiments.run import dataset_of, run
 from fedcohort.experiments.summary import Summary
 from fedcohort.simulate.history import record_from
 
@@ -86,10 +86,9 @@ def _submit(settings: Sequence[Setting], root: Path, retries: int) -> dict[Any, 
     stored: dict[Any, Any] = {}
     names = {}
     for name, experiment in settings:
-        data = experiment.data
-        key = (data.dataset, data.root, data.standardize)
-        if key not in stored:
-            stored[key] = ray.put(dataset_of(data))
+        source = experiment.data.source
+        if source not in stored:
+            stored[source] = ray.put(dataset_of(experiment.data))
         task = ray.remote(_run).options(
             name=name,
             num_cpus=1,
@@ -97,7 +96,7 @@ def _submit(settings: Sequence[Setting], root: Path, retries: int) -> dict[Any, 
             max_retries=retries,
             retry_exceptions=[OSError],
         )
-        names[task.remote(experiment, root / name, stored[key])] = name
+        names[task.remote(experiment, root / name, stored[source])] = name
     return names
 
 

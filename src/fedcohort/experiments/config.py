@@ -28,7 +28,6 @@ import dataclasses
 import json
 import os
 import re
-import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +46,7 @@ from fedcohort.options import (
 )
 from fedcohort.registry import lookup
 from fedcohort.simulate.local import LocalTraining, Schedule
+from fedcohort.storage import read_toml
 
 Options = Mapping[str, Any]
 
@@ -103,6 +103,11 @@ class DataConfig:
     def num_clients(self) -> int | None:
         """How many clients are asked for; None for all that the data bring along."""
         return 60 if self.clients is None and self.partition != "natural" else self.clients
+
+    @property
+    def source(self) -> tuple[str, str | None, bool]:
+        """What decides which arrays are loaded."""
+        return self.dataset, self.root, self.standardize
 
 
 NO_GATE = NamedConfig("none")
@@ -205,20 +210,8 @@ def read_values(path: str | os.PathLike[str]) -> dict[str, Any]:
     name = os.fspath(path)
     if name.startswith("paper:"):
         path = lookup("paper setting", name[6:], papers())
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        found: dict[str, Any] = _absolute(tomllib.loads(text), Path(path).resolve().parent)
-        return found
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: cannot be read: TOML files are written in UTF-8") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: its values are nested too deeply") from None
+    values: dict[str, Any] = _absolute(read_toml(path), Path(path).resolve().parent)
+    return values
 
 
 def parse(values: Mapping[str, Any]) -> Experiment:
@@ -244,6 +237,25 @@ def parse(values: Mapping[str, Any]) -> Experiment:
 def dump(experiment: Experiment) -> dict[str, Any]:
     """Return the experiment as plain values, all defaults filled in."""
     return dataclasses.asdict(experiment)
+
+
+def flat(experiment: Experiment) -> dict[str, Any]:
+    """Return all values by dotted key.
+
+    Examples
+    --------
+    >>> flat(Experiment())["local.lr"]
+    0.05
+    """
+
+    def walk(values: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                yield from walk(value, f"{where}{key}.")
+            else:
+                yield f"{where}{key}", list(value) if isinstance(value, tuple) else value
+
+    return dict(walk(dump(experiment), ""))
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:

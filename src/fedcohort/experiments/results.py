@@ -1,4 +1,4 @@
-"""Results of runs: collected in memory, read from folders, and handed on as tables.
+"""Results of runs, read from their folders, and handed on as tables.
 
 `read` finds the runs under a folder, finished or not. `Results.to_arrow` and `Results.records` give
 one row per run, seed and round.
@@ -10,16 +10,17 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import config
 from fedcohort.experiments.config import NO_GATE, Experiment, NamedConfig
-from fedcohort.experiments.summary import Summary, summarize_rounds
+from fedcohort.experiments.summary import Summary, summarize
 from fedcohort.rounds import ClientId, check_id
 from fedcohort.simulate.history import History, record_from, whole_number
 
@@ -34,16 +35,16 @@ class Members(NamedTuple):
     """The clients of one seed and how many examples of each class they hold."""
 
     clients: list[ClientId]
-    label_counts: np.ndarray[Any, np.dtype[np.int64]]
+    label_counts: NDArray[np.int64]
 
 
 class PolicyResult(NamedTuple):
-    """All seeds of one setting.
+    """All seeds of one run.
 
     Attributes
     ----------
     policy : str
-        Name of the setting. In a comparison it is the name of the policy.
+        Name of the run. In a comparison it is the name of the policy.
     summaries, histories : list
         One per seed.
     seconds : float
@@ -69,8 +70,8 @@ class PolicyResult(NamedTuple):
 
     def members(self) -> list[Members]:
         """Return the clients of each seed; an older folder knows only those that were selected."""
-        saved = {} if self.folder is None else _federation(self.folder).members
-        return [saved.get(h.seed) or _selected_members(h) for h in self.histories]
+        members = {} if self.folder is None else _federation(self.folder)[1]
+        return [members.get(h.seed) or _selected_members(h) for h in self.histories]
 
 
 class Results(list[PolicyResult]):
@@ -105,7 +106,7 @@ class Results(list[PolicyResult]):
 
         Keys are dotted, as in ``local.lr``. A run without an option has no such key.
         """
-        flat = [{} if r.experiment is None else dict(_flat(r.experiment)) for r in self]
+        flat = [{} if r.experiment is None else config.flat(r.experiment) for r in self]
         keys = dict.fromkeys(key for values in flat for key in values)
         differ = [k for k in keys if len({repr(values.get(k)) for values in flat}) > 1]
         return [{k: values[k] for k in differ if k in values} for values in flat]
@@ -115,10 +116,10 @@ class Results(list[PolicyResult]):
         varied = self.varied()
         keys = dict.fromkeys(key for values in varied for key in values)
         for result, values in zip(self, varied, strict=True):
-            own = {"run": result.policy, **{key: values.get(key) for key in keys}}
+            settings = {"run": result.policy, **{key: values.get(key) for key in keys}}
             for history in result.histories:
                 for row in history.records():
-                    yield {**own, **row}
+                    yield {**settings, **row}
 
     def to_arrow(self) -> pa.Table:
         """Return one row per run, seed and round as an Arrow table (needs PyArrow)."""
@@ -128,8 +129,14 @@ class Results(list[PolicyResult]):
             raise ConfigError("Results.to_arrow: install PyArrow (pip install pyarrow)") from None
         rows = list(self.records())
         names = list(rows[0]) if rows else []
-        columns = {name: _column([row[name] for row in rows]) for name in names}
-        return pa.table(columns)
+        return pa.table({name: _column([row[name] for row in rows]) for name in names})
+
+
+def _column(values: Sequence[Any]) -> list[Any]:
+    """Return values of one type: words where a swept setting mixes types."""
+    kinds = {type(v) for v in values if v is not None}
+    plain = kinds <= {int, float} or len(kinds) < 2
+    return list(values) if plain else [None if v is None else json.dumps(v) for v in values]
 
 
 def read(*folders: str | os.PathLike[str]) -> Results:
@@ -138,10 +145,10 @@ def read(*folders: str | os.PathLike[str]) -> Results:
     An unfinished run is read as far as it got. Runs of several folders are told apart by the
     names of their folders where their own names are equal.
     """
-    found = [(Path(folder), run) for folder in folders for run in run_folders(folder)]
-    names = [run.resolve().name for _, run in found]
+    runs = [(Path(folder), run) for folder in folders for run in run_folders(folder)]
+    names = [run.resolve().name for _, run in runs]
     results = Results()
-    for (folder, run), name in zip(found, names, strict=True):
+    for (folder, run), name in zip(runs, names, strict=True):
         if names.count(name) > 1:
             name = f"{folder.resolve().name}/{name}" if folder != run else str(run)
         results.append(read_run(run, name))
@@ -160,10 +167,10 @@ def run_folders(folder: str | os.PathLike[str]) -> list[Path]:
         raise ConfigError(f"{folder}: no run found (no config.json in it or one level below)")
     listed: list[str] = []
     for file in ("comparison.json", "sweep.json"):
-        found = read_json(root / file, {})
-        if not isinstance(found, dict):
+        summaries = read_json(root / file, {})
+        if not isinstance(summaries, dict):
             raise ConfigError(f"{root / file}: not the summaries of several runs")
-        listed += found
+        listed += summaries
     order = {name: position for position, name in enumerate(listed)}
 
     def key(name: str) -> tuple[float, float, str]:
@@ -176,19 +183,19 @@ def read_run(folder: Path, name: str | None = None) -> PolicyResult:
     """Read one run, as far as it got."""
     values = read_json(folder / "config.json")
     try:
-        experiment = _experiment(values)
+        experiment = None if "engine" in values else config.parse(values)
     except (ConfigError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder / 'config.json'}: {error}") from None
-    known = read_json(folder / "summary.json", {})
+    written = read_json(folder / "summary.json", {})
     try:
-        seconds = float(known.get("seconds", math.nan))
-        kinds = {int(s["seed"]): _sizes(s["bytes_by_kind"]) for s in known.get("seeds", [])}
+        seconds = float(written.get("seconds", math.nan))
+        kinds = {int(s["seed"]): _sizes(s["bytes_by_kind"]) for s in written.get("seeds", [])}
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{folder / 'summary.json'}: not a summary ({error!r})") from None
     histories = read_histories(folder)
     model_bytes, members = _federation(folder)
     summaries = [
-        summarize_rounds(
+        summarize(
             history,
             *(members.get(history.seed) or _selected_members(history)),
             None if experiment is None else experiment.target,
@@ -198,12 +205,6 @@ def read_run(folder: Path, name: str | None = None) -> PolicyResult:
         for history in histories
     ]
     return PolicyResult(name or folder.name, summaries, histories, seconds, experiment, folder)
-
-
-def _experiment(values: Any) -> Experiment | None:
-    """Return the settings of a run; None for one of Flower's, whose app has them."""
-    engine = values.get("engine") if isinstance(values, Mapping) else None
-    return None if engine == "flower" else config.parse(values)
 
 
 def read_histories(folder: str | os.PathLike[str]) -> list[History]:
@@ -252,22 +253,16 @@ def read_json(path: Path, default: Any = None) -> Any:
         ) from None
 
 
-class _Federation(NamedTuple):
-    """The size of a model and the clients of each seed, as far as a run's folder says so."""
-
-    model_bytes: int
-    members: dict[int, Members]
-
-
-def _federation(folder: Path) -> _Federation:
+def _federation(folder: Path) -> tuple[int, dict[int, Members]]:
+    """Return the size of a model and the clients of each seed, as far as the folder says so."""
     path = folder / "federation.json"
-    held = read_json(path, {})
+    written = read_json(path, {})
     try:
         members = {
             whole_number(seed["seed"]): _members(seed["clients"], seed["label_counts"])
-            for seed in held.get("seeds", [])
+            for seed in written.get("seeds", [])
         }
-        return _Federation(whole_number(held.get("model_bytes", 0)), members)
+        return whole_number(written.get("model_bytes", 0)), members
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: not a federation ({error!r})") from None
 
@@ -285,23 +280,3 @@ def _members(clients: Any, label_counts: Any) -> Members:
 def _selected_members(history: History) -> Members:
     clients = sorted({client for cohort in history.selections for client in cohort})
     return Members(clients, np.zeros((len(clients), 0), np.int64))
-
-
-def _flat(experiment: Experiment) -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values of the settings that can differ between runs to compare."""
-
-    def walk(values: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
-        for key, value in values.items():
-            if isinstance(value, Mapping):
-                yield from walk(value, f"{where}{key}.")
-            else:
-                yield f"{where}{key}", list(value) if isinstance(value, tuple) else value
-
-    return walk(config.dump(experiment), "")
-
-
-def _column(values: Sequence[Any]) -> list[Any]:
-    """Return values of one type: words where a swept setting mixes types."""
-    kinds = {type(v) for v in values if v is not None}
-    plain = kinds <= {int, float} or len(kinds) < 2
-    return list(values) if plain else [None if v is None else json.dumps(v) for v in values]

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort import metrics
-from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError
-from fedcohort.ledger import Ledger
 from fedcohort.rounds import ClientId
 from fedcohort.simulate.history import History
+
+MAX_LAST_ROUNDS = 50  # evaluations that `accuracy` is the mean of
 
 
 class Overhead(NamedTuple):
@@ -26,16 +26,7 @@ class Overhead(NamedTuple):
 
     All traffic counts: models, sketches and flags. The paper does not say who receives FedAvg's
     broadcast, so the downlink is given twice: to the cohort, as the ledger counts it, and to all
-    clients, in both methods.
-
-    Attributes
-    ----------
-    skipped : float
-        Rounds in which no model was uploaded.
-    up, down : float
-        Bytes that the ledger counted.
-    down_to_all : float
-        Downlink if every broadcast goes to all clients.
+    clients, in both methods. `skipped` is the share of rounds in which no model was uploaded.
     """
 
     skipped: float
@@ -54,12 +45,12 @@ class Summary(NamedTuple):
     accuracy, accuracy_deviation : float
         Mean and standard deviation of the test accuracy over the last 50 evaluated rounds, or
         over the last fifth if fewer than 250 rounds were evaluated.
-    last_accuracy, best_accuracy : float
-        Test accuracy of the last evaluated round and of the best round.
-    rounds_to_target : int or None
-        Rounds until the target accuracy was reached; None if it was not, or if there is none.
-    seconds_to_target : float or None
-        Simulated seconds until then.
+    last_accuracy, best_accuracy, mean_accuracy : float
+        Test accuracy of the last evaluated round, of the best round, and the mean over all
+        rounds: the area under the curve.
+    rounds_to_target, seconds_to_target : int and float, or None
+        Rounds and simulated seconds until the target accuracy was first reached; None if it was
+        not, or if there is none.
     gemd : float
         Group earth mover's distance (paper 4, eq. 15), mean over the cohorts.
     participation_entropy : float
@@ -78,6 +69,7 @@ class Summary(NamedTuple):
     accuracy_deviation: float
     last_accuracy: float
     best_accuracy: float
+    mean_accuracy: float
     rounds_to_target: int | None
     seconds_to_target: float | None
     gemd: float
@@ -89,10 +81,7 @@ class Summary(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the summary for JSON: nested dictionaries, None for what is not finite."""
-        return {
-            key: _finite(value._asdict() if isinstance(value, Overhead) else value)
-            for key, value in self._asdict().items()
-        }
+        return _finite({**self._asdict(), "overhead": self.overhead._asdict()})  # type: ignore[no-any-return]
 
 
 def _finite(value: Any) -> Any:
@@ -103,67 +92,51 @@ def _finite(value: Any) -> Any:
 
 def summarize(
     history: History,
-    federation: Federation,
-    ledger: Ledger,
-    target: float | None,
-    model_bytes: int,
-) -> Summary:
-    """Summarize one seed's history.
-
-    Parameters
-    ----------
-    history : History
-        The rounds.
-    federation : Federation
-        Who holds which labels, for `gemd`.
-    ledger : Ledger
-        The bytes of the run.
-    target : float or None
-        Accuracy to reach.
-    model_bytes : int
-        Size of one model, for `overhead`.
-    """
-    kinds = {
-        f"{kind} {way}": size
-        for way in ("up", "down")
-        for kind, size in sorted(ledger.by_kind(way).items())
-    }
-    clients, counts = sorted(federation.parts), federation.label_counts()
-    return summarize_rounds(history, clients, counts, target, model_bytes, kinds)
-
-
-def summarize_rounds(
-    history: History,
     clients: Sequence[ClientId],
     label_counts: NDArray[np.int64],
     target: float | None,
     model_bytes: int,
     bytes_by_kind: Mapping[str, int] | None = None,
 ) -> Summary:
-    """Summarize rounds that may have been read from disk, of a run that may not be finished.
+    """Summarize one seed's rounds; the run may have been read from disk and be unfinished.
 
     What cannot be known is NaN: GEMD without label counts, overheads without the size of a model
     or, for `down_to_all`, without `bytes_by_kind`.
+
+    Parameters
+    ----------
+    history : History
+        The rounds.
+    clients, label_counts : sequence of str, array (clients, classes)
+        Who holds which labels, for `gemd`.
+    target : float or None
+        Accuracy to reach.
+    model_bytes : int
+        Size of one model, for `overhead`.
+    bytes_by_kind : mapping, optional
+        Bytes of the whole run by kind and direction, as in "model down".
     """
     accuracy = history.accuracy
     measured = accuracy[np.isfinite(accuracy)]
-    last = measured[-min(50, max(1, len(measured) // 5)) :]
-    last = last if len(last) else np.array([np.nan])
+    measured = measured if len(measured) else np.array([np.nan])
+    last = measured[-min(MAX_LAST_ROUNDS, max(1, len(measured) // 5)) :]
     seconds = [r.seconds for r in history.rounds]
-    counts = metrics.participation(history.selections, clients)
     return Summary(
         seed=history.seed,
         rounds=len(history.rounds),
         accuracy=float(last.mean()),
         accuracy_deviation=float(last.std()),
         last_accuracy=float(last[-1]),
-        best_accuracy=float(measured.max()) if len(measured) else float("nan"),
+        best_accuracy=float(measured.max()),
+        mean_accuracy=float(measured.mean()),
         rounds_to_target=None if target is None else metrics.rounds_to_target(accuracy, target),
         seconds_to_target=(
             None if target is None else metrics.time_to_target(accuracy, seconds, target)
         ),
-        gemd=_mean(gemd_by_round(history, clients, label_counts)),
-        participation_entropy=metrics.participation_entropy(counts),
+        gemd=spread(gemd_by_round(history, clients, label_counts)).mean,
+        participation_entropy=metrics.participation_entropy(
+            metrics.participation(history.selections, clients)
+        ),
         bytes_up=sum(r.bytes_up for r in history.rounds),
         bytes_down=sum(r.bytes_down for r in history.rounds),
         bytes_by_kind=dict(bytes_by_kind or {}),
@@ -184,12 +157,8 @@ def gemd_by_round(
     except KeyError as error:
         name = error.args[0]
         raise ConfigError(f"a round lists client {name!r:.80}, which is not a member") from None
-    known = label_counts.shape[1] > 0
-    return [metrics.gemd(label_counts, c) if known and c else float("nan") for c in cohorts]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return spread(values).mean
+    labeled = label_counts.shape[1] > 0
+    return [metrics.gemd(label_counts, c) if labeled and c else float("nan") for c in cohorts]
 
 
 def _overhead(
@@ -222,7 +191,7 @@ class Spread(NamedTuple):
 
 
 def spread(values: Sequence[float | None]) -> Spread:
-    """Return the mean and sample standard deviation of the values that are known.
+    """Return the mean and sample standard deviation of the values that are finite.
 
     Examples
     --------
@@ -231,9 +200,8 @@ def spread(values: Sequence[float | None]) -> Spread:
     >>> spread([1.0])
     Spread(mean=1.0, std=nan, missing=0)
     """
-    known = [v for v in values if v is not None and np.isfinite(v)]
-    missing = len(values) - len(known)
-    if not known:
-        return Spread(float("nan"), float("nan"), missing)
-    std = float(np.std(known, ddof=1)) if len(known) > 1 else float("nan")
-    return Spread(float(np.mean(known)), std, missing)
+    finite = [v for v in values if v is not None and np.isfinite(v)]
+    missing = len(values) - len(finite)
+    mean = float(np.mean(finite)) if finite else float("nan")
+    std = float(np.std(finite, ddof=1)) if len(finite) > 1 else float("nan")
+    return Spread(mean, std, missing)

@@ -8,19 +8,17 @@ soon as it has been evaluated) and, at the end, ``federation.json``, ``summary.j
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
-import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import fedcohort
 from fedcohort import storage
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower.grid import LOG
+from fedcohort.provenance import provenance
 from fedcohort.rounds import ClientId
 from fedcohort.session import Session
 from fedcohort.storage import write_atomically
@@ -181,7 +179,7 @@ class RunFolder:
             "seeds": [session.seed],
         }
         self._write("config.json", about)
-        self._write("provenance.json", provenance())
+        self._write("provenance.json", provenance(("fedcohort", "flwr", "numpy")))
         for name in ("federation.json", "summary.json", "session"):
             (self.path / name).unlink(missing_ok=True)
         write_atomically(lines, b"")
@@ -217,13 +215,3 @@ class RunFolder:
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         write_atomically(self.path / name, json.dumps(content, indent=2).encode())
-
-
-def provenance() -> dict[str, Any]:
-    """Return the versions that results depend on.
-
-    Not the command of this process: Flower's arguments hold an access token.
-    """
-    versions = {"fedcohort": fedcohort.__version__, "python": platform.python_version()}
-    versions |= {name: importlib.metadata.version(name) for name in ("flwr", "numpy")}
-    return {"versions": versions, "machine": platform.machine()}

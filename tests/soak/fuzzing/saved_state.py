@@ -115,7 +115,7 @@ class Folder(Target):
     last = None  # the file that was damaged before; None while there are no files
 
     def examples(self):
-        from fedcohort.experiments import config, folder
+        from fedcohort.experiments import config, run
 
         experiment = config.parse(
             {
@@ -126,7 +126,7 @@ class Folder(Target):
             }
         )
         with tempfile.TemporaryDirectory() as made:
-            folder.run(experiment, made)
+            run.run(experiment, made)
             self.good = {name: (Path(made) / name).read_bytes() for name in self.files}
         return [name.encode() + b"\n" + self.good[name] for name in self.files]
 

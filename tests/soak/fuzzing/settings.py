@@ -17,7 +17,7 @@ from .target import Target
 
 class Toml(Target):
     name, file = "toml", "x.toml"
-    imports = ("fedcohort.experiments.several",)
+    imports = ("fedcohort.experiments.compare",)
 
     def examples(self):
         return [
@@ -32,10 +32,9 @@ class Toml(Target):
         return damaged_text(data, rng)
 
     def parse(self):
-        from fedcohort.experiments import config, several
+        from fedcohort.experiments import compare
 
-        if several.read(self.path) is None:
-            config.read(self.path)
+        compare.read(self.path)
 
 
 class SketchSpec(Target):
@@ -96,7 +95,7 @@ class Policy(Target):
     """Policies as on the command line: ``name:option=value,option=value``."""
 
     name = "policy"
-    imports = ("fedcohort.experiments.folder",)
+    imports = ("fedcohort.experiments.run",)
 
     def examples(self):
         import inspect
@@ -122,7 +121,7 @@ class Policy(Target):
 
     def parse(self):
         from fedcohort.experiments.config import NamedConfig
-        from fedcohort.experiments.folder import policy_of
+        from fedcohort.experiments.run import policy_of
         from fedcohort.options import parse_named
         from fedcohort.session import Session
 

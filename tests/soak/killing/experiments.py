@@ -51,6 +51,6 @@ def rounds_of(folder):
 
 
 NEEDS = (*CLI_NEEDS, "torch")
-IMPORTS = ("fedcohort.cli", "fedcohort.experiments.folder", "sklearn.datasets")
+IMPORTS = ("fedcohort.cli", "fedcohort.experiments.run", "sklearn.datasets")
 RUN = Job(CLI, run_arguments, rounds_of, NEEDS, IMPORTS, write_experiment)
 COMPARE = Job(CLI, compare_arguments, rounds_of, NEEDS, IMPORTS)

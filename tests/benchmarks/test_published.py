@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
+from docs_tables import results
+from suite import Script, published_experiment, read_suite
 
 from fedcohort.experiments import config
-from fedcohort.experiments.suite import Script, read_suite
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from docs_tables import results
 
 
 @pytest.mark.parametrize("suite", ["selection", "papers", "skip", "coldstart"])
@@ -29,7 +25,7 @@ def test_published_parts_have_the_settings_of_their_suite(suite):
     for name, experiment in published.items():
         now = plain(parts[name].first(len(experiment["seeds"])).experiment)
         if now != experiment | {"device": "cpu"}:
-            assert now == plain(config.parse(experiment)), name
+            assert now == plain(published_experiment(experiment)), name
 
 
 def plain(run):

@@ -6,10 +6,9 @@ import json
 
 import numpy as np
 import pytest
+from convert import CONVERTERS, femnist_from_leaf, shakespeare_from_html
 
-from fedcohort.cli import invoke
 from fedcohort.datasets import load
-from fedcohort.datasets.convert import femnist_from_leaf, shakespeare_from_html
 from fedcohort.exceptions import DataError
 
 
@@ -76,10 +75,7 @@ def test_shakespeare_from_pages(tmp_path):
     body = "</A><br><A NAME=1.1.1>".join(lines)
     (tmp_path / "plays" / "hamlet" / "full.html").write_text(PLAY.format(first=body))
     root = tmp_path / "root"
-    assert (
-        invoke(["data", "convert", "shakespeare", str(tmp_path / "plays"), "--root", str(root)])
-        == 0
-    )
+    CONVERTERS["shakespeare"](tmp_path / "plays", root / "shakespeare")
     data = load("shakespeare", root)
     assert set(data.client_ids) == {"hamlet/HAMLET"}  # the witch has one line
     from fedcohort.datasets.shakespeare import decode

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from suite import Part, Script, published_experiment
 
 from fedcohort.exceptions import DataError
-from fedcohort.experiments import config
 from fedcohort.experiments.results import read_json
-from fedcohort.experiments.suite import Part, Script
 
 SAME, OTHER_BYTES, AGREES, DIFFERS = "same", "other bytes", "agrees", "differs"
 
@@ -67,77 +66,76 @@ class Repetition:
 
 
 def read_published(paths: Sequence[str | os.PathLike[str]]) -> Published:
-    """Return the parts of published result files, by setting and variant.
+    """The parts of published result files, by setting and variant.
 
     A part may have some of its seeds in each of several files; the first result of a seed counts.
     """
-    found: dict[tuple[str, str], Mapping[str, Any]] = {}
+    published: dict[tuple[str, str], Mapping[str, Any]] = {}
     for path in paths:
         try:
             for part in read_json(Path(path))["parts"]:
-                first = found.setdefault((part["setting"], part["variant"]), part)
-                known = {row["seed"] for row in first.get("seeds", ())}
-                more = [row for row in part.get("seeds", ()) if row["seed"] not in known]
+                name = part["setting"], part["variant"]
+                first = published.setdefault(name, part)
+                seeds = {row["seed"] for row in first.get("seeds", ())}
+                more = [row for row in part.get("seeds", ()) if row["seed"] not in seeds]
                 if more:
-                    merged = {**first, "seeds": [*first["seeds"], *more]}
-                    found[part["setting"], part["variant"]] = merged
+                    published[name] = {**first, "seeds": [*first["seeds"], *more]}
         except (KeyError, TypeError, AttributeError):
-            message = f"{path} is not a result file of `fedcohort benchmark --join`"
-            raise DataError(message) from None
-    return found
+            raise DataError(f"{path} is not a result file of benchmarks/run.py --join") from None
+    return published
 
 
 def twins(parts: Sequence[Part], published: Published) -> list[Twins]:
-    """Return the training runs among the parts that are published, each with its published result.
+    """The training runs among the parts that are published, each with its published result.
 
     DataError if one was published with other settings, or if there is nothing to compare.
     """
-    found = []
+    pairs = []
     for part in parts:
         theirs = published.get((part.setting, part.variant))
         if theirs is None or isinstance(part.experiment, Script):
             continue
         seeds, device = part.experiment.seeds, part.experiment.device
-        old = replace(config.parse(theirs["experiment"]), seeds=seeds, device=device)
+        old = replace(published_experiment(theirs["experiment"]), seeds=seeds, device=device)
         if old != part.experiment:
             raise DataError(f"{part.name} was published with other settings (--quick changes them)")
-        found.append((part, theirs))
-    if not found:
+        pairs.append((part, theirs))
+    if not pairs:
         raise DataError("these parts are not published training runs: nothing to compare with")
-    return found
+    return pairs
 
 
 def repetitions(pairs: Sequence[Twins], folder: str | os.PathLike[str]) -> list[Repetition]:
     """Compare the parts whose result the folder holds with the published ones."""
-    found = []
+    rows = []
     for part, theirs in pairs:
         path = Path(folder) / part.file_name
         if path.exists():
             try:
-                found.append(compare(read_json(path), theirs))
+                rows.append(compare(read_json(path), theirs))
             except (KeyError, TypeError, ValueError) as error:
                 raise DataError(
                     f"{part.name}: the published result is damaged ({error!r})"
                 ) from None
-    return found
+    return rows
 
 
 def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Repetition:
     """Compare a part's result with the published one, over the seeds that both have."""
-    old = {row["seed"]: row for row in theirs["seeds"]}
-    new = [row for row in ours["seeds"] if row["seed"] in old]
+    by_seed = {row["seed"]: row for row in theirs["seeds"]}
+    new = [row for row in ours["seeds"] if row["seed"] in by_seed]
     if not new:
         raise DataError(f"{ours['setting']}, {ours['variant']}: none of its seeds is published")
-    published = [old[row["seed"]] for row in new]
-    pairs = list(zip(new, published, strict=True))
+    old = [by_seed[row["seed"]] for row in new]
+    pairs = list(zip(new, old, strict=True))
     same = sum(_same_cohorts(a, b) for a, b in pairs)
     largest = float(np.max([_largest(a, b) for a, b in pairs]))
-    sent, due = (sum(r["bytes_up"] + r["bytes_down"] for r in rows) for rows in (new, published))
-    here, there = (float(np.mean([r["accuracy"] for r in rows])) for rows in (new, published))
+    sent, due = (sum(r["bytes_up"] + r["bytes_down"] for r in rows) for rows in (new, old))
+    here, there = (float(np.mean([r["accuracy"] for r in rows])) for rows in (new, old))
     if same == len(pairs) and largest <= ROUNDING:
         verdict = SAME if sent == due else OTHER_BYTES
     else:
-        error = _standard_error([row["accuracy"] for row in theirs["seeds"]], len(pairs))
+        error = standard_error([row["accuracy"] for row in theirs["seeds"]], len(pairs))
         verdict = AGREES if abs(here - there) <= STANDARD_ERRORS * error else DIFFERS
     return Repetition(
         ours["setting"],
@@ -159,7 +157,7 @@ def _same_cohorts(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 def _largest(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-    """Return the largest difference of two curves, over the rounds that were evaluated.
+    """The largest difference of two curves, over the rounds that were evaluated.
 
     Curves of suites that keep other rounds cannot be compared: the best and last accuracy then are.
     """
@@ -168,12 +166,12 @@ def _largest(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
         names = ("accuracy", "best_accuracy", "last_accuracy")
         one, other = ([row[name] for name in names] for row in (a, b))
     pairs = zip(one, other, strict=True)
-    known = [abs(x - y) for x, y in pairs if x is not None and y is not None]
-    return float(np.max(known)) if known else 0.0  # NaN, if there is one
+    gaps = [abs(x - y) for x, y in pairs if x is not None and y is not None]
+    return float(np.max(gaps)) if gaps else 0.0  # NaN, if there is one
 
 
-def _standard_error(accuracies: Sequence[float], seeds: int) -> float:
-    """Return the standard error of a difference between two means of so many seeds."""
+def standard_error(accuracies: Sequence[float], seeds: int) -> float:
+    """The standard error of a difference between two means of so many seeds."""
     if len(accuracies) < 2:
         return 0.0
     return float(np.std(accuracies, ddof=1)) * math.sqrt(2 / seeds)

@@ -3,10 +3,14 @@
 `femnist_from_leaf` reads the JSON files that LEAF's `preprocess.sh` writes, `shakespeare_from_html`
 the pages of the Complete Moby Shakespeare (one `full.html` per play). Both write the file that
 `fedcohort.datasets.load` reads.
+
+python benchmarks/convert.py femnist leaf/data/femnist/data --root ~/data
+python benchmarks/convert.py shakespeare shakespeare --root ~/data
 """
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import html
 import io
@@ -147,3 +151,16 @@ CONVERTERS: dict[str, Callable[[Path, Path], Path]] = {
     "femnist": femnist_from_leaf,
     "shakespeare": shakespeare_from_html,
 }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("name", choices=CONVERTERS)
+    parser.add_argument("source", type=Path, help="LEAF's data folder, or one folder per play")
+    parser.add_argument("--root", type=Path, default=Path("data"), help="folder with the data sets")
+    args = parser.parse_args()
+    print(CONVERTERS[args.name](args.source, args.root / args.name))
+
+
+if __name__ == "__main__":
+    main()

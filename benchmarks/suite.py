@@ -1,8 +1,8 @@
 """Suites: settings x variants x seeds, read from one TOML file into parts.
 
-The suites of the package are in the folder `suites`. Each pair of a setting and a variant (a policy
-with options, perhaps with a gate) is a part. A setting may name a script of the checkout's
-`benchmarks` folder instead of an experiment.
+The published suites are in the folder `suites`. Each pair of a setting and a variant (a policy with
+options, perhaps with a gate) is a part. A setting may name a script of this folder instead of an
+experiment.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,26 +19,20 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import config
 from fedcohort.experiments.config import Experiment
 from fedcohort.registry import lookup
+from fedcohort.storage import read_toml
 
 FIRST_PUBLISHED_SEED = 1000  # those below are for development and tuning
 RUNS_ON = {name: name for name in ("any", "cpu", "gpu", "gpu-heavy")}
 CURVE_STEP = 5  # rounds between two points of a curve in a result file
+SUITES = {path.stem: path for path in sorted(Path(__file__).parent.glob("suites/*.toml"))}
 
 
 @dataclass(frozen=True)
 class Script:
     """A measurement that is not a training run.
 
-    Parameters
-    ----------
-    path : str
-        A Python file in the checkout's `benchmarks` folder. It writes a JSON file to `--out`.
-    arguments : tuple of str
-        Its further arguments; "{device}" becomes cpu or cuda.
-    seeds : tuple of int
-        Given to the script as `--seeds 1000 1001 ...`, unless there are none.
-    device : str
-        "cpu", "cuda" or "auto".
+    `path` is a Python file of the checkout that writes a JSON file to `--out`; "{device}" among its
+    arguments becomes cpu or cuda. Seeds, if there are any, are given as `--seeds 1000 1001 ...`.
     """
 
     path: str
@@ -84,47 +77,50 @@ class Part:
         return f"{self.suite}: {self.setting}, {self.variant}"
 
     @property
-    def file_name(self) -> str:
-        """Name of the part's result file."""
+    def stem(self) -> str:
+        """Name of the part's folder, and of its result file without .json."""
         plain = re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-")
         words = f"{self.suite}/{self.setting}/{self.variant}".encode()
-        return f"{plain}-{hashlib.blake2b(words, digest_size=3).hexdigest()}.json"
+        return f"{plain}-{hashlib.blake2b(words, digest_size=3).hexdigest()}"
+
+    @property
+    def file_name(self) -> str:
+        """Name of the part's result file."""
+        return f"{self.stem}.json"
 
     def on(self, device: str) -> Part:
-        """Return the part with its device set."""
+        """The part with its device set."""
         return replace(self, experiment=replace(self.experiment, device=device))
 
     def first(self, seeds: int) -> Part:
-        """Return the part with its first seeds only."""
+        """The part with its first seeds only."""
         kept = self.experiment.seeds[:seeds]
         return replace(self, experiment=replace(self.experiment, seeds=kept))
 
 
-def suites() -> dict[str, Path]:
-    """Return the suites that come with the package, by name."""
-    folder = Path(__file__).parent / "suites"
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
-
-
 def read_suite(name: str, *, quick: bool = False) -> list[Part]:
-    """Return the parts of a suite of the package, or of a TOML file, the important ones first.
+    """The parts of a published suite, or of a TOML file, the important ones first.
 
     `quick` applies the suite's [quick] table, which makes it a matter of minutes; its numbers are
     not for publication.
     """
-    path = Path(name) if name.endswith(".toml") else lookup("suite", name, suites())
+    path = Path(name) if name.endswith(".toml") else lookup("suite", name, SUITES)
     try:
-        suite = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from None
-    try:
-        parts = list(_parts(path.stem, suite, quick))
+        parts = list(_parts(path.stem, read_toml(path), quick))
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: not a suite ({error!r})") from None
     first = min((min(p.experiment.seeds) for p in parts if p.experiment.seeds), default=None)
     if not quick and first is not None and first < FIRST_PUBLISHED_SEED:
         raise ConfigError(f"{path}: published seeds begin at {FIRST_PUBLISHED_SEED}")
     return sorted(parts, key=lambda part: part.rank)
+
+
+def published_experiment(values: Mapping[str, Any]) -> Experiment:
+    """The experiment of a result file; older ones state a number for clients that come along."""
+    data = values["data"]
+    if data["partition"] == "natural":
+        data = {**data, "clients": None}
+    return config.parse({**values, "data": data})
 
 
 def _parts(name: str, suite: Mapping[str, Any], is_quick: bool) -> Iterator[Part]:
@@ -140,8 +136,8 @@ def _parts(name: str, suite: Mapping[str, Any], is_quick: bool) -> Iterator[Part
                 run = _script(setting, suite, label, is_quick)
             else:
                 values: dict[str, Any] = {}
-                own = {"experiment": lookup("variant", label, variants)}
-                for table in (suite, setting, own, quick):
+                variant = {"experiment": lookup("variant", label, variants)}
+                for table in (suite, setting, variant, quick):
                     values = _merged(values, table.get("experiment", {}))
                 run = config.parse(values)
             yield Part(
@@ -167,7 +163,7 @@ def _script(
 
 
 def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` updated by `more`, table by table."""
+    """`base` updated by `more`, table by table."""
     out = copy.deepcopy(dict(base))
     for key, value in more.items():
         both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import json
 
+import against
 import pytest
+from run import in_turn, main
+from suite import read_suite
 
-from fedcohort.cli import invoke
 from fedcohort.exceptions import DataError
-from fedcohort.experiments import benchmark, repeated
-from fedcohort.experiments.suite import read_suite
 
 SUITE = """
 [experiment]
@@ -35,19 +35,19 @@ targets = [0.2]
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """A suite, the file of its results, and the folder of its parts."""
+    """A suite, and the file of its results."""
     folder = tmp_path_factory.mktemp("published")
     suite, file = folder / "trial.toml", folder / "trial.json"
     suite.write_text(SUITE)
     parts = read_suite(str(suite))
-    benchmark.run_suite(parts, folder / "parts")
-    found = [json.loads((folder / "parts" / part.file_name).read_text()) for part in parts]
-    file.write_text(json.dumps({"suite": "trial", "parts": found}))
+    in_turn(parts, folder / "parts", False, 1000.0)
+    results = [json.loads((folder / "parts" / part.file_name).read_text()) for part in parts]
+    file.write_text(json.dumps({"suite": "trial", "parts": results}))
     return suite, file
 
 
 def run(*words, expected=0):
-    assert invoke(["benchmark", *map(str, words)]) == expected
+    assert main(list(map(str, words))) == expected
 
 
 def test_the_first_seeds_repeat_the_published_ones(published, tmp_path, capsys):
@@ -60,8 +60,7 @@ def test_the_first_seeds_repeat_the_published_ones(published, tmp_path, capsys):
         assert (row["verdict"], row["same_cohorts"], row["largest"]) == ("same", 2, 0.0)
         assert row["accuracy"] == row["published_accuracy"] and row["bytes"] == 1.0
     run(*again, "--resume")
-    shown = capsys.readouterr().out
-    assert "digits, uniform" in shown and "same" in shown
+    assert "same: digits, uniform: 2 seeds" in capsys.readouterr().out
 
 
 def rows_of(file):
@@ -76,9 +75,9 @@ def test_verdicts_by_rule(published):
         ours = copy.deepcopy(theirs)
         for row in ours["seeds"]:
             change(row)
-        return repeated.compare(ours, theirs).verdict
+        return against.compare(ours, theirs).verdict
 
-    deviation = repeated._standard_error([row["accuracy"] for row in theirs["seeds"]], 3)
+    deviation = against.standard_error([row["accuracy"] for row in theirs["seeds"]], 3)
     assert deviation > 0
 
     def shifted(row, errors):
@@ -94,8 +93,8 @@ def test_verdicts_by_rule(published):
 
 
 def test_the_standard_error_is_of_a_difference_of_means():
-    assert repeated._standard_error([0.1, 0.3], 8) == pytest.approx(0.02**0.5 / 2)
-    assert repeated._standard_error([0.1], 8) == 0.0  # unknown: nothing but the same is accepted
+    assert against.standard_error([0.1, 0.3], 8) == pytest.approx(0.02**0.5 / 2)
+    assert against.standard_error([0.1], 8) == 0.0  # unknown: nothing but the same is accepted
 
 
 def test_curves_of_other_rounds_and_not_a_number(published):
@@ -103,12 +102,12 @@ def test_curves_of_other_rounds_and_not_a_number(published):
     ours = copy.deepcopy(theirs)
     for row in ours["seeds"]:
         row["curve"] = row["curve"] * 2  # a suite that keeps more rounds
-    assert repeated.compare(ours, theirs).verdict == "same"
+    assert against.compare(ours, theirs).verdict == "same"
     ours["seeds"][0]["best_accuracy"] += 0.02
-    assert repeated.compare(ours, theirs).verdict == "agrees"
+    assert against.compare(ours, theirs).verdict == "agrees"
     ours = copy.deepcopy(theirs)
     ours["seeds"][1]["curve"][0] = float("nan")
-    assert repeated.compare(ours, theirs).verdict != "same"
+    assert against.compare(ours, theirs).verdict != "same"
 
 
 def test_seeds_of_several_files_are_joined(published, tmp_path):
@@ -121,7 +120,7 @@ def test_seeds_of_several_files_are_joined(published, tmp_path):
             for row in part["seeds"]:
                 row["accuracy"] += shift
         path.write_text(json.dumps(content))
-    rows = repeated.read_published(paths)["digits", "uniform"]["seeds"]
+    rows = against.read_published(paths)["digits", "uniform"]["seeds"]
     assert [row["seed"] for row in rows] == [1000, 1001, 1002]
     assert [row["accuracy"] > 9 for row in rows] == [False, True, True]  # the first one counts
 
@@ -142,14 +141,14 @@ def test_a_result_that_differs_is_an_error(published, tmp_path, capsys):
 def test_what_cannot_be_compared_is_named(published, tmp_path, capsys):
     suite, file = published
     part = read_suite(str(suite))[0].first(1)
-    benchmark.run_suite([part], tmp_path / "parts")
+    in_turn([part], tmp_path / "parts", False, 100.0)
     text = file.read_text()
 
     def compared_with(content):
         path = tmp_path / "other.json"
         path.write_text(content)
-        pairs = repeated.twins([part], repeated.read_published([path]))
-        return repeated.repetitions(pairs, tmp_path / "parts")
+        pairs = against.twins([part], against.read_published([path]))
+        return against.repetitions(pairs, tmp_path / "parts")
 
     def refused(content, match):
         with pytest.raises(DataError, match=match):

@@ -28,11 +28,21 @@ from typing import Any, NamedTuple
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import config
 from fedcohort.experiments.config import NO_GATE, DataConfig, Experiment, NamedConfig
-from fedcohort.experiments.folder import check, dataset_of, made, run
-from fedcohort.experiments.results import PolicyResult, Results, read_histories, read_json
+from fedcohort.experiments.results import Results, read_run
+from fedcohort.experiments.run import check, dataset_of, make_folder, run
 from fedcohort.experiments.summary import Summary
 from fedcohort.simulate.history import RoundRecord
 from fedcohort.storage import remove_leftovers, write_atomically
+
+MAX_NAME = 100
+
+#: What `fedcohort compare` runs by default: real digits, two labels per client.
+DEFAULT_SETTING = Experiment(
+    seeds=(0, 1, 2), target=0.8, data=DataConfig(options={"per_client": 2})
+)
+
+#: What a gate's accuracy and traffic are compared with: random cohorts that always upload.
+BASELINE = "fedavg"
 
 
 class Setting(NamedTuple):
@@ -57,14 +67,12 @@ def in_turn(
     on_round: OnRound | None = None,
 ) -> list[list[Summary]]:
     """Run settings one after the other; a data set is loaded once for all its neighbors."""
-    summaries, loaded, dataset = [], None, None
+    summaries, source, dataset = [], None, None
     for _, experiment in settings:
         check(experiment)
     for name, experiment in settings:
-        data = experiment.data
-        key = (data.dataset, data.root, data.standardize)
-        if dataset is None or key != loaded:
-            loaded, dataset = key, dataset_of(data)
+        if dataset is None or experiment.data.source != source:
+            source, dataset = experiment.data.source, dataset_of(experiment.data)
 
         def report(records: Sequence[RoundRecord], name: str = name) -> None:
             if on_round is not None:
@@ -97,26 +105,13 @@ def run_several(
     runner : callable
         What runs them: `in_turn`, or `fedcohort.distribute.runs.run_all` on a cluster.
     """
-    root = made(Path(folder))
+    root = make_folder(folder)
     remove_leftovers(root)
-    results = Results()
     summaries = runner(settings, root, resume=resume, on_round=on_round)
-    for (name, experiment), own in zip(settings, summaries, strict=True):
-        place = root / name
-        seconds = read_json(place / "summary.json")["seconds"]
-        results.append(PolicyResult(name, own, read_histories(place), seconds, experiment, place))
-    content = {r.policy: [s.as_dict() for s in r.summaries] for r in results}
+    runs = zip(settings, summaries, strict=True)
+    content = {name: [s.as_dict() for s in seeds] for (name, _), seeds in runs}
     write_atomically(root / file, json.dumps(content, indent=2).encode())
-    return results
-
-
-#: What `fedcohort compare` runs by default: real digits, two labels per client.
-DEFAULT_SETTING = Experiment(
-    seeds=(0, 1, 2), target=0.8, data=DataConfig(options={"per_client": 2})
-)
-
-#: What a gate's accuracy and traffic are compared with: random cohorts that always upload.
-BASELINE = "fedavg"
+    return Results(read_run(root / name) for name, _ in settings)
 
 
 def compare(
@@ -139,15 +134,11 @@ def compare(
     policies : sequence of NamedConfig
         The policies; all their options are checked before the first run starts.
     folder, resume, on_round, runner
-        As for `fedcohort.experiments.several.run_several`.
+        As for `run_several`.
     """
+    settings = settings_of(setting, policies)
     return run_several(
-        settings_of(setting, policies),
-        folder,
-        "comparison.json",
-        resume=resume,
-        on_round=on_round,
-        runner=runner,
+        settings, folder, "comparison.json", resume=resume, on_round=on_round, runner=runner
     )
 
 
@@ -173,7 +164,7 @@ def labels(policies: Sequence[NamedConfig]) -> list[str]:
     """
     plain = [policy.label for policy in policies]
     names = [
-        _name(",".join([label, *(f"{k}={_text(v)}" for k, v in policy.options.items())]))
+        _folder_name(",".join([label, *(f"{k}={_text(v)}" for k, v in policy.options.items())]))
         if plain.count(label) > 1
         else label
         for label, policy in zip(plain, policies, strict=True)
@@ -183,23 +174,18 @@ def labels(policies: Sequence[NamedConfig]) -> list[str]:
     return names
 
 
-LONGEST_NAME = 100
-
-
 def read(
     path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None
-) -> list[Setting] | None:
-    """Read the settings of a TOML file; None if it has no ``[sweep]`` table.
+) -> Experiment | list[Setting]:
+    """Read the experiment of a TOML file, or the settings of its ``[sweep]`` table.
 
     `overrides` are dotted keys and values that take the place of the file's.
     """
     values = config.read_values(path)
-    if "sweep" not in values:
-        return None
     for key, value in (overrides or {}).items():
         config.put(values, key, value)
     try:
-        return expand(values)
+        return expand(values) if "sweep" in values else config.parse(values)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
@@ -209,19 +195,19 @@ def expand(values: Mapping[str, Any]) -> list[Setting]:
 
     Examples
     --------
-    >>> found = expand({"sweep": {"local.lr": [0.1, 0.2], "policy": ["uniform", "oort"]}})
-    >>> [setting.name for setting in found][:2]
+    >>> settings = expand({"sweep": {"local.lr": [0.1, 0.2], "policy": ["uniform", "oort"]}})
+    >>> [setting.name for setting in settings][:2]
     ['local.lr=0.1,policy=uniform', 'local.lr=0.1,policy=oort']
-    >>> found[-1].experiment.local.lr, found[-1].experiment.policy.name
+    >>> settings[-1].experiment.local.lr, settings[-1].experiment.policy.name
     (0.2, 'oort')
     """
     base = {key: value for key, value in values.items() if key != "sweep"}
     table = values["sweep"]
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"[sweep] sweep = {table!r}: must be a table of lists")
+    if not isinstance(table, Mapping) or not table:
+        raise ConfigError(
+            f'[sweep] sweep = {table!r}: must be a table of lists, such as "local.lr" = [0.1, 0.2]'
+        )
     axes = dict(_axes(table, ""))
-    if not axes:
-        raise ConfigError('[sweep] must be a table of lists, such as "local.lr" = [0.1, 0.2]')
     combinations = itertools.product(*axes.values())
     return [_setting(base, dict(zip(axes, chosen, strict=True))) for chosen in combinations]
 
@@ -249,17 +235,17 @@ def _setting(base: Mapping[str, Any], chosen: Mapping[str, Any]) -> Setting:
         check(experiment)
     except ConfigError as error:
         raise ConfigError(f"[sweep] {text}: {error}") from None
-    return Setting(_name(text), experiment)
+    return Setting(_folder_name(text), experiment)
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _name(text: str) -> str:
+def _folder_name(text: str) -> str:
     """Return a folder's name; a digest tells apart what plain characters cannot."""
     plain = re.sub(r"[^\w.=,+-]+", "_", text, flags=re.ASCII)
-    if plain == text and len(text) <= LONGEST_NAME:
+    if plain == text and len(text) <= MAX_NAME:
         return text
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-    return f"{plain[:LONGEST_NAME]}-{digest}"
+    return f"{plain[:MAX_NAME]}-{digest}"

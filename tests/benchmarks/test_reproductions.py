@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import reproductions
 import script_verdicts
 import verdicts
@@ -75,7 +70,7 @@ def test_every_command_finds_its_parts():
     """A row's command runs the parts that the row is made from."""
     import re
 
-    from fedcohort.experiments.suite import read_suite
+    from suite import read_suite
 
     names = [p.name for s in ("papers", "skip", "coldstart") for p in read_suite(s)]
     for row in reproductions.rows(lambda name: None):

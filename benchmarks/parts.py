@@ -1,0 +1,325 @@
+"""Run the parts of suites, and join their results.
+
+All seeds of a part run at once, in a run folder of their own, so a suite can be interrupted and
+spread over processes and machines. A finished part is one result file. `join` puts the parts of a
+suite into one file. It refuses parts that were made by different code, and a checkout that differs
+from its commit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from provenance import ROOT, clean_commit, origin, source_digest
+from suite import CURVE_STEP, Part, Script
+
+from fedcohort.datasets import Dataset
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.experiments import config
+from fedcohort.experiments.config import Experiment
+from fedcohort.experiments.results import read_histories, read_json
+from fedcohort.experiments.run import dataset_of, run
+from fedcohort.metrics import rounds_to_target
+from fedcohort.simulate.history import History
+from fedcohort.simulate.simulation import Simulation
+from fedcohort.storage import write_atomically
+
+MEAN_OF = 5  # evaluations, for rounds_to_mean
+
+
+class Unfinished(Exception):
+    """The time of a training run was over; it goes on from its checkpoint."""
+
+
+class Datasets:
+    """The data sets that were loaded, each with its hash."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[object, tuple[Dataset, str]] = {}
+
+    def get(self, experiment: Experiment) -> tuple[Dataset, str]:
+        source = experiment.data.source
+        if source not in self._loaded:
+            dataset = dataset_of(experiment.data)
+            self._loaded[source] = dataset, data_digest(dataset)
+        return self._loaded[source]
+
+
+def data_digest(dataset: Dataset) -> str:
+    """A hash of a data set's arrays."""
+    import hashlib
+
+    digest = hashlib.blake2b(digest_size=16)
+    for array in (dataset.x, dataset.y, dataset.x_test, dataset.y_test):
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def split_done(
+    parts: Sequence[Part], folder: str | os.PathLike[str], resume: bool
+) -> tuple[list[Part], list[Part]]:
+    """The parts whose result the folder holds, and the others; the folder is made."""
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    if not resume and any(place.glob("*.json")):
+        raise ConfigError(f"{place} holds results already: continue with --resume")
+    done: list[Part] = []
+    left: list[Part] = []
+    for part in parts:
+        (done if is_done(part, place) else left).append(part)
+    return done, left
+
+
+def is_done(part: Part, folder: Path) -> bool:
+    """Whether the folder holds the part's result, made by the present code."""
+    path = folder / part.file_name
+    return path.exists() and _is_of(read_json(path), part)
+
+
+def _is_of(result: Any, part: Part) -> bool:
+    if not isinstance(result, dict) or not isinstance(result.get("provenance"), dict):
+        return False
+    made_of = (result.get("experiment"), result["provenance"].get("source"))
+    return made_of == (_plain(part.experiment), source_digest(_is_script(part)))
+
+
+def _is_script(part: Part) -> bool:
+    return isinstance(part.experiment, Script)
+
+
+def _plain(experiment: Experiment | Script) -> Any:
+    values = asdict(experiment) if isinstance(experiment, Script) else config.dump(experiment)
+    values.pop("device")  # results do not depend on it
+    return json.loads(json.dumps(values))
+
+
+def write_part(
+    part: Part, folder: str | os.PathLike[str], loaded: Datasets, until: float = float("inf")
+) -> None:
+    """Run one part and write its result file; `Unfinished` if its time is over before.
+
+    `until` is a `time.monotonic`. A round that would not end before, judged by the latest ones, is
+    not begun. Seconds, load and device are those of the last go.
+    """
+    place = Path(folder)
+    before, started, digest = os.getloadavg()[0], time.perf_counter(), None
+    if isinstance(part.experiment, Script):
+        measured: dict[str, Any] = {"result": run_script(part.experiment)}
+    else:
+        dataset, digest = loaded.get(part.experiment)
+        started = time.perf_counter()
+        measured = {"seeds": _train(part, part.experiment, dataset, place / part.stem, until)}
+    result = {
+        "setting": part.setting,
+        "variant": part.variant,
+        "targets": list(part.targets),
+        "experiment": _plain(part.experiment),
+        "seconds": time.perf_counter() - started,
+        "load": [before, os.getloadavg()[0]],
+        **measured,
+        "provenance": {**origin(part.experiment.device, _is_script(part)), "data": digest},
+    }
+    write_atomically(place / part.file_name, json.dumps(result).encode())
+    shutil.rmtree(place / part.stem, ignore_errors=True)
+
+
+def _train(
+    part: Part, experiment: Experiment, dataset: Dataset, folder: Path, until: float
+) -> list[dict[str, Any]]:
+    """Run the part's seeds in a run folder, and return one row per seed."""
+    _drop_other_code(folder)
+    simulations: list[Simulation] = []
+    clock = _Clock(until)
+
+    def on_start(simulation: Simulation) -> None:
+        simulations.append(simulation)
+        for session in simulation.sessions:
+            clock.time_selection(session.policy)
+
+    summaries = run(
+        experiment,
+        folder,
+        resume=True,
+        on_start=on_start,
+        on_round=lambda records: clock.tick(),
+        should_stop=clock.is_over,
+        dataset=dataset,
+    )
+    if not summaries:
+        raise Unfinished(part.name)
+    histories = read_histories(folder)
+    return [
+        {**_row(simulations[-1], i, history, part), "select_seconds": clock.selecting(i)}
+        | {k: v for k, v in summary.as_dict().items() if k not in ("seed", "rounds")}
+        for i, (history, summary) in enumerate(zip(histories, summaries, strict=True))
+    ]
+
+
+def _drop_other_code(folder: Path) -> None:
+    """Begin anew where other code began the run."""
+    mark = folder / "source"
+    if not mark.exists() or mark.read_text() != source_digest(False):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        mark.write_text(source_digest(False))
+
+
+class _Clock:
+    """When the time is over, and how long each seed's policy takes to select."""
+
+    def __init__(self, until: float) -> None:
+        self.until, self.expected, self.rounds = until, 0.0, 0
+        self.seconds: list[float] = []
+        self.latest = time.monotonic()
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        self.expected = max(self.expected / 2, now - self.latest)  # the first round may compile
+        self.latest, self.rounds = now, self.rounds + 1
+
+    def is_over(self) -> bool:
+        self.latest = time.monotonic()
+        return self.latest + self.expected > self.until
+
+    def time_selection(self, policy: Any) -> None:
+        select, index = policy.select, len(self.seconds)
+        self.seconds.append(0.0)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return select(*args, **kwargs)
+            finally:
+                self.seconds[index] += time.perf_counter() - started
+
+        policy.select = timed
+
+    def selecting(self, index: int) -> float | None:
+        return self.seconds[index] / self.rounds if self.rounds else None
+
+
+def run_script(script: Script) -> Any:
+    """Run a script of the checkout in this process, and return what it wrote to `--out`."""
+    path = ROOT / script.path
+    seeds = ["--seeds", *map(str, script.seeds)] if script.seeds else []
+    old, old_path = sys.argv, list(sys.path)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result.json"
+        words = [*(_device(w, script.device) for w in script.arguments), *seeds, "--out", str(out)]
+        sys.argv, sys.path[:0] = [str(path), *words], [str(path.parent)]
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise DataError(f"{script.path} failed: {end.code}") from None
+        finally:
+            sys.argv, sys.path[:] = old, old_path
+        return read_json(out)["result"]
+
+
+def _device(word: str, device: str) -> str:
+    if word != "{device}":
+        return word
+    import torch
+
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
+def _row(simulation: Simulation, index: int, history: History, part: Part) -> dict[str, Any]:
+    """What a result file says of a seed beyond its summary."""
+    accuracy = history.accuracy
+    sent = np.cumsum([r.bytes_up + r.bytes_down for r in history.rounds])
+    rounds = [rounds_to_target(accuracy, target) for target in part.targets]
+    by_client, step = client_accuracy(simulation, index), part.curve_step
+    tenth = np.sort(by_client)[: max(1, len(by_client) // 10)]
+    return {
+        "seed": history.seed,
+        "rounds_to": rounds,
+        "rounds_to_mean": [rounds_to_mean(accuracy, target) for target in part.targets],
+        "bytes_to": [None if r is None else int(sent[r - 1]) for r in rounds],
+        "seconds_to": [None if r is None else history.rounds[r - 1].elapsed for r in rounds],
+        "worst_tenth_accuracy": float(tenth.mean()),
+        "curve": [None if np.isnan(a) else round(float(a), 4) for a in thinned(accuracy, step)],
+        "megabytes": [round(float(b) / 1e6, 3) for b in thinned(sent, step)],
+    }
+
+
+def rounds_to_mean(accuracy: np.ndarray, target: float, window: int = MEAN_OF) -> int | None:
+    """The first round at which the mean of the last evaluations reaches the target.
+
+    A single lucky round counts in `rounds_to_target`; here it does not.
+    """
+    rounds = np.flatnonzero(np.isfinite(accuracy))
+    sums = np.cumsum(np.concatenate([[0.0], accuracy[rounds]]))
+    means = (sums[window:] - sums[:-window]) / window
+    reached = np.flatnonzero(means >= target)
+    return int(rounds[reached[0] + window - 1]) + 1 if reached.size else None
+
+
+def thinned(values: Any, step: int = CURVE_STEP) -> Any:
+    """Every fifth value, the last one included, to keep result files small."""
+    return values[(len(values) - 1) % step :: step]
+
+
+def client_accuracy(simulation: Simulation, index: int) -> np.ndarray:
+    """The share of each client's examples that the global model classifies correctly."""
+    seed = simulation.seeds[index]
+    members = [seed.federation.parts[c] for c in seed.clients]
+    positions = np.unique(np.concatenate(members))
+    right = np.zeros(len(seed.federation.dataset.x), bool)
+    right[positions] = simulation.trainer.hits(seed.model, positions, simulation.train_data)
+    return np.array([right[rows].mean() for rows in members if len(rows)])
+
+
+def join(
+    parts: Sequence[Part],
+    folder: str | os.PathLike[str],
+    name: str,
+    *,
+    quick: bool = False,
+    partial: bool = False,
+) -> dict[str, Any]:
+    """The result of a whole suite from its parts, with the commit that made them.
+
+    DataError if a part was made by other code than the rest or than this checkout, or if the
+    checkout's code differs from its commit. A part that is missing is a DataError too; with
+    `partial` its name is listed under "missing".
+    """
+    results, missing = [], []
+    for part in parts:
+        path = Path(folder) / part.file_name
+        if path.exists():
+            result = read_json(path)
+            if not _is_of(result, part):
+                raise DataError(f"{path} was made by other code or settings: run it again")
+            results.append(result)
+        elif partial:
+            missing.append(f"{part.setting}, {part.variant}")
+        else:
+            raise DataError(f"{path} is missing: run {part.name!r} first, or join with --partial")
+    origins: list[dict[str, Any]] = []
+    for result in results:
+        source = result.pop("provenance")
+        if source not in origins:
+            origins.append(source)
+        result["made_by"] = origins.index(source)
+    return {
+        "suite": name,
+        "quick": quick,
+        "commit": clean_commit(),
+        "missing": missing,
+        "provenance": origins,
+        "parts": results,
+    }

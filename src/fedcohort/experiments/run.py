@@ -1,0 +1,467 @@
+"""Run an experiment in a folder of its own, so that nothing is lost when it is interrupted.
+
+The folder holds ``config.json`` (every default filled in), ``provenance.json`` (versions),
+``federation.json`` (who holds which labels), ``rounds.jsonl`` (one line per round and seed, flushed
+as it happens: the truth about the run), ``checkpoint`` (all that the next round depends on) and, at
+the end, ``summary.json``. A run that was killed continues with ``resume=True`` and leaves the same
+lines as one that was not. A finished run continues with more rounds or more seeds.
+
+`run` does this for an `Experiment`, `advance` for any `Simulation`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedcohort import storage
+from fedcohort.datasets import Dataset, Federation, federate, from_arrays, load
+from fedcohort.exceptions import ConfigError, InvalidCheckpoint
+from fedcohort.experiments import config
+from fedcohort.experiments.config import DataConfig, Experiment, NamedConfig
+from fedcohort.experiments.results import read_histories, read_json
+from fedcohort.experiments.summary import Summary, summarize
+from fedcohort.gates import GATES, Gate
+from fedcohort.ledger import Direction, Ledger
+from fedcohort.options import checked_options
+from fedcohort.policies import POLICIES, Policy
+from fedcohort.provenance import provenance
+from fedcohort.registry import import_file, in_file, load_object, make
+from fedcohort.simulate.aggregation import AGGREGATIONS, Aggregation
+from fedcohort.simulate.availability import AVAILABILITIES, Availability
+from fedcohort.simulate.history import RoundRecord, record_from
+from fedcohort.simulate.models import build as build_model
+from fedcohort.simulate.simulation import Simulation
+from fedcohort.storage import locked_folder, remove_leftovers, sync_folder, write_atomically
+
+OnRound = Callable[[Sequence[RoundRecord]], None]
+
+
+def run(
+    experiment: Experiment,
+    folder: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    on_start: Callable[[Simulation], None] | None = None,
+    on_round: OnRound | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    dataset: Dataset | None = None,
+) -> list[Summary]:
+    """Run an experiment, or what is left of it, and return one summary per seed.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        What to run.
+    folder : path
+        Made if it is not there. A folder with another run in it is refused.
+    resume : bool, default=False
+        Continue the run in the folder. It must be of the same experiment, but `rounds` may be
+        larger, `seeds` may be longer, and `target` and `checkpoint_every` may be others.
+    on_start : callable, optional
+        Called with the simulation before its first new round.
+    on_round : callable, optional
+        Called with the records of every new round.
+    should_stop : callable, optional
+        Asked before every round; if true, the run is saved and an empty list returned.
+    dataset : Dataset, optional
+        The data set, if it is loaded already.
+    """
+    place = make_folder(folder)
+    check(experiment)
+    with locked_folder(place):
+        remove_leftovers(place)
+        _claim(place, experiment, resume)
+        dataset = dataset or dataset_of(experiment.data)
+        _add_seeds(place, experiment, dataset, on_round)
+        simulation = simulation_of(experiment, dataset)
+        every, rounds = experiment.checkpoint_every, experiment.rounds
+        if not _advance(place, simulation, rounds, every, on_start, on_round, should_stop):
+            return []
+        return _summarized(simulation, experiment, place)
+
+
+def advance(
+    simulation: Simulation,
+    folder: str | os.PathLike[str],
+    rounds: int,
+    *,
+    checkpoint_every: int = 10,
+    on_round: OnRound | None = None,
+) -> None:
+    """Run a simulation in a folder until it has so many rounds, from where the folder's run is.
+
+    For models, data and policies that only Python can name. `fedcohort report` reads the folder.
+
+    Parameters
+    ----------
+    simulation : Simulation
+        Made anew, with the same arguments each time.
+    folder : path
+        Made if it is not there.
+    rounds : int
+        How many rounds the run has in the end.
+    checkpoint_every : int, default=10
+        Rounds between checkpoints.
+    on_round : callable, optional
+        Called with the records of every new round.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from fedcohort.datasets import federate, load
+    >>> from fedcohort.simulate import Simulation, build
+    >>> clients = federate(load("digits"), "shards", clients=20, seed=0)
+    >>> model = build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for rounds in (1, 3):
+    ...         advance(Simulation(clients, model, "uniform", cohort_size=5), folder, rounds)
+    ...     [len(history.rounds) for history in read_histories(folder)]
+    [3]
+    """
+    place = make_folder(folder)
+    with locked_folder(place):
+        remove_leftovers(place)
+        policies = [repr(session.policy) for session in simulation.sessions]
+        about = {"engine": "simulation", "policy": policies[0], "rounds": rounds}
+        write_atomically(place / "config.json", json.dumps(about, indent=2).encode())
+        _advance(place, simulation, rounds, checkpoint_every, None, on_round, None)
+
+
+def _advance(
+    place: Path,
+    simulation: Simulation,
+    rounds: int,
+    checkpoint_every: int,
+    on_start: Callable[[Simulation], None] | None,
+    on_round: OnRound | None,
+    should_stop: Callable[[], bool] | None,
+) -> bool:
+    """Run from the checkpoint, if there is one, to the last round; return whether it got there."""
+    _describe(place, simulation)
+    state = _checkpoint(place)
+    if state is not None:
+        storage.restore(place / "checkpoint", simulation.load_state_dict, state)
+    started = time.perf_counter() - _seconds(state)
+    lines = place / "rounds.jsonl"
+    _keep_lines(lines, [s.seed for s in simulation.sessions], simulation.round_number)
+    if on_start is not None:
+        on_start(simulation)
+    with lines.open("a", encoding="utf-8") as file:
+        sync_folder(place)
+
+        def save() -> None:
+            os.fsync(file.fileno())  # a checkpoint never knows rounds that can be lost
+            seconds = time.perf_counter() - started
+            state = {**simulation.state_dict(), "wall_seconds": seconds}
+            storage.save(place / "checkpoint", state)
+
+        while simulation.round_number < rounds:
+            if should_stop is not None and should_stop():
+                save()
+                return False
+            records = simulation.step()
+            file.writelines(json.dumps(asdict(r)) + "\n" for r in records)
+            file.flush()
+            number = simulation.round_number
+            if number == rounds or number % checkpoint_every == 0:
+                save()
+            if on_round is not None:
+                on_round(records)
+    return True
+
+
+def make_folder(folder: str | os.PathLike[str]) -> Path:
+    """Make the folder if it does not exist."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"{folder}: a run needs a folder, and a file is in the way") from None
+    return Path(folder)
+
+
+def _claim(folder: Path, experiment: Experiment, resume: bool) -> None:
+    """Write the configuration, or check that the folder's run is this one."""
+    path = folder / "config.json"
+    wanted = json.loads(json.dumps(config.dump(experiment)))
+    if path.exists():
+        if not resume:
+            raise ConfigError(f"{folder} holds a run already: continue it with --resume")
+        saved = read_json(path)
+        if not isinstance(saved, dict):
+            raise ConfigError(f"{path}: not a configuration")
+        _check_same(folder, wanted, saved)
+        if saved == wanted:
+            return
+    write_atomically(path, json.dumps(wanted, indent=2).encode())
+
+
+def _check_same(folder: Path, wanted: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    free = {"rounds", "seeds", "target", "checkpoint_every"}
+    try:  # with the defaults of fields that came after it was written
+        full = json.loads(json.dumps(config.dump(config.parse(saved))))
+    except ConfigError:
+        full = saved
+    same = [key for key in wanted if wanted[key] in (saved.get(key), full.get(key))]
+    changed = [key for key in wanted if key not in free and key not in same]
+    seeds = saved.get("seeds", [])
+    if not isinstance(seeds, list) or wanted["seeds"][: len(seeds)] != seeds:
+        changed.append(f"seeds (the first must be {seeds})")
+    if changed:
+        raise ConfigError(f"{folder} holds another experiment: {', '.join(changed)} differ")
+
+
+def _describe(folder: Path, simulation: Simulation) -> None:
+    """Write what a report needs beyond the rounds: where the run comes from, and its clients."""
+    if not (folder / "provenance.json").exists():
+        write_atomically(folder / "provenance.json", json.dumps(provenance(), indent=2).encode())
+    content = {
+        "model_bytes": simulation.sessions[0].model_bytes,
+        "seeds": [
+            {
+                "seed": session.seed,
+                "clients": list(federation.clients),
+                "label_counts": federation.label_counts().tolist(),
+            }
+            for session, federation in zip(simulation.sessions, simulation.federations, strict=True)
+        ],
+    }
+    write_atomically(folder / "federation.json", json.dumps(content).encode())
+
+
+def _checkpoint(folder: Path) -> dict[str, Any] | None:
+    path = folder / "checkpoint"
+    return storage.load(path) if path.exists() else None
+
+
+def _seconds(state: Mapping[str, Any] | None) -> float:
+    """Return the wall-clock time of the rounds in a checkpoint."""
+    seconds = 0.0 if state is None else state.get("wall_seconds", 0.0)
+    return seconds if isinstance(seconds, float) else 0.0
+
+
+def _add_seeds(
+    place: Path, experiment: Experiment, dataset: Dataset, on_round: OnRound | None
+) -> None:
+    """Bring seeds that the folder's run does not have to the round that it has reached."""
+    state = _checkpoint(place)
+    if state is None:
+        return
+    try:
+        reached, old = int(state["round_number"]), [int(saved["seed"]) for saved in state["seeds"]]
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise InvalidCheckpoint(f"{place / 'checkpoint'}: not the checkpoint of a run") from None
+    if reached > experiment.rounds:
+        raise ConfigError(f"{place} has {reached} rounds already: rounds = {experiment.rounds}")
+    new, added = experiment.seeds[len(old) :], place / "added-seeds"
+    if not new:
+        shutil.rmtree(added, ignore_errors=True)  # merged already
+        return
+    younger = dataclasses.replace(experiment, seeds=new, rounds=reached)
+    run(younger, added, resume=True, on_round=on_round, dataset=dataset)
+    other = storage.load(added / "checkpoint")
+    rows = _rows(place / "rounds.jsonl", old, reached) + _rows(added / "rounds.jsonl", new, reached)
+    rows.sort(key=lambda row: (row[0], experiment.seeds.index(row[1])))
+    merged = {**state, "seeds": [*state["seeds"], *other["seeds"]]}
+    merged["wall_seconds"] = _seconds(state) + _seconds(other)
+    write_atomically(place / "rounds.jsonl", b"".join(line for _, _, line in rows))
+    storage.save(place / "checkpoint", merged)
+    shutil.rmtree(added)
+
+
+def _keep_lines(path: Path, seeds: Sequence[int], rounds: int) -> None:
+    """Drop the lines of rounds that the checkpoint does not know: they are run again."""
+    if path.exists():
+        rows = _rows(path, seeds, rounds)
+        write_atomically(path, b"".join(line for _, _, line in rows))
+
+
+def _rows(path: Path, seeds: Sequence[int], rounds: int) -> list[tuple[int, int, bytes]]:
+    """Return round, seed and text of the lines of these seeds before a round."""
+    rows = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            record = record_from(json.loads(line))
+        except (ValueError, TypeError, RecursionError):
+            continue  # torn; the count below tells whether it was needed
+        if record.round < rounds and record.seed in seeds:
+            rows.append((record.round, record.seed, line))
+    if len(rows) != rounds * len(seeds):
+        raise ConfigError(
+            f"{path} has {len(rows)} whole lines, its checkpoint knows {rounds} rounds of "
+            f"{len(seeds)} seeds"
+        )
+    return rows
+
+
+def _summarized(simulation: Simulation, experiment: Experiment, folder: Path) -> list[Summary]:
+    parts = zip(read_histories(folder), simulation.federations, simulation.sessions, strict=True)
+    summaries = [
+        summarize(
+            history,
+            federation.clients,
+            federation.label_counts(),
+            experiment.target,
+            session.model_bytes,
+            _bytes_by_kind(session.ledger),
+        )
+        for history, federation, session in parts
+    ]
+    content = {
+        "policy": experiment.policy.label,
+        "seconds": _seconds(_checkpoint(folder)),
+        "seeds": [s.as_dict() for s in summaries],
+        "dropped_readings": [dict(s.signals.dropped) for s in simulation.sessions],
+    }
+    write_atomically(folder / "summary.json", json.dumps(content, indent=2).encode())
+    return summaries
+
+
+def _bytes_by_kind(ledger: Ledger) -> dict[str, int]:
+    ways: tuple[Direction, ...] = ("up", "down")
+    kinds = ((kind, way, size) for way in ways for kind, size in ledger.by_kind(way).items())
+    return {f"{kind} {way}": size for kind, way, size in sorted(kinds, key=lambda k: (k[1], k[0]))}
+
+
+def check(experiment: Experiment) -> None:
+    """Find wrong names and options before anything is loaded; this runs the `imports`."""
+    for path in experiment.imports:
+        import_file(path)
+    policy_of(experiment.policy)
+    gate_of(experiment.gate)
+    _aggregation(experiment)
+    _availability(experiment)
+
+
+def simulation_of(experiment: Experiment, dataset: Dataset) -> Simulation:
+    """Put the whole experiment together, at round 0."""
+    check(experiment)
+    return Simulation(
+        lambda seed: federation_of(experiment.data, dataset, seed),
+        lambda seed: model_of(experiment.model, dataset, seed),
+        lambda: policy_of(experiment.policy),
+        cohort_size=experiment.cohort_size,
+        local=experiment.local,
+        aggregation=_aggregation(experiment),
+        availability=_availability(experiment),
+        dropout=experiment.dropout,
+        gate=gate_of(experiment.gate),
+        seeds=experiment.seeds,
+        device=experiment.device,
+        evaluate_every=experiment.evaluate_every,
+    )
+
+
+def policy_of(named: NamedConfig) -> Policy:
+    """Make the policy, with errors that name its options."""
+    policy: Policy = make("policy", named.name, POLICIES, named.options)
+    return policy
+
+
+def gate_of(named: NamedConfig) -> Gate | None:
+    """Make the gate; None if the experiment has none."""
+    known: Mapping[str, Any] = {"none": lambda: None, **GATES}
+    gate: Gate | None = make("gate", named.name, known, named.options)
+    return gate
+
+
+def _aggregation(experiment: Experiment) -> Aggregation:
+    named = experiment.aggregation
+    aggregation: Aggregation = make("aggregation", named.name, AGGREGATIONS, named.options)
+    return aggregation
+
+
+def _availability(experiment: Experiment) -> Availability:
+    named = experiment.availability
+    availability: Availability = make("availability", named.name, AVAILABILITIES, named.options)
+    return availability
+
+
+def dataset_of(data: DataConfig) -> Dataset:
+    """Load the data set that the experiment names; images of bytes are scaled to [0, 1]."""
+    dataset = _dataset_from_file(data) if in_file(data.dataset) else load(data.dataset, data.root)
+    if dataset.x.dtype == np.uint8:
+        x, x_test = (part.astype(np.float32) / 255 for part in (dataset.x, dataset.x_test))
+        dataset = dataclasses.replace(dataset, x=x, x_test=x_test)
+    return dataset.standardized() if data.standardize else dataset
+
+
+def _dataset_from_file(data: DataConfig) -> Dataset:
+    """Call FILE.py:FUNCTION, which returns a Dataset or the first arguments of `from_arrays`."""
+    function = load_object("data set", data.dataset)
+    takes_root = "root" in inspect.signature(function).parameters
+    answer = function(root=data.root) if takes_root else function()
+    if isinstance(answer, Dataset):
+        return answer
+    if isinstance(answer, tuple) and 2 <= len(answer) <= 5:
+        return from_arrays(*answer, name=data.dataset.rpartition(":")[2])
+    raise ConfigError(
+        f"data set {data.dataset!r} must return a Dataset or arrays (x, y, client_ids, x_test, "
+        f"y_test), the last three optional; it returned {type(answer).__name__}"
+    )
+
+
+def federation_of(data: DataConfig, dataset: Dataset, seed: int) -> Federation:
+    """Split the data set over the clients of one seed."""
+    partition = data.partition
+    split = load_object("partition", partition) if in_file(partition) else partition
+    try:
+        return federate(dataset, split, data.num_clients, seed, **data.options)
+    except TypeError as error:
+        raise ConfigError(f"[data] options of partition {data.partition!r}: {error}") from None
+
+
+def model_of(named: NamedConfig, dataset: Dataset, seed: int) -> nn.Module:
+    """Build the model and let it answer for one sample, so that a wrong model is named."""
+    shape, what = dataset.sample_shape, f"model {named.name!r}"
+    architecture: Any = named.name
+    if in_file(named.name):
+        architecture = _constructor(what, load_object("model", named.name), named.options)
+    elif named.options:
+        raise ConfigError(f"{what} has no options; write your own as FILE.py:CLASS")
+    model = build_model(architecture, shape, dataset.classes, seed=seed)
+    try:
+        with torch.no_grad():
+            outputs = model(torch.as_tensor(dataset.x[:1]))
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{what} cannot take the samples of {dataset.name}, {dataset.x.dtype} of shape "
+            f"{shape}: choose another model ({error})"
+        ) from None
+    if outputs.shape != (1, dataset.classes):
+        raise ConfigError(
+            f"{what} answers with shape {tuple(outputs.shape)} for one sample of {dataset.name}; "
+            f"it must be (1, {dataset.classes})"
+        )
+    return model
+
+
+def _constructor(
+    what: str, maker: Callable[..., nn.Module], options: Mapping[str, Any]
+) -> Callable[[Sequence[int], int], nn.Module]:
+    """Return a function of (input_shape, classes): a maker may take both, the first, or none."""
+    given = checked_options(what, maker, options)
+    required = [
+        p
+        for p in inspect.signature(maker).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        and p.default is p.empty
+        and p.name not in given
+    ]
+
+    def construct(shape: Sequence[int], classes: int) -> nn.Module:
+        return maker(*(shape, classes)[: len(required)], **given)
+
+    return construct

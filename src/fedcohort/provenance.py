@@ -1,0 +1,45 @@
+"""Where a result comes from: versions and machine.
+
+The command is never stored: its arguments may hold secrets, such as Flower's access token. The
+settings of a run are in its configuration.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Iterable
+from typing import Any
+
+PACKAGES = ("fedcohort", "numpy", "scipy", "scikit-learn", "torch")
+
+
+def provenance(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
+    """Return what a run's folder says about how it was made.
+
+    Examples
+    --------
+    >>> sorted(provenance(["numpy"]))
+    ['machine', 'versions']
+    """
+    return {
+        "versions": {"python": platform.python_version(), **versions(packages)},
+        "machine": platform.machine(),
+    }
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the installed version of each package, or "absent".
+
+    Examples
+    --------
+    >>> versions(["no-such-package"])
+    {'no-such-package': 'absent'}
+    """
+    installed = {}
+    for name in packages:
+        try:
+            installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            installed[name] = "absent"
+    return installed

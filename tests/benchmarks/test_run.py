@@ -1,0 +1,277 @@
+"""A suite can be interrupted, spread and joined, and its numbers are those of a plain run."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import multiprocessing
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import parts as running
+import provenance
+import pytest
+import workers
+from parts import Datasets, Unfinished, join, write_part
+from run import in_turn, main
+from suite import SUITES, Part, Script, read_suite
+
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.experiments.config import NamedConfig
+from fedcohort.experiments.run import check, simulation_of
+
+
+def rows_of(folder, part):
+    """The rows of a result file, without the times that a clock measured."""
+    rows = json.loads((Path(folder) / part.file_name).read_text())["seeds"]
+    return [{k: v for k, v in row.items() if k != "select_seconds"} for row in rows]
+
+
+def test_the_parts_of_a_suite(suite):
+    parts = read_suite(suite)
+    assert [(p.setting, p.variant) for p in parts] == [
+        ("cohorts of 3", "uniform"),
+        ("cohorts of 3", "match"),
+        ("cohorts of 3", "skip, always"),
+        ("cohorts of 4", "uniform"),
+    ]
+    assert parts[1].experiment.policy.options == {"epsilon": 1.0}
+    assert parts[2].experiment.gate.name == "sketch-to-skip"
+    assert len({p.file_name for p in parts}) == 4
+    assert [p.experiment.seeds for p in read_suite(suite, quick=True)] == [(0,), (0,)]
+    with open(suite, "a") as file:
+        file.write('\n[rank]\n"cohorts of 3" = 1\nmatch = -1\n')
+    ranked = [(p.variant, p.rank) for p in read_suite(suite)]
+    assert ranked == [("match", 0), ("uniform", 0), ("uniform", 1), ("skip, always", 1)]
+
+
+def test_published_suites_use_held_out_seeds(suite):
+    for name in SUITES:
+        parts = read_suite(name)
+        assert min(min(p.experiment.seeds, default=1000) for p in parts) >= 1000
+        assert len({p.file_name for p in parts}) == len(parts)
+        for part in parts:
+            if isinstance(part.experiment, Script):
+                assert (provenance.ROOT / part.experiment.path).exists()
+            else:
+                check(part.experiment)
+        assert read_suite(name, quick=True)
+    tuned = Path(suite)
+    tuned.write_text(tuned.read_text().replace("[1000, 1001, 1002]", "[0, 1]"))
+    with pytest.raises(ConfigError, match="1000"):
+        read_suite(suite)
+
+
+def test_a_part_is_a_plain_run(suite, tmp_path):
+    part = read_suite(suite)[1]
+    write_part(part, tmp_path, Datasets())
+    plain = simulation_of(part.experiment, Datasets().get(part.experiment)[0])
+    records = [plain.step() for _ in range(3)]
+    for i, row in enumerate(rows_of(tmp_path, part)):
+        assert row["curve"] == [round(records[-1][i].accuracy, 4)]  # three rounds: one point
+        assert row["rounds_to"] == [1, None]
+        assert row["seconds_to"] == [records[0][i].elapsed, None]
+        assert row["bytes_to"] == [records[0][i].bytes_up + records[0][i].bytes_down, None]
+        by_client = running.client_accuracy(plain, i)
+        assert row["worst_tenth_accuracy"] == pytest.approx(by_client.min())  # one of 12
+    federation = plain.federations[0]
+    first = federation.parts[federation.clients[0]]
+    right = plain.trainer.hits(plain.seeds[0].model, first, plain.train_data)
+    assert running.client_accuracy(plain, 0)[0] == right.mean()
+    assert list(tmp_path.glob("trial*")) == [Path(suite), tmp_path / part.file_name]  # no leftovers
+
+
+def test_a_part_whose_time_is_over_goes_on(suite, tmp_path, monkeypatch):
+    part = read_suite(suite)[1]
+    clock = itertools.count()  # read before and after each round, which takes 1
+    monkeypatch.setattr(running.time, "monotonic", lambda: next(clock))
+    with pytest.raises(Unfinished):
+        write_part(part, tmp_path / "two", Datasets(), until=5.5)  # the third would end at 6
+    lines = (tmp_path / "two" / part.stem / "rounds.jsonl").read_text().splitlines()
+    assert len(lines) == 2 * 3
+    assert not (tmp_path / "two" / part.file_name).exists()
+    for folder in ("two", "one"):
+        write_part(part, tmp_path / folder, Datasets())
+    assert rows_of(tmp_path / "two", part) == rows_of(tmp_path / "one", part)
+
+
+def test_other_code_begins_anew_and_does_not_join(suite, tmp_path, monkeypatch):
+    quick = read_suite(suite, quick=True)
+    with pytest.raises(DataError, match="is missing"):
+        join(quick[:1], tmp_path, "trial")
+    in_turn(quick[:1], tmp_path / "out", False, 100.0)
+    monkeypatch.setattr(running, "clean_commit", lambda: "abc")
+    some = join(quick, tmp_path / "out", "trial", partial=True)
+    assert (len(some["parts"]), some["missing"]) == (1, ["cohorts of 4, uniform"])
+    joined = join(quick[:1], tmp_path / "out", "trial", quick=True)
+    assert joined["commit"] == "abc" and joined["parts"][0]["made_by"] == 0
+    assert joined["provenance"][0]["source"] == provenance.source_digest(False)
+    monkeypatch.setattr(running, "source_digest", lambda scripts: "other code")
+    with pytest.raises(DataError, match="other code"):
+        join(quick[:1], tmp_path / "out", "trial")
+    done, left = running.split_done(quick, tmp_path / "out", resume=True)
+    assert (done, left) == ([], quick)
+
+
+def test_the_command(suite, tmp_path, capsys):
+    words = ["--suite", suite, "--quick", "--out", str(tmp_path / "out")]
+    assert main([*words, "--seconds", "0"]) == 0
+    assert "2 of 2 parts are left" in capsys.readouterr().err
+    assert main([*words, "--format", "json"]) == 0
+    told = capsys.readouterr()
+    assert "done: trial: cohorts of 3, uniform" in told.err
+    assert len(json.loads(told.out)["done"]) == 2
+    assert main([*words, "--resume"]) == 0
+    assert "kept: trial: cohorts of 3, uniform" in capsys.readouterr().err
+    for wrong, complaint in (
+        (words, "--resume"),
+        (["--suite", "selektion"], "did you mean 'selection'"),
+        (["--suite", suite, "--only", "nowhere"], "matches none of 4 parts"),
+        (["--suite", suite, "--only", "("], "regular expression"),
+    ):
+        assert main(wrong) == 2
+        assert complaint in capsys.readouterr().err
+    assert main(["--suite", suite, "--only", "of 4", "--list", "--format", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["name"], row["seeds"]) == ("trial: cohorts of 4, uniform", [1000, 1001, 1002])
+    assert row["file_name"] == read_suite(suite)[3].file_name
+
+
+def test_workers_find_what_one_process_finds(suite, tmp_path):
+    """Two processes share the list; a part that fails is reported and does not end the others."""
+    parts = read_suite(suite, quick=True)
+    parts[0] = dataclasses.replace(parts[0], runs_on="gpu")  # there is none: a CPU worker runs it
+    model = dataclasses.replace(parts[0].experiment, model=NamedConfig("char-lstm"))
+    wrong, done = dataclasses.replace(parts[0], variant="wrong", experiment=model), []
+    outcome = workers.run_parts(
+        [*parts, wrong],
+        tmp_path / "two",
+        {"cpu": 2},
+        on_part=lambda part, device, seconds: done.append((part.name, device)),
+    )
+    assert sorted(done) == [(p.name, "cpu") for p in parts]
+    assert not outcome.left and not outcome.stopped
+    assert "char-lstm" in outcome.failed[wrong.name]
+    in_turn(parts, tmp_path / "one", False, 100.0)
+    for part in parts:
+        assert rows_of(tmp_path / "one", part) == rows_of(tmp_path / "two", part)
+    assert workers.run_parts(parts, tmp_path / "none", {"cpu": 1}, seconds=0.0).left == parts
+
+
+def test_a_device_that_does_not_work_ends_the_run_with_one_error(suite, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setitem(workers.MAX_FAILURES, "cuda", 1)
+    parts = [dataclasses.replace(p, runs_on="gpu") for p in read_suite(suite, quick=True)]
+    with pytest.raises(ConfigError, match=r"no cuda worker can start: .*--resume"):
+        workers.run_parts(parts, tmp_path / "out", {"cuda": 1})
+    assert not list((tmp_path / "out").glob("*.json"))
+    assert workers.why_broken("cpu") == ""
+
+
+def scripted(*places):
+    return [Part("s", name, "v", Script("s.py"), runs_on=runs_on) for name, runs_on in places]
+
+
+def assigned(parts, counts):
+    """Which settings the idle workers of each device are given, in order."""
+    campaign = workers.Campaign(parts, "", time.monotonic() + 100, None, None)
+    for device in (d for d, n in counts.items() for _ in range(n)):
+        pipe, _ = multiprocessing.Pipe()
+        campaign.pool.append(workers.Worker(device, None, pipe, idle=True))
+    for worker in campaign.pool:
+        campaign.give(worker)
+    return [(w.device, parts[w.part].setting) for w in campaign.pool if w.part is not None]
+
+
+def test_heavy_parts_run_after_the_light_ones_and_three_at_a_time():
+    heavy = [(f"heavy {i}", "gpu-heavy") for i in range(5)]
+    light = [("a", "any"), ("b", "gpu"), ("figure", "cpu")]
+    mixed = assigned(scripted(*heavy, *light), {"cuda": 6, "cpu": 2})
+    assert mixed[:2] == [("cuda", "b"), ("cuda", "a")]
+    assert mixed[2:5] == [("cuda", f"heavy {i}") for i in range(3)]
+    assert mixed[5:] == [("cpu", "figure")]  # the CPU takes no heavy part
+    assert assigned(scripted(("figure", "cpu")), {"cuda": 1}) == [("cuda", "figure")]
+    slow = assigned(scripted(heavy[0], ("b", "gpu"), ("a", "any")), {"cpu": 2})
+    assert slow == [("cpu", "a"), ("cpu", "b")]
+
+
+def test_a_worker_whose_process_ends_twice_in_a_row_stops(tmp_path):
+    """Its parts are left for others; they have not failed."""
+    script = tmp_path / "end.py"
+    script.write_text("import os; os._exit(9)\n")
+    parts = [Part("trial", name, "end", Script(str(script))) for name in "abc"]
+    outcome = workers.run_parts(parts, tmp_path / "out", {"cpu": 1})
+    assert outcome.left == parts and not outcome.failed
+    (reason,) = outcome.stopped
+    assert "2 failures" in reason and "ended with 9" in reason
+
+
+def test_workers_stop_in_order_when_their_parent_is_killed(tmp_path):
+    """A process killed inside a GPU kernel can harm others; this one runs its `finally`.
+
+    A callback from C swallows the first request, as those of Numba do.
+    """
+    script = tmp_path / "slow.py"
+    script.write_text(
+        "import ctypes, pathlib, time\nhere = pathlib.Path(__file__).parent\n"
+        "def busy():\n    (here / 'begun').touch()\n    time.sleep(900)\n"
+        "ctypes.CFUNCTYPE(None)(busy)()\n"
+        "try:\n    time.sleep(900)\nfinally:\n    (here / 'ended').touch()\n"
+    )
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(workers.__file__).parent)!r})\n"
+        "from suite import Part, Script\nfrom workers import run_parts\n"
+        f"part = Part('trial', 'slow', 'script', Script({str(script)!r}))\n"
+        f"run_parts([part], {str(tmp_path / 'out')!r}, {{'cpu': 1}})\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    for name in ("begun", "ended"):
+        late = time.monotonic() + 140  # less than it takes the part, and pytest, to end by itself
+        while not (tmp_path / name).exists() and time.monotonic() < late:
+            time.sleep(0.05)
+        parent.kill()
+        parent.wait()
+        assert (tmp_path / name).exists(), name
+
+
+def test_workers_are_counted_by_device():
+    assert workers.parse_workers("cpu=2") == {"cpu": 2}
+    for wrong in ("gpu=2", "cpu", "cpu=-1", ""):
+        with pytest.raises(ConfigError, match="cuda=5,cpu=9"):
+            workers.parse_workers(wrong)
+
+
+def test_a_script_is_a_part(tmp_path):
+    script = tmp_path / "echo.py"
+    script.write_text(
+        "import json, sys\n"
+        "words = sys.argv[1:]\n"
+        "with open(words[-1], 'w') as file:\n"
+        "    json.dump({'result': words[:-1]}, file)\n"
+    )
+    suite = tmp_path / "scripts.toml"
+    suite.write_text(
+        f"[[settings]]\nname = 's'\nscript = '{script}'\nseeds = [1000, 1001]\n"
+        "variants = {a = ['--device', '{device}']}\nquick_arguments = ['--few']\n"
+    )
+    (part,) = read_suite(str(suite), quick=True)
+    write_part(part.on("cpu"), tmp_path, Datasets())
+    result = json.loads((tmp_path / part.file_name).read_text())["result"]
+    assert result == ["--device", "cpu", "--few", "--seeds", "1000", "1001", "--out"]
+    script.write_text("raise SystemExit('no data')\n")
+    with pytest.raises(DataError, match="no data"):
+        write_part(part, tmp_path, Datasets())
+
+
+def test_the_code_behind_a_result_is_known(tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "benchmarks").mkdir()
+    code = tmp_path / "src" / "code.py"
+    code.write_text("")
+    before = provenance.source_digest(True, tmp_path)
+    provenance.source_digest.cache_clear()
+    code.write_text("changed = True")
+    assert provenance.source_digest(True, tmp_path) != before
