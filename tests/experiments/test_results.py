@@ -84,7 +84,7 @@ def test_older_folders_lack_only_what_needs_the_labels(compared, tmp_path):
     ("file", "content", "complaint"),
     [
         ("config.json", "{", "config.json: .*cannot be read"),
-        ("config.json", '{"rounds": "x"}', "config.json: rounds = 'x'"),
+        ("config.json", '{"rounds": "x"}', "config.json: rounds='x'"),
         ("config.json", "[]", "config.json"),
         ("summary.json", '{"seeds": [{}]}', "summary.json: not a summary"),
         ("federation.json", '{"seeds": [{"seed": 0}]}', "federation.json: not a federation"),
@@ -121,10 +121,12 @@ def test_wall_clock_time_survives_a_resume(tmp_path):
     assert json.loads((tmp_path / "summary.json").read_text())["seconds"] >= 0.5
 
 
-def test_provenance_names_command_and_versions(compared):
-    _, folder = compared
-    found = json.loads((folder / "uniform" / "provenance.json").read_text())
-    assert found["command"]
+def test_provenance_names_versions_and_no_arguments(compared, monkeypatch, tmp_path):
+    """Arguments may hold a token, and a folder is shared."""
+    monkeypatch.setattr("sys.argv", ["program", "--token", "secret"])
+    run(dataclasses.replace(SMALL, rounds=1), tmp_path)
+    assert not [path for path in tmp_path.iterdir() if b"secret" in path.read_bytes()]
+    found = json.loads((tmp_path / "provenance.json").read_text())
     assert {"fedcohort", "python", "numpy", "torch"} <= set(found["versions"])
 
 

@@ -418,14 +418,14 @@ def _keys(base: Any, table: str) -> Iterator[Key]:
 
 
 def _abouts(kind: type) -> dict[str, str]:
-    """Return the meaning of each parameter, from a NumPy docstring."""
-    text = (kind.__doc__ or "").partition("----------\n")[2]
-    text = re.split(r"\n\s*\n\s*\w+\n\s*-{3,}", text)[0] + "\n"
-    found: dict[str, str] = {}
-    for names, body in re.findall(r"^    (\w[\w, ]*) : .*\n((?:        .*\n|\n)+)", text, re.M):
-        for name in names.split(", "):
-            found[name] = " ".join(body.split())
-    return found
+    """Return the meaning of each parameter, from the NumPy docstrings of a class and its bases."""
+    abouts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        text = (base.__doc__ or "").partition("----------\n")[2]
+        text = re.split(r"\n\s*\n\s*\w+\n\s*-{3,}", text)[0] + "\n"
+        for names, body in re.findall(r"^    (\w[\w, ]*) : .*\n((?:        .*\n|\n)+)", text, re.M):
+            abouts |= dict.fromkeys(names.split(", "), " ".join(body.split()))
+    return abouts
 
 
 def _toml_lines(experiment: Experiment, comments: bool) -> Iterator[str]:
