@@ -78,7 +78,10 @@ def test_shakespeare_from_pages(tmp_path):
     CONVERTERS["shakespeare"](tmp_path / "plays", root / "shakespeare")
     data = load("shakespeare", root)
     assert set(data.client_ids) == {"hamlet/HAMLET"}  # the witch has one line
-    from fedcohort.datasets.shakespeare import decode
+    from fedcohort.datasets.shakespeare import CHARACTERS
+
+    def decode(tokens):
+        return "".join(("\ufffd" + CHARACTERS)[int(token)] for token in tokens)
 
     assert decode(data.x[0]) == "\n".join(lines)[:80]
     whole = "\n".join([*lines, "And more & more"])

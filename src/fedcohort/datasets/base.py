@@ -199,34 +199,31 @@ def from_arrays(
     >>> data, sorted(data.client_ids.tolist())
     (Dataset('arrays', 2 + 2 samples of shape (1,), 2 classes, with natural clients), ['a', 'b'])
     """
-    samples, labels = _numbers(name, "x", x), _labels(name, "y", y)
-    clients = _ids(name, "client_ids", client_ids)
     if (x_test is None) != (y_test is None):
         raise DataError(f"{name}: give both x_test and y_test, or neither")
+    if not 0 <= test_fraction < 1:
+        raise DataError(f"{name}: test_fraction={test_fraction} must be from 0 to below 1")
+    samples, labels = _numbers(name, "x", x), _labels(name, "y", y)
+    clients = _ids(name, "client_ids", client_ids)
     if x_test is not None and y_test is not None:
         tests, test_labels = _numbers(name, "x_test", x_test), _labels(name, "y_test", y_test)
         test_clients = _ids(name, "test_client_ids", test_client_ids)
         count = _num_classes(name, labels, test_labels) if classes is None else classes
         return Dataset(name, samples, labels, tests, test_labels, count, clients, test_clients)
-    if not 0 <= test_fraction < 1:
-        raise DataError(f"{name}: test_fraction={test_fraction} must be from 0 to below 1")
     count = _num_classes(name, labels) if classes is None else classes
     whole = Dataset(name, samples, labels, samples[:0], labels[:0], count, clients)
-    return _split(whole, test_fraction, seed)
-
-
-def _split(whole: Dataset, fraction: float, seed: int) -> Dataset:
-    ids = whole.client_ids
-    test = holdout(whole.y if ids is None else ids, fraction, stream(seed, "test", whole.name))
-    return Dataset(
-        whole.name,
-        whole.x[~test],
-        whole.y[~test],
-        whole.x[test],
-        whole.y[test],
-        whole.classes,
-        None if ids is None else ids[~test],
-        None if ids is None else ids[test],
+    groups = labels if clients is None else clients
+    test = holdout(groups, test_fraction, stream(seed, "test", name))
+    train = ~test
+    ids = (None, None) if clients is None else (clients[train], clients[test])
+    return dataclasses.replace(
+        whole,
+        x=samples[train],
+        y=labels[train],
+        x_test=samples[test],
+        y_test=labels[test],
+        client_ids=ids[0],
+        test_client_ids=ids[1],
     )
 
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.datasets.base import Dataset
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.options import unknown
-from fedcohort.partition import PARTITIONS, SHARING, IndexArray, natural
-from fedcohort.registry import lookup
+from fedcohort.options import checked_options, parse_named
+from fedcohort.partition import PARTITIONS, IndexArray, dirichlet_environment, natural
+from fedcohort.registry import in_file, load_object, lookup
 from fedcohort.rounds import ClientId, stream
 
 
@@ -113,9 +114,9 @@ def federate(
     ----------
     dataset : Dataset
     partition : str, callable, sequence or mapping
-        A name in `PARTITIONS`; "natural" for the clients that the data brings along; a function
-        called `partition(labels, clients, rng, **options)`; or the index arrays themselves, in a
-        list or by client id.
+        A name in `PARTITIONS`, with options as in "shards:per_client=1"; "natural" for the clients
+        that the data brings along; a function called `partition(labels, clients, rng, **options)`,
+        or FILE.py:FUNCTION; or the index arrays themselves, in a list or by client id.
     clients : int, optional
         How many. With "natural", that many of them are drawn at random (all by default).
     seed : int
@@ -136,51 +137,42 @@ def federate(
     >>> federation.clients[:2], federation.sizes().sum()
     (('client-00', 'client-01'), np.int64(1438))
     """
-    if isinstance(partition, str) and partition == "natural":
-        return Federation(dataset, _natural(dataset, clients, seed, options))
-    if isinstance(partition, str) or callable(partition):
-        parts = _call(dataset, partition, clients, seed, options)
-    elif options or (clients is not None and clients != len(partition)):
-        raise ConfigError("federate: index arrays take neither options nor another `clients`")
-    else:
-        parts = partition
-    shared = (isinstance(partition, str) or callable(partition)) and partition in SHARING
-    return Federation(dataset, parts if isinstance(parts, Mapping) else _named(parts), shared)
+    if not isinstance(partition, str) and not callable(partition):
+        if options or (clients is not None and clients != len(partition)):
+            raise ConfigError("federate: index arrays take neither options nor another `clients`")
+        return Federation(dataset, _named(partition))
+    function = partition
+    if isinstance(partition, str):
+        name, given = parse_named(partition)
+        options = {**given, **options}
+        known: dict[str, Callable[..., Any]] = {**PARTITIONS, "natural": natural}
+        function = (
+            load_object("partition", name) if in_file(name) else lookup("partition", name, known)
+        )
+    owner = f"partition {getattr(function, '__name__', 'partition').replace('_', '-')!r}"
+    options, rng = checked_options(owner, function, options), stream(seed, "partition")
+    if function is natural:
+        return Federation(dataset, _natural(dataset, clients, rng, options))
+    if clients is None:
+        raise ConfigError(f"{owner}: say how many clients")
+    try:
+        inspect.signature(function).bind(dataset.y, clients, rng, **options)
+    except TypeError as error:
+        raise ConfigError(f"{owner}: {error}") from error
+    parts = function(dataset.y, clients, rng, **options)
+    return Federation(dataset, _named(parts), shared=function is dirichlet_environment)
 
 
-def _named(parts: Sequence[ArrayLike]) -> dict[ClientId, Any]:
+def _named(parts: Mapping[ClientId, Any] | Sequence[ArrayLike]) -> Mapping[ClientId, Any]:
+    if isinstance(parts, Mapping):
+        return parts
     digits = len(str(len(parts) - 1))
     return {f"client-{i:0{digits}d}": part for i, part in enumerate(parts)}
 
 
-def _call(
-    dataset: Dataset,
-    partition: str | Callable[..., Any],
-    clients: int | None,
-    seed: int,
-    options: dict[str, Any],
-) -> Any:
-    name = partition if isinstance(partition, str) else getattr(partition, "__name__", "partition")
-    known: dict[str, Callable[..., Any]] = {**PARTITIONS, "natural": natural}
-    function = lookup("partition", partition, known) if isinstance(partition, str) else partition
-    if clients is None:
-        raise ConfigError(f"partition {name}: say how many clients")
-    rng = stream(seed, "partition")
-    try:
-        inspect.signature(function).bind(dataset.y, clients, rng, **options)
-    except TypeError as error:
-        own = list(inspect.signature(function).parameters.values())[3:]
-        raise ConfigError(
-            f"partition {name}: {error}; its options are {', '.join(map(str, own))}"
-        ) from error
-    return function(dataset.y, clients, rng, **options)
-
-
 def _natural(
-    dataset: Dataset, clients: int | None, seed: int, options: dict[str, Any]
+    dataset: Dataset, clients: int | None, rng: Generator, options: dict[str, Any]
 ) -> dict[ClientId, IndexArray]:
-    if surplus := set(options) - {"min_size"}:
-        raise unknown("option", min(surplus), ["min_size"], "of partition 'natural'")
     if dataset.client_ids is None:
         raise ConfigError(f"data set {dataset.name} has no natural clients; choose a partition")
     parts = natural(dataset.client_ids, **options)
@@ -189,5 +181,5 @@ def _natural(
     if not 1 <= clients <= len(parts):
         raise ConfigError(f"natural: clients={clients} must be from 1 to {len(parts)}")
     names = list(parts)
-    drawn = stream(seed, "partition").choice(len(names), clients, replace=False)
+    drawn = rng.choice(len(names), clients, replace=False)
     return {names[i]: parts[names[i]] for i in drawn}

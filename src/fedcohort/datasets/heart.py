@@ -38,31 +38,21 @@ FEATURES = (
 )
 
 
-def read(folder: Folder, *, complete: bool = True, scale: bool = True) -> Dataset:
+def read(folder: Folder) -> Dataset:
     """Read a table of 13 features and whether there is a heart disease (num > 0).
 
     The columns slope, ca and thal are mostly missing outside Cleveland and are left out; chest
-    pain and resting ECG become indicator columns. A third of each hospital's rows of each class,
-    drawn once and for all, is for testing.
-
-    Parameters
-    ----------
-    folder : Folder
-    complete : bool
-        Keep only rows without a missing value (740, FLamby's); otherwise all 920, with the center
-        below, or 0, for what is missing. (A cholesterol of 0, as in all rows of Switzerland, is
-        taken as it stands, as FLamby does.)
-    scale : bool
-        Subtract and divide by fixed clinical constants: age 50 and 10, resting blood pressure 130
-        and 20, cholesterol 200 and 100, heart rate 140 and 25, ST depression 1 and 1.
+    pain and resting ECG become indicator columns. Rows with another missing value are left out,
+    as in FLamby: 740 stay. (A cholesterol of 0, as in all rows of Switzerland, is taken as it
+    stands, also as in FLamby.) A third of each hospital's rows of each class, drawn once and for
+    all, is for testing.
     """
     tables = [_table(folder.file(f"processed.{h}.data", holds=HOLDS)) for h in HOSPITALS]
     rows = np.concatenate(tables)
     clients = np.repeat(HOSPITALS, [len(table) for table in tables])
-    if complete:
-        whole = ~np.isnan(rows[:, :10]).any(axis=1)
-        rows, clients = rows[whole], clients[whole]
-    x, y = _features(rows, scale), (rows[:, 13] > 0).astype(np.int64)
+    whole = ~np.isnan(rows[:, :10]).any(axis=1)
+    rows, clients = rows[whole], clients[whole]
+    x, y = _features(rows), (rows[:, 13] > 0).astype(np.int64)
     groups = np.char.add(clients, y.astype(str))
     test = holdout(groups, 1 / 3, stream(0, "heart-disease", "test"))
     return Dataset(
@@ -89,20 +79,18 @@ def _table(path: Path) -> NDArray[np.float64]:
 def _check(path: Path, table: NDArray[np.float64]) -> None:
     allowed = dict.fromkeys(FLAGS, (0, 1)) | {c: v for c, _, v in CATEGORIES} | {13: range(5)}
     for column, values in allowed.items():
-        found = table[:, column]
-        wrong = ~np.isin(found, list(values)) & (~np.isnan(found) | (column == 13))
+        given = table[:, column]
+        wrong = ~np.isin(given, list(values)) & (~np.isnan(given) | (column == 13))
         if wrong.any():
             row = int(np.argmax(wrong))
-            raise damaged(path, f"column {column + 1} of row {row + 1} is {found[row]:g}", HOLDS)
+            raise damaged(path, f"column {column + 1} of row {row + 1} is {given[row]:g}", HOLDS)
     if np.isinf(table).any():
         raise damaged(path, "it has an infinite number", HOLDS)
 
 
-def _features(rows: NDArray[np.float64], scale: bool) -> NDArray[np.float32]:
-    columns = [c for c, _, _, _ in NUMBERS]
+def _features(rows: NDArray[np.float64]) -> NDArray[np.float32]:
     center = np.array([m for _, _, m, _ in NUMBERS])
-    numbers = np.where(np.isnan(rows[:, columns]), center, rows[:, columns])
-    if scale:
-        numbers = (numbers - center) / np.array([s for _, _, _, s in NUMBERS])
+    numbers = rows[:, [c for c, _, _, _ in NUMBERS]] - center
+    numbers /= np.array([s for _, _, _, s in NUMBERS])
     indicators = [rows[:, c] == v for c, _, values in CATEGORIES for v in values[1:]]
     return np.column_stack([numbers, *indicators]).astype(np.float32)

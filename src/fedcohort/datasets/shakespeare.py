@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase, digits
-from typing import Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -16,6 +15,7 @@ from fedcohort.datasets.folder import Folder, damaged, read_all
 from fedcohort.exceptions import ConfigError
 
 WINDOW = 80
+MIN_LINES = 10
 CHARACTERS = "\n !\"$&'(),-." + digits + ":;?" + ascii_uppercase + "[]" + ascii_lowercase
 CLASSES = 1 + len(CHARACTERS)  # 80; token 0 stands for any other character
 LIMIT = 64 << 20
@@ -25,47 +25,35 @@ HOLDS = "UTF-8 lines of tab-separated play, speaker, line_id, text, with these n
 Tokens = NDArray[np.uint8]
 
 
-def read(
-    folder: Folder,
-    *,
-    min_lines: int = 10,
-    max_samples: int | None = 500,
-    dtype: Literal["int64", "uint8"] = "int64",
-) -> Dataset:
-    r"""Read windows (samples, 80) of tokens and the token that follows each.
+def read(folder: Folder, *, max_samples: int | None = 500) -> Dataset:
+    """Read windows (samples, 80) of tokens and the token that follows each.
 
-    A client is a role, named "play/SPEAKER"; its lines are joined by line breaks in the order of
-    the play. A sample is 80 characters and the next one. The last tenth of a role's samples is
-    for testing: no character to be guessed there is part of a training sample.
+    A client is a role with at least ten lines, named "play/SPEAKER"; its lines are joined by line
+    breaks in the order of the play. A sample is 80 characters and the next one. The last tenth of
+    a role's samples is for testing: no character to be guessed there is part of a training sample.
 
     Parameters
     ----------
     folder : Folder
-    min_lines : int
-        Roles with fewer lines are left out, as are those of 80 characters or less.
     max_samples : int, optional
         Samples per role at most, evenly spaced over its text; None for all of them (4.2 million,
-        which takes 2.7 GB as int64 and 0.35 GB as uint8).
-    dtype : "int64" or "uint8"
-        Type of the tokens in x.
+        which takes 2.7 GB).
     """
-    if min_lines < 1 or (max_samples is not None and max_samples < 1):
-        raise ConfigError(f"shakespeare: min_lines={min_lines}, max_samples={max_samples} below 1")
-    if dtype not in ("int64", "uint8"):
-        raise ConfigError(f'shakespeare: dtype={dtype!r} must be "int64" or "uint8"')
+    if max_samples is not None and max_samples < 1:
+        raise ConfigError(f"shakespeare: max_samples={max_samples} must be at least 1, or None")
     path = folder.file("plays.tsv.gz", "plays.tsv", holds=HOLDS)
     roles = {
         role: encode("\n".join(lines))
         for role, lines in sorted(_lines_by_role(path).items())
-        if len(lines) >= min_lines and sum(map(len, lines)) + len(lines) - 1 > WINDOW
+        if len(lines) >= MIN_LINES and sum(map(len, lines)) + len(lines) - 1 > WINDOW
     }
     if not roles:
-        raise damaged(path, f"no role has {min_lines} lines and over {WINDOW} characters", HOLDS)
+        raise damaged(path, f"no role has {MIN_LINES} lines and over {WINDOW} characters", HOLDS)
     starts = {role: _starts(text.size - WINDOW, max_samples) for role, text in roles.items()}
     train = {role: s[: s.size - s.size // 10] for role, s in starts.items()}
     test = {role: s[s.size - s.size // 10 :] for role, s in starts.items()}
-    x, y, clients = _windows(roles, train, dtype)
-    x_test, y_test, test_clients = _windows(roles, test, dtype)
+    x, y, clients = _windows(roles, train)
+    x_test, y_test, test_clients = _windows(roles, test)
     return Dataset(folder.name, x, y, x_test, y_test, CLASSES, clients, test_clients)
 
 
@@ -81,11 +69,6 @@ def encode(text: str) -> Tokens:
     table[[ord(c) for c in CHARACTERS]] = np.arange(1, CLASSES)
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     return np.where(codes < 128, table[np.minimum(codes, 127)], 0).astype(np.uint8)
-
-
-def decode(tokens: Array) -> str:
-    """Turn tokens back into characters, token 0 into U+FFFD."""
-    return "".join(("\ufffd" + CHARACTERS)[int(token)] for token in tokens)
 
 
 def _lines_by_role(path: Path) -> dict[str, list[str]]:
@@ -116,11 +99,11 @@ def _starts(windows: int, most: int | None) -> NDArray[np.int64]:
 
 
 def _windows(
-    roles: dict[str, Tokens], starts: dict[str, NDArray[np.int64]], dtype: str
+    roles: dict[str, Tokens], starts: dict[str, NDArray[np.int64]]
 ) -> tuple[Array, NDArray[np.int64], Array]:
     """Cut the windows out, role by role into one array."""
     sizes = [s.size for s in starts.values()]
-    x = np.empty((sum(sizes), WINDOW), dtype=dtype)
+    x = np.empty((sum(sizes), WINDOW), dtype=np.int64)
     y = np.empty(sum(sizes), dtype=np.int64)
     end = 0
     for role, begin in starts.items():

@@ -9,7 +9,7 @@ by client ids that come with the data.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from fedcohort.partition.assign import IndexArray
 from fedcohort.partition.dirichlet import (
@@ -45,12 +45,8 @@ PARTITIONS: dict[str, Partition] = {
     "uniform-sizes": uniform_sizes,
 }
 
-#: Partitions whose clients share samples by definition.
-SHARING: frozenset[Any] = frozenset({"dirichlet-environment", dirichlet_environment})
-
 __all__ = [
     "PARTITIONS",
-    "SHARING",
     "IndexArray",
     "Partition",
     "dirichlet_environment",
