@@ -141,14 +141,7 @@ def federate(
         if options or (clients is not None and clients != len(partition)):
             raise ConfigError("federate: index arrays take neither options nor another `clients`")
         return Federation(dataset, _named(partition))
-    function = partition
-    if isinstance(partition, str):
-        name, given = parse_named(partition)
-        options = {**given, **options}
-        known: dict[str, Callable[..., Any]] = {**PARTITIONS, "natural": natural}
-        function = (
-            load_object("partition", name) if in_file(name) else lookup("partition", name, known)
-        )
+    function = partition if callable(partition) else _by_name(partition, options)
     owner = f"partition {getattr(function, '__name__', 'partition').replace('_', '-')!r}"
     options, rng = checked_options(owner, function, options), stream(seed, "partition")
     if function is natural:
@@ -161,6 +154,14 @@ def federate(
         raise ConfigError(f"{owner}: {error}") from error
     parts = function(dataset.y, clients, rng, **options)
     return Federation(dataset, _named(parts), shared=function is dirichlet_environment)
+
+
+def _by_name(text: str, options: dict[str, Any]) -> Callable[..., Any]:
+    """Return the partition of that name; options in the text are added to the others."""
+    name, given = parse_named(text)
+    options.update(given | options)
+    known: dict[str, Callable[..., Any]] = {**PARTITIONS, "natural": natural}
+    return load_object("partition", name) if in_file(name) else lookup("partition", name, known)
 
 
 def _named(parts: Mapping[ClientId, Any] | Sequence[ArrayLike]) -> Mapping[ClientId, Any]:
