@@ -6,46 +6,71 @@ twice; or as `counts`, the samples of each class per client, which `scatter` tur
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.options import checked_options
 
 IndexArray: TypeAlias = NDArray[np.int64]
 Counts: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
 
-def encode(labels: ArrayLike) -> tuple[IndexArray, Counts]:
-    """Number the labels 0..C-1 and count them."""
-    array = np.asarray(labels)
-    if array.ndim != 1 or array.size == 0:
-        raise ConfigError(f"labels must be one non-empty row of labels, not of shape {array.shape}")
-    codes, counts = np.unique(array, return_inverse=True, return_counts=True)[1:]
-    return codes.astype(np.int64), counts.astype(np.int64)
+Partition: TypeAlias = Callable[..., list[IndexArray]]
+PARTITIONS: dict[str, Partition] = {}
 
 
-def check(who: str, samples: int, clients: int, min_size: int) -> None:
-    """Raise if no partition can satisfy the request."""
-    if clients < 1:
-        raise ConfigError(f"{who}: clients={clients} is below 1")
-    if min_size < 0:
-        raise ConfigError(f"{who}: min_size={min_size} is negative")
-    if clients * min_size > samples:
-        raise ConfigError(
-            f"{who}: {clients} clients of at least min_size={min_size} need "
-            f"{clients * min_size} samples, but there are {samples}"
-        )
+def partition(name: str, *, sharing: bool = False) -> Callable[[Callable[..., Any]], Partition]:
+    """Decorator: enter a split into `PARTITIONS`; its labels are then numbers 0..C-1.
 
+    The request and the options are checked first. The function returns the owner of each sample,
+    or the counts of each class per client (clients x classes), or the clients' samples themselves.
+    With `sharing`, clients hold samples together, so that there may be more than there are.
+    """
 
-def check_positive(who: str, **values: float) -> None:
-    """Raise if a parameter is not a positive number."""
-    for name, value in values.items():
-        if not (np.isfinite(value) and value > 0):
-            raise ConfigError(f"{who}: {name}={value} must be a positive number")
+    def enter(split: Callable[..., Any]) -> Partition:
+        @functools.wraps(split)
+        def call(
+            labels: ArrayLike, clients: int, rng: Generator, *, min_size: int = 1, **options: Any
+        ) -> list[IndexArray]:
+            array = np.asarray(labels)
+            if array.ndim != 1 or array.size == 0:
+                raise ConfigError(f"labels must be one non-empty row, not of shape {array.shape}")
+            if clients < 1 or min_size < 0:
+                raise ConfigError(
+                    f"{name}: clients={clients} must be at least 1, min_size={min_size} at least 0"
+                )
+            if clients * min_size > array.size and not sharing:
+                raise ConfigError(
+                    f"{name}: {clients} clients of at least min_size={min_size} need "
+                    f"{clients * min_size} samples, but there are {array.size}"
+                )
+            given = checked_options(name, split, {**options, "min_size": min_size})
+            codes = np.unique(array, return_inverse=True)[1].astype(np.int64)
+            parts = split(codes, clients, rng, **given)
+            if isinstance(parts, list):
+                return parts
+            if parts.ndim == 2:
+                smallest = int(parts.sum(axis=1).min())
+                if smallest < min_size:
+                    raise ConfigError(
+                        f"{name}: with {clients} clients over classes of "
+                        f"{parts.sum(axis=0).tolist()} samples a client gets {smallest}, below "
+                        f"min_size={min_size}; use fewer clients"
+                    )
+                parts = scatter(codes, parts, rng)
+            return collect(parts, clients)
+
+        PARTITIONS[name] = call
+        return call
+
+    return enter
 
 
 def even_sizes(total: int, parts: int) -> Counts:

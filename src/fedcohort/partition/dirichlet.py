@@ -1,46 +1,41 @@
-"""Partitions by Dirichlet draws. The same alpha means something different in each of them.
-
-`dirichlet_environment` is FedACS's, in which clients share samples; the others hand out each
-sample once.
-"""
+"""Partitions by Dirichlet draws. The same alpha means something different in each of them."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import ArrayLike
+from scipy.optimize import nnls
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.options import Count, Positive
 from fedcohort.partition.assign import (
     Counts,
     Floats,
     IndexArray,
-    check,
-    check_positive,
     collect,
     deal,
     dirichlet,
-    encode,
     even_sizes,
+    partition,
     scatter,
     top_up,
 )
 
 
+@partition("dirichlet-per-client")
 def dirichlet_per_client(
-    labels: ArrayLike, clients: int, rng: Generator, *, alpha: float, min_size: int = 1
-) -> list[IndexArray]:
+    labels: IndexArray, clients: int, rng: Generator, *, alpha: Positive, min_size: int = 1
+) -> Counts:
     """Give each client a class mix drawn from Dir(alpha, ..., alpha), and equal sizes.
 
     The class of every sample is drawn from the client's mix, without replacement over the whole
     federation. When a class has been used up, those who still want it draw again from their mix
-    over the other classes, so that all samples are used and sizes differ by one at most; small
-    alphas therefore come out a little less skewed than the draws.
+    over the other classes; small alphas therefore come out a little less skewed than the draws.
 
     Parameters
     ----------
-    labels, clients, rng, min_size
-        As for `iid`.
     alpha : float
         Concentration per class: 0.1 is nearly one class per client, 100 nearly IID.
 
@@ -51,28 +46,35 @@ def dirichlet_per_client(
     >>> [np.bincount(labels[part], minlength=2).tolist() for part in parts]
     [[0, 25], [3, 22], [24, 1], [23, 2]]
     """
-    codes, counts = encode(labels)
-    check_positive("dirichlet-per-client", alpha=alpha)
-    concentration = np.full(counts.size, float(alpha))
-    return _mixed("dirichlet-per-client", codes, clients, rng, concentration, min_size)
+    supply = np.bincount(labels)
+    mix = dirichlet(np.full((clients, supply.size), alpha), rng)
+    return deal(mix, even_sizes(labels.size, clients), supply, rng)
 
 
+@partition("dirichlet-prior")
 def dirichlet_prior(
-    labels: ArrayLike, clients: int, rng: Generator, *, alpha: float, min_size: int = 1
-) -> list[IndexArray]:
-    """Give each client a class mix drawn from Dir(alpha * class prior), and equal sizes.
+    labels: IndexArray,
+    clients: int,
+    rng: Generator,
+    *,
+    alpha: Positive,
+    sizes: Literal["equal", "released"] = "equal",
+    min_size: int = 1,
+) -> Counts | IndexArray:
+    """Give each client a class mix drawn from Dir(alpha * class prior).
 
     FedCor's convention (paper 3): the concentrations sum to alpha, so that with ten classes its
-    0.2 is 0.02 per class. Its released code keeps the mixes and solves a quadratic program for
-    client sizes as equal as they allow; here sizes are equal to within one, all samples are used,
-    and a class that is used up is replaced as in `dirichlet_per_client`.
+    0.2 is 0.02 per class.
 
     Parameters
     ----------
-    labels, clients, rng, min_size
-        As for `iid`.
     alpha : float
         Sum of the concentrations over classes.
+    sizes : {"equal", "released"}
+        With "equal", sizes differ by at most one, and a class that is used up is replaced as in
+        `dirichlet_per_client`. "released" is the authors' code: mixes are kept, and the sizes are
+        those of least sum of squares that use up every class; what rounding leaves over goes to
+        clients at random.
 
     Examples
     --------
@@ -81,29 +83,48 @@ def dirichlet_prior(
     >>> [part.size for part in parts]
     [25, 25, 25, 25]
     """
-    codes, counts = encode(labels)
-    check_positive("dirichlet-prior", alpha=alpha)
-    return _mixed("dirichlet-prior", codes, clients, rng, alpha * counts / codes.size, min_size)
+    supply = np.bincount(labels)
+    mix = dirichlet(np.broadcast_to(alpha * supply / labels.size, (clients, supply.size)), rng)
+    if sizes == "equal":
+        return deal(mix, even_sizes(labels.size, clients), supply, rng)
+    counts = np.floor(mix * least_sizes(mix, supply)[:, None] + 1e-9).astype(np.int64)
+    for k in np.flatnonzero(left := supply - counts.sum(axis=0)):
+        counts[:, k] += np.bincount(rng.integers(clients, size=left[k]), minlength=clients)
+    return top_up(scatter(labels, counts, rng), clients, min_size, rng)
 
 
-def _mixed(
-    who: str, codes: IndexArray, clients: int, rng: Generator, alpha: Floats, min_size: int
-) -> list[IndexArray]:
-    check(who, codes.size, clients, min_size)
-    mix = dirichlet(np.broadcast_to(alpha, (clients, alpha.size)), rng)
-    counts = deal(mix, even_sizes(codes.size, clients), np.bincount(codes), rng)
-    return collect(scatter(codes, counts, rng), clients)
+def least_sizes(mix: Floats, supply: Counts) -> Floats:
+    """Return x >= 0 of least sum of squares with ``mix.T @ x = supply``.
+
+    Solved as non-negative least squares in which the equations weigh so much more than the sizes
+    that they hold to a thousandth of a sample.
+
+    Examples
+    --------
+    >>> least_sizes(np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([30, 10])).round(3).tolist()
+    [20.0, 20.0]
+    """
+    weight = 1e4 * len(mix)
+    system = np.concatenate([weight * mix.T, np.eye(len(mix))])
+    x, _ = nnls(system, np.concatenate([weight * supply, np.zeros(len(mix))]))
+    if np.abs(mix.T @ x - supply).max() > 0.5:
+        raise ConfigError(
+            f"dirichlet-prior: no sizes of {len(mix)} clients with these mixes use up all classes; "
+            "take more clients, a larger alpha or sizes='equal'"
+        )
+    return np.asarray(x)
 
 
+@partition("dirichlet-per-class")
 def dirichlet_per_class(
-    labels: ArrayLike,
+    labels: IndexArray,
     clients: int,
     rng: Generator,
     *,
-    alpha: float,
+    alpha: Positive,
     cap: bool = True,
     min_size: int = 1,
-) -> list[IndexArray]:
+) -> IndexArray:
     """Split each class over the clients by proportions drawn from Dir(alpha, ..., alpha).
 
     The convention of the distribution sketch's released code (paper 0) and of most of the
@@ -112,8 +133,6 @@ def dirichlet_per_class(
 
     Parameters
     ----------
-    labels, clients, rng, min_size
-        As for `iid`.
     alpha : float
         Concentration per client.
     cap : bool
@@ -131,12 +150,10 @@ def dirichlet_per_class(
     .. [1] Yurochkin et al. (2019), Bayesian Nonparametric Federated Learning of Neural Networks,
        ICML.
     """
-    codes, counts = encode(labels)
-    check("dirichlet-per-class", codes.size, clients, min_size)
-    check_positive("dirichlet-per-class", alpha=alpha)
-    shares = dirichlet(np.full((counts.size, clients), alpha), rng)
-    owner = scatter(codes, _cut(shares, counts, cap), rng)
-    return collect(top_up(owner, clients, min_size, rng), clients)
+    supply = np.bincount(labels)
+    shares = dirichlet(np.full((supply.size, clients), alpha), rng)
+    owner = scatter(labels, _cut(shares, supply, cap), rng)
+    return top_up(owner, clients, min_size, rng)
 
 
 def _cut(shares: Floats, class_sizes: Counts, cap: bool) -> Counts:
@@ -155,20 +172,14 @@ def _cut(shares: Floats, class_sizes: Counts, cap: bool) -> Counts:
     return counts
 
 
+@partition("uniform-plus-dirichlet")
 def uniform_plus_dirichlet(
-    labels: ArrayLike, clients: int, rng: Generator, *, alpha: float = 0.5, min_size: int = 1
+    labels: IndexArray, clients: int, rng: Generator, *, alpha: Positive = 0.5, min_size: int = 1
 ) -> list[IndexArray]:
     """Split a random half of the samples by `dirichlet_per_class`, the other half IID.
 
     Paper 0's "MNIST Uniform + Dirichlet". The first `clients // 2` clients share their part of
-    the samples by Dirichlet draws, the rest share theirs uniformly.
-
-    Parameters
-    ----------
-    labels, clients, rng, min_size
-        As for `iid`.
-    alpha : float
-        Concentration per client of the first half.
+    the samples by Dirichlet draws with concentration `alpha`, the rest share theirs uniformly.
 
     Examples
     --------
@@ -177,27 +188,25 @@ def uniform_plus_dirichlet(
     >>> [part.size for part in parts[2:]]
     [25, 25]
     """
-    codes = encode(labels)[0]
-    check("uniform-plus-dirichlet", codes.size, clients, min_size)
-    check_positive("uniform-plus-dirichlet", alpha=alpha)
     skewed = clients // 2
-    owner = rng.permutation(np.repeat(np.arange(clients), even_sizes(codes.size, clients)))
+    owner = rng.permutation(np.repeat(np.arange(clients), even_sizes(labels.size, clients)))
     uniform = collect(owner, clients)[skewed:]
     if not skewed:
         return uniform
     pool = np.flatnonzero(owner < skewed)
-    half = dirichlet_per_class(codes[pool], skewed, rng, alpha=alpha, min_size=min_size)
+    half = dirichlet_per_class(labels[pool], skewed, rng, alpha=alpha, min_size=min_size)
     return [pool[part] for part in half] + uniform
 
 
+@partition("dirichlet-environment", sharing=True)
 def dirichlet_environment(
-    labels: ArrayLike,
+    labels: IndexArray,
     clients: int,
     rng: Generator,
     *,
-    x_med: float = 0.2,
-    x_max: float = 3.0,
-    samples: int = 2000,
+    x_med: Positive = 0.2,
+    x_max: Positive = 3.0,
+    samples: Count = 2000,
     min_size: int = 1,
 ) -> list[IndexArray]:
     """Draw clients of different skewness, each with its own draw from all samples.
@@ -205,20 +214,15 @@ def dirichlet_environment(
     FedACS, Definition 2 (paper 1): the first half of the clients (rounded up) has
     beta ~ U(0, x_med], the rest beta ~ U(x_med, x_max]; a client's class mix is drawn from
     Dir(beta, ..., beta) and the class of each of its samples from that mix. A client holds no
-    sample twice, but clients overlap, and some samples may belong to nobody: with 200 x 2,000 out
-    of 50,000, each sample is held by about eight clients. A class of which the client already has
-    every sample is removed from its mix.
+    sample twice, but clients overlap: with 200 x 2,000 out of 50,000, each sample is held by about
+    eight clients. A class of which the client has every sample is removed from its mix.
 
     Parameters
     ----------
-    labels, clients, rng
-        As for `iid`.
     x_med, x_max : float
         Median and maximum of beta: 0.2 and 3 is the paper's "low", 0.1 and 5 its "high".
     samples : int
         Samples per client, the paper's M.
-    min_size : int
-        Must not exceed `samples`; accepted so that all partitions have the same signature.
 
     Examples
     --------
@@ -227,19 +231,26 @@ def dirichlet_environment(
     >>> {part.size for part in parts}, len(np.unique(np.concatenate(parts))) <= 100
     ({20}, True)
     """
-    codes, supply = encode(labels)
-    check("dirichlet-environment", codes.size, clients, 0)
-    check_positive("dirichlet-environment", x_med=x_med, x_max=x_max)
     if x_max <= x_med:
         raise ConfigError(f"dirichlet-environment: x_max={x_max} must be above x_med={x_med}")
-    if not max(min_size, 1) <= samples <= codes.size:
+    if not max(min_size, 1) <= samples <= labels.size:
         raise ConfigError(
             f"dirichlet-environment: samples={samples} must be at least min_size={min_size} and "
-            f"at most the number of samples, {codes.size}"
+            f"at most the number of samples, {labels.size}"
         )
+    supply = np.bincount(labels)
     beta = skewness_levels(clients, x_med, x_max, rng)
     mix = dirichlet(np.broadcast_to(beta[:, None], (clients, supply.size)), rng)
-    return _pick(codes, _class_counts(mix, samples, supply, rng), rng)
+    members = np.split(np.argsort(labels, kind="stable"), np.cumsum(supply)[:-1])
+
+    def draw(row: Counts) -> IndexArray:
+        picked = [
+            members[k][rng.choice(members[k].size, row[k], replace=False, shuffle=False)]
+            for k in np.flatnonzero(row)
+        ]
+        return np.sort(np.concatenate(picked))
+
+    return [draw(row) for row in _class_counts(mix, samples, supply, rng)]
 
 
 def skewness_levels(clients: int, x_med: float, x_max: float, rng: Generator) -> Floats:
@@ -261,17 +272,3 @@ def _class_counts(mix: Floats, samples: int, supply: Counts, rng: Generator) -> 
         )
         counts[rows] += np.minimum(ask, left)
     return counts
-
-
-def _pick(codes: IndexArray, counts: Counts, rng: Generator) -> list[IndexArray]:
-    members = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
-
-    def draw(row: Counts) -> IndexArray:
-        """Draw one client's samples, without replacement."""
-        picked = [
-            members[k][rng.choice(members[k].size, row[k], replace=False, shuffle=False)]
-            for k in np.flatnonzero(row)
-        ]
-        return np.sort(np.concatenate(picked))
-
-    return [draw(row) for row in counts]

@@ -6,71 +6,54 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.options import Count, Positive, Range
 from fedcohort.partition.assign import (
     Counts,
     Floats,
     IndexArray,
     apportion,
     by_class,
-    check,
-    check_positive,
     collect,
     deal,
     dirichlet,
-    encode,
     even_sizes,
-    scatter,
+    partition,
     top_up,
 )
 
 
-def iid(labels: ArrayLike, clients: int, rng: Generator, *, min_size: int = 1) -> list[IndexArray]:
+@partition("iid")
+def iid(labels: IndexArray, clients: int, rng: Generator, *, min_size: int = 1) -> IndexArray:
     """Hand out the samples at random, in sizes that differ by at most one.
 
     Case 1 of Sketch to Skip and Select (paper 2).
-
-    Parameters
-    ----------
-    labels : array (samples,)
-    clients : int
-    rng : Generator
-    min_size : int
-        Smallest allowed number of samples per client.
-
-    Returns
-    -------
-    list of arrays
-        Sample indices of each client, ascending.
 
     Examples
     --------
     >>> [part.size for part in iid([0, 1, 0, 1, 2], 2, np.random.default_rng(0))]
     [3, 2]
     """
-    codes = encode(labels)[0]
-    check("iid", codes.size, clients, min_size)
-    owner = np.repeat(np.arange(clients), even_sizes(codes.size, clients))
-    return collect(rng.permutation(owner), clients)
+    owner = np.repeat(np.arange(clients), even_sizes(labels.size, clients))
+    return rng.permutation(owner)
 
 
+@partition("quantity-skew")
 def quantity_skew(
-    labels: ArrayLike, clients: int, rng: Generator, *, alpha: float = 0.5, min_size: int = 1
-) -> list[IndexArray]:
+    labels: IndexArray, clients: int, rng: Generator, *, alpha: Positive = 0.5, min_size: int = 1
+) -> IndexArray:
     """Hand out the samples at random, in sizes drawn from Dir(alpha, ..., alpha).
 
     Labels are IID, only sizes differ: quantity skew as in [1]_.
 
     Parameters
     ----------
-    labels, clients, rng, min_size
-        As for `iid`.
     alpha : float
         Concentration: 0.5 gives very different sizes, 100 nearly equal ones.
 
@@ -85,22 +68,20 @@ def quantity_skew(
     .. [1] Li, Diao, Chen, He (2022), Federated Learning on Non-IID Data Silos: An Experimental
        Study, ICDE.
     """
-    codes = encode(labels)[0]
-    check("quantity-skew", codes.size, clients, min_size)
-    check_positive("quantity-skew", alpha=alpha)
-    shares = dirichlet(np.full((1, clients), float(alpha)), rng)[0]
-    return _in_proportion(shares, codes.size, min_size, rng)
+    shares = dirichlet(np.full((1, clients), alpha), rng)[0]
+    return _in_proportion(shares, labels.size, min_size, rng)
 
 
+@partition("uniform-sizes")
 def uniform_sizes(
-    labels: ArrayLike,
+    labels: IndexArray,
     clients: int,
     rng: Generator,
     *,
-    low: int = 100,
-    high: int = 700,
+    low: Count = 100,
+    high: Count = 700,
     min_size: int = 1,
-) -> list[IndexArray]:
+) -> IndexArray:
     """Hand out the samples at random, in sizes proportional to whole numbers in [low, high].
 
     FedShare's CIFAR split, which paper 0 uses as "non-IID": its labels are IID, only the sizes
@@ -108,8 +89,6 @@ def uniform_sizes(
 
     Parameters
     ----------
-    labels, clients, rng, min_size
-        As for `iid`.
     low, high : int
         Range of the sizes before scaling.
 
@@ -120,25 +99,24 @@ def uniform_sizes(
     >>> sum(sizes), max(sizes) / min(sizes) <= 7.1
     (50000, True)
     """
-    codes = encode(labels)[0]
-    check("uniform-sizes", codes.size, clients, min_size)
-    if not 0 < low <= high:
-        raise ConfigError(f"uniform-sizes: low={low} must be above 0 and at most high={high}")
+    if low > high:
+        raise ConfigError(f"uniform-sizes: low={low} must be at most high={high}")
     wanted = rng.integers(low, high, clients, endpoint=True).astype(np.float64)
-    return _in_proportion(wanted / wanted.sum(), codes.size, min_size, rng)
+    return _in_proportion(wanted / wanted.sum(), labels.size, min_size, rng)
 
 
-def _in_proportion(shares: Floats, total: int, min_size: int, rng: Generator) -> list[IndexArray]:
+def _in_proportion(shares: Floats, total: int, min_size: int, rng: Generator) -> IndexArray:
     """Hand out all samples at random, in sizes proportional to `shares`."""
     ends = np.floor(np.cumsum(shares) * total + 0.5).astype(np.int64)
     ends[-1] = total
     owner = rng.permutation(np.repeat(np.arange(shares.size), np.diff(ends, prepend=0)))
-    return collect(top_up(owner, shares.size, min_size, rng), shares.size)
+    return top_up(owner, shares.size, min_size, rng)
 
 
+@partition("shards")
 def shards(
-    labels: ArrayLike, clients: int, rng: Generator, *, per_client: int = 2, min_size: int = 1
-) -> list[IndexArray]:
+    labels: IndexArray, clients: int, rng: Generator, *, per_client: Count = 2, min_size: int = 1
+) -> IndexArray:
     """Sort by label, cut into equal shards, give `per_client` random shards to each client.
 
     FedAvg's pathological split [1]_; FedCor (paper 3) calls it 2SPC and 1SPC. All samples are
@@ -146,8 +124,6 @@ def shards(
 
     Parameters
     ----------
-    labels, clients, rng, min_size
-        As for `iid`.
     per_client : int
         Shards per client.
 
@@ -163,18 +139,16 @@ def shards(
     .. [1] McMahan et al. (2017), Communication-Efficient Learning of Deep Networks from
        Decentralized Data, AISTATS.
     """
-    codes = encode(labels)[0]
-    check("shards", codes.size, clients, min_size)
-    if per_client < 1 or clients * per_client > codes.size:
+    if clients * per_client > labels.size:
         raise ConfigError(
             f"shards: per_client={per_client} x {clients} clients must be between {clients} and "
-            f"the number of samples, {codes.size}"
+            f"the number of samples, {labels.size}"
         )
-    sizes = np.stack([even_sizes(int(n), per_client) for n in even_sizes(codes.size, clients)])
+    sizes = np.stack([even_sizes(int(n), per_client) for n in even_sizes(labels.size, clients)])
     shuffled = rng.permutation(clients * per_client)
-    owner = np.empty(codes.size, dtype=np.int64)
-    owner[by_class(codes, rng)] = np.repeat(shuffled // per_client, sizes.ravel()[shuffled])
-    return collect(owner, clients)
+    owner = np.empty(labels.size, dtype=np.int64)
+    owner[by_class(labels, rng)] = np.repeat(shuffled // per_client, sizes.ravel()[shuffled])
+    return owner
 
 
 def natural(ids: ArrayLike, *, min_size: int = 1) -> dict[str, IndexArray]:
@@ -214,20 +188,14 @@ def natural(ids: ArrayLike, *, min_size: int = 1) -> dict[str, IndexArray]:
     return kept
 
 
-def one_label(
-    labels: ArrayLike, clients: int, rng: Generator, *, min_size: int = 1
-) -> list[IndexArray]:
+@partition("one-label")
+def one_label(labels: IndexArray, clients: int, rng: Generator, *, min_size: int = 1) -> Counts:
     """Give every client samples of a single label.
 
     Case 2 of Sketch to Skip and Select (paper 2). A label gets clients in proportion to its
     samples, which these share evenly, so all samples are used and sizes are as equal as the
     labels allow. With fewer clients than labels, each gets whole labels, at most
     ceil(labels / clients) of them, as in the paper's footnote.
-
-    Parameters
-    ----------
-    labels, clients, rng, min_size
-        As for `iid`.
 
     Examples
     --------
@@ -236,8 +204,7 @@ def one_label(
     >>> sorted((int(labels[part][0]), part.size) for part in parts)
     [(0, 20), (0, 20), (1, 20)]
     """
-    codes, supply = encode(labels)
-    check("one-label", codes.size, clients, min_size)
+    supply = np.bincount(labels)
     counts = np.zeros((clients, supply.size), dtype=np.int64)
     if clients < supply.size:
         holder = rng.permutation(np.arange(supply.size) % clients)
@@ -245,18 +212,18 @@ def one_label(
     else:
         main, sizes = _share_evenly(supply, apportion(supply, clients, clients))
         counts[rng.permutation(clients), main] = sizes
-    _check_sizes("one-label", counts, min_size)
-    return collect(scatter(codes, counts, rng), clients)
+    return counts
 
 
+@partition("skewness")
 def skewness(
-    labels: ArrayLike,
+    labels: IndexArray,
     clients: int,
     rng: Generator,
     *,
-    xi: float | Literal["H"],
+    xi: Annotated[float, Range(0, 1, above=True)] | Literal["H"],
     min_size: int = 1,
-) -> list[IndexArray]:
+) -> Counts:
     """Give each client a share `xi` of one class and the rest at random from the others.
 
     FL-DP3S's data skewness (paper 4). Main classes are shared among clients in proportion to
@@ -268,8 +235,6 @@ def skewness(
 
     Parameters
     ----------
-    labels, clients, rng, min_size
-        As for `iid`.
     xi : float or "H"
         Share of the main class, above 0 and at most 1; "H" is two different classes, half each
         (to within the unevenness of the classes).
@@ -284,25 +249,12 @@ def skewness(
     >>> {tuple(np.unique(labels[part], return_counts=True)[1].tolist()) for part in parts}
     {(5, 5)}
     """
-    codes, supply = encode(labels)
-    check("skewness", codes.size, clients, min_size)
+    supply = np.bincount(labels)
     if xi == "H":
         counts = _two_halves(supply, clients, rng)
-    elif isinstance(xi, str) or not 0.0 < xi <= 1.0:
-        raise ConfigError(f'skewness: xi={xi!r} must be above 0 and at most 1, or "H"')
     else:
-        counts = _main_share(supply, clients, float(xi), rng)
-    _check_sizes("skewness", counts, min_size)
-    return collect(scatter(codes, counts, rng), clients)
-
-
-def _check_sizes(who: str, counts: Counts, min_size: int) -> None:
-    smallest = int(counts.sum(axis=1).min())
-    if smallest < min_size:
-        raise ConfigError(
-            f"{who}: with {counts.shape[0]} clients over classes of {counts.sum(axis=0).tolist()} "
-            f"samples a client gets {smallest}, below min_size={min_size}; use fewer clients"
-        )
+        counts = _main_share(supply, clients, xi, rng)
+    return counts
 
 
 def _share_evenly(supply: Counts, holders: Counts) -> tuple[IndexArray, Counts]:
@@ -316,12 +268,12 @@ def _main_share(supply: Counts, clients: int, xi: float, rng: Generator) -> Coun
     main, sizes = _share_evenly(_budgets(supply, holders, xi), holders)
     shuffled = rng.permutation(clients)
     main, sizes = main[shuffled], sizes[shuffled]
-    own = _trim(np.floor(xi * sizes + 0.5).astype(np.int64), main, supply)
-    left = supply - np.bincount(main, own, supply.size).astype(np.int64)
+    held = _trim(np.floor(xi * sizes + 0.5).astype(np.int64), main, supply)
+    left = supply - np.bincount(main, held, supply.size).astype(np.int64)
     others = left * (np.arange(supply.size) != main[:, None])
-    rest = deal(others.astype(np.float64), sizes - own, left, rng)
-    _swap_out_own(rest, main, rng)
-    rest[np.arange(clients), main] += own
+    rest = deal(others.astype(np.float64), sizes - held, left, rng)
+    _swap_out_main(rest, main, rng)
+    rest[np.arange(clients), main] += held
     return rest
 
 
@@ -349,15 +301,15 @@ def _budgets(supply: Counts, holders: Counts, xi: float) -> Counts:
     return np.diff(ends, prepend=0)
 
 
-def _trim(own: Counts, main: IndexArray, supply: Counts) -> Counts:
+def _trim(held: Counts, main: IndexArray, supply: Counts) -> Counts:
     """Take back what rounding gave the clients of a class beyond its supply, one sample each."""
-    over = np.bincount(main, own, supply.size).astype(np.int64) - supply
+    over = np.bincount(main, held, supply.size).astype(np.int64) - supply
     for k in np.flatnonzero(over > 0):
-        own[np.flatnonzero((main == k) & (own > 0))[: over[k]]] -= 1
-    return own
+        held[np.flatnonzero((main == k) & (held > 0))[: over[k]]] -= 1
+    return held
 
 
-def _swap_out_own(rest: Counts, main: IndexArray, rng: Generator) -> None:
+def _swap_out_main(rest: Counts, main: IndexArray, rng: Generator) -> None:
     """Exchange a client's own class in the rest for another class that someone else holds.
 
     Dealing ends with own classes only when a single class is left, so all of them are alike.
