@@ -24,7 +24,7 @@ import fedcohort
 from fedcohort.experiments.config import reference
 from fedcohort.gates import GATES
 from fedcohort.policies import POLICIES
-from fedcohort.report.tables import policy_costs
+from fedcohort.analysis.costs import policy_costs
 
 ROOT = Path(__file__).parents[1]
 HIDDEN = re.compile(r"\._|triton")  # private modules, and one that only a GPU can import

@@ -22,7 +22,7 @@ def command(
     """
     from fedcohort.policies import POLICIES
     from fedcohort.registry import load_installed
-    from fedcohort.report.tables import policy_costs
+    from fedcohort.analysis.costs import policy_costs
 
     import_all(imports)
     load_installed("policy", POLICIES)

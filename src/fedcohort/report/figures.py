@@ -1,32 +1,45 @@
-"""The style of all figures, drawn with Altair: in a page, and as SVG and PNG from the same code.
+"""All figures, drawn with Altair: in a page, and as SVG and PNG from the same code.
 
-One style for all: the baseline is grey, the runs that matter most have a color and a label at the
-line, and the others are faint. In a page, the reader chooses which runs are highlighted through the
-parameter ``highlighted``, and whose cohorts are shown through ``chosen``.
+One style: the baseline is grey, the runs that matter most have a color and a label at the line, and
+the others are faint. On the page of runs, the reader chooses which runs are highlighted through the
+parameter ``highlighted``, and whose cohorts are shown through ``chosen``. The page of a profile
+holds `picture`: SVG that loads nothing, with tooltips and words for screen readers.
 """
 
 from __future__ import annotations
 
+import base64
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import altair as alt
+import numpy as np
+from numpy.typing import NDArray
 
+from fedcohort.report.content import Content, FederationMap, Line, Participation
+from fedcohort.report.tables import Curve
+
+Floats = NDArray[np.float64]
+Rows = list[dict[str, Any]]
 Theme = Literal["light", "dark"]
 #: Okabe and Ito's colors for readers with any color vision, the most legible ones first.
 COLORS: dict[Theme, list[str]] = {
     "light": ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"],
     "dark": ["#56b4e9", "#e69f00", "#2cc295", "#cc79a7", "#f0e442", "#e8814a"],
 }
+CLUSTERS = [*COLORS["light"], "#8c6bb1", "#7f7f7f", "#b5a400", "#5b4636"]
 #: From few to many; many always stands out from the background.
 RAMP: dict[Theme, list[str]] = {
     "light": ["#dce9f5", "#6baed6", "#08519c"],
     "dark": ["#1f3347", "#3b7fb8", "#a6dcff"],
 }
 GREY = "#8a939e"  # legible on light and dark
+REFERENCE = "#d55e00"
 INK: dict[Theme, dict[str, str]] = {
     "light": {"text": "#1f2933", "soft": "#5b6573", "grid": "#e6e9ed", "faint": "#c9cfd6"},
     "dark": {"text": "#e4e7eb", "soft": "#a3adb8", "grid": "#2d3640", "faint": "#48525e"},
@@ -37,18 +50,18 @@ WIDTH = 620
 LABEL_GAP = 15  # pixels between labels at lines
 LABEL_ROOM = 36  # pixels to the right of a plot, in a page
 DASHES = [[1, 0], [6, 3], [2, 2]]
+MAX_BARS = 60  # clients, the farthest
+MAX_NAMES = 40  # at marks or at a matrix
+MAX_COVERED = 12.0  # square pixels of other marks and names
+#: Where a name stands beside its mark: how it is aligned, and how far it is moved.
+PLACES = {
+    "right": ("left", 8, 4),
+    "left": ("right", -8, 4),
+    "above": ("center", 0, -9),
+    "below": ("center", 0, 17),
+}
 _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-Rows = list[dict[str, Any]]
-
-
-class Labels(NamedTuple):
-    """Where the lines of a chart end, so that a page can label other lines."""
-
-    ends: dict[str, dict[str, float]]
-    domain: tuple[float, float]
-    height: int
+_pictures = count()
 
 
 class Figure(NamedTuple):
@@ -66,8 +79,8 @@ class Figure(NamedTuple):
         The parameter that a page's reader sets.
     wide : bool
         Whether a page gives it the whole width.
-    labels : Labels or None
-        Of a chart with labels at its lines.
+    labels : dict or None
+        Where lines end, and the domain and height, so that a page can label other lines.
     """
 
     name: str
@@ -77,27 +90,7 @@ class Figure(NamedTuple):
     data: dict[str, Rows]
     control: Literal["highlighted", "chosen"] | None = None
     wide: bool = False
-    labels: Labels | None = None
-
-
-class Roles(NamedTuple):
-    """How runs are drawn: ranked ones have colors in this order, some are highlighted."""
-
-    ranked: list[str]
-    highlighted: list[str]
-    baselines: list[str]
-
-    def among(self, names: set[str]) -> Roles:
-        """Return the roles of the runs that a chart has."""
-        return Roles(*([name for name in own if name in names] for own in self))
-
-
-class LineChart(NamedTuple):
-    """A chart of lines with its data and the ends of the lines."""
-
-    chart: alt.LayerChart
-    data: dict[str, Rows]
-    labels: Labels
+    labels: dict[str, Any] | None = None
 
 
 def config(theme: Theme = "light") -> dict[str, Any]:
@@ -148,8 +141,8 @@ def specification(figure: Figure, *, width: int | str = WIDTH) -> dict[str, Any]
             # Vega measures labels before it narrows the plot for its axes, so that a label at a
             # line that ends within the plot would be cut on a phone.
             spec["padding"] = {"left": 5, "top": 5, "bottom": 5, "right": LABEL_ROOM}
-    found: dict[str, Any] = without_controls(spec)
-    return found
+    cleaned: dict[str, Any] = without_controls(spec)
+    return cleaned
 
 
 def without_controls(value: Any) -> Any:
@@ -206,6 +199,111 @@ def save(figure: Figure, path: Path, *, width: int = WIDTH) -> None:
     path.write_bytes(rendered(figure, path.suffix, width=width))
 
 
+def picture(figure: Figure, *, width: int, image: bool = False) -> str:
+    """Return a figure as SVG inside HTML: it scales, and marks have their words as tooltips.
+
+    A picture of very many marks becomes one `image`.
+    """
+    import vl_convert
+
+    spec = {**specification(figure, width=width), "config": config()}
+    label = escape(without_controls(f"{figure.title}. {figure.caption}"))
+    if image:
+        content = base64.b64encode(vl_convert.vegalite_to_png(spec, scale=1.5)).decode()
+        return (
+            f'<svg viewBox="0 0 {width + 20} {width + 60}" role="img" aria-label="{label}" '
+            f'style="max-width:{width + 20}px"><image width="100%" height="100%" '
+            f'href="data:image/png;base64,{content}"/></svg>'
+        )
+    svg = re.sub(r' xmlns(?::\w+)?="[^"]*"', "", vl_convert.vegalite_to_svg(spec))
+    wide, high = re.findall(r'<svg[^>]*? width="([\d.]+)" height="([\d.]+)"', svg)[0]
+    head = (
+        f'<svg viewBox="0 0 {wide} {high}" role="img" aria-label="{label}" '
+        f'style="max-width:{float(wide):.0f}px">'
+    )
+    svg = re.sub(r"<svg[^>]*>", lambda _: head, svg, count=1)
+    unique = f"p{next(_pictures)}-"  # the ids of several pictures on a page
+    svg = re.sub(r'id="([\w-]+)"', rf'id="{unique}\1"', svg)
+    svg = re.sub(r"url\(#([\w-]+)\)", rf"url(#{unique}\1)", svg)
+    mark = re.compile(r'<path aria-label="([^"]*)"([^>]*?)/>')
+    return mark.sub(r"<path\2><title>\1</title></path>", svg)
+
+
+# The figures of runs.
+
+
+def run_figures(content: Content) -> list[Figure]:
+    """Return all figures for which there are data; time comes first where it differs most."""
+    figures: list[Figure | None] = [_accuracy(content, over) for over in content.axes]
+    if content.gemd:
+        figures.append(_balance(content))
+    if content.withheld:
+        figures.append(_withheld(content))
+    if content.waiting:
+        figures.append(_waiting(content))
+    if content.participation:
+        figures += [_evenness(content), _participation(content)]
+    figures += [_map(content, one) for one in content.maps]
+    figures += [_distances(content, one) for one in content.maps[:1]]
+    return [figure for figure in figures if figure is not None]
+
+
+#: The horizontal axes of accuracy: title, the words of the figure's title, whether logarithmic.
+AXES = {
+    "rounds": ("round", "rounds", False),
+    "megabytes": ("megabytes sent so far, both directions", "bytes", True),
+    "seconds": ("simulated seconds", "simulated time", True),
+}
+
+
+def _accuracy(content: Content, over: str) -> Figure | None:
+    curves = [c for c in content.curves if c.rounds]
+    if not curves:
+        return None
+    title, words, log = AXES[over]
+    values = [v for c in curves for v in (*c.mean, *c.low, *c.high) if math.isfinite(v)]
+    low = 0.0 if min(values) < 0.3 else math.floor(10 * min(values)) / 10
+    bands = any(math.isfinite(v) for c in curves for v in c.low)
+    caption = "Test accuracy of the global model, mean over seeds."
+    caption += " Bands are one standard deviation over seeds." if bands else ""
+    caption += " The axis is logarithmic." if log else ""
+    tooltip = [
+        alt.Tooltip("run:N"),
+        alt.Tooltip("round:Q"),
+        alt.Tooltip("y:Q", title="accuracy", format=".1%"),
+    ]
+    if bands:
+        tooltip += [alt.Tooltip("low:Q", format=".1%"), alt.Tooltip("high:Q", format=".1%")]
+    rows = [row for c in curves for row in _curve_rows(c, over)]
+    return line_chart(
+        f"accuracy-{over}",
+        f"Accuracy over {words}",
+        f"{caption} {_end(content)}",
+        rows,
+        content,
+        x=x_axis(title, rows, log),
+        y=alt.Y("y:Q", title="test accuracy", axis=alt.Axis(format=".0%")),
+        domain=(low, max(low + 0.1, math.ceil(10 * max(values)) / 10)),
+        tooltip=tooltip,
+        target=content.target,
+        wide=over == content.axes[0],
+    )
+
+
+def _end(content: Content) -> str:
+    return f"{content.setting[:1].upper()}{content.setting[1:]}." if content.setting else ""
+
+
+def _curve_rows(curve: Curve, over: str) -> Rows:
+    xs = getattr(curve, over)
+    names = ("round", "x", "y", "low", "high")
+    points = zip(curve.rounds, xs, curve.mean, curve.low, curve.high, strict=True)
+    return [
+        {"run": curve.policy, **{k: rounded(v) for k, v in zip(names, point, strict=True)}}
+        for point in points
+    ]
+
+
 def x_axis(title: str, rows: Rows, log: bool = False) -> alt.X:
     """Return a horizontal axis over the field ``x`` of the rows."""
     values = [row["x"] for row in rows if row["x"] is not None and (row["x"] > 0 or not log)]
@@ -221,49 +319,40 @@ def rounded(value: float) -> float | None:
 
 
 def line_chart(
+    name: str,
+    title: str,
+    caption: str,
     rows: Rows,
-    roles: Roles,
+    content: Content,
     *,
     x: alt.X,
     y: alt.Y,
     domain: tuple[float, float],
     tooltip: list[alt.Tooltip],
     target: float | None = None,
-) -> LineChart:
+    wide: bool = False,
+) -> Figure:
     """Draw one line per run: baselines grey, highlighted runs in color and labeled, others faint.
 
-    Parameters
-    ----------
-    rows : list of dict
-        With ``run``, ``x`` and ``y``; with ``low`` and ``high`` for a band.
-    roles : Roles
-        Which runs are baselines, ranked and highlighted.
-    x, y : altair channels
-        Of the fields ``x`` and ``y``.
-    domain : tuple
-        Of the vertical axis.
-    tooltip : list
-        What hovering shows.
-    target : float, optional
-        Draw a horizontal line here.
+    Rows have ``run``, ``x`` and ``y``, and ``low`` and ``high`` for a band; a horizontal line is
+    drawn at `target`.
     """
-    own = roles.among({row["run"] for row in rows})
+    drawn = {row["run"] for row in rows}
+    ranked, highlighted, baselines = (
+        [run for run in runs if run in drawn]
+        for runs in (content.ranked, content.highlighted, content.baselines)
+    )
     y = y.scale(domain=list(domain), clamp=True)
-    color = alt.Color("run:N", scale=alt.Scale(domain=own.ranked), legend=None)
-    dashes = [DASHES[i // len(COLORS["light"]) % len(DASHES)] for i in range(len(own.ranked))]
-    dash = alt.StrokeDash("run:N", scale=alt.Scale(domain=own.ranked, range=dashes), legend=None)
+    color = alt.Color("run:N", scale=alt.Scale(domain=ranked), legend=None)
+    dashes = [DASHES[i // len(COLORS["light"]) % len(DASHES)] for i in range(len(ranked))]
+    dash = alt.StrokeDash("run:N", scale=alt.Scale(domain=ranked, range=dashes), legend=None)
     base = alt.Chart(alt.NamedData("lines")).encode(x=x, y=y, detail="run:N")
     on = base.transform_filter("indexof(highlighted, datum.run) >= 0 && !datum.baseline")
     off = base.transform_filter("indexof(highlighted, datum.run) < 0 && !datum.baseline")
-    grey = base.transform_filter("datum.baseline")
     near = alt.selection_point(
-        name="near",
-        nearest=True,
-        on="pointerover",
-        clear="pointerout",
-        empty=False,
+        name="near", nearest=True, on="pointerover", clear="pointerout", empty=False,
         fields=["run", "x"],
-    )
+    )  # fmt: skip
     layers = []
     if any(row.get("low") is not None for row in rows):
         band = on.mark_area(opacity=0.16, tooltip=False, aria=False)
@@ -271,7 +360,7 @@ def line_chart(
         layers.append(band.encode(y=low, y2="high:Q", color=color))
     layers += [
         off.mark_line(style="faint", aria=False),
-        grey.mark_line(style="baseline", aria=False),
+        base.transform_filter("datum.baseline").mark_line(style="baseline", aria=False),
         on.mark_line(strokeWidth=2.2, aria=False).encode(color=color, strokeDash=dash),
         base.mark_point(size=50, filled=True, aria=False)
         .encode(
@@ -281,49 +370,38 @@ def line_chart(
         )
         .add_params(near),
         *_target(target, domain),
-        _names("labels", x, y).encode(color=color),
-        _names("baseline-labels", x, y, style="baseline-label"),
+        _run_names("labels", x, y).encode(color=color),
+        _run_names("baseline-labels", x, y, style="baseline-label"),
     ]
     chart = alt.layer(*layers).properties(height=HEIGHT)
-    chart = chart.add_params(alt.param(name="highlighted", value=own.highlighted))
+    chart = chart.add_params(alt.param(name="highlighted", value=highlighted))
     ends = {str(row["run"]): {"x": row["x"], "y": row["y"]} for row in rows}
-    data = {
-        "lines": [{**row, "baseline": row["run"] in own.baselines} for row in rows],
-        **_label_data(ends, own, domain),
+    placed = separated({run: ends[run]["y"] for run in (*highlighted, *baselines)}, domain)
+    labels = {
+        data: [{"run": run, "x": ends[run]["x"], "y": placed[run]} for run in runs]
+        for data, runs in (("labels", highlighted), ("baseline-labels", baselines))
     }
-    return LineChart(chart, data, Labels(ends, domain, HEIGHT))
+    lines = [{**row, "baseline": row["run"] in baselines} for row in rows]
+    where = {"ends": ends, "domain": domain, "height": HEIGHT}
+    data = {"lines": lines, **labels}
+    return Figure(name, title, caption, chart, data, "highlighted", wide, where)
 
 
 def _target(target: float | None, domain: tuple[float, float]) -> list[alt.Chart]:
     if target is None or not domain[0] <= target <= domain[1]:
         return []
     data = alt.Chart(alt.Data(values=[{"y": target, "text": f"target {target:.0%}"}]))
-    y = alt.Y("y:Q")
+    text = data.mark_text(style="target-label", align="left", dy=-6, dx=4, aria=False)
     return [
-        data.mark_rule(style="target", aria=False).encode(y=y),
-        data.mark_text(style="target-label", align="left", dy=-6, dx=4, aria=False).encode(
-            y=y, x=alt.value(0), text="text:N"
-        ),
+        data.mark_rule(style="target", aria=False).encode(y="y:Q"),
+        text.encode(y="y:Q", x=alt.value(0), text="text:N"),
     ]
 
 
-def _names(data: str, x: alt.X, y: alt.Y, **style: Any) -> alt.Chart:
+def _run_names(data: str, x: alt.X, y: alt.Y, **style: Any) -> alt.Chart:
     """Write the names of runs at the ends of their lines."""
     chart = alt.Chart(alt.NamedData(data)).encode(x=x, y=y, text="run:N")
     return chart.mark_text(align="left", dx=7, fontWeight=600, aria=False, **style)
-
-
-def _label_data(
-    ends: Mapping[str, Mapping[str, float]], roles: Roles, domain: tuple[float, float]
-) -> dict[str, Rows]:
-    """Return where names stand; a page's script does the same when others are highlighted."""
-    shown = [*roles.highlighted, *roles.baselines]
-    placed = separated({name: ends[name]["y"] for name in shown}, domain)
-
-    def rows(names: list[str]) -> Rows:
-        return [{"run": name, "x": ends[name]["x"], "y": placed[name]} for name in names]
-
-    return {"labels": rows(roles.highlighted), "baseline-labels": rows(roles.baselines)}
 
 
 def separated(
@@ -344,15 +422,16 @@ def separated(
         room = gap * (len(members) - 1) / 2
         return max(min(center, domain[1] - room), domain[0] + room)
 
-    names = sorted(values, key=lambda name: (values[name], name))
     groups: list[tuple[float, list[str]]] = []
-    for name in names:
+    for name in sorted(values, key=lambda name: (values[name], name)):
         members = [name]
         center = inside(values[name], members)
-        while groups and center - gap * len(members) / 2 < _top(groups[-1], gap):
-            other, above = groups.pop()
-            total = len(members) + len(above)
-            center = (center * len(members) + other * len(above)) / total
+        while groups:
+            other, above = groups[-1]
+            if center - gap * len(members) / 2 >= other + gap * len(above) / 2:
+                break
+            groups.pop()
+            center = (center * len(members) + other * len(above)) / (len(members) + len(above))
             members = above + members
             center = inside(center, members)
         groups.append((center, members))
@@ -363,5 +442,457 @@ def separated(
     }
 
 
-def _top(group: tuple[float, list[str]], gap: float) -> float:
-    return group[0] + gap * len(group[1]) / 2
+def _plain_lines(
+    name: str, title: str, caption: str, content: Content, lines: Sequence[Line], axis: str
+) -> Figure:
+    """Draw quantities by round; those between 0 and 1 in percent, others from zero."""
+    rows = [
+        {"run": line.policy, "round": n, "x": n, "y": rounded(v)}
+        for line in lines
+        for n, v in zip(line.rounds, line.values, strict=True)
+    ]
+    percent = axis == "uploads withheld"
+    top = 1.0 if percent else math.ceil(10 * max(max(line.values) for line in lines)) / 10
+    window = f", running mean over {content.window} rounds" if content.window > 1 else ""
+    return line_chart(
+        name,
+        title,
+        f"{caption} Mean over seeds{window}. {_end(content)}",
+        rows,
+        content,
+        x=x_axis("round", rows),
+        y=alt.Y("y:Q", title=axis, axis=alt.Axis(format=".0%" if percent else ".2~f")),
+        domain=(0.0, max(0.1, top)),
+        tooltip=[
+            alt.Tooltip("run:N"),
+            alt.Tooltip("round:Q"),
+            alt.Tooltip("y:Q", title=axis, format=".1%" if percent else ".3f"),
+        ],
+    )
+
+
+def _balance(content: Content) -> Figure:
+    caption = "L1 distance between the labels of a cohort and of all clients; 0 is balanced."
+    title = "Label balance of the cohorts (GEMD)"
+    return _plain_lines("gemd", title, caption, content, content.gemd, "GEMD")
+
+
+def _withheld(content: Content) -> Figure:
+    caption = "Share of the trained models that were not uploaded."
+    title = "What the gate withheld"
+    return _plain_lines("withheld", title, caption, content, content.withheld, "uploads withheld")
+
+
+def _waiting(content: Content) -> Figure:
+    """Draw who made the rounds wait, as bars of hours or seconds per client."""
+    chart = (
+        alt.Chart(alt.NamedData("rows"))
+        .transform_filter("datum.run == chosen")
+        .mark_bar(cornerRadius=2, color=GREY)
+        .encode(
+            x=alt.X("seconds:Q", title="simulated seconds in which it was the slowest"),
+            y=alt.Y("client:N", sort="-x", title=None),
+            tooltip=[
+                alt.Tooltip("client:N"),
+                alt.Tooltip("rounds:Q", title="rounds it was the slowest"),
+                alt.Tooltip("seconds:Q", title="seconds of these rounds", format=",.1f"),
+            ],
+        )
+        .properties(height=max(120, 20 * max(len(w.clients) for w in content.waiting)))
+        .add_params(_chosen(content))
+    )
+    rows = [
+        {"run": w.policy, "client": client, "rounds": rounds, "seconds": rounded(seconds)}
+        for w in content.waiting
+        for client, rounds, seconds in w.clients
+    ]
+    return Figure(
+        "waiting",
+        "Who made the round wait",
+        "A round lasts as long as its slowest client. The clients whose rounds took most time in "
+        f"all, first seed. {_end(content)}",
+        chart,
+        {"rows": rows},
+        "chosen",
+    )
+
+
+def _evenness(content: Content) -> Figure:
+    rows = [
+        {"run": p.policy, "client": client, "times": times}
+        for p in content.participation
+        for client, times in _some(p.totals)
+    ]
+    chart = (
+        alt.Chart(alt.NamedData("rows"))
+        .transform_aggregate(clients="count()", example="min(client)", groupby=["run", "times"])
+        .mark_circle(opacity=0.75)
+        .encode(
+            x=alt.X("times:Q", title="times selected", axis=alt.Axis(format="d", tickMinStep=1)),
+            y=alt.Y("run:N", sort=content.baselines + content.ranked, title=None)
+            .axis(grid=True),
+            size=alt.Size("clients:Q", scale=alt.Scale(range=[12, 260]), legend=None),
+            color=alt.condition(
+                alt.FieldOneOfPredicate("run", content.highlighted),
+                alt.Color("run:N", scale=alt.Scale(domain=content.ranked), legend=None),
+                alt.value(GREY),
+            ),
+            tooltip=["run:N", alt.Tooltip("times:Q", title="times selected"), "clients:Q"],
+        )
+        .properties(height=22 * len(content.participation))
+    )  # fmt: skip
+    caption = "Each circle stands for the clients that were selected that often; its area is their "
+    caption += f"number. First seed. {_end(content)}"
+    return Figure("evenness", "How evenly clients take part", caption, chart, {"rows": rows})
+
+
+def _some(totals: Mapping[str, int], most: int = 5000) -> list[tuple[str, int]]:
+    """Return the counts of all clients, or evenly spread ones of very many."""
+    ranked = sorted(totals.items(), key=lambda item: item[1])
+    step = -(-len(ranked) // most) or 1
+    return ranked[::step]
+
+
+def _chosen(content: Content) -> alt.Parameter:
+    return alt.param(name="chosen", value=content.chosen)
+
+
+def _participation(content: Content) -> Figure:
+    rows = [row for p in content.participation for row in _participation_rows(p)]
+    most = max(len(p.clients) for p in content.participation)
+    grouped = any(
+        len(p.clients) < len(p.totals) or len(p.rounds) < p.rounds[-1][1]
+        for p in content.participation
+    )
+    legend = alt.Legend(title="times", tickMinStep=1, format="d") if grouped else None
+    last = [alt.Tooltip("last:Q", title="last round")] if grouped else []
+    chart = (
+        alt.Chart(alt.NamedData("rows"))
+        .transform_filter("datum.run == chosen")
+        .transform_calculate(left="datum.first - 0.5", right="datum.last + 0.5")
+        .mark_rect()
+        .encode(
+            x=alt.X("left:Q", title="round", scale=alt.Scale(zero=False, nice=False))
+            .axis(grid=False, format="d"),
+            x2="right:Q",
+            y=alt.Y("row:O", title="clients, the most selected first")
+            .axis(labels=False, ticks=False, domain=False),
+            color=alt.Color("times:Q", scale=alt.Scale(domainMin=0), legend=legend),
+            tooltip=[
+                alt.Tooltip("client:N"),
+                alt.Tooltip("first:Q", title="round" if not grouped else "first round"),
+                *last,
+                alt.Tooltip("times:Q", title="times selected"),
+            ],
+        )
+        .properties(height=max(120, min(HEIGHT, 7 * most)))
+        .add_params(_chosen(content))
+    )  # fmt: skip
+    extra = " Neighboring clients and rounds are counted together." if grouped else ""
+    caption = f"One row per client, one column per round, first seed.{extra} {_end(content)}"
+    return Figure("participation", "Who was selected when", caption, chart, {"rows": rows}, "chosen")
+
+
+def _participation_rows(p: Participation) -> Iterable[dict[str, Any]]:
+    for i, j in zip(*p.counts.nonzero(), strict=True):
+        first, last = p.rounds[j]
+        times = int(p.counts[i, j])
+        row = {"run": p.policy, "row": int(i) + 1, "client": p.clients[i], "times": times}
+        yield {**row, "first": first, "last": last}
+
+
+SOURCES = {
+    "race_sketch": "their RACE sketches",
+    "feature_profile": "their feature profiles",
+    "model_sketch": "sketches of their models",
+    "update_sketch": "sketches of their updates",
+    "gradient_sketch": "sketches of their gradients",
+    "FedCor embedding": "FedCor's embedding of their loss changes",
+    "labels": "their label distributions, because no run saved sketches",
+}
+
+
+def _map(content: Content, one: FederationMap) -> Figure:
+    rows = [
+        {
+            "run": p.policy,
+            "client": point.client,
+            "x": rounded(point.x),
+            "y": rounded(point.y),
+            "examples": point.examples,
+            "label": "unknown" if point.main_label is None else str(point.main_label),
+            "times": p.totals.get(point.client, 0),
+        }
+        for p in content.participation
+        for point in one.points
+    ]
+    span = alt.Scale(zero=False, nice=True)
+    plain = alt.Axis(labels=False, ticks=False, grid=False, domain=False)
+    base = (
+        alt.Chart(alt.NamedData("rows"))
+        .transform_filter("datum.run == chosen")
+        .encode(
+            x=alt.X("x:Q", scale=span, axis=plain, title=None),
+            y=alt.Y("y:Q", scale=span, axis=plain, title=None),
+        )
+    )
+    legend = alt.Legend(title="times", tickMinStep=1, format="d")
+    layers = [
+        base.mark_circle(size=150, opacity=0.95, stroke=GREY, strokeWidth=0.6).encode(
+            color=alt.Color("times:Q", scale=alt.Scale(domainMin=0), legend=legend),
+            tooltip=[
+                alt.Tooltip("client:N"),
+                alt.Tooltip("examples:Q"),
+                alt.Tooltip("label:N", title="most frequent label"),
+                alt.Tooltip("times:Q", title="times selected"),
+            ],
+        )
+    ]
+    caption = (
+        f"Clients placed by {SOURCES[one.source]}: close clients are alike. Two dimensions keep "
+        f"{one.share:.0%} of the variation. The stronger the color, the more often a client was "
+        "selected."
+    )
+    if len(one.points) <= 120:
+        text = base.mark_text(style="small-label", dy=-12, aria=False, tooltip=False)
+        layers.append(text.encode(text="label:N"))
+        caption += " Digits are the most frequent label."
+    caption += " A random part of the clients is shown." if one.sampled else ""
+    by_fedcor = one.source == "FedCor embedding"
+    return Figure(
+        "map" if one is content.maps[0] else "map-fedcor",
+        "Map of the federation" + (" by FedCor" if by_fedcor else ""),
+        f"{caption} First seed. {_end(content)}",
+        alt.layer(*layers).properties(height=HEIGHT).add_params(_chosen(content)),
+        {"rows": rows},
+        "chosen",
+    )
+
+
+def _distances(content: Content, one: FederationMap) -> Figure:
+    grouped = " Groups of neighbors are averaged." if len(one.names) < len(one.points) else ""
+    caption = (
+        f"By {SOURCES[one.source]}; clients are ordered so that like ones are neighbors."
+        f"{grouped} First seed. {_end(content)}"
+    )
+    return matrix(one.distances, one.names, caption)
+
+
+def matrix(values: Floats, names: Sequence[str], caption: str, colors: Sequence[str] = ()) -> Figure:
+    """Draw the distances between clients, or groups of them, in the order given.
+
+    A strip at the left shows the clients' `colors`, if given, and their names.
+    """
+    cells = [
+        {"a": i, "b": j, "distance": rounded(float(values[i, j]))}
+        for i in range(len(names))
+        for j in range(len(names))
+    ]
+    rows = [{"i": i, "name": name, "short": short(name, 18)} for i, name in enumerate(names)]
+    for row, color in zip(rows, colors, strict=False):
+        row["color"] = color
+    lookup = alt.LookupData(alt.NamedData("names"), key="i", fields=["name"])
+    plain = alt.Axis(labels=False, ticks=False, domain=False, title=None)
+    # A few extreme pairs must not pale all others.
+    scale = alt.Scale(domain=[0, float(np.quantile(values, 0.99)) or 1.0], clamp=True)
+    chart = (
+        alt.Chart(alt.NamedData("cells"))
+        .transform_lookup(lookup="a", from_=lookup, as_=["first"])
+        .transform_lookup(lookup="b", from_=lookup, as_=["second"])
+        .mark_rect(aria=False)
+        .encode(
+            x=alt.X("a:O", axis=plain),
+            y=alt.Y("b:O", axis=plain),
+            color=alt.Color("distance:Q", legend=alt.Legend(title="distance", format=".2~g"))
+            .scale(scale),
+            tooltip=["first:N", "second:N", alt.Tooltip("distance:Q", format=".3~f")],
+        )
+    )  # fmt: skip
+    if colors:
+        side = alt.Chart(alt.NamedData("names")).encode(y=alt.Y("i:O", axis=plain))
+        strip = side.mark_rect(aria=False).encode(
+            x=alt.value(-10), x2=alt.value(-3), fill=alt.Color("color:N", scale=None)
+        )
+        text = side.mark_text(align="right", fontSize=10, aria=False)
+        chart = alt.layer(chart, strip)
+        if len(names) <= MAX_NAMES:
+            chart += text.encode(x=alt.value(-14), text="short:N")
+    title = "Distance between every two clients"
+    chart = chart.properties(height=HEIGHT if not colors else 380)
+    return Figure("distances", title, caption, chart, {"cells": cells, "names": rows})
+
+
+# The pictures of a profile.
+
+
+class Mark(NamedTuple):
+    """One client in a picture."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    color: str
+    strong: bool
+    tip: str
+
+
+def short(name: str, most: int = 22) -> str:
+    """Cut a long name in the middle."""
+    return name if len(name) <= most else f"{name[: most - 9]}…{name[-8:]}"
+
+
+def distances_to_all(marks: Sequence[Mark], lines: Mapping[str, float]) -> str:
+    """Draw how far clients are from all data, the farthest first, and lines to compare with."""
+    shown = sorted(marks, key=lambda mark: -mark.value)[:MAX_BARS]
+    height = 20 * len(shown)
+    top = max(*(m.high for m in shown), *lines.values(), 1e-12) * 1.02
+    x = alt.X("value:Q", title=None, scale=alt.Scale(domain=[0, top], nice=False))
+    y = alt.Y("row:O", axis=None)
+    base = alt.Chart(alt.NamedData("marks")).encode(y=y, description="tip:N")
+    names = alt.Chart(alt.NamedData("marks")).encode(y=y, text="name:N", x=alt.value(-8))
+    rule = alt.Chart(alt.Data(values=[{"name": k, "value": v} for k, v in lines.items()]))
+    layers = [
+        base.mark_bar(size=14, cornerRadius=2, opacity=0.85).encode(
+            x=x.axis(tickCount=5, format="~g"), color=alt.Color("color:N", scale=None)
+        ),
+        base.mark_rule(color="#555", opacity=0.7).encode(x="low:Q", x2="high:Q"),
+        base.mark_text(align="left", dx=6, fontSize=11, aria=False).encode(
+            x="high:Q", text=alt.Text("value:Q", format=".3f")
+        ),
+        names.transform_filter("!datum.strong").mark_text(align="right", aria=False),
+        names.transform_filter("datum.strong").mark_text(align="right", fontWeight=600, aria=False),
+        rule.mark_rule(color=REFERENCE, strokeDash=[5, 4], aria=False).encode(
+            x="value:Q", y=alt.value(0), y2=alt.value(height)
+        ),
+        rule.mark_text(color=REFERENCE, align="left", dx=-2, aria=False).encode(
+            x="value:Q", y=alt.value(-8), text="name:N"
+        ),
+    ]
+    chart = alt.layer(*layers).properties(height=height)
+    title = "Distance of each client to all data together"
+    data = {"marks": _mark_rows(shown)}
+    return picture(Figure("to-all", title, "The farthest come first.", chart, data), width=720)
+
+
+def client_map(marks: Sequence[Mark], positions: Floats, name_all: bool) -> str:
+    """Draw a map with equal scales on both axes; names are placed where they cover least."""
+    width, height, rim = 540, 440, 46
+    span = float(np.ptp(positions, axis=0).max()) or 1.0
+    unit = span / (min(width, height) - 2 * rim)  # distance per pixel
+    middle = (positions.max(axis=0) + positions.min(axis=0)) / 2
+    low, high = (middle + side * np.array([width, height]) * unit / 2 for side in (-1, 1))
+    at = [((x - low[0]) / unit, (high[1] - y) / unit) for x, y in positions.tolist()]
+    rows = _mark_rows(marks)
+    named = [i for i, m in enumerate(marks) if name_all or m.strong]
+    names, spots = [short(marks[i].name, 18) for i in named], [at[i] for i in named]
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in at]
+    for i, place in zip(named, places(names, spots, taken, width), strict=True):
+        rows[i]["place"] = place
+    for row, (px, py) in zip(rows, positions.tolist(), strict=True):
+        row |= {"x": px, "y": py}
+    x, y = (
+        channel(f"{axis}:Q", axis=None, scale=alt.Scale(domain=[a, b], nice=False))
+        for channel, axis, a, b in zip((alt.X, alt.Y), "xy", low, high, strict=True)
+    )
+    base = alt.Chart(alt.NamedData("marks")).encode(x=x, y=y, description="tip:N")
+    points = base.mark_circle(opacity=0.85).encode(
+        color=alt.Color("color:N", scale=None),
+        size=alt.condition("datum.strong", alt.value(130), alt.value(70)),
+        stroke=alt.condition("datum.strong", alt.value("#111"), alt.value("#fff")),
+        strokeWidth=alt.condition("datum.strong", alt.value(2), alt.value(1)),
+    )
+    length = _round_below(span / 4)
+    left, bottom = low + 16 * unit
+    ends = alt.Data(values=[{"x": left, "x2": left + length, "y": bottom}])
+    bar = alt.Chart(ends).encode(x="x:Q", y="y:Q")
+    layers = [
+        points,
+        *(
+            base.transform_filter(f"datum.place == '{place}'")
+            .mark_text(align=align, dx=dx, dy=dy - 4, fontSize=11, aria=False, tooltip=None)
+            .encode(text="name:N")
+            for place, (align, dx, dy) in PLACES.items()
+        ),
+        bar.mark_rule(color="#555", strokeWidth=2, aria=False).encode(x2="x2:Q"),
+        bar.mark_text(align="left", dy=-8, text=f"{length:g}", aria=False),
+    ]
+    chart = alt.layer(*layers).properties(height=height)
+    caption = "Clients drawn close are alike."
+    return picture(Figure("map", "Map", caption, chart, {"marks": rows}), width=width)
+
+
+def histogram(bins: Sequence[str], client: Floats, rest: Floats, title: str) -> str:
+    """Draw the shares of a column's values at one client, and at all others as a line."""
+    rows = [
+        {"bin": name, "i": i, "client": float(a), "rest": float(b), "tip": tip}
+        for i, (name, a, b) in enumerate(zip(bins, client, rest, strict=True))
+        for tip in [f"{name}: {a:.0%} here, {b:.0%} elsewhere"]
+    ]
+    axis = alt.Axis(labelAngle=-40, labelLimit=90, labelOverlap=True, title=None)
+    x = alt.X("bin:N", sort=alt.SortField("i"), axis=axis)
+    y = alt.Axis(format=".0%", tickCount=3, title=None)
+    base = alt.Chart(alt.NamedData("bins")).encode(x=x, description="tip:N")
+    layers = [
+        base.mark_bar(color=COLORS["light"][0], opacity=0.75).encode(y=alt.Y("client:Q", axis=y)),
+        base.mark_tick(color="#1f2933", thickness=3).encode(y="rest:Q"),
+    ]
+    chart = alt.layer(*layers).properties(height=110)
+    caption = "Bars: this client; dark lines: all others."
+    return picture(Figure("column", title, caption, chart, {"bins": rows}), width=300)
+
+
+def _mark_rows(marks: Sequence[Mark]) -> Rows:
+    return [
+        {**m._asdict(), "name": short(m.name), "row": i, "place": None} for i, m in enumerate(marks)
+    ]
+
+
+def places(
+    names: Sequence[str],
+    at: Sequence[tuple[float, float]],
+    taken: Sequence[tuple[float, ...]],
+    width: float,
+) -> list[str | None]:
+    """Say where each name stands beside its mark; None where it would cover another.
+
+    Examples
+    --------
+    >>> places(["a", "b", "c"], [(50, 50), (50, 50), (50, 52)], [], 100)
+    ['right', 'left', 'above']
+    """
+    boxes, chosen = list(taken), list[str | None]()
+    for name, (x, y) in zip(names, at, strict=True):
+        long = 6.2 * len(name)
+        left = {"right": x + 8, "left": x - 8 - long, "above": x - long / 2, "below": x - long / 2}
+        covered = {}
+        for place, (_, _, dy) in PLACES.items():
+            px = left[place]
+            box = px, y + dy - 9, px + long, y + dy + 2
+            outside = 1000.0 if px < 0 or px + long > width else 0.0
+            covered[place] = outside + sum(_overlap(box, other) for other in boxes), box
+        best = min(covered, key=lambda place: covered[place][0])
+        if covered[best][0] > MAX_COVERED:
+            chosen.append(None)
+        else:
+            boxes.append(covered[best][1])
+            chosen.append(best)
+    return chosen
+
+
+def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> float:
+    wide = min(a[2], b[2]) - max(a[0], b[0])
+    high = min(a[3], b[3]) - max(a[1], b[1])
+    return wide * high if wide > 0 and high > 0 else 0.0
+
+
+def _round_below(value: float) -> float:
+    """Return the largest of 1, 2 and 5 times a power of ten that is at most `value`.
+
+    Examples
+    --------
+    >>> _round_below(0.35), _round_below(7.0)
+    (0.2, 5.0)
+    """
+    power = 10.0 ** np.floor(np.log10(value))
+    return float(f"{max(m * power for m in (1, 2, 5) if m * power <= value * 1.0001):.6g}")

@@ -1,16 +1,11 @@
-"""Rows and curves computed from results, and the tables that a terminal shows.
-
-`comparison` and `curves` return plain values, which tables print, figures draw and tests read.
-`policy_costs` measures what the signals of each policy cost in bytes.
-"""
+"""Rows and curves computed from results, and the tables that a terminal shows."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -19,14 +14,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from fedcohort.analysis.costs import CostRow
 from fedcohort.analysis.plan import Plan
 from fedcohort.experiments.results import PolicyResult, Results
 from fedcohort.experiments.summary import Spread, Summary, spread
-from fedcohort.policies import POLICIES
+from fedcohort.report.columns import Cell, Cells, Column, comparison_cells, seed_cells
 from fedcohort.rounds import stream
-from fedcohort.session import Session
 from fedcohort.simulate.history import History
-from fedcohort.testing import drive
 
 
 class Interval(NamedTuple):
@@ -165,65 +159,8 @@ def _curve(policy: str, histories: Sequence[History]) -> Curve:
     )
 
 
-class CostRow(NamedTuple):
-    """Bytes of one policy, all messages, for all clients together."""
-
-    policy: str
-    profile: str
-    query: str
-    reply: str
-    once: int
-    each_round: float
-    models_each_round: float
-    when: str
-
-
-def policy_costs(
-    clients: int, cohort_size: int, model_bytes: int, rounds: int = 20
-) -> list[CostRow]:
-    """Run every policy for some rounds and read its ledger.
-
-    `once` is what clients send about themselves in the first round; `each_round` the mean of the
-    signals in later rounds; `models_each_round` counts model transfers, down and up, in units of
-    one model. Readings have the sizes of `fedcohort.testing.reading`.
-    """
-    return [_costs(name, clients, cohort_size, model_bytes, rounds) for name in sorted(POLICIES)]
-
-
-def _costs(name: str, clients: int, cohort_size: int, model_bytes: int, rounds: int) -> CostRow:
-    policy = POLICIES[name]()
-    size = min(cohort_size, clients)
-    session = Session(policy, cohort_size=size, seed=0, model_bytes=model_bytes)
-    names = [f"{i:07d}" for i in range(clients)]
-    for _ in range(rounds):
-        drive(session, names)
-    up = [session.ledger.by_kind("up", r) for r in range(rounds)]
-    down = [session.ledger.by_kind("down", r) for r in range(rounds)]
-    profiles = policy.needs.profile
-    signals = [sum(n for kind, n in u.items() if kind not in ("model", *profiles)) for u in up]
-    models = sum(u.get("model", 0) + d.get("model", 0) for u, d in zip(up, down, strict=True))
-    return CostRow(
-        policy=name,
-        profile=", ".join(sorted(profiles)),
-        query=", ".join(sorted(policy.needs.query)),
-        reply=", ".join(sorted(policy.needs.reply)),
-        once=sum(n for u in up for kind, n in u.items() if kind in profiles),
-        each_round=sum(signals) / rounds,
-        models_each_round=models / model_bytes / rounds,
-        when=policy.when,
-    )
-
-
 BARS = "▁▂▃▄▅▆▇█"
 UNLIMITED = 100_000  # columns of a console that never wraps
-
-
-class Cells(NamedTuple):
-    """The texts of a table; `best` are the (row, column) to stand out."""
-
-    headers: list[str]
-    rows: list[list[str]]
-    best: set[tuple[int, int]]
 
 
 def comparison_table(
@@ -236,8 +173,8 @@ def comparison_table(
 ) -> Table:
     """Lay out a comparison, with the best accuracy and the fewest rounds in bold.
 
-    A terminal that is too narrow gets no sparklines, and if that does not suffice, one block of
-    lines per run: no number is ever cut.
+    A terminal that is too narrow gets no sparklines, then only the most important columns, and if
+    that does not suffice, one block of lines per run: no number is ever cut.
 
     Parameters
     ----------
@@ -252,160 +189,56 @@ def comparison_table(
     settings : sequence of mappings, optional
         From `setting_columns`: the first columns. By default there is one, the policy.
     """
-    named = settings or [{"policy": row.policy} for row in rows]
-    cells = comparison_cells(rows, target, named)
-    drawn = Cells(
-        [*cells.headers, "accuracy by round"],
-        [[*own, sparkline(c.mean)] for own, c in zip(cells.rows, curves, strict=True)],
-        cells.best,
-    )
-    names = max(len(own) for own in named)
-    return next(
-        (
-            table
-            for table in (_columns(drawn, title, names), _columns(cells, title, names))
-            if _natural_width(table) <= width
-        ),
-        _blocks(cells, title, names),
-    )
+    table = comparison_cells(rows, target, settings or [{"policy": r.policy} for r in rows])
+    by_round = Column("accuracy by round", lambda _: Cell(""), number=False)
+    lines = [Cell(sparkline(curve.mean)) for curve in curves]
+
+    def with_lines(table: Cells) -> Cells:
+        drawn = [[*row, line] for row, line in zip(table.rows, lines, strict=True)]
+        return Cells([*table.columns, by_round], drawn)
+
+    short = table.without_details()
+    return fitting([with_lines(table), with_lines(short), short], table, title, width)
 
 
-def comparison_cells(
-    rows: Sequence[ComparisonRow],
-    target: float | None,
-    settings: Sequence[Mapping[str, str]],
-) -> Cells:
-    """Return the texts of a comparison.
-
-    The columns of a gate appear only if a gate withheld something. They are in percent of plain
-    FedAvg; the downlink is given twice, with models going to the cohort and to all clients.
-    """
-    gated = any(row.skipped.mean or row.overhead_up.mean < 99 for row in rows)
-    names = list(dict.fromkeys(key for own in settings for key in own))
-    headers = [*names, "accuracy %"]
-    if any(row.gain for row in rows):
-        headers.append("against uniform")
-    if target is not None:
-        headers.append(f"rounds to {target:.0%}")
-    headers += GATE_COLUMNS if gated else PLAIN_COLUMNS
-    texts = []
-    for row, own in zip(rows, settings, strict=True):
-        known = {**own, **_texts(row), f"rounds to {target or 0:.0%}": _rounds(row)}
-        texts.append([known.get(header, "") for header in headers])
-    best = {(i, headers.index("accuracy %")) for i in _extreme([-r.accuracy.mean for r in rows])}
-    if target is not None:
-        reached = [
-            math.nan if r.rounds_to_target.missing else r.rounds_to_target.mean for r in rows
-        ]
-        best |= {(i, headers.index(f"rounds to {target:.0%}")) for i in _extreme(reached)}
-    return Cells(headers, texts, best)
+def summary_table(summaries: Sequence[Summary], title: str, width: int = 120) -> Table:
+    """Lay out one run, one row per seed; no number is ever cut."""
+    table = seed_cells(summaries)
+    return fitting([table], table, title, width)
 
 
-GATE_COLUMNS = ["change %", "skipped %", "up %", "down %", "(all) %"]
-PLAIN_COLUMNS = ["GEMD", "MB up", "MB down", "s"]
+def fitting(attempts: Sequence[Cells], whole: Cells, title: str, width: int) -> Table:
+    """Return the first table that fits the width, or else all of it as one block per row."""
+    console = Console(width=UNLIMITED)
+    for table in map(_columns, attempts, itertools.repeat(title)):
+        if Measurement.get(console, console.options, table).maximum <= width:
+            return table
+    return _blocks(whole, title)
 
 
-def _texts(row: ComparisonRow) -> dict[str, str]:
-    """Return the numbers of a row as texts, by column."""
-    change = row.accuracy_change
-    return {
-        "accuracy %": plus_minus(100 * row.accuracy.mean, 100 * row.accuracy.std),
-        "against uniform": "" if row.gain is None else gain_text(row.gain),
-        "change %": "" if change is None else f"{change.mean:+.1f}",
-        "skipped %": _number(row.skipped.mean),
-        "up %": _number(row.overhead_up.mean),
-        "down %": _number(row.overhead_down.mean),
-        "(all) %": _number(row.overhead_down_to_all.mean),
-        "GEMD": _number(row.gemd.mean, 2),
-        "MB up": _number(row.megabytes_up.mean),
-        "MB down": _number(row.megabytes_down.mean),
-        "s": _number(row.seconds),
-    }
-
-
-def gain_text(gain: Interval) -> str:
-    """Format a difference of accuracies in percentage points, with its interval."""
-    return f"{100 * gain.mean:+.1f} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
-
-
-def _number(value: float, digits: int = 1) -> str:
-    return "" if math.isnan(value) else f"{value:.{digits}f}"
-
-
-def _extreme(values: Sequence[float]) -> list[int]:
-    """Return the positions of the smallest value; NaN is ignored."""
-    known = [v for v in values if not math.isnan(v)]
-    return [i for i, v in enumerate(values) if known and v == min(known)]
-
-
-def setting_columns(results: Results) -> list[dict[str, str]]:
-    """Return what tells the runs apart: swept settings by column, or the name of the policy.
-
-    A column has the last words of the setting's key, as many as make it unique.
-    """
-    varied = results.varied()
-    keys = list(dict.fromkeys(key for own in varied for key in own))
-    if all(key.startswith(("policy.", "gate.")) for key in keys):
-        return [{"policy": r.policy} for r in results]
-    short = {key: _short_key(key, keys) for key in keys}
-    return [{short[key]: _word(own.get(key, "")) for key in keys} for own in varied]
-
-
-def _short_key(key: str, keys: Sequence[str]) -> str:
-    """Shorten a dotted key.
-
-    Examples
-    --------
-    >>> _short_key("local.lr", ["local.lr", "policy.name"])
-    'lr'
-    >>> _short_key("policy.name", ["policy.name", "gate.name"])
-    'policy'
-    """
-    if key.endswith(".name"):
-        return key.removesuffix(".name")
-    parts = key.split(".")
-    for start in range(len(parts) - 1, -1, -1):
-        text = ".".join(parts[start:])
-        if sum(k == text or k.endswith(f".{text}") for k in keys) == 1:
-            return text
-    return key
-
-
-def _word(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _columns(cells: Cells, title: str, names: int) -> Table:
-    """Lay cells out as one line per row, the first `names` columns to the left."""
+def _columns(cells: Cells, title: str) -> Table:
+    """Lay cells out as one line per row."""
     table = Table(title=Text(title), title_justify="left", header_style="bold", box=SIMPLE_HEAD)
-    for position, header in enumerate(cells.headers):
-        left = position < names or header == "accuracy by round"
-        table.add_column(Text(header), justify="left" if left else "right", no_wrap=True)
-    for i, row in enumerate(cells.rows):
-        table.add_row(*(_styled(text, (i, j) in cells.best) for j, text in enumerate(row)))
+    for column in cells.columns:
+        justify: Literal["left", "right"] = "right" if column.number else "left"
+        table.add_column(Text(column.header), justify=justify, no_wrap=True)
+    for row in cells.rows:
+        table.add_row(*(Text(cell.text, "bold green" if cell.best else "") for cell in row))
     return table
 
 
-def _blocks(cells: Cells, title: str, names: int) -> Table:
+def _blocks(cells: Cells, title: str) -> Table:
     """Lay cells out as one block per row, with a line for each column."""
     table = Table(title=Text(title), title_justify="left", show_header=False, box=SIMPLE_HEAD)
     table.add_column(overflow="fold")
     table.add_column(justify="right", overflow="fold")
-    for i, row in enumerate(cells.rows):
-        for j, (header, text) in enumerate(zip(cells.headers, row, strict=True)):
-            name = Text(header, "bold" if j < names else "")
-            table.add_row(name, _styled(text, j < names or (i, j) in cells.best))
+    for row in cells.rows:
+        for column, cell in zip(cells.columns, row, strict=True):
+            name = Text(column.header, "" if column.number else "bold")
+            strong = cell.best or not column.number
+            table.add_row(name, Text(cell.text, "bold green" if strong else ""))
         table.add_section()
     return table
-
-
-def _natural_width(table: Table) -> int:
-    console = Console(width=UNLIMITED)
-    return Measurement.get(console, console.options, table).maximum
-
-
-def _styled(text: str, best: bool) -> Text:
-    return Text(text, "bold green" if best else "")
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:
@@ -419,22 +252,6 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
     step = max(1, -(-len(values) // width))
     shown = [values[min(i + step, len(values)) - 1] for i in range(0, len(values), step)]
     return "".join(BARS[min(int(max(v, 0.0) * len(BARS)), len(BARS) - 1)] for v in shown)
-
-
-def plus_minus(mean: float, std: float) -> str:
-    """Format a mean with its deviation, or alone if there is only one value."""
-    if math.isnan(mean):
-        return ""
-    return f"{mean:.1f}" + ("" if math.isnan(std) else f" ± {std:.1f}")
-
-
-def _rounds(row: ComparisonRow) -> str:
-    """Format the rounds to the target, with the share of seeds that reached it if not all did."""
-    value, seeds = row.rounds_to_target, row.seeds
-    if value.missing == seeds:
-        return "not reached"
-    text = plus_minus(value.mean, value.std)
-    return text if not value.missing else f"{text} ({seeds - value.missing}/{seeds})"
 
 
 def cost_table(rows: Sequence[CostRow], clients: int, cohort_size: int, parameters: int) -> Table:
@@ -482,18 +299,3 @@ def worth_table(plan: Plan) -> Table:
             f"{w.fewest:.1f}x to {w.most:.1f}x",
         )
     return table
-
-
-def summary_table(summaries: Sequence[Summary], title: str, width: int = 120) -> Table:
-    """Lay out one run, one row per seed; no number is ever cut."""
-    headers = ["seed", "rounds", "accuracy %", "to target", "GEMD", "MB up", "MB down"]
-    rows = []
-    for s in summaries:
-        reached = "" if s.rounds_to_target is None else str(s.rounds_to_target)
-        cells = [str(s.seed), str(s.rounds), _number(100 * s.accuracy), reached]
-        cells += [_number(s.gemd, 2), _number(s.bytes_up / 1e6), _number(s.bytes_down / 1e6)]
-        rows.append(cells)
-    table = _columns(Cells(headers, rows, set()), title, 1)
-    return (
-        table if _natural_width(table) <= width else _blocks(Cells(headers, rows, set()), title, 1)
-    )

@@ -1,0 +1,205 @@
+"""What tables show: one list of columns for the terminal, for Markdown and for pages."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from fedcohort.experiments.results import Results
+    from fedcohort.experiments.summary import Spread, Summary
+    from fedcohort.report.tables import ComparisonRow, Interval
+
+
+class Cell(NamedTuple):
+    """A text, the value that it is sorted by (empty if unknown), and how it stands out."""
+
+    text: str
+    value: float | str = ""
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes
+    ----------
+    header : str
+    cell : function
+        The cell of a row.
+    number : bool
+        Whether it is aligned to the right.
+    best : {"", "high", "low"}
+        Which value stands out.
+    detail : bool
+        Whether a narrow terminal may leave it out.
+    """
+
+    header: str
+    cell: Callable[[Any], Cell]
+    number: bool = True
+    best: str = ""
+    detail: bool = False
+
+
+class Cells(NamedTuple):
+    """A table: its columns, and a row of cells for each."""
+
+    columns: list[Column]
+    rows: list[list[Cell]]
+
+    def without_details(self) -> Cells:
+        """Return the table without the columns that a narrow terminal may leave out."""
+        kept = [i for i, column in enumerate(self.columns) if not column.detail]
+        return Cells([self.columns[i] for i in kept], [[row[i] for i in kept] for row in self.rows])
+
+
+def cells(rows: Sequence[Any], columns: Sequence[Column]) -> Cells:
+    """Lay rows out; columns without any value are left out, and the best values stand out."""
+    table = [[column.cell(row) for row in rows] for column in columns]
+    kept = [i for i, texts in enumerate(table) if any(cell.text for cell in texts)]
+    for i in kept:
+        table[i] = _best_marked(table[i], columns[i].best)
+    return Cells([columns[i] for i in kept], [list(row) for row in zip(*(table[i] for i in kept))])
+
+
+def _best_marked(column: list[Cell], best: str) -> list[Cell]:
+    values = [cell.value for cell in column if isinstance(cell.value, float)]
+    if not best or not values:
+        return column
+    top = max(values) if best == "high" else min(values)
+    return [cell._replace(best=cell.value == top) for cell in column]
+
+
+def number(value: float, digits: int = 1) -> Cell:
+    """Return the cell of a number; NaN is unknown."""
+    return Cell(f"{value:,.{digits}f}", float(value)) if math.isfinite(value) else Cell("")
+
+
+def plus_minus(mean: float, std: float) -> Cell:
+    """Return the cell of a mean with its deviation, or alone if there is only one value."""
+    if math.isnan(mean):
+        return Cell("")
+    return Cell(f"{mean:.1f}" + ("" if math.isnan(std) else f" ± {std:.1f}"), mean)
+
+
+def comparison_cells(
+    rows: Sequence[ComparisonRow], target: float | None, settings: Sequence[Mapping[str, str]]
+) -> Cells:
+    """Lay out a comparison; the first columns are the settings in which the runs differ.
+
+    The columns of a gate appear only if a gate withheld something. They are in percent of plain
+    FedAvg; the downlink is given twice, with models going to the cohort and to all clients.
+    """
+    names = list(dict.fromkeys(key for values in settings for key in values))
+    gated = any(row.skipped.mean or row.overhead_up.mean < 99 for row in rows)
+    columns = [Column(name, _setting(name), number=False) for name in names]
+    columns += [
+        Column("accuracy %", lambda r: plus_minus(*_percent(r[0].accuracy)), best="high"),
+        Column("against uniform", lambda r: _gain(r[0].gain)),
+    ]
+    if target is not None:
+        columns.append(Column(f"rounds to {target:.0%}", lambda r: _reached(r[0]), best="low"))
+    gate = [
+        Column("change %", lambda r: _change(r[0].accuracy_change)),
+        Column("rounds skipped %", lambda r: number(r[0].skipped.mean)),
+        Column("uplink %", lambda r: number(r[0].overhead_up.mean)),
+        Column("downlink %", lambda r: number(r[0].overhead_down.mean)),
+        Column("downlink to all %", lambda r: number(r[0].overhead_down_to_all.mean)),
+    ]
+    columns += gate if gated else []
+    columns += [
+        Column("GEMD", lambda r: number(r[0].gemd.mean, 2), detail=gated),
+        Column("evenness", lambda r: number(r[0].participation_entropy.mean, 2), detail=True),
+        Column("MB up", lambda r: number(r[0].megabytes_up.mean), detail=gated),
+        Column("MB down", lambda r: number(r[0].megabytes_down.mean), detail=gated),
+        Column("run time (s)", lambda r: number(r[0].seconds), detail=True),
+    ]
+    return cells(list(zip(rows, settings, strict=True)), columns)
+
+
+def seed_cells(summaries: Sequence[Summary]) -> Cells:
+    """Lay out one run, one row per seed."""
+    columns = [
+        Column("seed", lambda s: Cell(str(s.seed), float(s.seed)), number=False),
+        Column("rounds", lambda s: number(s.rounds, 0)),
+        Column("accuracy %", lambda s: number(100 * s.accuracy)),
+        Column("rounds to target", lambda s: number(s.rounds_to_target or math.nan, 0)),
+        Column("GEMD", lambda s: number(s.gemd, 2)),
+        Column("MB up", lambda s: number(s.bytes_up / 1e6)),
+        Column("MB down", lambda s: number(s.bytes_down / 1e6)),
+    ]
+    return cells(summaries, columns)
+
+
+def _percent(spread: Spread) -> tuple[float, float]:
+    return 100 * spread.mean, 100 * spread.std
+
+
+def _setting(name: str) -> Callable[[Any], Cell]:
+    return lambda row: Cell(row[1].get(name, ""), row[1].get(name, ""))
+
+
+def gain_text(gain: Interval) -> str:
+    """Format a difference of accuracies in percentage points, with its interval."""
+    return f"{100 * gain.mean:+.1f} [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
+
+
+def _gain(gain: Interval | None) -> Cell:
+    return Cell("") if gain is None else Cell(gain_text(gain), gain.mean)
+
+
+def _change(change: Spread | None) -> Cell:
+    return Cell("") if change is None else Cell(f"{change.mean:+.1f}", change.mean)
+
+
+def _reached(row: ComparisonRow) -> Cell:
+    """Return the rounds to the target, with the share of seeds that reached it if not all did."""
+    value = row.rounds_to_target
+    if value.missing == row.seeds:
+        return Cell("not reached")
+    cell = plus_minus(value.mean, value.std)
+    if not value.missing:
+        return cell
+    return Cell(f"{cell.text} ({row.seeds - value.missing}/{row.seeds})", "")
+
+
+def setting_columns(results: Results) -> list[dict[str, str]]:
+    """Return what tells the runs apart: swept settings by column, or the name of the policy.
+
+    A column has the last words of the setting's key, as many as make it unique.
+    """
+    varied = results.varied()
+    keys = list(dict.fromkeys(key for values in varied for key in values))
+    if all(key.startswith(("policy.", "gate.")) for key in keys):
+        return [{"policy": r.policy} for r in results]
+    short = {key: _short_key(key, keys) for key in keys}
+    return [{short[key]: _word(values.get(key, "")) for key in keys} for values in varied]
+
+
+def _short_key(key: str, keys: Sequence[str]) -> str:
+    """Shorten a dotted key.
+
+    Examples
+    --------
+    >>> _short_key("local.lr", ["local.lr", "policy.name"])
+    'lr'
+    >>> _short_key("policy.name", ["policy.name", "gate.name"])
+    'policy'
+    """
+    if key.endswith(".name"):
+        return key.removesuffix(".name")
+    parts = key.split(".")
+    for start in range(len(parts) - 1, -1, -1):
+        text = ".".join(parts[start:])
+        if sum(k == text or k.endswith(f".{text}") for k in keys) == 1:
+            return text
+    return key
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
