@@ -259,7 +259,7 @@ from fedcohort.personalize import ColdStart, Registry
 from fedcohort.personalize.finetune import finetune, named_arrays
 from fedcohort.policies import KDPP, PowerOfChoice, SketchMatch, register
 from fedcohort.analysis.heterogeneity import measure
-from fedcohort.report.page import page
+from fedcohort.report.page import profile_page, run_page
 from fedcohort.session import Session
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform

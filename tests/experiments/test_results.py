@@ -19,7 +19,8 @@ from fedcohort.experiments.config import NamedConfig
 from fedcohort.experiments.results import Results, read, read_run
 from fedcohort.experiments.run import run
 from fedcohort.experiments.summary import summarize
-from fedcohort.report.tables import comparison, comparison_table, curves, setting_columns
+from fedcohort.report.columns import setting_columns
+from fedcohort.report.tables import comparison, comparison_table, curves
 
 SMALL = dataclasses.replace(
     DEFAULT_SETTING, rounds=5, seeds=(0, 1), checkpoint_every=2, device="cpu"

@@ -13,9 +13,8 @@ import pytest
 from fedcohort.cli import invoke
 from fedcohort.experiments.results import read
 from fedcohort.report.content import content
-from fedcohort.report.figures import specification
-from fedcohort.report.run_figures import run_figures
-from fedcohort.report.run_page import page
+from fedcohort.report.figures import run_figures, specification
+from fedcohort.report.page import run_page
 
 HOSTILE = "<script>document.title='stolen'</script><img src=x onerror=document.title='stolen'>"
 
@@ -234,10 +233,10 @@ def test_a_hostile_client_id_is_text(opened, comparison_folder, tmp_path):
         (folder / name).write_text(text.replace('"client-07"', json.dumps(HOSTILE)))
     (folder / "checkpoint").unlink()
     path = tmp_path / "report.html"
-    path.write_text(page(read(tmp_path / "runs")), encoding="utf-8")
+    path.write_text(run_page(read(tmp_path / "runs")), encoding="utf-8")
     tab = opened(path)
     assert tab.title() == "Client selection on digits"
-    assert tab.locator("script").count() == 3
+    assert tab.locator("script").count() == 3  # data, Vega, ours
     assert tab.locator("main img").count() == 0
     names = tab.locator("tbody th").all_inner_texts()
     assert names == [HOSTILE.replace("/", "")]
@@ -264,7 +263,7 @@ def test_a_gate_is_reported(opened, gated_folder, tmp_path):
     assert [line.policy for line in found.withheld] == ["sketch-to-select"]
     assert any(share) and found.window == 1
     path = tmp_path / "report.html"
-    path.write_text(page(read(gated_folder)), encoding="utf-8")
+    path.write_text(run_page(read(gated_folder)), encoding="utf-8")
     tab = opened(path)
     assert paths(tab, "withheld", "line") == 1
     assert "rounds skipped %" in tab.locator("thead").inner_text()

@@ -46,6 +46,7 @@ EXTRAS = {
     "pandas": "frames",
     "altair": "plots",
     "vl_convert": "plots",
+    "jinja2": "plots",
     "flwr": "flower",
     "ray": "ray",
 }

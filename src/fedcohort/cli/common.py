@@ -187,7 +187,7 @@ def plain(text: str) -> str:
 
 def show(table: Table, width: int | None = None) -> None:
     """Print a table to standard output, `width` columns wide or as wide as the terminal."""
-    console().print(table, width=width)
+    console(width).print(table)
 
 
 def show_facts(facts: Mapping[str, str], title: str) -> None:

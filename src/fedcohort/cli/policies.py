@@ -20,9 +20,9 @@ def command(
 
     Example: `fedcohort policies --clients 1000 --parameters 1000000`
     """
+    from fedcohort.analysis.costs import policy_costs
     from fedcohort.policies import POLICIES
     from fedcohort.registry import load_installed
-    from fedcohort.analysis.costs import policy_costs
 
     import_all(imports)
     load_installed("policy", POLICIES)

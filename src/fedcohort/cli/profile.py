@@ -50,7 +50,7 @@ def profile(
     from fedcohort.analysis.heterogeneity import measure
     from fedcohort.files.finding import client_names
     from fedcohort.files.publish import check_output, writing
-    from fedcohort.report.page import page
+    from fedcohort.report.page import profile_page
     from fedcohort.storage import write_atomically
 
     if out.suffix == ".json":
@@ -64,7 +64,7 @@ def profile(
     cohorts = _cohorts(loaded, names, cohort_size)
     numbers = finite({**measured.as_dict(cohorts), "plan": cohorts})
     with writing(out):
-        write_atomically(out, page(measured, title, plan=cohorts).encode())
+        write_atomically(out, profile_page(measured, title, cohorts).encode())
     with writing(beside):
         write_atomically(beside, json.dumps(numbers).encode())
     written = {"page": str(out), "numbers": str(beside)}

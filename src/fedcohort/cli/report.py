@@ -55,9 +55,8 @@ def write_report(
     """Write a report, and its figures to a folder if one is given; no file is left unfinished."""
     from fedcohort.files.publish import writing
     from fedcohort.report.content import content
-    from fedcohort.report.figures import Figure, rendered
-    from fedcohort.report.run_figures import run_figures
-    from fedcohort.report.run_page import markdown, page
+    from fedcohort.report.figures import Figure, rendered, run_figures
+    from fedcohort.report.page import run_markdown, run_page
     from fedcohort.storage import write_atomically
 
     def write(target: Path, data: bytes) -> None:
@@ -74,9 +73,9 @@ def write_report(
     if folder is not None:
         write_figures(folder, drawn, ".svg", ".png")
     if kind is Kind.html:
-        write(path, page(results).encode())
+        write(path, run_page(results).encode())
         return
     beside = path.with_name(f"{path.stem}-figures")
     write_figures(beside, drawn, ".svg")
     names = {figure.name: f"{beside.name}/{figure.name}.svg" for figure in drawn}
-    write(path, markdown(results, names).encode())
+    write(path, run_markdown(results, names).encode())

@@ -92,7 +92,8 @@ def _sweep(
     settings: list[Setting], folder: Path, resume: bool, ray: str | None, format: Format
 ) -> None:
     from fedcohort.experiments.compare import run_several
-    from fedcohort.report.tables import comparison, comparison_table, curves, setting_columns
+    from fedcohort.report.columns import setting_columns
+    from fedcohort.report.tables import comparison, comparison_table, curves
 
     with on_cluster(ray), RoundBars(dict(settings)) as bars:
         results = run_several(

@@ -46,11 +46,11 @@ def command(
 
 
 def _table(results: Results, title: str, width: int) -> Table:
+    from fedcohort.report.columns import setting_columns
     from fedcohort.report.tables import (
         comparison,
         comparison_table,
         curves,
-        setting_columns,
         summary_table,
     )
 

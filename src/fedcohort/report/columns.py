@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 
 
 class Cell(NamedTuple):
-    """A text, the value that it is sorted by (empty if unknown), and how it stands out."""
+    """A text, the value that it is sorted by (empty if unknown), and how it stands out.
+
+    `mark` is "best", "odd" or nothing; `color` is that of a dot before the text.
+    """
 
     text: str
     value: float | str = ""
-    best: bool = False
+    mark: str = ""
+    color: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Column:
         Which value stands out.
     detail : bool
         Whether a narrow terminal may leave it out.
+    wraps : bool
+        Whether a page may break its text over several lines.
     """
 
     header: str
@@ -44,6 +50,7 @@ class Column:
     number: bool = True
     best: str = ""
     detail: bool = False
+    wraps: bool = False
 
 
 class Cells(NamedTuple):
@@ -64,7 +71,8 @@ def cells(rows: Sequence[Any], columns: Sequence[Column]) -> Cells:
     kept = [i for i, texts in enumerate(table) if any(cell.text for cell in texts)]
     for i in kept:
         table[i] = _best_marked(table[i], columns[i].best)
-    return Cells([columns[i] for i in kept], [list(row) for row in zip(*(table[i] for i in kept))])
+    lines = zip(*(table[i] for i in kept), strict=True)
+    return Cells([columns[i] for i in kept], [list(line) for line in lines])
 
 
 def _best_marked(column: list[Cell], best: str) -> list[Cell]:
@@ -72,7 +80,7 @@ def _best_marked(column: list[Cell], best: str) -> list[Cell]:
     if not best or not values:
         return column
     top = max(values) if best == "high" else min(values)
-    return [cell._replace(best=cell.value == top) for cell in column]
+    return [cell._replace(mark="best") if cell.value == top else cell for cell in column]
 
 
 def number(value: float, digits: int = 1) -> Cell:

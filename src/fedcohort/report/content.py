@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,23 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort import storage
-from fedcohort.analysis.clusters import classical_map
+from fedcohort.analysis.clusters import classical_map, leaf_order
 from fedcohort.exceptions import InvalidCheckpoint
 from fedcohort.experiments.config import NO_GATE, Experiment, dump
 from fedcohort.experiments.results import Members, PolicyResult, Results
 from fedcohort.experiments.summary import gemd_by_round
-from fedcohort.report.tables import ComparisonRow, Curve, comparison, curves, setting_columns
+from fedcohort.report.columns import setting_columns
+from fedcohort.report.tables import ComparisonRow, Curve, comparison, curves
 from fedcohort.rounds import ClientId, stream
-from fedcohort.simulate.history import History
 from fedcohort.sketch.distances import distance_matrix
 
 Floats = NDArray[np.float64]
 HIGHLIGHTED = 3
-MOST_POINTS = 150  # of one curve
-MOST_CELLS = 64  # rows or columns of a matrix; more clients or rounds are grouped
-MOST_CLIENTS = 1000  # on a map; of more, a random part is drawn
-LARGEST_CHECKPOINT = 500_000_000  # bytes; of a larger one, the map is drawn from labels
-#: Signals that describe a client's data or model, the first one known is mapped.
+MAX_POINTS = 150  # of one curve
+MAX_CELLS = 64  # rows or columns of a matrix; more clients or rounds are grouped
+MAX_CLIENTS = 1000  # on a map; of more, a random part is drawn
+MAX_CHECKPOINT = 500_000_000  # bytes; of a larger one, the map is drawn from labels
+MAX_WAITED_FOR = 15  # clients
+TIMES_DIFFER = 1.1  # ratio of the seconds per round of two runs
+#: Signals that describe a client's data or model, the first one at hand is mapped.
 DESCRIPTIONS = (
     "race_sketch",
     "feature_profile",
@@ -44,6 +46,13 @@ class Line(NamedTuple):
     policy: str
     rounds: list[int]
     values: list[float]
+
+
+class WaitedFor(NamedTuple):
+    """The clients that made the rounds of a run wait longest: name, rounds, seconds in all."""
+
+    policy: str
+    clients: list[tuple[ClientId, int, float]]
 
 
 class Participation(NamedTuple):
@@ -84,8 +93,9 @@ class FederationMap(NamedTuple):
 class Content(NamedTuple):
     """Everything that a report shows.
 
-    `ranked` are the runs from the highest accuracy to the lowest, without the baselines;
-    `highlighted` are the first of them.
+    `rows` go from the highest accuracy to the lowest, and so do `ranked`, the runs that are no
+    baselines; `highlighted` are the first of them, and `chosen` is the run whose cohorts are shown
+    first. `axes` are what accuracy is drawn over, the most telling first.
     """
 
     title: str
@@ -94,13 +104,16 @@ class Content(NamedTuple):
     target: float | None
     finished: bool
     rows: list[ComparisonRow]
-    columns: list[dict[str, str]]
+    settings_of_rows: list[dict[str, str]]
     ranked: list[str]
     highlighted: list[str]
     baselines: list[str]
+    chosen: str | None
+    axes: list[str]
     curves: list[Curve]
     gemd: list[Line]
     withheld: list[Line]
+    waiting: list[WaitedFor]
     window: int
     participation: list[Participation]
     maps: list[FederationMap]
@@ -111,10 +124,11 @@ class Content(NamedTuple):
 def content(results: Results) -> Content:
     """Compute what the report on `results` shows."""
     started = Results(r for r in results if r.histories)
-    rows = comparison(started)
+    pairs = list(zip(comparison(started), setting_columns(started), strict=True))
+    pairs.sort(key=lambda pair: -np.nan_to_num(pair[0].accuracy.mean, nan=-1.0))
+    rows = [row for row, _ in pairs]
     baselines = [r.policy for r in started if any(started.baseline(o) is r for o in started)]
-    by_accuracy = sorted(rows, key=lambda row: -np.nan_to_num(row.accuracy.mean, nan=-1.0))
-    ranked = [row.policy for row in by_accuracy if row.policy not in baselines]
+    ranked = [row.policy for row in rows if row.policy not in baselines]
     experiments = [r.experiment for r in started if r.experiment is not None]
     longest = max((len(h.rounds) for r in started for h in r.histories), default=1)
     window = max(1, longest // 12)
@@ -125,13 +139,16 @@ def content(results: Results) -> Content:
         target=started.target,
         finished=all(r.finished for r in results),
         rows=rows,
-        columns=setting_columns(started),
+        settings_of_rows=[columns for _, columns in pairs],
         ranked=ranked,
         highlighted=ranked[:HIGHLIGHTED],
         baselines=baselines,
+        chosen=next(iter([*ranked, *(r.policy for r in started)]), None),
+        axes=_axes(started),
         curves=[_thinned(curve) for curve in curves(started)],
         gemd=[line for r in started if (line := _gemd(r, window)).rounds],
         withheld=[_withheld(r, window) for r in started if _gated(r)],
+        waiting=[waited for r in started if (waited := _waited_for(r)).clients],
         window=window,
         participation=[_participation(r) for r in started],
         maps=_maps(started),
@@ -147,33 +164,34 @@ def _title(experiments: Sequence[Experiment]) -> str:
 
 def _setting(experiments: Sequence[Experiment]) -> str:
     """Say which data, split and seeds the runs have in common; captions repeat it."""
-    splits = dict.fromkeys(_split(e) for e in experiments)
+    splits = list(dict.fromkeys(_split(e) for e in experiments))[:3]
     seeds = dict.fromkeys(len(e.seeds) for e in experiments)
     counts = " or ".join("1 seed" if n == 1 else f"{n} seeds" for n in seeds)
-    return "; ".join([*splits][:3]) + (f"; {counts}" if counts else "")
+    return "; ".join([*splits, counts]) if counts else ""
 
 
 def _split(e: Experiment) -> str:
     options = ", ".join(f"{k}={v}" for k, v in e.data.options.items())
     split = f"{e.data.partition} ({options})" if options else e.data.partition
-    clients = "" if e.data.num_clients is None else f"{e.data.num_clients} clients, "
+    clients = "" if e.data.partition == "natural" else f"{e.data.clients} clients, "
     return f"{e.data.dataset}, {clients}split {split}, cohorts of {e.cohort_size}"
 
 
 def _headline(rows: Sequence[ComparisonRow], baselines: Sequence[str], target: float | None) -> str:
     """Conclude in a sentence or two."""
-    known = [r for r in rows if math.isfinite(r.accuracy.mean)]
-    if not known:
+    measured = [r for r in rows if math.isfinite(r.accuracy.mean)]
+    if not measured:
         return "No accuracy has been measured yet."
-    best = max(known, key=lambda r: r.accuracy.mean)
-    reached = f"{best.policy} reaches the highest accuracy, {100 * best.accuracy.mean:.1f} %"
-    if best.policy in baselines and len(known) > 1:
-        return f"No policy is better than uniform selection: {reached}."
-    gain = best.gain
-    if gain is None:
-        return f"{reached}." if len(known) > 1 else f"{best.policy}: {reached.split(', ')[1]}."
-    low, high = 100 * gain.low, 100 * gain.high
-    text = f"{reached}: {100 * gain.mean:+.1f} points against uniform selection "
+    best = measured[0]
+    accuracy = f"the highest accuracy, {100 * best.accuracy.mean:.1f} %"
+    if len(measured) == 1:
+        return f"{best.policy}: {accuracy.removeprefix('the highest ')}."
+    if best.policy in baselines:
+        return f"No policy is better than uniform selection: {best.policy} reaches {accuracy}."
+    if best.gain is None:
+        return f"{best.policy} reaches {accuracy}."
+    gain, low, high = (100 * value for value in best.gain)
+    text = f"{best.policy} reaches {accuracy}: {gain:+.1f} points against uniform selection "
     text += f"(95 % interval {low:+.1f} to {high:+.1f})"
     if low <= 0 <= high:
         return f"{text}, which these seeds cannot tell from zero."
@@ -189,26 +207,35 @@ def _rounds_saved(
     base = next((r for r in rows if r.policy in baselines), None)
     if base is None or target is None or best.rounds_to_target.missing:
         return ""
-    mine = f" It reaches {target:.0%} in {best.rounds_to_target.mean:.0f} rounds"
+    text = f" It reaches {target:.0%} in {best.rounds_to_target.mean:.0f} rounds"
     if base.rounds_to_target.missing:
-        return f"{mine}; uniform selection does not in every seed."
-    return f"{mine}; uniform selection needs {base.rounds_to_target.mean:.0f}."
+        return f"{text}; uniform selection does not in every seed."
+    return f"{text}; uniform selection needs {base.rounds_to_target.mean:.0f}."
+
+
+def _axes(results: Results) -> list[str]:
+    """Order what accuracy is drawn over: time first if the rounds of some run take longer."""
+    means = [float(np.mean([x.seconds for h in r.histories for x in h.rounds])) for r in results]
+    if means and max(means) > TIMES_DIFFER * min(means):
+        return ["seconds", "rounds", "megabytes"]
+    return ["rounds", "megabytes", "seconds"]
 
 
 def _thinned(curve: Curve) -> Curve:
-    """Keep at most `MOST_POINTS` points of a curve, the last one among them."""
-    step = -(-len(curve.rounds) // MOST_POINTS) or 1
-    keep = slice((len(curve.rounds) - 1) % step, None, step)
+    """Keep at most `MAX_POINTS` points of a curve, the last one among them."""
+    keep = _spread_out(len(curve.rounds))
     kept = {name: values[keep] for name, values in curve._asdict().items() if name != "policy"}
     return Curve(curve.policy, **kept)
 
 
+def _spread_out(count: int) -> slice:
+    step = -(-count // MAX_POINTS) or 1
+    return slice((count - 1) % step if count else 0, None, step)
+
+
 def _gemd(result: PolicyResult, window: int) -> Line:
-    values = [
-        gemd_by_round(h, *members)
-        for h, members in zip(result.histories, result.members(), strict=True)
-    ]
-    return _running(result.policy, values, window)
+    pairs = zip(result.histories, result.members(), strict=True)
+    return _running(result.policy, [gemd_by_round(h, *members) for h, members in pairs], window)
 
 
 def _gated(result: PolicyResult) -> bool:
@@ -228,23 +255,36 @@ def _withheld(result: PolicyResult, window: int) -> Line:
 def _running(policy: str, seeds: Sequence[Sequence[float]], window: int) -> Line:
     """Average over seeds and over the last `window` rounds; unknown rounds are left out."""
     length = min(map(len, seeds), default=0)
-    values = np.array([own[:length] for own in seeds], float)
-    known = np.flatnonzero(np.isfinite(values).all(axis=0)) if length else np.array([], int)
-    mean = values[:, known].mean(axis=0) if known.size else np.array([])
+    values = np.array([seed[:length] for seed in seeds], float).reshape(len(seeds), length)
+    measured = np.flatnonzero(np.isfinite(values).all(axis=0))
+    mean = values[:, measured].mean(axis=0)
     total = np.concatenate([[0.0], np.cumsum(mean)])
     first = np.maximum(np.arange(len(mean)) + 1 - window, 0)
     smooth = (total[1:] - total[first]) / (np.arange(len(mean)) + 1 - first)
-    step = -(-len(known) // MOST_POINTS) or 1
-    keep = slice((len(known) - 1) % step if len(known) else 0, None, step)
-    return Line(policy, (known[keep] + 1).tolist(), smooth[keep].tolist())
+    keep = _spread_out(len(measured))
+    return Line(policy, (measured[keep] + 1).tolist(), smooth[keep].tolist())
+
+
+def _waited_for(result: PolicyResult) -> WaitedFor:
+    """Return who was the slowest of its round, and how long these rounds took, in one seed."""
+    rounds: dict[ClientId, list[float]] = {}
+    for record in result.histories[0].rounds:
+        slowest = getattr(record, "slowest", None)
+        if slowest is not None:
+            rounds.setdefault(slowest, []).append(record.seconds)
+    order = sorted(rounds, key=lambda client: (-sum(rounds[client]), client))[:MAX_WAITED_FOR]
+    return WaitedFor(result.policy, [(c, len(rounds[c]), sum(rounds[c])) for c in order])
 
 
 def _participation(result: PolicyResult) -> Participation:
     history, members = result.histories[0], result.members()[0]
-    totals = _totals(history, members.clients)
+    totals = dict.fromkeys(members.clients, 0)
+    for cohort in history.selections:
+        for client in cohort:
+            totals[client] += 1
     order = sorted(members.clients, key=lambda c: (-totals[c], c))
-    groups = np.array_split(np.arange(len(order)), min(MOST_CELLS, len(order)))
-    spans = np.array_split(np.arange(len(history.rounds)), min(MOST_CELLS, len(history.rounds)))
+    groups = _groups(len(order))
+    spans = _groups(len(history.rounds))
     row = {order[i]: g for g, group in enumerate(groups) for i in group.tolist()}
     counts = np.zeros((len(groups), len(spans)), np.int64)
     for column, span in enumerate(spans):
@@ -260,36 +300,41 @@ def _participation(result: PolicyResult) -> Participation:
     )
 
 
-def _totals(history: History, clients: Sequence[ClientId]) -> dict[ClientId, int]:
-    totals = dict.fromkeys(clients, 0)
-    for cohort in history.selections:
-        for client in cohort:
-            totals[client] += 1
-    return totals
+def _groups(count: int) -> list[NDArray[np.int64]]:
+    return np.array_split(np.arange(count), max(1, min(MAX_CELLS, count)))
 
 
 def _group_name(clients: Sequence[ClientId]) -> str:
     return clients[0] if len(clients) == 1 else f"{clients[0]} and {len(clients) - 1} more"
 
 
+def grouped(
+    distances: Floats, order: Sequence[int], names: Sequence[str]
+) -> tuple[Floats, list[str]]:
+    """Put distances in an order; those of many clients become means over groups of neighbors."""
+    groups = [np.asarray(order)[part] for part in _groups(len(order))]
+    means = [[distances[np.ix_(a, b)].mean() for b in groups] for a in groups]
+    return np.array(means), [_group_name([names[i] for i in group.tolist()]) for group in groups]
+
+
 def _maps(results: Results) -> list[FederationMap]:
     """Map the clients by their sketches and by FedCor's embedding, or else by their labels."""
-    found: dict[str, FederationMap] = {}
+    maps: dict[str, FederationMap] = {}
     for result in results:
         members = result.members()[0]
         for source, clients, squares in _described(result):
-            if source not in found and len(clients) > 2:
-                found[source] = _map(source, clients, squares, members)
-    sketch = next((found[name] for name in DESCRIPTIONS if name in found), None)
-    maps = [m for m in (sketch, found.get("FedCor embedding")) if m is not None]
-    return maps or _label_map(results)
+            if source not in maps and len(clients) > 2:
+                maps[source] = _map(source, clients, squares, members)
+    sketch = next((maps[name] for name in DESCRIPTIONS if name in maps), None)
+    shown = [m for m in (sketch, maps.get("FedCor embedding")) if m is not None]
+    return shown or _label_map(results)
 
 
 def _described(result: PolicyResult) -> list[tuple[str, list[ClientId], Floats]]:
-    """Return squared distances of clients by whatever the run's checkpoint knows of them."""
+    """Return squared distances of clients by what the run's checkpoint holds about them."""
     folder = Path(result.folder or "")
     path = next((folder / n for n in ("checkpoint", "session") if (folder / n).exists()), None)
-    if result.folder is None or path is None or path.stat().st_size > LARGEST_CHECKPOINT:
+    if result.folder is None or path is None or path.stat().st_size > MAX_CHECKPOINT:
         return []
     try:
         state = storage.load(path)
@@ -301,9 +346,8 @@ def _described(result: PolicyResult) -> list[tuple[str, list[ClientId], Floats]]
     for name in DESCRIPTIONS:
         if name in columns:
             keep = _sampled(columns[name]["clients"])
-            values = columns[name]["values"][keep]
             clients = [columns[name]["clients"][i] for i in keep]
-            described.append((name, clients, _squares(name, values)))
+            described.append((name, clients, _squares(name, columns[name]["values"][keep])))
     if session["policy"] == "FedCor" and state.get("embedding") is not None:
         embedding = state["embedding"].T
         keep = _sampled(state["clients"][: len(embedding)])
@@ -329,10 +373,10 @@ def _euclidean(vectors: NDArray[Any]) -> Floats:
 
 def _sampled(clients: Sequence[ClientId]) -> list[int]:
     """Return the positions of all clients, or of a random part of them."""
-    if len(clients) <= MOST_CLIENTS:
+    if len(clients) <= MAX_CLIENTS:
         return list(range(len(clients)))
-    chosen = stream(0, "map").choice(len(clients), MOST_CLIENTS, replace=False)
-    return sorted(chosen.tolist())
+    drawn = stream(0, "map").choice(len(clients), MAX_CLIENTS, replace=False)
+    return sorted(drawn.tolist())
 
 
 def _label_map(results: Results) -> list[FederationMap]:
@@ -350,58 +394,45 @@ def _label_map(results: Results) -> list[FederationMap]:
 
 def _map(source: str, clients: list[ClientId], squares: Floats, members: Members) -> FederationMap:
     placed = classical_map(squares)
-    row = {client: i for i, client in enumerate(members.clients)}
-    counts = members.label_counts
+    labels = dict(zip(members.clients, members.label_counts, strict=True))
     points = []
     for client, (x, y) in zip(clients, placed.positions.tolist(), strict=True):
-        own = counts[row[client]] if client in row and counts.shape[1] else None
-        label = None if own is None or not own.sum() else int(own.argmax())
-        points.append(ClientPoint(client, x, y, 0 if own is None else int(own.sum()), label))
-    names, distances = _ordered(clients, np.sqrt(np.maximum(squares, 0)))
-    sampled = len(clients) == MOST_CLIENTS < len(members.clients)
-    return FederationMap(source, points, placed.share, sampled, names, distances)
-
-
-def _ordered(clients: Sequence[ClientId], distances: Floats) -> tuple[list[str], Floats]:
-    """Put like clients side by side, and average groups of neighbors if there are many."""
-    from scipy.cluster.hierarchy import leaves_list, linkage
-    from scipy.spatial.distance import squareform
-
-    near = squareform(distances, checks=False)
-    order = leaves_list(linkage(near, "average", optimal_ordering=len(clients) <= 200))
-    groups = np.array_split(order, min(MOST_CELLS, len(order)))
-    names = [_group_name([clients[i] for i in group.tolist()]) for group in groups]
-    blocks = [[distances[np.ix_(a, b)].mean() for b in groups] for a in groups]
-    return names, np.array(blocks)
+        counts = labels.get(client, np.zeros(0, np.int64))
+        main = int(counts.argmax()) if counts.sum() else None
+        points.append(ClientPoint(client, x, y, int(counts.sum()), main))
+    distances = np.sqrt(np.maximum(squares, 0))
+    _, order = leaf_order(distances)
+    means, names = grouped(distances, order.tolist(), clients)
+    sampled = len(clients) == MAX_CLIENTS < len(members.clients)
+    return FederationMap(source, points, placed.share, sampled, names, means)
 
 
 def _shared_settings(experiments: Sequence[Experiment]) -> dict[str, str]:
     """Return the settings that all runs share, by dotted key."""
     flat = [_flat(dump(e), "") for e in experiments]
-    if not flat:
-        return {}
-    return {k: v for k, v in flat[0].items() if all(own.get(k) == v for own in flat)}
+    shared = flat[0] if flat else {}
+    return {k: v for k, v in shared.items() if all(other.get(k) == v for other in flat)}
 
 
-def _flat(values: dict[str, Any], where: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _flat(values: Mapping[str, Any], where: str) -> dict[str, str]:
+    flat: dict[str, str] = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            found |= _flat(value, f"{where}{key}.")
+            flat |= _flat(value, f"{where}{key}.")
         elif value is not None:
-            found[f"{where}{key}"] = value if isinstance(value, str) else json.dumps(value)
-    return found
+            flat[f"{where}{key}"] = value if isinstance(value, str) else json.dumps(value)
+    return flat
 
 
 def _provenance(results: Results) -> list[dict[str, Any]]:
     """Return the different commands and versions that made the runs."""
-    found: list[dict[str, Any]] = []
+    made_by: list[dict[str, Any]] = []
     for result in results:
         path = Path(result.folder or "") / "provenance.json"
         try:
-            known = json.loads(path.read_text(encoding="utf-8"))
+            values = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue  # a folder of an older version has none
-        if isinstance(known, dict) and known not in found:
-            found.append(known)
-    return found
+        if isinstance(values, dict) and values not in made_by:
+            made_by.append(values)
+    return made_by

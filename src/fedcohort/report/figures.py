@@ -590,7 +590,9 @@ def _participation(content: Content) -> Figure:
     )  # fmt: skip
     extra = " Neighboring clients and rounds are counted together." if grouped else ""
     caption = f"One row per client, one column per round, first seed.{extra} {_end(content)}"
-    return Figure("participation", "Who was selected when", caption, chart, {"rows": rows}, "chosen")
+    return Figure(
+        "participation", "Who was selected when", caption, chart, {"rows": rows}, "chosen"
+    )
 
 
 def _participation_rows(p: Participation) -> Iterable[dict[str, Any]]:
@@ -678,7 +680,9 @@ def _distances(content: Content, one: FederationMap) -> Figure:
     return matrix(one.distances, one.names, caption)
 
 
-def matrix(values: Floats, names: Sequence[str], caption: str, colors: Sequence[str] = ()) -> Figure:
+def matrix(
+    values: Floats, names: Sequence[str], caption: str, colors: Sequence[str] = ()
+) -> Figure:
     """Draw the distances between clients, or groups of them, in the order given.
 
     A strip at the left shows the clients' `colors`, if given, and their names.

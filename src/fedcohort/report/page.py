@@ -1,293 +1,254 @@
-"""The heterogeneity page: one HTML file that works offline and loads nothing.
+"""Pages: one HTML file each that needs no network, or Markdown with figures.
 
-Its only script sorts and searches the table of clients. The page's own policy allows that script
-by its hash, and forbids all others.
+All pages share a base template, a style sheet and a script. A page's own policy forbids loading
+anything, and allows only the scripts that are part of it, by their hashes: a client that is called
+``<script>`` is text.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from html import escape
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from fedcohort.analysis.heterogeneity import OUTLIER, ClientRow, Heterogeneity
 from fedcohort.analysis.plan import Plan
-from fedcohort.analysis.verdict import few, marked_in_words
-from fedcohort.report.drawing import (
-    COLORS,
-    Mark,
-    bars,
-    dots,
-    matrix,
-    scatter,
-)
+from fedcohort.analysis.verdict import BY_CHANCE, few, marked_in_words
+from fedcohort.experiments.results import Results
+from fedcohort.report import figures
+from fedcohort.report.columns import Cell, Cells, Column, cells, comparison_cells, number
+from fedcohort.report.content import Content, content, grouped
+from fedcohort.report.figures import CLUSTERS, MAX_BARS, MAX_NAMES, Figure, Mark, run_figures
 
-BARS = 60  # clients; more are drawn as dots
-NAMES_ON_MAP = 25
-SCRIPT = """
-const table = document.getElementById("clients"), body = table.tBodies[0];
-const rows = Array.from(body.rows), find = document.getElementById("find");
-const shown = document.getElementById("shown");
-function search() {
-  const words = find.value.toLowerCase();
-  let count = 0;
-  for (const row of rows) {
-    row.hidden = !row.textContent.toLowerCase().includes(words);
-    count += row.hidden ? 0 : 1;
-  }
-  shown.textContent = count + " of " + rows.length;
-}
-function sort(column, head) {
-  const down = head.getAttribute("aria-sort") !== "descending";
-  for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
-  head.setAttribute("aria-sort", down ? "descending" : "ascending");
-  const key = row => row.cells[column].dataset.v ?? row.cells[column].textContent;
-  const order = (a, b) => key(a).localeCompare(key(b), "en", {numeric: true});
-  const number = (a, b) => Number(key(a)) - Number(key(b));
-  const numeric = rows.every(row => row.cells[column].dataset.v !== undefined);
-  rows.sort(numeric ? number : order);
-  if (down) rows.reverse();
-  for (const row of rows) body.append(row);
-}
-find.addEventListener("input", search);
-Array.from(table.tHead.rows[0].cells).forEach((head, column) => {
-  head.addEventListener("click", () => sort(column, head));
-});
-search();
-"""
-ALLOWED = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-POLICY = (
-    f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{ALLOWED}'"
-)
-STYLE = """
-:root { color-scheme: light }
-body { margin: 0 auto; max-width: 1120px; padding: 28px 24px 60px; background: #fff; color: #1c2430;
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif }
-h1 { font-size: 26px; margin: 0 0 4px } h2 { font-size: 18px; margin: 36px 0 6px }
-p { margin: 6px 0; max-width: 72ch } .soft { color: #5b6573 }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 12px;
-  margin: 18px 0 }
-.tile { background: #f5f7fa; border-radius: 8px; padding: 10px 14px }
-.tile b { display: block; font-size: 22px; line-height: 1.25; overflow-wrap: anywhere }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(430px, 1fr)); gap: 20px }
-svg { width: 100%; height: auto; display: block }
-.scroll { max-height: 620px; overflow: auto; border: 1px solid #e3e6ea; border-radius: 8px }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
-th, td { text-align: left; padding: 4px 10px; border-bottom: 1px solid #edf0f3;
-  overflow-wrap: anywhere }
-th { position: sticky; top: 0; background: #f5f7fa; white-space: nowrap }
-td.r, th.r { text-align: right; white-space: nowrap }
-td:first-child { min-width: 14ch } td.wide { min-width: 32ch }
-tr.odd td { background: #fff4e5 } .dot { display: inline-block; width: 9px; height: 9px;
-  border-radius: 5px; margin-right: 6px }
-.verdict { border-left: 6px solid #0072b2; background: #f3f8fc; border-radius: 6px;
-  padding: 12px 18px; margin: 16px 0 }
-.verdict.kind { border-color: #d55e00; background: #fdf5ef }
-.verdict.unknown { border-color: #8a8a8a; background: #f6f6f6 }
-.verdict.columns { border-color: #d55e00; background: #fdf5ef }
-.verdict.alike { border-color: #009e73; background: #f0f9f6 }
-.verdict h2 { margin: 0 0 6px; font-size: 20px } .verdict h3 { margin: 10px 0 2px; font-size: 15px }
-.verdict ul { margin: 4px 0; padding-left: 20px } .verdict li { max-width: 90ch }
-.warning { background: #fff4e5; border-radius: 6px; padding: 8px 14px; margin: 8px 0 }
-th { cursor: pointer } th[aria-sort=descending]::after { content: " ▾" }
-th[aria-sort=ascending]::after { content: " ▴" }
-input { font: inherit; padding: 5px 10px; border: 1px solid #c8ccd2; border-radius: 6px;
-  margin: 4px 10px 8px 0; width: 260px }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px } dt { color: #5b6573 }
-dd { margin: 0; overflow-wrap: anywhere }
-@media print { .scroll { max-height: none } }
-"""
+TEMPLATES = Path(__file__).with_name("templates")
+VEGA_LITE = "6.4"  # the version of Altair's specifications
+MAX_NAMES_ON_MAP = 25
 
 
-def page(
-    found: Heterogeneity,
+def run_page(results: Results, *, live: bool = False) -> str:
+    """Lay out runs, finished or not; a `live` page asks its server for new rounds."""
+    shown = content(results)
+    drawn = run_figures(shown)
+    lines = [figure for figure in drawn if figure.control == "highlighted"]
+    if len(lines) % 2 == 0 and lines:  # the first is wide, and so is the last without a partner
+        lines[-1] = lines[-1]._replace(wide=True)
+    return _rendered(
+        "runs.html",
+        data=_data(shown, drawn),
+        live=live,
+        title=shown.title,
+        shown=shown,
+        table=comparison_cells(shown.rows, shown.target, shown.settings_of_rows),
+        lines=lines,
+        others=[figure for figure in drawn if figure.control != "highlighted"],
+        explanation=_explanation(shown),
+    )
+
+
+def run_markdown(results: Results, figure_paths: Mapping[str, str]) -> str:
+    """Lay out runs in Markdown, for a paper or a pull request.
+
+    `figure_paths` maps the names of figures to files.
+    """
+    shown = content(results)
+    return (
+        _templates()
+        .get_template("runs.md")
+        .render(
+            shown=shown,
+            table=comparison_cells(shown.rows, shown.target, shown.settings_of_rows),
+            figures=[figure for figure in run_figures(shown) if figure.name in figure_paths],
+            paths=figure_paths,
+            explanation=_explanation(shown),
+        )
+    )
+
+
+def profile_page(
+    profile: Heterogeneity,
     title: str = "How different are the clients?",
     plan: Plan | None = None,
 ) -> str:
-    """Lay out a federation's differences as an HTML page.
-
-    Every name is escaped, and the page's own policy forbids loading anything.
-
-    Parameters
-    ----------
-    found : Heterogeneity
-    title : str
-    plan : Plan, optional
-        What to expect of chosen cohorts, for the verdict.
-    """
-    content = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="soft">{_subtitle(found)}</p>',
-        _verdict(found, plan),
-        *(f'<p class="warning">{escape(line)}</p>' for line in found.warnings),
-        _tiles(found),
-        f"<p>{_details(found)}</p>",
-        "<h2>Distance to all data together</h2>",
-        '<p class="soft">0: the client looks like the whole federation. The thin line is one '
-        "standard error, an upper bound. The dashed lines are what to compare with: random samples "
-        "of the same data"
-        + (
-            ", and the classes of the label."
-            if found.references.label is not None
-            else f". There is no line for the classes of a label: {found.references.no_label}."
-        )
-        + "</p>",
-        _distances(found),
-        '<div class="pair">',
-        "<section><h2>Map</h2>"
-        f'<p class="soft">Clients drawn close are alike; two dimensions keep '
-        f"{found.map_share:.0%} of what there is to see.</p>{_map(found)}</section>",
-        "<section><h2>Every pair</h2>"
-        '<p class="soft">Light pairs are alike. Clients are ordered so that like ones are '
-        f"neighbors.</p>{_matrix(found)}</section>",
-        "</div>",
-        "<h2>Clients</h2>",
-        _table(found),
-        _explanation(found),
-    ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
-        f"<body>{chr(10).join(content)}<script>{SCRIPT}</script></body></html>\n"
-    )
-
-
-def _subtitle(found: Heterogeneity) -> str:
-    parts = [f"{escape(what)} ({n} clients)" for what, n in found.privacy.items()]
-    return f"{found.records:,.0f} records. Privacy: {'; '.join(parts)}."
-
-
-def _tiles(found: Heterogeneity) -> str:
-    facts = found.summary()
-    tiles = {
-        "clients": f"{facts['clients']:,}",
-        "of the pairs told apart": f"{found.told_apart:.0%}",
-        "median distance to all": f"{facts['median_distance']:.3f}",
-        "largest distance to all": f"{facts['largest_distance']:.3f}",
-        "outliers": f"{len(found.outliers)}",
-        "suggested clusters": f"{found.clusters.number}",
-    }
-    made = "".join(f'<div class="tile"><b>{v}</b>{k}</div>' for k, v in tiles.items())
-    return f'<div class="tiles">{made}</div>'
-
-
-def _verdict(found: Heterogeneity, plan: Plan | None) -> str:
-    made = found.verdict(plan)
-    why, do = (
-        "".join(f"<li>{escape(line)}</li>" for line in lines)
-        for lines in (made.reasons, made.next_steps)
-    )
-    return (
-        f'<section class="verdict {made.kind}"><h2>{escape(made.headline)}</h2><ul>{why}</ul>'
-        f"<h3>What to do next</h3><ul>{do}</ul></section>"
-    )
-
-
-def _details(found: Heterogeneity) -> str:
-    odd, gone = "No client is an outlier.", ""
-    if found.outliers:
-        odd = f"Outliers: {escape(few([c.name for c in found.outliers]))}."
-    if found.left_out:
-        names = escape(few([c.name for c in found.left_out]))
-        gone = f" Left out, with too few records, or too few for their noise: {names}."
-    return f"{odd} Suggested clusters: {escape(found.clusters.reason())}.{gone}"
-
-
-def _marks(found: Heterogeneity) -> list[Mark]:
-    return [
+    """Lay out a federation's differences, and what to expect of chosen cohorts."""
+    marks = [
         Mark(c.name, c.distance, c.low, c.high, _color(c), c.outlier, _tip(c))
-        for c in found.clients
+        for c in profile.clients
     ]
+    lines = {"random samples": profile.references.random}
+    if profile.references.label is not None:
+        lines["classes"] = profile.references.label
+    positions = np.array([(c.x, c.y) for c in profile.clients])
+    return _rendered(
+        "profile.html",
+        title=title,
+        profile=profile,
+        verdict=profile.verdict(plan),
+        summary=profile.summary(plan),
+        outliers=few([c.name for c in profile.outliers]),
+        left_out=few([c.name for c in profile.left_out]),
+        bars=Markup(figures.distances_to_all(marks, lines)),
+        hidden=max(0, len(marks) - MAX_BARS),
+        map=Markup(figures.client_map(marks, positions, len(marks) <= MAX_NAMES_ON_MAP)),
+        matrix=Markup(_matrix(profile)),
+        table=client_cells(profile),
+        limits={"outlier": OUTLIER, "by_chance": BY_CHANCE},
+    )
+
+
+def _matrix(profile: Heterogeneity) -> str:
+    names = [c.name for c in profile.clients]
+    values, shown = grouped(profile.matrix, profile.order, names)
+    colors = [_color(profile.clients[i]) for i in profile.order] if len(shown) == len(names) else []
+    figure = figures.matrix(values, shown, "Light pairs are alike.", colors)
+    return figures.picture(figure, width=400, image=len(shown) > MAX_NAMES)
+
+
+def client_cells(profile: Heterogeneity) -> Cells:
+    """Lay out the clients, the farthest from all data first; outliers stand out."""
+    mixed = 0 < profile.private < len(profile.clients)
+    columns = [
+        Column("client", lambda c: Cell(c.name, c.name, mark="odd" * c.outlier), number=False),
+        Column("columns that differ", lambda c: _marked(profile, c), number=False, wraps=True),
+        Column("records", lambda c: number(c.n, 0)),
+        Column("distance", lambda c: number(c.distance, 4)),
+        Column(
+            "with standard error", lambda c: Cell(f"{c.low:.4f} to {c.high:.4f}", c.high - c.low)
+        ),
+        Column("robust score", lambda c: number(c.z)),
+        Column("cluster", lambda c: Cell(f"{c.cluster + 1}", c.cluster, color=_color(c))),
+        Column(
+            "nearest client",
+            lambda c: Cell(f"{c.nearest} ({c.nearest_distance:.3f})"),
+            number=False,
+            wraps=True,
+        ),
+    ]
+    if mixed:
+        columns.append(
+            Column("private", lambda c: Cell("yes" if c.private else "no"), number=False)
+        )
+    return cells(sorted(profile.clients, key=lambda c: -c.distance), columns)
+
+
+def _marked(profile: Heterogeneity, client: ClientRow) -> Cell:
+    text = marked_in_words(profile.marked(client.name))
+    return Cell(text or ("none" if profile.columns else ""), mark="odd" if text else "")
 
 
 def _color(client: ClientRow) -> str:
-    return COLORS[client.cluster % len(COLORS)]
+    return CLUSTERS[client.cluster % len(CLUSTERS)]
 
 
 def _tip(c: ClientRow) -> str:
     return f"{c.name}: {c.n:,.0f} records, distance {c.distance:.3f} ({c.low:.3f} to {c.high:.3f})"
 
 
-def _distances(found: Heterogeneity) -> str:
-    marks = sorted(_marks(found), key=lambda m: -m.value)
-    lines = {"random samples": found.references.random}
-    if found.references.label is not None:
-        lines["classes"] = found.references.label
-    return bars(marks, lines) if len(marks) <= BARS else dots(marks, lines)
-
-
-def _map(found: Heterogeneity) -> str:
-    positions = np.array([(c.x, c.y) for c in found.clients])
-    return scatter(_marks(found), positions, len(found.clients) <= NAMES_ON_MAP)
-
-
-def _matrix(found: Heterogeneity) -> str:
-    order = found.order
-    clients = [found.clients[i] for i in order]
-    values = found.matrix[np.ix_(order, order)]
-    return matrix(values, [c.name for c in clients], [_color(c) for c in clients])
-
-
-def _table(found: Heterogeneity) -> str:
-    """Lay out the clients in a table that sorts and searches; cells hold numbers as data-v."""
-    explained, mixed = bool(found.columns), 0 < found.private < len(found.clients)
-    rows = sorted(found.clients, key=lambda c: -c.distance)
-    head = (
-        '<tr><th>client</th><th class="r">records</th><th class="r">distance</th>'
-        '<th class="r">± standard error</th><th class="r">robust score</th><th>cluster</th>'
-        f"<th>nearest client</th>{'<th>columns that differ</th>' if explained else ''}"
-        f"{'<th>private</th>' if mixed else ''}</tr>"
+def _rendered(template: str, *, data: str = "", live: bool = False, **values: Any) -> str:
+    """Fill a template; `data` is what the script draws figures from, as JSON."""
+    library = _library() if data else ""
+    script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
+    allowed = " ".join(_hash(text) for text in (library, script) if text)
+    policy = (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    body = "".join(_row(found, c, explained, mixed) for c in rows)
     return (
-        '<input id="find" type="search" placeholder="Search" aria-label="Search the clients">'
-        f'<span class="soft" id="shown">{len(rows)}</span>'
-        f'<div class="scroll"><table id="clients"><thead>{head}</thead><tbody>{body}</tbody>'
-        "</table></div>"
+        _templates()
+        .get_template(template)
+        .render(
+            policy=Markup(policy + ("; connect-src 'self'" if live else "")),
+            style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
+            script=Markup(script),
+            library=Markup(library),
+            data=Markup(data),
+            live=live,
+            **values,
+        )
     )
 
 
-def _row(found: Heterogeneity, c: ClientRow, explained: bool, mixed: bool) -> str:
-    columns = marked_in_words(found.marked(c.name)) or "none"
-    last = f'<td class="wide">{escape(columns)}</td>' if explained else ""
-    last += f"<td>{'yes' if c.private else 'no'}</td>" if mixed else ""
-    return (
-        f"<tr{' class=odd' if c.outlier else ''}><td>{escape(c.name)}</td>"
-        f'<td class="r" data-v="{c.n:.6g}">{c.n:,.0f}</td>'
-        f'<td class="r" data-v="{c.distance:.6g}">{c.distance:.4f}</td>'
-        f'<td class="r" data-v="{c.high - c.low:.6g}">{c.low:.4f} to {c.high:.4f}</td>'
-        f'<td class="r" data-v="{c.z:.6g}">{c.z:.1f}</td><td data-v="{c.cluster}">'
-        f'<span class="dot" style="background:{_color(c)}"></span>{c.cluster + 1}</td>'
-        f"<td>{escape(c.nearest)} ({c.nearest_distance:.3f})</td>{last}</tr>"
+@cache
+def _templates() -> Environment:
+    loader = FileSystemLoader(TEMPLATES)
+    made = Environment(
+        loader=loader,
+        autoescape=lambda name: name is None or name.endswith(".html"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
     )
+    made.filters["plain"] = _markdown_text
+    return made
 
 
-def _explanation(found: Heterogeneity) -> str:
-    facts = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in found.sketch.items())
-    return f"""<h2>What the numbers mean</h2>
-<p>Every client's data were hashed into a small table of counts, the sketch. The distance of two
-clients is that of their counts, less the part that is only sample size and noise; it is 0 for
-equal distributions and grows with the share of the data that differ. It does not depend on the
-number of rows: it is the Frobenius distance of the normalized sketches / √rows, an estimate of
-the maximum mean discrepancy.</p>
-<p>A pair is told apart if its squared distance is more than two standard errors above zero. A
-client is an outlier if its squared distance to all data together is more than {OUTLIER} robust
-deviations above the median client's, where the deviation includes the client's own standard
-error. Clusters come from average linkage; their number is the one with the best silhouette. The
-nearest client is ranked as a registry ranks: a client of few or noisy records is not near to
-everybody because its distance is uncertain.</p>
-<p>The verdict follows these rules, the first that holds. Unknown: the noise exceeds the signal in
-more than half of the sketches, or nearly all records fall into one bucket. Different in kind:
-there are outliers, or several clusters of three clients or more on average. Different in columns:
-fewer than 15% of the pairs are told apart, but a column of some client differs. Alike: fewer than
-15% of the pairs are told apart. Different in degree: all else.</p>
-<h2>What is protected</h2>
-<p>Sketches with noise protect single records: whoever reads the counts can hardly tell whether one
-record was there. They do not hide what the client's data look like as a whole, which is what this
-page shows, nor several records of one person, nor, where n is public, how many records there are.
-Sketches with exact counts protect nothing by themselves.</p>
-<h2>The sketches</h2><dl>{facts}</dl>"""
+def _markdown_text(text: str) -> str:
+    """Show characters that Markdown would read."""
+    for mark in "\\`*_<>|[]":
+        text = text.replace(mark, f"\\{mark}")
+    return text
+
+
+@cache
+def _library() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script; bundling takes some seconds."""
+    import vl_convert
+
+    bundle: str = vl_convert.javascript_bundle(  # type: ignore[call-arg]
+        vl_version=VEGA_LITE
+    )
+    return bundle.replace("</script", "<\\/script")
+
+
+def _hash(script: str) -> str:
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _data(shown: Content, drawn: Sequence[Figure]) -> str:
+    """Return what the page's script needs, as JSON without any character that HTML could read."""
+    values = {
+        "ranked": shown.ranked,
+        "highlighted": shown.highlighted,
+        "baselines": shown.baselines,
+        "chosen": shown.chosen,
+        "label_gap": figures.LABEL_GAP,
+        "config": {"light": figures.config("light"), "dark": figures.config("dark")},
+        "figures": [
+            {
+                "name": figure.name,
+                "title": figure.title,
+                "caption": figure.caption,
+                "control": figure.control,
+                "labels": figure.labels,
+                "spec": figures.specification(figure, width="container"),
+            }
+            for figure in drawn
+        ],
+    }
+    text = json.dumps(values, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _explanation(shown: Content) -> str:
+    text = (
+        "Accuracy is the mean over the last rounds (a fifth of the run, at most 50 rounds), ± one "
+        "standard deviation over seeds. "
+    )
+    if any(row.gain for row in shown.rows):
+        text += (
+            "The difference to uniform selection is paired by seed; brackets are its bootstrap "
+            "95 % interval, which is too narrow for very few seeds. "
+        )
+    return text + (
+        "GEMD is the label imbalance of the cohorts, 0 if balanced. Evenness is the entropy of "
+        "participation, 1 if all clients take part equally often. Run time is that of the machine."
+    )

@@ -18,7 +18,13 @@ from fedcohort.analysis.costs import CostRow
 from fedcohort.analysis.plan import Plan
 from fedcohort.experiments.results import PolicyResult, Results
 from fedcohort.experiments.summary import Spread, Summary, spread
-from fedcohort.report.columns import Cell, Cells, Column, comparison_cells, seed_cells
+from fedcohort.report.columns import (
+    Cell,
+    Cells,
+    Column,
+    comparison_cells,
+    seed_cells,
+)
 from fedcohort.rounds import stream
 from fedcohort.simulate.history import History
 
@@ -223,7 +229,9 @@ def _columns(cells: Cells, title: str) -> Table:
         justify: Literal["left", "right"] = "right" if column.number else "left"
         table.add_column(Text(column.header), justify=justify, no_wrap=True)
     for row in cells.rows:
-        table.add_row(*(Text(cell.text, "bold green" if cell.best else "") for cell in row))
+        table.add_row(
+            *(Text(cell.text, "bold green" if cell.mark == "best" else "") for cell in row)
+        )
     return table
 
 
@@ -235,7 +243,7 @@ def _blocks(cells: Cells, title: str) -> Table:
     for row in cells.rows:
         for column, cell in zip(cells.columns, row, strict=True):
             name = Text(column.header, "" if column.number else "bold")
-            strong = cell.best or not column.number
+            strong = cell.mark == "best" or not column.number
             table.add_row(name, Text(cell.text, "bold green" if strong else ""))
         table.add_section()
     return table

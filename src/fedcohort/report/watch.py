@@ -16,7 +16,7 @@ from threading import Lock
 
 from fedcohort.exceptions import FedcohortError
 from fedcohort.experiments.results import read, run_folders
-from fedcohort.report.run_page import page
+from fedcohort.report.page import run_page
 
 ADDRESS = "127.0.0.1"
 NAMES = ("127.0.0.1", "localhost")
@@ -45,7 +45,7 @@ class Pages:
         with self._lock:
             now = version(self.folders)
             if self._known is None or self._known[0] != now:
-                self._known = now, page(read(*self.folders), live=True).encode()
+                self._known = now, run_page(read(*self.folders), live=True).encode()
             return self._known[1]
 
     def version(self) -> bytes:
