@@ -284,7 +284,8 @@ def test_figures_and_markdown(comparison_folder, tmp_path):
         stem = name.rsplit("/", 1)[1].removesuffix(".svg")
         assert (figures / f"{stem}.png").read_bytes()[:4] == b"\x89PNG"
         same = [
-            re.sub(r"gradient_\d+", "", s) for s in (svg, (figures / f"{stem}.svg").read_text())
+            re.sub(r"(gradient_|clip)\d+", "", s)
+            for s in (svg, (figures / f"{stem}.svg").read_text())
         ]
         assert same[0] == same[1]
 

@@ -118,7 +118,7 @@ class Content(NamedTuple):
     participation: list[Participation]
     maps: list[FederationMap]
     settings: dict[str, str]
-    provenance: list[dict[str, Any]]
+    provenance: list[str]
 
 
 def content(results: Results) -> Content:
@@ -269,9 +269,8 @@ def _waited_for(result: PolicyResult) -> WaitedFor:
     """Return who was the slowest of its round, and how long these rounds took, in one seed."""
     rounds: dict[ClientId, list[float]] = {}
     for record in result.histories[0].rounds:
-        slowest = getattr(record, "slowest", None)
-        if slowest is not None:
-            rounds.setdefault(slowest, []).append(record.seconds)
+        if record.slowest is not None:
+            rounds.setdefault(record.slowest, []).append(record.seconds)
     order = sorted(rounds, key=lambda client: (-sum(rounds[client]), client))[:MAX_WAITED_FOR]
     return WaitedFor(result.policy, [(c, len(rounds[c]), sum(rounds[c])) for c in order])
 
@@ -424,15 +423,17 @@ def _flat(values: Mapping[str, Any], where: str) -> dict[str, str]:
     return flat
 
 
-def _provenance(results: Results) -> list[dict[str, Any]]:
-    """Return the different commands and versions that made the runs."""
-    made_by: list[dict[str, Any]] = []
+def _provenance(results: Results) -> list[str]:
+    """Return the different versions that made the runs, in words."""
+    made_with: dict[str, None] = {}
     for result in results:
         path = Path(result.folder or "") / "provenance.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            versions = ", ".join(
+                f"{name} {version}" for name, version in values["versions"].items()
+            )
+            made_with[f"{versions}; {values['machine']}"] = None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue  # a folder of an older version has none
-        if isinstance(values, dict) and values not in made_by:
-            made_by.append(values)
-    return made_by
+    return list(made_with)
