@@ -257,14 +257,14 @@ def accuracies(trainer, models, parts, data):
     """
     rows, place = np.unique(np.concatenate(parts), return_inverse=True)
     sizes = np.array([len(part) for part in parts])
-    hits = trainer.hits_of_each(models, [rows] * len(models), data).reshape(-1, len(rows))
+    hits = trainer.hits(models, [rows] * len(models), data).reshape(-1, len(rows))
     first = np.cumsum(sizes) - sizes
     return np.array([np.add.reduceat(right[place], first, dtype=float) / sizes for right in hits])
 
 
 def own_accuracies(trainer, models, parts, data):
     """Accuracy of model i on the rows of client i."""
-    hits = trainer.hits_of_each(models, parts, data)
+    hits = trainer.hits(models, parts, data)
     ends = np.cumsum([len(part) for part in parts])
     return np.array([right.mean() for right in np.split(hits, ends[:-1])])
 

@@ -279,7 +279,7 @@ def client_accuracy(simulation: Simulation, index: int) -> np.ndarray:
     members = [seed.federation.parts[c] for c in seed.clients]
     positions = np.unique(np.concatenate(members))
     right = np.zeros(len(seed.federation.dataset.x), bool)
-    right[positions] = simulation.trainer.hits(seed.model, positions, simulation.train_data)
+    right[positions] = simulation.trainer.hits(seed.model, [positions], simulation.train_data)
     return np.array([right[rows].mean() for rows in members if len(rows)])
 
 

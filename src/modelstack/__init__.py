@@ -28,42 +28,6 @@ Three copies of a classifier, each on its own third of the samples:
 Names that need PyTorch are loaded when they are first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from lazy_loader import attach_stub
 
-from modelstack.training import BatchPlan, Ints, Training, Unsupported
-
-if TYPE_CHECKING:
-    from modelstack.devices import MultiDeviceTrainer as MultiDeviceTrainer
-    from modelstack.jobs import Data as Data
-    from modelstack.jobs import Job as Job
-    from modelstack.jobs import by_length as by_length
-    from modelstack.kernel import SampleLoss as SampleLoss
-    from modelstack.kernel import sample_loss as sample_loss
-    from modelstack.switches import seeded as seeded
-    from modelstack.trainer import Trainer as Trainer
-    from modelstack.trainer import device_name as device_name
-    from modelstack.worker import Doubles as Doubles
-    from modelstack.worker import first_dense as first_dense
-
-_HOME = {
-    "Data": "jobs",
-    "Doubles": "worker",
-    "Job": "jobs",
-    "MultiDeviceTrainer": "devices",
-    "SampleLoss": "kernel",
-    "Trainer": "trainer",
-    "by_length": "jobs",
-    "device_name": "trainer",
-    "first_dense": "worker",
-    "sample_loss": "kernel",
-    "seeded": "switches",
-}
-
-__all__ = ["BatchPlan", "Ints", "Training", "Unsupported", *_HOME]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

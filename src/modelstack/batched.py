@@ -15,7 +15,7 @@ from itertools import groupby, pairwise
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from modelstack.jobs import (
     Data,
@@ -26,9 +26,8 @@ from modelstack.jobs import (
     lockstep,
     sweep,
 )
-from modelstack.kernel import Kernel, SampleLoss, row_numbers
+from modelstack.kernel import Kernel, Setup, row_numbers
 from modelstack.switches import runs_triton, seeded
-from modelstack.training import Training
 
 UNROLLED = 8  # steps in one graph, which saves the time to launch seven
 SHORT = 0.002  # seconds to launch a step, up to which it is worth it
@@ -247,34 +246,17 @@ def _captured(run: Callable[[], None], clock: Tensor) -> list[Replay]:
 
 
 class Batched:
-    """Stacks the models of a cohort and steps them together.
+    """Stacks models and steps them together, in groups of at most `memory` bytes.
 
-    Parameters
-    ----------
-    kind : type of Kernel
-        `Stacked` or `Vmapped`.
-    model, local, loss, device, precision
-        As in `Trainer`.
-    memory : int
-        Bytes for the stacked models and their activations.
+    `kind` is `Stacked` or `Vmapped`.
     """
 
-    def __init__(
-        self,
-        kind: type[Kernel],
-        model: nn.Module,
-        local: Training,
-        loss: SampleLoss,
-        device: torch.device,
-        memory: int,
-        precision: str = "float32",
-    ) -> None:
-        self.precision = precision
-        self.kind, self.model, self.local, self.loss = kind, model, local, loss
-        self.device, self.memory = device, memory
+    def __init__(self, kind: type[Kernel], setup: Setup, memory: int) -> None:
+        self.kind, self.setup, self.memory = kind, setup, memory
+        self.device, self.training = setup.device, setup.training
         self.kernels: dict[bool, Kernel] = {}
         self.steppers: dict[Kernel, Stepper | GraphStepper] = {}
-        self.graphs = device.type == "cuda"
+        self.graphs = setup.device.type == "cuda"
         self.client_bytes = 0
 
     def train(
@@ -283,8 +265,8 @@ class Batched:
         """Write each job's trained parameters to its row of `out`."""
         for rows in self._groups(by_length(jobs), data):
             group = [jobs[i] for i in rows]
-            kernel = self._kernel(len(rows), self.local)
-            together = lockstep(group, self.local, lr, kernel.sink.direct)
+            kernel = self._kernel(len(rows), learns=True)
+            together = lockstep(group, self.training, lr, kernel.sink.direct)
             with seeded([job.seed for job in group], self.device, kernel.random):
                 self._run(kernel, together, params, data)
             self._store(kernel, together, rows, out)
@@ -294,7 +276,7 @@ class Batched:
         ranked = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].positions))
         for rows in self._groups(ranked, data):
             group = [jobs[i] for i in rows]
-            kernel = self._kernel(len(rows), None)
+            kernel = self._kernel(len(rows), learns=False)
             together = sweep(group, 64)
             self._run(kernel, together, params, data)
             self._store(kernel, together, rows, out)
@@ -312,23 +294,21 @@ class Batched:
     def _store(self, kernel: Kernel, together: Lockstep, rows: list[int], out: Tensor) -> None:
         kernel.store(out, [rows[i] for i in together.order])
 
-    def _kernel(self, clients: int, local: Training | None) -> Kernel:
-        """Return the kernel used before, if it is large enough; one for training, one without."""
-        key = local is None
-        if key not in self.kernels or self.kernels[key].clients < clients:
-            if key in self.kernels:
-                self.steppers.pop(self.kernels[key], None)
-            self.kernels[key] = self._make(clients, local)
-        return self.kernels[key]
-
-    def _make(self, clients: int, local: Training | None) -> Kernel:
-        return self.kind(self.model, local, self.loss, clients, self.device, self.precision)
+    def _kernel(self, clients: int, learns: bool) -> Kernel:
+        """Return the kernel used before, if it is large enough; one that learns and one not."""
+        before = self.kernels.get(learns)
+        if before is not None and before.clients >= clients:
+            return before
+        if before is not None:
+            self.steppers.pop(before, None)
+        kernel = self.kernels[learns] = self.kind(self.setup, clients, learns)
+        return kernel
 
     def _groups(self, ranked: list[int], data: Data) -> Iterator[list[int]]:
         """Cut the jobs, sorted by length, into groups that fit the memory."""
         if not self.client_bytes:
-            one = self._make(1, self.local)
-            self.client_bytes = one.footprint(self.local.batch_size, data)
+            one = self.kind(self.setup, 1)
+            self.client_bytes = one.footprint(self.training.batch_size, data)
         most = max(1, self.memory // self.client_bytes)
         size = -(-len(ranked) // -(-len(ranked) // most))  # groups of one size
         for start in range(0, len(ranked), size):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,21 +21,12 @@ from modelstack.trainer import Trainer
 from modelstack.training import Training
 from modelstack.worker import Doubles
 
-T = TypeVar("T")
-
 
 class MultiDeviceTrainer(Trainer):
-    """A `Trainer` whose `device` names several devices, separated by commas.
+    """A `Trainer` whose `device` names several devices, separated by commas: "cuda:0,cuda:1".
 
     Training, gradients, losses and evaluation run on all of them, everything else on the first. A
-    device may be named twice.
-
-    Parameters
-    ----------
-    model, local, options
-        As in `Trainer`. `max_memory` is that of each device.
-    device : str
-        For example "cuda:0,cuda:1".
+    device may be named twice. `max_memory` is that of each device.
 
     Examples
     --------
@@ -51,11 +42,12 @@ class MultiDeviceTrainer(Trainer):
     """
 
     def __init__(
-        self, model: nn.Module, local: Training | None = None, *, device: str, **options: Any
+        self, model: nn.Module, training: Training | None = None, *, device: str, **options: Any
     ) -> None:
         first, *rest = (name.strip() for name in device.split(","))
-        super().__init__(model, local, device=first, **options)
-        self.trainers = [Trainer(model, local, device=name, **options) for name in (first, *rest)]
+        super().__init__(model, training, device=first, **options)
+        names = (first, *rest)
+        self.trainers = [Trainer(model, training, device=name, **options) for name in names]
         self._copies: list[tuple[Data, list[Data]]] = []
         self._threads = ThreadPoolExecutor(len(self.trainers), thread_name_prefix="device")
 
@@ -63,88 +55,68 @@ class MultiDeviceTrainer(Trainer):
         self, params: Tensor, jobs: Sequence[Job], data: Data, lr: float | None = None
     ) -> Tensor:
         """Train every job from its row of `params`; see `Trainer.train`."""
-        rows = self._rows(params, jobs)
-
-        def train(trainer: Trainer, mine: list[int], held: Data) -> Tensor:
-            own = rows.to(trainer.device)
-            return trainer.train(own, [jobs[i] for i in mine], held, lr).to(self.device)
-
-        return self._gathered(jobs, data, train)
+        rows, order = self._rows(params, jobs), by_length(jobs)
+        out = torch.empty(len(jobs), self.size, device=self.device)
+        return self._dealt(order, data, out, lambda trainer, mine, held: trainer.train(
+            rows.to(trainer.device), [jobs[i] for i in mine], held, lr
+        ))  # fmt: skip
 
     def gradients(self, params: Tensor, jobs: Sequence[Job], data: Data) -> Tensor:
         """Return the gradient of each job's mean loss; see `Trainer.gradients`."""
-        rows = self._rows(params, jobs)
-
-        def gradients(trainer: Trainer, mine: list[int], held: Data) -> Tensor:
-            own = rows.to(trainer.device)
-            return trainer.gradients(own, [jobs[i] for i in mine], held).to(self.device)
-
-        return self._gathered(jobs, data, gradients)
+        rows, order = self._rows(params, jobs), range(len(jobs))
+        out = torch.empty(len(jobs), self.size, device=self.device)
+        return self._dealt(order, data, out, lambda trainer, mine, held: trainer.gradients(
+            rows.to(trainer.device), [jobs[i] for i in mine], held
+        ))  # fmt: skip
 
     def losses(
         self, params: Tensor, jobs: Sequence[Job], data: Data, *, power: float = 1.0
     ) -> Doubles:
         """Return the mean of loss ** power over each job's samples; see `Trainer.losses`."""
-        rows = self._rows(params, jobs)
-
-        def losses(trainer: Trainer, mine: list[int], held: Data) -> Doubles:
-            return trainer.losses(
-                rows.to(trainer.device), [jobs[i] for i in mine], held, power=power
-            )
-
-        dealt = self._dealt(range(len(jobs)))
-        out = np.empty(len(jobs))
-        for mine, found in zip(dealt, self._on_each(dealt, data, losses), strict=True):
-            out[mine] = found
-        return out
+        rows, order = self._rows(params, jobs), range(len(jobs))
+        out = torch.empty(len(jobs), dtype=torch.float64)
+        self._dealt(order, data, out, lambda trainer, mine, held: torch.from_numpy(trainer.losses(
+            rows.to(trainer.device), [jobs[i] for i in mine], held, power=power
+        )))  # fmt: skip
+        return np.asarray(out.numpy())
 
     def scores(self, params: Tensor, data: Data) -> Tensor:
         """Return accuracy and mean loss of every row of `params`; see `Trainer.scores`."""
         rows = self._rows(params, ())
-
-        def scores(trainer: Trainer, mine: list[int], held: Data) -> Tensor:
-            return trainer.scores(rows[mine].to(trainer.device), held).to(self.device)
-
-        dealt = self._dealt(range(len(rows)))
         out = torch.empty(len(rows), 2, dtype=torch.float64, device=self.device)
-        for mine, found in zip(dealt, self._on_each(dealt, data, scores), strict=True):
-            out[mine] = found
-        return out
+        return self._dealt(range(len(rows)), data, out, lambda trainer, mine, held: trainer.scores(
+            rows[mine].to(trainer.device), held
+        ))  # fmt: skip
 
-    def _gathered(
-        self, jobs: Sequence[Job], data: Data, work: Callable[[Trainer, list[int], Data], Tensor]
+    def _dealt(
+        self,
+        ranked: Sequence[int],
+        data: Data,
+        out: Tensor,
+        work: Callable[[Trainer, list[int], Data], Tensor],
     ) -> Tensor:
-        dealt = self._dealt(by_length(jobs) if all(job.plan for job in jobs) else range(len(jobs)))
-        out = torch.empty(len(jobs), self.size, device=self.device)
-        for mine, found in zip(dealt, self._on_each(dealt, data, work), strict=True):
-            out[mine] = found
-        return out
+        """Deal rows to the devices, let each do its share in its thread, and gather the results."""
+        copies, count = self._copies_of(data), len(self.trainers)
+        shares = [list(ranked[first::count]) for first in range(min(count, len(ranked)))]
 
-    def _dealt(self, ranked: Sequence[int]) -> list[list[int]]:
-        """Deal numbers to the devices; those without any are left out."""
-        count = len(self.trainers)
-        return [list(ranked[first::count]) for first in range(min(count, len(ranked)))]
-
-    def _on_each(
-        self, dealt: list[list[int]], data: Data, work: Callable[[Trainer, list[int], Data], T]
-    ) -> list[T]:
-        """Do each device's share in its thread, with one setting of PyTorch's precision."""
-        copies = self._copies_of(data)
-
-        def run(number: int) -> T:
+        def run(number: int) -> Tensor:
             trainer = self.trainers[number]
-            result = work(trainer, dealt[number], copies[number])
+            result = work(trainer, shares[number], copies[number]).to(out.device)
             if trainer.device.type == "cuda":  # the first device reads it on a stream of its own
                 torch.cuda.current_stream(trainer.device).synchronize()
             return result
 
-        with self._guard():
-            return list(self._threads.map(run, range(len(dealt))))
+        with self._guard():  # one setting of PyTorch's precision for all threads
+            for mine, result in zip(
+                shares, self._threads.map(run, range(len(shares))), strict=True
+            ):
+                out[mine] = result
+        return out
 
     def _copies_of(self, data: Data) -> list[Data]:
         """Return the data on each device, copied once."""
-        for known, copies in self._copies:
-            if known is data:
+        for held, copies in self._copies:
+            if held is data:
                 return copies
         copies = [
             data if data.x.device == trainer.device else trainer.data(data.x, data.y)

@@ -161,13 +161,13 @@ def _timetable(begin: Ints, count: Ints, scale: Any, rate: Any, eps: Any) -> Tim
 
 
 @lru_cache(maxsize=16)
-def _training(sizes: tuple[int, ...], local: Training, lr: float, direct: bool) -> Timetable:
-    begin, count, epochs = _layout(sizes, local.batch_size, local.epochs, local.steps)
+def _training(sizes: tuple[int, ...], training: Training, lr: float, direct: bool) -> Timetable:
+    begin, count, epochs = _layout(sizes, training.batch_size, training.epochs, training.steps)
     scale = np.where(count > 0, 1 / np.maximum(count, 1), 0).astype(np.float32)
-    factor, eps = np.array([local.rates(step) for step in range(len(count))]).T
+    factor, eps = np.array([training.rates(step) for step in range(len(count))]).T
     rate = np.where(count > 0, lr * factor[:, None], 0).astype(np.float32)
-    if local.epoch_decay != 1.0:
-        rate *= local.epoch_decay**epochs
+    if training.epoch_decay != 1.0:
+        rate *= training.epoch_decay**epochs
     if direct:
         np.multiply(scale, rate, out=scale)
     return _timetable(begin, count, scale, rate, eps)
@@ -180,14 +180,14 @@ def _sweeping(sizes: tuple[int, ...], batch: int) -> Timetable:
     return _timetable(begin, count, scale, np.zeros(count.shape), np.zeros(len(count)))
 
 
-def lockstep(jobs: Sequence[Job], local: Training, lr: float, direct: bool) -> Lockstep:
+def lockstep(jobs: Sequence[Job], training: Training, lr: float, direct: bool) -> Lockstep:
     """Arrange the trainings of jobs; `direct` puts the learning rate into the samples' weights.
 
     Examples
     --------
-    >>> local = Training(batch_size=2)
+    >>> training = Training(batch_size=2)
     >>> jobs = [Job(0, np.arange(n), BatchPlan(n, batch_size=2)) for n in (1, 5)]
-    >>> together = lockstep(jobs, local, 0.1, direct=False)
+    >>> together = lockstep(jobs, training, 0.1, direct=False)
     >>> times = together.times
     >>> together.order, times.active, times.width, times.count.tolist()
     ([1, 0], [2, 1, 1], [2, 2, 1], [[2, 1], [2, 0], [1, 0]])
@@ -195,7 +195,7 @@ def lockstep(jobs: Sequence[Job], local: Training, lr: float, direct: bool) -> L
     order = by_length(jobs)
     ranked = [jobs[i] for i in order]
     sizes = tuple([len(job.positions) for job in ranked])
-    return Lockstep(order, ranked, _training(sizes, local, lr, direct))
+    return Lockstep(order, ranked, _training(sizes, training, lr, direct))
 
 
 def sweep(jobs: Sequence[Job], batch: int) -> Lockstep:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -58,12 +59,7 @@ def record_gradient(
 ) -> Tensor:
     """Append d(sum of weight * loss)/d(outputs) of stacked jobs to a tape.
 
-    Parameters
-    ----------
-    outputs : Tensor
-        (clients, samples, outputs); overwritten.
-    y, weight : Tensor
-        (clients, samples).
+    `outputs` is (clients, samples, outputs) and overwritten, `y` and `weight` (clients, samples).
     """
     if loss is not cross_entropy:
         tape.append(partial(_by_autograd, loss, outputs, y, weight))
@@ -136,24 +132,20 @@ class Optimizer:
     Gradients are collected in `targets`, which become `beta * target + alpha * gradient`. Then
     `update` moves the parameters. For plain SGD the targets are the parameters themselves: the
     caller multiplies the gradient by the learning rate, and `update` does nothing.
-
-    Parameters
-    ----------
-    local : Training
-    params : sequence of Tensor
-        Changed in place.
     """
 
-    def __init__(self, local: Training, params: Sequence[Tensor]) -> None:
-        self.local, self.params = local, list(params)
-        self.adam = local.optimizer == "adam"
-        self.direct = not (self.adam or local.momentum or local.weight_decay or local.prox_mu)
+    def __init__(self, training: Training, params: Sequence[Tensor]) -> None:
+        self.training, self.params = training, list(params)
+        self.adam = training.optimizer == "adam"
+        self.direct = not (
+            self.adam or training.momentum or training.weight_decay or training.prox_mu
+        )
         empty = [] if self.direct else [torch.zeros_like(p) for p in self.params]
         self.targets = self.params if self.direct else empty
         self.first = [torch.zeros_like(p) for p in empty] if self.adam else []
         self.second = [torch.zeros_like(p) for p in empty] if self.adam else []
-        self.start = [torch.empty_like(p) for p in empty] if local.prox_mu else []
-        self.beta = 1.0 if self.direct else local.momentum
+        self.start = [torch.empty_like(p) for p in empty] if training.prox_mu else []
+        self.beta = 1.0 if self.direct else training.momentum
         self.alpha = -1.0 if self.direct else 1.0
 
     @property
@@ -184,11 +176,11 @@ class Optimizer:
         if self.direct:
             return
         params, grads = _heads(self.params, active), _heads(self.targets, active)
-        if self.local.weight_decay:
-            torch._foreach_add_(grads, params, alpha=self.local.weight_decay)
-        if self.local.prox_mu:
-            torch._foreach_add_(grads, params, alpha=self.local.prox_mu)
-            torch._foreach_sub_(grads, _heads(self.start, active), alpha=self.local.prox_mu)
+        if self.training.weight_decay:
+            torch._foreach_add_(grads, params, alpha=self.training.weight_decay)
+        if self.training.prox_mu:
+            torch._foreach_add_(grads, params, alpha=self.training.prox_mu)
+            torch._foreach_sub_(grads, _heads(self.start, active), alpha=self.training.prox_mu)
         if self.adam:
             grads = self._adam(grads, eps, active)
         for param, grad in zip(params, grads, strict=True):
@@ -198,7 +190,7 @@ class Optimizer:
                 param.addcmul_(grad, rate.view(-1, *[1] * (param.dim() - 1)), value=-1.0)
 
     def _adam(self, grads: list[Tensor], eps: Tensor | float, active: int | None) -> list[Tensor]:
-        beta1, beta2 = self.local.betas
+        beta1, beta2 = self.training.betas
         first, second = _heads(self.first, active), _heads(self.second, active)
         torch._foreach_lerp_(first, grads, 1 - beta1)
         torch._foreach_mul_(second, beta2)
@@ -227,42 +219,35 @@ class Step:
     run: Callable[[], None]
 
 
+class Setup(NamedTuple):
+    """What all engines are made from; `precision` is how products round (`switches.precision`)."""
+
+    model: nn.Module
+    training: Training
+    loss: SampleLoss
+    device: torch.device
+    precision: str = "float32"
+
+
 class Kernel:
     """Up to `clients` copies of a model side by side.
 
-    Parameters
-    ----------
-    model : nn.Module
-    local : Training or None
-        None sums gradients and changes no parameter.
-    loss : callable
-    clients : int
-    device : torch.device
-    precision : str
-        How products are rounded; see `switches.precision`.
+    They learn, or (`learns=False`) sum their gradients and change no parameter.
     """
 
     drops = True  # whether there may be dropout
     random = True  # whether training may draw from PyTorch's generator
     sink: Optimizer | Gradient
 
-    def __init__(
-        self,
-        model: nn.Module,
-        local: Training | None,
-        loss: SampleLoss,
-        clients: int,
-        device: torch.device,
-        precision: str = "float32",
-    ) -> None:
-        shapes = [p.shape for p in model.parameters()]
+    def __init__(self, setup: Setup, clients: int, learns: bool = True) -> None:
+        self.setup, self.clients, device = setup, clients, setup.device
+        shapes = [p.shape for p in setup.model.parameters()]
         self.params = [torch.zeros(clients, *shape, device=device) for shape in shapes]
-        self.loss, self.clients, self.precision = loss, clients, precision
         self.masks = MaskKeys(clients, device)
-        self.arena = Arena(device, self.masks, bf16=precision == "bf16")
-        self.trained = [p.requires_grad for p in model.parameters()]
+        self.arena = Arena(device, self.masks, bf16=setup.precision == "bf16")
+        self.trained = [p.requires_grad for p in setup.model.parameters()]
         moving = [p for p, on in zip(self.params, self.trained, strict=True) if on]
-        self.sink = Gradient(moving) if local is None else Optimizer(local, moving)
+        self.sink = Optimizer(setup.training, moving) if learns else Gradient(moving)
         ends = torch.tensor([0, *(shape.numel() for shape in shapes)]).cumsum(0).tolist()
         self.spans = [slice(a, b) for a, b in pairwise(ends)]
         self.steps: dict[tuple[int, int], Step] = {}

@@ -183,7 +183,7 @@ ROUNDING = {"float32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}
 class FusedDense(Weighted):
     """`nn.Linear`, with the ReLU after it, in one Triton kernel for each pass."""
 
-    MOST_SAMPLES = 128
+    MAX_SAMPLES = 128
 
     def __init__(
         self, place: int, arena: Arena, sink: Sink, at: list[int], relu: bool, rounding: str

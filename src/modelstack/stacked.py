@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from modelstack import convolution, fused_convolution, layers, recurrent
-from modelstack.kernel import Kernel, SampleLoss, cross_entropy, record_gradient
+from modelstack.kernel import Kernel, Setup, record_gradient
 from modelstack.recurrent import LastOutput
-from modelstack.training import Training, Unsupported
+from modelstack.training import Unsupported
 
 PARTS = {"cuda": 256}  # products that a device should get at once
 _PLAIN = (nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Identity, nn.LocalResponseNorm)
@@ -50,6 +50,15 @@ def modules(model: nn.Module) -> list[nn.Module] | None:
         return stackable(model)
     except Unstackable:
         return None
+
+
+def obstacle(model: nn.Module) -> str:
+    """Say which part of a model has no stacked form, "" if all have one."""
+    try:
+        stackable(model)
+    except Unstackable as error:
+        return str(error)
+    return ""
 
 
 def stackable(model: nn.Module) -> list[nn.Module]:
@@ -255,18 +264,11 @@ def _keeps_order(layer: layers.Layer) -> bool:
 class Stacked(Kernel):
     """Copies of a model made of the layers that `modules` accepts."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        local: Training | None,
-        loss: SampleLoss,
-        clients: int,
-        device: torch.device,
-        precision: str = "float32",
-    ) -> None:
-        super().__init__(model, local, loss, clients, device, precision)
+    def __init__(self, setup: Setup, clients: int, learns: bool = True) -> None:
+        super().__init__(setup, clients, learns)
+        model, training, _, device, self.precision = setup
         flat = modules(model) or []
-        if local is None:
+        if not learns:
             flat = [module for module in flat if not isinstance(module, nn.Dropout)]
         self.random, self.drops = False, any(isinstance(module, nn.Dropout) for module in flat)
         place_of = {id(p): i for i, p in enumerate(model.parameters())}
@@ -275,8 +277,8 @@ class Stacked(Kernel):
         if parts is None:
             self.layers = _pool_first(list(self._build(flat, place_of)))
         else:
-            small = local is not None and local.batch_size <= layers.FusedDense.MOST_SAMPLES
-            self.dense_too = small and precision != "bf16"
+            small = learns and training.batch_size <= layers.FusedDense.MAX_SAMPLES
+            self.dense_too = small and self.precision != "bf16"
             self.layers = list(self._build_fused(parts, place_of))
         self.first = [isinstance(layer, layers.Weighted) for layer in self.layers].index(True)
         self.parts = 1 if self.fused else PARTS.get(device.type, 1)
@@ -390,7 +392,7 @@ class Stacked(Kernel):
         """Record all layers forward, then backward down to the first that has a weight."""
         tape: layers.Tape = []
         outputs = self.record_forward(tape, x)
-        grad = record_gradient(tape, self.arena, self.loss, outputs, y, weight)
+        grad = record_gradient(tape, self.arena, self.setup.loss, outputs, y, weight)
         for i in range(len(self.layers) - 1, self.first - 1, -1):
             grad = self.layers[i].backward(tape, grad, wanted=i > self.first)
         tape.append(partial(self.sink.update, rate, eps, len(x)))
@@ -420,18 +422,10 @@ def evaluates(model: nn.Module, device: torch.device) -> bool:
 
 
 class Forward:
-    """Outputs of many models on the same samples, layer by layer on a GPU.
+    """Outputs of many models (the rows of `params`) on the same samples, layer by layer."""
 
-    Parameters
-    ----------
-    model : nn.Module
-        One that `modules` accepts.
-    params : Tensor (models, size)
-    precision : str
-    """
-
-    def __init__(self, model: nn.Module, params: Tensor, precision: str) -> None:
-        self.kernel = Stacked(model, None, cross_entropy, len(params), params.device, precision)
+    def __init__(self, setup: Setup, params: Tensor) -> None:
+        self.kernel = Stacked(setup, len(params), learns=False)
         self.kernel.load(params, torch.arange(len(params), device=params.device))
         self.kernel.parts = 1
 

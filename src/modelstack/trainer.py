@@ -1,7 +1,7 @@
-"""Train a cohort, or the cohorts of several seeds, with the engine that suits the model.
+"""Train and evaluate many copies of a model, with the engine that suits it.
 
-`Trainer` is what the rest of the package uses: training, gradients, losses, features, evaluation.
-`choose` picks the engine.
+`Trainer` is the public face: training, gradients, losses, features, evaluation. `choose` picks the
+engine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from modelstack import stacked
 from modelstack.augment import Augmented
 from modelstack.batched import Batched
 from modelstack.jobs import Data, Job
-from modelstack.kernel import SampleLoss, row_numbers, sample_loss
+from modelstack.kernel import SampleLoss, Setup, row_numbers, sample_loss
 from modelstack.switches import check_precision, precision
 from modelstack.training import Ints, Training, Unsupported
 from modelstack.worker import (
@@ -37,6 +37,14 @@ from modelstack.worker import (
 )
 
 ENGINES = ("auto", "loop", "stacked", "vmap")
+
+# The engines of a device, the fastest first, and the layers that are fastest in a plain loop there.
+# Both were measured once and are fixed, because engines round differently: choosing by the clock
+# would make the result of a run depend on how busy the machine is.
+FASTEST = {
+    "cpu": (("stacked", "loop"), (nn.Conv2d, nn.RNNBase)),
+    "cuda": (("stacked", "vmap", "loop"), ()),
+}
 
 
 class Choice(NamedTuple):
@@ -58,27 +66,21 @@ def choose(engine: str, model: nn.Module, device: torch.device) -> Choice:
     """
     if engine not in ENGINES:
         raise Unsupported(f"engine={engine!r} must be one of {', '.join(ENGINES)}")
-    mixing = _batch_norm(model)
-    reason = ""
-    try:
-        stacked.stackable(model)
-    except stacked.Unstackable as error:
-        reason = str(error)
-    if engine == "stacked" and reason:
-        raise Unsupported(f"engine='stacked': {reason}; choose 'vmap', 'loop' or 'auto'")
-    if engine == "vmap" and mixing:
-        raise Unsupported(f"engine='vmap': {mixing}; choose engine='loop'")
+    obstacles = {"stacked": stacked.obstacle(model), "vmap": _batch_norm(model), "loop": ""}
+    if obstacles.get(engine):
+        raise Unsupported(f"engine={engine!r}: {obstacles[engine]}; choose 'loop' or 'auto'")
     if engine != "auto":
         return Choice(engine)
-    if device.type == "cpu":
-        slow = (nn.Conv2d, nn.RNNBase)
-        names = {type(m).__name__ for m in model.modules() if isinstance(m, slow)}
-        if names:
-            return Choice("loop", f"on a CPU, {'/'.join(sorted(names))} is fastest in a plain loop")
-        return Choice("loop" if reason else "stacked", reason)
-    if mixing:
-        return Choice("loop", mixing)
-    return Choice("vmap" if reason else "stacked", reason)
+    engines, slow = FASTEST.get(device.type, FASTEST["cuda"])
+    names = sorted({type(m).__name__ for m in model.modules() if isinstance(m, slow)})
+    if names:
+        return Choice("loop", f"on a CPU, {'/'.join(names)} is fastest in a plain loop")
+    reason = ""
+    for name in engines:
+        if not obstacles[name]:
+            break
+        reason = obstacles[name]
+    return Choice(name, reason)
 
 
 def _batch_norm(model: nn.Module) -> str:
@@ -144,24 +146,24 @@ class Engine(Protocol):
 
 
 class Trainer:
-    """Trains many clients at once.
+    """Trains many copies of a model at once.
 
     Parameters
     ----------
     model : nn.Module
         The architecture. Its parameters are read by `flat` and never changed.
-    local : Training
+    training : Training
     loss : "cross-entropy" or callable
         callable(outputs, y) returns one loss per sample.
     device : str
         "auto" uses a GPU if there is one.
     engine : {"auto", "loop", "stacked", "vmap"}
-        How the clients of a cohort train: one after the other, or side by side. All give the same
-        result up to rounding; "auto" takes the fastest, and `reason` says why it is not a faster
-        one. Dropout masks depend on the engine, and not on which clients train side by side.
+        How the jobs train: one after the other, or side by side. All give the same result up to
+        rounding; "auto" takes the fastest. Dropout masks depend on the engine, and not on which
+        jobs train side by side.
     max_memory : int, optional
-        Bytes for clients side by side; a cohort that needs more trains in several groups. By
-        default the size of a CPU's cache, or a quarter of a GPU's memory.
+        Bytes for jobs side by side; more train in several groups. By default the size of a CPU's
+        cache, or a quarter of a GPU's memory.
     precision : {"float32", "tf32", "bf16"}
         How products are rounded. "tf32" (GPU only) and "bf16" are faster and less exact.
 
@@ -169,6 +171,8 @@ class Trainer:
     ----------
     engine, reason : str
         The engine in use, and which layer or operation prevents a faster one.
+    random : bool
+        Whether jobs need seeds of their own: any forward may call F.dropout.
 
     Examples
     --------
@@ -186,7 +190,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        local: Training | None = None,
+        training: Training | None = None,
         *,
         loss: str | SampleLoss = "cross-entropy",
         device: str = "auto",
@@ -194,59 +198,48 @@ class Trainer:
         max_memory: int | None = None,
         precision: str = "float32",
     ) -> None:
-        self.local = Training() if local is None else local
         if "," in device:
             raise Unsupported(f"device={device!r}: {type(self).__name__} takes one device")
-        self.device = torch.device(device_name(device))
-        self.precision = check_precision(precision, self.device)
         if max_memory is not None and max_memory < 1:
             raise Unsupported(f"max_memory={max_memory} must be at least 1 byte, or None")
+        self.training = Training() if training is None else training
+        self.device = torch.device(device_name(device))
+        self.precision = check_precision(precision, self.device)
         check(model)
-        self.worker = Worker(model, sample_loss(loss), self.device)
+        setup = Setup(model, self.training, sample_loss(loss), self.device, precision)
+        self.worker = Worker(setup)
+        self._setup = setup._replace(model=self.worker.model)
         self.size = sum(p.numel() for p in self.worker.params)
         self._initial = self.flat(model)
         self._asked = engine
         self.engine, self.reason = choose(engine, model, self.device)
-        recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-        if (
-            precision == "bf16"
-            and self.engine == "loop"
-            and self.device.type == "cpu"
-            and recurrent
-        ):
-            raise Unsupported(
-                "precision='bf16': recurrent layers of a CPU have no bfloat16 in a plain loop; "
-                "choose 'float32', or engine='stacked'"
-            )
-        layers = stacked.modules(model) or [] if self.engine == "stacked" else []
-        drops = any(isinstance(module, nn.Dropout) for module in layers)
-        augment = self.local.augment is not None
-        self._augmented = Augmented() if augment else None
-        # Whether jobs need seeds of their own; any forward may call F.dropout.
-        self.random = self.engine != "stacked" or drops or augment
+        self._refuse_recurrent_bf16()
+        self._augmented = None if self.training.augment is None else Augmented()
+        layers = stacked.modules(model) if self.engine == "stacked" else None
+        drops = layers is None or any(isinstance(layer, nn.Dropout) for layer in layers)
+        self.random = drops or self._augmented is not None
         self.max_memory = max_memory or room(self.device)
         self._engine = self._make()
         self._probed = self.engine != "vmap"
         self._out = torch.empty(0, self.size, device=self.device)
         self._forward: stacked.Forward | None = None
 
+    def _refuse_recurrent_bf16(self) -> None:
+        loop = self.engine == "loop" and self.device.type == "cpu" and self.precision == "bf16"
+        if loop and any(isinstance(module, nn.RNNBase) for module in self.worker.model.modules()):
+            raise Unsupported(
+                "precision='bf16': recurrent layers of a CPU have no bfloat16 in a plain loop; "
+                "choose 'float32', or engine='stacked'"
+            )
+
     def _make(self) -> Engine:
         if self.engine == "loop":
-            return Loop(self.worker, self.local)
+            return Loop(self.worker, self.training)
         if self.engine == "stacked":
             kind: Any = stacked.Stacked
         else:
             from modelstack.vmapped import Vmapped as kind
-        worker = self.worker
-        return Batched(
-            kind,
-            worker.model,
-            self.local,
-            worker.loss,
-            self.device,
-            self.max_memory,
-            self.precision,
-        )
+        return Batched(kind, self._setup, self.max_memory)
 
     def _probe(self, data: Data) -> None:
         """Find out once what the model can do: layouts on a CPU, batching by torch.func."""
@@ -256,12 +249,12 @@ class Trainer:
         self._probed = True
         from modelstack.vmapped import obstacle
 
-        found = obstacle(self.worker.model, self.worker.loss, data)
-        if not found:
+        reason = obstacle(self._setup, data)
+        if not reason:
             return
         if self._asked == "vmap":
-            raise Unsupported(f"engine='vmap': {found}; choose engine='loop'")
-        self.engine, self.reason = "loop", found
+            raise Unsupported(f"engine='vmap': {reason}; choose engine='loop'")
+        self.engine, self.reason = "loop", reason
         self._engine = self._make()
 
     def data(self, x: Any, y: Any) -> Data:
@@ -288,11 +281,11 @@ class Trainer:
         Parameters
         ----------
         params : Tensor
-            (seeds, size), or (size,) for one seed.
+            (models, size), or (size,) for one model.
         jobs : sequence of Job
         data : Data
         lr : float, optional
-            Learning rate of the round; `local.lr` by default.
+            Learning rate; that of `training` by default.
 
         Returns
         -------
@@ -308,7 +301,7 @@ class Trainer:
             if self._augmented is not None:
                 jobs, data = self._augmented.transform(jobs, data)
             with self._guard():
-                self._engine.train(rows, jobs, data, self.local.lr if lr is None else lr, out)
+                self._engine.train(rows, jobs, data, self.training.lr if lr is None else lr, out)
         return out
 
     def gradients(self, params: Tensor, jobs: Sequence[Job], data: Data) -> Tensor:
@@ -324,17 +317,14 @@ class Trainer:
     def losses(
         self, params: Tensor, jobs: Sequence[Job], data: Data, *, power: float = 1.0
     ) -> Doubles:
-        """Return the mean of loss ** power over each job's samples, under its row of `params`.
-
-        The square root of the result with ``power=2`` is the root mean square that Oort uses.
-        """
+        """Return the mean of loss ** power over each job's samples, under its row of `params`."""
         rows = self._rows(params, jobs)
         self._probe(data)
         with self._guard():
             return mean_losses(self.worker, rows, jobs, data, power)
 
     def features(self, params: Tensor, jobs: Sequence[Job], data: Data) -> NDArray[np.float32]:
-        """Return the mean output of the first `nn.Linear` that runs, for each job."""
+        """Return the mean output of the first dense layer that runs, for each job's samples."""
         rows = self._rows(params, jobs)
         self._probe(data)
         with self._guard():
@@ -365,31 +355,24 @@ class Trainer:
         if self.device.type != "cuda" or (len(rows) == 1 and not self.worker.images):
             return None
         if self.engine == "stacked" and stacked.evaluates(self.worker.model, self.device):
-            return self._stacked_forward(rows)
+            return self._side_by_side(rows)
         if len(rows) == 1:
             return None
         from modelstack.vmapped import forward_rows  # slow to import
 
         return partial(forward_rows, self.worker.model, rows)
 
-    def _stacked_forward(self, rows: Tensor) -> stacked.Forward:
+    def _side_by_side(self, rows: Tensor) -> stacked.Forward:
         """Return the stacked models of the last evaluation, with new parameters."""
         if self._forward is None or self._forward.kernel.clients != len(rows):
-            self._forward = stacked.Forward(self.worker.model, rows, self.precision)
+            self._forward = stacked.Forward(self._setup, rows)
         else:
             every = row_numbers(tuple(range(len(rows))), rows.device)
             self._forward.kernel.load(rows, every)
         return self._forward
 
-    def hits(self, params: Tensor, positions: Ints, data: Data) -> NDArray[np.bool_]:
-        """Return for each position in `data` whether one flat model classifies it correctly."""
-        rows = self._rows(params, ())
-        if len(rows) != 1:
-            raise Unsupported(f"hits: {len(rows)} models; hits_of_each takes several")
-        return self.hits_of_each(rows, [positions], data)
-
-    def hits_of_each(self, params: Tensor, parts: Sequence[Ints], data: Data) -> NDArray[np.bool_]:
-        """Return whether model i is right at each position of part i, part after part."""
+    def hits(self, params: Tensor, parts: Sequence[Ints], data: Data) -> NDArray[np.bool_]:
+        """Return whether model i is right at each position of part i in `data`, part after part."""
         rows = self._rows(params, ())
         self.worker.probe(data)
         every = torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(data.x.device)

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from modelstack.batchable import batchable
 from modelstack.dropout import HashedDropout
-from modelstack.kernel import Kernel, SampleLoss
+from modelstack.kernel import Kernel, Setup
 from modelstack.switches import runs_triton, seeded
 from modelstack.training import Training
 
@@ -25,17 +25,10 @@ class Vmapped(Kernel):
     `nn.LSTM` cannot be batched, so it is replaced by the same recurrence, written out.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        local: Training | None,
-        loss: SampleLoss,
-        clients: int,
-        device: torch.device,
-        precision: str = "float32",
-    ) -> None:
-        super().__init__(model, local, loss, clients, device, precision)
-        self.model = unrolled(copy.deepcopy(model)).to(device).train(local is not None)
+    def __init__(self, setup: Setup, clients: int, learns: bool = True) -> None:
+        super().__init__(setup, clients, learns)
+        model, _, loss, device, precision = setup
+        self.model = unrolled(copy.deepcopy(model)).to(device).train(learns)
         if runs_triton(device):
             use_batchable(self.model, precision)
         names = [name for name, _ in model.named_parameters()]
@@ -187,19 +180,19 @@ def forward_rows(model: nn.Module, params: Tensor, x: Tensor) -> Tensor:
     return rows
 
 
-def obstacle(model: nn.Module, loss: SampleLoss, data: tuple[Tensor, Tensor]) -> str:
+def obstacle(setup: Setup, data: tuple[Tensor, Tensor]) -> str:
     """Say which layer `torch.func.vmap` cannot batch, "" if it can batch the model.
 
     Two clients take a gradient on two samples each.
     """
     x, y = (t[[0, 0]].expand(2, *t[[0, 0]].shape) for t in data)
-    kernel = Vmapped(model, Training(), loss, 2, x.device)
+    kernel = Vmapped(setup._replace(training=Training()), 2)
     inside: list[str] = []
     for name, module in kernel.model.named_modules():
         label = f"layer {name!r} ({type(module).__name__})" if name else "its forward"
         module.register_forward_pre_hook(lambda *_, label=label: inside.append(label))
         module.register_forward_hook(lambda *_: inside.pop() and None)
-    rows = torch.cat([p.detach().flatten() for p in model.parameters()]).expand(2, -1)
+    rows = torch.cat([p.detach().flatten() for p in setup.model.parameters()]).expand(2, -1)
     kernel.load(rows, torch.arange(2, device=x.device))
     ones, zeros = torch.ones(2, 2, device=x.device), torch.zeros(2, device=x.device)
     try:

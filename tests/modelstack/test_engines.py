@@ -326,7 +326,7 @@ def test_batch_norm_is_refused_unless_it_tracks_nothing():
 
     with pytest.raises(Unsupported, match=r"layer '2' \(BatchNorm1d\) tracks running statistics"):
         Trainer(net(True), device="cpu")
-    with pytest.raises(Unsupported, match="choose engine='loop'"):
+    with pytest.raises(Unsupported, match="layer '2'"):
         Trainer(net(False), device="cpu", engine="vmap")
     trainer = Trainer(net(False), LocalTraining(batch_size=4), device="cpu")
     assert trainer.engine == "loop"

@@ -47,9 +47,7 @@ def test_accuracy_losses_and_features_equal_float64(model):
     assert squares == pytest.approx(expected, rel=1e-5)
     for job in JOBS:
         right = (outputs[job.row].argmax(1) == y).numpy()[job.positions]
-        assert trainer.hits(rows[job.row], job.positions, data).tolist() == right.tolist()
-    with pytest.raises(Unsupported, match="hits: 2 models; hits_of_each takes several"):
-        trainer.hits(rows, JOBS[0].positions, data)
+        assert trainer.hits(rows[job.row], [job.positions], data).tolist() == right.tolist()
     features = trainer.features(rows, JOBS, data)
     assert features.dtype == np.float32
     expected = [hidden[job.row][job.positions].mean(0) for job in JOBS]
@@ -82,5 +80,5 @@ def test_a_single_output_is_a_logit():
 
 def test_features_need_a_layer():
     trainer = Trainer(nn.Sequential(nn.Conv2d(1, 4, 16), nn.Flatten()), device="cpu")
-    with pytest.raises(Unsupported, match="name the layer whose output is wanted `fc1`"):
+    with pytest.raises(Unsupported, match="dense layer"):
         trainer.features(trainer.flat(), JOBS[1:2], trainer.data(X, Y))

@@ -71,8 +71,7 @@ def test_every_pass_of_a_trainer_is_guarded(wanted):
         "losses squared": lambda: trainer.losses(trainer._initial, work, data, power=2),
         "features": lambda: trainer.features(trainer._initial, work, data),
         "evaluate": lambda: trainer.evaluate(trainer._initial, data),
-        "hits": lambda: trainer.hits(trainer._initial, np.arange(3), data),
-        "hits of each": lambda: trainer.hits_of_each(trainer._initial[None], [np.arange(2)], data),
+        "hits": lambda: trainer.hits(trainer._initial, [np.arange(3)], data),
     }
     for name, call in calls.items():
         call()

@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedcohort.datasets import federate, load
 from fedcohort.simulate import build, simulation
 from modelstack import batched
-from modelstack.stacked import Forward
 from modelstack.trainer import Trainer
 from modelstack.vmapped import forward_rows
 from modelstack.worker import _accurate, accuracy_and_loss
@@ -30,7 +29,7 @@ def test_side_by_side(name, shape, classes):
     )
     rows = torch.stack([trainer.flat(build(name, shape, classes, seed=s)) for s in range(3)])
     forwards = [partial(forward_rows, trainer.worker.model, rows)]
-    forwards.append(Forward(trainer.worker.model, rows, "float32"))
+    forwards.append(trainer._side_by_side(rows))
     one = accuracy_and_loss(trainer.worker, rows, data).T
     for forward in forwards:
         together = accuracy_and_loss(trainer.worker, rows, data, forward).T
@@ -45,7 +44,7 @@ def test_reused_stacked_models_take_the_new_parameters():
     data = trainer.data(x.astype(np.float32), y)
     rows = torch.stack([trainer.flat(), 0.5 * trainer.flat(), 2 * trainer.flat()])
     for given in (rows, 0.3 * rows, rows[:2]):
-        forward = trainer._stacked_forward(given)
+        forward = trainer._side_by_side(given)
         found = accuracy_and_loss(trainer.worker, given, data, forward)
         np.testing.assert_allclose(found, accuracy_and_loss(trainer.worker, given, data), rtol=1e-5)
 
@@ -75,7 +74,7 @@ def test_a_further_seed_adds_no_operators_to_a_round_on_a_gpu(monkeypatch):
     """
     monkeypatch.setattr(simulation, "BATCHED_MEANS", {"cpu"})
     monkeypatch.setattr(batched, "_capture", lambda run, clock: [(1, lambda: None)])
-    monkeypatch.setattr(Trainer, "_together", lambda self, rows: self._stacked_forward(rows))
+    monkeypatch.setattr(Trainer, "_together", lambda self, rows: self._side_by_side(rows))
     data = load("digits")
     counts = []
     for seeds in (4, 8):

@@ -62,7 +62,7 @@ class ShardedTrainer(Trainer):
         self.workers, self.group, self.timeout = workers, group, timeout
         self._resources = {"num_cpus": cpus, "num_gpus": gpus}
         own = options | {"device": "cuda" if gpus else "cpu"}
-        self._recipe = (model, self.local, own, max(1, int(cpus)))
+        self._recipe = (model, self.training, own, max(1, int(cpus)))
         self._data: Data | None = None
         self._pool: Pool | None = None
 
@@ -75,7 +75,7 @@ class ShardedTrainer(Trainer):
         groups = self._groups(jobs)
         pool = self._pool_with(data)
         start = need_ray().put(rows.cpu().numpy())
-        rate = self.local.lr if lr is None else lr
+        rate = self.training.lr if lr is None else lr
 
         def begin(actor: Any, number: int) -> Any:
             return actor.train.remote(start, [jobs[i] for i in groups[number]], rate)

@@ -199,7 +199,7 @@ class SimulatedClients(Clients):
     def _gradient_spread(self, client: ClientId) -> float:
         rng = stream(self.seed, "gradient spread", self.round_number, client)
         order = rng.permutation(self.federation.parts[client])
-        size = self.trainer.local.batch_size
+        size = self.trainer.training.batch_size
         batches = [order[first : first + size] for first in range(0, len(order), size)]
         rows = self.trainer.gradients(self.model, [Job(0, b) for b in batches], self.data)
         return float((rows - rows.mean(dim=0)).double().square().sum(dim=1).mean().sqrt())

@@ -24,15 +24,12 @@ from modelstack import BatchPlan, Ints, Training, Unsupported
 
 if TYPE_CHECKING:
     from modelstack import Data as Data
-    from modelstack import Doubles as Doubles
     from modelstack import Job as Job
     from modelstack import MultiDeviceTrainer as MultiDeviceTrainer
-    from modelstack import SampleLoss as SampleLoss
     from modelstack import Trainer as Trainer
     from modelstack import by_length as by_length
     from modelstack import device_name as device_name
     from modelstack import first_dense as first_dense
-    from modelstack import sample_loss as sample_loss
     from modelstack import seeded as seeded
 
 
@@ -162,9 +159,9 @@ def jobs(
     """
     from modelstack import Job
 
-    plans = batch_plans(seed, round_number, clients, [len(p) for p in parts], trainer.local)
+    plans = batch_plans(seed, round_number, clients, [len(p) for p in parts], trainer.training)
     masks = [_mask_seed(seed, round_number, c) if trainer.random else 0 for c in clients]
-    augment = trainer.local.augment is not None
+    augment = trainer.training.augment is not None
     starts = [0] * len(clients) if rows is None else rows
     return [
         Job(row, part, plan, mask, partial(stream, mask, "augment") if augment else None)
@@ -174,7 +171,7 @@ def jobs(
 
 def lr_at(trainer: Trainer, round_number: int) -> float:
     """Return the learning rate with which a trainer's clients begin a round."""
-    local = trainer.local
+    local = trainer.training
     return local.lr_at(round_number) if isinstance(local, LocalTraining) else local.lr
 
 

@@ -171,8 +171,10 @@ class Seed:
         """
         usable = tuple(c for c, fine in zip(self.training, finite, strict=True) if fine)
         cut = tuple(c for c in usable if c in self.arrivals.cut)
-        on_their_way = dict(zip(cut, _rows_of(cut, self.training, trained), strict=True))
-        clients = tuple(c for c in usable if c not in on_their_way)
+        still_out = (
+            dict(zip(cut, _rows_of(cut, self.training, trained), strict=True)) if cut else {}
+        )
+        clients = tuple(c for c in usable if c not in still_out)
         models = _rows_of(clients, self.training, trained)
         self.finished = self._admitted(clients, models)
         models = _rows_of(self.finished, clients, models)
@@ -193,7 +195,7 @@ class Seed:
             self.session.gate.aggregated(TensorVectors(before), TensorVectors(self.model))
             if not self.session.gate.carries_over:
                 self.differences.clear()
-        for client, model in on_their_way.items():
+        for client, model in still_out.items():
             arrival = self.clock + self._round_seconds[client]
             self.pending[client] = Pending(number, arrival, model - before)
 
@@ -244,7 +246,7 @@ class Seed:
 
     def _seconds(self, client: ClientId) -> float:
         if client not in self._known_seconds:
-            local = self.trainer.local
+            local = self.trainer.training
             n = len(self.federation.parts[client])
             samples = n * local.epochs if local.steps is None else local.steps * local.batch_size
             moved = 2 * self.model_bytes
