@@ -77,7 +77,7 @@ def test_compare_with_a_gate(tmp_path, capsys):
     arguments += ["sketch-to-skip:k=20", "--threshold", "0.5", "--local", "steps=1,batch_size=8"]
     assert invoke([*arguments, *SMALL]) == 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in ("fedavg", "change %", "skipped %", "up %", "down %"))
+    assert all(name in shown for name in ("fedavg", "change %", "skipped %", "uplink %"))
     assert invoke([*arguments, *SMALL, "--resume", "--format", "json"]) == 0
     plain, gated = json.loads(capsys.readouterr().out)["policies"]
     assert (plain["policy"], plain["accuracy_change"]["mean"]) == ("fedavg", 0.0)
@@ -361,7 +361,7 @@ def test_an_interruption_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     arguments = ["compare", "--policies", "uniform", "--out", str(tmp_path / "a b"), *SMALL]
     assert invoke(arguments) == 130
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("interrupted; go on with: fedcohort compare --policies uniform")
+    assert last.startswith("Interrupted. Resume with: fedcohort compare --policies uniform")
     assert f"--out '{tmp_path}/a b'" in last
     assert last.endswith("--resume")
 

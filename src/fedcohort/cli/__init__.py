@@ -21,16 +21,13 @@ from fedcohort.cli import (
     config,
     data,
     export,
-    policies,
-    profile,
+    planning,
     registry,
-    report,
+    results,
     run,
-    show,
     sketch,
     sketches,
     spec,
-    watch,
 )
 from fedcohort.cli.common import plain
 from fedcohort.exceptions import FedcohortError
@@ -61,18 +58,18 @@ app = typer.Typer(
 )
 app.command("compare")(compare.command)
 app.command("run")(run.command)
-app.command("report")(report.command)
-app.command("watch")(watch.command)
-app.command("show")(show.command)
+app.command("report")(results.report)
+app.command("watch")(results.watch)
+app.command("show")(results.show)
 app.command("export")(export.command)
-app.command("policies")(policies.command)
+app.command("policies")(planning.policies)
 app.command("sketch")(sketch.command)
 app.command("distance")(sketches.distance)
 app.command("inspect")(sketches.inspect)
 app.command("merge")(sketches.merge)
 app.command("explain")(sketches.explain)
-app.command("profile")(profile.profile)
-app.command("plan")(profile.plan)
+app.command("profile")(planning.profile)
+app.command("plan")(planning.plan)
 app.command("nearest")(registry.nearest)
 app.add_typer(registry.app, name="registry")
 app.add_typer(spec.app, name="spec")
@@ -170,8 +167,8 @@ def _interrupted(arguments: list[str]) -> int:
     hint = ""
     if arguments[:1] in (["run"], ["compare"]):
         again = [*arguments, *([] if "--resume" in arguments else ["--resume"])]
-        hint = f"; go on with: fedcohort {shlex.join(again)}"
-    print(f"interrupted{hint}", file=sys.stderr)
+        hint = f". Resume with: fedcohort {shlex.join(again)}"
+    print(f"Interrupted{hint}", file=sys.stderr)
     return INTERRUPTED
 
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,55 +36,35 @@ RayOption = Annotated[
 ]
 
 
-def names_of(registry: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+Completion = Callable[[str], list[str]]
+
+
+def completing(names: Callable[[], Iterable[str]]) -> Completion:
     """Return a completion of names; after a comma, of the last one."""
 
     def complete(incomplete: str) -> list[str]:
         start, comma, last = incomplete.rpartition(",")
-        return [start + comma + name for name in registry() if name.startswith(last)]
+        return [start + comma + name for name in names() if name.startswith(last)]
 
     return complete
 
 
-def _policies() -> Iterable[str]:
-    from fedcohort.policies import POLICIES
-
-    return ["all", *POLICIES]
+def _registered(module: str, registry: str, *more: str) -> Completion:
+    return completing(lambda: [*more, *getattr(import_module(f"fedcohort.{module}"), registry)])
 
 
-def _gates() -> Iterable[str]:
-    from fedcohort.gates import GATES
-
-    return ["none", *GATES]
-
-
-def _datasets() -> Iterable[str]:
-    from fedcohort.datasets import DATASETS
-
-    return DATASETS
-
-
-def _partitions() -> Iterable[str]:
-    from fedcohort.partition import PARTITIONS
-
-    return ["natural", *PARTITIONS]
-
-
-def _models() -> Iterable[str]:
-    from fedcohort.simulate.models import MODELS
-
-    return MODELS
-
-
-def _settings() -> Iterable[str]:
+def _settings() -> list[str]:
     from fedcohort.experiments.config import papers
 
     return [f"paper:{name}" for name in papers()] + [str(p) for p in Path().glob("*.toml")]
 
 
-complete_policies, complete_gates = names_of(_policies), names_of(_gates)
-complete_datasets, complete_partitions = names_of(_datasets), names_of(_partitions)
-complete_models, complete_settings = names_of(_models), names_of(_settings)
+complete_policies = _registered("policies", "POLICIES", "all")
+complete_gates = _registered("gates", "GATES", "none")
+complete_datasets = _registered("datasets", "DATASETS")
+complete_partitions = _registered("partition", "PARTITIONS", "natural")
+complete_models = _registered("simulate.models", "MODELS")
+complete_settings = completing(_settings)
 
 ImportOption = Annotated[
     list[Path] | None,
@@ -224,13 +205,7 @@ def finite(value: Any) -> Any:
 
 
 class RoundBars:
-    """The progress of runs: one bar per run, and one for all of them.
-
-    Parameters
-    ----------
-    settings : mapping of str to Experiment
-        The runs by name.
-    """
+    """The progress of runs by name: one bar per run, and one for all of them."""
 
     def __init__(self, settings: Mapping[str, Experiment]) -> None:
         self._rounds = {name: experiment.rounds for name, experiment in settings.items()}

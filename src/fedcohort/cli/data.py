@@ -8,12 +8,12 @@ import typer
 
 from fedcohort.cli.common import Format, FormatOption, show, show_json
 
-app = typer.Typer(help="Data sets: what is here, and whether it is whole.", no_args_is_help=True)
+app = typer.Typer(help="List data sets and verify their files.", no_args_is_help=True)
 
 
 @app.callback()
 def _group() -> None:
-    """Data sets: what is here, and whether it is whole."""
+    """List data sets and verify their files."""
 
 
 @app.command("list")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedcohort.cli.common import finite
-from fedcohort.cli.show import RunFolders
+from fedcohort.cli.results import RunFolders
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
