@@ -99,7 +99,7 @@ def fill(args):
 
 
 def query(args):
-    sketches = list(Population(10, args.root).sketches(10_000, args.queries))
+    sketches = list(Population(10, args.root).sketches(10_000, 50))
     before, seconds = peak_memory(), []
     with Registry(args.folder) as registry:
         for sketch in sketches:

@@ -63,7 +63,8 @@ FILE = "registry.sqlite"
 APPLICATION = 0x46435247  # "FCRG": the application id in the database's header
 VERSION = 3  # 2 kept an index beside the database
 LOCK_TIMEOUT = 60.0  # seconds to wait for another writer
-SCHEMA = """
+NO_MODEL = "model IS NULL AND reference IS NULL"
+SCHEMA = f"""
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE clients (
     number INTEGER PRIMARY KEY,
@@ -78,6 +79,7 @@ CREATE TABLE clients (
     CHECK (model IS NULL OR reference IS NULL)
 );
 CREATE INDEX clients_by_model ON clients (model);
+CREATE INDEX clients_without_model ON clients (number) WHERE {NO_MODEL};
 CREATE TABLE counts (
     number INTEGER PRIMARY KEY, n REAL NOT NULL, noise REAL NOT NULL, counts BLOB NOT NULL
 );

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, FedcohortError, IncompatibleSketches, NoClients
 from fedcohort.options import unknown
-from fedcohort.personalize.registry import Registry, check_size
+from fedcohort.personalize.registry import NO_MODEL, Registry, check_size
 from fedcohort.rounds import ClientId, check_id
 from fedcohort.sketch.distances import Stack, error_variance, squares_to
 from fedcohort.sketch.errors import squared_errors
@@ -146,9 +146,8 @@ def _scan(
     numbers = np.empty((len(newcomers), 0), np.int64)
     luck: tuple[float, float] | None = None
     for block, n, noise, counts in _blocks(registry, rows * buckets, with_model):
-        q = counts / n[:, None]
-        squares = np.einsum("ij,ij->i", q, q)
-        new = squares - 2 * (newcomers @ q.T)  # the newcomer's own square is the same for all
+        squares = np.einsum("ij,ij->i", counts, counts) / n**2
+        new = squares - 2 * (newcomers @ counts.T) / n  # plus the newcomer's square, as for all
         if ranking == "debiased":
             luck = luck or possible_luck(counts.reshape(-1, rows, buckets), len(registry))
             new += luck[0] / n + luck[1] * noise / n**2
@@ -196,25 +195,22 @@ def _blocks(
     registry: Registry, cells: int, with_model: bool
 ) -> Iterator[tuple[Ints, Floats, Floats, Floats]]:
     """Yield numbers, sizes, noise and counts of clients; damaged rows are left out."""
-    having = "AND coalesce(model, reference) IS NOT NULL" * with_model
+    having = "AND number NOT IN (SELECT number FROM clients WHERE " + NO_MODEL + ")"
     sql = (
-        "SELECT number, counts.n, noise, counts FROM counts JOIN clients USING (number) "
-        f"WHERE number > ? {having} ORDER BY number LIMIT ?"
+        "SELECT number, n, noise, length(counts), counts FROM counts WHERE number > ? AND "
+        "typeof(n) = 'real' AND typeof(noise) = 'real' AND typeof(counts) = 'blob' "
+        f"{having * with_model} ORDER BY number LIMIT ?"
     )
     for page in registry.db.pages(sql, max(1, min(4096, CELLS // cells))):
-        by_width: dict[int, list[tuple[Any, ...]]] = {}
-        for row in page:
-            if _is_whole(*row) and len(row[3]) in [w * cells for w in (1, 2, 4, 8)]:
-                by_width.setdefault(len(row[3]) // cells, []).append(row)
-        for width, rows in by_width.items():
-            numbers, n, noise, content = zip(*rows, strict=True)
-            counts = np.frombuffer(b"".join(content), f"<i{width}").reshape(-1, cells)
-            yield np.array(numbers), np.array(n), np.array(noise), counts.astype(float)
-
-
-def _is_whole(number: Any, n: Any, noise: Any, counts: Any) -> bool:
-    numbers = all(isinstance(x, float) and np.isfinite(x) for x in (n, noise))
-    return isinstance(number, int) and isinstance(counts, bytes) and numbers and n >= 2
+        columns = [np.array(column) for column in zip(*(row[:4] for row in page), strict=True)]
+        numbers, n, noise, sizes = columns
+        whole = np.isfinite(n) & np.isfinite(noise) & (n >= 2)
+        for width in (1, 2, 4, 8):
+            of_width = np.flatnonzero(whole & (sizes == width * cells))
+            if len(of_width):
+                content = b"".join([page[i][4] for i in of_width.tolist()])
+                counts = np.frombuffer(content, f"<i{width}").reshape(-1, cells)
+                yield numbers[of_width], n[of_width], noise[of_width], counts.astype(float)
 
 
 def _read(
