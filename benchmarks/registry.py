@@ -52,9 +52,10 @@ class Population:
         self.codes = np.concatenate(codes, axis=1).T[order].astype(np.int16)
         self.sizes = np.bincount(data.y)
 
-    def counts(self, n, mixture, rng):
-        """Counts (clients, rows, buckets) of images drawn by label mixtures."""
-        labels = np.repeat(np.arange(n.size * 10) % 10, rng.multinomial(n, mixture).ravel())
+    def counts(self, per_label, rng):
+        """Counts (clients, rows, buckets) of so many random images of each label."""
+        n = per_label.sum(axis=1)
+        labels = np.repeat(np.arange(n.size * 10) % 10, per_label.ravel())
         first = np.cumsum(self.sizes) - self.sizes
         images = first[labels] + rng.integers(0, self.sizes[labels])
         counts = np.empty((n.size, self.codes.shape[1], BUCKETS), np.int16)
@@ -69,7 +70,7 @@ class Population:
         rng = np.random.default_rng([7, number])
         n = np.clip(np.exp(rng.normal(np.log(200), 0.6, clients)), 20, 5000).astype(int)
         mixture = rng.dirichlet(np.full(10, 0.3), clients)
-        return self.counts(n, mixture, rng), n, mixture
+        return self.counts(rng.multinomial(n, mixture), rng), n, mixture
 
     def sketches(self, number, clients=BLOCK):
         counts, n, _ = self.block(number, clients)
@@ -151,15 +152,14 @@ def ranking(args):
 def twins(args, warm=50, seeds=20):
     """Share of newcomers whose nearest client has the same two classes."""
     population = Population(200, args.root)
-    pairs = np.array([[k in pair for k in range(10)] for pair in combinations(range(10), 2)]) / 2
+    pairs = np.array([[k in pair for k in range(10)] for pair in combinations(range(10), 2)])
     found = {}
     for seed in range(seeds):
         rng = np.random.default_rng([11, seed])
         mixture = pairs[rng.integers(len(pairs), size=warm)]
-        (known, n), (new, size) = (
-            (population.counts(sizes, mixture, rng), sizes)
-            for sizes in (20 + rng.lognormal(0, 2, (2, warm))).astype(int)
-        )
+        sizes = (20 + rng.lognormal(0, 2, (2, warm))).astype(int) // 2  # of each class
+        known, new = (population.counts(mixture * half[:, None], rng) for half in sizes)
+        n, size = 2 * sizes
         for name, score in scores(known, n, new / size[:, None, None]).items():
             hits = (mixture[score.argmin(axis=1)] == mixture).all(axis=1)
             found.setdefault(name, []).append(float(hits.mean()))

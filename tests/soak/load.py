@@ -12,12 +12,8 @@ Rounds before a policy's window is full (see `WARM_UP`) are not judged. Time is 
 `begin` and `finish` without the making of readings. It is flat if the median of the last quarter of
 the judged rounds is at most 1.5 times that of the second quarter (or 5 ms more). Memory is flat if
 the process grows by at most 30 % (or 60 MB) from the first quarter on; known clients stay known, so
-that a few megabytes per thousand newcomers are expected.
-
-With `--seconds`, fast cases come first, so that as many as possible do all rounds; a quarter of an
-equal share of the time is kept for each case that waits. A case that is not done by then is judged
-by the rounds that it did. Results are written after each case. The same command with the same code
-goes on with the cases that are missing or not done.
+that a few megabytes per thousand newcomers are expected. With `--seconds`, each case gets an equal
+share of the time that is left; one that is not done by then is judged by the rounds that it did.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ import json
 import os
 import sys
 import time
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from itertools import compress
 from multiprocessing import get_context
 from pathlib import Path
@@ -37,7 +33,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from fedcohort import POLICIES, Session
-from fedcohort.exceptions import FedcohortError
 from fedcohort.gates import GATES
 from fedcohort.options import parse_named
 from fedcohort.policies import Bounded
@@ -45,24 +40,17 @@ from fedcohort.rounds import stream
 from fedcohort.signals.catalog import SIGNALS
 from fedcohort.signals.projection import Vectors
 
-COHORT, DIM = 10, 300  # power-of-choice asks ten clients by default
+COHORT, DIM = 10, 300
 KINDS = 400  # different readings per signal
 BAD = (float("nan"), float("inf"), np.ones((2, 3, 4)), "text", None, -1e308)
 WARM_UP = {
     "policy fedcor": 165,  # 30 loss changes per client: 15 in the warm-up, then one in 10 rounds
     "policy sketch-to-select": 300,  # after four selections 99 % of the clients were asked
 }
-SLOWEST = (  # cases that are started last
-    "policy flips",
-    "policy divfl",
-    "policy sketch-match",
-    "policy label-match",
-    "policy bounded sketch-match",
-    "policy fed-cbs",
-    "policy kdpp",
-    "policy kdpp:signal=race_sketch",
-    "policy fedcor",
-    "policy race-softmax",
+VARIANTS = ("kdpp:signal=race_sketch", "clustered-sampling:by=similarity", "bounded sketch-match")
+CASES = (
+    *(f"policy {name}" for name in (*sorted(POLICIES), *VARIANTS)),
+    *(f"gate {name}" for name in sorted(GATES)),
 )
 
 
@@ -131,10 +119,9 @@ def one_round(session, population, readings, rng):
     readings.seconds, began = 0.0, time.process_time()
     selection = session.begin(present, readings)
     spent = time.process_time() - began
-    cohort = selection.clients
     if not session.skipped:
         check(selection, present, session.cohort_size)
-    answered = [c for c in cohort if rng.random() >= 0.2]
+    answered = [c for c in selection.clients if rng.random() >= 0.2]
     finished = gated(session, answered, rng) if session.gate is not None else answered
     began = time.process_time()
     replies = {name: readings(name, finished) for name in sorted(session.policy.needs.reply)}
@@ -156,17 +143,10 @@ def make(name):
     return (Bounded(made) if which.startswith("bounded ") else made), None
 
 
-VARIANTS = ("kdpp:signal=race_sketch", "clustered-sampling:by=similarity", "bounded sketch-match")
-
-
-def cases():
-    policies = [f"policy {name}" for name in (*sorted(POLICIES), *VARIANTS)]
-    return [*policies, *(f"gate {name}" for name in sorted(GATES))]
-
-
-def soak(name, clients, rounds, until, seed=0):
-    """Drive one case until `time.monotonic` reaches `until`, and return what was measured."""
+def soak(name, clients, rounds, seconds, seed=0):
+    """Drive one case for at most so many seconds, and return what was measured."""
     policy, gate = make(name)
+    until = time.monotonic() + seconds
     session = Session(policy, cohort_size=COHORT, seed=seed, gate=gate, model_bytes=1000)
     population, readings = Population(clients, seed), Readings(policy, seed)
     rng, times, memory, error = np.random.default_rng([seed, 2]), [], [], None
@@ -174,15 +154,10 @@ def soak(name, clients, rounds, until, seed=0):
         while len(times) < rounds and time.monotonic() < until:
             times.append(one_round(session, population, readings, rng))
             memory.append(memory_mb())
-    except (Exception, FedcohortError) as found:
+    except Exception as found:
         error = f"round {len(times)}: {type(found).__name__}: {found}"[:500]
-    return {
-        "case": name,
-        "rounds": len(times),
-        "seconds": round(sum(times), 1),
-        "error": error,
-        **judged(times, memory, WARM_UP.get(name, 0)),
-    }
+    about = {"case": name, "rounds": len(times), "seconds": round(sum(times), 1), "error": error}
+    return about | judged(times, memory, WARM_UP.get(name, 0))
 
 
 def judged(times, memory, warm_up=0):
@@ -203,42 +178,8 @@ def judged(times, memory, warm_up=0):
     }
 
 
-def earlier(path, settings, made_by):
-    """Return the rows by case of an earlier run of the same committed code and settings."""
-    if not Path(path).exists() or made_by["commit"].endswith("-dirty"):
-        return {}
-    held = json.loads(Path(path).read_text())
-    code = all(held["provenance"][key] == made_by[key] for key in ("commit", "source"))
-    if not code or any(held["result"].get(key) != value for key, value in settings.items()):
-        return {}
-    return {row["case"]: row for row in held["result"]["cases"]}
-
-
-def is_done(row, rounds):
-    return row is not None and (row["rounds"] == rounds or row["error"] is not None)
-
-
-def deadline(end, seconds, waiting, cases):
-    """Return until when a case may run: a quarter of an equal share is left for each that waits."""
-    return end - seconds * waiting / cases / 4
-
-
-def run(wanted, settings, jobs, seconds):
-    """Yield the row of each case as it is done, each with its share of the time."""
-    waiting, running, end = list(wanted), set(), time.monotonic() + seconds
-    context = get_context("spawn")  # a process for each case, or memory would be that of several
-    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                case = waiting.pop(0)
-                until = deadline(end, seconds, len(waiting), len(wanted))
-                running.add(pool.submit(soak, case, *settings.values(), until))
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            yield from (future.result() for future in done)
-
-
 def main():
-    from provenance import provenance, write
+    from provenance import write
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -250,21 +191,21 @@ def main():
     parser.add_argument("--seconds", type=float, default=1e9, help="for all cases, at most")
     parser.add_argument("--out", help="write the figures and where they come from, as JSON")
     args = parser.parse_args()
-    wanted = args.only.split(",") if args.only else cases()
-    if unknown := set(wanted) - set(cases()):
-        parser.error(f"--only {','.join(sorted(unknown))}: choose from {', '.join(cases())}")
-    settings = {"clients": args.clients, "rounds": args.rounds}
-    rows = earlier(args.out, settings, provenance()) if args.out else {}
-    left = [name for name in wanted if not is_done(rows.get(name), args.rounds)]
-    left.sort(key=lambda name: SLOWEST.index(name) if name in SLOWEST else -1)
-    for row in run(left, settings, args.jobs, args.seconds):
-        print(json.dumps(row), flush=True)
-        rows[row["case"]] = max(rows.get(row["case"], row), row, key=lambda r: r["rounds"])
-        if args.out:  # after each case, so that an interruption leaves what there is
-            ordered = [rows[name] for name in cases() if name in rows]
-            write(args.out, {**settings, "cases": ordered})
-    found = [rows[name] for name in wanted if name in rows]
-    sys.exit(any(row["error"] is not None or row["flat"] is False for row in found))
+    wanted = args.only.split(",") if args.only else CASES
+    if unknown := set(wanted) - set(CASES):
+        parser.error(f"--only {','.join(sorted(unknown))}: choose from {', '.join(CASES)}")
+    settings, rows = {"clients": args.clients, "rounds": args.rounds}, []
+    end, context = time.monotonic() + args.seconds, get_context("spawn")  # memory of its own
+    for at in range(0, len(wanted), args.jobs):
+        share = (end - time.monotonic()) * args.jobs / (len(wanted) - at)
+        cases = wanted[at : at + args.jobs]
+        with ProcessPoolExecutor(args.jobs, mp_context=context) as pool:
+            for row in [pool.submit(soak, c, *settings.values(), share) for c in cases]:
+                rows.append(row.result())
+                print(json.dumps(rows[-1]), flush=True)
+        if args.out:  # so that an interruption leaves what there is
+            write(args.out, {**settings, "cases": rows})
+    sys.exit(any(row["error"] is not None or row["flat"] is False for row in rows))
 
 
 if __name__ == "__main__":
