@@ -160,6 +160,11 @@ NOTES = {
         "Signs of updates of clients with few labels disagree most, so those are held back first.",
         "https://doi.org/10.1109/ICDCS.2019.00099",
     ),
+    "optimal-sampling": Notes(
+        "Everybody in the cohort trains, so it saves uploads and no computing. The weights vary, and "
+        "with few uploads so does the model. A client that claims a large norm uploads.",
+        "https://openreview.net/forum?id=8GvRCWKHIL",
+    ),
 }
 
 

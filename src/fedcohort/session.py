@@ -7,6 +7,7 @@ selection in its own way, and calls `finish` with what came back.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from fedcohort.gates.base import GATES, Gate
 from fedcohort.ledger import Direction, Ledger
 from fedcohort.options import Count, Whole, typed
 from fedcohort.policies import POLICIES
-from fedcohort.policies.base import Policy, pick
+from fedcohort.policies.base import Policy, pick, sizes
 from fedcohort.registry import make
 from fedcohort.rounds import ClientId, Outcome, Round, Selection, check_id, stream
 from fedcohort.signals.catalog import SIGNALS
@@ -188,15 +189,35 @@ class Session:
         if self.gate is None:
             self._admitted = tuple(answers)
             return self._admitted
-        sizes = {c: a.nbytes for c, a in answers.items()}
-        self.charge("gate", "up", sizes)
-        self._admitted = self.gate.decide(answers)
+        sent = {c: a.nbytes for c, a in answers.items()}
+        self.charge("gate", "up", sent)
+        shares = self._shares()
+        factors = self.gate.admit(answers, shares, self._rng("gate"))
+        self._admitted = tuple(factors)
+        if any(factor != 1 for factor in factors.values()):
+            weights = tuple(shares[c] * factors.get(c, 0.0) for c in self._selection.clients)
+            self._selection = dataclasses.replace(self._selection, weights=weights)
         asked = set(self._admitted)
         self._withheld = tuple(c for c in answers if c not in asked)
         self.skipped = not self._admitted and bool(answers)
-        if any(sizes.values()):  # a byte asks for an upload; silence means no
+        if any(sent.values()):  # a byte asks for an upload; silence means no
             self.charge("gate", "down", dict.fromkeys(self._admitted, 1))
         return self._admitted
+
+    @property
+    def selection(self) -> Selection:
+        """The cohort of this round; a gate that samples has set its weights after `admit`."""
+        return self._selection
+
+    def _shares(self) -> dict[ClientId, float]:
+        """Return each selected client's weight in the average."""
+        clients, weights = self._selection.clients, self._selection.weights
+        if weights is None:
+            counts = np.ones(len(clients))
+            if self.averaging == "size":
+                counts = sizes(self.signals, clients)
+            weights = tuple((counts / counts.sum()).tolist())
+        return dict(zip(clients, weights, strict=True))
 
     def finish(
         self,
@@ -335,7 +356,7 @@ class Session:
         return stream(self.seed, "session", self.round_number, phase)
 
     def _profile(self, clients: tuple[ClientId, ...], collect: Collect) -> None:
-        for name in sorted(self.policy.needs.profile):
+        for name in sorted(self.policy.needs.profile | (self.gate.profile if self.gate else set())):
             self._gather(name, self._unprofiled(name, clients), collect, retry=True)
 
     def _unprofiled(self, name: str, clients: tuple[ClientId, ...]) -> tuple[ClientId, ...]:

@@ -227,4 +227,4 @@ def test_only_error_feedback_outlives_an_aggregation():
 
 
 def test_registry():
-    assert set(GATES) == {"sketch-to-skip", "cmfl"}
+    assert set(GATES) == {"sketch-to-skip", "cmfl", "optimal-sampling"}

@@ -2,6 +2,7 @@
 
 from fedcohort.gates.base import GATES, Gate, register
 from fedcohort.gates.cmfl import CMFL
+from fedcohort.gates.optimal_sampling import OptimalSampling
 from fedcohort.gates.sketch_to_skip import SketchToSkip, model_close
 
-__all__ = ["CMFL", "GATES", "Gate", "SketchToSkip", "model_close", "register"]
+__all__ = ["CMFL", "GATES", "Gate", "OptimalSampling", "SketchToSkip", "model_close", "register"]

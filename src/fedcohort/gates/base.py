@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar
 
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.options import Configurable
@@ -27,6 +28,8 @@ class Gate(Configurable, ABC):
     on_skip : {"keep", "reset"}
         What a client does if it was not asked for its model: keep what it learned, so that drift
         accumulates over rounds, or start again from the global model.
+    profile : frozenset of str
+        Profile signals that the gate needs, beside those of the policy.
     carries_over : bool
         Whether what a client kept is still of use after the global model changed: so where clients
         upload one by one (error feedback), not where all of a cohort upload or none.
@@ -37,6 +40,7 @@ class Gate(Configurable, ABC):
     name: ClassVar[str] = ""
     on_skip: Literal["keep", "reset"] = "keep"
     carries_over: bool = True
+    profile: frozenset[str] = frozenset()
 
     @property
     def client_options(self) -> Mapping[str, int | float | str | bool]:
@@ -62,6 +66,18 @@ class Gate(Configurable, ABC):
     @abstractmethod
     def decide(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
         """Return who uploads, of those that answered; nobody means that the round is skipped."""
+
+    def admit(
+        self,
+        answers: Mapping[ClientId, NDArray[Any]],
+        shares: Mapping[ClientId, float],
+        rng: Generator,
+    ) -> dict[ClientId, float]:
+        """Return who uploads, and the factor by which its weight grows; 1 by default.
+
+        `shares` are the selected clients' weights in the average, as far as they are known.
+        """
+        return dict.fromkeys(self.decide(answers), 1.0)
 
     def aggregated(self, before: Vectors, after: Vectors) -> None:
         """Learn the global model's step after a round that was not skipped."""

@@ -217,6 +217,7 @@ class Seed:
         announced = self.session.announce(start)
         answers = gate.probe(announced, start, TensorVectors(models))
         admitted = self.session.admit(dict(zip(clients, answers, strict=True)))
+        self.selection = self.session.selection
         for client, model in zip(clients, models, strict=True):
             if client in admitted or gate.on_skip == "reset":
                 self.differences.pop(client, None)
