@@ -2,13 +2,17 @@
 
 python benchmarks/docs_numbers.py            # rewrite README.md, docs/*.md and their figures
 python benchmarks/docs_numbers.py --check    # exit 1 and name the pages that differ
+python benchmarks/docs_numbers.py docs/benchmark.md    # only this page, and docs/tables
 
 A page marks a place with ``<!-- numbers: NAME ARGUMENTS -->`` and ``<!-- /numbers -->``; NAME is a
 function of a module in `docs_tables`, which returns Markdown. What was not run says so.
+The tables behind `docs/tables/*.csv` are written too.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import shlex
 import sys
@@ -48,20 +52,36 @@ def filled(text):
 
 
 def pages():
-    return [results.ROOT / "README.md", *sorted((results.ROOT / "docs").rglob("*.md"))]
+    """The pages that are named on the command line, or all."""
+    named = [results.ROOT / word for word in sys.argv[1:] if not word.startswith("--")]
+    return named or [results.ROOT / "README.md", *sorted((results.ROOT / "docs").rglob("*.md"))]
+
+
+# Tables of hundreds of numbers are files beside the pages.
+TABLES = {
+    "selection.csv": lambda: benchmark.selection_rows("benchmark-selection.json"),
+    "skipping.csv": lambda: skipping.skipping_rows("benchmark-skip.json"),
+}
+
+
+def csv_text(rows):
+    rows, file = list(rows), io.StringIO()
+    writer = csv.DictWriter(file, list(dict.fromkeys(k for row in rows for k in row)), restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue().replace("\r\n", "\n")
 
 
 def main() -> int:
-    differ = []
-    for page in pages():
-        text = page.read_text()
-        wanted = filled(text)
-        if wanted != text:
-            differ.append(page.relative_to(results.ROOT).as_posix())
-            if "--check" not in sys.argv:
-                page.write_text(wanted)
-    for page in differ:
-        print(page)
+    wanted = {page: filled(page.read_text()) for page in pages()}
+    folder = results.ROOT / "docs" / "tables"
+    wanted |= {folder / name: csv_text(rows()) for name, rows in TABLES.items()}
+    differ = [p for p, text in wanted.items() if not p.exists() or p.read_text() != text]
+    for path in differ:
+        if "--check" not in sys.argv:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(wanted[path])
+        print(path.relative_to(results.ROOT).as_posix())
     return int(bool(differ) and "--check" in sys.argv)
 
 

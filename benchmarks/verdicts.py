@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedcohort.report.tables import paired_interval
+from fedcohort.analysis.comparison import paired_interval
 
 HOLDS, WEAKER, FAILS = "holds", "holds weaker", "does not hold"
 UNDECIDED, NOT_RUN = "not decidable", "not run"

@@ -13,13 +13,12 @@ from docs_tables.results import (
     parts,
     ratio,
     result,
+    rounds_below,
     rounds_cell,
     rounds_to,
     spread,
     table,
 )
-
-from fedcohort.report.tables import paired_interval
 
 
 def at_equal_bytes(part, base):
@@ -43,90 +42,161 @@ def megabytes_to(part, target):
     return f"{np.mean(sent):,.0f}" if sent else "-"
 
 
-MARKS = {"faster": " ▲", "slower": " ▼", "undecided": " ?"}
+MARKS = {"faster": " ▲", "slower": " ▼"}
+
+# What changed after these parts were run; a note stands beside their names.
+EARLIER = (
+    *("active-fl", "clustered-sampling, similarity", "clustered-sampling, sketches", "delta"),
+    *("divfl", "fed-cbs", "flips", "hics-fl", "oort"),
+)
 
 
-def marked_ratio(part, base, target):
+def label(name, part=None):
+    """A variant's name in a table."""
+    if part is not None and is_uniform_again(name, part):
+        return "uniform cohorts drawn again"
+    return f"{name} †" if name in EARLIER else name
+
+
+def is_uniform_again(name, part):
+    """Power-of-choice among as many candidates as places, all of one size: it takes them all.
+
+    These are uniform cohorts, drawn in another way. Beside uniform cohorts they show what chance
+    does.
+    """
+    _, _, d = name.partition("power-of-choice, d=")
+    experiment = part["experiment"]
+    return d == str(experiment["cohort_size"]) and experiment["data"]["partition"] == "shards"
+
+
+def marked_ratio(part, base, target, comparisons):
     """How many times fewer rounds, a mark if that is not level, and the interval below."""
-    times, word = ratio(part, base, target)
+    times, word = ratio(part, base, target, comparisons)
     value, _, interval = times.removesuffix(")").partition(" (")
     joined = interval.replace(" to ", "\u2060–\u2060")  # which a browser does not break
     return f"{value}{MARKS.get(word, '')}<br>{joined}"
 
 
-def benchmark(file, setting, target):
-    """All variants of one setting, by rounds to the target; deviations are on a second line."""
-    found, target = parts(file, setting), float(target)
-    if "uniform" not in found or target not in found["uniform"]["targets"]:
-        return NOT_RUN
-    base = found["uniform"]
-    order = sorted(found, key=lambda v: rounds_to(found[v], target).mean())
-    lines = []
-    for name in order:
-        part = found[name]
-        rows = part["seeds"]
-        cells = [
-            rounds_cell(part, target).replace(" seeds)", ")"),
-            "1x" if part is base else marked_ratio(part, base, target),
-            megabytes_to(part, target),
-            spread([100 * r["accuracy"] for r in rows]),
-            spread(at_equal_bytes(part, base)),
-            spread([100 * r["worst_tenth_accuracy"] for r in rows]),
-            f"{np.mean([r['gemd'] for r in rows]):.2f}",
-            f"{np.mean([r['participation_entropy'] for r in rows]):.2f}",
-            f"{1e3 * np.mean([r['select_seconds'] for r in rows]):.1f}",
-        ]
-        lines.append([name, *(cell.replace(" ± ", "<br>± ") for cell in cells)])
-    header = ["policy", f"rounds to {target:.0%}", "fewer rounds", "MB to target", "accuracy %"]
-    header += ["equal bytes %", "worst tenth %", "GEMD", "entropy", "ms to select"]
-    return table(header, lines)
+def selection_rows(file):
+    """All variants of all settings and targets, for a CSV file."""
+    held = result(file) or {"parts": []}
+    for setting in dict.fromkeys(p["setting"] for p in held["parts"]):
+        by_name = parts(file, setting)
+        base = by_name["uniform"]
+        gains = len(by_name) - 1
+        for target in base["targets"] or [None]:
+            for name, part in by_name.items():
+                yield _selection_row(setting, target, name, part, base, gains)
+
+
+def _selection_row(setting, target, name, part, base, gains):
+    rows, other = part["seeds"], base["seeds"]
+    row = {"setting": setting, "policy": label(name, part), "seeds": len(rows), "target": target}
+    accuracy, curve = ([100 * r["accuracy"] for r in rows], [100 * area(r) for r in rows])
+    if target is not None:
+        first, below = rounds_to(part, target), rounds_below(part, target)
+        row |= {"rounds to target": mean(first), "deviation": deviation(first)}
+        row |= {"seeds that missed it": missing(part, target)}
+        row |= {"rounds below target": mean(below)}
+        text, word = ("", "") if part is base else ratio(part, base, target, gains)
+        row |= {"times fewer rounds": text, "rounds": word}
+        row |= {"MB to target": megabytes_to(part, target)}
+    gain = ("", "")
+    if part is not base:
+        pairs = zip(accuracy, other, strict=True)
+        gain = difference([a - 100 * b["accuracy"] for a, b in pairs], gains)
+    row |= {"accuracy %": mean(accuracy), "deviation of accuracy": deviation(accuracy)}
+    row |= {"points above uniform": gain[0], "accuracy": gain[1]}
+    row |= {"mean accuracy over rounds %": mean(curve)}
+    row |= {"accuracy at equal bytes %": mean(at_equal_bytes(part, base))}
+    row |= {"worst tenth %": mean([100 * r["worst_tenth_accuracy"] for r in rows])}
+    row |= {"GEMD": mean([r["gemd"] for r in rows], 3)}
+    row |= {"entropy": mean([r["participation_entropy"] for r in rows], 3)}
+    return row | {"ms to select": mean([1e3 * r["select_seconds"] for r in rows], 2)}
+
+
+def area(row):
+    """Mean accuracy over the rounds of a curve: what it has of the area under 100 %."""
+    return float(np.nanmean(np.array(row["curve"], float)))
+
+
+def mean(values, digits=1):
+    return round(float(np.mean(values)), digits)
+
+
+def deviation(values, digits=1):
+    return round(float(np.std(values, ddof=1)), digits) if len(values) > 1 else ""
 
 
 def ranking(file, *cases):
     """Policies by the geometric mean of their ratios to uniform: SETTING=TARGET for each column.
 
-    A cell has two lines, so that several columns fit on a page.
+    The intervals of a column hold together. A cell has two lines, so that several fit on a page.
     """
     columns = {}
     for case in cases:
         setting, _, target = case.rpartition("=")
-        found = parts(file, setting)
-        if "uniform" in found:
-            columns[f"{setting}, {float(target):.0%}"] = found, float(target)
-    everywhere = [set(found) for found, _ in columns.values()]
+        by_name = parts(file, setting)
+        if "uniform" in by_name:
+            columns[f"{setting}, {float(target):.0%}"] = by_name, float(target)
+    everywhere = [set(by_name) for by_name, _ in columns.values()]
     names = set.intersection(*everywhere) - {"uniform"} if everywhere else set()
     if not names:
         return NOT_RUN
     lines = []
     for name in sorted(names):
         logs, cells = [], []
-        for found, target in columns.values():
-            part, base = found[name], found["uniform"]
+        for by_name, target in columns.values():
+            part, base = by_name[name], by_name["uniform"]
+            if is_uniform_again(name, part):
+                cells.append("(uniform)")
+                continue
             logs.append(np.log(rounds_to(base, target) / rounds_to(part, target)).mean())
-            cells.append(marked_ratio(part, base, target))
-        lines.append((np.mean(logs), [name, f"{np.exp(np.mean(logs)):.2f}x", *cells]))
+            cells.append(marked_ratio(part, base, target, len(names)))
+        lines.append((np.mean(logs), [label(name), f"{np.exp(np.mean(logs)):.2f}x", *cells]))
     lines.sort(key=lambda line: -line[0])
     header = ["policy", "geometric mean", *columns]
     return table(header, [cells for _, cells in lines])
 
 
-def accuracy_ranking(file, setting):
-    """Policies of one setting by accuracy over the last rounds, with the paired difference."""
-    found = parts(file, setting)
-    if "uniform" not in found:
-        return NOT_RUN
-    base = np.array([100 * r["accuracy"] for r in found["uniform"]["seeds"]])
+def chance(file):
+    """How often chance earned a mark: uniform cohorts drawn again, beside uniform cohorts."""
     lines = []
-    for name, part in found.items():
-        own = np.array([100 * r["accuracy"] for r in part["seeds"]])
-        interval = paired_interval((own - base).tolist())
-        word = "better" if interval.low > 0 else "worse" if interval.high < 0 else "level"
-        text = f"{interval.mean:+.1f} ({interval.low:+.1f} to {interval.high:+.1f})"
-        cells = ["", "baseline"] if name == "uniform" else [text, word]
-        lines.append((own.mean(), [name, spread(own), *cells]))
+    for setting in dict.fromkeys(p["setting"] for p in (result(file) or {"parts": []})["parts"]):
+        by_name = parts(file, setting)
+        for name, part in by_name.items():
+            if not is_uniform_again(name, part):
+                continue
+            base, count = by_name["uniform"], len(by_name) - 1
+            pairs = zip(part["seeds"], base["seeds"], strict=True)
+            points = [100 * (a["accuracy"] - b["accuracy"]) for a, b in pairs]
+            for target in base["targets"]:
+                alone, together = (ratio(part, base, target, m) for m in (1, count))
+                cells = [*alone, together[1], *difference(points, count)]
+                lines.append([f"{setting}, {target:.0%}", *cells])
+    header = ["setting, target", "fewer rounds", "by itself", "in the ranking"]
+    return table([*header, "points of accuracy", "in the ranking"], lines) if lines else NOT_RUN
+
+
+def accuracy_ranking(file, setting):
+    """Policies of one setting that end above or below uniform cohorts, beyond chance."""
+    by_name = parts(file, setting)
+    if "uniform" not in by_name:
+        return NOT_RUN
+    base = np.array([100 * r["accuracy"] for r in by_name["uniform"]["seeds"]])
+    lines, others = [], 0
+    for name, part in by_name.items():
+        accuracy = np.array([100 * r["accuracy"] for r in part["seeds"]])
+        text, word = difference((accuracy - base).tolist(), len(by_name) - 1)
+        if name == "uniform" or word in ("better", "worse"):
+            cells = ["", "baseline"] if name == "uniform" else [text, word]
+            lines.append((accuracy.mean(), [label(name, part), spread(accuracy), *cells]))
+        else:
+            others += 1
     lines.sort(key=lambda line: -line[0])
     header = ["policy", "accuracy %", "points above uniform", "verdict"]
-    return table(header, [cells for _, cells in lines])
+    rest = f"\nThe other {others} policies cannot be told from uniform cohorts.\n" if others else ""
+    return table(header, [cells for _, cells in lines]) + rest
 
 
 def headline(file, *cases):
@@ -177,23 +247,25 @@ def compared(ours, theirs):
 
 
 def independent(file):
-    """Rounds to targets on CIFAR-10 beside those of an independent run."""
-    lines = []
+    """Say how rounds to targets on CIFAR-10 compare with those of an independent run."""
+    agree, differ = 0, []
     for setting, policies in INDEPENDENT.items():
-        found = parts(file, setting)
+        by_name = parts(file, setting)
         for name, numbers in policies.items():
             for target, theirs in zip(TARGETS, numbers, strict=False):
-                if name in found and target in found[name]["targets"]:
-                    lines.append([setting, name, *independent_cells(found[name], target, theirs)])
-    header = ["setting", "policy", "target", "independent run", "ours", "difference, rounds"]
-    return table([*header, "standard errors", ""], lines) if lines else NOT_RUN
-
-
-def independent_cells(part, target, theirs):
-    cells = [f"{target:.0%}", f"{theirs or 'not in 570'}", rounds_cell(part, target)]
-    if theirs is None or missing(part, target):
-        return [*cells, "", "", ""]
-    return [*cells, *compared(rounds_to(part, target), theirs)]
+                part = by_name.get(name)
+                if part is None or target not in part["targets"]:
+                    continue
+                if theirs is None or missing(part, target):
+                    continue
+                word = compared(rounds_to(part, target), theirs)[2]
+                agree += word == "agrees"
+                if word == "differs":
+                    differ.append(
+                        f"{name} to {target:.0%} on {setting}: {theirs} rounds there, "
+                        f"{rounds_cell(part, target)} here"
+                    )
+    return f"{agree} of {agree + len(differ)} numbers agree; {'; '.join(differ)}.\n"
 
 
 def claim(file, case):
@@ -229,7 +301,7 @@ def cases(file, *names):
                 first,
                 row["variant"],
                 spread([100 * s["accuracy"] for s in seeds]),
-                "" if row["variant"] == "uniform" else difference(gain),
+                "" if row["variant"] == "uniform" else difference(gain)[0],
                 f"{np.mean([s['gemd'] for s in seeds]):.2f}",
                 f"{np.mean([s['participation_entropy'] for s in seeds]):.2f}",
                 f"{np.mean([s['never_picked'] for s in seeds]):.1f}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from docs_tables.results import NOT_RUN, result, table
 
-from fedcohort.report.tables import paired_interval
+from fedcohort.analysis.comparison import paired_interval
 
 
 def plan_gain(file):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from against import AGREES, DIFFERS, OTHER_BYTES, SAME, compare
-from docs_tables.results import by_name, commits_of, enumerated, result, table
+from against import AGREES, DIFFERS, SAME, compare
+from docs_tables.results import by_name, commits_of, enumerated, result
 
 
 def repeated(*suites):
@@ -23,17 +23,4 @@ def repeated(*suites):
     text += f"{enumerated(machines)}: {sum(row.verdict == SAME for row in rows)} are the same, "
     text += f"{sum(row.verdict == AGREES for row in rows)} agree, "
     text += f"{sum(row.verdict == DIFFERS for row in rows)} differ."
-    lines = []
-    for setting in dict.fromkeys(row.setting for row in rows):
-        here = [row for row in rows if row.setting == setting]
-        same = [row for row in here if row.verdict == SAME]
-        agree = [row for row in here if row.verdict == AGREES]
-        cohorts = [row for row in agree if row.same_cohorts == row.seeds]
-        differ = [row.variant for row in here if row.verdict in (DIFFERS, OTHER_BYTES)]
-        largest = f"{100 * max(row.largest for row in same):.2f}" if same else ""
-        counts = len(cohorts), len(agree) - len(cohorts)
-        cells = [setting, str(len(here)), str(len(same)), largest, *map(str, counts)]
-        lines.append([*cells, "; ".join(differ) or "0"])
-    header = ["setting", "parts", "the same", "points apart at most"]
-    header += ["agree, same cohorts", "agree, other cohorts", "differ"]
-    return f"{text}\n\n{table(header, lines)}"
+    return f"{text}\n"

@@ -10,7 +10,7 @@ import numpy as np
 from against import DIFFERS, compare
 from suite import read_suite
 
-from fedcohort.report.tables import paired_interval
+from fedcohort.analysis.comparison import judge, paired_interval
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,12 +111,17 @@ def spread(values, form="{:.1f}"):
     return f"{mean} ± {form.format(np.std(values, ddof=1))}" if len(values) > 1 else mean
 
 
-def difference(values):
-    """Mean of paired differences in points, with its 95 % interval."""
-    interval = paired_interval(values)
+# The smallest effects that matter: points of accuracy, and a ratio of rounds.
+SMALLEST_POINTS = 0.5
+SMALLEST_RATIO = 1.05
+
+
+def difference(values, comparisons=1):
+    """Mean of paired differences in points with its 95 % interval, and a verdict."""
+    interval = paired_interval(values, comparisons)
     if interval is None:
-        return f"{np.mean(values):+.1f} (one seed)"
-    return "{:+.1f} ({:+.1f} to {:+.1f})".format(*interval)
+        return f"{np.mean(values):+.1f} (one seed)", ""
+    return "{:+.1f} ({:+.1f} to {:+.1f})".format(*interval), judge(interval, SMALLEST_POINTS)
 
 
 def parts(file, setting):
@@ -145,17 +150,33 @@ def rounds_cell(part, target, key="rounds_to"):
     return f"≥ {text} ({seeds - left} of {seeds} seeds)" if left else text
 
 
-def ratio(part, base, target):
-    """How many times fewer rounds than uniform: geometric mean over paired seeds, 95 % interval."""
+def ratio(part, base, target, comparisons=1):
+    """How many times fewer rounds than uniform: geometric mean over paired seeds, 95 % interval.
+
+    With `comparisons`, so many such intervals hold together.
+    """
     logs = np.log(rounds_to(base, target) / rounds_to(part, target))
-    interval = paired_interval(logs.tolist())
+    interval = paired_interval(logs.tolist(), comparisons)
     if interval is None:
         return f"{np.exp(logs.mean()):.2f}x", "one seed"
     mean, low, high = (float(np.exp(v)) for v in interval)
-    word = "faster" if low > 1 else "slower" if high < 1 else "level"
+    words = {"better": "faster", "worse": "slower"}
+    word = judge(interval, float(np.log(SMALLEST_RATIO)))
     if missing(part, target) and missing(base, target):
-        word = "undecided"  # some seeds of both never got there
-    return f"{mean:.2f}x ({low:.2f} to {high:.2f})", word
+        word = "cannot tell"  # some seeds of both never got there
+    return f"{mean:.2f}x ({low:.2f} to {high:.2f})", words.get(word, word)
+
+
+def rounds_below(part, target):
+    """Rounds per seed in which the accuracy is below the target, of the rounds in the curve.
+
+    Unlike the first round that reaches the target, it does not depend on one lucky evaluation, and
+    a seed that never gets there counts with all its rounds.
+    """
+    curves = np.array([row["curve"] for row in part["seeds"]], float)
+    evaluated = np.isfinite(curves).all(axis=0)
+    share = (curves[:, evaluated] < target).mean(axis=1)
+    return share * part["experiment"]["rounds"]
 
 
 def left_out(suite, file):

@@ -1,32 +1,31 @@
-"""Gates against training without one: docs/skipping-tables.md."""
+"""Gates against training without one: docs/tables/skipping.csv."""
 
 from __future__ import annotations
 
 import numpy as np
-from docs_tables.results import NOT_RUN, parts, spread, table
+from docs_tables.results import parts, result
 
 
-def skipping(file, setting):
-    """All variants of one setting of the suite skip, with the change against both baselines."""
-    found = parts(file, setting)
-    if "uniform" not in found:
-        return NOT_RUN
-    bases = [name for name in ("uniform", "uniform, held") if name in found]
-    lines = []
-    for name, part in found.items():
-        rows = part["seeds"]
-        accuracy = np.array([100 * r["accuracy"] for r in rows])
-        changes = []
-        for base in bases:
-            other = np.mean([100 * r["accuracy"] for r in found[base]["seeds"]])
-            changes.append(f"{100 * (accuracy.mean() / other - 1):+.1f} %")
-        over = [
-            f"{np.mean([r['overhead'][k] for r in rows]):.1f} %"
-            for k in ("up", "down", "down_to_all", "skipped")
-        ]
-        rounds = f"{100 * np.mean([r['accuracy_deviation'] for r in rows]):.1f}"
-        lines.append([name, spread(accuracy), rounds, *changes, *over])
-    header = ["variant", "accuracy %", "deviation over rounds"]
-    header += [f"against {base}" for base in bases]
-    header += ["up", "down", "down, all receive", "skipped rounds"]
-    return table(header, lines)
+def skipping_rows(file):
+    """All variants of the suite skip, with the change of accuracy against both baselines."""
+    held = result(file) or {"parts": []}
+    for setting in dict.fromkeys(p["setting"] for p in held["parts"]):
+        by_name = parts(file, setting)
+        for name, part in by_name.items():
+            rows = part["seeds"]
+            accuracy = 100 * np.array([r["accuracy"] for r in rows])
+            row = {"setting": setting, "variant": name, "seeds": len(rows)}
+            row |= {"accuracy %": round(float(accuracy.mean()), 2)}
+            row |= {"deviation over seeds": round(float(np.std(accuracy, ddof=1)), 2)}
+            over_rounds = np.mean([r["accuracy_deviation"] for r in rows])
+            row |= {"deviation over rounds": round(100 * float(over_rounds), 2)}
+            for base in ("uniform", "uniform, held"):
+                change = ""
+                if base in by_name:
+                    theirs = 100 * np.mean([r["accuracy"] for r in by_name[base]["seeds"]])
+                    change = round(100 * (float(accuracy.mean()) / float(theirs) - 1), 2)
+                row |= {f"change against {base} %": change}
+            for key in ("up", "down", "down_to_all", "skipped"):
+                share = np.mean([r["overhead"][key] for r in rows])
+                row |= {key.replace("_", " ") + " %": round(float(share), 2)}
+            yield row
