@@ -17,10 +17,10 @@ import numpy as np
 from provenance import write
 
 from fedcohort.files.columns import Column
-from fedcohort.files.marginals import Marginals, bins_of, gaps_to_rest
+from fedcohort.files.marginals import bins_of, gaps_to_rest
 from fedcohort.rounds import stream
 from fedcohort.sketch.hashing import SRP
-from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.race import ColumnCounts, RaceSketch
 
 RESULT = Path(__file__).parent / "results" / "explain.json"
 SITES, SEEDS = 200, (9201, 9202, 9203)
@@ -52,8 +52,9 @@ def site(rng, n, column=None, kind=None):
             order = rng.normal(planted == "mean", 2.5 if planted == "scale" else 1.0, n)
         rate = 0.4 if planted == "missing" else 0.1 if i in GAPPY else 0.0
         parts.append(Values(order, rng.random(n) < rate))
-    made = RaceSketch(SRP(sum(c.width for c in COLUMNS), rows=1, bits=1), columns=COLUMNS)
-    made.marginals = Marginals(COLUMNS)
+    made = RaceSketch(SRP(sum(c.width for c in COLUMNS), rows=1, bits=1))
+    made.columns = tuple(column.spec() for column in COLUMNS)
+    made.marginals = ColumnCounts.empty(len(COLUMNS))
     made.marginals.add(bins_of(COLUMNS, parts))
     made.counts[:, 0], made.n = n, n  # the joint counts play no part here
     return made

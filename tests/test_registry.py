@@ -19,7 +19,7 @@ from fedcohort.registry import GROUPS, load_installed, lookup, make
 from fedcohort.session import Session
 from fedcohort.signals.catalog import Needs
 from fedcohort.simulate.models import build
-from fedcohort.sketch.hashing import from_spec
+from fedcohort.sketch.hashing import family_from
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from fedcohort.sketch.hashing import from_spec
         (lambda: build("lenet", (1, 28, 28), 10), "unknown model 'lenet'; did you mean 'lenet5'?"),
         (lambda: federate(load(), "shard", 3), "unknown partition 'shard'; did you mean 'shards'?"),
         (lambda: Needs(reply=frozenset({"los"})), "unknown signal 'los'; did you mean 'loss'?"),
-        (lambda: from_spec({"name": "spr"}), "unknown hash family 'spr'; did you mean 'srp'?"),
+        (lambda: family_from({"name": "spr"}), "unknown hash family 'spr'; did you mean 'srp'?"),
         (lambda: lookup("policy", ["oort"], POLICIES), "unknown policy ['oort']"),  # type: ignore[arg-type]
     ],
 )

@@ -16,11 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedcohort.cli import invoke
-from fedcohort.files.columns import Column
+from fedcohort.files.columns import Column, columns_of
 from fedcohort.privacy.planning import sketch_size
-from fedcohort.sketch.errors import distance_with_error
 from fedcohort.sketch.race import RaceSketch, distance_matrix
 from fedcohort.sketch.transforms import Tokenizer, Transform
+from fedcohort.sketch.uncertainty import distance_with_error
+from fedcohort.sketch.variation import total_variation
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(120, 3)) + 1
@@ -56,7 +57,7 @@ def test_a_sketch_of_columns_equals_the_library_s(table, capsys):
         run("sketch", table, "-o", "a.sketch", "--columns", "w,u", "--rows", 30, "--bits", 4) == 0
     )
     own = RaceSketch.srp(2, rows=30, bits=4)
-    own.columns = Column("w"), Column("u")
+    own.columns = Column("w").spec(), Column("u").spec()
     own.add(X[:, [2, 0]])
     assert RaceSketch.load("a.sketch") == own
     shown = capsys.readouterr()
@@ -69,7 +70,7 @@ def test_defaults_are_200_rows_of_6_bits(table):
     assert run("sketch", table, "-o", "a.sketch") == 0
     made = RaceSketch.load("a.sketch")
     assert (made.rows, made.buckets, made.spec["hash"]["seed"]) == (200, 64, 0)
-    assert made.columns == tuple(map(Column, "uvwy"))
+    assert [c["name"] for c in made.columns] == list("uvwy")
 
 
 def test_labels_constants_and_pstable(table, tmp_path):
@@ -78,7 +79,7 @@ def test_labels_constants_and_pstable(table, tmp_path):
     labels = ["--label", "y", "--classes", 3, "--label-weight", 0.5]
     assert run("sketch", table, "-o", "a.sketch", *options, *labels) == 0
     loaded = RaceSketch.load("a.sketch")
-    assert loaded.columns == (Column("u", center=1, scale=2), Column("v", center=2, scale=4))
+    assert columns_of(loaded) == (Column("u", center=1, scale=2), Column("v", center=2, scale=4))
     made = loaded.transform
     assert made == Transform(unit=True, classes=3, label_weight=0.5)
     same = RaceSketch.srp(2, rows=10, bits=6, transform=replace(made, center=(1, 2), scale=(2, 4)))
@@ -103,7 +104,7 @@ def test_texts_and_sets(table, tmp_path):
     assert RaceSketch.load("b.sketch").transform == Tokenizer()
     assert run("sketch", table, "-o", "c.sketch", "--hash", "minhash", "--columns", "who,y") == 0
     sets = RaceSketch.minhash(rows=200, buckets=64)
-    sets.columns = Column("who", "value"), Column("y", "value")
+    sets.columns = Column("who", "value").spec(), Column("y", "value").spec()
     sets.add([[f"who={w}", f"y={i % 3}"] for i, w in enumerate(WHO)])
     assert RaceSketch.load("c.sketch") == sets
 
@@ -290,7 +291,14 @@ def test_distances_in_every_format(pair, capsys):
     assert head == ["client", "a", "b", "c"]
     assert np.allclose(np.array([r[1:] for r in rows], float), distance_matrix(pair, "row-l2"))
     assert run("distance", *files, "--no-debias") == 0
-    assert f"{wanted[0, 1]:.4f}" in capsys.readouterr().out
+    assert f"{distance_matrix(pair, debias=False)[0, 1]:.4f}" in capsys.readouterr().out
+    assert run("distance", *files, "--kind", "total-variation", "--format", "json") == 0
+    result = json.loads(capsys.readouterr().out)
+    value, low, high = total_variation(pair[0], pair[1])
+    assert result["distances"][1][0] == value
+    assert result["intervals"][0][1] == [low, high]
+    assert run("distance", *files, "--kind", "total-variation") == 0
+    assert f"{value:.2f} ({low:.2f} to {high:.2f})" in capsys.readouterr().out
     assert run("distance", *files, "--errors", "--kind", "mmd", "--format", "json") == 0
     result = json.loads(capsys.readouterr().out)
     value, error = distance_with_error(pair[0], pair[1], "mmd")

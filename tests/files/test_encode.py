@@ -11,7 +11,7 @@ import pytest
 
 from fedcohort.exceptions import DataError
 from fedcohort.files import CsvOptions, Want, open_source
-from fedcohort.files.columns import Column, column_difference, columns_from_spec
+from fedcohort.files.columns import Column, columns_from_spec
 from fedcohort.files.encode import text_slot
 
 HALF = 2**-0.5
@@ -233,11 +233,6 @@ def test_columns_that_make_no_sense_are_refused(options, message):
         Column("a", **options)
 
 
-def test_differences_are_listed_in_full():
-    many = [Column(f"c{i}") for i in range(30)]
-    said = column_difference(many, [Column("d"), *many[20:]])
-    assert all(f"'c{i}'" in said for i in range(20))
-    assert "only in the second: 'd'" in said
-    assert "center 0.0 is not 1.0" in column_difference([Column("a")], [Column("a", center=1)])
+def test_a_column_is_named_once():
     with pytest.raises(ValueError, match="named twice"):
         columns_from_spec([{"name": "a"}, {"name": "a"}])

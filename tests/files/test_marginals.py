@@ -11,14 +11,13 @@ from fedcohort.files.columns import Column
 from fedcohort.files.marginals import (
     BINS,
     MIDDLES,
-    Marginals,
     bins_of,
     column_gaps,
     gaps_to_rest,
 )
 from fedcohort.privacy.release import noise_for
 from fedcohort.sketch.hashing import SRP
-from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.race import ColumnCounts, RaceSketch
 
 COLUMNS = (
     *(Column(f"x{i}", center=0.0, scale=1.0) for i in range(6)),
@@ -41,8 +40,9 @@ def site(rng, n, shift=None, levels=(0.5, 0.3, 0.2), missing=0.0):
     parts = [Part(numbers[:, i]) for i in range(6)]
     parts[5].missing = rng.random(n) < missing
     parts.append(Part(rng.choice(3, n, p=levels)))
-    made = RaceSketch(SRP(len(COLUMNS) + 3, rows=5, bits=2), columns=COLUMNS)
-    made.marginals = Marginals(COLUMNS)
+    made = RaceSketch(SRP(len(COLUMNS) + 3, rows=5, bits=2))
+    made.columns = tuple(column.spec() for column in COLUMNS)
+    made.marginals = ColumnCounts.empty(len(COLUMNS))
     made.marginals.add(bins_of(COLUMNS, parts))
     made.counts[:, 0], made.n = n, n  # the joint counts play no part here
     return made
@@ -105,8 +105,9 @@ def wide_site(rng, n, planted=None):
         own = parts[column].order
         parts[column].order = own + 1.2 if kind == "mean" else own * 3 if kind == "scale" else own
         parts[column].missing = rng.random(n) < (0.5 if kind == "missing" else 0.0)
-    made = RaceSketch(SRP(64, rows=1, bits=1), columns=columns)
-    made.marginals = Marginals(columns)
+    made = RaceSketch(SRP(64, rows=1, bits=1))
+    made.columns = tuple(column.spec() for column in columns)
+    made.marginals = ColumnCounts.empty(len(columns))
     made.marginals.add(bins_of(columns, parts))
     made.counts[:, 0], made.n = n, n
     return made
@@ -136,8 +137,9 @@ def counted(column, *histograms, releases=(None, None)):
     """Return two sites of one column with given counts."""
     made = []
     for counts, release in zip(histograms, releases, strict=True):
-        sketch = RaceSketch(SRP(column.width, rows=1, bits=1), columns=(column,))
-        sketch.marginals = Marginals((column,))
+        sketch = RaceSketch(SRP(column.width, rows=1, bits=1))
+        sketch.columns = (column.spec(),)
+        sketch.marginals = ColumnCounts.empty(1)
         sketch.marginals.counts[0, : len(counts)] = counts
         sketch.marginals.n, sketch.marginals.release = sum(counts), release
         made.append(sketch)
@@ -257,7 +259,8 @@ def test_files_and_sums_keep_the_columns():
 
 
 def test_sketches_without_columns_cannot_be_explained():
-    plain = RaceSketch(SRP(3, rows=5, bits=2), columns=tuple(map(Column, "abc")))
+    plain = RaceSketch(SRP(3, rows=5, bits=2))
+    plain.columns = tuple({"name": name} for name in "abc")
     plain.add(np.ones((4, 3)))
     with pytest.raises(ValueError, match="make them with --explain"):
         column_gaps(plain, plain)

@@ -11,8 +11,8 @@ from fedcohort.personalize import Record, Registry, nearest
 from fedcohort.personalize import search as search_module
 from fedcohort.personalize.search import nearest_of_each, possible_luck
 from fedcohort.sketch.distances import Stack
-from fedcohort.sketch.errors import distance_with_error
 from fedcohort.sketch.race import RaceSketch, distance
+from fedcohort.sketch.uncertainty import distance_with_error
 
 WIDE = RaceSketch.srp(dim=2, rows=80, bits=4, seed=0)
 

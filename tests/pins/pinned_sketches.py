@@ -65,7 +65,6 @@ def thinned():
 
 SKETCHES = {
     "srp fast": lambda: filled(srp(), vectors()),
-    "srp dense": lambda: filled(srp(family="dense"), vectors()),
     "srp float32": lambda: filled(srp(), vectors().astype(np.float32)),
     "srp integers": lambda: filled(srp(), (16 * vectors()).astype(np.int16)),
     "srp sparse": lambda: filled(srp(), thinned()),
@@ -74,7 +73,6 @@ SKETCHES = {
     "srp center": lambda: filled(srp(transform=CENTER), vectors()),
     "srp unit": lambda: filled(srp(transform=Transform(unit=True)), vectors()),
     "srp labels": lambda: filled(srp(transform=LABELS), vectors(), labels()),
-    "srp dense labels": lambda: filled(srp(family="dense", transform=LABELS), vectors(), labels()),
     "pstable": lambda: filled(pstable(), vectors()),
     "pstable wide steps": lambda: filled(pstable(width=8.0), vectors()),
     "pstable center": lambda: filled(pstable(transform=CENTER), vectors()),

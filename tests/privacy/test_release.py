@@ -6,8 +6,8 @@ import pytest
 from fedcohort.exceptions import IncompatibleSketches
 from fedcohort.privacy.release import MOST, Release, noise_for
 from fedcohort.sketch import file
-from fedcohort.sketch.errors import distance_with_error
 from fedcohort.sketch.race import RaceSketch, distance, pooled
+from fedcohort.sketch.uncertainty import distance_with_error
 
 
 def filled(n=2000, seed=0, rows=10, bits=5, mean=0.0):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.linalg import hadamard as sylvester
 
 torch = pytest.importorskip("torch")
 
@@ -50,10 +51,8 @@ def test_extreme_scales_are_hashed_alike():
 
 
 def test_transform_agrees_with_numpy():
-    from fedcohort.sketch.hashing.base import hadamard as plain
-
-    x = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
-    np.testing.assert_array_equal(hadamard(torch.from_numpy(x)).numpy(), plain(x))
+    x = np.random.default_rng(0).integers(-99, 99, (3, 64)).astype(np.float32)  # exact sums
+    np.testing.assert_array_equal(hadamard(torch.from_numpy(x)).numpy(), x @ sylvester(64))
 
 
 def test_wrong_input_is_named():
@@ -62,9 +61,6 @@ def test_wrong_input_is_named():
         hash_counts(torch.ones(2, 4), sketch.family)
     with pytest.raises(ValueError, match="row 1"):
         hash_counts(torch.tensor([[1.0, 2, 3], [1, float("inf"), 3]]), sketch.family)
-    dense = RaceSketch.srp(dim=3, rows=4, bits=2, family="dense")
-    with pytest.raises(ValueError, match="dense"):
-        hash_counts(torch.ones(2, 3), dense.family)
     assert int(hash_counts(torch.ones(0, 3), sketch.family).sum()) == 0
 
 

@@ -31,7 +31,7 @@ def roles(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def clients() -> SimulatedClients:
     x, y, ids = roles()
-    dataset = Dataset("tokens", x, y, x[:200], y[:200], 60, ids, ids[:200])
+    dataset = Dataset("tokens", x, y, x[:200], y[:200], 60, ids, ids[:200], tokens=True)
     federation = federate(dataset, "natural")
     data = Data(torch.from_numpy(dataset.x), torch.from_numpy(dataset.y))
     names = sorted(federation.parts)

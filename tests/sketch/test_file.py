@@ -149,7 +149,8 @@ json_values = st.recursive(
 PATHS = [
     ("hash",), ("transform",), ("n",), ("release",), ("width",),
     ("hash", "name"), ("hash", "dim"), ("hash", "rows"), ("hash", "bits"), ("hash", "seed"),
-    ("hash", "family"), ("hash", "extra"), ("transform", "center"), ("transform", "unit"),
+    ("hash", "family"), ("hash", "extra"), ("columns",), ("marginals",),
+    ("transform", "center"), ("transform", "unit"),
     ("transform", "classes"), ("transform", "label_weight"), ("transform", "function"),
     ("release", "epsilon"), ("release", "variance"), ("release", "parts"), ("release", "n"),
 ]  # fmt: skip

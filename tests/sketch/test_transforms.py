@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedcohort.sketch.race import RaceSketch
-from fedcohort.sketch.transforms import Tokenizer, Transform, from_spec, unit_length
+from fedcohort.sketch.transforms import Tokenizer, Transform, transform_from, unit_length
 
 
 def test_order_of_the_steps():
@@ -69,7 +69,7 @@ def test_centering_sharpens_positive_data():
     ],
 )
 def test_spec_survives_json(step):
-    assert from_spec(json.loads(json.dumps(step.spec()))) == step
+    assert transform_from(json.loads(json.dumps(step.spec()))) == step
 
 
 def test_a_function_is_never_taken_from_a_spec_and_never_compared():
@@ -77,7 +77,7 @@ def test_a_function_is_never_taken_from_a_spec_and_never_compared():
     assert "function" not in step.spec()
     assert step == Transform(embedding="f")
     with pytest.raises(ValueError, match="function"):
-        from_spec({"embedding": "f", "function": "os.system"})
+        transform_from({"embedding": "f", "function": "os.system"})
     with pytest.raises(ValueError, match="the embedding 'f'"):
         Transform(embedding="f").embed([1])
 

@@ -5,14 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from fedcohort.sketch import errors
-from fedcohort.sketch.errors import (
-    distance_with_error,
-    noise_variance,
-    sampling_variance,
-    squared_errors,
-)
+from fedcohort.sketch import uncertainty
 from fedcohort.sketch.race import RaceSketch, distance
+from fedcohort.sketch.uncertainty import distance_with_error, squared_errors, too_few, variances
+
+
+def over_noise(a, b):
+    return variances(a, [b])[0][0]
+
+
+def over_sampling(a, b):
+    return variances(a, [b])[1][0]
 
 
 def filled(n, mean, rng, rows=10, bits=4):
@@ -32,7 +35,7 @@ def test_noise_variance_is_that_of_repeated_releases(epsilon, delta, shift):
     for _ in range(400):
         p, q = (s.privatize(epsilon, delta, rng=rng) for s in (a, b))
         squares.append(distance(p, q, "mmd") * 10)
-        predicted.append(noise_variance(p, q))
+        predicted.append(over_noise(p, q))
     assert np.std(squares) == pytest.approx(math.sqrt(np.mean(predicted)), rel=0.2)
 
 
@@ -43,7 +46,7 @@ def test_hidden_n_adds_its_part():
     for _ in range(400):
         p, q = (s.privatize(1.0, n="private", rng=rng) for s in (a, b))
         squares.append(distance(p, q, "mmd") * 2)
-        predicted.append(noise_variance(p, q))
+        predicted.append(over_noise(p, q))
     assert np.std(squares) == pytest.approx(math.sqrt(np.mean(predicted)), rel=0.2)
 
 
@@ -58,8 +61,8 @@ def test_sampling_variance_bounds_that_of_repeated_data(shift, epsilon):
         if epsilon is not None:
             a, b = (s.privatize(epsilon, rng=rng) for s in (a, b))
         squares.append(distance(a, b, "mmd") * 10)
-        bounds.append(sampling_variance(a, b))
-        whole.append(sampling_variance(a, b) + noise_variance(a, b))
+        bounds.append(over_sampling(a, b))
+        whole.append(over_sampling(a, b) + over_noise(a, b))
     spread = np.std(squares)
     assert spread < 1.15 * math.sqrt(np.mean(whole))
     assert spread > math.sqrt(np.mean(whole)) / 4
@@ -72,7 +75,7 @@ def test_single_row_bound_is_the_exact_variance():
     for _ in range(600):
         a, b = filled(400, 0.0, rng, rows=1), filled(300, 1.0, rng, rows=1)
         squares.append(distance(a, b, "mmd"))
-        bounds.append(sampling_variance(a, b))
+        bounds.append(over_sampling(a, b))
     assert np.std(squares) == pytest.approx(math.sqrt(np.mean(bounds)), rel=0.1)
 
 
@@ -115,7 +118,7 @@ def one_by_one(a, b):
 @pytest.mark.parametrize("block", [1, 400, 1 << 16])
 @pytest.mark.parametrize("n", [None, "public", "private"])
 def test_errors_of_many_pairs_are_those_of_each(monkeypatch, block, n):
-    monkeypatch.setattr(errors, "BLOCK", block)
+    monkeypatch.setattr(uncertainty, "BLOCK", block)
     rng = np.random.default_rng(8)
     made = [filled(40 * i + 20, i / 5, rng) for i in range(6)]
     if n is not None:
@@ -123,3 +126,30 @@ def test_errors_of_many_pairs_are_those_of_each(monkeypatch, block, n):
     for a in made[:2]:
         assert squared_errors(a, made) == pytest.approx([one_by_one(a, b) for b in made], rel=1e-9)
     assert squared_errors(made[0], []).tolist() == []
+
+
+def test_who_has_too_few_records():
+    """Three records, or ten at epsilon 1, lie anywhere; the rule asks for sizes and noise alone."""
+    rng = np.random.default_rng(3)
+    exact = [filled(n, 0.0, rng) for n in (0, 1, 2, 3, 4, 400)]
+    assert too_few(exact).tolist() == [True] * 4 + [False] * 2
+    equal = filled(3, 0.0, rng)
+    equal.counts[:] = 0
+    equal.counts[:, 0] = 3  # three equal records show no scatter, and are three all the same
+    assert too_few([equal]).all()
+    for n, few in ((10, True), (2000, False)):
+        private = filled(n, 0.0, rng).privatize(1.0, rng=rng)
+        assert too_few(np.stack([private.reading()])).tolist() == [few]
+
+
+def test_squares_of_clients_with_enough_records_stay_within_reach():
+    """400 pairs from one distribution with the least n allowed: 2 in 3 within one allowed error.
+
+    With a rule that lets in clients of two records, half would be out.
+    """
+    rng = np.random.default_rng(4)
+    squares = [
+        distance(filled(4, 0.0, rng, bits=6), filled(4000, 0.0, rng, bits=6), "mmd")
+        for _ in range(100)
+    ]
+    assert np.mean(np.abs(squares) < uncertainty.MAX_ERROR) > 0.95

@@ -29,12 +29,10 @@ from scipy.stats import beta
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from fedcohort.files.columns import Column
-from fedcohort.files.marginals import Marginals
 from fedcohort.privacy import quantiles
 from fedcohort.privacy import release as releases
 from fedcohort.privacy.calibration import gaussian_scale, laplace_scale, sensitivity
-from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.race import ColumnCounts, RaceSketch
 
 WRONG = 1e-6  # probability that a bound of a rate is wrong
 BLOCK = 20_000  # trials at a time
@@ -201,8 +199,7 @@ def families(rows):
 
 def columns_parts(epsilon):
     """A sketch with its columns one by one: both parts share the budget."""
-    columns = (Column("a", "number"), Column("b", "number"))
-    before, after = Marginals(columns), Marginals(columns)
+    before, after = ColumnCounts.empty(2), ColumnCounts.empty(2)
     bins = np.array([[1, 2], [3, 4], [1, 1], [5, 2]])
     before.add(bins)
     after.add(np.concatenate([bins, [[2, 2]]]))

@@ -24,8 +24,8 @@ from fedcohort.files.sketching import ONE_BUCKET, concentration
 from fedcohort.personalize.search import possible_luck
 from fedcohort.privacy.planning import signal_to_noise
 from fedcohort.sketch.distances import distance_matrix, distances_to_global
-from fedcohort.sketch.errors import cap_by_observed, errors_to_global, pair_errors
 from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.uncertainty import cap_by_observed, errors_to_global, pair_errors, too_few
 
 if TYPE_CHECKING:
     from fedcohort.analysis.plan import Plan
@@ -34,7 +34,6 @@ Floats = NDArray[np.float64]
 
 OUTLIER = 3.5  # robust z-score (Iglewicz and Hoaglin 1993)
 TOLD_APART = 2.0  # standard errors
-UNSURE = 1.0  # standard error of a squared distance, which is 2 at most
 ONE_SIDED = 1.645  # standard deviations: 95 of 100 are below
 
 
@@ -223,17 +222,9 @@ def measure(sketches: Sequence[RaceSketch], names: Sequence[str]) -> Heterogenei
 
 
 def _usable(sketches: Sequence[RaceSketch]) -> list[int]:
-    """Return the clients that can be compared at all.
-
-    A squared distance is at most 2. Where the standard error of a client's is above 1, the client
-    has so few records for its noise that it could lie anywhere.
-    """
-    enough = [i for i, s in enumerate(sketches) if s.n >= 2]
-    if len(enough) < 2:
-        return enough
-    errors = errors_to_global([sketches[i] for i in enough])
-    sure = [i for i, error in zip(enough, errors.tolist(), strict=True) if error <= UNSURE]
-    return sure if len(sure) > 1 else enough
+    """Return the clients that can be compared; all with two records if hardly any can."""
+    sure = np.flatnonzero(~too_few(sketches)).tolist()
+    return sure if len(sure) > 1 else [i for i, s in enumerate(sketches) if s.n >= 2]
 
 
 def _references(sketches: Sequence[RaceSketch], errors: Floats) -> References:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedcohort.files.columns import Column
+from fedcohort.files.columns import Column, columns_of
 from fedcohort.privacy.planning import signal_to_noise
 from fedcohort.sketch.race import RaceSketch
 
@@ -25,7 +25,7 @@ def describe(sketch: RaceSketch) -> dict[str, str]:
     facts = {
         "hash": f"{spec['hash']['name']}, {sketch.rows} rows of {sketch.buckets} buckets, {stated}"
     }
-    facts |= column_facts(sketch.columns)
+    facts |= column_facts(columns_of(sketch))
     for key, value in spec["transform"].items():
         facts[key.replace("_", " ")] = _short(value) if isinstance(value, list) else str(value)
     facts["records"] = f"{sketch.n:,.0f}"
@@ -59,21 +59,14 @@ def column_facts(columns: Sequence[Column]) -> dict[str, str]:
 
 
 def privacy(sketch: RaceSketch) -> str:
-    """Say in one line what protects the records and what is public.
+    """Say in one line what protects the records in all, and what is public.
 
     Examples
     --------
     >>> privacy(RaceSketch.minhash(rows=2))
     'none: exact counts'
     """
-    if sketch.release is None:
-        return "none: exact counts"
-    claim = sketch.release.claim()
-    if sketch.marginals is None or sketch.marginals.release is None:
-        return claim
-    total, own = sketch.release.epsilon + sketch.marginals.release.epsilon, sketch.release.epsilon
-    columns = f"{sketch.marginals.release.epsilon:g} for {len(sketch.columns)} single columns"
-    return f"epsilon={total:g} in all, {columns} and {own:g} for the joint counts: {claim}"
+    return sketch.claim() if sketch.private else "none: exact counts"
 
 
 def _short(values: Sequence[object], most: int = 12) -> str:

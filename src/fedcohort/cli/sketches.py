@@ -42,6 +42,7 @@ class Kind(StrEnum):
     row_l2 = "row-l2"
     mmd = "mmd"
     tvd_lower = "tvd-lower"
+    total_variation = "total-variation"
 
 
 def distance(
@@ -49,20 +50,21 @@ def distance(
     kind: Annotated[
         Kind,
         typer.Option(
-            help="frobenius (the paper's), row-l2 (mean over rows), mmd (squared, may be negative) "
-            "or tvd-lower (a lower bound of the total variation)."
+            help="frobenius (the paper's), row-l2 (mean over rows), mmd (squared, may be "
+            "negative), total-variation (0 to 1, an estimate with its 95% interval) or tvd-lower "
+            "(a lower bound for the data sets at hand, too high for what they were drawn from)."
         ),
     ] = Kind.frobenius,
     debias: Annotated[
         bool | None,
         typer.Option(
             "--debias/--no-debias",
-            help="Remove what is only sample size and noise [if any sketch is private].",
+            help="Remove what is only sample size and noise [removed].",
             show_default=False,
         ),
     ] = None,
     errors: Annotated[
-        bool, typer.Option("--errors", help="Debiased, with standard errors (frobenius, mmd).")
+        bool, typer.Option("--errors", help="With standard errors (frobenius, mmd).")
     ] = False,
     format: Annotated[
         MatrixFormat, typer.Option("--format", help="Table, CSV (without errors) or JSON.")
@@ -75,22 +77,35 @@ def distance(
     from fedcohort.files.finding import client_names
     from fedcohort.files.spec import user_values
     from fedcohort.sketch.distances import distance_matrix
+    from fedcohort.sketch.variation import total_variations
 
     paths, loaded = load_several(sketches, "a distance")
-    names, found = client_names(paths), None
-    with user_values():  # what cannot be had, such as a bound of noisy counts
-        matrix = distance_matrix(loaded, cast("Any", str(kind)), errors or debias).tolist()
+    names = client_names(paths)
+    more: dict[str, Any] = {}
+    with user_values():  # what is not supported, such as a bound of noisy counts
+        if kind is Kind.total_variation:
+            estimates = total_variations(loaded)
+            matrix = [[e.value for e in row] for row in estimates]
+            more = {"intervals": [[[e.low, e.high] for e in row] for row in estimates]}
+            cells = [[f"{e.value:.2f} ({e.low:.2f} to {e.high:.2f})" for e in r] for r in estimates]
+        else:
+            matrix = distance_matrix(loaded, cast("Any", str(kind)), errors or debias).tolist()
+            cells = [["-" if v != v else f"{v:.4f}" for v in row] for row in matrix]
         if errors:
-            found = _errors(loaded, str(kind))
+            more = {"errors": _errors(loaded, str(kind))}
+            cells = [
+                [f"{c} ± {e:.4f}" for c, e in zip(*rows, strict=True)]
+                for rows in zip(cells, more["errors"], strict=True)
+            ]
     if format is MatrixFormat.json:
         head = {"kind": str(kind), "clients": names, "n": [s.n for s in loaded]}
-        show_json({**head, "distances": matrix, **({"errors": found} if found else {})})
+        show_json({**head, "distances": matrix, **more})
     elif format is MatrixFormat.csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(["client", *names])
         writer.writerows([name, *row] for name, row in zip(names, matrix, strict=True))
     else:
-        _show_matrix(names, matrix, found, str(kind))
+        _show_matrix(names, cells, str(kind))
 
 
 def inspect(
@@ -216,7 +231,7 @@ def load_several(paths: Sequence[Path], what: str) -> tuple[list[Path], list[Rac
 
 def _errors(sketches: Sequence[RaceSketch], kind: str) -> Matrix:
     """Return the standard error of every distance, 0 on the diagonal and NaN where it has none."""
-    from fedcohort.sketch.errors import distance_with_error
+    from fedcohort.sketch.uncertainty import distance_with_error
 
     found = [[0.0] * len(sketches) for _ in sketches]
     for i, a in enumerate(watched(sketches, "distances", len(sketches))):
@@ -227,7 +242,7 @@ def _errors(sketches: Sequence[RaceSketch], kind: str) -> Matrix:
     return found
 
 
-def _show_matrix(names: Sequence[str], matrix: Matrix, errors: Matrix | None, kind: str) -> None:
+def _show_matrix(names: Sequence[str], rows: Sequence[Sequence[str]], kind: str) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -237,10 +252,7 @@ def _show_matrix(names: Sequence[str], matrix: Matrix, errors: Matrix | None, ki
     table.add_column("client", no_wrap=True)
     for number in range(1, len(names) + 1):
         table.add_column(str(number), justify="right", no_wrap=True)
-    for number, (name, row) in enumerate(zip(names, matrix, strict=True), 1):
-        cells = ["-" if v != v else f"{v:.4f}" for v in row]
-        if errors is not None:
-            cells = [f"{c} ± {e:.4f}" for c, e in zip(cells, errors[number - 1], strict=True)]
+    for number, (name, cells) in enumerate(zip(names, rows, strict=True), 1):
         table.add_row(str(number), Text(name), *cells)
     out = console()
     needed = Console(width=1 << 20).measure(table).maximum

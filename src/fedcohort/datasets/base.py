@@ -44,6 +44,8 @@ class Dataset:
     classes : int
     client_ids, test_client_ids : array of str (samples,), optional
         The natural client of each sample; None if the data has none.
+    tokens : bool
+        Whether x holds tokens: rows of integers that are names and not amounts.
 
     Examples
     --------
@@ -61,6 +63,7 @@ class Dataset:
     classes: int
     client_ids: Array | None = None
     test_client_ids: Array | None = None
+    tokens: bool = False
 
     def __post_init__(self) -> None:
         self._check_part("", self.x, self.y, self.client_ids)

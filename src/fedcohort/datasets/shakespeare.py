@@ -54,7 +54,7 @@ def read(folder: Folder, *, max_samples: int | None = 500) -> Dataset:
     test = {role: s[s.size - s.size // 10 :] for role, s in starts.items()}
     x, y, clients = _windows(roles, train)
     x_test, y_test, test_clients = _windows(roles, test)
-    return Dataset(folder.name, x, y, x_test, y_test, CLASSES, clients, test_clients)
+    return Dataset(folder.name, x, y, x_test, y_test, CLASSES, clients, test_clients, tokens=True)
 
 
 def encode(text: str) -> Tokens:

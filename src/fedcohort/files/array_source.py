@@ -15,7 +15,7 @@ from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.array_file import ArrayFile, arrays_in
 from fedcohort.files.finding import kind_of
 from fedcohort.files.source import Block, Place, Reading, Source, Want, fill
-from fedcohort.sketch.hashing.base import MAX_DIM
+from fedcohort.sketch.hashing import MAX_DIM
 
 LONGEST_NAME = 4096  # bytes of a client's name in an array
 

@@ -18,6 +18,10 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from datetime import date
 from typing import Any, Literal, get_args
 
+from fedcohort.exceptions import InvalidSketch
+from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.transforms import Transform
+
 Kind = Literal["number", "boolean", "category", "ordered", "date", "text", "value"]
 Missing = Literal["error", "drop", "zero", "indicator"]
 PERIODS = {"yearday": 366, "month": 12, "weekday": 7, "hour": 24}
@@ -190,32 +194,16 @@ def columns_width(columns: Sequence[Column]) -> int:
     return sum(column.width for column in columns)
 
 
-def column_difference(mine: Sequence[Column], theirs: Sequence[Column]) -> str | None:
-    """Say in full how the columns of two sketches differ; None if they do not.
-
-    Examples
-    --------
-    >>> column_difference([Column("a"), Column("b")], [Column("a"), Column("c")])
-    "columns only in the first: 'b'; only in the second: 'c'; give all sites the same columns"
-    """
-    if tuple(mine) == tuple(theirs):
-        return None
-    first, second = ({column.name: column for column in side} for side in (mine, theirs))
-    only = [[c for c in a if c not in b] for a, b in ((first, second), (second, first))]
-    messages = [
-        f"{text} {', '.join(map(repr, names))}"
-        for text, names in zip(("only in the first:", "only in the second:"), only, strict=True)
-        if names
-    ]
-    if messages:
-        return "columns " + "; ".join(messages) + "; give all sites the same columns"
-    unlike = [name for name in first if first[name] != second[name]]
-    if not unlike:
-        return "the same columns in another order; give all sites the same order"
-    return "; ".join(_one_difference(first[c], second[c]) for c in unlike)
-
-
-def _one_difference(mine: Column, theirs: Column) -> str:
-    pairs = [(f.name, getattr(mine, f.name), getattr(theirs, f.name)) for f in fields(Column)]
-    unlike = ", ".join(f"{name} {a!r} is not {b!r}" for name, a, b in pairs if a != b)
-    return f"column {mine.name!r}: {unlike}"
+def columns_of(sketch: RaceSketch) -> tuple[Column, ...]:
+    """Return the columns that a sketch states; InvalidSketch if they do not make its vectors."""
+    try:
+        columns = columns_from_spec(list(sketch.columns))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidSketch(f"the header is wrong: {error}") from None
+    step, dim = sketch.transform, getattr(sketch.family, "dim", None)
+    labels = step.classes if isinstance(step, Transform) else 0
+    if columns and dim is not None and columns_width(columns) + labels != dim:
+        raise InvalidSketch(
+            f"the header is wrong: columns of {columns_width(columns)} numbers for dim={dim}"
+        )
+    return columns

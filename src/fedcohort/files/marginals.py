@@ -28,16 +28,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import hypergeom
 
-from fedcohort.files.columns import PERIODS, Column
-from fedcohort.privacy.calibration import Neighbors
-from fedcohort.privacy.release import Release, Size, release
+from fedcohort.files.columns import PERIODS, Column, columns_of
+from fedcohort.sketch.race import BINS, ColumnCounts
 
 if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-BINS = 16
 EDGES = np.array([-3, -2, -1.5, -1, -0.65, -0.35, -0.1, 0.1, 0.35, 0.65, 1, 1.5, 2, 3])
 MIDDLES = np.concatenate([[-3.5], (EDGES[1:] + EDGES[:-1]) / 2, [3.5]])
 FALSE_MARKS = 0.01
@@ -49,51 +47,6 @@ TILTS = np.geomspace(0.5, 16, 20)  # values of t that are tried, times the stand
 NEAR_LIMIT = 1 - np.geomspace(
     0.5, 0.02, 8
 )  # and, for Laplace noise, near the largest t that it has
-
-
-class Marginals:
-    """The histograms of all columns of one client; `counts` is (columns, 16)."""
-
-    def __init__(self, columns: Sequence[Column]) -> None:
-        self.columns = tuple(columns)
-        self.counts: NDArray[np.int64] = np.zeros((len(self.columns), BINS), np.int64)
-        self.n: float = 0
-        self.release: Release | None = None
-
-    def add(self, bins: NDArray[np.int64]) -> None:
-        """Count records, given the bin of each in every column, (n, columns)."""
-        for i, column in enumerate(bins.T):
-            self.counts[i] += np.bincount(column, minlength=BINS)
-        self.n += len(bins)
-
-    def combined(self, other: Marginals, sign: int, release: Release | None) -> Marginals:
-        """Return the sum or the difference of two sites' histograms."""
-        out = Marginals(self.columns)
-        out.counts, out.n = self.counts + sign * other.counts, self.n + sign * other.n
-        out.release = release
-        return out
-
-    def private(
-        self,
-        epsilon: float,
-        delta: float,
-        neighbors: Neighbors,
-        n: Size,
-        rng: np.random.Generator | None,
-    ) -> Marginals:
-        """Return a copy with noise; the budget is that of all columns together."""
-        out = Marginals(self.columns)
-        out.counts, out.release = release(self.counts, epsilon, delta, neighbors, n, rng)
-        out.n = self.n if n == "public" else float(out.counts.sum()) / len(self.columns)
-        return out
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Marginals):
-            return NotImplemented
-        same = self.columns == other.columns and self.n == other.n
-        return same and self.release == other.release and bool((self.counts == other.counts).all())
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def bins_of(columns: Sequence[Column], parts: Sequence[Any]) -> NDArray[np.int64]:
@@ -176,7 +129,7 @@ class _Side(NamedTuple):
         return _Side(*(part[:, min(i, part.shape[1] - 1)] for part in self))
 
 
-def _side(marginals: Sequence[Marginals]) -> _Side:
+def _side(marginals: Sequence[ColumnCounts]) -> _Side:
     """Stack the histograms of several clients, (clients, columns, bins)."""
     moments = [
         (0.0, 0.0) if m.release is None else (m.release.variance, m.release.fourth)
@@ -190,9 +143,9 @@ def _side(marginals: Sequence[Marginals]) -> _Side:
 def column_gaps(a: RaceSketch, b: RaceSketch) -> list[ColumnGap]:
     """Compare two sites, made with `--explain`, column by column."""
     a.check_alike(b)
-    own, other = _held([a, b])
-    sides = _side([own]), _side([other])
-    return _gaps(own.columns, *sides, tests=len(own.columns))[0]
+    one, other = _held([a, b])
+    columns = columns_of(a)
+    return _gaps(columns, _side([one]), _side([other]), tests=len(columns))[0]
 
 
 def gaps_to_rest(sketches: Sequence[RaceSketch]) -> list[list[ColumnGap]]:
@@ -202,14 +155,15 @@ def gaps_to_rest(sketches: Sequence[RaceSketch]) -> list[list[ColumnGap]]:
     at most half of them: one strange site must not make all others differ from the rest.
     """
     held = _held(sketches)
-    columns, tests = held[0].columns, len(held) * len(held[0].columns)
+    columns = columns_of(sketches[0])
+    tests = len(held) * len(columns)
     everyone = _side(held)
     rest = [_usual(everyone.column(i), c, tests) for i, c in enumerate(columns)]
     joined = _Side(*(np.stack(parts, axis=1) for parts in zip(*rest, strict=True)))
     return _gaps(columns, everyone, joined, tests)
 
 
-def _held(sketches: Sequence[RaceSketch]) -> list[Marginals]:
+def _held(sketches: Sequence[RaceSketch]) -> list[ColumnCounts]:
     held = [s.marginals for s in sketches if s.marginals is not None]
     if len(held) != len(sketches) or len(held) < 2:
         raise ValueError("these sketches hold no single columns: make them with --explain")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedcohort.exceptions import DataError, IncompatibleSketches, InvalidSketch
+from fedcohort.files.columns import columns_of
 from fedcohort.files.finding import lost_files
 from fedcohort.files.marginals import bins_of
 from fedcohort.files.source import Block, Source
@@ -86,7 +87,7 @@ def sketch_parts(
     """
     made: dict[str, Classes] = {}
     for block in source.blocks():
-        bins = _bins(empty, block)
+        bins = None if empty.marginals is None else bins_of(source.columns, block.parts)
         for client, rows in _groups(block):
             known = client in made
             if not known and (client in done or (most is not None and len(made) >= most)):
@@ -145,11 +146,6 @@ def _take(items: Any, rows: Any) -> Any:
     return [items[i] for i in rows]
 
 
-def _bins(sketch: RaceSketch, block: Block) -> Any:
-    """Return the bins of the single columns, where the sketch holds them."""
-    return None if sketch.marginals is None else bins_of(sketch.columns, block.parts)
-
-
 def _add(sketch: RaceSketch, x: Any, y: Any, bins: Any = None) -> None:
     try:
         sketch.add(x, y)
@@ -162,7 +158,9 @@ def _add(sketch: RaceSketch, x: Any, y: Any, bins: Any = None) -> None:
 def load_sketch(path: Path) -> RaceSketch:
     """Load one sketch; errors name the file."""
     try:
-        return RaceSketch.load(path)
+        sketch = RaceSketch.load(path)
+        columns_of(sketch)
+        return sketch
     except InvalidSketch as error:
         message = str(error)
         raise InvalidSketch(message if str(path) in message else f"{path}: {message}") from None

@@ -23,12 +23,11 @@ from typing import Any, Literal, cast, get_args
 
 from fedcohort.exceptions import ConfigError, FedcohortError
 from fedcohort.files.columns import Column, check_names
-from fedcohort.files.marginals import Marginals
 from fedcohort.files.source import NULL_VALUES, CsvOptions, Form, Nulls, Source, Want
 from fedcohort.privacy.calibration import Neighbors
 from fedcohort.privacy.planning import sketch_size
 from fedcohort.privacy.release import Release, Size, noise_for
-from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.race import ColumnCounts, RaceSketch
 from fedcohort.sketch.transforms import Tokenizer, Transform
 from fedcohort.storage import read_toml
 
@@ -235,11 +234,11 @@ class SketchSpec:
                 width = 2.0 if size.width is None else size.width
                 step, buckets = self._transform(source), size.buckets or 1 << bits
                 made = RaceSketch.pstable(source.dim, rows, width, buckets, size.seed, step)
-        made.columns = source.columns
+        made.columns = tuple(column.spec() for column in source.columns)
         if self.release.explain:
             if not source.columns or source.form != "vectors":
                 raise ConfigError("--explain compares the columns of a table, as srp or pstable")
-            made.marginals = Marginals(source.columns)
+            made.marginals = ColumnCounts.empty(len(source.columns))
         return made
 
     def _size(self, source: Source) -> tuple[int, int]:

@@ -28,11 +28,10 @@ from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.privacy.release import noise_for
 from fedcohort.rounds import ClientId
 from fedcohort.signals.catalog import SIGNALS, Option
-from fedcohort.sketch.hashing import MinHash
-from fedcohort.sketch.race import RaceSketch, empty_sketch
+from fedcohort.sketch.hashing import MAX_BITS, MAX_CELLS, MinHash
+from fedcohort.sketch.race import RaceSketch, empty_sketch, token_sets
 from fedcohort.storage import write_atomically
 
-MOST_COUNTERS = 1 << 24
 SIGNALS_KEY = "fedcohort-signals"
 COUNT_METRICS = ("num-examples", "num_examples")
 
@@ -220,15 +219,15 @@ def sketch(
     RaceSketch(srp, 10 x 8, n=4)
     """
     rows, bits = int(options["rows"]), int(options["bits"])
-    if rows < 1 or bits < 1 or bits > 30 or rows << bits > MOST_COUNTERS:
+    if not (rows >= 1 and 1 <= bits <= MAX_BITS and rows << bits <= MAX_CELLS):
         raise ConfigError(f"a sketch of rows={rows}, bits={bits} is refused: too many counters")
     made = None
     for x, y in examples:
         if made is None:
             made = empty_sketch(options, x, classes=classes, center=center)
-        flat = x.reshape(len(x), -1)
+        flat: Any = x.reshape(len(x), -1)
         if isinstance(made.family, MinHash):
-            flat = flat.astype(np.int64)  # whole numbers that came as floats
+            flat = token_sets(flat)
         made.add(flat, y if made.labeled else None)
     if made is None:
         raise ConfigError("attach(data=...): there are no examples to sketch")

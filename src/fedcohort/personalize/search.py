@@ -24,9 +24,9 @@ from fedcohort.options import unknown
 from fedcohort.personalize.registry import NO_MODEL, Registry, check_size
 from fedcohort.rounds import ClientId, check_id
 from fedcohort.sketch.distances import Stack, error_variance, squares_to
-from fedcohort.sketch.errors import squared_errors
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
+from fedcohort.sketch.uncertainty import squared_errors
 
 Ranking = Literal["debiased", "plain"]
 CELLS = 1 << 22  # counts compared at a time

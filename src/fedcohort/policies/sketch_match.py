@@ -19,9 +19,10 @@ from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
 from fedcohort.sketch.distances import Stack
-from fedcohort.sketch.federation import GlobalSketch, shrink, standard_error
+from fedcohort.sketch.federation import GlobalSketch, shrink
 from fedcohort.sketch.labels import UniformLabels
 from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.uncertainty import error_at_center
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -352,7 +353,7 @@ def drift(old: NDArray[Any], new: NDArray[Any]) -> Array:
     squares = np.zeros(len(before))
     for (_, a), (_, b) in zip(before.chunks(), after.chunks(), strict=True):
         squares += np.einsum("irb,irb->i", a - b, a - b)
-    errors = np.hypot(standard_error(before), standard_error(after))
+    errors = np.hypot(error_at_center(before), error_at_center(after))
     with np.errstate(divide="ignore", invalid="ignore"):
         far = (squares - before.error_variance() - after.error_variance()) / errors
     return np.asarray(np.nan_to_num(far, nan=0.0))

@@ -98,6 +98,7 @@ class BudgetLedger:
     Examples
     --------
     >>> import tempfile
+    >>> from fedcohort.privacy.release import noise_for
     >>> folder = tempfile.TemporaryDirectory()
     >>> ledger = BudgetLedger(folder.name + "/budget.json", epsilon=1.0)
     >>> ledger.charge(noise_for(10, 0.75, 0.0, "add-remove"))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedcohort.privacy.calibration import Neighbors
 from fedcohort.privacy.release import Release, noise_for
+from fedcohort.sketch.uncertainty import noise_variance
 
 if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
@@ -101,7 +102,7 @@ def _expect(n: float, rows: int, bits: float, noise: Release) -> SketchSize:
     spread = 2 * noise.variance / n**2  # of a cell of the gap between two alike sketches
     fourth = 2 * noise.fourth / n**4
     scatter = square + 2 * rows / n
-    variance = 4 * spread * scatter + rows * buckets * (2 * spread**2 + fourth)
+    variance = noise_variance(scatter, rows * buckets, spread, fourth)
     ratio = square / math.sqrt(variance) if variance > 0 else math.inf
     partition = (0.3 + 1 / bits) ** 2 / rows
     error = math.sqrt(partition + 1 / ratio**2)

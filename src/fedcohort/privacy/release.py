@@ -111,15 +111,19 @@ class Release:
         fourth = max(0.0, self.fourth - part.fourth)
         return replace(self, variance=left, fourth=fourth, parts=self.parts - part.parts)
 
-    def claim(self) -> str:
-        """Say in one line what is protected and what is public.
+    def budget(self) -> str:
+        """Epsilon, and delta where there is one, in words."""
+        return f"epsilon={self.epsilon:g}" + (f", delta={self.delta:g}" if self.delta else "")
+
+    def claim(self, noise: str = "") -> str:
+        """Say in one line what is protected and what is public, by `noise` if not one mechanism.
 
         Examples
         --------
         >>> noise_for(10, 1.0, 0.0, "replace").claim()
         'epsilon=1 for replacing one record; public: the exact number of records; laplace noise'
         """
-        budget = f"epsilon={self.epsilon:g}" + (f", delta={self.delta:g}" if self.delta else "")
+        budget, noise = self.budget(), noise or f"{self.mechanism} noise"
         merged = f", {self.parts} sketches merged" if self.parts > 1 else ""
         if self.neighbors == "replace":
             what = f"{budget} for replacing one record"
@@ -132,7 +136,7 @@ class Release:
             public = "public: the exact number of records"
             if self.neighbors == "add-remove":
                 public += " (so in all: twice the epsilon, for replacing one record)"
-        return f"{what}; {public}; {self.mechanism} noise{merged}"
+        return f"{what}; {public}; {noise}{merged}"
 
     def spec(self) -> dict[str, Any]:
         """Return the release as plain values for a header."""

@@ -22,6 +22,7 @@ from fedcohort.registry import lookup
 from fedcohort.rounds import ClientId
 from fedcohort.signals.forms import MAX_COUNT, Form, Numbers, Sketch
 from fedcohort.signals.projection import Vectors
+from fedcohort.sketch.hashing import MAX_BITS
 
 When = Literal["profile", "query", "reply"]
 Work = Literal["server", "data", "forward", "train"]
@@ -241,7 +242,6 @@ class Needs:
 
 
 LOSS = Numbers()
-MAX_BITS = 24
 COUNT = Numbers(dtype="i8", low=0, high=2**40)
 
 

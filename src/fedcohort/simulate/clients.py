@@ -153,7 +153,8 @@ class SimulatedClients(Clients):
         center = None
         if options.get("center"):
             center = public.reshape(len(public), -1).mean(axis=0)
-        return empty_sketch(options, public, classes=classes, center=center)
+        tokens = self.federation.dataset.tokens and public.dtype.kind in "iu"
+        return empty_sketch(options, public, classes=classes, center=center, tokens=tokens)
 
     def _inputs(self, options: Options) -> tuple[Data, list[NDArray[np.int64]], NDArray[Any]]:
         """Return what is sketched: samples, the rows of each client, and public samples.

@@ -17,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcohort.sketch.hashing import SRP
-from fedcohort.sketch.hashing.base import Rotations, rotations
-from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.hashing import SRP, MinHash, Rotations, rotations
+from fedcohort.sketch.race import RaceSketch, token_sets
 from fedcohort.sketch.transforms import Transform
 
 LARGEST_IN_REGISTERS = 4096
@@ -38,7 +37,7 @@ def federation_counts(
     """Yield the counts (rows, buckets) of each client's sketch, in the order of `parts`.
 
     On a CUDA device, all clients are hashed together there. On a CPU, and for sketches that have an
-    embedding or are not of the fast family, each client is hashed by `RaceSketch.add`. The counts
+    embedding or hash otherwise than by SRP, each client is hashed by `RaceSketch.add`. The counts
     are the same.
 
     Parameters
@@ -65,8 +64,7 @@ def federation_counts(
     family, transform = empty.family, empty.transform
     x = x.flatten(1)
     plain = isinstance(transform, Transform) and transform.embedding is None
-    fast = isinstance(family, SRP) and family.family == "fast"
-    if method == "auto" and not (x.is_cuda and plain and fast):
+    if method == "auto" and not (x.is_cuda and plain and isinstance(family, SRP)):
         yield from _by_race_sketch(empty, x, parts, labels)
         return
     if not (isinstance(family, SRP) and isinstance(transform, Transform)):
@@ -84,10 +82,13 @@ def federation_counts(
 def _by_race_sketch(
     empty: RaceSketch, x: Tensor, parts: Sequence[NDArray[np.int64]], labels: Tensor | None
 ) -> Iterator[Counts]:
-    rows, y = x.cpu().numpy(), None if labels is None else labels.cpu().numpy()
+    rows = x.cpu().numpy()
+    y = None if labels is None else labels.cpu().numpy()
+    sets = token_sets(rows) if isinstance(empty.family, MinHash) else None
     for part in parts:
         sketch = empty.empty_like()
-        sketch.add(rows[part], None if y is None else y[part])
+        own = rows[part] if sets is None else [sets[i] for i in part]
+        sketch.add(own, None if y is None else y[part])
         yield sketch.counts
 
 
@@ -99,7 +100,7 @@ def hash_counts(x: Tensor, family: SRP, method: Method = "auto") -> Tensor:
     x : Tensor (n, dim)
         Any real dtype, finite.
     family : SRP
-        Hash functions of the fast family.
+        Hash functions.
     method : {"auto", "torch", "triton"}
         "auto" uses Triton on CUDA devices for vectors of up to 4096 padded entries.
 
@@ -129,10 +130,6 @@ def _count(
     method: Method,
 ) -> Tensor:
     """Count row at[i] of x for client owners[i]: int32 (clients, rows, buckets)."""
-    if family.family != "fast":
-        raise ValueError(
-            "only the fast family is hashed here; use RaceSketch.add for the dense one"
-        )
     if x.shape[1] + transform.classes != family.dim:
         raise ValueError(f"data of shape {tuple(x.shape)} for dim={family.dim}")
     turns = rotations(family.seed, family.name, family.dim, family.rows, family.bits, "f4")
@@ -192,7 +189,7 @@ def _unit_length(x: Tensor) -> Tensor:
 
 
 def scaled(x: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Return x such that float32 sums cannot overflow, by the rule of `hashing.srp`.
+    """Return x such that float32 sums cannot overflow, by the rule of `sketch.hashing`.
 
     `rows` are the numbers that an error calls the rows by.
     """

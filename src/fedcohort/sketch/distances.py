@@ -1,26 +1,25 @@
 """Distances between the normalized sketches of many clients, read a few rows at a time.
 
-Write q for a client's counts / n. Four kinds of distance between sketches a and b of the same hash
-functions:
+Write q for a client's counts / n. Kinds of distance between sketches a and b:
 
 - ``frobenius``: the root of the summed squares of a - b (paper 0, section 3.2.2);
 - ``row-l2``: the mean over rows of the row's Euclidean distance (the paper's released code);
 - ``mmd``: the squared maximum mean discrepancy of the kernel "probability to meet in a row". It is
-  unbiased, so it can be negative. (A folded kernel is (1 - 1 / buckets) times the unfolded one plus
-  a constant, and so is its MMD.)
+  unbiased, so it can be negative;
 - ``tvd-lower``: half the mean over rows of the row's summed absolute differences. It never exceeds
-  the total variation between the two data sets.
+  the total variation between the two *data sets* at hand; two samples of one distribution are far
+  apart by it. For the total variation of what they were drawn from, see `sketch.variation`.
 
 Row r of q is an average of n one-hot vectors. It scatters around the true bucket probabilities p_r
 with E|q_r - p_r|^2 = (1 - |p_r|^2) / n, so small clients look far from everybody.
 (1 - |q_r|^2) / (n - 1) estimates that part without bias. Noise of variance s on every count adds
 rows * buckets * s / n^2. The sum of both is the client's *error variance* (`error_variance`).
 
-`debias` removes the error variance of each side from the squared Frobenius distance, whose
-expectation is then rows times the squared MMD. A distance is the root of that, or 0 where noise
-left it negative.
-With `debias`, ``row-l2`` is this root / sqrt(rows), because one root per row would be biased again.
-Clients without data get NaN; with `debias`, so do clients with fewer than two records.
+Distances are debiased unless `debias=False` asks for the paper's plain ones: the error variance of
+each side is removed from the squared Frobenius distance, whose expectation is then rows times the
+squared MMD. A distance is the root of that, or 0 where chance left it negative. ``row-l2`` is then
+this root / sqrt(rows), because one root per row would be biased again. ``tvd-lower`` is never
+debiased. Clients without data get NaN; debiased, so do clients with fewer than two records.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from fedcohort.exceptions import IncompatibleSketches
 
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
 Readings: TypeAlias = "NDArray[Any] | Sequence[RaceSketch]"
 Floats = NDArray[np.float64]
 CHUNK = 1 << 22  # numbers read at a time
+Kind = Literal["frobenius", "row-l2", "mmd", "tvd-lower"]
+Center = Literal["pooled", "mean"]
 
 
 def noise_variance_total(n: Floats, noise: Floats, cells: int) -> Floats:
@@ -129,23 +130,10 @@ class Stack:
         return out
 
 
-Kind = Literal["frobenius", "row-l2", "mmd", "tvd-lower"]
-Center = Literal["pooled", "mean"]
-
-
-def normalized(readings: Readings, dtype: DTypeLike = np.float32) -> NDArray[Any]:
-    """Counts / n of every client, (N, rows, buckets); NaN for a client without data."""
-    stack = Stack(readings)
-    out = np.empty((len(stack), stack.rows, stack.buckets), dtype)
-    for rows, q in stack.chunks():
-        out[:, rows] = q
-    return out
-
-
 def distance(
     a: RaceSketch, b: RaceSketch, kind: Kind = "frobenius", debias: bool | None = None
 ) -> float:
-    """Distance between two sketches, normalized; kinds and `debias` as in `distances`.
+    """Distance between two sketches, normalized; kinds and `debias` as in `distance_matrix`.
 
     ValueError if a sketch is empty, or too small to be debiased.
     """
@@ -167,12 +155,12 @@ def distance_matrix(
     kind : {"frobenius", "row-l2", "mmd", "tvd-lower"}
         See the module. "frobenius" and "mmd" take one matrix product; the others go pair by pair.
     debias : bool, optional
-        Whether to remove what is only sample size and noise; None does so for noisy sketches.
+        Whether to remove what is only sample size and noise, as is done by default.
     """
     stack = Stack(readings)
     if should_debias(stack, kind, debias):
-        own = stack.error_variance()
-        out = _finish(stack, _squares(stack) - (own[:, None] + own), kind)
+        error = stack.error_variance()
+        out = _in_kind(stack, _squares(stack) - (error[:, None] + error), kind)
     elif kind == "frobenius":
         out = np.sqrt(_squares(stack))
     else:
@@ -192,8 +180,8 @@ def distances_to_global(
     Parameters
     ----------
     readings, kind, debias
-        As in `distance_matrix`. The client is part of the global sketch: of the difference
-        sum_i w_i q_i - q_j, sum_i w_i^2 e_i + (1 - 2 w_j) e_j is error variance.
+        As in `distance_matrix`. The client is part of the global sketch: the error variance of
+        sum_i w_i q_i - q_j is sum_i w_i^2 e_i + (1 - 2 w_j) e_j.
     center : {"pooled", "mean"}
         The sketch of all data together, or the paper's unweighted mean of sketches.
     """
@@ -201,8 +189,8 @@ def distances_to_global(
     weights = stack.weights(center)
     excess = None
     if should_debias(stack, kind, debias):
-        own = stack.error_variance()
-        excess = np.nansum(weights**2 * own) + (1 - 2 * weights) * own
+        error = stack.error_variance()
+        excess = np.nansum(weights**2 * error) + (1 - 2 * weights) * error
     return distances_to_center(stack, stack.mixture(weights), kind, excess)
 
 
@@ -226,24 +214,23 @@ def distances_to(
             f"{stack.rows} x {stack.buckets}"
         )
     excess = None
-    if should_debias(stack, kind, debias) | should_debias(single, kind, debias):
+    if should_debias(stack, kind, debias) and should_debias(single, kind, debias):
         excess = stack.error_variance() + single.error_variance()
     return distances_to_center(stack, single.mixture(np.ones(1)), kind, excess)
 
 
-def squares_to(stack: Stack, own: Floats, other: RaceSketch) -> Floats:
+def squares_to(stack: Stack, errors: Floats, other: RaceSketch) -> Floats:
     """Debiased squared Frobenius distance of every client to one other sketch, (N,).
 
-    `own` is the error variance of the clients, for callers that need it more than once.
+    `errors` are the error variances of the clients, for callers that need them more than once.
     """
     single = Stack([other])
+    excess = errors + single.error_variance()
     center = single.mixture(np.ones(1))
-    return np.asarray(
-        distances_to_center(stack, center, "mmd", own + single.error_variance()) * stack.rows
-    )
+    return np.asarray(distances_to_center(stack, center, "mmd", excess) * stack.rows)
 
 
-def gram(readings: Readings, debias: bool | None = None) -> Floats:
+def gram(readings: Readings, debias: bool = True) -> Floats:
     """Mean over rows of the inner products of normalized sketches, (N, N).
 
     With debiased diagonal, (w - v)' G (w - v) estimates the squared MMD between the mixtures of
@@ -251,7 +238,7 @@ def gram(readings: Readings, debias: bool | None = None) -> Floats:
     """
     stack = Stack(readings)
     out = _products(stack, centered=False)
-    if should_debias(stack, "frobenius", debias):
+    if debias:
         out[np.diag_indices_from(out)] -= stack.error_variance()
     out /= stack.rows
     return out
@@ -267,10 +254,10 @@ def should_debias(stack: Stack, kind: Kind, debias: bool | None) -> bool:
         raise ValueError(f"tvd-lower: {why}; use kind='frobenius' or 'mmd'")
     if kind == "mmd" and debias is False:
         raise ValueError("mmd is debiased by definition; use kind='frobenius' for the raw distance")
-    return kind == "mmd" or (noisy if debias is None else debias)
+    return kind != "tvd-lower" and debias is not False
 
 
-def _finish(stack: Stack, squares: Floats, kind: Kind) -> Floats:
+def _in_kind(stack: Stack, squares: Floats, kind: Kind) -> Floats:
     """Turn debiased squared Frobenius distances into the wanted kind."""
     if kind == "mmd":
         out: Floats = squares / stack.rows
@@ -302,7 +289,7 @@ def distances_to_center(
             total += np.einsum("irb,irb->i", gap, gap)
     if excess is not None:
         squares = total - excess
-        return _finish(stack, squares if kind == "mmd" else np.maximum(squares, least), kind)
+        return _in_kind(stack, squares if kind == "mmd" else np.maximum(squares, least), kind)
     return np.sqrt(total) if kind == "frobenius" else total / stack.rows
 
 
@@ -321,8 +308,8 @@ def _products(stack: Stack, centered: bool) -> Floats:
 def _squares(stack: Stack) -> Floats:
     """Squared Frobenius distances, seen from the mean: like numbers lose no digits."""
     products = _products(stack, centered=True)
-    own = np.diag(products)
-    return np.maximum(own[:, None] + own - 2 * products, 0)
+    lengths = np.diag(products)
+    return np.maximum(lengths[:, None] + lengths - 2 * products, 0)
 
 
 def _pairwise(stack: Stack, kind: Kind) -> Floats:

@@ -19,6 +19,7 @@ from fedcohort.sketch.distances import (
     error_variance,
     noise_variance_total,
 )
+from fedcohort.sketch.uncertainty import error_at_center
 
 Array = NDArray[np.float64]
 
@@ -136,7 +137,7 @@ class GlobalSketch:
         for part in blocks(readings):
             stack = Stack(readings[part])
             excess = self._excess(stack, center) if debias else None
-            least = standard_error(stack) if at_least_error else 0.0
+            least = error_at_center(stack) if at_least_error else 0.0
             result[part] = distances_to_center(stack, goal, kind, excess, least)
         return result
 
@@ -220,18 +221,6 @@ def variance_between(squares: Array, errors: Array) -> tuple[float, float]:
         spread = max(float(precision @ beyond), floor)
     doubt = math.sqrt(float(precision**2 @ (beyond - precision @ beyond) ** 2))
     return spread, doubt
-
-
-def standard_error(stack: Stack) -> Array:
-    """Standard error of each client's debiased squared distance if the client were at the center.
-
-    Noise of variance s on each of the cells gives at most sqrt(5 cells) s, the value of Laplace
-    noise (Gaussian noise: sqrt(2 cells) s). The sampling part is at most sqrt(2) times its mean,
-    which one squared Gaussian has; rows see the same records, so their number does not help.
-    """
-    noisy = noise_variance_total(stack.n, stack.noise, stack.rows * stack.buckets)
-    sampling = np.maximum(stack.error_variance() - noisy, 0.0)
-    return np.asarray(np.sqrt(2) * sampling + np.sqrt(5 / (stack.rows * stack.buckets)) * noisy)
 
 
 def blocks(readings: NDArray[Any]) -> Iterator[slice]:

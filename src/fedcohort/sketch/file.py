@@ -7,7 +7,8 @@
     4 bytes   length of the header, h
     4 bytes   length of the compressed counts, c
     h bytes   header: UTF-8 JSON
-    c bytes   zlib stream of rows * buckets signed integers of the header's width
+    c bytes   zlib stream of signed integers of the header's width: rows * buckets counts, then
+              16 per column where the sketch holds single columns
     32 bytes  BLAKE2b of all that comes before
 
 A reader trusts nothing: sizes are checked against each other before anything is allocated, the
@@ -22,20 +23,13 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import InvalidSketch
-from fedcohort.files.columns import Column, columns_from_spec, columns_width
-from fedcohort.files.marginals import BINS, Marginals
-from fedcohort.privacy.release import Release
-from fedcohort.sketch import hashing, transforms
-from fedcohort.sketch.hashing import HashFamily
-from fedcohort.sketch.hashing.base import MAX_CELLS
-from fedcohort.sketch.transforms import Tokenizer, Transform
+from fedcohort.sketch.hashing import MAX_CELLS
 
 MAGIC = b"FCSKETCH"
 VERSION = 2  # 1 had other hash functions for the same seed
@@ -51,84 +45,12 @@ def pack(header: dict[str, Any], counts: NDArray[np.int64]) -> bytes:
     """Return a file's content; the header gets the width of the counts."""
     low, high = int(counts.min()), int(counts.max())
     width = next(w for w in WIDTHS if -(1 << (8 * w - 1)) <= low <= high < 1 << (8 * w - 1))
-    stated = json.dumps({**header, "width": width}, allow_nan=False, sort_keys=True).encode()
-    if len(stated) > MAX_HEADER:
-        raise ValueError(f"a header of {len(stated)} bytes is too long; use fewer constants")
+    text = json.dumps({**header, "width": width}, allow_nan=False, sort_keys=True).encode()
+    if len(text) > MAX_HEADER:
+        raise ValueError(f"a header of {len(text)} bytes is too long; use fewer constants")
     packed = zlib.compress(counts.astype(WIDTHS[width]).tobytes(), 6)
-    body = PREFIX.pack(MAGIC, VERSION, len(stated), len(packed)) + stated + packed
+    body = PREFIX.pack(MAGIC, VERSION, len(text), len(packed)) + text + packed
     return body + hashlib.blake2b(body, digest_size=DIGEST).digest()
-
-
-class Parts(NamedTuple):
-    """What a sketch is made of."""
-
-    family: HashFamily
-    transform: Transform | Tokenizer
-    counts: NDArray[np.int64]
-    n: int | float
-    release: Release | None
-    columns: tuple[Column, ...]
-    origin: dict[str, Any]
-    marginals: Marginals | None
-
-
-def parse(data: bytes, embedding: Callable[[Any], Any] | None = None) -> Parts:
-    """Read a file's content; InvalidSketch for anything else."""
-    header, packed = unpack(data)
-    try:
-        family = hashing.from_spec(header.get("hash"))
-        transform = transforms.from_spec(header.get("transform"), embedding)
-        stated = header.get("release")
-        release = None if stated is None else Release.from_spec(stated)
-        columns = columns_from_spec(header.get("columns", []))
-        check_columns(columns, family, transform)
-        origin = header.get("origin", {})
-        if not isinstance(origin, dict):
-            raise ValueError("the origin must be an object")
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidSketch(f"the header is wrong: {error}") from None
-    cells, more = family.rows * family.buckets, _marginal_cells(header, columns)
-    flat = _unpack_counts(packed, header.get("width"), cells + more)
-    counts = flat[:cells].reshape(family.rows, family.buckets)
-    n = _checked_n(header.get("n"), counts, release is not None)
-    marginals = _marginals(header["marginals"], columns, flat[cells:]) if more else None
-    return Parts(family, transform, counts, n, release, columns, origin, marginals)
-
-
-def _marginal_cells(header: dict[str, Any], columns: tuple[Column, ...]) -> int:
-    """How many counts of single columns follow those of the joint sketch."""
-    held = header.get("marginals")
-    if held is None:
-        return 0
-    if not isinstance(held, dict) or set(held) != {"n", "release"} or not columns:
-        raise InvalidSketch("the header is wrong: marginals must state n and release")
-    return len(columns) * BINS
-
-
-def _marginals(
-    held: dict[str, Any], columns: tuple[Column, ...], counts: NDArray[np.int64]
-) -> Marginals:
-    out = Marginals(columns)
-    out.counts = counts.reshape(len(columns), BINS)
-    try:
-        out.release = None if held["release"] is None else Release.from_spec(held["release"])
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidSketch(f"the header is wrong: {error}") from None
-    out.n = _checked_n(held["n"], out.counts, out.release is not None)
-    return out
-
-
-def check_columns(
-    columns: tuple[Column, ...], family: HashFamily, transform: Transform | Tokenizer
-) -> None:
-    """Refuse columns that do not make the vectors of the hash family."""
-    if not columns or not hasattr(family, "dim"):
-        return
-    labels = transform.classes if isinstance(transform, Transform) else 0
-    if columns_width(columns) + labels != family.dim:
-        raise ValueError(
-            f"columns of {columns_width(columns)} numbers for a hash of dim={family.dim}"
-        )
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -145,10 +67,10 @@ def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
     if hashlib.blake2b(data[:-DIGEST], digest_size=DIGEST).digest() != data[-DIGEST:]:
         raise InvalidSketch("the checksum is wrong: the file was damaged or altered")
     start = PREFIX.size + head
-    return _parse(data[PREFIX.size : start]), data[start:-DIGEST]
+    return _header(data[PREFIX.size : start]), data[start:-DIGEST]
 
 
-def _parse(text: bytes) -> dict[str, Any]:
+def _header(text: bytes) -> dict[str, Any]:
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not a number")
 
@@ -161,7 +83,7 @@ def _parse(text: bytes) -> dict[str, Any]:
     return header
 
 
-def _unpack_counts(packed: bytes, width: object, cells: int) -> NDArray[np.int64]:
+def unpack_counts(packed: bytes, width: object, cells: int) -> NDArray[np.int64]:
     """Unpack exactly `cells` integers, or refuse."""
     if not isinstance(width, int) or width not in WIDTHS:
         raise InvalidSketch(f"counts cannot have a width of {width!r} bytes")
@@ -178,7 +100,7 @@ def _unpack_counts(packed: bytes, width: object, cells: int) -> NDArray[np.int64
     return np.frombuffer(raw, WIDTHS[width]).astype(np.int64)
 
 
-def _checked_n(n: Any, counts: NDArray[np.int64], private: bool) -> int | float:
+def checked_n(n: Any, counts: NDArray[np.int64], private: bool) -> int | float:
     """Return the number of samples if it is one and, without noise, agrees with every row."""
     if type(n) not in (int, float) or not -(2**62) < n < 2**62:
         raise InvalidSketch(f"n={str(n)[:40]} is not a number of samples")

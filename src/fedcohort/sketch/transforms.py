@@ -30,7 +30,11 @@ class Transform:
     embedding : str, optional
         Name of a function of the user's. Only the name is stored.
     function : callable, optional
-        The function itself: maps a block of raw samples to an array (n, dim).
+        The function itself: maps raw samples, one at a time, to an array (1, dim).
+    batched : bool
+        Call the function with many samples at once, which is faster. The vector of a record may
+        then depend on its neighbors in the batch (rounding, batch norm), so that such sketches
+        cannot be made private.
     center, scale : float or sequence of float
         Public constants: x becomes (x - center) / scale. Centering sharpens sign projections,
         which see angles only: vectors with positive entries all point the same way.
@@ -51,6 +55,7 @@ class Transform:
 
     embedding: str | None = None
     function: Callable[[Any], Any] | None = field(default=None, compare=False, repr=False)
+    batched: bool = False
     center: Any = 0.0
     scale: Any = 1.0
     unit: bool = False
@@ -60,7 +65,7 @@ class Transform:
     def __post_init__(self) -> None:
         if self.embedding is not None and not (isinstance(self.embedding, str) and self.embedding):
             raise ValueError(f"transform: embedding={self.embedding!r} must be a name")
-        if self.function is not None and self.embedding is None:
+        if (self.function is not None or self.batched) and self.embedding is None:
             raise ValueError("transform: name the embedding function: embedding='...'")
         object.__setattr__(self, "center", _constant("center", self.center))
         object.__setattr__(self, "scale", _constant("scale", self.scale))
@@ -98,7 +103,15 @@ class Transform:
                 f"this sketch needs the embedding {self.embedding!r}, of which a file holds only "
                 "the name: load it with embedding=your_function to add or query"
             )
-        return np.asarray(self.function(x))
+        if self.batched:
+            return np.asarray(self.function(x))
+        rows = [np.asarray(self.function(x[i : i + 1])) for i in range(x.shape[0])]
+        if any(row.ndim < 2 or len(row) != 1 for row in rows):
+            raise ValueError(
+                f"transform: the embedding {self.embedding!r} must return one vector per sample, "
+                f"shape (1, dim), not {rows[0].shape}"
+            )
+        return np.concatenate(rows)
 
     def apply(self, x: NDArray[Any], y: NDArray[Any] | None = None) -> NDArray[Any]:
         """Do everything after the embedding to a dense block.
@@ -125,7 +138,7 @@ class Transform:
     def spec(self) -> dict[str, Any]:
         """Return what the header states: only what differs from doing nothing."""
         plain = Transform()
-        names = ("embedding", "center", "scale", "unit", "classes", "label_weight")
+        names = ("embedding", "batched", "center", "scale", "unit", "classes", "label_weight")
         stated = {n: getattr(self, n) for n in names if getattr(self, n) != getattr(plain, n)}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in stated.items()}
 
@@ -185,7 +198,9 @@ class Tokenizer:
         }
 
 
-def from_spec(spec: Any, function: Callable[[Any], Any] | None = None) -> Transform | Tokenizer:
+def transform_from(
+    spec: Any, function: Callable[[Any], Any] | None = None
+) -> Transform | Tokenizer:
     """Rebuild a transform from its `spec`; ValueError or TypeError for anything else."""
     if not isinstance(spec, dict):
         raise ValueError("a transform must be an object")
@@ -207,23 +222,32 @@ def num_label_columns(transform: Transform | None, dim: int) -> int:
 
 
 def difference(mine: dict[str, Any], theirs: dict[str, Any]) -> str:
-    """Say in full how two sketches' specs differ.
+    """Say in full how two sketches' specs differ: hash, transform and columns.
 
     Examples
     --------
     >>> difference({"hash": {"seed": 0}}, {"hash": {"seed": 1}})
     'hash seed: 0 is not 1; make all sketches with the same settings'
+    >>> difference({"columns": [{"name": "a"}]}, {"columns": [{"name": "b"}]})
+    "column 'a': only in the first; column 'b': only in the second; make all ... same settings"
     """
-    said = []
+    messages = []
     for part in ("hash", "transform"):
-        own, other = mine.get(part, {}), theirs.get(part, {})
-        for key in sorted(own.keys() | other.keys()):
-            one, two = repr(own.get(key)), repr(other.get(key))
-            if one != two:
-                said.append(f"{part} {key}: {one} is not {two}")
-    if not said and mine.get("columns") != theirs.get("columns"):
-        said.append("other columns")
-    return "; ".join(said or ["the sketches are unlike"]) + MAKE_ALIKE
+        messages += _unlike(part, mine.get(part, {}), theirs.get(part, {}))
+    a, b = ({c["name"]: c for c in spec.get("columns", [])} for spec in (mine, theirs))
+    for name in dict.fromkeys((*a, *b)):
+        if name in a and name in b:
+            messages += _unlike(f"column {name!r}", a[name], b[name])
+        else:
+            messages.append(f"column {name!r}: only in the {'first' if name in a else 'second'}")
+    if not messages and list(a) != list(b):
+        messages.append("the same columns in another order")
+    return "; ".join(messages or ["the sketches are unlike"]) + MAKE_ALIKE
+
+
+def _unlike(what: str, mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    pairs = [(key, repr(mine.get(key)), repr(theirs.get(key))) for key in mine | theirs]
+    return [f"{what} {key}: {a} is not {b}" for key, a, b in pairs if a != b]
 
 
 def unit_length(x: NDArray[Any]) -> NDArray[np.float64]:

@@ -1,0 +1,417 @@
+"""Locality-sensitive hash families: seeded, and equal on every machine and in every process.
+
+`SRP` meets by angle, `PStable` by Euclidean distance, `MinHash` by overlap of token sets.
+
+Directions of `SRP` and `PStable` come from sign flips and fast Hadamard transforms. A rotation is
+x -> H D3 H D2 H D1 x: D are random signs, H the Walsh-Hadamard transform of the input padded with
+zeros to a power of two, m. It yields m directions, orthogonal to each other, at the price of
+3 log2(m) additions each, where a Gaussian matrix takes dim. The transform only adds and subtracts,
+in a fixed order: CPUs and GPUs get the same floating-point numbers, so hashes are equal on every
+machine, and the bucket of a record depends on that record alone, as privacy requires.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcohort.registry import lookup
+from fedcohort.rounds import stream
+
+Codes = NDArray[np.int32]
+MAX_CELLS = 1 << 24  # rows * buckets: 128 MB of counts
+MAX_BITS = 20  # of a sign projection, wherever a sketch is asked for
+MAX_DIM = 1 << 20
+MIN_PADDED = 256  # below, few-valued inputs (one-hot vectors) feel the lattice of the signs
+PACKED = 1024  # from here on the directions of one rotation are as good as independent
+WHOLE = np.uint64(0x9E3779B97F4A7C15)  # sets integer tokens apart from hashed strings
+MAX_REMEMBERED = 1 << 20  # strings whose hash is kept
+
+
+class HashFamily(ABC):
+    """`rows` hash functions, drawn by a seed, from items to `buckets` buckets.
+
+    Two families are the same functions exactly when their `spec` is equal. A family is cheap to
+    make: what it draws from its seed is drawn at the first use.
+    """
+
+    name: ClassVar[str]
+    rows: int
+    buckets: int
+
+    @abstractmethod
+    def codes(self, block: Any) -> Codes:
+        """Return the bucket of every item of a block in every row, (rows, n)."""
+
+    def spec(self) -> dict[str, Any]:
+        """Return what determines the functions, as plain values for a file's header."""
+        return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class SRP(HashFamily):
+    """Signed random projections (paper 0, definition A.1), `bits` of them to a row.
+
+    Two vectors at angle theta meet in a row with probability (1 - theta / pi) ** bits. Only the
+    angle counts: x and 3x always meet. A projection of exactly zero counts as negative, so the
+    zero vector falls into bucket 0 of every row.
+
+    Parameters
+    ----------
+    dim : int
+        Columns of the vectors.
+    rows, bits : int
+        Hash functions, and hyperplanes of each; 2 ** bits buckets.
+    seed : int
+        Equal seeds give equal functions.
+
+    Examples
+    --------
+    >>> hashes = SRP(dim=3, rows=4, bits=2, seed=0)
+    >>> hashes.codes(np.array([[1.0, 2.0, 3.0], [3.0, 6.0, 9.0], [0.0, 0.0, 0.0]])).shape
+    (4, 3)
+    """
+
+    name: ClassVar[str] = "srp"
+    dim: int
+    rows: int = 1000
+    bits: int = 6
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("srp", "dim", self.dim, 1, MAX_DIM)
+        check_whole("srp", "bits", self.bits, 1, MAX_BITS)
+        check_size("srp", self.rows, 2**self.bits, self.seed)
+
+    @property
+    def buckets(self) -> int:  # type: ignore[override]
+        """Buckets per row."""
+        return int(2**self.bits)
+
+    def spec(self) -> dict[str, Any]:
+        """Return what determines the functions; files name the kind of projections too."""
+        return {**super().spec(), "family": "fast"}
+
+    def codes(self, block: NDArray[Any]) -> Codes:
+        """Return the bucket of every vector in every row, (rows, n)."""
+        from fedcohort.sketch import kernels
+
+        x = within_float32(block)
+        turns = rotations(self.seed, self.name, self.dim, self.rows, self.bits, "f4")
+        out = np.empty((self.rows, len(x)), np.int32)
+        flips = turns.first, turns.second, turns.third
+        kernels.srp_codes(x, *flips, turns.used, self.rows, self.bits, out)
+        return out
+
+
+def within_float32(x: NDArray[Any]) -> NDArray[np.float32]:
+    """Return vectors as float32, very large or small ones scaled by a power of two.
+
+    Scaling changes no angle, and by a power of two no rounding either; it only keeps sums from
+    overflowing. Whether a vector is scaled depends on that vector alone.
+    """
+    if x.dtype.kind in "fiu" and x.dtype.itemsize > 2:
+        peak = np.maximum(x.max(axis=1, initial=0), -x.min(axis=1, initial=0).astype(float))
+        far = (peak > 2.0**40) | ((peak < 2.0**-40) & (peak > 0))
+        if far.any():
+            _, exponent = np.frexp(np.where(far, peak, 0.5))
+            x = np.ldexp(x.astype(np.float64), -exponent[:, None])
+    return np.ascontiguousarray(x, np.float32)
+
+
+@dataclass(frozen=True)
+class PStable(HashFamily):
+    """floor((a.x + b) / width), folded to `buckets` (Datar, Immorlica, Indyk, Mirrokni 2004).
+
+    Directions a are rotations in float64, b is uniform on [0, width). Folding adds
+    (1 - p) / buckets to the probability p that two points take the same step.
+
+    Parameters
+    ----------
+    dim, rows, seed : int
+        As in `SRP`.
+    width : float
+        Length of a step: about the distance at which points should begin to count as different.
+    buckets : int
+        Buckets of a row.
+
+    Examples
+    --------
+    >>> hashes = PStable(dim=2, rows=3, width=2.0, buckets=64, seed=0)
+    >>> hashes.codes(np.array([[1.0, 2.0], [1.0, 2.0]])).shape
+    (3, 2)
+    """
+
+    name: ClassVar[str] = "pstable"
+    dim: int
+    rows: int = 200
+    width: float = 2.0
+    buckets: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("pstable", "dim", self.dim, 1, MAX_DIM)
+        check_size("pstable", self.rows, self.buckets, self.seed)
+        if not (math.isfinite(self.width) and self.width > 0):
+            raise ValueError(f"pstable: width={self.width} must be a finite number above 0")
+        object.__setattr__(self, "width", float(self.width))
+
+    def codes(self, block: NDArray[Any]) -> Codes:
+        """Return the bucket of every vector in every row, (rows, n)."""
+        from fedcohort.sketch import kernels
+
+        x = np.ascontiguousarray(block, np.float64)
+        far = np.flatnonzero((np.abs(x) > 2.0**50 * self.width / self.dim).any(axis=1))
+        if len(far):
+            raise ValueError(
+                f"pstable: a vector reaches {np.abs(x[far[0]]).max():.3g}, too far for "
+                f"width={self.width}; standardize the columns or widen the steps"
+            )
+        turns = rotations(self.seed, self.name, self.dim, self.rows, 1, "f8")
+        along = np.empty((self.rows, len(x)))
+        flips = turns.first, turns.second, turns.third
+        kernels.projections(x, *flips, turns.used, self.rows, along)
+        raw = stream(self.seed, "pstable", "rows").bit_generator.random_raw((self.rows, 2))
+        offsets = (raw[:, 0] >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        steps = np.floor(along / (turns.size * self.width) + offsets[:, None])
+        return fold(steps.astype(np.int64).view(np.uint64), raw[:, 1].copy(), self.buckets)
+
+
+class Sets(NamedTuple):
+    """Token sets on end: set i is tokens[starts[i]:starts[i + 1]]."""
+
+    tokens: NDArray[np.uint64]
+    starts: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MinHash(HashFamily):
+    """Min-wise hashing of sets (paper 0, definition A.2), folded to `buckets`.
+
+    Two sets of Jaccard similarity J meet in a row with probability J + (1 - J) / buckets. Every
+    token becomes 64 bits that are as good as random (BLAKE2b of a string's UTF-8 or of bytes, a
+    scramble of an integer), row r orders them by a[r] * token + b[r] mod 2^64 with a[r] odd.
+    The empty set is an item of its own: it always meets itself, and others by folding alone.
+
+    Examples
+    --------
+    >>> hashes = MinHash(rows=3, buckets=8, seed=0)
+    >>> same = hashes.codes(as_sets([{"a", "b"}, ["b", "a", "b"]]))
+    >>> bool((same[:, 0] == same[:, 1]).all())
+    True
+    """
+
+    name: ClassVar[str] = "minhash"
+    rows: int = 200
+    buckets: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_size("minhash", self.rows, self.buckets, self.seed)
+
+    def codes(self, block: Sets) -> Codes:
+        """Return the bucket of every set in every row, (rows, n)."""
+        from fedcohort.sketch import kernels
+
+        raw = stream(self.seed, "minhash").bit_generator.random_raw((self.rows, 3))
+        factors, shifts, keys = raw[:, 0] | np.uint64(1), raw[:, 1].copy(), raw[:, 2].copy()
+        minima = np.empty((self.rows, len(block.starts) - 1), np.uint64)
+        kernels.set_minima(block.tokens, block.starts, factors, shifts, minima)
+        return fold(minima, keys, self.buckets)
+
+
+FAMILIES: dict[str, type[SRP] | type[MinHash] | type[PStable]] = {
+    "srp": SRP,
+    "minhash": MinHash,
+    "pstable": PStable,
+}
+
+
+def family_from(spec: Any) -> HashFamily:
+    """Rebuild a family from its `spec`; ValueError or TypeError for anything else.
+
+    Examples
+    --------
+    >>> family_from(SRP(dim=4, rows=2, bits=3, seed=1).spec()).buckets
+    8
+    """
+    if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
+        raise ValueError("a hash family must be an object with a name")
+    options = {key: value for key, value in spec.items() if key != "name"}
+    family = lookup("hash family", spec["name"], FAMILIES)
+    if family is SRP and options.pop("family", "fast") != "fast":
+        raise ValueError(f"srp: family={spec['family']!r} is not supported; make the sketch again")
+    return family(**options)
+
+
+def check_size(family: str, rows: int, buckets: int, seed: int = 0) -> None:
+    """Refuse a sketch without cells, or with more than a file may hold.
+
+    Examples
+    --------
+    >>> check_size("minhash", 0, 64)
+    Traceback (most recent call last):
+    ValueError: minhash: rows=0 must be a whole number of at least 1
+    """
+    check_whole(family, "seed", seed, 0, 2**63 - 1)
+    check_whole(family, "rows", rows, 1, MAX_CELLS)
+    check_whole(family, "buckets", buckets, 2, MAX_CELLS)
+    if rows * buckets > MAX_CELLS:
+        raise ValueError(
+            f"{family}: rows * buckets = {rows * buckets} is more than {MAX_CELLS}; use fewer rows"
+        )
+
+
+def check_whole(family: str, name: str, value: object, low: int, high: int) -> None:
+    """Refuse what is not a whole number from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ValueError(f"{family}: {name}={value!r} must be a whole number of at least {low}")
+    if value > high:
+        raise ValueError(f"{family}: {name}={value} is more than {high}")
+
+
+@dataclass(frozen=True)
+class Rotations:
+    """As many rotations as give the wanted number of directions.
+
+    Direction i is coordinate i % used of rotation i // used.
+    """
+
+    first: NDArray[Any]
+    second: NDArray[Any]
+    third: NDArray[Any]
+    used: int
+
+    @property
+    def size(self) -> int:
+        """The padded length, m; a projection is m times one on a Gaussian direction."""
+        return len(self.first)
+
+
+@lru_cache(maxsize=16)
+def rotations(seed: int, name: str, dim: int, rows: int, planes: int, kind: str) -> Rotations:
+    """Draw the rotations for rows * planes directions; direction b * rows + r serves row r.
+
+    Small rotations serve each row at most once, so that the planes of one row stay independent.
+    D1 is shared by all rotations, so H D1 x is computed once per sample.
+    """
+    m = max(MIN_PADDED, 1 << (dim - 1).bit_length())
+    used = m if m >= PACKED else min(m, rows)
+    count = -(-rows * planes // used)
+    rng = stream(seed, name, m)
+    first, second, third = _signs(rng, m), _signs(rng, count, m), _signs(rng, count, m)
+    return Rotations(first.astype(kind), second.astype(kind), third.astype(kind), used)
+
+
+def _signs(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
+    """Random signs from the generator's raw bits, whose order no NumPy release changes."""
+    count = int(np.prod(shape))
+    raw = rng.bit_generator.random_raw(-(-count // 64)).astype("<u8")
+    bits = np.unpackbits(raw.view(np.uint8), count=count, bitorder="little")
+    return (1 - 2 * bits.astype(np.float32)).reshape(shape)
+
+
+def fold(values: NDArray[np.uint64], keys: NDArray[np.uint64], buckets: int) -> Codes:
+    """Map the values of row r, (rows, n), to buckets by a scramble that keys[r] chooses."""
+    from fedcohort.sketch import kernels
+
+    out = np.empty(values.shape, np.int32)
+    kernels.fold_rows(values, keys, np.uint64(buckets), out)
+    return out
+
+
+def as_sets(sets: Iterable[Any]) -> Sets:
+    """Hash the tokens of sets: iterables of strings, bytes or integers, or integer arrays.
+
+    Examples
+    --------
+    >>> as_sets([[1, 2], [], ["one"]]).starts.tolist()
+    [0, 2, 2, 3]
+    """
+    items = [_sized(item) for item in sets]
+    starts = np.zeros(len(items) + 1, np.int64)
+    np.cumsum([len(item) for item in items], out=starts[1:])
+    arrays = [item for item in items if isinstance(item, np.ndarray)]
+    if items and len(arrays) == len(items):
+        return Sets(_scrambled(np.concatenate(arrays)), starts)
+    return Sets(_hashed(list(chain.from_iterable(items))), starts)
+
+
+def as_index_sets(indices: NDArray[Any], starts: NDArray[Any]) -> Sets:
+    """Hash the rows of a sparse matrix (CSR), as the sets of their column numbers."""
+    return Sets(_scrambled(indices), np.asarray(starts, np.int64))
+
+
+def _sized(item: Any) -> Collection[Any]:
+    if isinstance(item, (str, bytes)):
+        raise ValueError(
+            f"minhash: {item[:40]!r} is one string, not a set of tokens; "
+            "split it, or give the sketch a Tokenizer"
+        )
+    if isinstance(item, np.ndarray):
+        return item.ravel() if item.dtype.kind in "iu" else item.ravel().tolist()
+    return item if isinstance(item, Collection) else list(item)
+
+
+def _hashed(words: list[Any]) -> NDArray[np.uint64]:
+    """Hash tokens on end; all strings or all integers, the common cases, at once."""
+    kinds = set(map(type, words))
+    if kinds <= {str}:
+        return np.fromiter(map(_TEXTS.__getitem__, words), np.uint64, len(words))
+    if kinds <= {int}:
+        return _scrambled(_integers(words))
+    return np.fromiter(map(_token, words), np.uint64, len(words))
+
+
+def _token(word: Any) -> int:
+    if isinstance(word, str):
+        return _TEXTS[str(word)]
+    if isinstance(word, bytes):
+        return _digest(word)
+    if isinstance(word, (int, np.integer)):
+        return int(_scrambled(_integers([word]))[0])
+    raise ValueError(f"minhash: token {word!r} is neither a string, bytes nor an integer")
+
+
+def _integers(words: list[Any]) -> NDArray[np.int64]:
+    try:
+        return np.array(words, np.int64)
+    except OverflowError:
+        raise ValueError("minhash: an integer token needs more than 64 bits") from None
+
+
+def _scrambled(numbers: NDArray[Any]) -> NDArray[np.uint64]:
+    """Scramble integers one to one (the finalizer of SplitMix64)."""
+    z: NDArray[np.uint64] = numbers.astype(np.int64).view(np.uint64) ^ WHOLE
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return z
+
+
+def _digest(word: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(word, digest_size=8).digest(), "little")
+
+
+class _Texts(dict[str, int]):
+    """Hashes of strings, computed when first asked for; the first million are kept."""
+
+    def __missing__(self, word: str) -> int:
+        value = _digest(word.encode("utf-8", "surrogatepass"))
+        if len(self) < MAX_REMEMBERED:
+            self[word] = value
+        return value
+
+
+_TEXTS = _Texts()

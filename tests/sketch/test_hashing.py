@@ -1,0 +1,237 @@
+"""The laws of collision, against closed forms; bits that never change."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.linalg import hadamard
+from scipy.stats import norm
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.sketch.hashing import (
+    SRP,
+    MinHash,
+    PStable,
+    as_index_sets,
+    as_sets,
+    family_from,
+    rotations,
+)
+
+ROWS = 1 << 15
+# 4 seeds x 2^15 rows: four standard errors of a rate are at most 0.0055; 0.0025 more are for the
+# structure of the directions.
+NEAR = 0.008
+
+
+def meeting_rate(family, pair, seeds=4):
+    codes = [family(seed).codes(pair) for seed in range(seeds)]
+    return float(np.mean([np.mean(c[:, 0] == c[:, 1]) for c in codes]))
+
+
+def angle_law(x, y, bits):
+    cosine = x @ y / np.linalg.norm(x) / np.linalg.norm(y)
+    return (1 - np.arccos(np.clip(cosine, -1, 1)) / np.pi) ** bits
+
+
+def step_law(distance, width):
+    """Datar et al.: the integral over projected gaps t of their density times 1 - t / width."""
+
+    def integrand(t):
+        return 2 / distance * norm.pdf(t / distance) * (1 - t / width)
+
+    return quad(integrand, 0, width, points=[min(5 * distance, width)], limit=200)[0]
+
+
+def pair_at(angle, dim, seed):
+    basis, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((dim, 2)))
+    return np.stack([basis[:, 0], np.cos(angle) * basis[:, 0] + np.sin(angle) * basis[:, 1]])
+
+
+@pytest.mark.parametrize("bits", [1, 6])
+@pytest.mark.parametrize("dim", [2, 7, 100, 784, 2000])
+def test_vectors_meet_by_angle(dim, bits):
+    for angle in (0.1, 0.7, 1.5, 2.5):
+        rate = meeting_rate(lambda s: SRP(dim, ROWS, bits, s), pair_at(angle, dim, dim))
+        assert abs(rate - (1 - angle / np.pi) ** bits) < NEAR
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        [[1, 0], [0, 1]],
+        [[1, 1], [1, -0.9]],
+        [[1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1]],
+        [[1, 2, 3], [3, 2, 1]],
+    ],
+)
+@pytest.mark.parametrize("pad", [0, 1100])
+def test_sparse_and_few_valued_vectors_meet_by_angle(pair, pad):
+    pair = np.pad(np.array(pair, float), ((0, 0), (0, pad)))
+    for bits in (1, 6):
+        rate = meeting_rate(lambda s, b=bits: SRP(pair.shape[1], ROWS, b, s), pair)
+        assert abs(rate - angle_law(*pair, bits)) < NEAR
+
+
+def test_few_rows_of_a_small_rotation_stay_independent():
+    # 6 bits from orthogonal directions of one 256-wide rotation would meet less often; so that
+    # single rows are right too, average 10-row sketches over 3,000 seeds (4 s.e. = 0.009).
+    rate = meeting_rate(lambda s: SRP(4, 10, 6, s), pair_at(0.6, 4, 3), seeds=3000)
+    assert abs(rate - (1 - 0.6 / np.pi) ** 6) < 0.011
+
+
+def test_one_wide_rotation_serves_all_bits():
+    # 6,000 directions of one rotation of 16,384: 60 seeds x 1,000 rows, four s.e. = 0.008.
+    assert len(rotations(0, "srp", 9000, 1000, 6, "f4").second) == 1
+    rate = meeting_rate(lambda s: SRP(9000, 1000, 6, s), pair_at(0.5, 9000, 5), seeds=60)
+    assert abs(rate - (1 - 0.5 / np.pi) ** 6) < 0.008
+
+
+@pytest.mark.parametrize("dim", [1, 13, 1500])
+@pytest.mark.parametrize("buckets", [4, 512])
+def test_points_meet_by_distance(dim, buckets):
+    rng = np.random.default_rng(dim)
+    start, step = rng.normal(scale=5, size=dim), rng.standard_normal(dim)
+    for distance in (0.2, 1.0, 3.0, 20.0):
+        pair = np.stack([start, start + distance * step / np.linalg.norm(step)])
+        rate = meeting_rate(lambda s: PStable(dim, ROWS, 2.0, buckets, s), pair)
+        alike = step_law(distance, 2.0)
+        assert abs(rate - alike - (1 - alike) / buckets) < NEAR
+
+
+# A given pair of sets also carries the error of one fixed pre-hash; neighboring integers would
+# show a poor one.
+@pytest.mark.parametrize("buckets", [2, 512])
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (range(10), range(10)),
+        (range(10), range(10, 20)),
+        (range(1000), range(100, 1000)),
+        ([0, 1], [1, 2]),
+        ([-5, 7], [7]),
+        (["the", "quick", "brown", "fox"], ["the", "lazy", "brown", "dog"]),
+        ([b"a", "1", 1], [b"a", "b", 2]),
+        ([], []),
+        ([], ["a"]),
+    ],
+)
+def test_sets_meet_by_overlap(a, b, buckets):
+    union = len(set(a) | set(b))
+    similarity = len(set(a) & set(b)) / union if union else 1.0
+    rate = meeting_rate(lambda s: MinHash(ROWS, buckets, s), as_sets([a, b]))
+    assert abs(rate - similarity - (1 - similarity) / buckets) < NEAR
+
+
+def test_directions_are_rotations_by_sylvester_matrices():
+    """The compiled loops against H D3 H D2 H D1 written as matrices: the same bits in f8."""
+    dim, rows = 300, 70
+    turns = rotations(9, "srp", dim, rows, 5, "f4")
+    h = hadamard(turns.size).astype("f8")
+    x = np.random.default_rng(dim).integers(-9, 9, (37, dim)).astype("f8")
+    wide = np.pad(x, ((0, 0), (0, turns.size - dim))).T
+    spread = h @ (turns.first[:, None] * wide)
+    planes = np.concatenate(
+        [
+            (h @ (t[:, None] * (h @ (s[:, None] * spread))))[: turns.used]
+            for s, t in zip(turns.second, turns.third, strict=True)
+        ]
+    )[: rows * 5]
+    bits = (planes.reshape(5, rows, -1) > 0) << np.arange(5)[:, None, None]
+    np.testing.assert_array_equal(SRP(dim, rows, 5, 9).codes(x), bits.sum(axis=0))
+
+
+def test_zero_vector_falls_into_bucket_zero_and_scale_does_not_matter():
+    hashes = SRP(dim=9, rows=50, bits=6, seed=1)
+    x = np.random.default_rng(2).standard_normal((1, 9))
+    codes = hashes.codes(np.concatenate([x, 4 * x, x * 2.0**900, x * 2.0**-900, 0 * x]))
+    assert (codes[:, :4] == codes[:, :1]).all()
+    assert (codes[:, 4] == 0).all()
+    assert (hashes.codes(-x) == 63 - codes[:, :1]).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 2**32), st.sampled_from(["u1", "i2", "i8", "f4", "f8"]))
+def test_a_vector_is_hashed_alike_alone_and_in_company(n, seed, kind):
+    x = np.random.default_rng(seed).integers(0, 100, (n, 12)).astype(kind)
+    for hashes in (SRP(dim=12, rows=20, bits=4), PStable(dim=12, rows=20)):
+        together = hashes.codes(x)
+        alone = np.concatenate([hashes.codes(row[None]) for row in x], axis=1)
+        np.testing.assert_array_equal(together, alone)
+        np.testing.assert_array_equal(together, hashes.codes(x.astype("f8")))
+
+
+@given(st.lists(st.integers(0, 1000), max_size=20))
+def test_order_repetition_and_container_of_tokens_do_not_matter(tokens):
+    alike = [tokens, tokens[::-1], tokens * 2, set(tokens), iter(tokens), np.array(tokens, int)]
+    codes = MinHash(16, 64, seed=1).codes(as_sets(alike))
+    assert (codes == codes[:, :1]).all()
+
+
+def test_sparse_rows_are_sets_of_columns_and_strings_are_not_numbers():
+    hashes = MinHash(200, 1 << 16, seed=0)
+    rows = as_index_sets(np.array([4, 7, 9]), np.array([0, 2, 2, 3]))
+    np.testing.assert_array_equal(hashes.codes(rows), hashes.codes(as_sets([[4, 7], [], [9]])))
+    codes = hashes.codes(as_sets([["1"], [1], [b"1"]]))
+    assert np.mean(codes[:, 0] == codes[:, 1]) < 0.05
+    assert (codes[:, 0] == codes[:, 2]).all()  # bytes are the string's UTF-8
+
+
+def test_large_numbers_keep_their_digits():
+    # Time stamps: float32 would merge everything within two minutes.
+    codes = PStable(1, rows=500).codes(np.array([[1.7e9], [1.7e9 + 40.0]]))
+    assert np.mean(codes[:, 0] == codes[:, 1]) < 0.15
+
+
+SCRIPT = """
+import hashlib, numpy as np
+from fedcohort.sketch.hashing import SRP, MinHash, PStable, as_sets
+x = (np.arange(5 * 100).reshape(5, 100) * 2654435761 % 1000) / 8 - 60
+h = hashlib.sha256()
+h.update(SRP(100, 40, 6, seed=7).codes(x).tobytes())
+h.update(PStable(100, 40, 2.0, 64, seed=7).codes(x).tobytes())
+h.update(MinHash(40, 64, seed=7).codes(as_sets([["a", "b"], [1, 2, 3], [], [b"x"]])).tobytes())
+print(h.hexdigest())
+"""
+GOLDEN = "5d302224193858747559bbaf07e8b6b53ec8ed43f1f608f603bf92b2cb6db023"
+
+
+@pytest.mark.parametrize("salt", ["1", "2"])
+def test_hashes_are_the_same_in_every_process_and_never_change(salt):
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "PYTHONHASHSEED": salt},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == GOLDEN
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SRP(0), "dim=0"),
+        (lambda: SRP(3, bits=21), "bits=21"),
+        (lambda: SRP(3, rows=2.5), "rows=2.5"),
+        (lambda: SRP(3, rows=1 << 20), "16777216"),
+        (lambda: SRP(3, seed=-1), "seed=-1"),
+        (lambda: PStable(2, width=float("nan")), "width=nan"),
+        (lambda: PStable(2, width=-1.0), "width=-1"),
+        (lambda: PStable(2, rows=4, width=1.0).codes(np.array([[0.0, 1e17]])), "1e[+]17"),
+        (lambda: as_sets(["one string"]), "one string"),
+        (lambda: as_sets([[2**70]]), "64 bits"),
+        (lambda: as_sets([[1.5]]), "1.5"),
+        (lambda: family_from({**SRP(3).spec(), "family": "dense"}), "dense"),
+    ],
+)
+def test_mistakes_are_named(make, message):
+    with pytest.raises((ValueError, ConfigError), match=message):
+        make()
