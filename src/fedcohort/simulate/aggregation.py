@@ -78,9 +78,14 @@ class Aggregation(Protocol):
 
 
 class Mean:
-    """FedAvg with equal weights: the mean of the trained models."""
+    """FedAvg with equal weights: the mean of the trained models.
+
+    A server optimizer derives from it: `advance` takes the mean step, and `kept` names the tensors
+    that it remembers.
+    """
 
     weighted = False
+    kept: tuple[str, ...] = ()
 
     def step(
         self,
@@ -90,14 +95,26 @@ class Mean:
         weights: Sequence[float] | None = None,
     ) -> Tensor:
         """Return the next global model."""
-        return current + mean_step(current, updates, sizes if self.weighted else None, weights)
+        step = mean_step(current, updates, sizes if self.weighted else None, weights)
+        for name in self.kept:
+            if getattr(self, name) is not None:  # a checkpoint's lies in main memory
+                setattr(self, name, getattr(self, name).to(step.device))
+        return current + self.advance(step)
+
+    def advance(self, step: Tensor) -> Tensor:
+        """Return how the global model moves, given the clients' mean step."""
+        return step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: there is no state."""
-        return {}
+        """Return what is kept between rounds."""
+        tensors = ((name, getattr(self, name)) for name in self.kept)
+        return {name: None if t is None else t.cpu().numpy() for name, t in tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore nothing."""
+        """Restore it."""
+        for name in self.kept:
+            array = state[name]
+            setattr(self, name, None if array is None else torch.from_numpy(array.copy()))
 
 
 class WeightedMean(Mean):
@@ -144,7 +161,7 @@ class AgreeingMean(Mean):
         return super().step(current, updates[kept], [sizes[i] for i in kept], weights)
 
 
-class FedAvgM:
+class FedAvgM(Mean):
     """FedAvg with server momentum (Hsu, Qi, Brown 2019).
 
     Parameters
@@ -156,35 +173,21 @@ class FedAvgM:
         Weight clients by their number of examples.
     """
 
+    kept = ("velocity",)
+
     def __init__(self, lr: float = 1.0, momentum: float = 0.9, weighted: bool = True) -> None:
         if lr <= 0 or not 0 <= momentum < 1:
             raise ConfigError(f"FedAvgM: lr={lr} must be above 0, momentum={momentum} in [0, 1)")
         self.lr, self.momentum, self.weighted = lr, momentum, weighted
         self.velocity: Tensor | None = None
 
-    def step(
-        self,
-        current: Tensor,
-        updates: Tensor,
-        sizes: Sequence[int],
-        weights: Sequence[float] | None = None,
-    ) -> Tensor:
-        """Return the next global model."""
-        step = mean_step(current, updates, sizes if self.weighted else None, weights)
-        old = 0.0 if self.velocity is None else self.momentum * self.velocity.to(step.device)
-        self.velocity = old + step
-        return current + self.lr * self.velocity
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the velocity."""
-        return {"velocity": _saved(self.velocity)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the velocity; `step` moves it to the model's device."""
-        self.velocity = _restored(state["velocity"])
+    def advance(self, step: Tensor) -> Tensor:
+        """Add the step to the velocity."""
+        self.velocity = step if self.velocity is None else self.momentum * self.velocity + step
+        return self.lr * self.velocity
 
 
-class FedAdam:
+class FedAdam(Mean):
     """Adam at the server (Reddi et al. 2021, Algorithm 2, without bias correction as printed).
 
     Parameters
@@ -197,6 +200,8 @@ class FedAdam:
     weighted : bool, default=True
         Weight clients by their number of examples.
     """
+
+    kept = ("first", "second")
 
     def __init__(
         self,
@@ -213,38 +218,13 @@ class FedAdam:
         self.first: Tensor | None = None
         self.second: Tensor | None = None
 
-    def step(
-        self,
-        current: Tensor,
-        updates: Tensor,
-        sizes: Sequence[int],
-        weights: Sequence[float] | None = None,
-    ) -> Tensor:
-        """Return the next global model."""
-        step = mean_step(current, updates, sizes if self.weighted else None, weights)
+    def advance(self, step: Tensor) -> Tensor:
+        """Divide the mean of the steps by the root of their mean square."""
         if self.first is None or self.second is None:
-            self.first = torch.zeros_like(step)
-            self.second = torch.full_like(step, self.tau**2)
-        self.first, self.second = self.first.to(step.device), self.second.to(step.device)
+            self.first, self.second = torch.zeros_like(step), torch.full_like(step, self.tau**2)
         self.first = self.betas[0] * self.first + (1 - self.betas[0]) * step
         self.second = self.betas[1] * self.second + (1 - self.betas[1]) * step.square()
-        return current + self.lr * self.first / (self.second.sqrt() + self.tau)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the two moments."""
-        return {"first": _saved(self.first), "second": _saved(self.second)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the two moments."""
-        self.first, self.second = _restored(state["first"]), _restored(state["second"])
-
-
-def _saved(tensor: Tensor | None) -> np.ndarray[Any, Any] | None:
-    return None if tensor is None else tensor.cpu().numpy()
-
-
-def _restored(array: np.ndarray[Any, Any] | None) -> Tensor | None:
-    return None if array is None else torch.from_numpy(array.copy())
+        return self.lr * self.first / (self.second.sqrt() + self.tau)
 
 
 AGGREGATIONS: dict[str, Callable[..., Any]] = {

@@ -28,7 +28,7 @@ Readings = dict[ClientId, Any]
 Insight = Callable[[np.ndarray, np.ndarray], ArrayLike]
 Embed = Callable[[np.ndarray], ArrayLike]
 
-MOST_BYTES = 2**30  # of a projection matrix on a GPU
+MAX_BYTES = 2**30  # of a projection matrix on a GPU
 BLOCK = 65536  # columns of it that are made at a time
 PUBLIC = 100  # examples of the test set that stand for public data
 
@@ -48,7 +48,7 @@ class TensorVectors(Vectors):
 
     def project(self, projection: Projection) -> NDArray[np.float64]:
         """Return the projection of each row."""
-        small = 4 * projection.k * projection.dim <= MOST_BYTES
+        small = 4 * projection.k * projection.dim <= MAX_BYTES
         if self.rows.device.type == "cpu" or not small:
             return projection.apply(self.numpy())
         matrix = _matrix(projection, str(self.rows.device))
@@ -67,52 +67,24 @@ def _matrix(projection: Projection, device: str) -> Tensor:
 
 @dataclass(frozen=True)
 class SimulatedClients(Clients):
-    """Some clients of one seed; signals are computed for all of them at once.
-
-    Parameters
-    ----------
-    ids : sequence of str
-        The clients.
-    trainer : Trainer
-        Computes losses, features, gradients and local training.
-    data : Data
-        All training examples, on the trainer's device.
-    federation : Federation
-        Who holds which examples.
-    seed, round_number : int
-        Of the local batches of clients that train for a query, and of the noise of sketches.
-    model : Tensor
-        The model that answers are taken under.
-    held_out : mapping, optional
-        The examples on which each client measures its loss; its own by default.
-    insight : callable, optional
-        ``insight(x, y)`` of one client's examples, for the signal of that name.
-    embed : callable, optional
-        ``embed(x)`` returns one vector per example: sketches are of those.
-    embedder : Tensor, optional
-        The model whose features are sketched, where the policy says ``embed="model"``.
-    held : mapping
-        Each client's model after its last training, where a policy asks for those.
-    arrived : Tensor, optional
-        The trained models of this round, for reply signals.
-    seconds : mapping
-        How long each client took this round, for reply signals.
-    """
+    """Some clients of one seed; signals are computed for all of them at once."""
 
     ids: Sequence[ClientId]
     trainer: Trainer
-    data: Data
+    data: Data  # all training examples, on the trainer's device
     federation: Federation
-    seed: int
+    seed: (
+        int  # with the round, of batches of clients that train for a query, and of sketches' noise
+    )
     round_number: int
-    model: Tensor
-    held_out: Mapping[ClientId, IndexArray] | None = None
-    insight: Insight | None = None
-    embed: Embed | None = None
-    embedder: Tensor | None = None
-    held: Mapping[ClientId, Tensor] = field(default_factory=dict)
-    arrived: Tensor | None = None
-    seconds: Mapping[ClientId, float] = field(default_factory=dict)
+    model: Tensor  # that answers are taken under
+    held_out: Mapping[ClientId, IndexArray] | None = None  # on which clients measure their loss
+    insight: Insight | None = None  # of one client's (x, y), for the signal of that name
+    embed: Embed | None = None  # x -> a vector per example, which are sketched instead
+    embedder: Tensor | None = None  # whose features are sketched where `embed="model"`
+    held: Mapping[ClientId, Tensor] = field(default_factory=dict)  # models after the last training
+    arrived: Tensor | None = None  # trained models of this round, for reply signals
+    seconds: Mapping[ClientId, float] = field(default_factory=dict)  # each client's, of this round
 
     def examples(self) -> Iterable[tuple[NDArray[Any], NDArray[Any]]]:
         """Yield each client's inputs and labels."""
@@ -263,13 +235,8 @@ def _embedded(embed: Embed, x: NDArray[Any]) -> NDArray[np.float32]:
 class Collector:
     """The clients of one seed, as a session's `collect` sees them.
 
-    Parameters
-    ----------
-    clients : SimulatedClients
-        All of the seed's clients, under the initial model. Profiles are taken under that one, so
-        that a newcomer's is comparable.
-    policy : Policy
-        Its `signal_options` say how signals are made.
+    `clients` are all of them under the initial model: profiles are taken under that one, so that a
+    newcomer's is comparable.
     """
 
     def __init__(self, clients: SimulatedClients, policy: Policy) -> None:
@@ -297,13 +264,14 @@ class Collector:
             for name in sorted(names)
         }
 
-    def gradient_bytes(self) -> int:
-        """Return what a client sends beside its update: a gradient, where the policy wants one."""
-        options = self.policy.signal_options.get("update_distance", {})
-        if not options.get("insight_step"):
-            return 0
-        last = bool(options.get("last_layer"))
-        return 4 * (self.everybody.last_layer() if last else self.model.numel())
+    def beside_updates(self) -> dict[str, int]:
+        """Return the bytes that a client sends beside its update: gradients, by signal."""
+        last, whole = self.everybody.last_layer, self.model.numel
+        return {
+            name: 4 * (last() if options.get("last_layer") else whole())
+            for name, options in self.policy.signal_options.items()
+            if options.get("insight_step")
+        }
 
     def _readings(self, name: str, clients: Sequence[ClientId], **given: Any) -> Readings:
         options = self.policy.signal_options.get(name, {})
@@ -321,7 +289,7 @@ class Collector:
 
     def remember(self, clients: Sequence[ClientId], trained: Tensor) -> None:
         """Keep the models that clients hold now, where the policy sketches those (literally)."""
-        if not self.policy.signal_options.get("model_sketch", {}).get("fresh", True):
+        if any(not options.get("fresh", True) for options in self.policy.signal_options.values()):
             self.held = dict(zip(clients, trained.clone(), strict=True))
 
     def state_dict(self) -> dict[str, Any]:

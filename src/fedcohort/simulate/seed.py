@@ -184,8 +184,8 @@ class Seed:
             self._replies = self.collector.replies(
                 names, self.finished, models, self._round_seconds
             )
-            if sent := self.collector.gradient_bytes():
-                self.session.charge("update_distance", "up", dict.fromkeys(self.finished, sent))
+            for signal, size in self.collector.beside_updates().items():
+                self.session.charge(signal, "up", dict.fromkeys(self.finished, size))
             self.collector.remember(self.finished, models)
         else:
             self._replies = {}

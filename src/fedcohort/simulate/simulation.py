@@ -313,12 +313,8 @@ def simulate(
 
     Parameters
     ----------
-    data : Federation or callable
-        The clients' data, or a function from seed to them; all seeds share one data set.
-    model : nn.Module or callable
-        The model, or a function from seed to it. Any module without running statistics.
-    policy : str, Policy or callable
-        A name of the registry, a policy (copied for each seed) or a function that makes one.
+    data, model, policy, **options
+        As in `Simulation`.
     cohort_size, rounds : int
         Clients per round, and rounds.
     patience : int, optional
@@ -327,8 +323,6 @@ def simulate(
         Called with the records of every round.
     progress : bool, default=False
         Show the rounds on standard error: a bar on a terminal, plain lines elsewhere.
-    **options
-        All others of `Simulation`.
 
     Examples
     --------
