@@ -31,6 +31,7 @@ from modelstack.switches import runs_triton, seeded
 
 UNROLLED = 8  # steps in one graph, which saves the time to launch seven
 SHORT = 0.002  # seconds to launch a step, up to which it is worth it
+GRAPHS = {"cuda"}  # devices whose steps read tables and are captured
 AHEAD = 16  # steps whose batches are drawn and sent together, while the GPU works on earlier ones
 Replay = tuple[int, Callable[[], object]]  # a number of steps, and a call that takes them
 _CAPTURE = threading.Lock()  # CUDA captures one graph at a time
@@ -256,7 +257,6 @@ class Batched:
         self.device, self.training = setup.device, setup.training
         self.kernels: dict[bool, Kernel] = {}
         self.steppers: dict[Kernel, Stepper | GraphStepper] = {}
-        self.graphs = setup.device.type == "cuda"
         self.client_bytes = 0
 
     def train(
@@ -284,7 +284,8 @@ class Batched:
     def _run(self, kernel: Kernel, together: Lockstep, params: Tensor, data: Data) -> None:
         stepper = self.steppers.get(kernel)
         if stepper is None or stepper.data is not data:
-            stepper = self.steppers[kernel] = (GraphStepper if self.graphs else Stepper)(data)
+            kind = GraphStepper if self.device.type in GRAPHS else Stepper
+            stepper = self.steppers[kernel] = kind(data)
         stepper.prepare(kernel, together)
         kernel.load(params, row_numbers(tuple(job.row for job in together.jobs), self.device))
         if kernel.drops:

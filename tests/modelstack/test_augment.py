@@ -10,12 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedcohort.datasets import federate, load
 from fedcohort.rounds import stream
-from fedcohort.simulate import LocalTraining, Simulation, build
+from fedcohort.simulate import LocalTraining
 from fedcohort.simulate.local import jobs
+from modelstack import batched
 from modelstack.augment import SHIFT, crop_flip
-from modelstack.batched import GraphStepper
 from modelstack.trainer import Trainer
 from modelstack.training import Unsupported
 
@@ -81,8 +80,10 @@ def train(*args, only=(0, 1, 2), **options):
     return trainer.train(trainer.flat(), [work[i] for i in only], data).clone()
 
 
+@pytest.mark.parametrize("tables", [False, True])
 @pytest.mark.parametrize("engine", ["loop", "stacked", "vmap"])
-def test_training_is_that_on_transformed_images(engine):
+def test_training_is_that_on_transformed_images(engine, tables, monkeypatch):
+    monkeypatch.setattr(batched, "GRAPHS", {"cpu"} if tables else set())
     _, work, data = setup(engine)
     for job in work:
         at = torch.from_numpy(job.positions)
@@ -90,24 +91,6 @@ def test_training_is_that_on_transformed_images(engine):
     plain, work, _ = setup(engine, replace(LOCAL, augment=None))
     expected = plain.train(plain.flat(), work, data)
     assert torch.allclose(train(engine), expected, atol=1e-6)
-
-
-def test_engines_agree_and_so_do_captured_steps(monkeypatch):
-    expected = train("loop")
-    assert torch.allclose(train("stacked"), expected, atol=1e-5)
-    trainer, work, data = setup("stacked")
-    monkeypatch.setattr(trainer._engine, "graphs", True)
-    reports, captured = [], []
-    for _ in range(2):  # the second round reads the memory that the first one captured
-        found = trainer.train(trainer.flat(), work, data)
-        assert torch.allclose(found, expected, atol=1e-5)
-        reports.append(trainer.gradients(trainer.flat(), work, data))
-        captured.append({id(s): dict(s.replays) for s in trainer._engine.steppers.values()})
-    assert torch.equal(*reports)
-    assert captured[0] == captured[1]  # neither kind of step was captured again
-    steppers = trainer._engine.steppers.values()
-    assert all(isinstance(stepper, GraphStepper) for stepper in steppers)
-    assert [stepper.data for stepper in steppers] == [trainer._augmented.held, data]
 
 
 def test_it_depends_on_the_client_and_the_round_and_not_on_the_others():
@@ -137,17 +120,3 @@ def test_other_data_are_refused(x, words):
     data = trainer.data(x, np.zeros(6, np.int64))
     with pytest.raises(Unsupported, match=words):
         trainer.train(trainer.flat(), jobs(trainer, 0, 0, "a", [np.arange(6)]), data)
-
-
-def test_a_simulation_goes_on_with_the_same_images():
-    clients = federate(load("digits"), "shards", clients=20, seed=0)
-    net = build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
-    options = {"cohort_size": 4, "local": replace(LOCAL, epochs=1), "device": "cpu"}
-    whole, resumed = (Simulation(clients, net, "uniform", **options) for _ in range(2))
-    whole.step()
-    resumed.load_state_dict(whole.state_dict())
-    assert resumed.step() == whole.step()
-    options["local"] = replace(LOCAL, epochs=1, augment=None)
-    plain = Simulation(clients, net, "uniform", **options)
-    plain.step()
-    assert plain.step() != whole.step()

@@ -9,92 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedcohort.simulate.local import LocalTraining, jobs
-from modelstack.batched import GraphStepper
 from modelstack.dropout import MaskKeys, fill_mask, keep_entries, layer_words
 from modelstack.trainer import Trainer
 
-SIZES = (1, 7, 30, 16, 8)
 CPU = torch.device("cpu")
-
-
-class Written(nn.Module):
-    """Dropout as a function, of numbers and of channels; two paths, so that it is not a chain."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(4 * 36 + 64, 5)
-
-    def forward(self, x):
-        images = F.dropout2d(self.conv(x).relu(), 0.4, self.training)
-        both = torch.cat([images.flatten(1), F.dropout(x, 0.3, self.training).flatten(1)], 1)
-        return self.fc(both)
-
-
-class Recurrent(nn.Module):
-    """Dropout between the layers of an LSTM."""
-
-    def __init__(self):
-        super().__init__()
-        self.lstm, self.fc = nn.LSTM(8, 6, 2, batch_first=True, dropout=0.5), nn.Linear(6, 5)
-
-    def forward(self, x):
-        return self.fc(self.lstm(x.squeeze(1))[0][:, -1])
-
-
-def make(name):
-    with torch.random.fork_rng():
-        torch.random.default_generator.manual_seed(7)
-        if name == "dense":
-            dense = (nn.Linear(64, 12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, 5))
-            return nn.Sequential(nn.Flatten(), nn.Dropout(0.2), *dense)
-        if name == "images":
-            first = (nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout(0.3), nn.MaxPool2d(2))
-            return nn.Sequential(*first, nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 5))
-        return Written() if name == "written" else Recurrent()
-
-
-CASES = [("dense", "stacked"), ("images", "stacked"), ("dense", "vmap"), ("written", "vmap")]
-
-
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize(("name", "engine"), [*CASES, ("recurrent", "vmap")])
-def test_the_memory_bound_changes_no_mask(name, engine, graphs):
-    """All clients at once, in pairs and one by one; a mask that changed would change percents."""
-    local = LocalTraining(epochs=2, batch_size=8, lr=0.1, momentum=0.5)
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 5, sum(SIZES))
-    parts = np.split(np.arange(len(y)), np.cumsum(SIZES)[:-1])
-    x = rng.normal(size=(len(y), 1, 8, 8)).astype(np.float32)
-    found, each = [], 0
-    for bound in (2**30, "pairs", 1):
-        memory = 2 * each if bound == "pairs" else bound
-        trainer = Trainer(make(name), local, engine=engine, device="cpu", max_memory=memory)
-        trainer._engine.graphs = graphs
-        data = trainer.data(x, y)
-        work = jobs(trainer, 3, 1, [f"client {i}" for i in range(len(parts))], parts)
-        found.append(trainer.train(trainer.flat(), work, data).clone())
-        each = trainer._engine.client_bytes
-        groups = len(list(trainer._engine._groups(list(range(5)), data)))
-        assert groups == {2**30: 1, "pairs": 3, 1: 5}[bound]
-    (stepper,) = trainer._engine.steppers.values()
-    assert isinstance(stepper, GraphStepper) == graphs
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-6)
-
-
-def test_cutting_batches_into_parts_changes_no_mask(monkeypatch):
-    from modelstack import stacked
-
-    local = LocalTraining(epochs=2, batch_size=8, lr=0.1)
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(24, 1, 8, 8)).astype(np.float32), rng.integers(0, 5, 24)
-    found = []
-    for parts in (1, 8):
-        monkeypatch.setitem(stacked.PARTS, "cpu", parts)
-        trainer = Trainer(make("images"), local, engine="stacked", device="cpu")
-        work = jobs(trainer, 0, 0, "ab", [np.arange(24)] * 2)
-        found.append(trainer.train(trainer.flat(), work, trainer.data(x, y)).clone())
-    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
 
 
 def test_functional_dropout_in_a_chain_differs_between_clients_and_rounds():

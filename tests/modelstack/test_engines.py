@@ -5,18 +5,15 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fedcohort.rounds import stream
 from fedcohort.simulate.local import LocalTraining, jobs
 from fedcohort.simulate.models import CharLSTM, build
-from modelstack import stacked
-from modelstack.batched import GraphStepper
+from modelstack import MultiDeviceTrainer, batched, stacked
 from modelstack.jobs import Job
 from modelstack.trainer import Trainer, choose
 from modelstack.training import Unsupported
@@ -42,6 +39,20 @@ class Branches(nn.Module):
         return self.fc(pooled.flatten(1)) + self.skip(x.flatten(1))
 
 
+class DroppedFunctions(nn.Module):
+    """Dropout as a function, of numbers and of channels, and between the layers of an LSTM."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(4 * 36 + 6, 5)
+        self.lstm = nn.LSTM(8, 6, 2, batch_first=True, dropout=0.5)
+
+    def forward(self, x):
+        images = nn.functional.dropout2d(self.conv(x).relu(), 0.4, self.training)
+        numbers = nn.functional.dropout(x.squeeze(1), 0.3, self.training)
+        return self.fc(torch.cat([images.flatten(1), self.lstm(numbers)[0][:, -1]], 1))
+
+
 def make(name):
     with torch.random.fork_rng():
         torch.random.default_generator.manual_seed(7)
@@ -64,7 +75,13 @@ def make(name):
             return nn.Sequential(*first, *second, *third, nn.Flatten(), nn.Linear(16, 5))
         if name == "lstm":
             return CharLSTM(vocabulary=5, embedding=3, hidden=6)
-        return Branches()
+        if name == "dropped":
+            layers = (nn.Linear(64, 12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, 5))
+            return nn.Sequential(nn.Flatten(), nn.Dropout(0.2), *layers)
+        if name == "dropped images":
+            first = (nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout(0.3), nn.MaxPool2d(2))
+            return nn.Sequential(*first, nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 5))
+        return DroppedFunctions() if name == "dropped functions" else Branches()
 
 
 def data(name, seed=0):
@@ -143,38 +160,54 @@ def test_training_equals_torch_optim(name, engine, options):
     torch.testing.assert_close(trained, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", ["mlp", "cnn", "norms"])
-def test_the_tables_of_a_gpu_give_the_same_without_one(name, options):
-    """All of the GPU's path but the capture itself, in rounds that shrink and grow."""
-    local = LocalTraining(**{"epochs": 3, "batch_size": BATCH, "lr": 0.1} | OPTIONS[options])
-    trainer = Trainer(make(name), local, engine="stacked", device="cpu")
-    other = Trainer(make(name), local, engine="stacked", device="cpu")
-    other._engine.graphs = True
-    held = trainer.data(*data(name))
-    work = jobs_of(trainer, rows=1)
-    for cohort in (work[:2], work, work[2:], work[:1]):
-        expected = trainer.train(trainer.flat(), cohort, held)
-        found = other.train(other.flat(), cohort, held)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-        expected = trainer.gradients(trainer.flat(), cohort, held)
-        found = other.gradients(other.flat(), cohort, held)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+VARIANTS = {
+    "in pairs": {},
+    "one by one": {"max_memory": 1},
+    "as on a GPU": {},  # all of its path but the capture itself
+    "cut into parts": {},  # five clients: 4 parts of 2, later 8 of 1
+    "two devices": {"device": "cpu,cpu"},
+}
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", ["cnn", "norms"])
-def test_batches_cut_into_parts_give_the_same(name, options, monkeypatch):
-    local = LocalTraining(**{"epochs": 2, "batch_size": BATCH, "lr": 0.1} | OPTIONS[options])
-    trainer = Trainer(make(name), local, engine="stacked", device="cpu")
-    held, work = trainer.data(*data(name)), jobs_of(trainer, rows=1)
-    expected = trainer.train(trainer.flat(), work, held)
-    monkeypatch.setitem(stacked.PARTS, "cpu", 12)  # five clients: 4 parts of 2, later 8 of 1
-    other = Trainer(make(name), local, engine="stacked", device="cpu")
-    found = other.train(other.flat(), work, held)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    expected, found = (t.gradients(t.flat(), work, held) for t in (trainer, other))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("mlp", "stacked"), ("cnn", "stacked"), ("norms", "stacked"), ("lstm", "stacked"),
+        ("dropped", "stacked"), ("dropped", "vmap"), ("dropped images", "stacked"),
+        ("dropped functions", "vmap"), ("branches", "vmap"), ("cnn", "loop"),
+    ],
+)  # fmt: skip
+def test_how_jobs_are_grouped_changes_no_result(name, engine, variant, monkeypatch):
+    """Rounds that shrink and grow; a dropout mask that changed would change percents."""
+    for options in ("momentum", "adam"):
+        local = LocalTraining(**{"epochs": 3, "batch_size": BATCH, "lr": 0.1} | OPTIONS[options])
+        plain = Trainer(make(name), local, engine=engine, device="cpu", max_memory=2**30)
+        with monkeypatch.context() as patch:
+            given = VARIANTS[variant]
+            kind = MultiDeviceTrainer if variant == "two devices" else Trainer
+            if variant == "in pairs":
+                given = {"max_memory": 3 * 4 * plain.size * (2 + 2 * (options == "adam"))}
+            if variant == "as on a GPU":
+                patch.setattr(batched, "GRAPHS", {"cpu"})
+            if variant == "cut into parts":
+                patch.setitem(stacked.PARTS, "cpu", 12)
+            other = kind(make(name), local, **{"engine": engine, "device": "cpu"} | given)
+            held, work = plain.data(*data(name)), jobs_of(plain)
+            params = torch.stack([plain.flat(), 0.9 * plain.flat()])
+            for cohort in (work[:2], work, work[2:], work[:1]):
+                for call in ("train", "gradients"):
+                    found, expected = (
+                        getattr(t, call)(params, cohort, held) for t in (other, plain)
+                    )
+                    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            again = other.train(params, work, held).clone()
+            assert torch.equal(other.train(params, work, held), again)
+            measured = (t.losses(params, work, held) for t in (other, plain))
+            np.testing.assert_allclose(*measured, rtol=1e-6)
+            np.testing.assert_allclose(
+                *(t.evaluate(params, held) for t in (other, plain)), rtol=1e-6
+            )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -210,19 +243,6 @@ def test_gradients_equal_autograd(name, engine):
         nn.functional.cross_entropy(net(held.x[at]), held.y[at]).backward()
         expected = torch.cat([p.grad.flatten() for p in net.parameters()])
         torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("engine", ["stacked", "vmap"])
-def test_groups_of_any_size_and_repeated_rounds_change_nothing(engine):
-    local = LocalTraining(epochs=2, batch_size=BATCH, momentum=0.9)
-    whole = Trainer(make("mlp"), local, engine=engine, device="cpu")
-    single = Trainer(make("mlp"), local, engine=engine, device="cpu", max_memory=1)
-    held = whole.data(*data("mlp"))
-    work = jobs_of(whole, rows=1)
-    first = whole.train(whole.flat(), work, held).clone()
-    whole.train(whole.flat(), work[:2], held)
-    torch.testing.assert_close(whole.train(whole.flat(), work, held), first, rtol=0, atol=0)
-    torch.testing.assert_close(single.train(whole.flat(), work, held), first, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked", "vmap"])
@@ -310,15 +330,6 @@ def test_a_norm_of_what_is_no_image_is_left_to_pytorch():
     assert stacked.modules(first) is None
 
 
-@pytest.mark.parametrize("clients", [1, 5, 30, 50, 1000])
-def test_steps_are_captured_for_few_sizes_close_to_what_is_needed(clients):
-    kernel = SimpleNamespace(clients=clients)
-    sizes = [GraphStepper._size(kernel, active) for active in range(1, clients + 1)]
-    over = [size / active for active, size in enumerate(sizes, start=1)]
-    assert 1 <= min(over) <= max(over) <= 1.25 and max(sizes) <= clients
-    assert len(set(sizes)) <= 4 * clients.bit_length()
-
-
 def test_batch_norm_is_refused_unless_it_tracks_nothing():
     def net(tracks):
         norm = nn.BatchNorm1d(8, track_running_stats=tracks)
@@ -344,6 +355,12 @@ def test_mistakes_are_named():
         Trainer(make("branches"), engine="stacked", device="cpu")
     with pytest.raises(Unsupported, match="loss='huber' is unknown"):
         Trainer(make("mlp"), loss="huber")
+    with pytest.raises(Unsupported, match="max_memory=0"):
+        Trainer(make("mlp"), max_memory=0)
+    with pytest.raises(Unsupported, match="device='nowhere'"):
+        MultiDeviceTrainer(make("mlp"), device="cpu,nowhere")
+    with pytest.raises(Unsupported, match="device='cpu,cpu'"):
+        Trainer(make("mlp"), device="cpu,cpu")
     with pytest.raises(Unsupported, match="no trainable parameter"):
         Trainer(nn.Flatten())
     with pytest.raises(Unsupported, match="without a plan"):
@@ -391,14 +408,6 @@ def test_the_users_model_and_no_jobs_are_left_alone():
     assert trainer.gradients(trainer.flat(), [], held).shape == (0, trainer.size)
 
 
-def test_the_plan_is_drawn_from_the_clients_own_stream():
-    trainer = Trainer(make("mlp"), LocalTraining(epochs=2, batch_size=4), device="cpu")
-    (job,) = jobs(trainer, 5, 2, ["bob"], [np.arange(10, 17)])
-    rng = stream(5, "batches", 2, "bob")
-    expected = np.concatenate([rng.permutation(7), rng.permutation(7)])
-    assert job.plan.order.tolist() == expected.tolist()
-
-
 @pytest.mark.parametrize(
     ("name", "engine"), [p for p in ENGINES if p[0] in ("mlp", "cnn", "lstm") and p != LSTM_LOOP]
 )
@@ -423,23 +432,3 @@ def test_reduced_precision_is_checked():
         Trainer(make("mlp"), device="cpu", precision="half")
     with pytest.raises(Unsupported, match="'tf32' needs a GPU, not cpu"):
         Trainer(make("mlp"), device="cpu", precision="tf32")
-
-
-GROUPED = [("mlp", "stacked"), ("cnn", "stacked"), ("lstm", "stacked"), ("branches", "vmap")]
-
-
-@pytest.mark.parametrize(("name", "engine"), GROUPED)
-def test_the_memory_bound_changes_no_result(name, engine):
-    """All clients at once, in pairs and one by one."""
-    local = LocalTraining(epochs=2, batch_size=BATCH, momentum=0.9)
-    trainers = [Trainer(make(name), local, engine=engine, device="cpu", max_memory=2**30)]
-    held, work = trainers[0].data(*data(name)), jobs_of(trainers[0], rows=1)
-    expected = trainers[0].train(trainers[0].flat(), work, held).clone()
-    one = trainers[0]._engine.client_bytes
-    for bound, groups in ((2 * one, 3), (1, 5)):
-        other = Trainer(make(name), local, engine=engine, device="cpu", max_memory=bound)
-        found = other.train(other.flat(), work, held)
-        assert len(list(other._engine._groups(list(range(5)), held))) == groups
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(Unsupported, match="max_memory=0"):
-        Trainer(make(name), device="cpu", max_memory=0)

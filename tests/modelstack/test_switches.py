@@ -11,10 +11,8 @@ from torch import nn
 
 from fedcohort.datasets import federate, load
 from fedcohort.simulate import LocalTraining, build, simulate
-from fedcohort.simulate.local import jobs
 from fedcohort.simulate.models import CharLSTM
 from modelstack.switches import gradients_without_training, precision
-from modelstack.trainer import Trainer
 
 
 def tf32() -> list[bool]:
@@ -46,39 +44,6 @@ def test_recurrent_models_do_without_cudnn_for_gradients(model, cudnn):
         raise KeyError
     assert seen == (False, before and cudnn)
     assert torch.backends.cudnn.enabled is before
-
-
-@pytest.mark.parametrize("wanted", [False, True])
-def test_every_pass_of_a_trainer_is_guarded(wanted):
-    """Losses, hits and features do not follow PyTorch's global setting, whatever it is."""
-    seen = []
-
-    class Watched(nn.Linear):
-        def forward(self, x):
-            seen.append(tf32())
-            return super().forward(x)
-
-    trainer = Trainer(nn.Sequential(Watched(3, 2)), device="cpu", engine="loop")
-    trainer.precision = "tf32" if wanted else "float32"
-    data = trainer.data(np.eye(3), np.array([0, 1, 1]))
-    trainer.device = torch.device("cuda")  # the guard's, not the tensors'
-    work = jobs(trainer, 0, 0, ["ann"], [np.arange(3)])
-    before = tf32()
-    calls = {
-        "train": lambda: trainer.train(trainer._initial, work, data),
-        "gradients": lambda: trainer.gradients(trainer._initial, work, data),
-        "losses": lambda: trainer.losses(trainer._initial, work, data),
-        "losses squared": lambda: trainer.losses(trainer._initial, work, data, power=2),
-        "features": lambda: trainer.features(trainer._initial, work, data),
-        "evaluate": lambda: trainer.evaluate(trainer._initial, data),
-        "hits": lambda: trainer.hits(trainer._initial, [np.arange(3)], data),
-    }
-    for name, call in calls.items():
-        call()
-        assert seen, name
-        assert all(switch == [wanted, wanted] for switch in seen), name
-        seen.clear()
-        assert tf32() == before
 
 
 def test_reduced_precision_is_within_the_spread_of_seeds():

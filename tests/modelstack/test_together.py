@@ -37,18 +37,6 @@ def test_side_by_side(name, shape, classes):
         np.testing.assert_allclose(together[1], one[1], rtol=1e-5)
 
 
-def test_reused_stacked_models_take_the_new_parameters():
-    trainer = Trainer(build("mlp-64-30", (1, 8, 8), 10, seed=0), device="cpu")
-    rng = np.random.default_rng(0)
-    x, y = rng.random((70, 1, 8, 8)), rng.integers(0, 10, 70)
-    data = trainer.data(x.astype(np.float32), y)
-    rows = torch.stack([trainer.flat(), 0.5 * trainer.flat(), 2 * trainer.flat()])
-    for given in (rows, 0.3 * rows, rows[:2]):
-        forward = trainer._side_by_side(given)
-        found = accuracy_and_loss(trainer.worker, given, data, forward)
-        np.testing.assert_allclose(found, accuracy_and_loss(trainer.worker, given, data), rtol=1e-5)
-
-
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_several_models_with_one_output(shape):
     """A logit of each of two models: class 1 above 0."""
@@ -73,6 +61,7 @@ def test_a_further_seed_adds_no_operators_to_a_round_on_a_gpu(monkeypatch):
     Everything but the steps themselves, which replay as graphs, runs here as it does there.
     """
     monkeypatch.setattr(simulation, "BATCHED_MEANS", {"cpu"})
+    monkeypatch.setattr(batched, "GRAPHS", {"cpu"})
     monkeypatch.setattr(batched, "_capture", lambda run, clock: [(1, lambda: None)])
     monkeypatch.setattr(Trainer, "_together", lambda self, rows: self._side_by_side(rows))
     data = load("digits")
@@ -87,7 +76,6 @@ def test_a_further_seed_adds_no_operators_to_a_round_on_a_gpu(monkeypatch):
             device="cpu",
             max_memory=2**30,
         )
-        held.trainer._engine.graphs = True
         held.step()
         with Operators() as operators:
             held.step()

@@ -17,7 +17,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedcohort.simulate.local import LocalTraining, jobs
+from modelstack.kernel import Setup, cross_entropy
 from modelstack.trainer import Trainer, choose
+from modelstack.training import Training, Unsupported
+from modelstack.vmapped import obstacle
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from simulation_models import ResNet18, ViTTiny
@@ -212,14 +215,7 @@ def trained(model, x, y, engine):
     data = trainer.data(x, y)
     params = torch.stack([trainer.flat(), 0.9 * trainer.flat()])
     parts = [np.arange(0, 11), np.arange(11, 12), np.arange(12, 30)]
-    work = jobs(
-        trainer,
-        0,
-        0,
-        [str(i) for i in range(len(parts))],
-        parts,
-        [i % 2 for i in range(len(parts))],
-    )
+    work = jobs(trainer, 0, 0, "012", parts, [0, 1, 0])
     found = trainer.train(params, work, data).clone()
     return trainer, found, trainer.gradients(params, work, data), trainer.losses(params, work, data)
 
@@ -230,36 +226,32 @@ def test_the_engine_and_its_reason(name):
     before = copy.deepcopy(model.state_dict())
     engine, reason = choose("auto", model, GPU)
     if ZOO[name][1] == "loop" and engine == "vmap":  # only a trial shows what torch.func cannot do
-        trainer = Trainer(model, device="cpu", engine="loop")
-        trainer._asked, trainer.engine, trainer._probed = "auto", "vmap", False
-        trainer._probe(trainer.data(x, y))
-        engine, reason = trainer.engine, trainer.reason
+        data = (torch.from_numpy(x), torch.from_numpy(y))
+        setup_of_it = Setup(model, Training(), cross_entropy, torch.device("cpu"))
+        engine, reason = "loop", obstacle(setup_of_it, data)
+        with pytest.raises(Unsupported, match="cannot be batched"):
+            trained(model, x, y, "vmap")
     assert engine == ZOO[name][1], reason
     assert ZOO[name][2] in reason
     assert bool(reason) == bool(ZOO[name][2])
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("name", [n for n in ZOO if ZOO[n][1] != "loop" and n != "dropped"])
+@pytest.mark.parametrize("name", ZOO)
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_side_by_side_equals_one_after_the_other(name):
     model, x, y = setup(name)
-    _, *expected = trained(model, x, y, "loop")
+    trainer, *expected = trained(model, x, y, "loop")
+    assert all(np.isfinite(np.asarray(values)).all() for values in expected)
+    assert (expected[0] - trainer.flat()).abs().amax() > 1e-3
+    if ZOO[name][1] == "loop" or name == "dropped":
+        return
     for engine in {ZOO[name][1], "vmap"}:
         _, *found = trained(model, x, y, engine)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(
                 torch.as_tensor(one), torch.as_tensor(other), rtol=1e-3, atol=1e-5
             )
-
-
-@pytest.mark.parametrize("name", ZOO)
-def test_the_loop_trains_all(name):
-    model, x, y = setup(name)
-    trainer, found, gradients, losses = trained(model, x, y, "loop")
-    assert torch.isfinite(found).all() and torch.isfinite(gradients).all()
-    assert np.isfinite(losses).all()
-    assert (found - trainer.flat()).abs().amax() > 1e-3
 
 
 def test_functional_dropout_drops_in_training_only():
