@@ -29,17 +29,17 @@ def kills(*files):
 
 
 def fuzzing(file):
-    """Trials per parser, and what came of them."""
+    """Trials of all parsers, and what came of them."""
     held = result(file)
     if held is None:
         return NOT_RUN
-    rows, lines = held["result"]["parsers"], []
-    for row in rows:
-        other = sum(found["count"] for found in row["errors"].values())
-        counts = row["trials"], row["refused"], row["accepted"], other, row["crashes"]
-        lines.append([row["target"], *(f"{c:,}" for c in counts), f"{row['peak_mb']:,}"])
-    header = ["parser", "trials", "refused", "accepted", "other errors", "crashes", "peak MB"]
-    return table(header, lines) + reached(rows) + named_left_out(held["result"])
+    rows = held["result"]["parsers"]
+    other = sum(found["count"] for row in rows for found in row["errors"].values())
+    totals = [sum(row[key] for row in rows) for key in ("trials", "refused", "accepted")]
+    crashes, peak = sum(row["crashes"] for row in rows), max(row["peak_mb"] for row in rows)
+    cells = [*totals, other, crashes, peak]
+    header = ["trials", "refused", "accepted", "other errors", "crashes", "peak MB"]
+    return table(header, [[f"{cell:,}" for cell in cells]]) + reached(rows)
 
 
 def reached(rows, wanted=10**6):
@@ -66,42 +66,25 @@ def audit(file):
     return table(["mechanism", "", "claimed epsilon", "proven, at least", "verdict"], lines)
 
 
-def load(file):
-    """Time and memory per case of the soak of load."""
-    held = result(file)
-    if held is None:
-        return NOT_RUN
-    lines, cases = [], held["result"]["cases"]
-    for row in cases:
-        if "early_ms" not in row:
-            cells = ["", "", "too few rounds"]
-        else:
-            cells = [f"{row['early_ms']:.1f} to {row['late_ms']:.1f}"]
-            cells += [f"{row['early_mb']:,} to {row['late_mb']:,}", "yes" if row["flat"] else "no"]
-        lines.append([row["case"], f"{row['rounds']:,}", *cells, row["error"] or "none"])
-    header = ["case", "rounds", "ms per round", "MB", "flat", "error"]
-    return load_summary(cases, held["result"]["rounds"]) + table(header, lines)
-
-
-def load_summary(cases, rounds):
-    """How many cases did all rounds, and which of them raised an error or grew."""
-    done = sum(row["rounds"] == rounds for row in cases)
-    errors = [row["case"] for row in cases if row["error"] is not None]
-    grew = [row["case"] for row in cases if row["flat"] is False]
-    unclear = [row["case"] for row in cases if row["flat"] is None and row["error"] is None]
-    parts = [f"{done} of {len(cases)} cases did all {rounds:,} rounds"]
-    parts.append(f"errors: {', '.join(errors) or 'none'}")
-    parts.append(f"not flat: {', '.join(grew) or 'none'}")
-    stopped = [
-        f"{row['case']} ({row['rounds']:,} rounds)"
-        for row in cases
-        if row["rounds"] < rounds and row["error"] is None
-    ]
-    if stopped:
-        parts.append(f"stopped by the time limit: {', '.join(stopped)}")
-    if unclear:
-        parts.append(f"too few rounds to tell: {', '.join(unclear)}")
-    return "; ".join(parts) + ".\n\n"
+def load(*files):
+    """How many cases of the soak of load did all rounds, and which raised an error or grew."""
+    lines = []
+    for held in filter(None, map(result, files)):
+        cases, rounds = held["result"]["cases"], held["result"]["rounds"]
+        done = sum(row["rounds"] == rounds for row in cases)
+        slowest = max((row for row in cases if "late_ms" in row), key=lambda row: row["late_ms"])
+        lines.append(
+            [
+                f"{held['result']['clients']:,}",
+                f"{done} of {len(cases)}",
+                f"{rounds:,}",
+                ", ".join(row["case"] for row in cases if row["error"] is not None) or "none",
+                ", ".join(row["case"] for row in cases if row["flat"] is False) or "none",
+                f"{slowest['case']}, {slowest['late_ms']:.0f} ms, {slowest['late_mb']:,} MB",
+            ]
+        )
+    header = ["clients", "cases done", "rounds", "errors", "not flat", "slowest, in a round"]
+    return table(header, lines) if lines else NOT_RUN
 
 
 def share_text(value):
