@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 import numpy as np
 
-from .mutate import damaged_bytes, damaged_document, damaged_npy
+from .mutate import damaged_bytes, damaged_document, damaged_npy, json_bytes, odd_shape
 from .target import Target, example_sketch, saved
 
 
@@ -28,6 +29,9 @@ class FlowerReading(Target):
 
     def damaged(self, data, rng):
         form, _, content = data.partition(b"\n")
+        if rng.random() < 0.2:  # a shape of zeros and extremes, which may need no bytes
+            form = json_bytes([json.loads(form)[0], odd_shape(rng)])
+            return form + b"\n" + rng.choice([b"", content])
         if rng.random() < 0.7:
             return damaged_document(form, rng).replace(b"\n", b"") + b"\n" + content
         return form + b"\n" + damaged_bytes(content, rng)

@@ -6,9 +6,9 @@ import copy
 import hashlib
 import io
 import json
+import re
 import struct
 import zipfile
-import zlib
 from functools import lru_cache
 from random import Random
 
@@ -47,9 +47,15 @@ ODD = [
     [0, 1],
     list(range(50)),
 ]
+LENGTHS = [2**31 - 1, 2**31, 2**40 - 1, 2**62, 2**63 - 1, 2**64, -1]
 WORDS = [b"\x00", b"\xff", b"\xff\xfe", b"[" * 5000, b"{", b"'", b'"', b"\n", b"-", b"9" * 500]
 SIZES = [0, 1, 2**7, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1]
 INTEGERS = [struct.Struct(order + width) for order in "<>" for width in "BHIQ"]
+
+
+def odd_shape(rng: Random) -> list[int]:
+    """Draw a shape of zeros and extremes: no bytes at all, or more than there can be."""
+    return [rng.choice([0, 0, 1, 2, 3, *LENGTHS]) for _ in range(rng.randrange(5))]
 
 
 def odd(rng: Random):
@@ -93,7 +99,8 @@ def damaged_json(value, rng: Random):
     parent, key = rng.choice(places)
     match rng.randrange(6):
         case 0 | 1 | 2:
-            parent[key] = odd(rng)
+            whole = isinstance(parent[key], list) and all(type(n) is int for n in parent[key])
+            parent[key] = odd_shape(rng) if whole and rng.random() < 0.7 else odd(rng)
         case 3:
             del parent[key]
         case 4:
@@ -168,8 +175,11 @@ def damaged_npy(data: bytes, rng: Random) -> bytes:
         ("3", "3.5"),
         ("'<", "'>"),
     ]
-    old, new = rng.choice(swaps)
-    text = text.replace(old, new, 1)
+    if rng.random() < 0.2:
+        shape = ", ".join(map(str, odd_shape(rng)))
+        text = re.sub(r"\(.*?\)", f"({shape},)" if shape else "()", text, count=1)
+    else:
+        text = text.replace(*rng.choice(swaps), 1)
     return (
         data[:8]
         + struct.pack("<H", len(text) & 0xFFFF)
@@ -203,27 +213,12 @@ def damaged_zip(data: bytes, rng: Random) -> bytes:
 
 
 def zip_archive(members: dict[str, bytes], method: int) -> bytes:
-    """Write an archive, stored (method 0) or deflated (8); zipfile takes ten times as long."""
-    parts, directory, at = [], [], 0
-    for name, content in members.items():
-        encoded = name.encode()
-        entry, listed = _zip_entry(encoded, content, method)
-        parts.append(entry)
-        directory += listed, struct.pack("<I", at), encoded
-        at += len(entry)
-    listing = b"".join(directory)
-    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, len(parts), len(parts), len(listing), at, 0)
-    return b"".join([*parts, listing, end])
-
-
-@lru_cache(256)
-def _zip_entry(name: bytes, content: bytes, method: int) -> tuple[bytes, bytes]:
-    """Return a member with its header, and its line in the directory up to the offset."""
-    packed = zlib.compress(content, 6, -15) if method else content
-    sizes = zlib.crc32(content), len(packed), len(content), len(name), 0
-    made = 20, 0, 0, method, 0, 33, *sizes  # of 1980-01-01
-    entry = struct.pack("<4s2B4H3I2H", b"PK\3\4", *made) + name + packed
-    return entry, struct.pack("<4s4B4H3I5HI", b"PK\1\2", 20, 3, *made, 0, 0, 0, 0o600 << 16)
+    """Write an archive, stored (method 0) or deflated (8)."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive:
+        for name, content in members.items():
+            archive.writestr(zipfile.ZipInfo(name), content, method)
+    return out.getvalue()
 
 
 def damaged_sketch(data: bytes, rng: Random) -> bytes:

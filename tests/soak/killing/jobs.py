@@ -1,0 +1,316 @@
+"""The jobs that are killed while they write: what each does, and what must not be lost."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CLI = "from fedcohort.cli import main; main()"
+CLI_NEEDS = ("typer", "rich")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A process that writes into a folder and can be started again.
+
+    Parameters
+    ----------
+    script : str
+        Python code; its arguments are those of `arguments`.
+    arguments : callable
+        From the folder of inputs and that of this trial to the arguments.
+    result : callable
+        What a finished folder holds, to compare with that of a calm run.
+    needs : tuple of str
+        Packages without which the job cannot run.
+    imports : tuple of str
+        Modules that are imported once, before processes are forked.
+    prepare : callable, optional
+        Writes inputs, once for all trials.
+    held : callable, optional
+        What must not be lost by a kill, as a set.
+    paid : callable, optional
+        How many releases were paid for.
+    done : callable, optional
+        Whether a killed process had delivered everything, so that nobody would start it again.
+    continues : bool
+        Whether a restart goes on where the kill was, or begins again.
+    """
+
+    script: str
+    arguments: Callable[[Path, Path], list[Any]]
+    result: Callable[[Path], Any]
+    needs: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+    prepare: Callable[[Path], None] = lambda inputs: None
+    held: Callable[[Path], set[Any]] = lambda folder: set()
+    paid: Callable[[Path], int] = lambda folder: 0
+    done: Callable[[Path], bool] = lambda folder: False
+    continues: bool = True
+
+    @property
+    def missing(self) -> list[str]:
+        return [name for name in self.needs if importlib.util.find_spec(name) is None]
+
+
+EXPERIMENT = """
+rounds = 12
+cohort_size = 3
+device = "cpu"
+checkpoint_every = 2
+[policy]
+name = "oort"
+[local]
+epochs = 1
+[data]
+dataset = "digits"
+clients = 12
+partition = "shards"
+options = { per_client = 2 }
+"""
+
+
+def write_experiment(inputs):
+    (inputs / "run.toml").write_text(EXPERIMENT)
+
+
+def run_arguments(inputs, folder):
+    return ["run", inputs / "run.toml", "--out", folder / "run", "--resume"]
+
+
+def compare_arguments(inputs, folder):
+    setting = ["--rounds", 6, "--seeds", 1, "--cohort-size", 3, "--clients", 12]
+    setting += ["--device", "cpu", "--set", "checkpoint_every=2", "--local", "epochs=1"]
+    policies = ["--policies", "uniform,active-fl"]
+    return ["compare", *policies, *setting, "--out", folder / "compare", "--resume"]
+
+
+def rounds_of(folder):
+    """Rounds and summaries of every run below a folder, without wall-clock seconds."""
+    out = {}
+    for path in sorted(folder.rglob("rounds.jsonl")):
+        out[str(path.relative_to(folder))] = path.read_text()
+    for path in sorted(folder.rglob("summary.json")):
+        summary = json.loads(path.read_text())
+        summary.pop("seconds")
+        out[str(path.relative_to(folder))] = json.dumps(summary, sort_keys=True)
+    return out
+
+
+NEEDS = (*CLI_NEEDS, "torch")
+IMPORTS = ("fedcohort.cli", "fedcohort.experiments.run", "sklearn.datasets")
+RUN = Job(CLI, run_arguments, rounds_of, NEEDS, IMPORTS, write_experiment)
+COMPARE = Job(CLI, compare_arguments, rounds_of, NEEDS, IMPORTS)
+
+
+def write_clients(inputs):
+    from safetensors.numpy import save_file
+
+    from fedcohort.sketch.race import RaceSketch
+
+    (inputs / "clients").mkdir()
+    for i in range(40):
+        sketch = RaceSketch.srp(dim=4, rows=10, bits=3)
+        sketch.add(np.random.default_rng(i).normal(size=(20, 4)))
+        sketch.save(inputs / "clients" / f"c{i}.sketch")
+        save_file({"w": np.full(100, float(i))}, inputs / "clients" / f"c{i}.safetensors")
+
+
+def registry_arguments(inputs, folder):
+    return ["registry", "add", folder / "warm", inputs / "clients", "--replace"]
+
+
+def clients_of(folder):
+    from fedcohort.personalize import Registry
+
+    if not (folder / "warm" / "registry.sqlite").exists():
+        return set()
+    with Registry(folder / "warm") as registry:
+        return {entry.client for entry in registry.entries()}
+
+
+def registry_of(folder):
+    from fedcohort.personalize import Registry, check
+
+    with Registry(folder / "warm") as registry:
+        problems = [problem.kind for problem in check(registry) if problem.kind != "orphan"]
+        entries = {
+            e.client: (e.model, e.metadata, registry.sketch(e.client).to_bytes())
+            for e in registry.entries()
+        }
+    return entries, problems
+
+
+REGISTRY = Job(
+    CLI,
+    registry_arguments,
+    registry_of,
+    (*CLI_NEEDS, "safetensors"),
+    ("fedcohort.cli", "fedcohort.personalize", "safetensors.numpy"),
+    write_clients,
+    held=clients_of,
+    continues=False,
+)
+
+
+PAY_SCRIPT = """
+import sys
+from pathlib import Path
+from fedcohort.storage import remove_leftovers, write_atomically
+from fedcohort.privacy.budget import BudgetLedger
+from fedcohort.privacy.release import noise_for
+folder = Path(sys.argv[1])
+ledger = BudgetLedger(folder / "budget.json", 100.0)
+release = noise_for(10, 0.5, 0.0, "add-remove")
+remove_leftovers(folder)
+for i in range(60):
+    name, out = f"r{i}", folder / f"{i}.out"
+    if not out.exists():
+        content = ledger.charge_and_store([release], lambda: b"%d" % i, request=name)
+        write_atomically(out, content)
+    ledger.delivered(name)
+"""
+
+
+def account(folder):
+    path = folder / "budget.json"
+    return json.loads(path.read_text())["spent"] if path.exists() else {"releases": 0}
+
+
+def payments(folder):
+    return set(range(times_paid(folder)))
+
+
+def times_paid(folder):
+    return account(folder)["releases"]
+
+
+def undelivered(folder):
+    return json.loads((folder / "budget.json").read_text()).get("undelivered", [])
+
+
+def write_records(inputs):
+    rng = np.random.default_rng(0)
+    who = np.array([f"client {i % 20}" for i in range(1000)])
+    np.savez(inputs / "records.npz", x=rng.normal(size=(1000, 8)), who=who)
+
+
+def sketch_arguments(inputs, folder):
+    private = ["--epsilon", 0.5, "--budget", folder / "budget.json", "--budget-epsilon", 4]
+    form = ["--columns", "x", "--by", "who", "--rows", 40, "--bits", 4]
+    return ["sketch", inputs / "records.npz", *form, *private, "--force", "-o", folder / "out"]
+
+
+def sketches_of(folder):
+    """Noise is drawn anew in every trial: whose sketches there are, and what they claim."""
+    from fedcohort.sketch.race import RaceSketch
+
+    index = json.loads((folder / "out" / "clients.json").read_text())
+    found = [RaceSketch.load(folder / "out" / name) for name in sorted(index)]
+    strays = sorted(p.name for p in (folder / "out").iterdir() if p.name not in index)
+    claims = [json.dumps(sketch.header()["release"], sort_keys=True) for sketch in found]
+    return index, claims, strays, account(folder), undelivered(folder)
+
+
+def sketches_delivered(folder):
+    index = folder / "out" / "clients.json"
+    if not index.exists() or not (folder / "budget.json").exists() or undelivered(folder):
+        return False
+    return all((index.parent / name).exists() for name in json.loads(index.read_text()))
+
+
+def releases_of(folder):
+    out = {p.name: p.read_bytes() for p in folder.glob("*.out")}
+    return out, account(folder), undelivered(folder)
+
+
+SKETCH = Job(
+    CLI,
+    sketch_arguments,
+    sketches_of,
+    CLI_NEEDS,
+    ("fedcohort.cli", "fedcohort.files.sketching", "fedcohort.sketch.hashing"),
+    write_records,
+    held=payments,
+    paid=times_paid,
+    done=sketches_delivered,
+    continues=False,
+)
+BUDGET = Job(
+    PAY_SCRIPT,
+    lambda inputs, folder: [folder],
+    releases_of,
+    imports=("fedcohort.privacy.budget", "fedcohort.privacy.release"),
+    held=payments,
+    paid=times_paid,
+)
+
+
+TESTS = Path(__file__).resolve().parents[2]
+SERVER_SCRIPT = """
+import importlib.util, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+spec = importlib.util.spec_from_file_location("flower_conftest", sys.argv[2] + "/conftest.py")
+helpers = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(helpers)
+Digits, identify_process = helpers.Digits, helpers.identify_process
+import torch
+from flwr.serverapp.strategy import FedAdam
+from fedcohort.flower import CohortStrategy
+torch.set_num_threads(1)
+identify_process()
+digits = Digits()
+inner = FedAdam(fraction_evaluate=0.0, min_train_nodes=1, min_evaluate_nodes=0,
+                min_available_nodes=1)
+path = Path(sys.argv[1]) / "server.ckpt"
+strategy = CohortStrategy(inner, "active-fl", cohort_size=3, seed=0, checkpoint=path)
+strategy.start(digits.grid(), digits.arrays(), 6)
+"""
+
+
+def server_of(folder):
+    """The state of a finished server, without durations and the random name of its run."""
+    from fedcohort import storage
+
+    state = storage.load(folder / "server.ckpt")
+    reports = [
+        {k: v for k, v in report.items() if k != "seconds"} for report in state.pop("history")
+    ]
+    arrays = {"arrays": state["arrays"], "inner": state["inner"], "initial": state["initial"]}
+    ledger = state["session"]["ledger"]
+    return repr((reports, ledger)), repr_exact(arrays)
+
+
+def repr_exact(value):
+    """Return nested values with their arrays as bytes."""
+    if isinstance(value, dict):
+        return {k: repr_exact(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [repr_exact(v) for v in value]
+    return value.tobytes() if isinstance(value, np.ndarray) else repr(value)
+
+
+FLOWER = Job(
+    SERVER_SCRIPT,
+    lambda inputs, folder: [folder, TESTS / "flower"],
+    server_of,
+    ("flwr", "torch", "pytest"),
+    ("fedcohort.flower", "flwr.serverapp.strategy", "fedcohort.simulate", "sklearn.datasets"),
+)
+
+
+JOBS = {
+    "run": RUN,
+    "compare": COMPARE,
+    "sketch": SKETCH,
+    "registry": REGISTRY,
+    "budget": BUDGET,
+    "flower": FLOWER,
+}
