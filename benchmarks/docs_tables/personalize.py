@@ -14,10 +14,8 @@ RETRIEVALS = {
     "nearest": "`nearest`",
     "nearest, auto": "`nearest`, limit auto",
     "nearest, gains": "`nearest`, limit by gains",
-    "k-nearest": "`k-nearest`",
     "match": "`match`",
     "match, gains": "`match`, limit by gains",
-    "cluster": "`cluster`",
 }
 COLUMNS = (
     "MNIST, twins",
@@ -68,63 +66,40 @@ def cold_start_private(file):
     lines = []
     for pair in zip(*(found[name]["retrieval"] for name in names), strict=True):
         sizes = dict.fromkeys(f"{row['rows']} × {2 ** row['bits']}" for row in pair)
-        ways = "nearest", "k-nearest", "match"
+        ways = "nearest", "match"
         cells = [fraction(row["accuracy"][way]["mean"]) for row in pair for way in ways]
         budget = pair[0]["epsilon"]
         lines.append(["none" if budget is None else f"{budget:g}", "; ".join(sizes), *cells])
-    header = ["epsilon", "sketch", "MNIST nearest", "k-nearest", "match"]
-    return table([*header, "FEMNIST nearest", "k-nearest", "match"], lines)
+    header = ["epsilon", "sketch", "MNIST nearest", "match", "FEMNIST nearest", "match"]
+    return table(header, lines)
 
 
 def registry_scale(file):
-    """Time and memory of a registry of a million clients, beside what we want."""
+    """Time and memory of a registry of many clients."""
     held = result(file)
     if held is None:
         return NOT_RUN
     r = held["result"]
-    fill, build, query = r["fill"], r["build"], r["query"]
-    memory = f"{build['peak memory GB']:.1f} GB, {query['memory while querying GB']:.1f} GB"
-    times = query["milliseconds"]
-    wrote = f"{fill['seconds']:.0f} s, {fill['database GB']:.1f} GB on disk"
+    fill, query = r["fill"], r["query"]
+    times = query["seconds"]
     lines = [
-        [f"registering {r['clients']:,} clients", wrote, ""],
-        ["building the index", f"{build['seconds']:.0f} s", "below 10 min"],
-        ["peak memory: building, querying", memory, "below 4 GB"],
-        ["one query, median (95%)", f"{times['median']:.1f} ms ({times['p95']:.1f} ms)",
-         "below 10 ms"],
-        ["recall@1 against comparing all full sketches", f"{query['recall@1']:.3f}", "0.95"],
-    ]  # fmt: skip
-    return table(["", "measured", "wanted"], lines)
-
-
-def registry_engines(file):
-    """Ways to search the compressed sketches, side by side."""
-    held = result(file)
-    if held is None:
-        return NOT_RUN
-    found = held["result"]["engines"]
-    lines = [
-        [
-            row["engine"],
-            f"{row['build cpu seconds']:.1f}",
-            f"{row['cpu milliseconds']['median']:.1f}",
-            f"{row['recall@1']:.3f}",
-        ]
-        for row in found["engines"]
+        ["registering", f"{fill['seconds']:.0f} s, {fill['GB on disk']:.2f} GB on disk"],
+        ["one query, median (95%)", f"{times['median']:.1f} s ({times['p95']:.1f} s)"],
+        ["peak memory", f"{query['peak memory GB']:.1f} GB"],
     ]
-    header = [f"engine, {found['clients']:,} clients", "build, CPU s", "query, CPU ms", "recall@1"]
-    return table(header, lines)
+    return table([f"{r['clients']:,} clients, sketches of 10 × 64", "measured"], lines)
 
 
 def registry_ranking(file):
-    """Total variation between a newcomer and the client found, by the share of e in the rank."""
+    """What each ranking retrieves."""
     held = result(file)
     if held is None:
         return NOT_RUN
-    keys = ("caution 0.0", "caution 0.3", "caution 0.5", "caution 1.0", "best possible")
+    keys, r = ("debiased", "unbiased", "half", "plain"), held["result"]
     lines = [
-        [f"{row['rows']}, {row['clients']:,}", *(fraction(row[key]) for key in keys)]
-        for row in held["result"]["caution"]["rows"]
+        [f"{row['rows']} × 64, {row['clients']:,}", *(fraction(row[k]) for k in (*keys, "best"))]
+        for row in r["ranking"]
     ]
-    header = ["rows × 64, clients", "D² alone", "+ 0.3 e", "+ half of e", "+ e (plain distance)"]
+    lines.append(["twins found", *(fraction(r["twins"][key]["mean"]) for key in keys), "1.000"])
+    header = ["sketches, clients", "default", "D² alone", "D² + half of e", "plain"]
     return table([*header, "best possible"], lines)
