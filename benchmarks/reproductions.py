@@ -37,7 +37,7 @@ from verdicts import (
     verdict,
 )
 
-from fedcohort.report.tables import paired_interval
+from fedcohort.analysis.comparison import paired_interval
 
 
 def _cold_start(papers):

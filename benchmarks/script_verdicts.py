@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 from verdicts import FAILS, HOLDS, UNDECIDED, spread
 
-from fedcohort.report.tables import paired_interval
+from fedcohort.analysis.comparison import paired_interval
 
 
 def separation(rows):

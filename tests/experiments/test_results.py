@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from fedcohort.analysis.comparison import comparison, curves
 from fedcohort.cli import invoke
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments.compare import DEFAULT_SETTING, Setting, compare, run_several
@@ -20,7 +21,7 @@ from fedcohort.experiments.results import Results, read, read_run
 from fedcohort.experiments.run import run
 from fedcohort.experiments.summary import summarize
 from fedcohort.report.columns import setting_columns
-from fedcohort.report.tables import comparison, comparison_table, curves
+from fedcohort.report.tables import comparison_table
 
 SMALL = dataclasses.replace(
     DEFAULT_SETTING, rounds=5, seeds=(0, 1), checkpoint_every=2, device="cpu"

@@ -165,8 +165,8 @@ def _compare(
     ray: str | None,
     format: Format,
 ) -> None:
+    from fedcohort.analysis.comparison import comparison, curves
     from fedcohort.experiments.compare import compare, settings_of
-    from fedcohort.report.tables import comparison, curves
 
     experiments = dict(settings_of(setting, policies))
     with on_cluster(ray), RoundBars(experiments) as bars:

@@ -37,8 +37,8 @@ def show(
 
     Example: `fedcohort show runs/compare`
     """
+    from fedcohort.analysis.comparison import comparison
     from fedcohort.experiments.results import read
-    from fedcohort.report.tables import comparison
 
     results = read(*runs)
     if format is Format.json:
@@ -50,8 +50,9 @@ def show(
 
 
 def _table(results: Results, title: str, width: int) -> Table:
+    from fedcohort.analysis.comparison import comparison, curves
     from fedcohort.report.columns import setting_columns
-    from fedcohort.report.tables import comparison, comparison_table, curves, summary_table
+    from fedcohort.report.tables import comparison_table, summary_table
 
     if len(results) == 1:
         return summary_table(results[0].summaries, f"{results[0].policy}, {title}", width)

@@ -91,9 +91,10 @@ def _run(experiment: Experiment, folder: Path, resume: bool, format: Format) -> 
 def _sweep(
     settings: list[Setting], folder: Path, resume: bool, ray: str | None, format: Format
 ) -> None:
+    from fedcohort.analysis.comparison import comparison, curves
     from fedcohort.experiments.compare import run_several
     from fedcohort.report.columns import setting_columns
-    from fedcohort.report.tables import comparison, comparison_table, curves
+    from fedcohort.report.tables import comparison_table
 
     with on_cluster(ray), RoundBars(dict(settings)) as bars:
         results = run_several(

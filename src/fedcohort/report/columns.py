@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from fedcohort.analysis.comparison import ComparisonRow, Interval
     from fedcohort.experiments.results import Results
     from fedcohort.experiments.summary import Spread, Summary
-    from fedcohort.report.tables import ComparisonRow, Interval
 
 
 class Cell(NamedTuple):

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from fedcohort import storage
 from fedcohort.analysis.clusters import classical_map, leaf_order
+from fedcohort.analysis.comparison import ComparisonRow, Curve, comparison, curves
 from fedcohort.exceptions import InvalidCheckpoint
 from fedcohort.experiments.config import NO_GATE, Experiment, dump
 from fedcohort.experiments.results import Members, PolicyResult, Results
 from fedcohort.experiments.summary import gemd_by_round
 from fedcohort.report.columns import setting_columns
-from fedcohort.report.tables import ComparisonRow, Curve, comparison, curves
 from fedcohort.rounds import ClientId, stream
 from fedcohort.sketch.distances import distance_matrix
 

@@ -21,8 +21,8 @@ import altair as alt
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcohort.analysis.comparison import Curve
 from fedcohort.report.content import Content, FederationMap, Line, Participation
-from fedcohort.report.tables import Curve
 
 Floats = NDArray[np.float64]
 Rows = list[dict[str, Any]]

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from fedcohort.analysis.comparison import ComparisonRow, Curve
 from fedcohort.analysis.costs import CostRow
 from fedcohort.analysis.plan import Plan
-from fedcohort.experiments.results import PolicyResult, Results
-from fedcohort.experiments.summary import Spread, Summary, spread
+from fedcohort.experiments.summary import Summary
 from fedcohort.report.columns import (
     Cell,
     Cells,
@@ -25,145 +23,6 @@ from fedcohort.report.columns import (
     comparison_cells,
     seed_cells,
 )
-from fedcohort.rounds import stream
-from fedcohort.simulate.history import History
-
-
-class Interval(NamedTuple):
-    """A mean and its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
-class ComparisonRow(NamedTuple):
-    """One run of a comparison, over all seeds.
-
-    The overheads are in percent of plain FedAvg. The baseline is the run with uniform cohorts, no
-    gate and otherwise equal settings: `accuracy_change` is in percent of its accuracy, and `gain`
-    is the difference to it, with a paired interval. Both are None without a baseline; `gain` is
-    also None for the baseline itself and if fewer than two seeds can be paired.
-    """
-
-    policy: str
-    seeds: int
-    accuracy: Spread
-    rounds_to_target: Spread
-    gemd: Spread
-    participation_entropy: Spread
-    megabytes_up: Spread
-    megabytes_down: Spread
-    seconds: float
-    overhead_up: Spread
-    overhead_down: Spread
-    overhead_down_to_all: Spread
-    skipped: Spread
-    accuracy_change: Spread | None
-    gain: Interval | None
-
-
-class Curve(NamedTuple):
-    """Mean accuracy over seeds, and one sample standard deviation to either side.
-
-    `rounds` counts from 1. `megabytes` is the total traffic so far, in both directions, and
-    `seconds` the simulated time. `low` and `high` are NaN for one seed.
-    """
-
-    policy: str
-    rounds: list[int]
-    megabytes: list[float]
-    seconds: list[float]
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-
-
-def comparison(results: Sequence[PolicyResult]) -> list[ComparisonRow]:
-    """Return one row per run, in the order of the results."""
-    every = Results(results)
-    return [_comparison_row(r, every.baseline(r)) for r in results]
-
-
-def _comparison_row(r: PolicyResult, baseline: PolicyResult | None) -> ComparisonRow:
-    pairs = [] if baseline is None else _paired(r.summaries, baseline.summaries)
-    return ComparisonRow(
-        policy=r.policy,
-        seeds=len(r.summaries),
-        accuracy=spread([s.accuracy for s in r.summaries]),
-        rounds_to_target=spread([s.rounds_to_target for s in r.summaries]),
-        gemd=spread([s.gemd for s in r.summaries]),
-        participation_entropy=spread([s.participation_entropy for s in r.summaries]),
-        megabytes_up=spread([s.bytes_up / 1e6 for s in r.summaries]),
-        megabytes_down=spread([s.bytes_down / 1e6 for s in r.summaries]),
-        seconds=r.seconds,
-        overhead_up=spread([s.overhead.up for s in r.summaries]),
-        overhead_down=spread([s.overhead.down for s in r.summaries]),
-        overhead_down_to_all=spread([s.overhead.down_to_all for s in r.summaries]),
-        skipped=spread([s.overhead.skipped for s in r.summaries]),
-        accuracy_change=spread([100 * (a / b - 1) if b else None for a, b in pairs])
-        if pairs
-        else None,
-        gain=None if baseline is r else paired_interval([a - b for a, b in pairs]),
-    )
-
-
-def _paired(own: Sequence[Summary], other: Sequence[Summary]) -> list[tuple[float, float]]:
-    """Return the accuracies of the seeds that both runs have."""
-    known = {s.seed: s.accuracy for s in other}
-    pairs = [(s.accuracy, known[s.seed]) for s in own if s.seed in known]
-    return [pair for pair in pairs if all(map(math.isfinite, pair))]
-
-
-def paired_interval(differences: Sequence[float], resamples: int = 10_000) -> Interval | None:
-    """Return the bootstrap 95 % interval of a mean of paired differences.
-
-    It is the percentile interval of Efron (1979). Up to six differences, all resamples are
-    enumerated, so that the interval is exact; otherwise `resamples` are drawn with a fixed seed.
-    With very few differences it is too narrow. None if there are fewer than two.
-
-    Examples
-    --------
-    >>> paired_interval([1.0, 3.0])
-    Interval(mean=2.0, low=1.0, high=3.0)
-    """
-    values, n = np.asarray(differences, float), len(differences)
-    if n < 2:
-        return None
-    if n <= 6:
-        chosen = np.array(list(itertools.product(range(n), repeat=n)))
-    else:
-        chosen = stream(0, "bootstrap", n).integers(0, n, (resamples, n))
-    means = values[chosen].mean(axis=1)
-    low, high = np.quantile(means, [0.025, 0.975], method="inverted_cdf")
-    return Interval(float(values.mean()), float(low), float(high))
-
-
-def curves(results: Sequence[PolicyResult]) -> list[Curve]:
-    """Return one curve per run, over the rounds in which every seed was evaluated."""
-    return [_curve(result.policy, result.histories) for result in results]
-
-
-def _curve(policy: str, histories: Sequence[History]) -> Curve:
-    length = min(len(h.rounds) for h in histories)
-    accuracy = np.array([h.accuracy[:length] for h in histories])
-    rounds = [h.rounds[:length] for h in histories]
-    sent = np.cumsum([[r.bytes_up + r.bytes_down for r in own] for own in rounds], axis=1)
-    seconds = np.array([[r.elapsed for r in own] for own in rounds])
-    known = np.flatnonzero(np.isfinite(accuracy).all(axis=0))
-    mean = accuracy[:, known].mean(axis=0)
-    several = len(histories) > 1
-    std = accuracy[:, known].std(axis=0, ddof=1) if several else np.full(len(known), np.nan)
-    return Curve(
-        policy=policy,
-        rounds=(known + 1).tolist(),
-        megabytes=(sent[:, known].mean(axis=0) / 1e6).tolist(),
-        seconds=seconds[:, known].mean(axis=0).tolist(),
-        mean=mean.tolist(),
-        low=np.maximum(mean - std, 0).tolist(),
-        high=np.minimum(mean + std, 1).tolist(),
-    )
-
 
 BARS = "▁▂▃▄▅▆▇█"
 UNLIMITED = 100_000  # columns of a console that never wraps
