@@ -139,6 +139,27 @@ def locked_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
     Traceback (most recent call last):
     fedcohort.exceptions.FolderInUse: ... is being written by another process; ...
     """
+    refuse_links(folder)
+    with open(Path(folder) / LOCK, "ab") as file:
+        if not _try_lock(file):
+            raise FolderInUse(
+                f"{folder} is being written by another process; wait for it, or use another folder"
+            )
+        yield
+
+
+def make_folder(folder: str | os.PathLike[str]) -> Path:
+    """Make a folder for a run if it does not exist; one with links among its entries is refused."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"{folder}: a run needs a folder, and a file is in the way") from None
+    refuse_links(folder)
+    return Path(folder)
+
+
+def refuse_links(folder: str | os.PathLike[str]) -> None:
+    """Raise DataError if an entry of the folder is a symbolic link."""
     with os.scandir(folder) as entries:
         links = sorted(entry.name for entry in entries if entry.is_symlink())
     if links:
@@ -146,12 +167,6 @@ def locked_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
             f"{Path(folder, links[0])} is a symbolic link, and nothing is written through links; "
             "put the file or folder itself there, or link to the whole folder"
         )
-    with open(Path(folder) / LOCK, "ab") as file:
-        if not _try_lock(file):
-            raise FolderInUse(
-                f"{folder} is being written by another process; wait for it, or use another folder"
-            )
-        yield
 
 
 def _try_lock(file: IO[bytes]) -> bool:

@@ -29,10 +29,10 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import config
 from fedcohort.experiments.config import NO_GATE, DataConfig, Experiment, NamedConfig
 from fedcohort.experiments.results import Results, read_run
-from fedcohort.experiments.run import check, dataset_of, make_folder, run
+from fedcohort.experiments.run import check, dataset_of, run
 from fedcohort.experiments.summary import Summary
 from fedcohort.simulate.history import RoundRecord
-from fedcohort.storage import remove_leftovers, write_atomically
+from fedcohort.storage import make_folder, remove_leftovers, write_atomically
 
 MAX_NAME = 100
 

@@ -44,7 +44,13 @@ from fedcohort.simulate.availability import AVAILABILITIES, Availability
 from fedcohort.simulate.history import RoundRecord, record_from
 from fedcohort.simulate.models import build as build_model
 from fedcohort.simulate.simulation import Simulation
-from fedcohort.storage import locked_folder, remove_leftovers, sync_folder, write_atomically
+from fedcohort.storage import (
+    locked_folder,
+    make_folder,
+    remove_leftovers,
+    sync_folder,
+    write_atomically,
+)
 
 OnRound = Callable[[Sequence[RoundRecord]], None]
 
@@ -181,15 +187,6 @@ def _advance(
             if on_round is not None:
                 on_round(records)
     return True
-
-
-def make_folder(folder: str | os.PathLike[str]) -> Path:
-    """Make the folder if it does not exist."""
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise ConfigError(f"{folder}: a run needs a folder, and a file is in the way") from None
-    return Path(folder)
 
 
 def _claim(folder: Path, experiment: Experiment, resume: bool) -> None:
