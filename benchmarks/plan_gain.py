@@ -124,6 +124,14 @@ def choices():
     return rows
 
 
+def fit_of(discrepancies, log_ratios):
+    """Fit measured settings: uniform's discrepancy and the log of the speed-up of each."""
+    slopes = np.asarray(log_ratios) / np.asarray(discrepancies)
+    if len(slopes) < 3 or not np.isfinite(slopes).all():
+        raise ValueError(f"{len(slopes)} settings, at least 3 with D > 0 are needed")
+    return GainFit(slopes.mean(), slopes.std(ddof=1), len(slopes), max(discrepancies))
+
+
 def row_of(file, setting, seeds):
     found = parts(file, setting)
     base, ours = found["uniform"], found[VARIANT]
@@ -174,7 +182,7 @@ def main() -> None:
         return
     rows = [row_of(file, setting, args.seeds) for file, setting in measured_settings()]
     used = [r for r in rows if r["dataset"] in FIT_ON]
-    fit = GainFit.of([r["discrepancy"] for r in used], [np.log(r["measured"]) for r in used])
+    fit = fit_of([r["discrepancy"] for r in used], [np.log(r["measured"]) for r in used])
     for row in rows:
         row["held out"] = row["dataset"] not in FIT_ON
         row["predicted"] = asdict(fit.predict(row["discrepancy"]))

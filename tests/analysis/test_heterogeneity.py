@@ -19,7 +19,6 @@ from fedcohort.personalize.registry import Record, Registry
 from fedcohort.personalize.search import nearest
 from fedcohort.sketch.distances import distance_matrix, distances_to_global
 from fedcohort.sketch.race import RaceSketch
-from fedcohort.sketch.transforms import Transform
 from fedcohort.sketch.uncertainty import cap_by_observed, errors_to_global, pair_errors
 
 EMPTY = RaceSketch.srp(8, rows=50, bits=5)
@@ -272,24 +271,6 @@ def test_references_are_random_samples_and_the_classes_of_the_label():
     pairs = distance_matrix(sketches([0] * 40, 200, seed=5), "frobenius", True) / np.sqrt(50)
     inside = pairs[np.triu_indices(40, 1)] <= found.references.random
     assert inside.mean() > 0.9  # 95 of 100 by chance, with errors that are upper bounds
-
-
-def test_why_there_is_no_reference_by_label():
-    step = Transform(unit=True, classes=2, label_weight=1.0)
-    rng = np.random.default_rng(7)
-    exact = []
-    for _ in range(4):
-        exact.append(RaceSketch.srp(3, rows=20, bits=3, transform=step))
-        exact[-1].add(rng.normal(size=(200, 3)), rng.integers(0, 2, 200))
-    private = [s.privatize(4.0, rng=rng) for s in exact]
-    for made, why in (
-        (sketches([0] * 4, 200), "the sketches hash no label"),
-        (exact, "two classes of ten records or more at one client"),
-        (private, "would cost a part of their budget"),
-    ):
-        found = profile(made)
-        assert found.references.label is None
-        assert why in found.references.no_label
 
 
 def test_nearest_clients_are_those_of_the_registry_with_200_private_sites(tmp_path):

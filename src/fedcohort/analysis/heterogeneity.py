@@ -71,12 +71,12 @@ class References(NamedTuple):
 
     `random`: 95 of 100 pairs of random samples of the same data, of the median size and noise of
     these clients, look less far apart. `label`: how far the classes of the label are apart within
-    the median client; where the sketches do not say, None, and `no_label` says why.
+    the median client; None where no sketch says so: exact ones with a label and two classes of ten
+    records or more do.
     """
 
     random: float
     label: float | None
-    no_label: str = ""
 
 
 class Heterogeneity(NamedTuple):
@@ -231,15 +231,7 @@ def _references(sketches: Sequence[RaceSketch], errors: Floats) -> References:
     random = float(np.sqrt(ONE_SIDED * np.median(errors)))
     split = [s.origin.get("label_split") for s in sketches]
     stated = [float(v) for v in split if isinstance(v, (int, float)) and np.isfinite(v)]
-    if stated:
-        return References(random, float(np.median(stated)))
-    if not any(s.labeled for s in sketches):
-        why = "the sketches hash no label (--label and --classes)"
-    elif any(s.private for s in sketches):
-        why = "private sketches do not state it, because it would cost a part of their budget"
-    else:
-        why = "no sketch states it; it takes two classes of ten records or more at one client"
-    return References(random, None, why)
+    return References(random, float(np.median(stated)) if stated else None)
 
 
 def _warnings(sketches: Sequence[RaceSketch]) -> tuple[list[str], bool]:

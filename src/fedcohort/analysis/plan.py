@@ -59,12 +59,6 @@ class GainFit:
     """Slopes of measured settings: mean, standard deviation, how many, the largest D among them.
 
     `level` is the probability of the prediction interval.
-
-    Examples
-    --------
-    >>> fit = GainFit.of([0.01, 0.02, 0.03], [0.2, 0.4, 0.6])
-    >>> round(fit.slope, 6), round(fit.predict(0.01).fewer_rounds, 4)
-    (20.0, 1.2214)
     """
 
     slope: float
@@ -72,15 +66,6 @@ class GainFit:
     settings: int
     largest: float
     level: float = 0.9
-
-    @classmethod
-    def of(cls, discrepancies: Sequence[float], log_ratios: Sequence[float]) -> GainFit:
-        """Fit measured settings: uniform's discrepancy and the log of the speed-up of each."""
-        slopes = np.asarray(log_ratios, float) / np.asarray(discrepancies, float)
-        if len(slopes) < 3 or not np.isfinite(slopes).all():
-            raise ValueError(f"GainFit: {len(slopes)} settings, at least 3 with D > 0 are needed")
-        spread = float(slopes.std(ddof=1))
-        return cls(float(slopes.mean()), spread, len(slopes), float(max(discrepancies)))
 
     def predict(self, discrepancy: float) -> Gain:
         """Estimate the gain at a discrepancy of uniform cohorts; Student's t interval."""
@@ -127,8 +112,8 @@ class Plan:
     smallest : dict
         By policy: the smallest cohort that represents the federation as well as `present` random
         clients, None if none of the tried sizes does.
-    saved : dict
-        By policy: client-hours and bytes saved per round by that cohort, where known.
+    model_bytes : int or None
+        Bytes of a model, for what a smaller cohort saves.
     gain : dict
         By cohort size: how many times fewer rounds SketchMatch is expected to take than uniform
         cohorts, an estimate; empty where `no_gain` says why there is none.
@@ -151,7 +136,7 @@ class Plan:
     worths: tuple[Worth, ...]
     present: int | None
     smallest: dict[str, int | None]
-    saved: dict[str, dict[str, float]]
+    model_bytes: int | None
     gain: dict[int, Gain]
     no_gain: str
     verdict: str
@@ -186,11 +171,11 @@ class Plan:
     def _smaller(self, policy: str, size: int | None) -> str:
         if size is None:
             return f"{policy}: no smaller cohort is worth {self.present} random clients."
-        saved = self.saved[policy]
-        extra = [f"{saved['bytes'] / 1e6:,.1f} MB"] if "bytes" in saved else []
-        extra += [f"{saved['hours']:g} client-hours"] if "hours" in saved else []
         text = f"{policy}: {size} matched clients are worth {self.present} random ones"
-        return text + (f"; that saves {' and '.join(extra)} per round." if extra else ".")
+        if self.model_bytes is None or self.present is None:
+            return f"{text}."
+        saved = 2 * (self.present - size) * self.model_bytes / 1e6
+        return f"{text}; that saves {saved:,.1f} MB per round."
 
 
 def plan(
@@ -202,7 +187,6 @@ def plan(
     average: Average = "equal",
     present: int | None = None,
     model_bytes: int | None = None,
-    hours: float | None = None,
     seed: int = 0,
 ) -> Plan:
     """Estimate, before any training, what choosing cohorts by sketches is worth.
@@ -222,8 +206,8 @@ def plan(
     present : int, optional
         The random cohort size in use today: the plan looks for the smallest matched cohort that is
         worth as much.
-    model_bytes, hours : optional
-        Bytes of a model, and hours that a client trains per round, for what a smaller cohort saves.
+    model_bytes : int, optional
+        Bytes of a model, for what a smaller cohort saves.
     seed : int
         Of the drawn cohorts and of the policies.
 
@@ -273,7 +257,7 @@ def plan(
         worths=worths,
         present=present,
         smallest=smallest,
-        saved={p: _saved(k, present, model_bytes, hours) for p, k in smallest.items()},
+        model_bytes=model_bytes,
         gain=gain,
         no_gain=no_gain,
         verdict=_verdict(useful, worths),
@@ -355,20 +339,6 @@ def _smallest(policy: str, worths: Sequence[Worth], present: int | None) -> int 
         return None
     enough = [w.cohort_size for w in worths if w.policy == policy and w.random_clients >= present]
     return min(enough, default=None)
-
-
-def _saved(
-    size: int | None, present: int | None, model_bytes: int | None, hours: float | None
-) -> dict[str, float]:
-    if size is None or present is None:
-        return {}
-    fewer = present - size
-    saved: dict[str, float] = {"clients": fewer}
-    if model_bytes is not None:
-        saved["bytes"] = 2.0 * fewer * model_bytes
-    if hours is not None:
-        saved["hours"] = fewer * hours
-    return saved
 
 
 def _gains(

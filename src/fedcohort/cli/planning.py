@@ -14,6 +14,7 @@ from fedcohort.cli.common import (
     Format,
     FormatOption,
     ImportOption,
+    console,
     finite,
     import_all,
     plain,
@@ -120,9 +121,6 @@ def plan(
     model_bytes: Annotated[
         int | None, typer.Option(help="Bytes of a model, for what a smaller cohort saves.")
     ] = None,
-    hours: Annotated[
-        float | None, typer.Option(help="Hours that a client trains per round, likewise.")
-    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the drawn cohorts and of the policies.")] = 0,
     format: FormatOption = Format.table,
 ) -> None:
@@ -148,7 +146,6 @@ def plan(
         average=average.value,
         present=present,
         model_bytes=model_bytes,
-        hours=hours,
         seed=seed,
     )
     if format is Format.json:
@@ -156,7 +153,7 @@ def plan(
         return
     from fedcohort.report.tables import worth_table
 
-    show(worth_table(expected))
+    show(worth_table(expected, console().width))
     for line in expected.lines():
         typer.echo(plain(line))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import count
@@ -267,13 +268,8 @@ def _accuracy(content: Content, over: str) -> Figure | None:
     caption = "Test accuracy of the global model, mean over seeds."
     caption += " Bands are one standard deviation over seeds." if bands else ""
     caption += " The axis is logarithmic." if log else ""
-    tooltip = [
-        alt.Tooltip("run:N"),
-        alt.Tooltip("round:Q"),
-        alt.Tooltip("y:Q", title="accuracy", format=".1%"),
-    ]
-    if bands:
-        tooltip += [alt.Tooltip("low:Q", format=".1%"), alt.Tooltip("high:Q", format=".1%")]
+    titles = {"run:N": "run", "round:Q": "round", "y:Q": "accuracy"}
+    titles |= {"low:Q": "low", "high:Q": "high"} if bands else {}
     rows = [row for c in curves for row in _curve_rows(c, over)]
     return line_chart(
         f"accuracy-{over}",
@@ -284,7 +280,7 @@ def _accuracy(content: Content, over: str) -> Figure | None:
         x=x_axis(title, rows, log),
         y=alt.Y("y:Q", title="test accuracy", axis=alt.Axis(format=".0%")),
         domain=(low, max(low + 0.1, math.ceil(10 * max(values)) / 10)),
-        tooltip=tooltip,
+        tooltip=tips(titles, y=".1%", low=".1%", high=".1%"),
         target=content.target,
         wide=over == content.axes[0],
     )
@@ -292,6 +288,15 @@ def _accuracy(content: Content, over: str) -> Figure | None:
 
 def _end(content: Content) -> str:
     return f"{content.setting[:1].upper()}{content.setting[1:]}." if content.setting else ""
+
+
+def tips(titles: Mapping[str, str], **formats: str) -> list[alt.Tooltip]:
+    """Return what hovering shows: fields with their titles, and the formats of some of them."""
+    return [
+        alt.Tooltip(field, title=title, **({"format": formats[name]} if name in formats else {}))
+        for field, title in titles.items()
+        for name in [field.partition(":")[0]]
+    ]
 
 
 def _curve_rows(curve: Curve, over: str) -> Rows:
@@ -463,11 +468,9 @@ def _plain_lines(
         x=x_axis("round", rows),
         y=alt.Y("y:Q", title=axis, axis=alt.Axis(format=".0%" if percent else ".2~f")),
         domain=(0.0, max(0.1, top)),
-        tooltip=[
-            alt.Tooltip("run:N"),
-            alt.Tooltip("round:Q"),
-            alt.Tooltip("y:Q", title=axis, format=".1%" if percent else ".3f"),
-        ],
+        tooltip=tips(
+            {"run:N": "run", "round:Q": "round", "y:Q": axis}, y=".1%" if percent else ".3f"
+        ),
     )
 
 
@@ -492,11 +495,14 @@ def _waiting(content: Content) -> Figure:
         .encode(
             x=alt.X("seconds:Q", title="simulated seconds in which it was the slowest"),
             y=alt.Y("client:N", sort="-x", title=None),
-            tooltip=[
-                alt.Tooltip("client:N"),
-                alt.Tooltip("rounds:Q", title="rounds it was the slowest"),
-                alt.Tooltip("seconds:Q", title="seconds of these rounds", format=",.1f"),
-            ],
+            tooltip=tips(
+                {
+                    "client:N": "client",
+                    "rounds:Q": "rounds",
+                    "seconds:Q": "seconds of these rounds",
+                },
+                seconds=",.1f",
+            ),
         )
         .properties(height=max(120, 20 * max(len(w.clients) for w in content.waiting)))
         .add_params(_chosen(content))
@@ -519,13 +525,12 @@ def _waiting(content: Content) -> Figure:
 
 def _evenness(content: Content) -> Figure:
     rows = [
-        {"run": p.policy, "client": client, "times": times}
+        {"run": p.policy, "times": times, "clients": clients}
         for p in content.participation
-        for client, times in _some(p.totals)
+        for times, clients in Counter(p.totals.values()).items()
     ]
     chart = (
         alt.Chart(alt.NamedData("rows"))
-        .transform_aggregate(clients="count()", example="min(client)", groupby=["run", "times"])
         .mark_circle(opacity=0.75)
         .encode(
             x=alt.X("times:Q", title="times selected", axis=alt.Axis(format="d", tickMinStep=1)),
@@ -537,20 +542,13 @@ def _evenness(content: Content) -> Figure:
                 alt.Color("run:N", scale=alt.Scale(domain=content.ranked), legend=None),
                 alt.value(GREY),
             ),
-            tooltip=["run:N", alt.Tooltip("times:Q", title="times selected"), "clients:Q"],
+            tooltip=tips({"run:N": "run", "times:Q": "times selected", "clients:Q": "clients"}),
         )
         .properties(height=22 * len(content.participation))
     )  # fmt: skip
     caption = "Each circle stands for the clients that were selected that often; its area is their "
     caption += f"number. First seed. {_end(content)}"
     return Figure("evenness", "How evenly clients take part", caption, chart, {"rows": rows})
-
-
-def _some(totals: Mapping[str, int], most: int = 5000) -> list[tuple[str, int]]:
-    """Return the counts of all clients, or evenly spread ones of very many."""
-    ranked = sorted(totals.items(), key=lambda item: item[1])
-    step = -(-len(ranked) // most) or 1
-    return ranked[::step]
 
 
 def _chosen(content: Content) -> alt.Parameter:
@@ -565,7 +563,8 @@ def _participation(content: Content) -> Figure:
         for p in content.participation
     )
     legend = alt.Legend(title="times", tickMinStep=1, format="d") if grouped else None
-    last = [alt.Tooltip("last:Q", title="last round")] if grouped else []
+    titles = {"client:N": "client", "first:Q": "first round" if grouped else "round"}
+    titles |= {"last:Q": "last round"} if grouped else {}
     chart = (
         alt.Chart(alt.NamedData("rows"))
         .transform_filter("datum.run == chosen")
@@ -578,12 +577,7 @@ def _participation(content: Content) -> Figure:
             y=alt.Y("row:O", title="clients, the most selected first")
             .axis(labels=False, ticks=False, domain=False),
             color=alt.Color("times:Q", scale=alt.Scale(domainMin=0), legend=legend),
-            tooltip=[
-                alt.Tooltip("client:N"),
-                alt.Tooltip("first:Q", title="round" if not grouped else "first round"),
-                *last,
-                alt.Tooltip("times:Q", title="times selected"),
-            ],
+            tooltip=tips(titles | {"times:Q": "times selected"}),
         )
         .properties(height=max(120, min(HEIGHT, 7 * most)))
         .add_params(_chosen(content))
@@ -642,12 +636,14 @@ def _map(content: Content, one: FederationMap) -> Figure:
     layers = [
         base.mark_circle(size=150, opacity=0.95, stroke=GREY, strokeWidth=0.6).encode(
             color=alt.Color("times:Q", scale=alt.Scale(domainMin=0), legend=legend),
-            tooltip=[
-                alt.Tooltip("client:N"),
-                alt.Tooltip("examples:Q"),
-                alt.Tooltip("label:N", title="most frequent label"),
-                alt.Tooltip("times:Q", title="times selected"),
-            ],
+            tooltip=tips(
+                {
+                    "client:N": "client",
+                    "examples:Q": "examples",
+                    "label:N": "most frequent label",
+                    "times:Q": "times selected",
+                }
+            ),
         )
     ]
     caption = (
@@ -709,7 +705,9 @@ def matrix(
             y=alt.Y("b:O", axis=plain),
             color=alt.Color("distance:Q", legend=alt.Legend(title="distance", format=".2~g"))
             .scale(scale),
-            tooltip=["first:N", "second:N", alt.Tooltip("distance:Q", format=".3~f")],
+            tooltip=tips(
+                {"first:N": "client", "second:N": "and", "distance:Q": "distance"}, distance=".3~f"
+            ),
         )
     )  # fmt: skip
     if colors:

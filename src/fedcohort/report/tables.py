@@ -21,6 +21,7 @@ from fedcohort.report.columns import (
     Cells,
     Column,
     comparison_cells,
+    number,
     seed_cells,
 )
 
@@ -137,32 +138,26 @@ def cost_table(rows: Sequence[CostRow], clients: int, cohort_size: int, paramete
         table.add_column(name, justify="right" if right else "left", no_wrap=name == "policy")
     for row in rows:
         asks = [("once", row.profile), ("before", row.query), ("after", row.reply)]
-        table.add_row(
-            row.policy,
-            "\n".join(f"{when}: {what}" for when, what in asks if what) or "nothing",
-            f"{row.once / 1e3:.1f}",
-            f"{row.each_round / 1e3:.1f}",
-            f"{row.models_each_round:.1f}",
-            row.when,
-        )
+        signals = "\n".join(f"{when}: {what}" for when, what in asks if what) or "nothing"
+        numbers = (row.once / 1e3, row.each_round / 1e3, row.models_each_round)
+        table.add_row(row.policy, signals, *(f"{value:.1f}" for value in numbers), row.when)
     return table
 
 
-def worth_table(plan: Plan) -> Table:
+def worth_table(plan: Plan, width: int) -> Table:
     """Lay out what the cohorts of each policy and size are worth."""
-    table = Table(title="Worth of a cohort", title_justify="left", header_style="bold")
-    for name in ("policy", "clients", "discrepancy", "worth (random clients)", "all used by round"):
-        table.add_column(name, justify="left" if name == "policy" else "right")
-    table.add_column("picks, least to most", justify="right")
-    for k, expected in plan.uniform.items():
-        table.add_row("uniform", str(k), f"{expected:.4f}", str(k), "-", "-")
-    for w in plan.worths:
-        table.add_row(
-            w.policy,
-            str(w.cohort_size),
-            f"{w.discrepancy:.4f} ± {w.error:.4f}",
-            f"{w.random_clients:.0f}",
-            "-" if w.rounds_until_all is None else str(w.rounds_until_all),
-            f"{w.fewest:.1f}x to {w.most:.1f}x",
-        )
-    return table
+    columns = [
+        Column("policy", lambda w: Cell(w.policy), number=False),
+        Column("clients", lambda w: number(w.cohort_size, 0)),
+        Column("discrepancy", lambda w: Cell(f"{w.discrepancy:.4f} ± {w.error:.4f}")),
+        Column("worth, random clients", lambda w: number(w.random_clients, 0)),
+        Column("all used by round", lambda w: number(w.rounds_until_all or math.nan, 0)),
+        Column("picks, least to most", lambda w: Cell(f"{w.fewest:.1f}x to {w.most:.1f}x")),
+    ]
+    uniform = [
+        [Cell("uniform"), number(k, 0), Cell(f"{value:.4f}"), number(k, 0), Cell(""), Cell("")]
+        for k, value in plan.uniform.items()
+    ]
+    rows = [[column.cell(worth) for column in columns] for worth in plan.worths]
+    table = Cells(columns, uniform + rows)
+    return fitting([table], table, "Worth of a cohort", width)
