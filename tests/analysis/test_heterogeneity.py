@@ -297,3 +297,49 @@ def test_nearest_clients_are_those_of_the_registry_with_200_private_sites(tmp_pa
     squares = distance_matrix(noisy, "mmd")
     np.fill_diagonal(squares, np.inf)
     assert (squares.argmin(axis=1) == 199).sum() > 50  # what the plain ranking did
+
+
+def test_outliers_do_not_make_the_others_look_far():
+    """Two far clients of 17 are a part of all data; the others look like samples of one law."""
+    found = profile(sketches([0] * 15 + [2, 3], 300))
+    assert {c.name for c in found.outliers} == {"site-15", "site-16"}
+    near = [c.distance for c in found.clients if not c.outlier]
+    assert np.quantile(near, 0.9) <= found.references.random
+    total = sum(sketches([0] * 15, 300)[1:], sketches([0] * 15, 300)[0])
+    far = distance_matrix([sketches([0] * 15 + [2], 300)[-1], total], "mmd")[0, 1]
+    assert found.clients[15].distance == pytest.approx(np.sqrt(far), rel=0.02)
+
+
+def test_equal_sketches_and_repeated_records_are_flagged():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 8))
+    made = sketches([0] * 5, 50)
+    for records in (x, rng.permutation(x), np.tile(x, (3, 1))):
+        made.append(EMPTY.empty_like())
+        made[-1].add(records)
+    copies, tripled = sorted(profile(made).warnings, key=lambda text: "times" in text)
+    assert "site-5, site-6 are equal" in copies
+    assert "site-7" in tripled and "3 times" in tripled
+    assert profile(made[:6]).warnings == []
+
+
+def test_changes_since_earlier_sketches():
+    """Fresh samples of the same law have not changed, in 10 federations; a moved client has."""
+    for seed in range(10):
+        new, old = sketches([0] * 8, 200, seed), sketches([0] * 8, 200, seed + 100)
+        found = measure(new, names(new), dict(zip(names(old), old, strict=True)))
+        assert [c.client for c in found.changes if c.changed] == []
+    new[3] = sketches([2], 200)[0]
+    earlier = {**dict(zip(names(old), old, strict=True)), "gone": old[0]}
+    del earlier["site-7"]  # a newcomer
+    changes = measure(new, names(new), earlier).changes
+    assert len(changes) == 7 and changes[0].client == "site-3"
+    assert [c.changed for c in changes] == [True] + [False] * 6
+
+
+def test_columns_that_cannot_be_judged_are_never_alike():
+    alike = profile(sketches([0] * 12, 300))
+    unclear = ColumnGap("radius", 0, 0.1, 1.0, False, "", "state its center and scale")
+    found = alike._replace(columns={c.name: [unclear] for c in alike.clients}).verdict()
+    assert found.kind == "unknown"
+    assert "radius" in found.headline and "state its center and scale" in found.reasons[0]

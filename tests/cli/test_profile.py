@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,6 +40,40 @@ def test_a_folder_in_json(sites, tmp_path, capsys):
     assert result["page"] == "heterogeneity.html"
     assert result["clients"] == 6
     assert (tmp_path / "heterogeneity.json").exists()
+
+
+SPEC = """
+[privacy]
+explain = 0.5
+[columns.age]
+center = 60
+scale = 10
+[columns.sex]
+kind = "category"
+levels = ["f", "m"]
+"""
+
+
+def test_histograms_of_columns_that_differ_and_changes_since_earlier(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    Path("s.toml").write_text(SPEC)
+    for folder, moved in (("old", ()), ("new", (4,))):
+        lines = ["site,age,sex"]
+        for site in range(8):
+            ages = rng.normal(80 if site in moved else 60, 10, 300)
+            lines += [f"s{site},{age:.1f},{rng.choice(['f', 'm'])}" for age in ages]
+        Path(f"{folder}.csv").write_text("\n".join(lines))
+        made = ["sketch", f"{folder}.csv", "--by", "site", "--spec", "s.toml", "-o", folder]
+        assert invoke(made) == 0
+    assert invoke(["profile", "new", "--against", "old", "-o", "h.html"]) == 0
+    html = Path("h.html").read_text("utf-8")
+    assert "age of s4" in html and "higher by about 20" in html
+    assert ": 0% here," in html  # bins of young people
+    numbers = json.loads(Path("h.json").read_text("utf-8"))
+    changed = [c for c in numbers["changes"] if c["changed"]]
+    assert [c["client"] for c in changed] == ["s4"]
+    assert [gap["column"] for gap in changed[0]["columns"]] == ["age"]
 
 
 @pytest.mark.parametrize(

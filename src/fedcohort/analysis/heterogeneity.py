@@ -9,7 +9,7 @@ are alike and may then be negative.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,13 +19,19 @@ from fedcohort.analysis.clusters import Clusters, classical_map, suggest_cluster
 from fedcohort.analysis.sketches import describe, privacy
 from fedcohort.analysis.verdict import Verdict, few, judge
 from fedcohort.exceptions import DataError
-from fedcohort.files.marginals import ColumnGap, gaps_to_rest
+from fedcohort.files.marginals import FALSE_MARKS, ColumnGap, bin_labels, column_gaps, gaps_to_rest
 from fedcohort.files.sketching import ONE_BUCKET, concentration
 from fedcohort.personalize.search import possible_luck
 from fedcohort.privacy.planning import signal_to_noise
 from fedcohort.sketch.distances import distance_matrix, distances_to_global
-from fedcohort.sketch.race import RaceSketch
-from fedcohort.sketch.uncertainty import cap_by_observed, errors_to_global, pair_errors, too_few
+from fedcohort.sketch.race import RaceSketch, pooled
+from fedcohort.sketch.uncertainty import (
+    cap_by_observed,
+    distance_with_error,
+    errors_to_global,
+    pair_errors,
+    too_few,
+)
 
 if TYPE_CHECKING:
     from fedcohort.analysis.plan import Plan
@@ -35,13 +41,16 @@ Floats = NDArray[np.float64]
 OUTLIER = 3.5  # robust z-score (Iglewicz and Hoaglin 1993)
 TOLD_APART = 2.0  # standard errors
 ONE_SIDED = 1.645  # standard deviations: 95 of 100 are below
+CHANGED = 3.0  # standard errors
+MAX_HISTOGRAMS = 12
 
 
 class ClientRow(NamedTuple):
     """One client.
 
-    `distance` is to the sketch of all data together, `low` and `high` it less and plus one
-    standard error (of its square); `z` is the robust score by which `outlier` is judged.
+    `distance` is to the data of all clients but the outliers, `low` and `high` it less and plus
+    one standard error (of its square); `z` is the robust score of the distance to all data, by
+    which `outlier` is judged.
     """
 
     name: str
@@ -79,11 +88,37 @@ class References(NamedTuple):
     label: float | None
 
 
+class Histogram(NamedTuple):
+    """The values of a marked column at one client and at all others, as shares of each bin."""
+
+    client: str
+    column: str
+    what: str
+    bins: list[str]
+    here: Floats
+    elsewhere: Floats
+
+
+class Change(NamedTuple):
+    """One client since an earlier sketch of it.
+
+    `distance` is between the two sketches, `error` the standard error of its square; it `changed`
+    if the square is more than three standard errors above zero, or if columns are marked.
+    """
+
+    client: str
+    distance: float
+    error: float
+    changed: bool
+    columns: list[ColumnGap]
+
+
 class Heterogeneity(NamedTuple):
     """All that the page shows; `matrix` and `order` index `clients`.
 
     `columns` holds, by client, how far each column is from that of the other clients; it is empty
     unless all sketches were made with --explain. `blind` says that the sketches tell nothing.
+    `changes` compares clients with earlier sketches of them, if some were given.
     """
 
     clients: list[ClientRow]
@@ -98,6 +133,8 @@ class Heterogeneity(NamedTuple):
     sketch: dict[str, str]
     references: References
     columns: dict[str, list[ColumnGap]]
+    histograms: list[Histogram]
+    changes: list[Change]
     warnings: list[str]
     blind: bool
 
@@ -115,6 +152,12 @@ class Heterogeneity(NamedTuple):
         """Clients with such columns, the surest first."""
         surest = {c: gaps[0].chance for c in self.columns if (gaps := self.marked(c))}
         return sorted(surest, key=lambda client: surest[client])
+
+    @property
+    def unknown_columns(self) -> dict[str, str]:
+        """Columns that cannot be judged at some client, and what to state so that they can."""
+        gaps = (gap for gaps in self.columns.values() for gap in gaps)
+        return {gap.column: gap.unknown for gap in gaps if gap.unknown}
 
     @property
     def private(self) -> int:
@@ -161,6 +204,11 @@ class Heterogeneity(NamedTuple):
             "outliers": few([c.name for c in self.outliers]) or "none",
             "clusters": self.clusters.reason(),
         }
+        if self.changes:
+            changed = [c.client for c in self.changes if c.changed]
+            facts["changed"] = few(changed) or "nothing beyond chance"
+        if self.warnings:
+            facts["warnings"] = "\n".join(self.warnings)
         if self.left_out:
             names = few([c.name for c in self.left_out])
             facts["left out"] = f"{names}: too few records, or too few for the noise"
@@ -176,14 +224,28 @@ class Heterogeneity(NamedTuple):
             "order": self.order,
             "matrix": [[float(f"{v:.7g}") for v in row] for row in self.matrix.tolist()],
             "columns": {k: [g._asdict() for g in v] for k, v in self.columns.items()},
+            "changes": [
+                {**c._asdict(), "columns": [g._asdict() for g in c.columns]} for c in self.changes
+            ],
             "silhouettes": {str(k): v for k, v in self.clusters.silhouettes.items()},
             "gap": self.clusters.gap,
             "map_share": self.map_share,
         }
 
 
-def measure(sketches: Sequence[RaceSketch], names: Sequence[str]) -> Heterogeneity:
+def measure(
+    sketches: Sequence[RaceSketch],
+    names: Sequence[str],
+    against: Mapping[str, RaceSketch] | None = None,
+) -> Heterogeneity:
     """Compare the sketches of all clients with each other and with all data together.
+
+    Parameters
+    ----------
+    sketches, names : sequences
+        One sketch and name per client.
+    against : mapping of str to RaceSketch, optional
+        Earlier sketches by client, to say what has changed since.
 
     Raises
     ------
@@ -202,7 +264,9 @@ def measure(sketches: Sequence[RaceSketch], names: Sequence[str]) -> Heterogenei
     pairs = np.triu_indices(len(used), 1)
     warnings, blind = _warnings(used)
     explained = all(s.marginals is not None and s.marginals.n >= 2 for s in used)
+    columns = dict(zip(kept_names, gaps_to_rest(used), strict=True)) if explained else {}
     shared = describe(used[0])
+    by_name = dict(zip(kept_names, used, strict=True))
     return Heterogeneity(
         clients=_rows(used, kept_names, squares, clusters, placed.positions),
         left_out=[LeftOut(names[i], s.n) for i, s in enumerate(sketches) if i not in set(usable)],
@@ -215,10 +279,72 @@ def measure(sketches: Sequence[RaceSketch], names: Sequence[str]) -> Heterogenei
         privacy=dict(Counter(map(privacy, used))),
         sketch={k: shared[k] for k in shared if k not in ("records", "privacy", "signal to noise")},
         references=_references(used, errors[pairs]),
-        columns=dict(zip(kept_names, gaps_to_rest(used), strict=True)) if explained else {},
-        warnings=warnings,
+        columns=columns,
+        histograms=_histograms(by_name, columns),
+        changes=_changes(by_name, against or {}),
+        warnings=[*warnings, *repeated_data(sketches, names)],
         blind=blind,
     )
+
+
+def repeated_data(sketches: Sequence[RaceSketch], names: Sequence[str]) -> list[str]:
+    """Warn of clients with equal sketches, and of data in which every record is repeated.
+
+    Exact counts do not depend on the order of the records. If all of them are multiples of k, so
+    are the records; noise hides both.
+    """
+    same: dict[bytes, list[str]] = {}
+    messages = []
+    for sketch, name in zip(sketches, names, strict=True):
+        if sketch.n < 2:
+            continue
+        same.setdefault(sketch.counts.tobytes(), []).append(name)
+        times = int(np.gcd.reduce(sketch.counts, axis=None))
+        if not sketch.private and times > 1 and sketch.n > times:
+            messages.append(
+                f"Every record of {name} seems to be there {times} times: all counts are "
+                f"multiples of {times}. Remove the copies."
+            )
+    for equal in same.values():
+        if len(equal) > 1:
+            messages.append(f"The sketches of {few(equal)} are equal: the same data twice?")
+    return messages
+
+
+def _histograms(
+    sketches: Mapping[str, RaceSketch], columns: Mapping[str, Sequence[ColumnGap]]
+) -> list[Histogram]:
+    """Return the histograms of the marked columns, the surest first."""
+    held = {name: s.marginals for name, s in sketches.items() if s.marginals is not None}
+    marked = [(gap, name) for name, gaps in columns.items() for gap in gaps if gap.marked]
+    histograms = []
+    for gap, name in sorted(marked, key=lambda pair: pair[0].chance)[:MAX_HISTOGRAMS]:
+        mine = held[name]
+        at = [column.name for column in mine.columns].index(gap.column)
+        others = np.sum([m.counts[at] for other, m in held.items() if other != name], axis=0)
+        here, elsewhere = (np.maximum(c, 0) / max(c.sum(), 1) for c in (mine.counts[at], others))
+        bins = bin_labels(mine.columns[at])
+        shown = [i for i in range(len(bins)) if bins[i] and (i or here[0] + elsewhere[0] > 0.005)]
+        labels = [bins[i] for i in shown]
+        histograms.append(
+            Histogram(name, gap.column, gap.what, labels, here[shown], elsewhere[shown])
+        )
+    return histograms
+
+
+def _changes(sketches: Mapping[str, RaceSketch], before: Mapping[str, RaceSketch]) -> list[Change]:
+    """Compare clients with earlier sketches of them, with one bound for all marks together."""
+    common = [name for name in sketches if name in before and before[name].n >= 2]
+    changes = []
+    for name in common:
+        new, old = sketches[name], before[name]
+        square, error = distance_with_error(new, old, "mmd")
+        gaps = column_gaps(new, old) if new.marginals and old.marginals else []
+        tests = len(gaps) * len(common)
+        marked = [gap for gap in gaps if gap.marked and gap.chance * tests < FALSE_MARKS]
+        changed = square > CHANGED * error or bool(marked)
+        changes.append(Change(name, float(np.sqrt(max(square, 0))), error, changed, marked))
+    return sorted(changes, key=lambda change: (not change.changed, -change.distance))
 
 
 def _usable(sketches: Sequence[RaceSketch]) -> list[int]:
@@ -267,9 +393,15 @@ def _rows(
     clusters: Clusters,
     positions: Floats,
 ) -> list[ClientRow]:
-    squares = distances_to_global(sketches, "pooled", "mmd")
-    errors = errors_to_global(sketches)
+    squares, errors = distances_to_global(sketches, "pooled", "mmd"), errors_to_global(sketches)
     scores = robust_scores(squares, errors)
+    outlying = scores > OUTLIER
+    usual = [s for s, far in zip(sketches, outlying, strict=True) if not far]
+    if outlying.any() and len(usual) > 1:  # outliers must not make all others look far
+        squares[~outlying] = distances_to_global(usual, "pooled", "mmd")
+        errors[~outlying], center = errors_to_global(usual), pooled(usual)
+        for i in np.flatnonzero(outlying).tolist():
+            squares[i], errors[i] = distance_with_error(sketches[i], center, "mmd")
     nearest = nearest_clients(sketches, apart)
     distances, low, high = (np.sqrt(np.maximum(squares + k * errors, 0)) for k in (0, -1, 1))
     return [
@@ -281,7 +413,7 @@ def _rows(
             low=float(low[i]),
             high=float(high[i]),
             z=float(scores[i]),
-            outlier=bool(scores[i] > OUTLIER),
+            outlier=bool(outlying[i]),
             cluster=int(clusters.labels[i]),
             nearest=names[nearest[i]],
             nearest_distance=float(np.sqrt(max(apart[i, nearest[i]], 0.0))),

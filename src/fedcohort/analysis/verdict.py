@@ -3,8 +3,8 @@
 Columns in which a client differs beyond chance come first in every answer. Its kind is the first
 that holds:
 
-1. *Unknown*: the noise exceeds the signal in more than half of the sketches, or nearly all records
-   fall into one bucket. Then no answer is possible.
+1. *Unknown*: the noise exceeds the signal in more than half of the sketches, or most records fall
+   into one bucket; or the clients seem alike, but columns cannot be judged.
 2. *Different in kind*: there are outliers, or several clusters of three clients or more on average.
 3. *Different in columns*: fewer than 15% of the pairs are told apart, but some column of some
    client differs.
@@ -61,13 +61,17 @@ def judge(profile: Heterogeneity, plan: Plan | None = None) -> Verdict:
     marked = profile.marked_clients
     if marked:
         reasons.insert(0, f"Columns differ beyond chance: {_columns_of(profile, marked)}.")
+    unknown = profile.unknown_columns
+    if unknown:
+        remedies = "; ".join(f"{column} ({remedy})" for column, remedy in unknown.items())
+        reasons.insert(bool(marked), f"Columns that cannot be judged: {remedies}.")
     if profile.blind:
         headline = "These sketches cannot tell the clients apart."
         if marked:
             headline = f"Columns of {few(marked, 3)} differ; the sketches tell nothing else."
         again = "Make the sketches again, as the warnings say."
-        return Verdict("unknown", headline, [*reasons[: bool(marked)], *profile.warnings],
-                       [*looks, again])  # fmt: skip
+        reasons = [*reasons[: bool(marked) + bool(unknown)], *profile.warnings]
+        return Verdict("unknown", headline, reasons, [*looks, again])
     clusters = profile.clusters.number
     if profile.outliers or 1 < clusters <= len(profile.clients) / SMALL_GROUP:
         steps = [*looks, *_group_steps(profile), *_cohort_steps(plan)]
@@ -76,6 +80,9 @@ def judge(profile: Heterogeneity, plan: Plan | None = None) -> Verdict:
         headline = f"The clients are alike as a whole, but columns of {few(marked, 3)} differ."
         after = "Then federate: as a whole, any cohort looks like the federation."
         return Verdict("columns", headline, reasons, [*looks, after])
+    if profile.told_apart < BY_CHANCE and unknown:
+        headline = f"These sketches cannot tell: {few(list(unknown), 3)} cannot be judged."
+        return Verdict("unknown", headline, reasons, ["State what is missing, and sketch again."])
     if profile.told_apart < BY_CHANCE:
         steps = ["Federate as it is: any cohort looks like the whole."]
         return Verdict("alike", "The clients are alike.", reasons, steps)

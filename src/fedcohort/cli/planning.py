@@ -24,7 +24,7 @@ from fedcohort.cli.common import (
 )
 from fedcohort.cli.sketches import Sketches, load_several
 from fedcohort.cli.tables import ForceOption
-from fedcohort.exceptions import ConfigError
+from fedcohort.exceptions import ConfigError, FedcohortError
 
 if TYPE_CHECKING:
     from fedcohort.analysis.plan import Plan
@@ -43,6 +43,13 @@ def profile(
     cohort_size: Annotated[
         int, typer.Option(min=0, help="Clients per round that the page plans for; 0 for no plan.")
     ] = 5,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of earlier sketches of these clients: say what has changed since.",
+            show_default=False,
+        ),
+    ] = None,
     force: ForceOption = False,
     format: FormatOption = Format.table,
 ) -> None:
@@ -63,7 +70,7 @@ def profile(
     for path in (out, beside):
         check_output(path, paths, force)
     names = client_names(paths)
-    measured = measure(loaded, names)
+    measured = measure(loaded, names, _earlier(against, loaded[0]))
     cohorts = _cohorts(loaded, names, cohort_size)
     numbers = finite({**measured.as_dict(cohorts), "plan": cohorts})
     with writing(out):
@@ -75,6 +82,23 @@ def profile(
         show_json({**written, **measured.summary(cohorts)})
     else:
         show_facts({**measured.facts(cohorts), **written}, title)
+
+
+def _earlier(folder: Path | None, like: RaceSketch) -> dict[str, RaceSketch]:
+    """Load the earlier sketches of clients, by name."""
+    from fedcohort.files.finding import client_names
+    from fedcohort.files.sketching import load_alike, sketch_files
+
+    if folder is None:
+        return {}
+    loaded = list(load_alike(sketch_files([folder])))
+    for path, sketch in loaded[:1]:
+        try:
+            like.check_alike(sketch)
+        except FedcohortError as error:
+            raise ConfigError(f"--against {path}: {error}") from None
+    names = client_names([path for path, _ in loaded])
+    return dict(zip(names, (sketch for _, sketch in loaded), strict=True))
 
 
 def _cohorts(sketches: Sequence[RaceSketch], names: Sequence[str], size: int) -> Plan | None:

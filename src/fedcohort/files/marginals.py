@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -359,6 +360,22 @@ def _words(column: Column, mine: Floats, rest: Floats) -> str:
     names = _bin_names(column)
     name = names[most] if most < len(names) else "some values"
     return f"{'more' if gap[1 + most] > 0 else 'fewer'} {name} ({gap[1 + most]:+.0%})"
+
+
+def bin_labels(column: Column) -> list[str]:
+    """Name the bins of a histogram; a bin that no record can fall into has no name.
+
+    Examples
+    --------
+    >>> bin_labels(Column("age", center=60, scale=10))[:4]
+    ['missing', 'below 30', '30 to 40', '40 to 45']
+    """
+    if column.kind == "number" and column.since is None:
+        cuts = [f"{column.center + column.scale * edge:.3g}" for edge in EDGES]
+        inner = [f"{low} to {high}" for low, high in pairwise(cuts)]
+        return ["missing", f"below {cuts[0]}", *inner, f"above {cuts[-1]}"]
+    names = _bin_names(column) or [f"group {i}" for i in range(1, BINS)]
+    return (["missing", *names] + [""] * BINS)[:BINS]
 
 
 def _bin_names(column: Column) -> list[str]:

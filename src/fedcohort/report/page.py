@@ -99,6 +99,11 @@ def profile_page(
         map=Markup(figures.client_map(marks, positions, len(marks) <= MAX_NAMES_ON_MAP)),
         matrix=Markup(_matrix(profile)),
         table=client_cells(profile),
+        histograms=[
+            (h, Markup(figures.histogram(h.bins, h.here, h.elsewhere, f"{h.column} of {h.client}")))
+            for h in profile.histograms
+        ],
+        changes=change_cells(profile),
         limits={"outlier": OUTLIER, "by_chance": BY_CHANCE},
     )
 
@@ -136,6 +141,22 @@ def client_cells(profile: Heterogeneity) -> Cells:
             Column("private", lambda c: Cell("yes" if c.private else "no"), number=False)
         )
     return cells(sorted(profile.clients, key=lambda c: -c.distance), columns)
+
+
+def change_cells(profile: Heterogeneity) -> Cells:
+    """Lay out what has changed since earlier sketches, the largest changes first."""
+    columns = [
+        Column("client", lambda c: Cell(c.client, mark="odd" * c.changed), number=False),
+        Column("changed", lambda c: Cell("yes" if c.changed else "no"), number=False),
+        Column("distance to before", lambda c: number(c.distance, 4)),
+        Column(
+            "columns that changed",
+            lambda c: Cell(marked_in_words(c.columns)),
+            number=False,
+            wraps=True,
+        ),
+    ]
+    return cells(profile.changes, columns)
 
 
 def _marked(profile: Heterogeneity, client: ClientRow) -> Cell:
