@@ -19,6 +19,7 @@ from fedcohort.analysis.clusters import Clusters, classical_map, suggest_cluster
 from fedcohort.analysis.sketches import describe, privacy
 from fedcohort.analysis.verdict import Verdict, few, judge
 from fedcohort.exceptions import DataError
+from fedcohort.files.columns import columns_of
 from fedcohort.files.marginals import FALSE_MARKS, ColumnGap, bin_labels, column_gaps, gaps_to_rest
 from fedcohort.files.sketching import ONE_BUCKET, concentration
 from fedcohort.personalize.search import possible_luck
@@ -315,15 +316,16 @@ def _histograms(
     sketches: Mapping[str, RaceSketch], columns: Mapping[str, Sequence[ColumnGap]]
 ) -> list[Histogram]:
     """Return the histograms of the marked columns, the surest first."""
-    held = {name: s.marginals for name, s in sketches.items() if s.marginals is not None}
+    held = {name: s.marginals.counts for name, s in sketches.items() if s.marginals is not None}
+    all_columns = columns_of(next(iter(sketches.values())))
+    position = {column.name: i for i, column in enumerate(all_columns)}
     marked = [(gap, name) for name, gaps in columns.items() for gap in gaps if gap.marked]
     histograms = []
     for gap, name in sorted(marked, key=lambda pair: pair[0].chance)[:MAX_HISTOGRAMS]:
-        mine = held[name]
-        at = [column.name for column in mine.columns].index(gap.column)
-        others = np.sum([m.counts[at] for other, m in held.items() if other != name], axis=0)
-        here, elsewhere = (np.maximum(c, 0) / max(c.sum(), 1) for c in (mine.counts[at], others))
-        bins = bin_labels(mine.columns[at])
+        at = position[gap.column]
+        others = np.sum([counts[at] for other, counts in held.items() if other != name], axis=0)
+        here, elsewhere = (np.maximum(c, 0) / max(c.sum(), 1) for c in (held[name][at], others))
+        bins = bin_labels(all_columns[at])
         shown = [i for i in range(len(bins)) if bins[i] and (i or here[0] + elsewhere[0] > 0.005)]
         labels = [bins[i] for i in shown]
         histograms.append(

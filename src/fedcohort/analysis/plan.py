@@ -28,10 +28,10 @@ from fedcohort.registry import make
 from fedcohort.rounds import ClientId
 from fedcohort.signals.forms import sketch_dtype
 from fedcohort.sketch.distances import Readings, Stack
-from fedcohort.sketch.federation import blocks
 from fedcohort.sketch.hashing import SRP
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
+from fedcohort.sketch.uncertainty import too_few
 
 SIGNIFICANT = 3.0  # standard errors
 FITTED = Path(__file__).with_name("plan_gain.json")
@@ -223,7 +223,7 @@ def plan(
     (True, True)
     """
     readings = _readings(sketches)
-    ids, enough = _ids(names, len(readings)), enough_records(sketches)
+    ids, enough = _ids(names, len(readings)), ~too_few(sketches)
     left_out = tuple(ids[i] for i in np.flatnonzero(~enough).tolist())
     if left_out:
         readings, ids = readings[enough], tuple(ids[i] for i in np.flatnonzero(enough).tolist())
@@ -262,21 +262,6 @@ def plan(
         no_gain=no_gain,
         verdict=_verdict(useful, worths),
     )
-
-
-def enough_records(sketches: Readings) -> NDArray[np.bool_]:
-    """Say which sketches tell something: two records, and less noise than the largest difference.
-
-    Two distributions that never meet are sqrt(2) apart; a sketch whose expected squared error is
-    above 1 could lie anywhere.
-    """
-    parts = [sketches]
-    if isinstance(sketches, np.ndarray):
-        parts = [sketches[part] for part in blocks(sketches)]
-    stacks = [Stack(part) for part in parts]
-    errors = np.concatenate([stack.error_variance() / stack.rows for stack in stacks])
-    enough: NDArray[np.bool_] = np.nan_to_num(errors, nan=np.inf) <= 1
-    return enough
 
 
 def _worthwhile(

@@ -103,9 +103,10 @@ def _earlier(folder: Path | None, like: RaceSketch) -> dict[str, RaceSketch]:
 
 def _cohorts(sketches: Sequence[RaceSketch], names: Sequence[str], size: int) -> Plan | None:
     """Return what choosing cohorts is worth, None where the sketches cannot tell."""
-    from fedcohort.analysis.plan import enough_records, plan
+    from fedcohort.analysis.plan import plan
+    from fedcohort.sketch.uncertainty import too_few
 
-    enough = int(enough_records(sketches).sum())
+    enough = int((~too_few(sketches)).sum())
     if not size or enough <= size or sketches[0].rows < 2:
         return None
     return plan(sketches, [size], names=names)
