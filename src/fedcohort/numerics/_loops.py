@@ -1,7 +1,6 @@
-"""The compiled loops behind `dpp`, `facility` and `gp`, and the decorator that compiles them.
+"""The compiled loops behind `dpp`, `facility` and `gp`.
 
-Each loop is plain Python: without Numba it gives the same numbers, only more slowly. Import this
-module inside the function that needs it, because importing Numba takes a second.
+Import this module inside the function that needs it, because importing Numba takes a second.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcohort.compiled import compiled
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def jit(function: F) -> F:
-    """Compile `function` and keep the machine code on disk; return it as it is without Numba."""
-    try:
-        from fedcohort.compiled import compiled
-    except ImportError:
-        return function
+    """Compile `function`."""
     return cast(F, compiled(nogil=True)(function))
 
 

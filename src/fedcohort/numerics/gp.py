@@ -18,14 +18,11 @@ Federated Learning. CVPR 2022.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["fit_gradient", "fit_low_rank", "greedy", "greedy_low_rank", "log_likelihood"]
-
 Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 _TINY = 1e-300
@@ -71,7 +68,7 @@ def fit_low_rank(
     >>> (x.T @ x).round(3).tolist()       # second moment 5, less half of 0.01 along (1, 1)
     [[4.995, 4.995, 0.0], [4.995, 4.995, 0.0], [0.0, 0.0, 0.0]]
     """
-    changes, seen, shares = _checked(loss_changes, weights, rank, noise_std)
+    changes, seen, shares = _prepared(loss_changes, weights)
     if seen.all():
         return _closed_form(changes, shares, rank, noise_std)
     part = np.arange(changes.shape[1])
@@ -114,7 +111,7 @@ def fit_gradient(
     >>> (x.T @ x).round(2).tolist()       # the closed form: 5 less half of 1
     [[4.5, 4.5], [4.5, 4.5]]
     """
-    changes, seen, shares = _checked(loss_changes, weights, rank, noise_std)
+    changes, seen, shares = _prepared(loss_changes, weights)
     if initial is not None:
         factors = np.array(initial, dtype=np.float64)
     elif rng is not None:
@@ -124,28 +121,12 @@ def fit_gradient(
         raise ValueError("fit_gradient: give either `initial` or `rng`")
     first, second = np.zeros_like(factors), np.zeros_like(factors)
     for step in range(1, steps + 1):
-        _, slope = _value_and_gradient(factors, changes, seen, shares, noise_std)
+        slope = gradient(factors, changes, seen, shares, noise_std)
         first = 0.9 * first + 0.1 * slope
         second = 0.999 * second + 0.001 * slope**2
         size = np.sqrt(second / (1 - 0.999**step)) + 1e-8
         factors += learning_rate * first / (1 - 0.9**step) / size
     return factors
-
-
-def log_likelihood(
-    embedding: ArrayLike, loss_changes: ArrayLike, weights: ArrayLike, noise_std: float
-) -> float:
-    """Weighted log-likelihood of the samples; missing losses are left out.
-
-    Examples
-    --------
-    >>> round(log_likelihood([[0.0]], [[0.0]], [1.0], 1.0), 4)     # -log(2 pi) / 2
-    -0.9189
-    """
-    factors = np.asarray(embedding, dtype=np.float64)
-    changes, seen, shares = _checked(loss_changes, weights, len(factors), noise_std)
-    value, _ = _value_and_gradient(factors, changes, seen, shares, noise_std)
-    return value * float(np.sum(np.asarray(weights, dtype=np.float64)))
 
 
 def _closed_form(changes: Array, shares: Array, rank: int, noise_std: float) -> Array:
@@ -230,59 +211,44 @@ def _posterior(factors: Array, changes: Array, seen: Mask, noise_std: float) -> 
     return inner, inner @ (part @ changes)
 
 
-def _value_and_gradient(
-    factors: Array, changes: Array, seen: Mask, shares: Array, noise_std: float
-) -> tuple[float, Array]:
-    """Mean log-likelihood and its gradient in X, by the Woodbury identity."""
-    noise, value, slope = noise_std**2, 0.0, np.zeros_like(factors)
+def gradient(factors: Array, changes: Array, seen: Mask, shares: Array, noise_std: float) -> Array:
+    """Gradient of the mean log-likelihood in X, by the Woodbury identity."""
+    slope = np.zeros_like(factors)
     for t, share in enumerate(shares):
         inner, latent = _posterior(factors, changes[t], seen[t], noise_std)
-        solved = (changes[t] - seen[t] * (latent @ factors)) / noise  # C^-1 y
-        _, logdet = np.linalg.slogdet(inner)
-        count = int(seen[t].sum())
-        logdet_c = (count - len(factors)) * np.log(noise) - logdet
-        value -= share * 0.5 * (changes[t] @ solved + logdet_c + count * np.log(2 * np.pi))
+        solved = (changes[t] - seen[t] * (latent @ factors)) / noise_std**2  # C^-1 y
         slope += share * (np.outer(factors @ solved, solved) - inner @ (factors * seen[t]))
-    return float(value), slope
+    return slope
 
 
-def _checked(
-    loss_changes: ArrayLike, weights: ArrayLike, rank: int, noise_std: float
-) -> tuple[Array, Mask, Array]:
-    """Return the changes (0 where missing), the mask of known ones, and normalized weights."""
+def _prepared(loss_changes: ArrayLike, weights: ArrayLike) -> tuple[Array, Mask, Array]:
+    """Return the changes (0 where missing), the mask of reported ones, and normalized weights."""
     changes = np.asarray(loss_changes, dtype=np.float64)
     shares = np.asarray(weights, dtype=np.float64)
-    if changes.ndim != 2 or shares.shape != changes.shape[:1]:
-        raise ValueError(
-            f"fit: loss_changes has shape {changes.shape} and weights {shares.shape}; "
-            "they must be (samples, clients) and (samples,)"
-        )
     seen = np.isfinite(changes)
-    complete = bool(seen.all())
-    if not complete and np.isinf(changes).any():
-        raise ValueError("fit: loss_changes has an infinite value; use NaN for a missing loss")
-    if rank < 1 or not noise_std > 0:
-        raise ValueError(f"fit: rank={rank} must be at least 1 and noise_std={noise_std} above 0")
-    if (shares < 0).any() or not 0 < shares.sum() < np.inf:
-        raise ValueError("fit: weights must be non-negative, with a positive sum")
-    return changes if complete else np.where(seen, changes, 0.0), seen, shares / shares.sum()
+    return np.where(seen, changes, 0.0), seen, shares / shares.sum()
 
 
 def greedy(
-    cov: ArrayLike,
-    p: ArrayLike,
-    alpha: ArrayLike,
+    embedding: Array,
+    p: Array,
+    alpha: Array,
     size: int,
-    available: Sequence[int] | NDArray[np.int64] | None = None,
+    available: Indices | None = None,
     *,
+    noise_std: float = 0.0,
     demote: bool = False,
 ) -> list[int]:
-    """Select clients one by one with Algorithm 1, for a given covariance.
+    """Select clients one by one with Algorithm 1, for cov = X^T X + noise_std^2 I.
+
+    The covariance is never formed: a pick costs O(N rank). Pass the noise of the fit. Without it,
+    the tiny variance that conditioning leaves counts as much as a full one, and the picks after
+    the first few repeat those before.
 
     Parameters
     ----------
-    cov
-        Covariance Sigma of the loss changes, shape (N, N).
+    embedding
+        X, shape (rank, N).
     p
         Weight of each client in the overall loss.
     alpha
@@ -305,62 +271,38 @@ def greedy(
 
     Examples
     --------
-    >>> cov = [[2.0, 1.9, 0.0], [1.9, 2.0, 0.0], [0.0, 0.0, 1.0]]
-    >>> greedy(cov, p=[1, 1, 1], alpha=[1, 1, 1], size=2)   # not the two that say the same
+    >>> x = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    >>> greedy(x, np.ones(3), np.ones(3), size=2)          # not the two that say the same
     [0, 2]
     """
-    matrix = _finite(cov, "cov")
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"greedy: cov must be square, its shape is {matrix.shape}")
-    return _select(_Dense(matrix), p, alpha, size, available, demote)
+    from fedcohort.numerics._loops import condition_on_pick, score_clients
 
-
-def greedy_low_rank(
-    embedding: ArrayLike,
-    p: ArrayLike,
-    alpha: ArrayLike,
-    size: int,
-    available: Sequence[int] | NDArray[np.int64] | None = None,
-    *,
-    noise_std: float = 0.0,
-    demote: bool = False,
-) -> list[int]:
-    """As :func:`greedy` with cov = X^T X + noise_std^2 I for an embedding X of shape (rank, N).
-
-    The covariance is never formed: a pick costs O(N rank). Pass the noise of the fit. Without it,
-    the tiny variance that conditioning leaves counts as much as a full one, and the picks after
-    the first few repeat those before.
-
-    Examples
-    --------
-    >>> greedy_low_rank([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]], [1, 1, 1], [1, 1, 1], size=2)
-    [0, 2]
-    """
-    factors = _finite(embedding, "embedding")
-    if factors.ndim != 2:
-        raise ValueError(f"greedy: embedding must be (rank, N), its shape is {factors.shape}")
-    if not 0 <= noise_std < np.inf:
-        raise ValueError(f"greedy: noise_std={noise_std} must not be negative")
-    return _select(_LowRank(factors, noise_std**2), p, alpha, size, available, demote)
-
-
-class _Dense:
-    """A covariance matrix, conditioned in place."""
-
-    def __init__(self, cov: Array) -> None:
-        self.cov, self.left = cov, cov.copy()
-        self.variance = np.diag(cov).copy()
-
-    def times(self, p: Array) -> Array:
-        return np.asarray(self.cov @ p)
-
-    def condition(self, k: int) -> Array:
-        column: Array = self.left[k] / np.sqrt(self.left[k, k])
-        self.left -= np.outer(column, column)
-        return column
-
-    def restart(self) -> None:
-        self.left = self.cov.copy()
+    model, clients = _LowRank(embedding, noise_std**2), embedding.shape[1]
+    negative_alpha = 1 / np.maximum(alpha, _TINY) if demote else alpha
+    penalty = np.zeros(clients)
+    if available is not None:
+        penalty[:] = -np.inf
+        penalty[available] = 0.0
+    negligible = np.maximum(_NEGLIGIBLE * model.variance, _TINY)
+    variances, scores = model.variance.copy(), np.empty(clients)
+    prior_gain = model.times(p)
+    gain = prior_gain.copy()
+    chosen: list[int] = []
+    for _ in range(size):
+        score_clients(variances, gain, negligible, alpha, negative_alpha, penalty, scores)
+        if scores.max() <= 0 and not ((variances > negligible) & (penalty == 0)).any():
+            model = _LowRank(embedding, noise_std**2)
+            variances, gain = model.variance.copy(), prior_gain.copy()
+            score_clients(variances, gain, negligible, alpha, negative_alpha, penalty, scores)
+        top = scores.max()
+        pick = int(np.argmax(scores >= top - _TIE * abs(top)))
+        chosen.append(pick)
+        penalty[pick] = -np.inf
+        if variances[pick] > negligible[pick]:
+            # With c, column k of Sigma over its standard deviation, conditioning subtracts c c^T
+            column = model.condition(pick)
+            condition_on_pick(variances, gain, column, float(column @ p))
+    return chosen
 
 
 class _LowRank:
@@ -370,7 +312,7 @@ class _LowRank:
         self.factors, self.noise = factors, noise
         self.variance = np.einsum("ij,ij->j", factors, factors) + noise
         self.latent = np.eye(len(factors))
-        self.known: list[int] = []
+        self.picked: list[int] = []
 
     def times(self, p: Array) -> Array:
         return np.asarray((self.factors @ p) @ self.factors + self.noise * p)
@@ -381,79 +323,7 @@ class _LowRank:
         self.latent = self.latent - np.outer(gain, gain) / variance
         column = np.asarray(gain @ self.factors)
         column[k] += self.noise
-        column[self.known] = 0.0  # their changes are fixed by conditioning, noise included
-        self.known.append(k)
+        column[self.picked] = 0.0  # their changes are fixed by conditioning, noise included
+        self.picked.append(k)
         column /= np.sqrt(variance)
         return column
-
-    def restart(self) -> None:
-        self.latent = np.eye(len(self.factors))
-        self.known = []
-
-
-def _select(
-    model: _Dense | _LowRank,
-    p: ArrayLike,
-    alpha: ArrayLike,
-    size: int,
-    available: Sequence[int] | NDArray[np.int64] | None,
-    demote: bool,
-) -> list[int]:
-    """Run Algorithm 1 on the variances and on Sigma p, the only quantities it needs.
-
-    Let c be column k of Sigma divided by its standard deviation. Conditioning on k subtracts c c^T
-    from Sigma, so it subtracts c^2 from the variances and (c p) c from Sigma p.
-    """
-    from fedcohort.numerics._loops import condition_on_pick, score_clients
-
-    clients = model.variance.size
-    weights, scale = _vector(p, "p", clients), _vector(alpha, "alpha", clients)
-    negative_scale = 1 / np.maximum(scale, _TINY) if demote else scale
-    penalty = np.where(_unavailable(clients, size, available), -np.inf, 0.0)
-    negligible = np.maximum(_NEGLIGIBLE * model.variance, _TINY)
-    variances, scores = model.variance.copy(), np.empty(clients)
-    prior_gain = model.times(weights)
-    gain = prior_gain.copy()
-    chosen: list[int] = []
-    for _ in range(size):
-        score_clients(variances, gain, negligible, scale, negative_scale, penalty, scores)
-        if scores.max() <= 0 and not ((variances > negligible) & (penalty == 0)).any():
-            model.restart()
-            variances, gain = model.variance.copy(), prior_gain.copy()
-            score_clients(variances, gain, negligible, scale, negative_scale, penalty, scores)
-        top = scores.max()
-        pick = int(np.argmax(scores >= top - _TIE * abs(top)))
-        chosen.append(pick)
-        penalty[pick] = -np.inf
-        if variances[pick] > negligible[pick]:
-            column = model.condition(pick)
-            condition_on_pick(variances, gain, column, float(column @ weights))
-    return chosen
-
-
-def _unavailable(
-    clients: int, size: int, available: Sequence[int] | NDArray[np.int64] | None
-) -> NDArray[np.bool_]:
-    """Mark the clients that cannot be selected."""
-    excluded = np.zeros(clients, bool)
-    if available is not None:
-        excluded[:] = True
-        excluded[np.asarray(available, np.int64)] = False
-    pool = clients - int(excluded.sum())
-    if not 0 <= size <= pool:
-        raise ValueError(f"greedy: cannot select {size} of {pool} clients")
-    return excluded
-
-
-def _vector(value: ArrayLike, name: str, clients: int) -> Array:
-    array = _finite(value, name)
-    if array.shape != (clients,):
-        raise ValueError(f"greedy: {name} has shape {array.shape}, not ({clients},)")
-    return array
-
-
-def _finite(value: ArrayLike, name: str) -> Array:
-    array = np.asarray(value, dtype=np.float64)
-    if not np.isfinite(array).all():
-        raise ValueError(f"greedy: {name} has a value that is not finite")
-    return array

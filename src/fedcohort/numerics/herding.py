@@ -26,41 +26,6 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 
-def objective(
-    readings: ArrayLike,
-    weights: ArrayLike,
-    target: ArrayLike,
-    chosen: Sequence[int],
-    *,
-    variance: ArrayLike | None = None,
-) -> float:
-    """Squared distance of the merged reading from the target, plus the variance of the merge.
-
-    Parameters
-    ----------
-    readings
-        Shape (N, D).
-    weights
-        What each reading weighs in a merge, such as its number of examples.
-    target
-        Shape (D,).
-    chosen
-        Positions of the set.
-    variance
-        Expected squared error of each reading; 0 by default.
-
-    Examples
-    --------
-    >>> objective([[1.0, 0.0], [0.0, 1.0]], [1, 3], [0.25, 0.75], chosen=[0, 1])
-    0.0
-    """
-    problem = _Problem(readings, weights, target, None, variance, None)
-    part = np.asarray(chosen, np.int64)
-    mix = problem.weights[part] / problem.weights[part].sum()
-    gap = mix @ problem.readings[part] - np.asarray(target, dtype=np.float64)
-    return float(gap @ gap + mix**2 @ problem.variance[part])
-
-
 def match(
     readings: ArrayLike,
     weights: ArrayLike,
@@ -72,19 +37,25 @@ def match(
     fixed: int = 0,
     sweeps: int = 2,
     gram: ArrayLike | None = None,
-) -> list[int]:
-    """Choose the set that minimizes :func:`objective`, greedily and then by exchanges.
+) -> tuple[list[int], float]:
+    """Choose the set that minimizes the objective above, greedily and then by exchanges.
 
     A pick costs O(N D), or O(N) when the Gram matrix is given.
 
     Parameters
     ----------
-    readings, weights, target, variance
-        As in :func:`objective`.
+    readings
+        Shape (N, D).
+    weights
+        What each reading weighs in a merge, such as its number of examples.
+    target
+        Shape (D,).
     size
         How many to choose.
     pool
         Positions to choose from; all by default.
+    variance
+        Expected squared error of each reading; 0 by default.
     fixed
         This many clients from the start of the pool are in the set, whether they help it or not.
     sweeps
@@ -95,18 +66,16 @@ def match(
 
     Returns
     -------
-    list of int
-        Positions in the order of choice; ties go to the earlier in the pool.
+    list of int, float
+        Positions in the order of choice (ties go to the earlier in the pool), and the objective.
 
     Examples
     --------
     >>> readings = [[1.0, 0.0, 0.0], [0.9, 0.1, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
-    >>> sorted(match(readings, [1, 1, 1, 1], [1 / 3, 1 / 3, 1 / 3], size=3))
+    >>> sorted(match(readings, [1, 1, 1, 1], [1 / 3, 1 / 3, 1 / 3], size=3)[0])
     [0, 2, 3]
     """
     problem = _Problem(readings, weights, target, pool, variance, gram)
-    if not 0 <= size <= problem.pool.size:
-        raise ValueError(f"match: cannot choose {size} of {problem.pool.size} clients")
     cohort = _Cohort(problem)
     for i in range(min(fixed, size)):
         cohort.add(i)
@@ -115,7 +84,8 @@ def match(
     for _ in range(sweeps):
         if not cohort.exchange(fixed):
             break
-    return [int(problem.pool[i]) for i in cohort.members]
+    goal = np.asarray(target, np.float64)
+    return problem.pool[cohort.members].tolist(), cohort.value() + float(goal @ goal)
 
 
 def cut(
@@ -129,7 +99,7 @@ def cut(
     fixed: int = 0,
     sweeps: int = 10,
 ) -> list[list[int]]:
-    """Divide clients into sets of `size` so that the sum of :func:`objective` over sets is small.
+    """Divide clients into sets of `size` so that the sum of the objective over sets is small.
 
     Starts from consecutive runs of `order` and exchanges members between two sets, or with the
     clients left over, while that helps. An exchange is the best one of its client; a sweep tries
@@ -138,7 +108,7 @@ def cut(
     Parameters
     ----------
     readings, weights, target, variance
-        As in :func:`objective`.
+        As in :func:`match`.
     size
         Members of each set. The remainder, fewer than `size` clients, is left over.
     order
@@ -160,8 +130,6 @@ def cut(
     [[1, 2], [0, 3]]
     """
     problem = _Problem(readings, weights, target, order, variance, None)
-    if not 0 <= fixed <= size <= problem.pool.size or size < 1:
-        raise ValueError(f"cut: sets of {size}, {fixed} fixed, of {problem.pool.size} clients")
     groups = _Groups(problem, np.asarray(target, np.float64), size, fixed)
     for _ in range(sweeps):
         if not groups.sweep():
@@ -180,7 +148,7 @@ class _Groups:
         gaps = self.weights[:, None] * (problem.readings - target)
         self.products = gaps @ gaps.T
         self.products[np.diag_indices_from(self.products)] += self.weights**2 * problem.variance
-        self.own = np.diag(self.products).copy()
+        self.alone = np.diag(self.products).copy()
         member = (self.of[:, None] == np.arange(self.count + 1)).astype(np.float64)
         self.overlap = self.products @ member  # of each client with each group
         self.energy = np.einsum("ig,ig->g", member, self.overlap)
@@ -200,11 +168,11 @@ class _Groups:
     def _gains(self, i: int) -> Array:
         """How much the sum of objectives falls if i changes places with each client."""
         a, b, every = self.of[i], self.of, np.arange(len(self.of))
-        shared, own, w = self.products[i], self.own, self.weights
+        shared, alone, w = self.products[i], self.alone, self.weights
         there = self.overlap[every, b]
-        energy_a = self.energy[a] - 2 * self.overlap[i, a] + own[i]
-        energy_a = energy_a + 2 * (self.overlap[:, a] - shared) + own
-        energy_b = self.energy[b] - 2 * there + own + 2 * (self.overlap[i, b] - shared) + own[i]
+        energy_a = self.energy[a] - 2 * self.overlap[i, a] + alone[i]
+        energy_a = energy_a + 2 * (self.overlap[:, a] - shared) + alone
+        energy_b = self.energy[b] - 2 * there + alone + 2 * (self.overlap[i, b] - shared) + alone[i]
         before = self._values(self.energy[a], self.weight[a], a)
         before = before + self._values(self.energy[b], self.weight[b], b)
         after = self._values(energy_a, self.weight[a] - w[i] + w, a)
@@ -244,20 +212,14 @@ class _Problem:
         points = np.asarray(readings)
         if points.dtype not in (np.float32, np.float64):
             points = points.astype(np.float64)
-        goal = np.asarray(target, dtype=points.dtype)
-        if points.ndim != 2 or goal.shape != points.shape[1:]:
-            raise ValueError(f"match: readings {points.shape} do not fit the target {goal.shape}")
-        count = len(points)
+        goal, count = np.asarray(target, dtype=points.dtype), len(points)
         self.pool = np.arange(count) if pool is None else np.asarray(pool, np.int64)
-        if np.unique(self.pool).size < self.pool.size:
-            raise ValueError("match: the pool names a client twice")
         whole = self.pool.size == count and bool((self.pool == np.arange(count)).all())
         self.readings = points if whole else points[self.pool]
-        self.weights = _vector(weights, "weights", count)[self.pool]
-        known = _vector(0.0 if variance is None else variance, "variance", count)
-        self.variance = known[self.pool]
-        if (self.weights <= 0).any():
-            raise ValueError("match: weights must be positive")
+        self.weights = np.asarray(weights, np.float64)[self.pool]
+        self.variance = np.zeros(self.pool.size)
+        if variance is not None:
+            self.variance = np.asarray(variance, np.float64)[self.pool]
         self.gram = None if gram is None else np.asarray(gram)
         squares = np.einsum("ij,ij->i", self.readings, self.readings).astype(np.float64)
         self.energy = self.weights**2 * (squares + self.variance)
@@ -335,14 +297,3 @@ class _Cohort:
                 self.add(old, at, column)
             changed |= self.members[at] != old
         return changed
-
-
-def _vector(value: ArrayLike, name: str, count: int) -> Array:
-    array = np.asarray(value, dtype=np.float64)
-    if array.ndim == 0:
-        array = np.full(count, float(array))
-    if array.shape != (count,) or not np.isfinite(array).all():
-        raise ValueError(
-            f"match: {name} must be {count} finite numbers, its shape is {array.shape}"
-        )
-    return array

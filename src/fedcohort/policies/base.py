@@ -5,22 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import DTypeLike, NDArray
 
-from fedcohort.options import Configurable, unknown
+from fedcohort.options import Configurable, Range, unknown
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import SIGNALS, Needs, Option
 from fedcohort.signals.table import Signals
+from fedcohort.sketch.federation import MAX_SIZE_RATIO, MIN_SIZES
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
+PositiveShare = Annotated[float, Range(0, 1, above=True)]
 
-MAX_SIZE_RATIO = 10  # sizes above this many times the median are not believed
-MIN_SIZES = 10  # a median of fewer says little
 PROJECTION: Mapping[str, Option] = {"k": 50, "kind": "sparse", "seed": 0}
 SKETCH: Mapping[str, Option] = {"rows": 10, "bits": 6, "seed": 0}
 _BLOCK = 1 << 15  # numbers handled at a time: they stay in the processor's cache

@@ -6,31 +6,37 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from typing import Literal
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 
+from fedcohort.exceptions import ConfigError
 from fedcohort.numerics import gp
+from fedcohort.options import Count, Positive
 from fedcohort.policies.base import (
+    Array,
+    Indices,
     Policy,
-    check_at_least,
+    PositiveShare,
     pick,
     register,
     sample_positions,
-    sizes,
+    shares,
+    take,
 )
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
 
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
-
 LOG = logging.getLogger("fedcohort")
 
-_LARGEST_CHANGE = 10.0  # times the median absolute change of a sample; larger ones are clipped
-_FEW_CHANGES = 0.5  # share of known loss changes below which the fit is not to be trusted
+_MAX_CHANGE = 10.0  # times the median absolute change of a sample; larger ones are clipped
+_MIN_REPORTED = 0.5  # share of reported loss changes below which the fit is not to be trusted
+_DISCOUNT, _HISTORY = 0.95, 30  # of a sample relative to the next newer one; samples kept
+_NOISE = 0.1  # standard deviation of the noise over the median absolute change
+_FORGET = 30  # selections in a row without a client, after which its column goes
+_STEPS, _LEARNING_RATE = 100, 0.01  # of the gradient fit
 
 
 @dataclass
@@ -38,7 +44,8 @@ class FedCorState:
     """Loss changes by sample and client, the model fitted to them, and the annealing.
 
     `last_seen` is the selection in which each client was last available. `pending` says that a
-    probe ended and that the losses after it are still to be asked for.
+    probe ended and that the losses after it are still to be asked for. `warm` is the selection with
+    which the warm-up ended, -1 before.
     """
 
     clients: list[ClientId] = field(default_factory=list)
@@ -49,6 +56,7 @@ class FedCorState:
     alpha: dict[ClientId, float] = field(default_factory=dict)
     before: Array = field(default_factory=lambda: np.empty(0))
     selections: int = 0
+    warm: int = -1
     probing: bool = False
     pending: bool = False
     panel: list[ClientId] | None = None
@@ -69,55 +77,40 @@ class FedCor(Policy):
     Parameters
     ----------
     warmup : int, default=15
-        Uniform rounds at the start. Each one gives a sample.
+        Uniform selections at the start. Each one gives a sample. Where a gate skips most rounds,
+        the warm-up ends after three times as many rounds, with five samples at least.
     interval : int, default=10
-        Rounds from one probe to the next, Delta t.
+        Selections from one probe to the next, Delta t.
     beta : float, default=0.95
         Annealing: a client's scale factor is multiplied by it when the client is picked.
     rank : int, default=15
         Rows of X, d.
-    noise : float, default=0.1
-        Standard deviation of the noise that makes the likelihood proper, relative to the median
-        absolute loss change.
     noise_std : float, optional
-        The same as an absolute number, which replaces `noise`. The released code uses 0.01.
+        Standard deviation of the noise that makes the likelihood proper. None takes a tenth of the
+        median absolute loss change; the released code uses 0.01.
     selection_noise : bool, default=True
         Whether selection knows the noise of the fit. Without it this is the selection that the
         paper prints (Algorithm 1): tiny variances that conditioning leaves count as full ones.
-    discount : float, default=0.95
-        Weight of a sample relative to the next newer one, gamma.
-    history : int, default=30
-        Samples kept, M + 1.
-    samples : int, default=1
-        Probe rounds in a row per probe, S. The paper trains S cohorts from the same model and
-        discards the results; here each of them is a round that counts.
     fit : {"closed-form", "gradient"}
-        The maximum of the likelihood, or gradient steps from the last fit, as in the paper.
-    steps, learning_rate
-        Of the gradient fit.
-    first_steps : int, optional
-        Steps of the first gradient fit; None means `steps`. The released code takes 1,000.
+        The maximum of the likelihood, or 100 Adam steps from the last fit, as in the paper.
+    first_steps : int, default=100
+        Steps of the first gradient fit. The released code takes 1,000.
     panel : int, optional
         Ask only this many clients for losses, drawn anew for every probe; None asks all. The fit
         treats the other losses as missing.
-    forget_after : int, default=100
-        A client that was not available in this many selections is removed from the model.
 
     Notes
     -----
+    Source: paper, and the authors' released code where options say so.
+    Checked: selection against literal conditioning, fits against the likelihood.
+
     Where the paper trains an extra, discarded round to probe, this policy makes the probe a round
-    of its own, so no training is wasted. Rounds are counted by selections: rounds that a gate
-    skips keep their cohort and count as one, and a sample is the change over all of them.
-
-    Loss changes beyond 10 times the median absolute change of their sample are clipped. A client
-    that reports false losses then has a bounded influence; an honest client whose loss jumps by
-    more than that is treated as if it had jumped less.
-
-    A change is known only for clients that are available before and after a probe. If fewer than
-    half of the changes are known, the fit has little to learn from, and a warning is logged once.
-    Clients without any loss change get places in proportion to their number, drawn uniformly. Over
-    a subset of available clients all scores can be negative; annealing still lowers a client then,
-    see `fedcohort.numerics.gp.greedy(demote=True)`.
+    of its own, so no training is wasted. Rounds that a gate skips keep their cohort and count as
+    one selection; a sample is the change over all of them. Loss changes beyond 10 times the median
+    absolute change of their sample are clipped, which bounds what a false loss can do. A client
+    that was away in 30 selections in a row is forgotten, so that the choice serves those who are
+    there. If fewer than half of the changes are known, a warning is logged once. Clients without
+    any loss change get places in proportion to their number, drawn uniformly.
 
     References
     ----------
@@ -139,42 +132,21 @@ class FedCor(Policy):
 
     def __init__(
         self,
-        warmup: int = 15,
-        interval: int = 10,
-        beta: float = 0.95,
-        rank: int = 15,
-        noise: float = 0.1,
-        noise_std: float | None = None,
+        warmup: Count = 15,
+        interval: Count = 10,
+        beta: PositiveShare = 0.95,
+        rank: Count = 15,
+        noise_std: Positive | None = None,
         selection_noise: bool = True,
-        discount: float = 0.95,
-        history: int = 30,
-        samples: int = 1,
-        fit: str = "closed-form",
-        steps: int = 100,
-        first_steps: int | None = None,
-        learning_rate: float = 0.01,
-        panel: int | None = None,
-        forget_after: int = 100,
+        fit: Literal["closed-form", "gradient"] = "closed-form",
+        first_steps: Count = _STEPS,
+        panel: Count | None = None,
     ) -> None:
-        counts = {"warmup": warmup, "rank": rank, "history": history, "steps": steps}
-        counts |= {"samples": samples, "forget_after": forget_after}
-        check_at_least("FedCor", 1, **counts, panel=panel, first_steps=first_steps)
-        check_at_least("FedCor", samples + 1, interval=interval)  # not every round is a probe
-        for name, share in {"beta": beta, "discount": discount}.items():
-            if not 0 < share <= 1:
-                raise ValueError(f"FedCor: {name}={share} must lie in (0, 1]")
-        positive = {"noise": noise, "noise_std": noise_std, "learning_rate": learning_rate}
-        for name, value in positive.items():
-            if value is not None and not value > 0:
-                raise ValueError(f"FedCor: {name}={value} must be positive")
-        if fit not in ("closed-form", "gradient"):
-            raise ValueError(f"FedCor: fit={fit!r} must be 'closed-form' or 'gradient'")
+        if interval < 2:
+            raise ConfigError(f"FedCor: {interval=} must be at least 2; not every round is a probe")
         self.warmup, self.interval, self.beta, self.rank = warmup, interval, beta, rank
-        self.noise, self.noise_std, self.discount = noise, noise_std, discount
-        self.selection_noise = selection_noise
-        self.history, self.samples, self.fit = history, samples, fit
-        self.steps, self.learning_rate, self.panel = steps, learning_rate, panel
-        self.first_steps, self.forget_after = first_steps or steps, forget_after
+        self.noise_std, self.selection_noise = noise_std, selection_noise
+        self.fit, self.first_steps, self.panel = fit, first_steps, panel
         self.state = FedCorState()
         self._cache: tuple[list[ClientId], tuple[ClientId, ...], dict[ClientId, int]] = (
             self.state.clients,
@@ -185,24 +157,26 @@ class FedCor(Policy):
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
         """Ask for losses at the start of a probe, and in the selection after it."""
         state = self.state
-        if not state.pending and not self._probes():
+        if not state.pending and not self._probes(round):
             return ()
         if self.panel is None:
             return round.available
         if not state.pending or state.panel is None:
             chosen = sample_positions(len(round.available), self.panel, rng)
-            state.panel = [round.available[i] for i in chosen.tolist()]
+            state.panel = list(take(round.available, chosen))
         present = set(round.available)
         return tuple(c for c in state.panel if c in present)
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Learn from a probe that just ended; then probe, or select by Algorithm 1."""
         state = self.state
-        if state.pending:
+        learned = state.pending
+        if learned:
             self._add_sample(round, signals)
-            if state.selections >= self.warmup and len(state.changes):
-                self._refit(rng)
-        state.pending, state.probing = False, self._probes()
+        state.pending, state.probing = False, self._probes(round)
+        self._forget()
+        if learned and state.warm >= 0 and len(state.changes):
+            self._refit(rng)
         if state.probing:
             state.before = self._losses(round, signals)
         columns = self._columns(round.available, add=False)
@@ -221,17 +195,23 @@ class FedCor(Policy):
             for client in outcome.selected:
                 self.state.alpha[client] = self.beta * self.state.alpha.get(client, 1.0)
 
-    def _probes(self) -> bool:
+    def _probes(self, round: Round) -> bool:
         """Whether the next selection is uniform and its loss changes are a sample."""
-        since = int(self.state.selections) - self.warmup
-        return since < 0 or (since >= self.interval and since % self.interval < self.samples)
+        state = self.state
+        if state.warm < 0:
+            late = round.number >= 3 * self.warmup and len(state.changes) >= min(5, self.warmup)
+            if state.selections < self.warmup and not late:
+                return True
+            state.warm = state.selections
+        since = int(state.selections - state.warm)
+        return since >= self.interval and since % self.interval == 0
 
     def _losses(self, round: Round, signals: Signals) -> Array:
         """Return the losses reported this round, one per column of the model; NaN where none."""
         fresh = np.flatnonzero(signals.rounds("loss", round.available) == round.number)
         clients = round.available
         if fresh.size < len(clients):
-            clients = tuple(clients[i] for i in fresh.tolist())
+            clients = take(clients, fresh)
         columns = self._columns(clients, add=True)
         losses = np.full(len(self.state.clients), np.nan)
         if fresh.size:
@@ -243,40 +223,40 @@ class FedCor(Policy):
         after = self._losses(round, signals)
         before = _widened(self.state.before[None], after.size, np.nan)[0]
         change = after - before
-        known = change[~np.isnan(change)]
-        if known.size:
-            limit = _LARGEST_CHANGE * float(np.median(np.abs(known)))
+        reported = change[~np.isnan(change)]
+        if reported.size:
+            limit = _MAX_CHANGE * float(np.median(np.abs(reported)))
             if limit > 0:
                 np.clip(change, -limit, limit, out=change)
             past = _widened(self.state.changes, after.size, np.nan)
-            self.state.changes = np.vstack([past, change])[-self.history :]
+            self.state.changes = np.vstack([past, change])[-_HISTORY:]
 
     def _refit(self, rng: Generator) -> None:
-        self._forget()
         self._warn()
         changes, state = self.state.changes, self.state
-        weights = self.discount ** np.arange(len(changes) - 1, -1, -1.0)
-        state.noise_std = self.noise_std or self.noise * _typical_size(changes)
+        weights = _DISCOUNT ** np.arange(len(changes) - 1, -1, -1.0)
+        state.noise_std = self.noise_std or _NOISE * _typical_size(changes)
         data = (changes, weights, self.rank, state.noise_std)
         if self.fit == "closed-form":
             state.embedding = gp.fit_low_rank(*data)
         else:
             start = state.embedding
-            steps = self.first_steps if start is None else self.steps
+            steps = self.first_steps if start is None else _STEPS
             start = None if start is None else _widened(start, changes.shape[1], 0.0)
             state.embedding = gp.fit_gradient(
-                *data, steps=steps, learning_rate=self.learning_rate, initial=start, rng=rng
+                *data, steps=steps, learning_rate=_LEARNING_RATE, initial=start, rng=rng
             )
         state.alpha = {}
 
     def _forget(self) -> None:
         """Remove the columns of clients that were not available for a long time."""
         state = self.state
-        kept = state.last_seen >= state.selections - self.forget_after
+        kept = state.last_seen >= state.selections - _FORGET
         if kept.all():
             return
         state.clients = [c for c, keep in zip(state.clients, kept.tolist(), strict=True) if keep]
         state.last_seen = state.last_seen[kept]
+        state.before = _widened(state.before[None], kept.size, np.nan)[0, kept]
         state.changes = _widened(state.changes, kept.size, np.nan)[:, kept]
         state.changes = state.changes[~np.isnan(state.changes).all(axis=1)]
         if state.embedding is not None:
@@ -287,7 +267,7 @@ class FedCor(Policy):
         if self.state.warned or self.panel is not None:
             return
         share = 1 - float(np.isnan(self.state.changes).mean())
-        if share < _FEW_CHANGES:
+        if share < _MIN_REPORTED:
             self.state.warned = True
             LOG.warning(
                 "FedCor: only %.0f %% of the loss changes are known, because clients are away "
@@ -313,14 +293,12 @@ class FedCor(Policy):
         for client, factor in state.alpha.items():
             if client in column_of:
                 alpha[column_of[client]] = factor
-        share = sizes(signals, members)
-        share = share / share.sum() if share.any() else np.ones(share.size)
-        model = (embedding, share, alpha, size, columns[modeled])
+        model = (embedding, shares(signals, members), alpha, size, columns[modeled])
         noise_std = state.noise_std if self.selection_noise else 0.0
-        taken = gp.greedy_low_rank(*model, noise_std=noise_std, demote=True)
+        taken = gp.greedy(*model, noise_std=noise_std, demote=True)
         chosen = tuple(members[i] for i in taken)
         scores = dict(zip(chosen, alpha[taken].tolist(), strict=True))
-        others = pick([round.available[i] for i in unknown.tolist()], round.size - size, rng)
+        others = pick(take(round.available, unknown), round.size - size, rng)
         return Selection(chosen + others, scores=scores)
 
     def _members(self) -> tuple[tuple[ClientId, ...], dict[ClientId, int]]:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 
 from fedcohort.numerics.dpp import FixedSizeDPP, similarity_kernel
+from fedcohort.options import Count
 from fedcohort.policies.base import (
+    SKETCH,
+    Array,
+    Indices,
     Policy,
-    check_at_least,
-    check_weights,
     inverse_inclusion,
     register,
     sample_positions,
     sizes,
+    take,
     vector_needs,
     vectors,
 )
@@ -24,10 +27,8 @@ from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
 
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
-
 _GRADIENTS = ("gradient_sketch", "model_sketch")
+_QUANTILE, _MAX_RATIO = 0.9, 2.0  # lengths above 2 times their 0.9 quantile are clipped there
 
 
 @dataclass
@@ -58,21 +59,21 @@ class KDPP(Policy):
     candidates : int, optional
         With more clients than this, this many are drawn uniformly and the k-DPP runs among them.
         None always uses all clients.
-    weights : {None, "inverse-inclusion"}
+    weights : {"inverse-inclusion"}, optional
         A k-DPP does not include all clients equally often. "inverse-inclusion" weights each client
         by its share of the data over its probability to be drawn, which makes the aggregate
         unbiased.
-    rows, bits, seed
-        Of the sketches, for signal="race_sketch"; `seed` also of the projections.
-    k : int, default=100
-        Length of the projections of gradients.
 
     Notes
     -----
+    Source: paper.
+    Checked: law and inclusion by enumeration.
+
     The eigendecomposition is done when the available profiles change and reused otherwise.
     Eq. 14 divides by the largest distance; here it is the largest seen so far, so that a client
-    that leaves does not change the others' similarities. A cohort larger than the kernel's rank
-    is filled uniformly.
+    that leaves does not change the others' similarities. Distances (or lengths, for "features")
+    above 2 times their 0.9 quantile are clipped, so that one client with data in another unit does
+    not make all others alike. A cohort larger than the kernel's rank is filled uniformly.
 
     References
     ----------
@@ -93,22 +94,14 @@ class KDPP(Policy):
     def __init__(
         self,
         signal: str = "feature_profile",
-        kernel: str = "similarity",
-        candidates: int | None = 1000,
-        weights: str | None = None,
-        rows: int = 10,
-        bits: int = 6,
-        seed: int = 0,
-        k: int = 100,
+        kernel: Literal["similarity", "features"] = "similarity",
+        candidates: Count | None = 1000,
+        weights: Literal["inverse-inclusion"] | None = None,
     ) -> None:
-        if kernel not in ("similarity", "features"):
-            raise ValueError(f"KDPP: kernel={kernel!r} must be 'similarity' or 'features'")
-        check_at_least("KDPP", 1, candidates=candidates)
-        check_weights("KDPP", weights)
         extra = ("num_examples",) if weights else ()
         if signal in _GRADIENTS:  # asked once, like a profile
             self.needs = Needs(profile=frozenset({signal, *extra}))
-            options: dict[str, Option] = {"k": k, "kind": "sparse", "seed": seed}
+            options: dict[str, Option] = {"k": 100, "kind": "sparse", "seed": 0}
             if signal == "model_sketch":
                 options["step"] = True
             self.signal_options = {signal: options}
@@ -116,24 +109,24 @@ class KDPP(Policy):
             self.needs = vector_needs("KDPP", signal, *extra, when=("profile",))
         self.signal, self.kernel, self.limit, self.weights = signal, kernel, candidates, weights
         if signal == "race_sketch":
-            self.signal_options = {signal: {"rows": rows, "bits": bits, "seed": seed}}
+            self.signal_options = {signal: SKETCH}
         self.state = KDPPState()
         self._kept: tuple[tuple[ClientId, ...], Indices, FixedSizeDPP] | None = None
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Draw candidates where there are many, then the cohort among them."""
-        known = np.flatnonzero(signals.rounds(self.signal, round.available) >= 0)
-        part = sample_positions(known.size, self.limit, rng)
+        answered = np.flatnonzero(signals.rounds(self.signal, round.available) >= 0)
+        part = sample_positions(answered.size, self.limit, rng)
         clients = round.available
         if part.size < len(clients):
-            clients = tuple(clients[i] for i in known[part].tolist())
+            clients = take(clients, answered[part])
         positions, process = self._process(clients, signals)
         if not positions.size:
             return Selection(())
         size = min(round.size, positions.size)
         drawn = process.sample(size, rng)
-        inclusion = process.inclusion(size)[drawn] * (part.size / max(known.size, 1))
-        chosen = tuple(clients[i] for i in positions[drawn].tolist())
+        inclusion = process.inclusion(size)[drawn] * (part.size / max(answered.size, 1))
+        chosen = take(clients, positions[drawn])
         weights = None
         if self.weights is not None:
             total = max(float(sizes(signals, round.available).sum()), 1.0)
@@ -151,13 +144,21 @@ class KDPP(Policy):
         if not positions.size:
             return positions, FixedSizeDPP(np.empty(0), np.empty((0, 0)))
         if self.kernel == "features":
-            process = FixedSizeDPP.from_features(rows)
+            lengths = np.linalg.norm(rows, axis=1)
+            clipped = _clipped(lengths) / np.where(lengths > 0, lengths, 1.0)
+            process = FixedSizeDPP.from_features(rows * clipped[:, None])
         else:
             from scipy.spatial.distance import pdist
 
-            distances = pdist(rows)
+            distances = _clipped(pdist(rows))
             self.state.scale = max(self.state.scale, float(distances.max(initial=0.0)))
-            kernel = similarity_kernel(rows, self.state.scale, distances)
-            process = FixedSizeDPP.from_kernel(kernel)
+            process = FixedSizeDPP.from_kernel(similarity_kernel(distances, self.state.scale))
         self._kept = (clients, positions, process)
         return positions, process
+
+
+def _clipped(lengths: Array) -> Array:
+    """Clip outliers, unless too few others are there to call them that."""
+    if len(lengths) < 10:
+        return lengths
+    return np.minimum(lengths, _MAX_RATIO * max(float(np.quantile(lengths, _QUANTILE)), 1e-300))

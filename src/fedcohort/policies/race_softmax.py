@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.numerics.sampling import successive_inclusion
-from fedcohort.policies.base import (
-    Policy,
-    check_at_least,
-    check_weights,
-    draw,
-    inverse_inclusion,
-    register,
-)
+from fedcohort.options import Count, NonNegative, Positive
+from fedcohort.policies.base import Array, Indices, Policy, draw, inverse_inclusion, register, take
 from fedcohort.rounds import ClientId, Round, Selection
-from fedcohort.signals.catalog import Needs, Option
+from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
-from fedcohort.sketch.federation import GlobalSketch
+from fedcohort.sketch.federation import GlobalSketch, errors, variance_between
 
-Array = NDArray[np.float64]
+LOG = logging.getLogger("fedcohort")
 
 _PART = 1_024  # sketches that are copied at a time
-_SMALLEST = 1e-6  # a distance of zero counts as this, which keeps 1 / distance finite
+_MIN_DISTANCE = 1e-6  # a distance of zero counts as this, which keeps 1 / distance finite
 
 
 @dataclass
 class RaceSoftmaxState(GlobalSketch):
     """The global sketch so far."""
+
+    warned: bool = False
 
 
 @register("race-softmax", when="clients near the overall distribution should train more often")
@@ -49,24 +46,30 @@ class RaceSoftmax(Policy):
         root of `rows`, so the same temperature means less with more rows.
     distance : {"frobenius", "row-l2"}
         The paper's, or its released code's (mean over rows), which is nearly an argmax.
-    debias : bool, optional
-        Remove from the distance what is only sample size and noise; without it, small clients
-        look far from everybody. A debiased square is at least its standard error: by chance it can
-        fall to zero or below, and exp(1 / distance) would then pick the same few clients always.
-        None debiases private sketches only.
     center : {"mean", "pooled"}
         The paper's unweighted mean of sketches, or the sketch of all data together.
-    weights : {None, "inverse-inclusion"}
-        "inverse-inclusion" weights each picked client by its share of the data over its probability
-        of being picked, which makes the aggregate unbiased.
-    rows, bits, seed, label_weight, centered, epsilon
-        How sketches are made: rows of 2^bits buckets; weight of the label appended to the input (0:
-        none); whether inputs are centered by public constants; privacy budget (0: exact).
+    weights : {"inverse-inclusion"}, optional
+        Weight each picked client by its share of the data over its probability of being picked,
+        which makes the aggregate unbiased.
+    rows : int, default=50
+        Rows of a sketch, of 64 buckets each.
+    epsilon : float, default=0.0
+        Privacy budget of a sketch (0: exact).
+    everybody : bool, default=False
+        Ask all clients for their sketch before the first round, as the paper does; otherwise each
+        is asked when it is first available.
 
     Notes
     -----
-    Clients without a usable sketch are picked only when too few others are available. Distances
-    are kept until the federation or the available clients change.
+    Source: paper, and the authors' released code for "row-l2".
+    Checked: law by enumeration, distances against the definition, shrinkage by simulation.
+
+    Private sketches of small clients look far from everybody for their noise alone. As in
+    SketchMatch, a private sketch is therefore shrunk toward the center by its share of error, and
+    the variance that remains is added to its squared distance: on average over clients like it,
+    the distance does not depend on its size. Where clients differ by no more than noise, cohorts
+    are random, and a warning says so once. Clients without a usable sketch are picked only when too
+    few others are available.
 
     References
     ----------
@@ -89,31 +92,18 @@ class RaceSoftmax(Policy):
 
     def __init__(
         self,
-        temperature: float = 1.0,
+        temperature: Positive = 1.0,
         distance: Literal["frobenius", "row-l2"] = "frobenius",
-        debias: bool | None = None,
-        center: str = "mean",
-        weights: str | None = None,
-        rows: int = 50,
-        bits: int = 6,
-        seed: int = 0,
-        label_weight: float = 0.0,
-        centered: bool = False,
-        epsilon: float = 0.0,
+        center: Literal["mean", "pooled"] = "mean",
+        weights: Literal["inverse-inclusion"] | None = None,
+        rows: Count = 50,
+        epsilon: NonNegative = 0.0,
+        everybody: bool = False,
     ) -> None:
-        if not temperature > 0:
-            raise ValueError(f"RaceSoftmax: temperature={temperature} must be positive")
-        if distance not in ("frobenius", "row-l2"):
-            raise ValueError(f"RaceSoftmax: distance={distance!r} must be 'frobenius' or 'row-l2'")
-        if center not in ("mean", "pooled"):
-            raise ValueError(f"RaceSoftmax: center={center!r} must be 'mean' or 'pooled'")
-        check_weights("RaceSoftmax", weights)
-        check_at_least("RaceSoftmax", 0, label_weight=label_weight, epsilon=epsilon)
-        self.temperature, self.distance, self.debias = temperature, distance, debias
-        self.center, self.weights = center, weights
-        options: dict[str, Option] = {"rows": rows, "bits": bits, "seed": seed}
-        options |= {"label_weight": label_weight, "center": centered, "epsilon": epsilon}
-        self.signal_options = {"race_sketch": options}
+        self.temperature, self.distance = temperature, distance
+        self.center, self.weights, self.profile_first = center, weights, everybody
+        sketch = {"rows": rows, "bits": 6, "seed": 0, "label_weight": 0.0, "center": False}
+        self.signal_options = {"race_sketch": sketch | {"epsilon": epsilon}}
         self.state = RaceSoftmaxState()
         self._kept: tuple[tuple[ClientId, ...], int, Array, Array] | None = None
         self._chances: tuple[int, Array] | None = None
@@ -125,31 +115,61 @@ class RaceSoftmax(Policy):
             return Selection(())
         logits, n = self._logits(round, signals)
         at = draw(logits, round.size, rng)
-        chosen = tuple(round.available[i] for i in at.tolist())
-        inclusion = self._inclusion(logits, round.size)[at]
-        weights = None
-        if self.weights is not None:
-            weights = inverse_inclusion(n[at] / n.sum(), inclusion)
+        if self._chances is None or self._chances[0] != round.size:
+            self._chances = (round.size, successive_inclusion(logits, round.size))
+        inclusion = self._chances[1][at]
+        weights = inverse_inclusion(n[at] / n.sum(), inclusion) if self.weights else None
+        chosen = take(round.available, at)
         return Selection(chosen, weights, dict(zip(chosen, inclusion.tolist(), strict=True)))
 
     def _logits(self, round: Round, signals: Signals) -> tuple[Array, Array]:
-        """Log-weights of the available clients and their sizes; minus infinity without a sketch."""
+        """Log-weights of the available clients and their sizes; kept until something changes.
+
+        Minus infinity without a sketch.
+        """
         kept = self._kept
         if kept is not None and kept[1] == self.state.changes and kept[0] == round.available:
             return kept[2], kept[3]
-        logits, n = np.full(len(round.available), -np.inf), np.zeros(len(round.available))
-        debias = self.debias
-        if debias is None:
-            debias = bool((signals.field("race_sketch", "noise", round.available) > 0).any())
-        for positions, readings in signals.read_parts("race_sketch", round.available, _PART):
-            far = self.state.distances(readings, self.center, self.distance, debias, debias)
-            usable = np.isfinite(far)
-            logits[positions[usable]] = 1 / (self.temperature * np.maximum(far[usable], _SMALLEST))
-            n[positions] = np.maximum(readings["n"], 0.0)
-        self._kept, self._chances = (round.available, self.state.changes, logits, n), None
-        return logits, n
+        positions, squares, error, n, private = self._squares(round, signals)
+        if private:
+            squares = self._shrunken(squares, error)
+        far = np.sqrt(squares).mean(axis=1)
+        if self.distance == "frobenius":
+            far = np.sqrt(squares.sum(axis=1))
+        logits, sizes = np.full(len(round.available), -np.inf), np.zeros(len(round.available))
+        logits[positions] = 1 / (self.temperature * np.maximum(far, _MIN_DISTANCE))
+        sizes[positions] = n
+        self._kept, self._chances = (round.available, self.state.changes, logits, sizes), None
+        return logits, sizes
 
-    def _inclusion(self, logits: Array, size: int) -> Array:
-        if self._chances is None or self._chances[0] != size:
-            self._chances = (size, successive_inclusion(logits, size))
-        return self._chances[1]
+    def _squares(self, round: Round, signals: Signals) -> tuple[Indices, Array, Array, Array, bool]:
+        """Positions of clients with data, squared distances by row, error variances, and sizes."""
+        goal, private = self.state.center(self.center), False
+        parts: list[tuple[NDArray[Any], ...]] = []
+        for positions, readings in signals.read_parts("race_sketch", round.available, _PART):
+            filled = readings["n"] > 0
+            positions, readings = positions[filled], readings[filled]
+            q = readings["counts"] / readings["n"][:, None, None]
+            lengths = np.einsum("irb,irb->i", q, q)
+            q -= goal
+            rows = np.einsum("irb,irb->ir", q, q)
+            private |= bool((readings["noise"] > 0).any())
+            n = self.state.believed(readings["n"])
+            parts.append((positions, rows, errors(readings, lengths, goal), n))
+        positions, rows, error, n = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return positions, rows, error, n, private
+
+    def _shrunken(self, squares: Array, error: Array) -> Array:
+        """Return expected squared distances by row, given the noisy ones."""
+        spread, doubt = variance_between(squares.sum(axis=1), error)
+        if spread <= 2 * doubt:
+            if not self.state.warned:
+                LOG.warning(
+                    "RaceSoftmax: the clients' private sketches differ by no more than their "
+                    "noise; cohorts are random. Raise epsilon or use fewer rows"
+                )
+            self.state.warned = True
+            return np.ones_like(squares)
+        keep = spread / (spread + error)
+        rest = spread * (1 - keep) / squares.shape[1]
+        return np.asarray(keep[:, None] ** 2 * squares + rest[:, None])

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import filterfalse
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
-from fedcohort.exceptions import IncompatibleSketches
+from fedcohort.exceptions import ConfigError, IncompatibleSketches
 from fedcohort.numerics import herding
-from fedcohort.policies.base import Policy, check_at_least, register, values_for
+from fedcohort.options import Count, NonNegative, Whole
+from fedcohort.policies.base import Array, Indices, Policy, count_up, register, take, values_for
 from fedcohort.privacy.planning import sketch_size
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
@@ -24,11 +25,15 @@ from fedcohort.sketch.labels import UniformLabels
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.uncertainty import error_at_center
 
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
-
-_GRAM = 3000  # up to this many clients all inner products are kept: 72 MB, and picks cost little
+_MAX_GRAM = (
+    3000  # up to this many clients all inner products are kept: 72 MB, and picks cost little
+)
+_MAX_POOL = 10_000  # with more clients, the pool is a random part of the less used
 _LARGE = 4  # a cohort is large from one quarter of the clients on
+_CUTS = np.linspace(0.2, 1.0, 9)  # shares of the pool, fastest first, among which time decides
+_MAX_TIMED_POOL = 600  # nine choices from a larger pool would take too long
+_SLOPE = 20.0  # of log seconds in the distance relative to that of random cohorts
+_MEMORY = 0.99  # of what is known about a client's speed, per round
 
 
 @dataclass
@@ -43,11 +48,14 @@ class SketchMatchState(GlobalSketch):
         With large cohorts: who was picked in this epoch.
     drifted : dict
         Clients whose data changed by more than chance, with the round in which it was noticed.
+    cut : dict
+        Clients that were too late for a round: its number, and the seconds they took at least.
     """
 
     used: dict[ClientId, int] = field(default_factory=dict)
     epoch: list[ClientId] = field(default_factory=list)
     drifted: dict[ClientId, int] = field(default_factory=dict)
+    cut: dict[ClientId, list[float]] = field(default_factory=dict)
 
 
 @register(
@@ -61,54 +69,42 @@ class SketchMatch(Policy):
     distance to the global sketch is rows times the squared maximum mean discrepancy, under the
     hash family's kernel, between the data the cohort trains on and all data. Each round a greedy
     selection, like kernel herding [1]_, followed by exchanges, minimizes it over a pool of the
-    clients used least, so that all take part. It needs one sketch per client, once: no losses, no
-    warm-up, no model.
-
-    Sketches [2]_ of few records or with privacy noise are uncertain. Each is shrunk toward the
-    federation's by its share of error, and the variance that remains is added to the objective
-    (empirical Bayes), so that clients are not preferred for noise. Where clients do not differ by
-    more than chance, the cohort is drawn from the pool at random.
-
-    When the cohort is a quarter of the clients or more, all clients are divided into cohorts at
-    once and each trains once per epoch; a client that is away is planned for again when it is back.
+    clients used least, so that all take part. It needs one sketch [2]_ per client, once: no losses,
+    no warm-up, no model. The policy's page says how small, private, large and slow clients are
+    treated.
 
     Parameters
     ----------
-    pool : {"less-used", "random"}
-        Whom to choose from: the clients used least so far, or a random part of all. The random pool
-        fits better, but clients that fit badly wait long.
-    share : float, default=0.5
-        Size of the pool as a share of the available clients.
-    average : {"auto", "size", "equal"}
-        How the cohort's models will be averaged: by size (sketches are pooled) or equally. "auto"
-        takes what the engine says, and "size" where it says nothing.
+    pool : {"less-used", "random", "all"}
+        Whom to choose from: the half that was used least so far, a random half, or everybody. The
+        random pool fits better than the first, but clients that fit badly wait long; from
+        everybody, they wait for ever.
     turns : int, default=0
         This many places per round go to the clients used least, whether they fit or not, and the
         others are chosen around them. Of N clients that stay available, each is then picked within
         ceil(N / turns) rounds. Without turns, a client that fits no cohort may never be picked.
-    sweeps : int, default=2
-        How often each member may be exchanged after the greedy selection.
-    largest_pool : int, default=10_000
-        With more clients, the pool is a random part of the less used.
+    time : bool or mapping, default=False
+        Whether a cohort's slowest member counts too: among the matched cohorts of the fastest 20 %,
+        30 %, ... of the pool, take the one with the least log(seconds) + 20 D / D_random, D being
+        its distance and D_random that of random cohorts. Seconds are those of each client's last
+        round (signal `duration`); an unknown client counts as the median, and what is known
+        fades, so that a change is noticed. A mapping gives seconds by client to start from.
     target : RaceSketch, array (rows, buckets) or UniformLabels, optional
         What cohorts should look like; the federation by default. A sketch of public data must be
-        made as the policy's sketches are. Cohorts of a long-tailed federation that match a balanced
-        target train on few clients more often: use ``pool="random"``, and expect others to wait.
-    mix : float, default=1.0
-        Share of `target` in what cohorts should look like; the rest is the federation. Smaller
-        values let more clients take part.
+        made as the policy's sketches are. Best with ``pool="random"``; expect others to wait.
     refresh : int, default=0
-        Ask for new sketches every so many rounds, where data drift; 0 never. The new sketch
-        replaces the old one, and clients whose data changed are noted in ``state.drifted``. A
-        client whose privacy budget is spent does not answer, and its old sketch stays.
-    rows, bits, seed, label_weight, centered, epsilon
-        How sketches are made: rows of 2^bits buckets (10 x 64 take 1.3 kB); weight of the one-hot
-        label appended to the unit-length input (0: no labels); whether inputs are centered by
-        public constants, which sharpens angles; privacy budget (0: exact).
+        Ask for new sketches every so many rounds, where data drift; 0 never. Clients whose data
+        changed are noted in ``state.drifted``.
+    epsilon : float, default=0.0
+        Privacy budget of a sketch (0: exact).
     records : int, default=0
         Records of a typical client. With `epsilon`, rows and bits are then those of
         `fedcohort.privacy.planning.sketch_size`, because a large private sketch of few records
         is mostly noise. 0 keeps `rows` and `bits`.
+    rows, bits : int
+        Size of a sketch: rows of 2^bits buckets (10 x 64 take 1.3 kB).
+    label_weight : float, default=2.0
+        Weight of the one-hot label appended to the unit-length input (0: no labels).
     hash : {"auto", "srp", "minhash"}
         Sign projections for vectors, or MinHash for rows of integer tokens. "auto" decides by the
         data in the simulator; Flower clients read inputs as floats, so state "minhash" for tokens
@@ -117,6 +113,11 @@ class SketchMatch(Policy):
         "model" sketches the first dense layer's outputs under the model of the last `refresh`, or
         under the initial model without one, in place of the inputs. Clients download that model.
         For a public model see ``simulate(embed=...)``.
+
+    Notes
+    -----
+    Source: ours.
+    Checked: choices against brute force, laws and shrinkage by simulation, waits exactly.
 
     References
     ----------
@@ -131,7 +132,7 @@ class SketchMatch(Policy):
     >>> signals = Signals()
     >>> _ = signals.record("race_sketch", dict(zip("abcd", sketch)), stamp=0)
     >>> round = Round(number=0, available=("a", "b", "c", "d"), cohort_size=2)
-    >>> policy = SketchMatch(share=1.0)
+    >>> policy = SketchMatch(pool="all")
     >>> cohort = policy.select(round, signals, np.random.default_rng(0)).clients
     >>> sorted(cohort) in [["a", "c"], ["a", "d"], ["b", "c"], ["b", "d"]]     # one of each kind
     True
@@ -141,50 +142,33 @@ class SketchMatch(Policy):
 
     def __init__(
         self,
-        pool: str = "less-used",
-        share: float = 0.5,
-        average: str = "auto",
-        turns: int = 0,
-        sweeps: int = 2,
-        largest_pool: int = 10_000,
+        pool: Literal["less-used", "random", "all"] = "less-used",
+        turns: Whole = 0,
+        time: bool | Mapping[ClientId, float] = False,
         target: RaceSketch | UniformLabels | ArrayLike | None = None,
-        mix: float = 1.0,
-        refresh: int = 0,
-        rows: int = 10,
-        bits: int = 6,
-        seed: int = 0,
-        label_weight: float = 2.0,
-        centered: bool = True,
-        epsilon: float = 0.0,
-        hash: str = "auto",
-        embed: str = "",
-        records: int = 0,
+        refresh: Whole = 0,
+        epsilon: NonNegative = 0.0,
+        records: Whole = 0,
+        rows: Count = 10,
+        bits: Count = 6,
+        label_weight: NonNegative = 2.0,
+        hash: Literal["auto", "srp", "minhash"] = "auto",
+        embed: Literal["", "model"] = "",
     ) -> None:
-        _one_of("pool", pool, "less-used", "random")
-        _one_of("average", average, "auto", "size", "equal")
-        _one_of("hash", hash, "auto", "srp", "minhash")
-        _one_of("embed", embed, "", "model")
-        if not 0 < share <= 1:
-            raise ValueError(f"SketchMatch: share={share} must lie in (0, 1]")
-        if not 0 <= mix <= 1:
-            raise ValueError(f"SketchMatch: mix={mix} must lie in [0, 1]")
-        check_at_least("SketchMatch", 0, turns=turns, sweeps=sweeps, refresh=refresh)
-        check_at_least(
-            "SketchMatch", 0, records=records, label_weight=label_weight, epsilon=epsilon
-        )
         if records and not epsilon:
-            raise ValueError("SketchMatch: records= sizes private sketches; give epsilon= too")
+            raise ConfigError("SketchMatch: records= sizes private sketches; give epsilon= too")
         if records:
             rows, bits = sketch_size(records, epsilon)[:2]
-        check_at_least("SketchMatch", 1, largest_pool=largest_pool)
-        self.pool, self.share, self.average = pool, share, average
-        self.turns, self.sweeps, self.largest_pool = turns, sweeps, largest_pool
+        self.pool, self.turns, self.refresh = pool, turns, refresh
+        self.timed, self.prior = bool(time), dict(time) if isinstance(time, Mapping) else {}
         self.target = None if target is None else _checked_target(target, rows, bits)
-        self.mix, self.refresh = mix, refresh
-        if refresh:
-            self.needs = Needs(frozenset({"race_sketch"}), query=frozenset({"race_sketch"}))
-        options: dict[str, Option] = {"rows": rows, "bits": bits, "seed": seed}
-        options |= {"label_weight": label_weight, "center": centered, "epsilon": epsilon}
+        self.needs = Needs(
+            profile=frozenset({"race_sketch"}),
+            query=frozenset({"race_sketch"} if refresh else ()),
+            reply=frozenset({"duration"} if self.timed else ()),
+        )
+        options: dict[str, Option] = {"rows": rows, "bits": bits, "seed": 0}
+        options |= {"label_weight": label_weight, "center": True, "epsilon": epsilon}
         options |= {"hash": hash} | ({"embed": embed, "refresh": refresh} if embed else {})
         self.signal_options = {"race_sketch": options}
         self.state = SketchMatchState()
@@ -198,8 +182,7 @@ class SketchMatch(Policy):
         if not due:
             return ()
         stamps = signals.rounds("race_sketch", round.available)
-        old = np.flatnonzero((stamps >= 0) & (stamps < due))
-        clients = tuple(round.available[i] for i in old.tolist())
+        clients = take(round.available, np.flatnonzero((stamps >= 0) & (stamps < due)))
         if clients:
             self._before = clients, np.array(signals.values("race_sketch", clients))
         return clients
@@ -209,56 +192,63 @@ class SketchMatch(Policy):
         self._include(round, signals)
         if not self.state.clients:
             return Selection(())
-        average = round.averaging or "size" if self.average == "auto" else self.average
-        if len(round.available) <= _GRAM:
-            field = self._everybody(round.available, signals, average)
+        center = "mean" if round.averaging == "equal" else "pooled"
+        if len(round.available) <= _MAX_GRAM:
+            field = self._everybody(round.available, signals, center)
             pool = self._pool(field.clients, round.size, rng)
         else:
             some = self._pool(round.available, round.size, rng)
-            clients = tuple(round.available[i] for i in some.tolist())
-            field = _Field(signals, clients, self.state, average)
+            field = _Field(signals, take(round.available, some), self.state, center)
             pool = np.arange(len(field.clients))
         if not pool.size:
             return Selection(())
+        seconds = self._seconds(field.clients, signals, round.number) if self.timed else None
         size = min(round.size, len(field.clients))
         if not field.differ and self.target is None:
-            chosen = pool[:size].tolist()
+            by_speed = pool if seconds is None else pool[np.argsort(seconds[pool], kind="stable")]
+            chosen = by_speed[:size].tolist()
         elif self._is_large(size, field):
-            chosen = self._from_epoch(field, size, rng)
+            chosen = self._from_epoch(field, size, seconds, rng)
         else:
-            chosen = self._match(field, pool, min(size, pool.size), average, signals)
+            goal = self._goal(center, signals) - field.center.ravel()
+            chosen = self._match(field, pool, goal, min(size, pool.size), seconds)
         clients = tuple(field.clients[i] for i in chosen)
         return Selection(clients, scores={c: float(self.state.used.get(c, 0)) for c in clients})
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
-        """Count who was picked, whether or not it finished."""
-        for client in outcome.selected:
-            self.state.used[client] = self.state.used.get(client, 0) + 1
+        """Count who was picked, whether or not it finished; note who was too late."""
+        state = self.state
+        count_up(state.used, outcome.selected)
         if _LARGE * round.size >= len(round.available):
-            self.state.epoch = list(dict.fromkeys((*self.state.epoch, *outcome.selected)))
+            state.epoch = list(dict.fromkeys((*state.epoch, *outcome.selected)))
+        late = getattr(outcome, "cut", ())
+        if self.timed and late and outcome.finished:
+            _, seconds = signals.read("duration", outcome.finished)
+            slowest = float(seconds.max(initial=0.0))
+            state.cut.update(dict.fromkeys(late, [float(round.number), slowest]))
 
     def _include(self, round: Round, signals: Signals) -> None:
         """Add new sketches, let joiners start at the median, and note whose data drifted."""
-        known = len(self.state.seen)
+        had_some = bool(self.state.seen)
         new = self.state.include(signals, round.available, round.number)
-        if known and new:
+        if had_some and new:
             others = tuple(filterfalse(set(new).__contains__, round.available))
             start = int(np.median(values_for(self.state.used, others))) if others else 0
             self.state.used.update(dict.fromkeys(new, start))
         if self._before is not None:
             clients, old = self._before
             far = drift(old, signals.values("race_sketch", clients))
-            moved = [clients[i] for i in np.flatnonzero(far > 3).tolist()]
+            moved = take(clients, np.flatnonzero(far > 3))
             self.state.drifted.update(dict.fromkeys(moved, round.number))
             self._before = None
 
-    def _everybody(self, available: tuple[ClientId, ...], signals: Signals, average: str) -> _Field:
+    def _everybody(self, available: tuple[ClientId, ...], signals: Signals, center: str) -> _Field:
         """All available sketches with their inner products, kept until either changes."""
         kept = self._kept
-        if kept is None or kept[:3] != (available, self.state.changes, average):
-            field = _Field(signals, available, self.state, average)
+        if kept is None or kept[:3] != (available, self.state.changes, center):
+            field = _Field(signals, available, self.state, center)
             field.gram = field.points @ field.points.T
-            self._kept = kept = (available, self.state.changes, average, field)
+            self._kept = kept = (available, self.state.changes, center, field)
         return kept[3]
 
     def _pool(self, clients: tuple[ClientId, ...], size: int, rng: Generator) -> Indices:
@@ -267,18 +257,45 @@ class SketchMatch(Policy):
         order = rng.random(count)
         if self.pool == "less-used" and self.state.used:
             order += values_for(self.state.used, clients)
-        part = int(np.ceil(self.share * count))
-        wanted = min(max(part, size), max(self.largest_pool, size), count)
+        part = count if self.pool == "all" else -(-count // 2)
+        most = _MAX_TIMED_POOL if self.timed and count > _MAX_GRAM else _MAX_POOL
+        wanted = min(max(part, size), max(most, size), count)
         first = np.argpartition(order, wanted - 1)[:wanted] if wanted else np.empty(0, np.int64)
         return np.asarray(first[np.argsort(order[first])])
 
+    def _seconds(
+        self, clients: tuple[ClientId, ...], signals: Signals, number: int
+    ) -> NDArray[np.float64]:
+        """How long each client will take: its last duration, fading toward the median."""
+        positions, durations = signals.read("duration", clients)
+        stamps = signals.rounds("duration", clients)
+        seconds = values_for(self.prior, clients, np.nan)
+        seconds[positions] = durations
+        for i, client in enumerate(clients) if self.state.cut else ():
+            when, least = self.state.cut.get(client, (-1.0, 0.0))
+            if when > stamps[i]:
+                seconds[i], stamps[i] = max(least, np.nan_to_num(seconds[i])), int(when)
+        seconds[~(seconds > 0)] = np.nan
+        unknown = np.isnan(seconds)
+        if unknown.all():
+            return np.ones(len(clients))
+        median = float(np.median(seconds[~unknown]))
+        age = np.where(stamps >= 0, number - stamps, 0)
+        ratio = np.where(unknown, 1.0, seconds / median)
+        return np.asarray(median * ratio ** (_MEMORY**age))
+
     def _is_large(self, size: int, field: _Field) -> bool:
-        """Whether to plan an epoch: other targets and random pools do not use everybody alike."""
-        plain = self.pool == "less-used" and (self.target is None or not self.mix)
+        """Whether to plan an epoch: other targets and pools do not use everybody alike."""
+        plain = self.pool == "less-used" and self.target is None
         return plain and field.gram is not None and size * _LARGE >= len(field.clients)
 
-    def _from_epoch(self, field: _Field, size: int, rng: Generator) -> list[int]:
-        """Divide those who have not trained in this epoch; return the first cohort."""
+    def _from_epoch(
+        self, field: _Field, size: int, seconds: NDArray[np.float64] | None, rng: Generator
+    ) -> list[int]:
+        """Divide those who have not trained in this epoch; return the first cohort.
+
+        With `time`, the fastest two cohorts are divided, so that the slow wait for each other.
+        """
         order = rng.permutation(len(field.clients)).tolist()
         trained = set(self.state.epoch)
         waiting = [i for i in order if field.clients[i] not in trained]
@@ -286,6 +303,9 @@ class SketchMatch(Policy):
         if len(waiting) < size:  # the next epoch begins with those left over
             self.state.epoch, left_over = [], len(waiting)
             waiting += [i for i in order if field.clients[i] in trained]
+        if seconds is not None:
+            fastest = sorted(waiting[left_over:], key=lambda i: float(seconds[i]))
+            waiting = waiting[:left_over] + fastest[: 2 * size - left_over]
         zero = np.zeros(field.points.shape[1])
         cohorts = herding.cut(
             field.points,
@@ -299,52 +319,78 @@ class SketchMatch(Policy):
         return cohorts[0]
 
     def _match(
-        self, field: _Field, pool: Indices, size: int, average: str, signals: Signals
+        self,
+        field: _Field,
+        pool: Indices,
+        goal: Array,
+        size: int,
+        seconds: NDArray[np.float64] | None,
     ) -> list[int]:
-        return herding.match(
-            field.points,
-            field.weights,
-            self._goal(average, signals) - field.center.ravel(),
-            size,
-            pool=pool,
-            fixed=self.turns,
-            variance=field.variance,
-            sweeps=self.sweeps,
-            gram=field.gram,
-        )
+        """Return the best cohort of the pool; with `time`, of all cuts by speed."""
 
-    def _goal(self, average: str, signals: Signals) -> Array:
+        def matched(part: Indices) -> tuple[list[int], float]:
+            return herding.match(
+                field.points,
+                field.weights,
+                goal,
+                size,
+                pool=part,
+                fixed=self.turns,
+                variance=field.variance,
+                gram=field.gram,
+            )
+
+        if seconds is None:
+            return matched(pool)[0]
+        turns, others = pool[: self.turns], pool[self.turns :]
+        best: tuple[float, list[int]] = (np.inf, [])
+        limits = np.quantile(seconds[others], _CUTS) if others.size else np.empty(0)
+        for limit in np.unique(limits):
+            part = np.append(turns, others[seconds[others] <= limit])
+            if part.size < size:
+                continue
+            chosen, far = matched(part)
+            score = float(np.log(seconds[chosen].max())) + _SLOPE * far / field.random(size)
+            best = min(best, (score, chosen), key=lambda pair: pair[0])
+        return best[1] or matched(pool)[0]
+
+    def _goal(self, center: str, signals: Signals) -> Array:
         """What the cohort should look like."""
-        center = self.state.center(_center(average))
-        if self.target is None or not self.mix:
-            return np.asarray(center.ravel())
         goal = self.target
-        if isinstance(goal, UniformLabels):
+        if goal is None:
+            goal = self.state.center(center)
+        elif isinstance(goal, UniformLabels):
             goal = goal.target(signals, tuple(self.state.seen), self.state.changes)
-        return np.asarray(((1 - self.mix) * center + self.mix * goal).ravel())
+        return np.asarray(goal).ravel()
 
 
 class _Field:
     """The usable sketches of some clients: shrunken points around a center, variances, weights."""
 
     def __init__(
-        self, signals: Signals, clients: tuple[ClientId, ...], state: GlobalSketch, average: str
+        self, signals: Signals, clients: tuple[ClientId, ...], state: GlobalSketch, center: str
     ) -> None:
         positions, readings = signals.read("race_sketch", clients)
         if len(positions):
             usable = readings["n"] > 0
             if not usable.all():
                 positions, readings = positions[usable], readings[usable]
-        self.clients = tuple(clients[i] for i in positions.tolist())
-        self.center = state.center(_center(average))
+        self.clients = take(clients, positions)
+        self.center = state.center(center)
         self.points: NDArray[Any] = np.empty((0, self.center.size))
         self.variance: Array = np.empty(0)
-        self.weights: Array = np.empty(0)
+        self.weights: Array = np.ones(len(positions))
         self.differ = False
         self.gram: NDArray[Any] | None = None
         if len(positions):
             self.points, self.variance, self.differ = shrink(readings, self.center)
-            self.weights = np.array(readings["n"]) if average == "size" else np.ones(len(positions))
+            if center == "pooled":
+                self.weights = state.believed(np.array(readings["n"]))
+
+    def random(self, size: int) -> float:
+        """Expected squared distance, with its variance, of `size` clients drawn at random."""
+        squares = np.einsum("ij,ij->i", self.points, self.points) + self.variance
+        return float(squares.mean()) / size
 
 
 def drift(old: NDArray[Any], new: NDArray[Any]) -> Array:
@@ -353,32 +399,22 @@ def drift(old: NDArray[Any], new: NDArray[Any]) -> Array:
     squares = np.zeros(len(before))
     for (_, a), (_, b) in zip(before.chunks(), after.chunks(), strict=True):
         squares += np.einsum("irb,irb->i", a - b, a - b)
-    errors = np.hypot(error_at_center(before), error_at_center(after))
+    error = np.hypot(error_at_center(before), error_at_center(after))
     with np.errstate(divide="ignore", invalid="ignore"):
-        far = (squares - before.error_variance() - after.error_variance()) / errors
+        far = (squares - before.error_variance() - after.error_variance()) / error
     return np.asarray(np.nan_to_num(far, nan=0.0))
-
-
-def _center(average: str) -> str:
-    return "pooled" if average == "size" else "mean"
-
-
-def _one_of(option: str, value: str, *known: str) -> None:
-    if value not in known:
-        names = " or ".join(repr(name) for name in known)
-        raise ValueError(f"SketchMatch: {option}={value!r} must be {names}")
 
 
 def _checked_target(target: object, rows: int, bits: int) -> Array | UniformLabels:
     """Return a target of the right size, normalized."""
     if isinstance(target, UniformLabels):
-        shape, made = (target.empty.rows, target.empty.buckets), None
+        shape: tuple[int, ...] = (target.empty.rows, target.empty.buckets)
     else:
-        made = np.asarray(target.normalized() if isinstance(target, RaceSketch) else target, float)
-        shape = made.shape
+        target = np.asarray(target.normalized() if isinstance(target, RaceSketch) else target)
+        shape = target.shape
     if shape != (rows, 1 << bits):
         raise IncompatibleSketches(
             f"SketchMatch: the target has the shape {shape}, the sketches ({rows}, {1 << bits}); "
             "make the target with the same rows and bits"
         )
-    return target if made is None else made  # type: ignore[return-value]
+    return target

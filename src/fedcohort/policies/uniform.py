@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from numpy.random import Generator
 
-from fedcohort.policies.base import Policy, check_at_least, pick, register
+from fedcohort.options import Count
+from fedcohort.policies.base import Policy, pick, register
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.table import Signals
 
@@ -31,6 +32,11 @@ class Uniform(Policy):
         Keep a cohort for this many rounds, as the random selection that Sketch-to-Select is
         compared with [2]_. A member that is away is replaced by a random client.
 
+    Notes
+    -----
+    Source: paper.
+    Checked: frequencies, and kept cohorts by hand.
+
     Examples
     --------
     >>> import numpy as np
@@ -46,8 +52,7 @@ class Uniform(Policy):
        Federated Learning using Locality Sensitive Hashing.
     """
 
-    def __init__(self, interval: int = 1) -> None:
-        check_at_least("Uniform", 1, interval=interval)
+    def __init__(self, interval: Count = 1) -> None:
         self.interval = interval
         if interval > 1:
             self.state = UniformState()

@@ -12,17 +12,12 @@ from numpy.typing import NDArray
 
 from fedcohort.rounds import ClientId
 from fedcohort.signals.table import Signals
-from fedcohort.sketch.distances import (
-    Kind,
-    Stack,
-    distances_to_center,
-    error_variance,
-    noise_variance_total,
-)
-from fedcohort.sketch.uncertainty import error_at_center
+from fedcohort.sketch.distances import Stack, error_variance, noise_variance_total
 
 Array = NDArray[np.float64]
 
+MAX_SIZE_RATIO = 10  # sizes above this many times the median are not believed
+MIN_SIZES = 10  # a median of fewer says little
 _BLOCK = 1 << 18  # numbers handled at a time: they stay in the processor's cache
 
 
@@ -45,8 +40,8 @@ class GlobalSketch:
         How many clients with data are included, and their records.
     counts, shapes : array (rows, buckets), optional
         Sums of the counts, and of the normalized sketches.
-    pooled_energy, mean_energy : float
-        Error variance of `counts` and of `shapes`.
+    cap, capped_at : float, int
+        Records above which a client counts as `cap`, and for how many clients that was settled.
     """
 
     until: int = -1
@@ -56,8 +51,8 @@ class GlobalSketch:
     n: float = 0.0
     counts: Array | None = None
     shapes: Array | None = None
-    pooled_energy: float = 0.0
-    mean_energy: float = 0.0
+    cap: float = 2.0**62
+    capped_at: int = 0
 
     def include(
         self, signals: Signals, available: Sequence[ClientId], round_number: int
@@ -73,16 +68,28 @@ class GlobalSketch:
         new = tuple(c for c in arrived if c not in self.seen) if self.seen else arrived
         self.seen.update(dict.fromkeys(new, round_number))
         self.changes += 1
-        if len(new) == len(arrived):
-            self._add_all(signals, new)
-        else:
-            self._clear()
+        if self._settle_cap(signals) or len(new) < len(arrived):
+            self.clients, self.n, self.counts, self.shapes = 0, 0.0, None, None
             self._add_all(signals, tuple(self.seen))
+        else:
+            self._add_all(signals, new)
         return new
 
-    def _clear(self) -> None:
-        self.clients, self.n, self.counts, self.shapes = 0, 0.0, None, None
-        self.pooled_energy = self.mean_energy = 0.0
+    def _settle_cap(self, signals: Signals) -> bool:
+        """Set the cap anew when twice as many clients were seen; say whether it matters.
+
+        A client that claims 2^30 records would otherwise be the center all by itself.
+        """
+        if len(self.seen) < max(MIN_SIZES, 2 * self.capped_at):
+            return False
+        n = signals.field("race_sketch", "n", tuple(self.seen))
+        before, self.capped_at = self.cap, len(self.seen)
+        self.cap = MAX_SIZE_RATIO * max(float(np.median(n)), 1.0)
+        return bool((n > min(before, self.cap)).any())
+
+    def believed(self, n: Array) -> Array:
+        """Return sizes, at most `cap`."""
+        return np.minimum(n, self.cap)
 
     def _add_all(self, signals: Signals, clients: tuple[ClientId, ...]) -> None:
         _, readings = signals.read("race_sketch", clients)
@@ -96,57 +103,24 @@ class GlobalSketch:
         readings = readings if filled.all() else readings[filled]
         (rows, buckets), n = readings["counts"].shape[1:], readings["n"]
         q = readings["counts"].reshape(len(readings), -1) * (1 / n)[:, None]
-        squares = np.einsum("ij,ij->i", q, q)
-        own = np.nan_to_num(error_variance(squares, n, readings["noise"], rows, buckets))
         if self.counts is None or self.shapes is None:
             self.counts, self.shapes = np.zeros((rows, buckets)), np.zeros((rows, buckets))
         self.clients += len(n)
-        self.n += float(n.sum())
+        self.n += float(self.believed(n).sum())
         # Whole numbers, and no BLAS: the sums are the same on any machine and with any NumPy.
-        self.counts = self.counts + readings["counts"].sum(axis=0, dtype=np.int64)
         self.shapes = self.shapes + q.sum(axis=0).reshape(rows, buckets)
-        self.pooled_energy += float((n**2 * own).sum())
-        self.mean_energy += float(own.sum())
+        large = n > self.cap
+        if large.any():
+            counts = np.rint(self.cap * q[large]).sum(axis=0)
+            self.counts = self.counts + counts.reshape(rows, buckets)
+            readings = readings[~large]
+        self.counts = self.counts + readings["counts"].sum(axis=0, dtype=np.int64)
 
     def center(self, kind: str) -> Array:
         """Return the sketch of all data together ("pooled"), or the mean of sketches ("mean")."""
         if self.counts is None or self.shapes is None:
             raise ValueError("GlobalSketch: no client has sent a sketch yet")
         return self.counts / self.n if kind == "pooled" else self.shapes / self.clients
-
-    def share(self, n: Array, kind: str) -> Array:
-        """Return the weight in the center of clients with the given sizes."""
-        return n / self.n if kind == "pooled" else np.full(n.size, 1 / self.clients)
-
-    def distances(
-        self,
-        readings: NDArray[Any],
-        center: str,
-        kind: Kind,
-        debias: bool,
-        at_least_error: bool = False,
-    ) -> Array:
-        """Distance of each client to the center; NaN where there is none.
-
-        `kind` is "frobenius" or "row-l2"; `debias` removes from the square what sample size and
-        noise add to it. The client is part of the center. With `at_least_error`, a debiased square
-        is at least its standard error: below that, nobody can tell how small it is.
-        """
-        goal = self.center(center)
-        result = np.empty(len(readings))
-        for part in blocks(readings):
-            stack = Stack(readings[part])
-            excess = self._excess(stack, center) if debias else None
-            least = error_at_center(stack) if at_least_error else 0.0
-            result[part] = distances_to_center(stack, goal, kind, excess, least)
-        return result
-
-    def _excess(self, stack: Stack, center: str) -> Array:
-        """Error variance of the difference between a client and a center that it is part of."""
-        whole = self.pooled_energy / self.n**2
-        if center == "mean":
-            whole = self.mean_energy / self.clients**2
-        return np.asarray(whole + (1 - 2 * self.share(stack.n, center)) * stack.error_variance())
 
 
 class Shrunken(NamedTuple):
@@ -174,16 +148,21 @@ def shrink(readings: NDArray[Any], center: Array) -> Shrunken:
     s_i = t / (t + v_i) of its difference from the center, and t (1 - s_i) remains unknown. All
     clients must have data.
     """
-    n, cells = readings["n"], int(np.prod(center.shape))
     q, squares, distances = _centered(readings, center.ravel().astype(np.float32))
-    noisy = noise_variance_total(n, readings["noise"], cells)
-    error = error_variance(squares, n, readings["noise"], *center.shape)
-    alone = noisy + len(center) - float((center**2).sum())  # one record does not show its scatter
-    error = np.where(np.isnan(error), alone, np.maximum(error, noisy))
+    error = errors(readings, squares, center)
     spread, doubt = variance_between(distances, error)
     keep = spread / (spread + error)
     q *= keep.astype(np.float32)[:, None]
     return Shrunken(q, spread * (1 - keep), spread > 2 * doubt)
+
+
+def errors(readings: NDArray[Any], squares: Array, center: Array) -> Array:
+    """Return the error variance of sketches with data, given their squared lengths."""
+    n = readings["n"]
+    noisy = noise_variance_total(n, readings["noise"], center.size)
+    error = error_variance(squares, n, readings["noise"], *center.shape)
+    alone = noisy + len(center) - float((center**2).sum())  # one record does not show its scatter
+    return np.where(np.isnan(error), alone, np.maximum(error, noisy))
 
 
 def _centered(
