@@ -29,6 +29,8 @@ import torch
 from provenance import write
 
 from fedcohort.datasets import federate, load
+from scipy.spatial.distance import pdist
+
 from fedcohort.numerics.dpp import similarity_kernel
 from fedcohort.policies import FedACS, FedCor, Uniform
 from fedcohort.rounds import stream
@@ -379,7 +381,7 @@ def initialized(data, seed, args, samples=200):
         trainer = Trainer(model, device=args.device)
         jobs = [Job(0, rows[:samples]) for c, rows in parts.items()]
         profiles[name] = trainer.features(trainer.flat(), jobs, trainer.data(data.x, data.y))
-    kernels = {name: similarity_kernel(rows) for name, rows in profiles.items()}
+    kernels = {name: similarity_kernel(pdist(rows)) for name, rows in profiles.items()}
     upper = np.triu_indices(len(parts), 1)
     return {
         "kernels": min(_correlations([k[upper] for k in kernels.values()])),

@@ -192,7 +192,7 @@ def sketches(seeds=10, clients=100):
         simulation = Simulation(
             federation,
             lambda seed: module(WORKLOADS["W1"]),
-            lambda: SketchMatch(seed=first),
+            lambda: SketchMatch(),
             cohort_size=10,
             device="cuda",
             seeds=range(first, first + seeds),

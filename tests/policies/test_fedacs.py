@@ -109,12 +109,29 @@ def test_skewed_clients_train_less() -> None:
 def test_a_users_insight_needs_no_training() -> None:
     signals = Signals()
     signals.record("insight", {"a": [0.0], "b": [0.4], "c": [9.0], "d": [-9.0]}, 0)
-    policy = FedACS(insight=True, pool_share=0.5)
+    policy = FedACS(reward="insight", pool_share=0.5)
     assert policy.needs.profile == {"insight"}
     assert not policy.needs.reply
     chosen = [policy.select(Round(0, IDS, 2), signals, stream(0, i)).clients for i in range(200)]
     near = sum(len({"a", "b"} & set(c)) for c in chosen)
     assert near > 300  # of 400 places
+    # by hand: distances from the mean .1 are .1, .3, 8.9 and 9.1, so the standings are 3, 2, 1, 0
+    assert policy.state.wins == {"a": 3.0, "b": 2.0, "c": 1.0, "d": 0.0}
+    ranks = policy.ranks(IDS, np.random.default_rng(0))
+    assert (np.diff(ranks.mean) > 0.3).all()  # it was the prior, 2.5 for everybody
+    assert (ranks.lower <= ranks.mean).all() and (ranks.mean <= ranks.upper).all()
+
+
+def test_memory_discounts_old_duels() -> None:
+    """Skews flip after 200 rounds: with memory .95 the winners change, without they do not."""
+    for memory, changes in ((1.0, False), (0.95, True)):
+        policy = FedACS(memory=memory)
+        for number in range(260):
+            far = {"a": 1.0, "b": 2.0} if number < 200 else {"a": 2.0, "b": 1.0}
+            observed(policy, far, number)
+        assert (policy.state.wins["b"] > policy.state.wins["a"]) is changes
+        if memory < 1:  # a geometric sum: 60 duels lost since
+            assert policy.state.losses["a"] == pytest.approx((1 - 0.95**60) / 0.05)
 
 
 def test_many_different_standings_use_one_draw(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,14 +142,14 @@ def test_many_different_standings_use_one_draw(monkeypatch: pytest.MonkeyPatch) 
     assert set(policy.select(Round(0, IDS, 2), Signals(), stream(0)).clients) == {"a", "b"}
 
 
-def test_options_reach_the_signal() -> None:
-    policy = FedACS(weighted=True, scale_by_size=True, last_layer=True, insight_step=True)
+def test_rewards_reach_the_signal() -> None:
+    policy = FedACS(reward="gradients", by_size=True)
     assert all(policy.signal_options["update_distance"].values())
 
 
 def test_projected_gradients_duel_like_the_gradients() -> None:
     """By hand on a few numbers, sizes included; then 100 numbers in place of 10,000."""
-    policy, signals = FedACS(gradient_sketch=2, weighted=True, scale_by_size=True), Signals()
+    policy, signals = FedACS(reward="gradient-sketch", by_size=True), Signals()
     assert policy.needs.reply == {"gradient_sketch"}
     signals.record("num_examples", {"a": 1, "b": 9, "c": 4}, 0)
     signals.record("gradient_sketch", {"a": [0.0, 0.0], "b": [2.0, 0.0], "c": [8.0, 0.0]}, 0)
@@ -144,7 +161,7 @@ def test_projected_gradients_duel_like_the_gradients() -> None:
     clients = tuple(f"{i:02d}" for i in range(30))
     gradients = np.linspace(1, 2, 30)[:, None] * rng.normal(size=(30, 10_000))
     projected = Projection(10_000, 100, kind="sparse", seed=0).apply(gradients)
-    policy, signals = FedACS(gradient_sketch=100), Signals()
+    policy, signals = FedACS(reward="gradient-sketch"), Signals()
     signals.record("gradient_sketch", dict(zip(clients, projected, strict=True)), 0)
     policy.observe(Round(0, clients, 30), Outcome(clients, clients), signals)
     wins = [policy.state.wins[c] for c in clients]

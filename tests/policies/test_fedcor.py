@@ -16,6 +16,18 @@ from fedcohort.signals.table import Signals
 IDS = tuple(f"{i:02d}" for i in range(12))
 
 
+def algorithm_1(cov, p, alpha, size, available=None):
+    """The picks by literal conditioning; a negative score is divided by alpha."""
+    sigma, left, chosen = np.array(cov, float), list(available or range(len(p))), []
+    for _ in range(size):
+        gain = {k: p @ sigma[:, k] / np.sqrt(sigma[k, k]) for k in left}
+        k = max(left, key=lambda k: gain[k] * alpha[k] if gain[k] >= 0 else gain[k] / alpha[k])
+        sigma = sigma - np.outer(sigma[:, k], sigma[:, k]) / sigma[k, k]
+        chosen.append(k)
+        left.remove(k)
+    return chosen
+
+
 class World:
     """Losses fall for clients of the kinds that trained: a session driven by hand."""
 
@@ -67,22 +79,21 @@ def test_samples_are_the_changes_over_the_probed_rounds() -> None:
 
 
 def test_the_fit_is_the_weighted_closed_form() -> None:
-    policy = FedCor(warmup=4, interval=5, rank=3, noise_std=0.05, discount=0.8)
+    policy = FedCor(warmup=4, interval=5, rank=3, noise_std=0.05)
     world = World(policy)
     for _ in range(5):
         world.step()
     state = policy.state
-    weights = 0.8 ** np.arange(3, -1, -1)
+    weights = 0.95 ** np.arange(3, -1, -1)
     expected = gp.fit_low_rank(state.changes, weights, 3, 0.05)
     np.testing.assert_allclose(state.embedding.T @ state.embedding, expected.T @ expected)
 
 
 def test_history_is_limited() -> None:
-    policy = FedCor(warmup=6, interval=2, history=4)
-    world = World(policy)
-    for _ in range(12):
+    world = World(FedCor(warmup=33, interval=2))
+    for _ in range(35):
         world.step()
-    assert policy.state.changes.shape == (4, 12)
+    assert world.session.policy.state.changes.shape == (30, 12)
 
 
 def test_selection_is_algorithm_1_with_annealing() -> None:
@@ -97,7 +108,7 @@ def test_selection_is_algorithm_1_with_annealing() -> None:
     for number in range(2, 6):
         round = Round(number, IDS, 3)
         selection = policy.select(round, signals, stream(number))
-        expected = gp.greedy(x.T @ x + 1e-4 * np.eye(12), p, alpha, 3, demote=True)
+        expected = algorithm_1(x.T @ x + 1e-4 * np.eye(12), p, alpha, 3)
         assert selection.clients == tuple(IDS[i] for i in expected)
         policy.observe(round, Outcome(selection.clients, selection.clients), signals)
         alpha[expected] *= 0.5
@@ -112,7 +123,7 @@ def test_literal_selection_leaves_the_noise_out() -> None:
         policy.state = FedCorState(clients=list(IDS), embedding=x, selections=2, noise_std=3.0)
         chosen[noisy] = policy.select(Round(2, IDS, 3), Signals(), stream(0)).clients
         cov = x.T @ x + (9.0 * np.eye(12) if noisy else 0)
-        expected = gp.greedy(cov, np.ones(12) / 12, np.ones(12), 3, demote=True)
+        expected = algorithm_1(cov, np.ones(12) / 12, np.ones(12), 3)
         assert chosen[noisy] == tuple(IDS[i] for i in expected)
     assert chosen[True] != chosen[False]
 
@@ -124,7 +135,7 @@ def test_only_available_clients_but_everybodys_loss_counts() -> None:
     here = IDS[3:9]
     chosen = policy.select(Round(2, here, 3), Signals(), stream(0)).clients
     cov = x.T @ x + 1e-4 * np.eye(12)
-    expected = gp.greedy(cov, np.ones(12) / 12, np.ones(12), 3, list(range(3, 9)), demote=True)
+    expected = algorithm_1(cov, np.ones(12) / 12, np.ones(12), 3, range(3, 9))
     assert chosen == tuple(IDS[i] for i in expected)
 
 
@@ -203,18 +214,20 @@ def test_a_panel_is_asked_before_and_after() -> None:
 
 
 def test_gradient_fit_continues_from_the_last() -> None:
-    policy = FedCor(warmup=4, interval=3, fit="gradient", steps=200, noise_std=0.05)
+    policy = FedCor(warmup=4, interval=3, fit="gradient", noise_std=0.05)
     world = World(policy)
-    values = []
+    sizes = []
     for number in range(12):
         world.step()
         if number >= 4:
-            state = policy.state
-            weights = 0.95 ** np.arange(len(state.changes) - 1, -1, -1.0)
-            values.append(gp.log_likelihood(state.embedding, state.changes, weights, 0.05))
-    assert np.isfinite(values).all()
+            sizes.append(float(np.linalg.norm(policy.state.embedding)))
+    assert np.isfinite(sizes).all()
+    weights = 0.95 ** np.arange(len(policy.state.changes) - 1, -1, -1.0)
     best = gp.fit_low_rank(policy.state.changes, weights, 15, 0.05)
-    assert values[-1] <= gp.log_likelihood(best, policy.state.changes, weights, 0.05) + 1e-6
+    last = policy.state.embedding  # 300 steps in all: it points where the best fit points
+    assert np.sum((last.T @ last) * (best.T @ best)) > 0.8 * np.linalg.norm(
+        last.T @ last
+    ) * np.linalg.norm(best.T @ best)
 
 
 def test_rounds_that_a_gate_skips_neither_lose_nor_falsify_samples() -> None:
@@ -255,22 +268,52 @@ def test_rounds_that_a_gate_skips_neither_lose_nor_falsify_samples() -> None:
     np.testing.assert_allclose(policy.state.changes, expected[:4])
 
 
+def test_the_warm_up_ends_although_a_gate_skips_four_of_five_rounds() -> None:
+    """15 selections would take 75 rounds; it ends at round 45, with nine samples."""
+
+    class OneOfFive(Gate):
+        calls = 0
+
+        def announce(self, model):
+            return None
+
+        def probe(self, announced, start, models):
+            raise NotImplementedError
+
+        def decide(self, answers):
+            self.calls += 1
+            return () if self.calls % 5 else tuple(answers)
+
+    policy = FedCor()
+    session = Session(policy, cohort_size=3, seed=0, gate=OneOfFive())
+
+    def collect(name, clients):
+        number = session.round_number
+        return dict.fromkeys(clients, 10 if name == "num_examples" else 2 - 0.01 * number)
+
+    fitted = []
+    for _ in range(60):
+        chosen = session.begin(IDS, collect).clients
+        session.finish({}, session.admit({c: np.zeros(1) for c in chosen}))
+        fitted.append(policy.state.embedding is not None)
+    assert fitted.index(True) == 45
+
+
 def test_departed_clients_are_forgotten() -> None:
-    policy = FedCor(warmup=3, interval=3, forget_after=4)
+    """Four of twelve leave for good: after 30 selections they have no part in the model."""
+    policy = FedCor(warmup=3, interval=500)  # no refit on the way
     world = World(policy)
     for _ in range(5):
         world.step()
     assert policy.state.clients == list(IDS)
     world.ids = list(IDS[:8])
-    for _ in range(12):
+    for _ in range(32):
         world.step()
     state = policy.state
     assert state.clients == list(IDS[:8])
     assert state.changes.shape[1] == state.embedding.shape[1] == len(state.last_seen) == 8
-    world.ids = list(IDS)  # they come back as new clients
-    for _ in range(4):
-        world.step()
-    assert set(state.clients) == set(IDS)
+    world.ids = list(IDS)  # they come back as new clients, drawn uniformly until the next probe
+    assert len(world.step()) == 3
 
 
 def test_it_says_once_that_availability_keeps_it_from_learning(caplog) -> None:
@@ -310,16 +353,14 @@ def test_selection_does_not_depend_on_the_unit_of_the_loss(scale) -> None:
 
 
 def test_the_noise_of_the_released_code_is_an_option() -> None:
-    policy = FedCor(warmup=3, noise_std=0.01)
-    relative = FedCor(warmup=3, noise=0.5)
+    policy, relative = FedCor(warmup=3, noise_std=0.01), FedCor(warmup=3)
     for one in (policy, relative):
         world = World(one)
         for _ in range(4):
             world.step()
     assert policy.state.noise_std == 0.01
-    assert relative.state.noise_std == pytest.approx(
-        0.5 * np.median(np.abs(relative.state.changes))
-    )
+    median = np.median(np.abs(relative.state.changes))
+    assert relative.state.noise_std == pytest.approx(0.1 * median)
 
 
 def test_a_false_loss_is_clipped() -> None:
@@ -342,17 +383,6 @@ def test_large_clients_count_more_in_the_overall_loss() -> None:
         assert policy.select(Round(2, IDS[:4], 1), signals, stream(0)).clients[0] in expected
 
 
-def test_several_samples_per_probe() -> None:
-    world = World(FedCor(warmup=2, interval=5, samples=3))
-    for _ in range(14):
-        world.step()
-    # warm-up 0, 1 and the one after; probes 7, 8, 9 and 12, 13 (and 14), and the one after
-    assert world.asked == [12, 12, 12, 0, 0, 0, 0, 12, 12, 12, 12, 0, 12, 12]
-    assert len(world.session.policy.state.changes) == 6
-    with pytest.raises(ValueError, match="interval=3"):
-        FedCor(interval=3, samples=3)
-
-
 def test_the_first_gradient_fit_may_take_more_steps(monkeypatch) -> None:
     taken = []
     original = gp.fit_gradient
@@ -362,13 +392,7 @@ def test_the_first_gradient_fit_may_take_more_steps(monkeypatch) -> None:
         return original(*args, steps=steps, **options)
 
     monkeypatch.setattr(gp, "fit_gradient", counting)
-    world = World(FedCor(warmup=2, interval=2, fit="gradient", steps=3, first_steps=7))
+    world = World(FedCor(warmup=2, interval=2, fit="gradient", first_steps=7))
     for _ in range(8):
         world.step()
-    assert taken == [7, 3, 3]
-
-
-@pytest.mark.parametrize("bad", [{"warmup": 0}, {"rank": 0}, {"history": 0}, {"steps": 0}])
-def test_counts_must_be_positive(bad) -> None:
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        FedCor(**bad)
+    assert taken == [7, 100, 100]

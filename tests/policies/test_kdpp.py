@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from scipy.spatial.distance import pdist
 from scipy.stats import chi2
 
 from fedcohort.numerics import dpp
@@ -53,7 +54,7 @@ def test_scores_are_inclusion_probabilities_and_weights_are_unbiased() -> None:
     n = dict(zip(IDS, (5, 10, 20, 40, 15, 10), strict=True))
     signals.record("num_examples", n, 0)
     policy = KDPP(weights="inverse-inclusion")
-    law = enumerated(dpp.similarity_kernel(PROFILES), 2)
+    law = enumerated(dpp.similarity_kernel(pdist(PROFILES)), 2)
     chance = np.zeros(6)
     for subset, probability in law.items():
         chance[list(subset)] += probability
@@ -77,27 +78,41 @@ def test_candidates_are_drawn_uniformly_and_counted_in_the_inclusion() -> None:
     assert all(abs(count - 750) < 5 * np.sqrt(375) for count in counts.values())
 
 
-def test_eigendecomposition_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    eigh = np.linalg.eigh
-    monkeypatch.setattr(np.linalg, "eigh", lambda m: calls.append(1) or eigh(m))
-    policy, signals = KDPP(), recorded()
-    for i in range(5):
-        policy.select(Round(i, tuple(IDS), 2), signals, stream(i))
-    assert len(calls) == 1
-    policy.select(Round(5, IDS[:4], 2), signals, stream(5))
-    assert len(calls) == 2
-
-
 def test_largest_distance_is_kept_when_the_farthest_leaves() -> None:
-    far = np.vstack([PROFILES[:5], [[50.0, 0.0, 0.0]]])
-    policy, signals = KDPP(), recorded(far)
-    policy.select(Round(0, IDS, 2), signals, stream(0))
+    far = np.vstack([PROFILES[:3], [[9.0, 0.0, 0.0]]])  # 6 distances: too few to call one false
+    policy, signals = KDPP(), recorded(far, IDS[:4])
+    policy.select(Round(0, IDS[:4], 2), signals, stream(0))
     scale = policy.state.scale
-    policy.select(Round(1, IDS[:5], 2), signals, stream(1))
-    assert policy.state.scale == scale
-    kernel = dpp.similarity_kernel(far[:5], scale)
-    np.testing.assert_allclose(policy._kept[2].inclusion(2), dpp.inclusion(kernel, 2))
+    assert scale == pytest.approx(pdist(far).max())
+    chosen = policy.select(Round(1, IDS[:3], 2), signals, stream(1))
+    kernel = dpp.similarity_kernel(pdist(far[:3]), scale)
+    expected = dpp.FixedSizeDPP.from_kernel(kernel).inclusion(2)
+    for client, chance in chosen.scores.items():
+        assert chance == pytest.approx(expected[IDS.index(client)])
+
+
+@pytest.mark.parametrize("kernel", ["similarity", "features"])
+def test_one_client_in_another_unit_does_not_make_all_others_alike(kernel) -> None:
+    """60 clients, one scaled by 100: the other 59 share the places as without it, within 10 %.
+
+    Before, that client was in every cohort, and the others were drawn uniformly: the correlation
+    of their inclusion with that of the federation without it was 0.
+    """
+    profiles = np.random.default_rng(1).normal(size=(60, 8)) * np.r_[3.0, np.ones(7)]
+    ids = tuple(f"{i:02d}" for i in range(60))
+
+    def inclusion(rows):
+        policy, scores = KDPP(kernel=kernel), {}
+        for n in range(400):
+            scores |= policy.select(Round(0, ids, 5), recorded(rows, ids), stream(n)).scores
+        return np.array([scores[c] for c in ids[1:]]), scores[ids[0]]
+
+    clean, _ = inclusion(profiles)
+    scaled = profiles.copy()
+    scaled[0] *= 100
+    others, liar = inclusion(scaled)
+    assert np.corrcoef(clean, others)[0, 1] > 0.9
+    assert liar < 0.7
 
 
 def test_identical_profiles_are_drawn_uniformly() -> None:
@@ -113,7 +128,9 @@ def test_cohort_above_the_rank_of_the_feature_kernel() -> None:
     assert len(set(selection.clients)) == 5
     np.testing.assert_allclose(
         [selection.scores[c] for c in selection.clients],
-        dpp.inclusion(PROFILES @ PROFILES.T, 5)[[IDS.index(c) for c in selection.clients]],
+        dpp.FixedSizeDPP.from_kernel(PROFILES @ PROFILES.T).inclusion(5)[
+            [IDS.index(c) for c in selection.clients]
+        ],
     )
 
 

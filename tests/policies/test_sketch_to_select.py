@@ -212,20 +212,3 @@ def test_many_sketches_are_fitted_on_a_part(monkeypatch: pytest.MonkeyPatch) -> 
     policy = SketchToSelect()
     policy.select(Round(0, IDS, 4), clustered(), stream(1))
     assert set(policy.state.cluster) == set(IDS)  # the others joined the nearest center
-
-
-@pytest.mark.parametrize(("catch_up", "selected"), [(False, [0, 4, 12]), (True, [0, 5, 9, 13])])
-def test_a_selection_that_a_gate_skipped_is_lost_or_made_up_for(catch_up, selected) -> None:
-    """The policy is not called in rounds that a gate skips: 8, and with catch-up also 4."""
-    policy, signals, made = SketchToSelect(interval=4, catch_up=catch_up), Signals(), []
-    ids = tuple(f"{i:02d}" for i in range(12))
-    for number in range(15):
-        if number == 8 or (catch_up and number == 4):
-            continue
-        round = Round(number, ids, 3)
-        if policy.candidates(round, signals, stream(number)):
-            made.append(number)
-            rng = np.random.default_rng(number)
-            signals.record("model_sketch", {c: rng.normal(size=5) for c in ids}, number)
-        policy.select(round, signals, stream(number))
-    assert made == selected

@@ -26,8 +26,7 @@ def test_the_stored_matrix_gives_what_the_loops_give(kind, monkeypatch):
     ("policy", "values"),
     [
         (FedACS(), 0),
-        (FedACS(insight_step=True), (64 + 1) * 64 + (64 + 1) * 30 + (30 + 1) * 10),
-        (FedACS(insight_step=True, last_layer=True), (30 + 1) * 10),
+        (FedACS(reward="gradients"), (64 + 1) * 64 + (64 + 1) * 30 + (30 + 1) * 10),
         (DELTA(local_variance=1.0), (64 + 1) * 64 + (64 + 1) * 30 + (30 + 1) * 10),
     ],
 )

@@ -48,7 +48,7 @@ while tried < 3:
     repeat += 1
     inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_evaluate_nodes=0,
                    min_available_nodes=1)
-    policy = SketchMatch(rows=10, centered=False, epsilon=EPSILON)
+    policy = SketchMatch(centered=False, epsilon=EPSILON)
     strategy = CohortStrategy(inner, policy, cohort_size=3, seed=repeat)
     strategy.start(digits.grid(), digits.arrays(), 1)
     tried += check(strategy.session)

@@ -30,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     strategy = CohortStrategy(
         FedAvg(min_available_nodes=int(config["nodes"]), fraction_evaluate=0.0),
-        policy=KDPP(signal="race_sketch", rows=50, bits=4),
+        policy=KDPP(signal="race_sketch"),
         cohort_size=int(config["cohort-size"]),
         gate=SketchToSkip(threshold=float(config["threshold"])),
         timeout=float(config["timeout"]),

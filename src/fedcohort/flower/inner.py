@@ -76,8 +76,8 @@ def check_policy(policy: Policy, has_center: bool) -> None:
         )
     if options.get("update_distance", {}).get("insight_step"):
         raise ConfigError(
-            "CohortStrategy: insight_step=True needs full gradients, which updates do not "
-            "carry; use insight_step=False or, with FedACS, gradient_sketch=100"
+            "CohortStrategy: insight_step needs full gradients, which updates do not "
+            "carry; use reward='gradient-sketch'"
         )
 
 

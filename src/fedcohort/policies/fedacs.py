@@ -23,9 +23,8 @@ from fedcohort.policies.base import (
     vectors,
 )
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
-from fedcohort.signals.catalog import Needs
+from fedcohort.signals.catalog import Needs, update_distance
 from fedcohort.signals.table import Signals
-from fedcohort.signals.updates import update_distance
 
 _GROUPS = 20_000  # different (wins, losses) up to which the exact pool takes well below a second
 _LENGTH = 100  # numbers of a gradient sketch

@@ -21,6 +21,7 @@ from fedcohort.sketch.federation import GlobalSketch, errors, variance_between
 LOG = logging.getLogger("fedcohort")
 
 _PART = 1_024  # sketches that are copied at a time
+_MIN_KEPT = 0.1  # share of a typical sketch's difference that is not noise
 _MIN_DISTANCE = 1e-6  # a distance of zero counts as this, which keeps 1 / distance finite
 
 
@@ -67,8 +68,8 @@ class RaceSoftmax(Policy):
     Private sketches of small clients look far from everybody for their noise alone. As in
     SketchMatch, a private sketch is therefore shrunk toward the center by its share of error, and
     the variance that remains is added to its squared distance: on average over clients like it,
-    the distance does not depend on its size. Where clients differ by no more than noise, cohorts
-    are random, and a warning says so once. Clients without a usable sketch are picked only when too
+    the distance does not depend on its size. Where clients differ by no more than noise, or nine
+    tenths of what a typical sketch shows is noise, cohorts are random, and a warning says so once. Clients without a usable sketch are picked only when too
     few others are available.
 
     References
@@ -131,7 +132,7 @@ class RaceSoftmax(Policy):
         if kept is not None and kept[1] == self.state.changes and kept[0] == round.available:
             return kept[2], kept[3]
         positions, squares, error, n, private = self._squares(round, signals)
-        if private:
+        if private and len(positions):
             squares = self._shrunken(squares, error)
         far = np.sqrt(squares).mean(axis=1)
         if self.distance == "frobenius":
@@ -145,7 +146,10 @@ class RaceSoftmax(Policy):
     def _squares(self, round: Round, signals: Signals) -> tuple[Indices, Array, Array, Array, bool]:
         """Positions of clients with data, squared distances by row, error variances, and sizes."""
         goal, private = self.state.center(self.center), False
-        parts: list[tuple[NDArray[Any], ...]] = []
+        none = np.empty(0)
+        parts: list[tuple[NDArray[Any], ...]] = [
+            (np.empty(0, np.int64), np.empty((0, len(goal))), none, none)
+        ]
         for positions, readings in signals.read_parts("race_sketch", round.available, _PART):
             filled = readings["n"] > 0
             positions, readings = positions[filled], readings[filled]
@@ -162,14 +166,14 @@ class RaceSoftmax(Policy):
     def _shrunken(self, squares: Array, error: Array) -> Array:
         """Return expected squared distances by row, given the noisy ones."""
         spread, doubt = variance_between(squares.sum(axis=1), error)
-        if spread <= 2 * doubt:
+        keep = spread / (spread + error)
+        if spread <= 2 * doubt or float(np.median(keep)) < _MIN_KEPT:
             if not self.state.warned:
                 LOG.warning(
-                    "RaceSoftmax: the clients' private sketches differ by no more than their "
+                    "RaceSoftmax: the clients' private sketches show little but "
                     "noise; cohorts are random. Raise epsilon or use fewer rows"
                 )
             self.state.warned = True
             return np.ones_like(squares)
-        keep = spread / (spread + error)
         rest = spread * (1 - keep) / squares.shape[1]
         return np.asarray(keep[:, None] ** 2 * squares + rest[:, None])

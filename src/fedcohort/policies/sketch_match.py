@@ -105,6 +105,8 @@ class SketchMatch(Policy):
         Size of a sketch: rows of 2^bits buckets (10 x 64 take 1.3 kB).
     label_weight : float, default=2.0
         Weight of the one-hot label appended to the unit-length input (0: no labels).
+    centered : bool, default=True
+        Whether inputs are centered by public constants, which sharpens angles.
     hash : {"auto", "srp", "minhash"}
         Sign projections for vectors, or MinHash for rows of integer tokens. "auto" decides by the
         data in the simulator; Flower clients read inputs as floats, so state "minhash" for tokens
@@ -152,6 +154,7 @@ class SketchMatch(Policy):
         rows: Count = 10,
         bits: Count = 6,
         label_weight: NonNegative = 2.0,
+        centered: bool = True,
         hash: Literal["auto", "srp", "minhash"] = "auto",
         embed: Literal["", "model"] = "",
     ) -> None:
@@ -168,7 +171,7 @@ class SketchMatch(Policy):
             reply=frozenset({"duration"} if self.timed else ()),
         )
         options: dict[str, Option] = {"rows": rows, "bits": bits, "seed": 0}
-        options |= {"label_weight": label_weight, "center": True, "epsilon": epsilon}
+        options |= {"label_weight": label_weight, "center": centered, "epsilon": epsilon}
         options |= {"hash": hash} | ({"embed": embed, "refresh": refresh} if embed else {})
         self.signal_options = {"race_sketch": options}
         self.state = SketchMatchState()
@@ -225,7 +228,7 @@ class SketchMatch(Policy):
         if self.timed and late and outcome.finished:
             _, seconds = signals.read("duration", outcome.finished)
             slowest = float(seconds.max(initial=0.0))
-            state.cut.update(dict.fromkeys(late, [float(round.number), slowest]))
+            state.cut.update({client: [float(round.number), slowest] for client in late})
 
     def _include(self, round: Round, signals: Signals) -> None:
         """Add new sketches, let joiners start at the median, and note whose data drifted."""
@@ -255,7 +258,7 @@ class SketchMatch(Policy):
         """Positions to choose from, in random order so that ties are broken at random."""
         count = len(clients)
         order = rng.random(count)
-        if self.pool == "less-used" and self.state.used:
+        if self.pool != "random" and self.state.used:
             order += values_for(self.state.used, clients)
         part = count if self.pool == "all" else -(-count // 2)
         most = _MAX_TIMED_POOL if self.timed and count > _MAX_GRAM else _MAX_POOL
