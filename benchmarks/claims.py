@@ -27,10 +27,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from provenance import write
-
-from fedcohort.datasets import federate, load
 from scipy.spatial.distance import pdist
 
+from fedcohort.datasets import federate, load
 from fedcohort.numerics.dpp import similarity_kernel
 from fedcohort.policies import FedACS, FedCor, Uniform
 from fedcohort.rounds import stream

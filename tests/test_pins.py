@@ -59,9 +59,9 @@ VARIANTS = {
     "divfl, coverage": ("divfl", {"weights": "coverage"}),
     "divfl, sketches": ("divfl", {"signal": "race_sketch"}),
     "divfl, updates": ("divfl", {"signal": "update_sketch"}),
-    "fedacs, insight": ("fedacs", {"insight": True}),
+    "fedacs, insight": ("fedacs", {"reward": "insight"}),
     "fedcor, short warm-up": ("fedcor", {"warmup": 3, "interval": 2}),
-    "fedcor, gradient": ("fedcor", {"warmup": 2, "fit": "gradient", "steps": 20}),
+    "fedcor, gradient": ("fedcor", {"warmup": 2, "fit": "gradient"}),
     "fedcor, panel": ("fedcor", {"warmup": 3, "panel": 8}),
     "kdpp, sketches": ("kdpp", {"signal": "race_sketch", "weights": "inverse-inclusion"}),
     "kdpp, features": ("kdpp", {"kernel": "features", "candidates": 12}),
@@ -71,8 +71,7 @@ VARIANTS = {
         "race-softmax",
         {"center": "pooled", "distance": "row-l2", "weights": "inverse-inclusion"},
     ),
-    "race-softmax, debiased": ("race-softmax", {"debias": True, "temperature": 0.1}),
-    "sketch-match, random": ("sketch-match", {"pool": "random", "average": "equal", "turns": 2}),
+    "sketch-match, random": ("sketch-match", {"pool": "random", "turns": 2}),
     "sketch-to-select, often": ("sketch-to-select", {"interval": 2, "candidates": 12}),
     "sketch-to-select, profiles": (
         "sketch-to-select",
@@ -156,7 +155,7 @@ SIMULATED = {
     ),
     "fedcor, short warm-up": ("fedcor", {"warmup": 2}),
     "kdpp, sketches": ("kdpp", {"signal": "race_sketch"}),
-    "race-softmax, private": ("race-softmax", {"epsilon": 2.0, "label_weight": 1.0}),
+    "race-softmax, private": ("race-softmax", {"epsilon": 2.0}),
 }
 GATED = {
     "sketch-to-skip, threshold": {"threshold": 0.2, "k": 20},

@@ -27,11 +27,12 @@ from fedcohort.flower.arrays import (
 from fedcohort.flower.cohort import reading_of
 from fedcohort.flower.grid import LOG, Model, failure, raised
 from fedcohort.flower.messages import RECORD, untrusted
-from fedcohort.policies.base import MAX_SIZE_RATIO, MIN_SIZES, Policy
+from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, Selection
 from fedcohort.session import Session
 from fedcohort.signals.catalog import SIGNALS, Clients, Options, last_layer
 from fedcohort.signals.projection import Vectors
+from fedcohort.sketch.federation import MAX_SIZE_RATIO, MIN_SIZES
 
 
 class Update(NamedTuple):

@@ -310,16 +310,3 @@ def inverse_inclusion(share: Array, inclusion: Array) -> tuple[float, ...]:
     """
     most = MAX_SIZE_RATIO / max(len(share), 1)
     return tuple(np.minimum(share / inclusion, most).tolist())
-
-
-def check_at_least(policy: str, least: int, **options: float | None) -> None:
-    """Raise ValueError for an option below `least`; None is allowed."""
-    for name, value in options.items():
-        if value is not None and value < least:
-            raise ValueError(f"{policy}: {name}={value} must be at least {least}")
-
-
-def check_weights(policy: str, weights: str | None) -> None:
-    """Raise ValueError for an unknown way to weight the cohort."""
-    if weights not in (None, "inverse-inclusion"):
-        raise ValueError(f"{policy}: weights={weights!r} must be None or 'inverse-inclusion'")

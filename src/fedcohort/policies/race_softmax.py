@@ -69,8 +69,8 @@ class RaceSoftmax(Policy):
     SketchMatch, a private sketch is therefore shrunk toward the center by its share of error, and
     the variance that remains is added to its squared distance: on average over clients like it,
     the distance does not depend on its size. Where clients differ by no more than noise, or nine
-    tenths of what a typical sketch shows is noise, cohorts are random, and a warning says so once. Clients without a usable sketch are picked only when too
-    few others are available.
+    tenths of what a typical sketch shows is noise, cohorts are random, and a warning says so once.
+    Clients without a usable sketch are picked only when too few others are available.
 
     References
     ----------

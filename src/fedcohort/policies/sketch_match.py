@@ -25,9 +25,7 @@ from fedcohort.sketch.labels import UniformLabels
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.uncertainty import error_at_center
 
-_MAX_GRAM = (
-    3000  # up to this many clients all inner products are kept: 72 MB, and picks cost little
-)
+_MAX_GRAM = 3000  # up to this many clients all inner products are kept: 72 MB
 _MAX_POOL = 10_000  # with more clients, the pool is a random part of the less used
 _LARGE = 4  # a cohort is large from one quarter of the clients on
 _CUTS = np.linspace(0.2, 1.0, 9)  # shares of the pool, fastest first, among which time decides

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedcohort.rounds import ClientId
 from fedcohort.signals.table import Signals
-from fedcohort.sketch.distances import Stack, error_variance, noise_variance_total
+from fedcohort.sketch.distances import error_variance, noise_variance_total
 
 Array = NDArray[np.float64]
 
