@@ -6,9 +6,7 @@ The attacker knows two neighboring data sets and sees one output. It scores the 
 likelihood ratio of the claimed noise and guesses by a threshold. Half of the trials choose the
 threshold, the other half measure how often the guess is right; Clopper-Pearson bounds of those two
 rates (each wrong with probability 1e-6) give a lower bound of epsilon that must not exceed the
-claim. Broken mechanisms are attacked as well, and must be caught: noise of half the scale, a
-sketch made for adding or removing a record whose exact number of records the attacker sees, and a
-record that moves two counts per row.
+claim. Broken mechanisms are attacked as well, and must be caught.
 """
 
 from __future__ import annotations
@@ -48,6 +46,11 @@ class Part:
     delta: float = 0.0
     neighbors: str = "add-remove"
 
+    @property
+    def mechanism(self):
+        rows = len(self.before)
+        return releases.noise_for(rows, self.epsilon, self.delta, self.neighbors).mechanism
+
     def drawn(self, second, trials, rng):
         """Release the counts many times: (rows, buckets, trials).
 
@@ -61,9 +64,8 @@ class Part:
     def score(self, noisy):
         """Return the logarithm of the likelihood ratio under the claimed noise."""
         cells = sensitivity(len(self.before), self.neighbors)
-        made = releases.noise_for(len(self.before), self.epsilon, self.delta, self.neighbors)
         a, b = (noisy - counts[:, :, None] for counts in (self.before, self.after))
-        if made.mechanism == "laplace":
+        if self.mechanism == "laplace":
             t, s = laplace_scale(cells, self.epsilon)
             return ((np.abs(a) - np.abs(b)) * (s / t)).sum((0, 1))
         u, s = gaussian_scale(cells, self.epsilon, self.delta)
@@ -72,18 +74,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Mechanism:
-    """What is attacked, and what it claims.
+    """What is released together, and its claim.
 
-    Parameters
-    ----------
-    parts : tuple of Part
-        Everything that is released together.
-    epsilon, delta : float
-        The claim.
-    shrink : int
-        Broken on purpose if above 1: noise divided by this.
-    sees_n : bool
-        Broken on purpose: the attacker is also told the exact number of records.
+    Broken on purpose: noise divided by `shrink`, or the exact number of records told as well.
     """
 
     parts: tuple[Part, ...]
@@ -93,14 +86,11 @@ class Mechanism:
     sees_n: bool = False
 
     def scores(self, second, trials, rng):
-        total = np.zeros(trials)
+        total = np.full(trials, 10.0 * (2 * second - 1) * self.sees_n)
         for part in self.parts:
             noisy = part.drawn(second, trials, rng)
             exact = (part.after if second else part.before)[:, :, None]
-            noisy = exact + (noisy - exact) // self.shrink
-            total += part.score(noisy)
-        if self.sees_n:
-            total += 10.0 * (2 * second - 1)
+            total += part.score(exact + (noisy - exact) // self.shrink)
         return total
 
 
@@ -135,39 +125,46 @@ class LabelHistogram:
         return (np.abs(count - 2) - np.abs(count - 3)) * self.epsilon
 
 
+# Neighbors at which the mechanism spends nearly all of its epsilon, found by trying all data of up
+# to 40 records in two of 2 to 32 cells: (quantile, cells with records before, and after).
+QUANTILES = {
+    "add-remove": [
+        ((1, 2), {0: 1, 1: 2}, {0: 2, 1: 2}),
+        ((3, 4), {0: 3, 1: 1}, {0: 3, 1: 1, 31: 1}),
+    ],
+    "replace": [((1, 2), {0: 4, 1: 4}, {0: 3, 1: 4, 31: 1}), ((1, 2), {0: 1, 1: 1}, {1: 1, 31: 1})],
+}
+
+
 @dataclass(frozen=True)
 class Quantile:
     """A private quantile: the attacker knows the exact chances of each cell.
 
-    Parameters
-    ----------
-    epsilon : float
-        The claim.
-    used : float
-        What the draw is made with; broken on purpose if it is more.
+    `used` is the epsilon of the draw, broken on purpose if it is more than the claim.
     """
 
     epsilon: float
     used: float
     neighbors: str = "add-remove"
+    which: int = 0
     delta: float = 0.0
 
     def counts(self, second):
-        if self.neighbors == "replace":
-            return np.array([2, 4]) if second else np.array([3, 3])
-        return np.array([3, 4]) if second else np.array([3, 3])
+        held, out = QUANTILES[self.neighbors][self.which][1 + second], np.zeros(32, int)
+        out[list(held)] = list(held.values())
+        return out
 
     def scores(self, second, trials, rng):
-        options = 1, 2, self.used, self.neighbors
-        drawn = [
-            quantiles.private_quantile(self.counts(second), *options, rng) for _ in range(trials)
-        ]
+        (a, b), counts = QUANTILES[self.neighbors][self.which][0], self.counts(second)
+        draw = quantiles.private_quantile
+        drawn = [draw(counts, a, b, self.used, self.neighbors, rng) for _ in range(trials)]
         return (self.chances(1) - self.chances(0))[np.array(drawn)]
 
     def chances(self, second):
         """Logarithms of the probabilities of the cells, from the mechanism's definition."""
-        s = quantiles.miss_sensitivity(1, 2, self.neighbors)
-        weight = -self.used * quantiles.quantile_misses(self.counts(second), 1, 2) / (2 * s)
+        a, b = QUANTILES[self.neighbors][self.which][0]
+        s = quantiles.miss_sensitivity(a, b, self.neighbors)
+        weight = -self.used * quantiles.quantile_misses(self.counts(second), a, b) / (2 * s)
         return weight - np.log(np.exp(weight).sum())
 
 
@@ -188,7 +185,7 @@ def neighbors_of(empty, records, more):
 
 
 def families(rows):
-    """Every family that can be made private, with neighboring counts."""
+    """Every family, with neighboring counts."""
     rng = np.random.default_rng(0)
     vectors, one = rng.normal(size=(40, 6)), rng.normal(size=(1, 6))
     sets = [{int(v) for v in rng.integers(0, 50, 8)} for _ in range(40)]
@@ -208,18 +205,31 @@ def columns_parts(epsilon):
     return joint, Part(*changed(before.counts, after.counts), epsilon / 2)
 
 
+def neighbors_replaced(rows):
+    """One record exchanged for its opposite: another bucket in every row."""
+    records = np.random.default_rng(1).normal(size=(40, 6))
+    before = RaceSketch.srp(dim=6, rows=rows, bits=2)
+    after = before.empty_like()
+    before.add(records)
+    after.add(np.concatenate([-records[:1], records[1:]]))
+    return changed(before.counts, after.counts)
+
+
 @cache
 def mechanisms(epsilon=1.0, delta=1e-3, rows=2, many=20):
     """Return what must hold and what must be caught; with `many` rows, noise is Gaussian."""
     good, broken = {}, {}
     for name, counts in families(rows):
-        made = Part(*counts, epsilon)
-        good[f"{name}, laplace, one record more"] = Mechanism((made,), epsilon)
-        broken[f"{name}, laplace of half the scale"] = Mechanism((made,), epsilon, shrink=2)
+        part = Part(*counts, epsilon)
+        good[f"{name}, laplace, one record more"] = Mechanism((part,), epsilon)
+        broken[f"{name}, laplace of half the scale"] = Mechanism((part,), epsilon, shrink=2)
+    broken["one record more, exact n seen"] = Mechanism((part,), epsilon, sees_n=True)
+    twice = replace(part, after=2 * part.after - part.before)
+    broken["a record that moves two counts per row"] = Mechanism((twice,), epsilon)
     for name, counts in families(many):
-        made = Part(*counts, epsilon, delta)
-        good[f"{name}, gaussian, one record more"] = Mechanism((made,), epsilon, delta)
-    broken["gaussian of a third of the scale"] = Mechanism((made,), epsilon, delta, shrink=3)
+        part = Part(*counts, epsilon, delta)
+        good[f"{name}, gaussian, one record more"] = Mechanism((part,), epsilon, delta)
+    broken["gaussian of a third of the scale"] = Mechanism((part,), epsilon, delta, shrink=3)
     swap = Part(*neighbors_replaced(rows), epsilon, neighbors="replace")
     good["srp, laplace, one record replaced"] = Mechanism((swap,), epsilon)
     public = replace(swap, neighbors="add-remove")
@@ -227,49 +237,29 @@ def mechanisms(epsilon=1.0, delta=1e-3, rows=2, many=20):
     good["sketch with columns one by one"] = Mechanism(columns_parts(epsilon), epsilon)
     good["label histogram"] = LabelHistogram(epsilon)
     good["label histogram, odd epsilon"] = LabelHistogram(0.7213)
-    for neighbors in ("add-remove", "replace"):
-        good[f"quantile, {neighbors}"] = Quantile(epsilon, epsilon, neighbors)
-    broken["quantile drawn with six times epsilon"] = Quantile(epsilon, 6 * epsilon)
-    (_, (before, after)), *_ = families(rows)
-    more = Part(before, after, epsilon)
-    broken["one record more, exact n seen"] = Mechanism((more,), epsilon, sees_n=True)
-    twice = Part(before, 2 * after - before, epsilon)
-    broken["a record that moves two counts per row"] = Mechanism((twice,), epsilon)
+    for neighbors, pairs in QUANTILES.items():
+        for which in range(len(pairs)):
+            name = f"quantile {which + 1}, {neighbors}"
+            good[name] = Quantile(epsilon, epsilon, neighbors, which)
+        broken[f"quantile, {neighbors}, of four times epsilon"] = Quantile(
+            epsilon, 4 * epsilon, neighbors
+        )
     return good, broken
-
-
-def neighbors_replaced(rows):
-    rng = np.random.default_rng(1)
-    records = rng.normal(size=(40, 6))
-    empty = RaceSketch.srp(dim=6, rows=rows, bits=2)
-    before, after = empty.empty_like(), empty.empty_like()
-    before.add(records)
-    after.add(np.concatenate([-records[:1], records[1:]]))  # another bucket in every row
-    return changed(before.counts, after.counts)
-
-
-def lower_rate(hits, trials):
-    return float(beta.ppf(WRONG, hits, trials - hits + 1)) if hits else 0.0
-
-
-def upper_rate(hits, trials):
-    return float(beta.ppf(1 - WRONG, hits + 1, trials - hits)) if hits < trials else 1.0
 
 
 def bound(likely, unlikely, trials, delta):
     """Return the epsilon that an event proves, from how often it happened on either side."""
-    top = lower_rate(likely, trials) - delta
-    return math.log(top / upper_rate(unlikely, trials)) if top > 0 else 0.0
+    low = beta.ppf(WRONG, likely, trials - likely + 1) - delta if likely else 0.0
+    high = beta.ppf(1 - WRONG, unlikely + 1, trials - unlikely) if unlikely < trials else 1.0
+    return math.log(low / high) if low > 0 else 0.0
 
 
 def attack(mechanism, trials, rng):
     """Return the lower bound of epsilon that the best threshold proves."""
     first = [_scores(mechanism, second, trials // 2, rng) for second in (0, 1)]
-    best = max(_events(first, mechanism.delta), key=lambda event: event[0])
-    _, sign, limit = best
+    _, sign, limit = max(_events(first, mechanism.delta), key=lambda event: event[0])
     scores = [_scores(mechanism, second, trials // 2, rng) for second in (0, 1)]
-    hits = [int((sign * s >= limit).sum()) for s in scores]
-    likely, unlikely = hits[::-1] if sign > 0 else hits
+    likely, unlikely = _hits(scores, sign, limit)
     return max(0.0, bound(likely, unlikely, trials // 2, mechanism.delta))
 
 
@@ -278,14 +268,17 @@ def _scores(mechanism, second, trials, rng):
     return np.concatenate([mechanism.scores(second, size, rng) for size in sizes])
 
 
+def _hits(scores, sign, limit):
+    hits = [int((sign * s >= limit).sum()) for s in scores]
+    return hits[::-1] if sign > 0 else hits
+
+
 def _events(scores, delta):
     """Yield (bound, sign, limit) of candidate events: scores above, or below, a limit."""
     for sign in (1, -1):
         limits = np.unique(np.quantile(sign * np.concatenate(scores), np.linspace(0, 0.999, 200)))
         for limit in limits:
-            hits = [int((sign * s >= limit).sum()) for s in scores]
-            likely, unlikely = hits[::-1] if sign > 0 else hits
-            yield bound(likely, unlikely, len(scores[0]), delta), sign, float(limit)
+            yield bound(*_hits(scores, sign, limit), len(scores[0]), delta), sign, float(limit)
 
 
 def one(name, trials, seed):
