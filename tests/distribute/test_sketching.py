@@ -13,7 +13,7 @@ from fedcohort.cli import invoke
 from fedcohort.distribute.sketching import part_of, split
 from fedcohort.exceptions import DataError
 from fedcohort.files import Want, open_source
-from fedcohort.files.finding import find_files
+from fedcohort.files.source import find_files
 from fedcohort.sketch.race import RaceSketch
 
 RNG = np.random.default_rng(0)

@@ -6,7 +6,7 @@ import pytest
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files import Want, open_source
-from fedcohort.files.text_source import LONGEST_LINE
+from fedcohort.files.source import MAX_LINE
 
 
 def lines(path, **want):
@@ -23,7 +23,7 @@ def test_lines_are_texts_and_blank_ones_are_left_out(tmp_path):
 
 
 def test_no_line_is_longer_than_memory_should_be(tmp_path):
-    (tmp_path / "a.txt").write_text("short\n" + "x" * (LONGEST_LINE + 1))
+    (tmp_path / "a.txt").write_text("short\n" + "x" * (MAX_LINE + 1))
     with pytest.raises(DataError, match=r"a\.txt: line 2 is longer"):
         lines(tmp_path / "a.txt")
 

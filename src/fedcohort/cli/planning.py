@@ -23,7 +23,7 @@ from fedcohort.cli.common import (
     show_json,
 )
 from fedcohort.cli.sketches import Sketches, load_several
-from fedcohort.cli.tables import ForceOption
+from fedcohort.cli.sketch import ForceOption
 from fedcohort.exceptions import ConfigError, FedcohortError
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ def profile(
     Example: `fedcohort profile site-*.sketch -o heterogeneity.html`
     """
     from fedcohort.analysis.heterogeneity import measure
-    from fedcohort.files.finding import client_names
     from fedcohort.files.publish import check_output, writing
     from fedcohort.report.page import profile_page
     from fedcohort.storage import write_atomically
@@ -86,7 +85,7 @@ def profile(
 
 def _earlier(folder: Path | None, like: RaceSketch) -> dict[str, RaceSketch]:
     """Load the earlier sketches of clients, by name."""
-    from fedcohort.files.finding import client_names
+    from fedcohort.files.sketching import client_names
     from fedcohort.files.sketching import load_alike, sketch_files
 
     if folder is None:
@@ -154,7 +153,7 @@ def plan(
     Example: `fedcohort plan sketches/ --cohort-size 5,10 --present 20`
     """
     from fedcohort.analysis.plan import plan as estimate
-    from fedcohort.files.finding import client_names
+    from fedcohort.files.sketching import client_names
 
     try:
         sizes = [int(part) for part in cohort_size.split(",")]

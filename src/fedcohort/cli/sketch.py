@@ -1,8 +1,11 @@
-"""``fedcohort sketch``: data on disk -> sketch files."""
+"""``fedcohort sketch``: data on disk -> sketch files; options that it shares with ``spec``."""
 
 from __future__ import annotations
 
-import re
+import atexit
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,9 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
-from click.core import ParameterSource
 
 from fedcohort.cli.common import (
     Format,
@@ -24,23 +25,6 @@ from fedcohort.cli.common import (
     show_facts,
     show_json,
 )
-from fedcohort.cli.tables import (
-    DATA,
-    PRIVACY,
-    BudgetDeltaOption,
-    BudgetEpsilonOption,
-    BudgetOption,
-    DecimalOption,
-    DelimiterOption,
-    EncodingOption,
-    ForceOption,
-    HeaderOption,
-    Neighbors,
-    NeighborsOption,
-    NullValuesOption,
-    open_ledger,
-    split,
-)
 from fedcohort.exceptions import ConfigError
 from fedcohort.progress import rich_bars
 
@@ -49,16 +33,71 @@ if TYPE_CHECKING:
     from fedcohort.files.sketching import OnRows
     from fedcohort.files.source import Reading
     from fedcohort.files.spec import SketchSpec
+    from fedcohort.privacy.budget import BudgetLedger
     from fedcohort.sketch.race import RaceSketch
-    from fedcohort.sketch.transforms import Tokenizer
 
+DATA, HOW, PRIVACY = "What to read", "How to sketch", "Privacy"
+FILES = "CSV, Parquet, Arrow, JSON Lines, Excel or SQLite file, or a folder of one kind"
 
-class Hash(StrEnum):
-    """Hash families."""
-
-    srp = "srp"
-    minhash = "minhash"
-    pstable = "pstable"
+ForceOption = Annotated[
+    bool,
+    typer.Option("--force", help="Replace files that exist; an input is never replaced."),
+]
+NullValuesOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Comma-separated markers of missing values, besides ?, NA and the empty text.",
+        rich_help_panel=DATA,
+    ),
+]
+DelimiterOption = Annotated[
+    str | None, typer.Option(help="CSV: what separates cells [detected].", rich_help_panel=DATA)
+]
+DecimalOption = Annotated[
+    str | None, typer.Option(help="CSV: decimal mark [detected].", rich_help_panel=DATA)
+]
+EncodingOption = Annotated[
+    str | None,
+    typer.Option(help="CSV: encoding, such as cp1252 [UTF-8].", rich_help_panel=DATA),
+]
+HeaderOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--header/--no-header",
+        help="CSV: whether the first row names the columns; without names they are c1, c2, ... "
+        "[detected].",
+        rich_help_panel=DATA,
+        show_default=False,
+    ),
+]
+TableOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The sheet of an Excel file; the table, or a SELECT, of a SQLite file [the only one].",
+        rich_help_panel=DATA,
+    ),
+]
+SiteOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="How this site writes the columns of the spec: names, codes, dates, units.",
+        rich_help_panel=DATA,
+    ),
+]
+BudgetOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Ledger that adds up private releases and refuses more than the budget.",
+        rich_help_panel=PRIVACY,
+    ),
+]
+BudgetEpsilonOption = Annotated[
+    float | None,
+    typer.Option(help="Budget of a new ledger, over all its releases.", rich_help_panel=PRIVACY),
+]
+BudgetDeltaOption = Annotated[
+    float, typer.Option(help="Delta of that budget.", rich_help_panel=PRIVACY)
+]
 
 
 class Nulls(StrEnum):
@@ -69,51 +108,60 @@ class Nulls(StrEnum):
     zero = "zero"
 
 
-class Size(StrEnum):
-    """Whether the number of records is published."""
-
-    public = "public"
-    private = "private"
-
-
-class Analyzer(StrEnum):
-    """What a token is."""
-
-    word = "word"
-    char = "char"
-    char_wb = "char_wb"
-
-
-HASH, LABELS = "How to hash", "Labels and preparation"
-
-
 def command(
     data: Annotated[
         Path,
         typer.Argument(
-            help="Parquet, CSV, Arrow, NPY, NPZ, IDX or text file, or a folder of one kind."
+            help=f"{FILES}; NPY, NPZ, IDX or text; or - for CSV from standard input.",
+            allow_dash=True,
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Sketch file; with --by, a folder.")],
     spec: Annotated[
         Path | None,
-        typer.Option(help="How all sites make their sketches; see fedcohort spec init."),
+        typer.Option(
+            help="How all sites make their sketches; see fedcohort spec init.", rich_help_panel=HOW
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Without a spec, any key of its [sketch] and [privacy], such as rows=100, "
+            "seed=1, hash=pstable, explain=0.5; also center, scale (a number, numbers, or a JSON "
+            "file), label_weight, analyzer, ngrams. May be repeated.",
+            rich_help_panel=HOW,
+            show_default=False,
+        ),
     ] = None,
     columns: Annotated[
         str | None,
         typer.Option(
             help="Comma-separated columns or patterns (p*) [all columns of numbers].",
-            rich_help_panel=DATA,
+            rich_help_panel=HOW,
         ),
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(help="Column of texts, or of lists of tokens.", rich_help_panel=DATA),
+        typer.Option(help="Column of texts, or of lists of tokens.", rich_help_panel=HOW),
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of classes from 0, hashed as well; for NPY and IDX a second file.",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+    classes: Annotated[
+        int | None,
+        typer.Option(help="How many classes there are at all sites.", rich_help_panel=HOW),
     ] = None,
     by: Annotated[
         str | None,
         typer.Option(help="Column with the client: one sketch per client.", rich_help_panel=DATA),
     ] = None,
+    site: SiteOption = None,
     nulls: Annotated[
         Nulls,
         typer.Option(
@@ -125,112 +173,11 @@ def command(
     decimal: DecimalOption = None,
     encoding: EncodingOption = None,
     header: HeaderOption = None,
-    batch_rows: Annotated[
-        int | None,
-        typer.Option(help="Rows read at a time [about 16 MB].", min=1, rich_help_panel=DATA),
-    ] = None,
-    hash: Annotated[
-        Hash | None,
-        typer.Option(
-            help="srp: angles; pstable: Euclidean distances; minhash: sets "
-            "[srp for numbers, minhash for texts].",
-            rich_help_panel=HASH,
-        ),
-    ] = None,
-    rows: Annotated[
-        int | None,
-        typer.Option(help="Hash functions [200; planned with --epsilon].", rich_help_panel=HASH),
-    ] = None,
-    bits: Annotated[
-        int | None,
-        typer.Option(
-            help="srp: 2**bits buckets [6; planned with --epsilon].", rich_help_panel=HASH
-        ),
-    ] = None,
-    buckets: Annotated[
-        int | None,
-        typer.Option(
-            help="minhash, pstable: buckets [64; planned with --epsilon].", rich_help_panel=HASH
-        ),
-    ] = None,
-    width: Annotated[
-        float | None,
-        typer.Option(
-            help="pstable: width of a bucket in units of the data [2].", rich_help_panel=HASH
-        ),
-    ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(
-            help="Seed of the hash functions; the same at all sites.", rich_help_panel=HASH
-        ),
-    ] = 0,
-    analyzer: Annotated[
-        Analyzer, typer.Option(help="What a token of a text is.", rich_help_panel=HASH)
-    ] = Analyzer.word,
-    ngrams: Annotated[
-        str, typer.Option(help="Words or characters per token, as 1 or 1-3.", rich_help_panel=HASH)
-    ] = "1",
-    center: Annotated[
-        str | None,
-        typer.Option(
-            help="Public constants to subtract: a number, comma-separated numbers, or a JSON file.",
-            rich_help_panel=LABELS,
-        ),
-    ] = None,
-    scale: Annotated[
-        str | None,
-        typer.Option(
-            help="Public constants to divide by, in the same form.", rich_help_panel=LABELS
-        ),
-    ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option(
-            help="Column of classes from 0, hashed as well; for NPY and IDX a second file.",
-            rich_help_panel=LABELS,
-        ),
-    ] = None,
-    classes: Annotated[
-        int | None,
-        typer.Option(help="How many classes there are at all sites.", rich_help_panel=LABELS),
-    ] = None,
-    label_weight: Annotated[
-        float,
-        typer.Option(
-            help="Weight of the label beside a vector of length 1.", rich_help_panel=LABELS
-        ),
-    ] = 1.0,
+    table: TableOption = None,
     epsilon: Annotated[
         float | None,
         typer.Option(help="Add noise that protects single records.", rich_help_panel=PRIVACY),
     ] = None,
-    delta: Annotated[
-        float,
-        typer.Option(
-            help="Above 0 allows Gaussian noise, which is less for many rows.",
-            rich_help_panel=PRIVACY,
-        ),
-    ] = 0.0,
-    neighbors: NeighborsOption = Neighbors.added,
-    n: Annotated[
-        Size, typer.Option("--n", help="Publish the number of records?", rich_help_panel=PRIVACY)
-    ] = Size.public,
-    expect: Annotated[
-        int,
-        typer.Option(
-            help="Records of a typical client, to plan rows and bits; the same at all sites.",
-            min=2,
-            rich_help_panel=PRIVACY,
-        ),
-    ] = 1000,
-    explain: Annotated[
-        float,
-        typer.Option(
-            help="Sketch single columns, too, with this share of epsilon, such as 0.5.",
-            rich_help_panel=PRIVACY,
-        ),
-    ] = 0.0,
     budget: BudgetOption = None,
     budget_epsilon: BudgetEpsilonOption = None,
     budget_delta: BudgetDeltaOption = 0.0,
@@ -242,37 +189,54 @@ def command(
 
     Example: `fedcohort sketch visits.parquet -o site-a.sketch --columns age,height --epsilon 1`
 
-    Example: `fedcohort sketch visits.parquet -o sites --by hospital`
+    Example: `fedcohort sketch visits.parquet -o sites --by hospital --set rows=100`
 
     Example: `fedcohort sketch visits.csv --spec heart.toml -o va.sketch`
     """
     from fedcohort.files import CsvOptions, open_source
     from fedcohort.files.publish import Publisher, Target
-    from fedcohort.files.sketching import (
-        sketch_clients,
-        sketch_source,
-        sketch_warnings,
-    )
+    from fedcohort.files.sketching import sketch_clients, sketch_source, sketch_warnings
+    from fedcohort.files.source import kind_of
+    from fedcohort.files.spec import LabelOptions, load_site, load_spec, spec_from_settings
 
-    made = _spec_of(click.get_current_context(), spec)
-    target = Target(out, (data,), by is not None, force)
-    publisher = Publisher(target, made.release, open_ledger(budget, budget_epsilon, budget_delta))
-    want = made.want(by, nulls.value, batch_rows, CsvOptions(delimiter, decimal, encoding, header))
-    source = open_source(data, want)
-    made.settle(source)
-    empty = made.empty_sketch(source)
     if spec is not None:
-        empty.origin = {"spec": made.digest}
-    by_label = made.label.column is not None and made.release.epsilon is None
+        options = {"--set": settings, "--columns": columns, "--text": text, "--label": label}
+        options |= {"--classes": classes, "--null-values": null_values, "--epsilon": epsilon}
+        for option in (name for name, value in options.items() if value is not None):
+            raise ConfigError(f"{option} and --spec: {spec} says it for all sites")
+        recipe = load_spec(spec)
+    else:
+        pairs = dict(_pair(text) for text in settings or ())
+        named = LabelOptions(label, classes)
+        texts = kind_of(data) == "text"
+        markers = split(null_values)
+        recipe = spec_from_settings(pairs, split(columns), text, named, epsilon, markers, texts)
+        if site is not None:
+            raise ConfigError(f"--site {site}: needs --spec, whose columns it maps")
+    target = Target(out, (data,), by is not None, force)
+    ledger = open_ledger(budget, budget_epsilon, budget_delta)
+    publisher = Publisher(target, recipe.release, ledger)
+    mapping = None if site is None else load_site(site, recipe)
+    csv = CsvOptions(delimiter, decimal, encoding, header)
+    want = recipe.want(by, nulls.value, csv, table, mapping)
+    path = from_standard_input(data)
+    source = open_source(path, want)
+    recipe.settle(source)
+    empty = recipe.empty_sketch(source)
+    if spec is not None:
+        empty.origin = {"spec": recipe.digest}
+    by_label = recipe.label.column is not None and recipe.release.epsilon is None
     whole = partial(sketch_source, source, by_label=by_label)
     each = partial(sketch_clients, source, by_label=by_label)
     if ray is not None:
         from fedcohort.distribute.sketching import sketch_folder, sketch_folder_clients
 
+        if recipe.person is not None:
+            raise ConfigError("--ray: people are counted in one pass over all rows, without --ray")
         want = replace(want, columns=source.columns or want.columns)
         more: dict[str, Any] = {"by_label": by_label, "reading": source.reading}
-        whole = partial(sketch_folder, data, want, **more)
-        each = partial(sketch_folder_clients, data, want, **more)
+        whole = partial(sketch_folder, path, want, **more)
+        each = partial(sketch_folder_clients, path, want, **more)
     messages: list[str] = []
     with on_cluster(ray), _watching(data.name, source.rows) as on_rows:
         if by is None:
@@ -286,81 +250,55 @@ def command(
     _report(publisher, source.reading, messages, format)
 
 
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {text!r} must be written as key=value, such as rows=100")
+    return key.strip(), value.strip()
+
+
+def split(names: str | None) -> tuple[str, ...]:
+    """Read comma-separated names.
+
+    Examples
+    --------
+    >>> split("age, height")
+    ('age', 'height')
+    """
+    return tuple(name.strip() for name in (names or "").split(",") if name.strip())
+
+
+def from_standard_input(data: Path) -> Path:
+    """Keep standard input in a file of this process, if `data` is ``-``: it is read in passes."""
+    if str(data) != "-":
+        return data
+    with tempfile.NamedTemporaryFile(suffix=".csv", delete=False) as file:
+        atexit.register(Path(file.name).unlink, missing_ok=True)
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return Path(file.name)
+
+
+def open_ledger(path: Path | None, epsilon: float | None, delta: float) -> BudgetLedger | None:
+    """Open the ledger with the budget that it holds, or begin one with the budget given."""
+    from fedcohort.files.spec import user_values
+    from fedcohort.privacy.budget import BudgetLedger
+
+    if path is None:
+        if epsilon is not None:
+            raise ConfigError("--budget-epsilon needs --budget")
+        return None
+    if epsilon is None and not path.exists():
+        raise ConfigError(f"--budget {path}: a new ledger needs --budget-epsilon")
+    with user_values():
+        return BudgetLedger.open(path) if epsilon is None else BudgetLedger(path, epsilon, delta)
+
+
 def _with_origin(
     sketches: Iterable[tuple[str, RaceSketch]], origin: dict[str, Any]
 ) -> Iterator[tuple[str, RaceSketch]]:
     for client, sketch in sketches:
         sketch.origin |= origin
         yield client, sketch
-
-
-FREE = (
-    "data",
-    "out",
-    "spec",
-    "by",
-    "nulls",
-    "batch_rows",
-    "delimiter",
-    "decimal",
-    "encoding",
-    "header",
-)
-OWN = ("budget", "budget_epsilon", "budget_delta", "force", "ray", "format")
-
-
-def _spec_of(context: click.Context, path: Path | None) -> SketchSpec:
-    """Read the spec, or gather the options that say how all sites make their sketches."""
-    if path is None:
-        return _spec_of_options(context)
-    from fedcohort.files.spec import load_spec
-
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if name not in (*FREE, *OWN) and source is ParameterSource.COMMANDLINE:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} and --spec: {path} says it for all sites"
-            )
-    return load_spec(path)
-
-
-def _spec_of_options(context: click.Context) -> SketchSpec:
-    from fedcohort.files.finding import kind_of
-    from fedcohort.files.spec import (
-        HashOptions,
-        LabelOptions,
-        ReleaseOptions,
-        SketchSpec,
-        read_constants,
-    )
-
-    given: dict[str, Any] = {k: getattr(v, "value", v) for k, v in context.params.items()}
-    texts = given["text"] is not None or kind_of(Path(given["data"])) == "text"
-    family: Any = given["hash"] or ("minhash" if texts else "srp")
-    size = (given[key] for key in ("rows", "bits", "buckets", "width", "seed"))
-    release = (given[key] for key in ("epsilon", "delta", "neighbors", "n", "expect", "explain"))
-    return SketchSpec(
-        HashOptions(family, *size),
-        LabelOptions(given["label"], given["classes"], given["label_weight"]),
-        ReleaseOptions(*release),
-        split(given["columns"]),
-        given["text"],
-        _tokenizer(given["analyzer"], given["ngrams"]),
-        split(given["null_values"]),
-        read_constants("--center", given["center"], 0.0),
-        read_constants("--scale", given["scale"], 1.0),
-    )
-
-
-def _tokenizer(analyzer: Any, ngrams: str) -> Tokenizer:
-    from fedcohort.files.spec import user_values
-    from fedcohort.sketch.transforms import Tokenizer
-
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", ngrams)
-    if not found:
-        raise ConfigError(f"--ngrams {ngrams}: write 2, or 1-3")
-    with user_values():
-        return Tokenizer(analyzer, (int(found[1]), int(found[2] or found[1])))
 
 
 def _report(
@@ -398,8 +336,8 @@ def _noise_warning(publisher: Publisher) -> list[str]:
         return []
     return [
         f"the noise exceeds the signal in {len(noisy)} of {len(ratios)} sketches (worst signal to "
-        f"noise {min(noisy):.2g}): use fewer --rows, a larger --epsilon, a --delta above 0, or "
-        "more records"
+        f"noise {min(noisy):.2g}): use fewer rows, a larger epsilon, a delta above 0, or more "
+        "records"
     ]
 
 
@@ -407,15 +345,15 @@ def _columns_warning(sketch: RaceSketch | None) -> list[str]:
     """Say if Gaussian noise would tell much more about many single columns."""
     from fedcohort.privacy.release import noise_for
 
-    made = None if sketch is None or sketch.marginals is None else sketch.marginals.release
-    if sketch is None or made is None or made.delta:
+    release = None if sketch is None or sketch.marginals is None else sketch.marginals.release
+    if sketch is None or release is None or release.delta:
         return []
-    other = noise_for(len(sketch.columns), made.epsilon, 1e-6, made.neighbors)
-    times = (made.variance / other.variance) ** 0.5
+    other = noise_for(len(sketch.columns), release.epsilon, 1e-6, release.neighbors)
+    times = (release.variance / other.variance) ** 0.5
     if times < 1.5:
         return []
     return [
-        f"the budget of --explain is divided by {len(sketch.columns)} columns: with a delta of "
+        f"the budget of explain is divided by {len(sketch.columns)} columns: with a delta of "
         f"1e-6 their noise would be {times:.1f} times less"
     ]
 

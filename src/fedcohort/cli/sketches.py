@@ -74,7 +74,7 @@ def distance(
 
     Example: `fedcohort distance site-a.sketch site-b.sketch --errors`
     """
-    from fedcohort.files.finding import client_names
+    from fedcohort.files.sketching import client_names
     from fedcohort.files.spec import user_values
     from fedcohort.sketch.distances import distance_matrix
     from fedcohort.sketch.variation import total_variations
@@ -175,8 +175,8 @@ def explain(
 
     Example: `fedcohort explain site-a.sketch site-b.sketch`
     """
-    from fedcohort.files.finding import client_names
     from fedcohort.files.marginals import column_gaps, gaps_to_rest
+    from fedcohort.files.sketching import client_names
     from fedcohort.files.spec import user_values
 
     paths, loaded = load_several(sketches, "an explanation")

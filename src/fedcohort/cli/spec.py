@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fedcohort.cli.common import Format, FormatOption, show_facts, show_json
-from fedcohort.cli.tables import (
+from fedcohort.cli.sketch import (
+    FILES,
     PRIVACY,
     BudgetDeltaOption,
     BudgetEpsilonOption,
@@ -19,23 +21,30 @@ from fedcohort.cli.tables import (
     EncodingOption,
     ForceOption,
     HeaderOption,
-    Neighbors,
-    NeighborsOption,
     NullValuesOption,
+    SiteOption,
+    TableOption,
+    from_standard_input,
     open_ledger,
     split,
 )
 from fedcohort.exceptions import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from fedcohort.files.propose import Estimate
 
 app = typer.Typer(
     help="State once how all sites make their sketches.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-Data = Annotated[Path, typer.Argument(help="Parquet, CSV or Arrow file, or a folder of them.")]
+Data = Annotated[
+    Path, typer.Argument(help=f"{FILES}, or - for CSV from standard input.", allow_dash=True)
+]
+
+
+class Neighbors(StrEnum):
+    """Data sets that a private release must not tell apart."""
+
+    added = "add-remove"
+    replaced = "replace"
 
 
 @app.command("init")
@@ -48,6 +57,7 @@ def init(
     decimal: DecimalOption = None,
     encoding: EncodingOption = None,
     header: HeaderOption = None,
+    table: TableOption = None,
     bounds: Annotated[
         str | None,
         typer.Option(
@@ -62,7 +72,10 @@ def init(
             rich_help_panel=PRIVACY,
         ),
     ] = None,
-    neighbors: NeighborsOption = Neighbors.added,
+    neighbors: Annotated[
+        Neighbors,
+        typer.Option(help="A record added or removed, or replaced.", rich_help_panel=PRIVACY),
+    ] = Neighbors.added,
     budget: BudgetOption = None,
     budget_epsilon: BudgetEpsilonOption = None,
     budget_delta: BudgetDeltaOption = 0.0,
@@ -71,70 +84,75 @@ def init(
     """Propose a spec from one site's table: types and roles of columns, none of their values.
 
     Centers, scales and levels are left open: they are public constants for people to fill in.
-    With --epsilon and --bounds, centers and scales are estimated privately instead.
+    With `--epsilon` and `--bounds`, centers and scales are estimated with differential privacy, and
+    no other column is looked at.
 
-    Example: `fedcohort spec init patients.csv -o heart.toml`
+    Example: `fedcohort spec init data.csv --label num -o heart.toml`
 
-    Example: `fedcohort spec init patients.csv -o heart.toml --bounds age=0:120 --epsilon 0.5`
+    Example: `fedcohort spec init data.csv -o heart.toml --bounds age=0:120 --epsilon 0.5`
     """
-    from fedcohort.files import CsvOptions
-    from fedcohort.files.propose import estimated_constants, propose_spec
+    from fedcohort.files.propose import (
+        Estimate,
+        estimated_constants,
+        left_open,
+        propose_spec,
+        read_bounds,
+    )
     from fedcohort.files.publish import check_output, writing
+    from fedcohort.files.source import NULL_VALUES, CsvOptions, Want
     from fedcohort.storage import write_atomically
 
     check_output(out, [data], force)
-    estimate = _estimate(epsilon, bounds, neighbors)
-    if estimate is None and budget is not None:
-        raise ConfigError("--budget needs --epsilon: without it nothing is spent")
+    if epsilon is None and (bounds is not None or budget is not None):
+        raise ConfigError("--bounds and --budget need --epsilon, the budget of the estimation")
+    estimate = None if epsilon is None else Estimate(epsilon, read_bounds(bounds), neighbors.value)
     ledger = open_ledger(budget, budget_epsilon, budget_delta)
-    csv, markers = CsvOptions(delimiter, decimal, encoding, header), split(null_values)
-    propose_spec(data, label, csv, markers)  # reports what is wrong with the table before paying
-    made: Any = nullcontext({})
+    markers = (*NULL_VALUES, *split(null_values))
+    csv = CsvOptions(delimiter, decimal, encoding, header)
+    path, want = from_standard_input(data), Want(null_values=markers, csv=csv, table=table)
+    propose_spec(path, label, want, estimate)  # reports what is wrong before anything is paid
+    estimated: Any = nullcontext({})
     if estimate is not None:
-        made = estimated_constants(data, estimate, csv, markers, ledger)
-    with made as constants, writing(out):
-        text = propose_spec(data, label, csv, markers, estimate, constants)
-        write_atomically(out, text.encode())
+        estimated = estimated_constants(path, estimate, want, ledger)
+    with estimated as constants, writing(out):
+        proposal = propose_spec(path, label, want, estimate, constants)
+        write_atomically(out, proposal.encode())
     if estimate is not None:
         typer.echo(estimate.claim() + ("" if ledger else " It is in no ledger: note it."))
+    todo = ", ".join(left_open(proposal))
     typer.echo(
-        f"Wrote {out}. Fill in the constants marked TODO, delete the columns that should not be "
-        "compared, and give the file to all sites."
+        f"Wrote {out}. " + (f"Fill in the public constants of {todo}. " if todo else "") + "Delete "
+        "the columns that should not be compared, and give the file to all sites."
     )
-
-
-def _estimate(epsilon: float | None, bounds: str | None, neighbors: Neighbors) -> Estimate | None:
-    from fedcohort.files.propose import Estimate, read_bounds
-
-    if epsilon is None:
-        if bounds is not None:
-            raise ConfigError("--bounds needs --epsilon, the budget of the estimation")
-        return None
-    return Estimate(epsilon, read_bounds(bounds), neighbors.value)
 
 
 @app.command("check")
 def check(
     data: Data,
     spec: Annotated[Path, typer.Option(help="The spec to check against.")],
+    site: SiteOption = None,
     delimiter: DelimiterOption = None,
     decimal: DecimalOption = None,
     encoding: EncodingOption = None,
     header: HeaderOption = None,
+    table: TableOption = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Tell a site what does not fit the spec, before anything leaves.
 
-    Example: `fedcohort spec check data.csv --spec heart.toml`
+    Example: `fedcohort spec check data.csv --spec heart.toml --site ours.toml`
     """
-    from fedcohort.files import CsvOptions
-    from fedcohort.files.propose import check_data
-    from fedcohort.files.spec import load_spec
+    from fedcohort.files.check import check_data
+    from fedcohort.files.source import CsvOptions
+    from fedcohort.files.spec import load_site, load_spec
 
-    found = check_data(data, load_spec(spec), CsvOptions(delimiter, decimal, encoding, header))
+    recipe = load_spec(spec)
+    mapping = None if site is None else load_site(site, recipe)
+    csv = CsvOptions(delimiter, decimal, encoding, header)
+    fit = check_data(from_standard_input(data), recipe, csv, table, mapping)
     if format is Format.json:
-        show_json(found)
+        show_json(fit)
     else:
-        show_facts(found.facts(), f"{data} and {spec}")
-    if found.problems:
-        raise DataError(f"{data} does not fit {spec}: {'; '.join(found.problems)}")
+        show_facts(fit.facts(), f"{data} and {spec}")
+    if fit.problems:
+        raise DataError(f"{data} does not fit {spec}: {'; '.join(fit.problems)}")

@@ -12,7 +12,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import DataError
-from fedcohort.files.array_file import arrays_in, decompressed
+from fedcohort.files.arrays import arrays_in
+from fedcohort.files.source import decompressed
 
 VARIABLE = "FEDCOHORT_DATA"
 LARGEST_ARRAY = 1 << 30

@@ -17,7 +17,6 @@ from fedcohort.distribute.cluster import cluster_error, need_ray
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files import Source, Want
 from fedcohort.files.array_source import ArraySource
-from fedcohort.files.finding import find_files, kind_of
 from fedcohort.files.sketching import (
     ALL_ROWS,
     NO_ROWS,
@@ -26,7 +25,7 @@ from fedcohort.files.sketching import (
     join_classes,
     sketch_parts,
 )
-from fedcohort.files.source import Reading
+from fedcohort.files.source import Reading, find_files, kind_of
 from fedcohort.files.text_source import TextSource
 from fedcohort.sketch.race import RaceSketch
 

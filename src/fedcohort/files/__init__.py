@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fedcohort.files.finding import open_source
-from fedcohort.files.source import Block, CsvOptions, Source, Want
+from fedcohort.files.source import Block, CsvOptions, Source, Want, open_source
 
 __all__ = ["Block", "CsvOptions", "Source", "Want", "open_source"]

@@ -12,21 +12,21 @@ all `weight` apart.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import date
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from fedcohort.exceptions import InvalidSketch
+from fedcohort.exceptions import ConfigError, InvalidSketch
+from fedcohort.options import Positive, Range, checked_options
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
 
+Part = Literal["yearday", "month", "weekday", "hour"]
 Kind = Literal["number", "boolean", "category", "ordered", "date", "text", "value"]
 Missing = Literal["error", "drop", "zero", "indicator"]
 PERIODS = {"yearday": 366, "month": 12, "weekday": 7, "hour": 24}
 MAX_SLOTS = 1 << 16
-MAX_TEXT = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -67,47 +67,24 @@ class Column:
     name: str
     kind: Kind = "number"
     center: float = 0.0
-    scale: float = 1.0
-    weight: float = 1.0
-    size: int = 1
+    scale: Positive = 1.0
+    weight: Positive = 1.0
+    size: Annotated[int, Range(1, MAX_SLOTS)] = 1
     levels: tuple[str, ...] = ()
-    slots: int = 0
-    parts: tuple[str, ...] = ()
+    slots: Annotated[int, Range(0, MAX_SLOTS)] = 0
+    parts: tuple[Part, ...] = ()
     since: str | None = None
     format: str | None = None
     missing: Missing = "error"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"column: name={self.name!r} must be text")
-        for name in ("levels", "parts"):
-            object.__setattr__(self, name, _texts(self.name, name, getattr(self, name)))
-        self._check_choices()
-        self._check_numbers()
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, value in checked_options(f"column {self.name!r}", Column, given).items():
+            object.__setattr__(self, name, value)
+        if not self.name:
+            raise self._wrong("name", "must be text")
         self._check_levels()
         self._check_dates()
-
-    def _check_choices(self) -> None:
-        for name, allowed in (("kind", get_args(Kind)), ("missing", get_args(Missing))):
-            if getattr(self, name) not in allowed:
-                raise self._wrong(name, "use one of " + ", ".join(allowed))
-        for name in ("since", "format"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, str) and len(value) < 100):
-                raise self._wrong(name, "must be text")
-
-    def _check_numbers(self) -> None:
-        for name in ("center", "scale", "weight"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise self._wrong(name, "must be a number")
-            if not abs(value) <= sys.float_info.max or (name != "center" and value <= 0):
-                raise self._wrong(name, "must be finite" + (", above 0" * (name != "center")))
-            object.__setattr__(self, name, float(value))
-        for name, least in (("size", 1), ("slots", 0)):
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= MAX_SLOTS:
-                raise self._wrong(name, f"must be a whole number from {least} to {MAX_SLOTS}")
 
     def _check_levels(self) -> None:
         if len(set(self.levels)) < len(self.levels):
@@ -122,8 +99,7 @@ class Column:
     def _check_dates(self) -> None:
         if self.kind != "date":
             return
-        unknown = [part for part in self.parts if part not in PERIODS]
-        if unknown or bool(self.parts) == bool(self.since):
+        if bool(self.parts) == bool(self.since):
             choices = ", ".join(PERIODS)
             raise self._wrong("parts", f"a date needs either parts ({choices}) or since")
         if self.since is not None:
@@ -132,8 +108,8 @@ class Column:
             except ValueError:
                 raise self._wrong("since", "must be a date as 2020-01-31") from None
 
-    def _wrong(self, field: str, why: str) -> ValueError:
-        return ValueError(f"column {self.name!r}: {field}={getattr(self, field)!r}: {why}")
+    def _wrong(self, field: str, why: str) -> ConfigError:
+        return ConfigError(f"column {self.name!r}: {field}={getattr(self, field)!r}: {why}")
 
     @property
     def width(self) -> int:
@@ -161,15 +137,38 @@ class Column:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in stated.items()}
 
 
-def _texts(column: str, field: str, values: Any) -> tuple[str, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ValueError(f"column {column!r}: {field}={values!r} must be a list of texts")
-    texts = tuple(values)
-    if len(texts) > MAX_SLOTS or not all(
-        isinstance(t, str) and 0 < len(t) <= MAX_TEXT for t in texts
-    ):
-        raise ValueError(f"column {column!r}: {field} must be a list of texts")
-    return texts
+@dataclass(frozen=True)
+class SiteColumn:
+    """How one site writes a column of the spec; nothing of it is in a sketch.
+
+    Parameters
+    ----------
+    column : str, optional
+        How the site calls the column.
+    codes : mapping of str to str
+        What the site's values are called in the spec, such as ``{"1": "male"}``.
+    format : str, optional
+        How the site writes dates.
+    factor : float
+        What the site's numbers are multiplied by, such as 2.54 for inches.
+
+    Examples
+    --------
+    >>> SiteColumn("Groesse", factor=2.54).column
+    'Groesse'
+    """
+
+    column: str | None = None
+    codes: Mapping[str, str] = field(default_factory=dict)
+    format: str | None = None
+    factor: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, value in checked_options("site", SiteColumn, given).items():
+            object.__setattr__(self, name, value)
+        if not all(isinstance(text, str) for pair in self.codes.items() for text in pair):
+            raise ConfigError("site: codes must be a table of texts")
 
 
 def columns_from_spec(spec: Any) -> tuple[Column, ...]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import DataError
-from fedcohort.files.columns import MAX_SLOTS, PERIODS, Column, columns_width
-from fedcohort.files.source import Place, Reading, missing_value
-from fedcohort.files.table_file import need_pyarrow
+from fedcohort.files.columns import MAX_SLOTS, PERIODS, Column, SiteColumn, columns_width
+from fedcohort.files.source import Place, Reading
+from fedcohort.files.tables import need_pyarrow
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -47,25 +48,49 @@ def encode(
     place: Place,
     markers: Sequence[str],
     reading: Reading,
+    site: Mapping[str, SiteColumn] | None = None,
 ) -> tuple[Floats, Bools, list[Encoded]]:
-    """Return the vectors of a batch, which records to keep, and the columns one by one."""
+    """Return the vectors of a batch, which records to keep, and the columns one by one.
+
+    `site` says how this site writes a column, where it differs from the spec.
+    """
     n = len(arrays[0])
     out = np.zeros((n, columns_width(columns)))
     keep, parts, start = np.ones(n, bool), [], 0
     for column, array in zip(columns, arrays, strict=True):
-        made = KINDS[column.kind](column, array, place, markers)
-        parts.append(made)
-        keep &= _settle(column, made, place, reading)
-        stop = start + made.values.shape[1]
+        if site and column.name in site:
+            part = _at_site(column, site[column.name], array, place, markers)
+        else:
+            part = KINDS[column.kind](column, array, place, markers)
+        parts.append(part)
+        keep &= _settle(column, part, place, reading)
+        stop = start + part.values.shape[1]
         with np.errstate(over="ignore"):
-            np.multiply(made.values, column.weight, out=out[:, start:stop])
+            np.multiply(part.values, column.weight, out=out[:, start:stop])
         constants = f"center = {column.center}, scale = {column.scale}, weight = {column.weight}"
         _refuse_infinite(out[:, start:stop], column, place, f"too large for {constants}")
         if column.missing == "indicator":
-            out[:, stop] = made.missing * column.weight
+            out[:, stop] = part.missing * column.weight
             stop += 1
         start = stop
     return out, keep, parts
+
+
+def _at_site(
+    column: Column, site: SiteColumn, array: Any, place: Place, markers: Sequence[str]
+) -> Encoded:
+    """Encode a column that a site writes in its own way."""
+    pa = need_pyarrow()
+    if site.codes:
+        plain = texts(array, markers)
+        index = pa.compute.index_in(plain, value_set=pa.array(list(site.codes), pa.string()))
+        array = pa.compute.coalesce(pa.array(list(site.codes.values())).take(index), plain)
+    if site.factor != 1:  # (x * factor - center) / scale
+        constants = {"center": column.center / site.factor, "scale": column.scale / site.factor}
+        column = replace(column, **constants)
+    if site.format is not None:
+        column = replace(column, format=site.format)
+    return KINDS[column.kind](column, array, place, markers)
 
 
 def _settle(column: Column, made: Encoded, place: Place, reading: Reading) -> Bools | bool:
@@ -74,7 +99,7 @@ def _settle(column: Column, made: Encoded, place: Place, reading: Reading) -> Bo
         return True
     reading.missing[column.name] += int(made.missing.sum())
     if column.missing == "error":
-        raise missing_value(place, repr(column.name), int(np.argmax(made.missing)))
+        raise place.missing(repr(column.name), int(np.argmax(made.missing)))
     zero = -column.center / column.scale if column.missing == "zero" else 0.0
     own = made.values if column.kind in ("number", "date") else None
     if own is not None:

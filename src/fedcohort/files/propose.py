@@ -1,4 +1,4 @@
-"""Propose a spec from one site's table, and check a site's table against a spec.
+"""Propose a spec from one site's table.
 
 A proposal holds names, types and roles of columns, and no value of the table. Levels are left open
 for people to fill in with public constants. So are centers and scales, unless they are estimated
@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from textwrap import fill
@@ -21,14 +22,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.exceptions import ConfigError
 from fedcohort.files.columns import Column
-from fedcohort.files.finding import find_files
 from fedcohort.files.publish import file_fingerprint, writing
-from fedcohort.files.source import IDENTIFIER, NULL_VALUES, CsvOptions, Reading, Want
-from fedcohort.files.spec import SketchSpec, user_values
-from fedcohort.files.table_file import TableFile
-from fedcohort.files.table_source import TableSource
+from fedcohort.files.source import (
+    IDENTIFIER,
+    NULL_VALUES,
+    TABLES,
+    Want,
+    find_files,
+    kind_of,
+    open_source,
+)
+from fedcohort.files.spec import user_values
+from fedcohort.files.tables import Table, open_table
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.privacy.calibration import Neighbors
 from fedcohort.privacy.quantiles import (
@@ -106,26 +113,22 @@ def read_bounds(text: str | None) -> dict[str, tuple[float, float]]:
     >>> read_bounds("age=0:120, chol=50:600")
     {'age': (0.0, 120.0), 'chol': (50.0, 600.0)}
     """
-    found = {}
+    bounds = {}
     for part in (text or "").split(","):
         if not part.strip():
             continue
         name, _, span = part.rpartition("=")
         low, _, high = span.partition(":")
         try:
-            found[name.strip()] = float(low), float(high)
+            bounds[name.strip()] = float(low), float(high)
         except ValueError:
             raise ConfigError(f"--bounds {part.strip()}: write NAME=LOW:HIGH") from None
-    return found
+    return bounds
 
 
 @contextmanager
 def estimated_constants(
-    path: Path,
-    estimate: Estimate,
-    csv: CsvOptions,
-    null_values: tuple[str, ...] = (),
-    ledger: BudgetLedger | None = None,
+    path: Path, estimate: Estimate, want: Want, ledger: BudgetLedger | None = None
 ) -> Iterator[dict[str, Constants]]:
     """Yield private centers and scales by column, paid for from the ledger if there is one.
 
@@ -134,43 +137,35 @@ def estimated_constants(
     """
     with user_values():
         price = constants_release(len(estimate.bounds), estimate.epsilon, estimate.neighbors)
-    counts = _cell_counts(path, estimate, csv, null_values)
+    counts = _cell_counts(path, estimate, want)
 
     def make() -> bytes:
         spans = list(estimate.bounds.values())
-        made = private_constants(counts, spans, estimate.epsilon, estimate.neighbors)
-        return json.dumps(dict(zip(estimate.bounds, made, strict=True))).encode()
+        constants = private_constants(counts, spans, estimate.epsilon, estimate.neighbors)
+        return json.dumps(dict(zip(estimate.bounds, constants, strict=True))).encode()
 
-    request = ""
     with user_values():
         if ledger is None:
             content = make()
         else:
-            request = _request(estimate, null_values, file_fingerprint(path))
+            asked = [estimate.epsilon, dict(estimate.bounds), estimate.neighbors, want.null_values]
+            settings = json.dumps(["constants", *asked, file_fingerprint(path).hex()])
+            request = hashlib.blake2b(settings.encode(), digest_size=16).hexdigest()
             with writing(ledger.path):
                 content = ledger.charge_and_store([price], make, request=request)
-    yield {name: Constants(*held) for name, held in json.loads(content).items()}
+    yield {name: Constants(*stored) for name, stored in json.loads(content).items()}
     if ledger is not None:
         ledger.delivered(request)
 
 
-def _request(estimate: Estimate, null_values: tuple[str, ...], fingerprint: bytes) -> str:
-    asked = [estimate.epsilon, dict(estimate.bounds), estimate.neighbors, null_values]
-    settings = json.dumps(["constants", *asked, fingerprint.hex()], sort_keys=True)
-    return hashlib.blake2b(settings.encode(), digest_size=16).hexdigest()
-
-
-def _cell_counts(
-    path: Path, estimate: Estimate, csv: CsvOptions, null_values: tuple[str, ...]
-) -> NDArray[np.int64]:
+def _cell_counts(path: Path, estimate: Estimate, want: Want) -> NDArray[np.int64]:
     """Count the values of each column in the cells between its bounds, (columns, cells)."""
     columns = tuple(
         Column(name, center=low, scale=(high - low) / CELLS, missing="indicator")
         for name, (low, high) in estimate.bounds.items()
     )
-    want = Want(columns=columns, null_values=(*NULL_VALUES, *null_values), csv=csv)
     counts = np.zeros((len(columns), CELLS), np.int64)
-    for block in TableSource(find_files(path), path, want).blocks():
+    for block in open_source(path, replace(want, columns=columns)).blocks():
         for i, part in enumerate(block.parts):
             cells = np.clip(np.floor(part.order[~part.missing]), 0, CELLS - 1)
             counts[i] += np.bincount(cells.astype(np.int64), minlength=CELLS)
@@ -180,8 +175,7 @@ def _cell_counts(
 def propose_spec(
     path: Path,
     label: str | None,
-    csv: CsvOptions,
-    null_values: tuple[str, ...] = (),
+    want: Want,
     estimate: Estimate | None = None,
     constants: Mapping[str, Constants] | None = None,
 ) -> str:
@@ -193,20 +187,21 @@ def propose_spec(
         The table, or a folder of tables.
     label : str, optional
         The column of classes.
-    csv, null_values
-        How the table is written, and further markers of missing values.
+    want : Want
+        How the table is written, and markers of missing values.
     estimate, constants
-        Centers and scales that were estimated privately (`estimated_constants`), and how.
+        Centers and scales that were estimated privately (`estimated_constants`), and how. Then no
+        other column is looked at: what it seems to hold may depend on a single record.
     """
-    table, known = _first_table(path, csv, null_values), constants or {}
-    if label in known:
+    table, constants = first_table(path, want), constants or {}
+    if label in constants:
         raise ConfigError(f"--bounds {label}: this is the label, which has no center and scale")
     source = NO_VALUES
     if estimate is not None:
         claim = fill(estimate.claim(), 96, initial_indent="# ", subsequent_indent="# ")
         source = f"{NO_VALUES[:-1]}, except for this:\n{claim}"
-    markers = json.dumps(list(null_values), ensure_ascii=False)
-    parts = [HEAD.format(source=source, markers=markers)]
+    markers = [value for value in want.null_values if value not in NULL_VALUES]
+    parts = [HEAD.format(source=source, markers=json.dumps(markers, ensure_ascii=False))]
     if label is not None:
         table.kind(label)
         name = json.dumps(label)
@@ -214,42 +209,60 @@ def propose_spec(
     for name in table.names:
         if name == label:
             continue
-        if name in known:
-            parts.append(_estimated(name, known[name]))
-        elif estimate is not None:  # what a column seems to hold may depend on a single record
+        if name in constants:
+            parts.append(_estimated(name, constants[name]))
+        elif estimate is not None:
             parts.append(f"# [columns.{json.dumps(name, ensure_ascii=False)}]   # TODO: its kind\n")
         else:
             parts.append(_section(name, _role(table, name)))
     return "\n".join(parts)
 
 
-def _estimated(name: str, found: Constants) -> str:
+def left_open(proposal: str) -> list[str]:
+    """Return the sections of a proposal in which something is marked TODO.
+
+    Examples
+    --------
+    >>> left_open('[columns."age"]\\n# center =  # TODO\\n[columns."sex"]\\nkind = "boolean"')
+    ['age']
+    """
+    sections = re.split(r"^#? ?\[(?=[a-z])", proposal, flags=re.M)[1:]
+    names = [re.match(r'(?:columns\."?)?(.*?)"?\]', part) for part in sections if "TODO" in part]
+    return [name[1] for name in names if name is not None]
+
+
+def _estimated(name: str, constants: Constants) -> str:
     """Return the section of a number whose constants were estimated."""
-    scale = f"scale = {found.scale!r}\n"
-    if found.scale is None:
-        scale = "# scale =    # TODO: half of the values lie so close that none was found\n"
+    scale = f"scale = {constants.scale!r}\n"
+    if constants.scale is None:
+        scale = "# scale =    # TODO: half of the values lie too close together to estimate it\n"
     quoted = json.dumps(name, ensure_ascii=False)
-    return f'[columns.{quoted}]\nkind = "number"\ncenter = {found.center!r}\n{scale}'
+    return f'[columns.{quoted}]\nkind = "number"\ncenter = {constants.center!r}\n{scale}'
 
 
-def _first_table(path: Path, csv: CsvOptions, null_values: tuple[str, ...]) -> TableFile:
-    files = find_files(path)
-    table = TableFile(files[0], path, csv, (*NULL_VALUES, *null_values))
+def first_table(path: Path, want: Want) -> Table:
+    """Open the first file of a table or of a folder of tables."""
+    file = find_files(path)[0]
+    if kind_of(file) not in TABLES:
+        raise ConfigError(f"{file}: a spec is for tables, not for {kind_of(file)} files")
+    table = open_table(file, path, want)
     table.names  # noqa: B018 - says what is wrong with the file
     return table
 
 
-def _role(table: TableFile, name: str) -> str:
+def _role(table: Table, name: str) -> str:
     """Say what a column seems to hold, by its type and by how many different values it has."""
     kind = table.kind(name)
     if name == "" or IDENTIFIER.search(name):
         return "identifier"
-    if kind in ("date", "number", "vector", "list", "other", "empty"):
+    if kind in ("date", "vector", "list", "other", "empty"):
         return {"vector": "number", "list": "other"}.get(kind, kind)
     if kind == "whole" and "bool" in table.type_name(name):
         return "boolean"
-    values, rows = _look(table, name)
+    values, rows = _first_values(table, name)
     few, distinct = len(values) <= FEW, len(values)
+    if kind == "number":  # categories with missing values are often written 0.0, 1.0
+        return "category" if few and all(v != v or float(v).is_integer() for v in values) else kind
     if kind == "whole":
         return "category" if few else "identifier" if distinct == rows > FEW else "number"
     if formats := _date_formats(values):
@@ -257,7 +270,7 @@ def _role(table: TableFile, name: str) -> str:
     return "category" if few else "text"
 
 
-def _look(table: TableFile, name: str) -> tuple[list[Any], int]:
+def _first_values(table: Table, name: str) -> tuple[list[Any], int]:
     """Return the different values of the first block, and how many rows it has."""
     for batch in table.batches((name,), 1 << 14):
         return batch[name].unique().drop_null().to_pylist(), len(batch[name])
@@ -301,62 +314,3 @@ def _section(name: str, role: str) -> str:
     if role in LEFT_OUT:
         return f"# {quoted} {LEFT_OUT[role]}\n"
     return f"[columns.{quoted}]\n{SECTIONS[role]}"
-
-
-@dataclass
-class Fit:
-    """What of a table fits a spec, and what does not."""
-
-    problems: list[str] = field(default_factory=list)
-    unused: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    reading: Reading = field(default_factory=Reading)
-
-    def facts(self) -> dict[str, str]:
-        """Return the findings in words."""
-        facts = {"fits": "no" if self.problems else "yes"}
-        if self.problems:
-            facts["problems"] = "\n".join(self.problems)
-        if self.unused:
-            facts["columns not used"] = ", ".join(self.unused)
-        if self.warnings:
-            facts["warnings"] = "\n".join(self.warnings)
-        return {**facts, **self.reading.facts()}
-
-
-def check_data(path: Path, spec: SketchSpec, csv: CsvOptions) -> Fit:
-    """Read a table column by column as the spec says, and collect what does not fit."""
-    table, found = _first_table(path, csv, spec.null_values), Fit()
-    columns = [c for c in spec.columns if isinstance(c, Column)]
-    used = {c.name for c in columns} | {spec.label.column}
-    found.unused = [name for name in table.names if name not in used]
-    for column in columns:
-        if column.name not in table.names:
-            found.problems.append(f"column {column.name!r} is missing")
-            continue
-        _try(path, replace(spec.want(csv=csv), columns=(column,), label=None), found)
-    if spec.label.column is not None and spec.label.column not in table.names:
-        found.problems.append(f"the label {spec.label.column!r} is missing")
-    found.warnings = found.reading.warnings()
-    for name, count in found.reading.others.items():
-        if found.reading.rows and count > found.reading.rows / 2:
-            found.warnings.append(f"most values of {name!r} are none of its levels")
-    return found
-
-
-def _try(path: Path, want: Want, found: Fit) -> None:
-    reading = found.reading
-    try:
-        source: Any = TableSource(find_files(path), path, want)
-        for _ in source.blocks():
-            pass
-    except DataError as error:
-        found.problems.append(str(error).removeprefix(f"{path}: "))
-        return
-    own = source.reading
-    reading.rows = reading.kept = own.rows
-    reading.missing += own.missing
-    reading.others += own.others
-    reading.ranges |= own.ranges
-    reading.identifiers += own.identifiers
-    reading.assumed = own.assumed

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.files.finding import INDEX, FileNames, find_files
+from fedcohort.files.sketching import INDEX
+from fedcohort.files.source import find_files
 from fedcohort.files.spec import ReleaseOptions, user_values
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.privacy.planning import signal_to_noise
@@ -27,6 +29,38 @@ from fedcohort.sketch.race import RaceSketch
 from fedcohort.storage import write_atomically
 
 STAGING = ".staging"
+MAX_STEM = 100
+RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+
+
+class FileNames:
+    """Gives every client a file name of its own that stays inside its folder.
+
+    Letters, digits, ``.``, ``_`` and ``-`` stay; anything else becomes ``_`` and the name gets a
+    digest of the id, as do names that would meet another on a system that ignores case.
+
+    Examples
+    --------
+    >>> names = FileNames()
+    >>> names.of("site-a"), names.of("../../etc/passwd"), names.of("Site-A")
+    ('site-a.sketch', 'etc_passwd-4d606f08.sketch', 'Site-A-f6b6c7bf.sketch')
+    """
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def of(self, client: str) -> str:
+        """Return the file name of a client's sketch."""
+        safe = re.sub(r"[^A-Za-z0-9._-]+", "_", client).strip("._-")[:MAX_STEM]
+        plain = safe == client != "" and not RESERVED.fullmatch(safe)
+        if not plain or safe.lower() in self._taken:
+            digest = hashlib.blake2b(client.encode("utf-8", "surrogatepass")).hexdigest()
+            safe = f"{safe or 'client'}-{digest[:8]}"
+            while safe.lower() in self._taken:
+                digest = digest[1:]
+                safe = f"{safe}{digest[0]}"
+        self._taken.add(safe.lower())
+        return f"{safe}.sketch"
 
 
 class Written(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,6 @@ import numpy as np
 
 from fedcohort.exceptions import DataError, IncompatibleSketches, InvalidSketch
 from fedcohort.files.columns import columns_of
-from fedcohort.files.finding import lost_files
 from fedcohort.files.marginals import bins_of
 from fedcohort.files.source import Block, Source
 from fedcohort.rounds import check_id
@@ -19,6 +20,7 @@ from fedcohort.sketch.transforms import Transform
 
 OnRows = Callable[[int], None]
 Classes = dict[int, RaceSketch]  # the sketch of each class of one client
+INDEX = "clients.json"
 ALL_ROWS = ""  # the client of data without client ids
 NO_ROWS = "the data have no rows, so there is nothing to sketch"
 MEMORY = 512 << 20  # for the sketches of one pass over the data
@@ -206,6 +208,32 @@ def sketch_files(paths: Sequence[Path]) -> list[Path]:
             raise DataError(f"{path}: given twice")
         seen.add(real)
     return files
+
+
+def client_names(paths: Sequence[Path]) -> list[str]:
+    """Return the clients of sketch files, from the folder's index or else from the file names.
+
+    Two clients of one name are called by their paths.
+    """
+    indexes = {folder: _index(folder) for folder in {path.parent for path in paths}}
+    names = [indexes[path.parent].get(path.name, path.stem) for path in paths]
+    uses = Counter(names)
+    return [name if uses[name] == 1 else str(path) for path, name in zip(paths, names, strict=True)]
+
+
+def lost_files(folder: Path) -> list[str]:
+    """Return the sketches that a folder's index names and that are not there."""
+    return [name for name in _index(folder) if not (folder / name).is_file()]
+
+
+def _index(folder: Path) -> dict[str, str]:
+    try:
+        held = json.loads((folder / INDEX).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}  # no index, or somebody else's file of that name
+    if not isinstance(held, dict):
+        return {}
+    return {k: v for k, v in held.items() if isinstance(v, str) and v}
 
 
 def sketch_warnings(sketch: RaceSketch, source: Source) -> list[str]:

@@ -1,27 +1,66 @@
-"""What every reader offers: blocks of rows, and a report of what was left out and why."""
+"""Data on disk as a source of blocks of rows, and a report of what was left out and why."""
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.exceptions import DataError
-from fedcohort.files.columns import Column
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.files.columns import Column, SiteColumn
 
 Form = Literal["vectors", "texts", "sets"]
 Nulls = Literal["error", "drop", "zero"]
 BLOCK_NUMBERS = 1 << 21  # numbers per block: 16 MB as float64
 BLOCK_ROWS = 1 << 16
 BLOCK_TEXTS = 4096
+MAX_LINE = 1 << 20
 NULL_VALUES = ("?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null")
 IDENTIFIER = re.compile(r"(^|[_. -])(id|uuid|guid|mrn|row_?names?|index)$|^Unnamed: 0$", re.I)
+ENDINGS = {
+    "parquet": r"\.(parquet|pq)",
+    "csv": r"\.(csv|tsv|data)(\.gz|\.bz2)?",
+    "arrow": r"\.(arrow|arrows|feather|ipc)",
+    "json": r"\.(jsonl|ndjson)(\.gz|\.bz2)?",
+    "xlsx": r"\.xls[xm]",
+    "sqlite": r"\.(sqlite3?|db)",
+    "npy": r"\.npy",
+    "npz": r"\.npz",
+    "idx": r"[.-]idx\d?(-ubyte)?(\.gz)?",
+    "text": r"\.(txt|text)(\.gz)?",
+}
+TABLES = ("parquet", "csv", "arrow", "json", "xlsx", "sqlite")
+_ENDING = re.compile(f"(?:{'|'.join(f'(?P<{k}>{ending})' for k, ending in ENDINGS.items())})$")
+READABLE = (
+    ".csv, .tsv, .data, .parquet, .arrow, .feather, .jsonl, .xlsx, .sqlite, .npy, .npz, IDX "
+    "(-idx3-ubyte, .idx) or .txt"
+)
+PANDAS = 'python -c \'import pandas; pandas.{}("FILE").to_parquet("data.parquet")\''
+CONVERSIONS = {
+    ".xls": "soffice --headless --convert-to xlsx FILE",
+    ".ods": "soffice --headless --convert-to xlsx FILE",
+    ".json": "jq -c '.[]' FILE > data.jsonl",
+    ".sav": PANDAS.format("read_spss"),
+    ".dta": PANDAS.format("read_stata"),
+    ".sas7bdat": PANDAS.format("read_sas"),
+    ".xpt": PANDAS.format("read_sas"),
+    ".orc": PANDAS.format("read_orc"),
+    ".h5": PANDAS.format("read_hdf"),
+    ".rds": 'Rscript -e \'write.csv(readRDS("FILE"), "data.csv", row.names = FALSE)\'',
+    ".duckdb": 'duckdb FILE -csv -c "SELECT * FROM t" | fedcohort sketch - ...',
+    ".zip": "unzip FILE",
+}
 
 
 @dataclass(frozen=True)
@@ -60,6 +99,12 @@ class Want:
         Texts that stand for a missing value, besides the empty one.
     csv : CsvOptions
         How CSV files are written.
+    person : str, optional
+        Column with the person of a row; only the first row of each person counts.
+    table : str, optional
+        The sheet of an .xlsx file; the table, or a SELECT, of a SQLite file.
+    site : mapping of str to SiteColumn
+        How this site writes a column of the spec.
     """
 
     form: Form = "vectors"
@@ -71,11 +116,18 @@ class Want:
     batch_rows: int | None = None
     null_values: tuple[str, ...] = NULL_VALUES
     csv: CsvOptions = CsvOptions()
+    person: str | None = None
+    table: str | None = None
+    site: Mapping[str, SiteColumn] = field(default_factory=dict)
 
     def rows_for(self, dim: int) -> int:
         """How many rows to read at a time."""
         most = min(BLOCK_ROWS, BLOCK_NUMBERS // dim) if dim else BLOCK_TEXTS
         return self.batch_rows or max(1, most)
+
+    def name_at_site(self, column: str) -> str:
+        """Return how this site calls a column of the spec."""
+        return self.site[column].column or column if column in self.site else column
 
 
 @dataclass
@@ -86,53 +138,66 @@ class Reading:
     ----------
     rows, kept : int
         Rows read, and rows that were not left out.
-    missing : Counter
-        Missing values by column.
-    others : Counter
-        Values that are none of a category's public levels, by column.
+    repeated : int
+        Rows left out because their person had one already.
+    missing, others : Counter
+        By column: missing values, and values that are none of a category's public levels.
     left_out : dict
         Columns that are not used, each with the reason.
     assumed : list of str
         What was detected in the file, such as its delimiter.
+    ranges : dict
+        Lowest and highest value by column; of the label, too.
+    identifiers : list of str
+        Columns whose first block looks like one.
     """
 
     rows: int = 0
     kept: int = 0
+    repeated: int = 0
     missing: Counter[str] = field(default_factory=Counter)
     others: Counter[str] = field(default_factory=Counter)
     left_out: dict[str, str] = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     identifiers: list[str] = field(default_factory=list)
+    label: str | None = None
 
     def clear(self) -> None:
         """Begin a further pass: counts start again."""
-        self.rows = self.kept = 0
+        self.rows = self.kept = self.repeated = 0
         self.missing.clear()
         self.others.clear()
 
     def add(self, later: Reading) -> None:
-        """Add what another pass, over later files of the same data, has found."""
+        """Add what another pass, over later files of the same data, has read."""
         self.rows += later.rows
         self.kept += later.kept
         self.missing += later.missing
         self.others += later.others
         # Only the first block of a column tells whether it looks like an identifier.
         self.identifiers += [c for c in later.identifiers if c not in self.ranges]
-        for name, (low, high) in later.ranges.items():
-            before = self.ranges.get(name, (low, high))
-            self.ranges[name] = min(low, before[0]), max(high, before[1])
+        self.label = later.label
+        for name, span in later.ranges.items():
+            self._widen(name, *span)
 
-    def look_at(self, column: Column, order: NDArray[np.float64], known: NDArray[Any]) -> None:
+    def look_at(self, column: Column, order: NDArray[np.float64], present: NDArray[Any]) -> None:
         """Remember the range of a column, and whether its first block looks like an identifier."""
-        values = order[known]
-        if not len(values):
-            return
-        low, high = float(values.min()), float(values.max())
-        if column.name not in self.ranges and _identifies(column, values):
-            self.identifiers.append(column.name)
-        before = self.ranges.get(column.name, (low, high))
-        self.ranges[column.name] = min(low, before[0]), max(high, before[1])
+        values = order[present]
+        if len(values):
+            if column.name not in self.ranges and _identifies(column, values):
+                self.identifiers.append(column.name)
+            self._widen(column.name, float(values.min()), float(values.max()))
+
+    def look_at_label(self, name: str, labels: NDArray[np.int64]) -> None:
+        """Remember the range of the labels."""
+        if len(labels):
+            self.label = name
+            self._widen(name, float(labels.min()), float(labels.max()))
+
+    def _widen(self, name: str, low: float, high: float) -> None:
+        before = self.ranges.get(name, (low, high))
+        self.ranges[name] = min(low, before[0]), max(high, before[1])
 
     def facts(self) -> dict[str, str]:
         """Return what a person must know about the data that were read."""
@@ -143,9 +208,13 @@ class Reading:
                 reasons.setdefault(why, []).append(name)
             listed = [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
             facts["columns left out"] = "; ".join(listed)
-        if self.kept < self.rows:
-            dropped = f"{self.rows - self.kept:,} of {self.rows:,}, for missing values"
-            facts["rows left out"] = f"{dropped} ({_counted(self.missing)})"
+        if self.repeated:
+            facts["people"] = f"{self.kept:,}; {self.repeated:,} further rows of theirs left out"
+        if self.kept + self.repeated < self.rows:
+            count = self.rows - self.kept - self.repeated
+            facts["rows left out"] = (
+                f"{count:,} of {self.rows:,}, for missing values ({_counted(self.missing)})"
+            )
         elif self.missing:
             facts["missing values"] = _counted(self.missing)
         if self.others:
@@ -156,9 +225,10 @@ class Reading:
 
     def warnings(self) -> list[str]:
         """Return what makes a sketch of these data useless or misleading."""
-        constant = [name for name, (low, high) in self.ranges.items() if low == high]
+        same = [name for name, (low, high) in self.ranges.items() if low == high]
+        constant = [name for name in same if name != self.label]
         messages = []
-        if self.rows and self.kept < self.rows / 2:
+        if self.rows and self.kept + self.repeated < self.rows / 2:
             messages.append(
                 f"only {self.kept:,} of {self.rows:,} rows are used, because others have missing "
                 f"values: leave out the columns that miss most ({_counted(self.missing, 3)}), or "
@@ -169,6 +239,11 @@ class Reading:
         if self.identifiers:
             names = ", ".join(self.identifiers)
             messages.append(f"look like identifiers and should not be hashed: {names}")
+        if self.label is not None and self.ranges[self.label][0] > 0:
+            messages.append(
+                f"no row has label 0, the lowest {self.label!r} is {self.ranges[self.label][0]:g}: "
+                "labels count from 0, so if yours count from 1, class 0 stays empty"
+            )
         return messages
 
 
@@ -220,9 +295,9 @@ class Source(ABC):
     """
 
     form: Form
-    dim: int
-    columns: tuple[Column, ...]
-    rows: int | None
+    dim: int = 0
+    columns: tuple[Column, ...] = ()
+    rows: int | None = None
     reading: Reading
 
     @abstractmethod
@@ -230,46 +305,131 @@ class Source(ABC):
         """Yield all rows, from the first."""
 
 
+def open_source(data: Any, want: Want) -> Source:
+    """Open a data file, a folder of files of one kind, or a table in memory.
+
+    Parameters
+    ----------
+    data : path or table
+        A table is any object with ``__arrow_c_stream__``: of pandas, Polars, PyArrow, DuckDB.
+    want : Want
+
+    Raises
+    ------
+    DataError
+        For a file that is missing, unreadable, or does not hold what is wanted.
+    """
+    if hasattr(data, "__arrow_c_stream__"):
+        from fedcohort.files.table_source import TableSource
+
+        return TableSource([data], Path("the table"), want)
+    root = Path(data)
+    return open_files(find_files(root), root, want)
+
+
+def open_files(files: Sequence[Path], root: Path, want: Want, skip: int = 0) -> Source:
+    """Open files of one kind below `root`; the first `skip` only say what the others hold."""
+    kind = kind_of(files[0])
+    if kind == "text":
+        return TextSource(files[skip:], want)
+    if kind in TABLES:
+        from fedcohort.files.table_source import TableSource
+
+        return TableSource(files, root, want, skip)
+    from fedcohort.files.arrays import ArraySource
+
+    return ArraySource(files, want, skip)
+
+
+def kind_of(path: Path) -> str | None:
+    """Return the kind of a file by its name, None for an unknown one.
+
+    Examples
+    --------
+    >>> kind_of(Path("train-images-idx3-ubyte.gz")), kind_of(Path("notes.md"))
+    ('idx', None)
+    """
+    match = _ENDING.search(path.name.lower())
+    return None if match is None else match.lastgroup
+
+
+def find_files(root: Path) -> list[Path]:
+    """Return the file itself, or the sorted data files of a folder, which must be of one kind."""
+    if not root.exists():
+        raise DataError(f"{root}: no such file or folder")
+    if root.is_file():
+        if kind_of(root) is None:
+            command = CONVERSIONS.get(root.suffix.lower())
+            remedy = f"; convert it: {command}" if command else f"; known are {READABLE}"
+            raise DataError(f"{root}: unknown kind of file{remedy}")
+        return [root]
+    inside = (p for p in sorted(root.rglob("*")) if not _hidden(p, root) and p.is_file())
+    files = [p for p in inside if kind_of(p) is not None]
+    kinds = {kind_of(p): p for p in files}
+    if len(kinds) != 1:
+        there = " and ".join(str(p) for p in kinds.values()) or "none"
+        raise DataError(f"{root}: a folder must hold data files of one kind; found {there}")
+    return files
+
+
+def _hidden(path: Path, root: Path) -> bool:
+    """Whether a file or its folder is one of those that tools leave beside the data."""
+    return any(part.startswith((".", "_")) for part in path.relative_to(root).parts)
+
+
 class Place(NamedTuple):
     """Where a block lies: its file, its first row there, and the names of its columns."""
 
     path: str
     first: int
-    names: Sequence[str] = ()
 
-    def name(self, column: int) -> str:
-        """Name a column for a message."""
-        return repr(self.names[column]) if self.names else str(column)
-
-
-def fill(x: NDArray[Any], place: Place, nulls: Nulls) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Deal with NaN in vectors; return them and which rows to keep. Infinity is refused.
-
-    Examples
-    --------
-    >>> x, keep = fill(np.array([[1.0, np.nan], [3.0, 4.0]]), Place("a.csv", 0), "zero")
-    >>> x.tolist(), keep.tolist()
-    ([[1.0, 0.0], [3.0, 4.0]], [True, True])
-    """
-    keep = np.ones(len(x), bool)
-    if x.dtype.kind != "f" or np.isfinite(x).all():
-        return x, keep
-    infinite = np.isinf(x)
-    if infinite.any():
-        row, column = np.argwhere(infinite)[0]
-        raise DataError(f"{place.path}: column {place.name(column)}, row {place.first + row}: inf")
-    missing = np.isnan(x)
-    if nulls == "error":
-        row, column = np.argwhere(missing)[0]
-        raise missing_value(place, place.name(column), int(row))
-    if nulls == "drop":
-        return x, ~missing.any(axis=1)
-    return np.where(missing, 0, x), keep
+    def missing(self, column: str, row: int) -> DataError:
+        """Say where a value is missing and what can be done."""
+        return DataError(
+            f"{self.path}: column {column}, row {self.first + row}: the value is missing (null or "
+            "NaN); choose --nulls drop or --nulls zero, or leave the column out"
+        )
 
 
-def missing_value(place: Place, column: str, row: int) -> DataError:
-    """Say where a value is missing and what can be done."""
-    return DataError(
-        f"{place.path}: column {column}, row {place.first + row}: the value is missing (null or "
-        "NaN); choose --nulls drop or --nulls zero, or leave the column out"
-    )
+@contextmanager
+def decompressed(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, through gzip if its name ends in .gz."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        yield cast("IO[bytes]", file)
+
+
+class TextSource(Source):
+    """Lines of UTF-8 files, plain or .gz, as texts; blank lines are left out."""
+
+    form = "texts"
+
+    def __init__(self, files: Sequence[Path], want: Want) -> None:
+        for option, value in (("--text", want.text), ("--label", want.label), ("--by", want.by)):
+            if value is not None:
+                raise ConfigError(f"{files[0]}: a text file has no columns; leave out {option}")
+        if want.form == "vectors":
+            raise ConfigError(f"{files[0]}: texts need --hash minhash")
+        self._files, self._rows, self.reading = files, want.rows_for(0), Reading()
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield lists of lines."""
+        for path in self._files:
+            lines = _lines(path)
+            while block := list(islice(lines, self._rows)):
+                yield Block(block)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    number = 0
+    try:
+        with decompressed(path) as file:
+            while line := file.readline(MAX_LINE + 1):
+                number += 1
+                if len(line) > MAX_LINE:
+                    raise DataError(f"{path}: line {number} is longer than {MAX_LINE} bytes")
+                if text := line.decode("utf-8").strip():
+                    yield text
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: line {number} is not UTF-8 text") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None

@@ -3,27 +3,34 @@
 ::
 
     [sketch]                 # hash = "srp", "pstable" or "minhash"; rows, bits, width, seed ...
-    [privacy]                # epsilon, delta, neighbors, n, expect
+    [privacy]                # epsilon, delta, neighbors, n, expect, explain
     [missing]                # null_values = ["-9"], besides ?, NA and the empty text
     [label]                  # column, classes, weight
-    [columns.age]            # kind, center, scale, levels, ...: see `files.columns.Column`
+    [person]                 # column: only the first row of each person counts
+    [columns.age]            # kind, center, scale, levels, ...: see `files.columns.Column`;
+                             # min, max, unit: see `Limits`
 
-Nothing in a spec comes from the data of one site, so it can be shared.
+Nothing in a spec comes from the data of one site, so it can be shared. What differs at one site is
+in a file of its own, which stays there::
+
+    [missing]                # further null_values of this site
+    [columns.age]            # column, codes, format, factor: see `files.columns.SiteColumn`
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypeVar
 
 from fedcohort.exceptions import ConfigError, FedcohortError
-from fedcohort.files.columns import Column, check_names
+from fedcohort.files.columns import Column, SiteColumn, check_names
 from fedcohort.files.source import NULL_VALUES, CsvOptions, Form, Nulls, Source, Want
+from fedcohort.options import checked_options, parse_value, unknown
 from fedcohort.privacy.calibration import Neighbors
 from fedcohort.privacy.planning import sketch_size
 from fedcohort.privacy.release import Release, Size, noise_for
@@ -32,6 +39,7 @@ from fedcohort.sketch.transforms import Tokenizer, Transform
 from fedcohort.storage import read_toml
 
 Family = Literal["srp", "pstable", "minhash"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,22 @@ class ReleaseOptions:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What the values of a column of numbers must be, checked at the site, never sent.
+
+    Parameters
+    ----------
+    min, max : float, optional
+    unit : str, optional
+        In which unit they are, for messages.
+    """
+
+    min: float | None = None
+    max: float | None = None
+    unit: str | None = None
+
+
+@dataclass(frozen=True)
 class SketchSpec:
     """How all sites make their sketches.
 
@@ -125,6 +149,10 @@ class SketchSpec:
         Further markers of missing values.
     center, scale
         Public constants for all columns: a number, one per column, or by column name.
+    person : str, optional
+        Column with the person of a row; only the first row of each counts.
+    limits : mapping of str to Limits
+        By column, for `files.check`.
     """
 
     hash: HashOptions = HashOptions()
@@ -136,49 +164,50 @@ class SketchSpec:
     null_values: tuple[str, ...] = ()
     center: Any = 0.0
     scale: Any = 1.0
+    person: str | None = None
+    limits: Mapping[str, Limits] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         family, size, label = self.hash.hash, self.hash, self.label
-        if family not in get_args(Family):
-            raise ConfigError(f"hash={family!r}: use one of {', '.join(get_args(Family))}")
         constants = not (_is(self.center, 0.0) and _is(self.scale, 1.0))
         private = self.release.epsilon is not None
         idle = {
-            "--bits belongs to --hash srp; use --buckets": size.bits is not None
-            and family != "srp",
-            "--buckets belongs to minhash and pstable; use --bits": size.buckets is not None
+            "bits belongs to hash srp; use buckets": size.bits is not None and family != "srp",
+            "buckets belongs to minhash and pstable; use bits": size.buckets is not None
             and family == "srp",
-            "--width belongs to --hash pstable": size.width is not None and family != "pstable",
-            "--center and --scale are for numbers, not for minhash": constants
-            and family == "minhash",
+            "width belongs to hash pstable": size.width is not None and family != "pstable",
+            "center and scale are for numbers, not for minhash": constants and family == "minhash",
             "--label and --classes go together": (label.column is None) != (label.classes is None),
             "--label: minhash takes no labels; name the label among --columns": family == "minhash"
             and label.column is not None,
-            "--delta needs --epsilon": not private and self.release.delta != 0,
-            "--n private needs --epsilon": not private and self.release.n != "public",
-            "--explain takes a share from 0 to below 1": not 0 <= self.release.explain < 1,
+            "delta needs --epsilon": not private and self.release.delta != 0,
+            "n=private needs --epsilon": not private and self.release.n != "public",
+            "explain takes a share from 0 to below 1": not 0 <= self.release.explain < 1,
         }
         for message, wrong in idle.items():
             if wrong:
                 raise ConfigError(message)
         if self.text is not None and (family != "minhash" or self.columns):
-            raise ConfigError(f"--text {self.text}: goes with --hash minhash and without --columns")
+            raise ConfigError(f"--text {self.text}: goes with hash=minhash and without --columns")
 
     @property
     def digest(self) -> str:
         """A short name of the spec, for the headers of its sketches."""
-        text = json.dumps(asdict(self), sort_keys=True, default=str)
+        stated = asdict(replace(self, limits={}))
+        text = json.dumps({k: v for k, v in stated.items() if v != {}}, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def want(
         self,
         by: str | None = None,
         nulls: Nulls = "error",
-        batch_rows: int | None = None,
         csv: CsvOptions | None = None,
+        table: str | None = None,
+        site: Site | None = None,
     ) -> Want:
         """Return what to read of a site's data."""
         form: Form = "sets" if self.hash.hash == "minhash" else "vectors"
+        site = site or Site()
         return Want(
             form,
             self.columns,
@@ -186,9 +215,11 @@ class SketchSpec:
             self.label.column,
             by,
             nulls,
-            batch_rows,
-            (*NULL_VALUES, *self.null_values),
-            csv or CsvOptions(),
+            null_values=(*NULL_VALUES, *self.null_values, *site.null_values),
+            csv=csv or CsvOptions(),
+            person=self.person,
+            table=table,
+            site=site.columns,
         )
 
     def settle(self, source: Source) -> None:
@@ -209,15 +240,14 @@ class SketchSpec:
         if not source.columns or self.hash.hash == "minhash":
             return
         names = [column.name for column in source.columns]
-        center = by_column("--center", self.center, names)
-        scale = by_column("--scale", self.scale, names)
+        center = by_column("center", self.center, names)
+        scale = by_column("scale", self.scale, names)
         if _is(center, 0.0) and _is(scale, 1.0):
             return
-        with user_values():
-            source.columns = tuple(
-                replace(column, center=_pick(center, i), scale=_pick(scale, i))
-                for i, column in enumerate(source.columns)
-            )
+        source.columns = tuple(
+            replace(column, center=_pick(center, i), scale=_pick(scale, i))
+            for i, column in enumerate(source.columns)
+        )
 
     def empty_sketch(self, source: Source) -> RaceSketch:
         """Return the sketch that all sites with this spec begin with."""
@@ -226,20 +256,19 @@ class SketchSpec:
             rows, bits = self._size(source)
             if size.hash == "minhash":
                 tokens = self.tokenizer if source.form == "texts" else None
-                made = RaceSketch.minhash(rows, size.buckets or 1 << bits, size.seed, tokens)
+                empty = RaceSketch.minhash(rows, size.buckets or 1 << bits, size.seed, tokens)
             elif size.hash == "srp":
                 step = self._transform(source)
-                made = RaceSketch.srp(source.dim, rows, bits, size.seed, transform=step)
+                empty = RaceSketch.srp(source.dim, rows, bits, size.seed, transform=step)
             else:
                 width = 2.0 if size.width is None else size.width
                 step, buckets = self._transform(source), size.buckets or 1 << bits
-                made = RaceSketch.pstable(source.dim, rows, width, buckets, size.seed, step)
-        made.columns = tuple(column.spec() for column in source.columns)
+        empty.columns = tuple(column.spec() for column in source.columns)
         if self.release.explain:
             if not source.columns or source.form != "vectors":
-                raise ConfigError("--explain compares the columns of a table, as srp or pstable")
-            made.marginals = ColumnCounts.empty(len(source.columns))
-        return made
+                raise ConfigError("explain compares the columns of a table, as srp or pstable")
+            empty.marginals = ColumnCounts.empty(len(source.columns))
+        return empty
 
     def _size(self, source: Source) -> tuple[int, int]:
         """Return rows and bits: as given, as a privacy budget allows, or the usual 200 and 6.
@@ -252,8 +281,8 @@ class SketchSpec:
             dim = source.dim if size.hash == "srp" else None
             joint = 1 - release.explain
             budget = release.epsilon * joint, release.delta * joint
-            made = sketch_size(release.expect, *budget, dim, release.neighbors)
-            rows, bits = made.rows, made.bits
+            planned = sketch_size(release.expect, *budget, dim, release.neighbors)
+            rows, bits = planned.rows, planned.bits
         return (
             rows if size.rows is None else size.rows,
             bits if size.bits is None else size.bits,
@@ -287,18 +316,15 @@ def by_column(option: str, constant: Any, names: Sequence[str]) -> Any:
             raise ConfigError(f"{option}: no numbers for {lacking}")
         return [constant[c] for c in names]
     if isinstance(constant, Sequence) and len(constant) != len(names):
-        what = option.removeprefix("--")
-        raise ConfigError(f"transform: {what} has {len(constant)} numbers for dim={len(names)}")
+        raise ConfigError(f"{option} has {len(constant)} numbers for dim={len(names)}")
     return constant
 
 
-def read_constants(option: str, text: str | None, default: float) -> Any:
+def read_constants(option: str, text: str) -> Any:
     """Read public constants: a number, comma-separated numbers, or a JSON file.
 
     The file holds a number, a list, or an object that gives each column its number.
     """
-    if text is None:
-        return default
     try:
         given = [float(part) for part in text.split(",")]
         return given[0] if len(given) == 1 else given
@@ -306,8 +332,8 @@ def read_constants(option: str, text: str | None, default: float) -> Any:
         pass
     try:
         return json.loads(Path(text).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{option} {text}: neither numbers nor a JSON file ({error})") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{option}={text}: neither numbers nor a JSON file ({error})") from None
 
 
 @contextmanager
@@ -321,82 +347,143 @@ def user_values() -> Iterator[None]:
         raise ConfigError(str(error)) from None
 
 
-TEXTS = ("hash", "neighbors", "n", "column")
-SECTIONS = ("sketch", "privacy", "missing", "label", "columns")
+def _checked(owner: str, maker: Callable[..., T], options: Any) -> T:
+    """Make an object of options whose names and types are checked."""
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{owner} must be a section")
+    return maker(**checked_options(owner, maker, options))
+
+
+def spec_from_settings(
+    settings: Mapping[str, str],
+    columns: Sequence[str] = (),
+    text: str | None = None,
+    label: LabelOptions | None = None,
+    epsilon: float | None = None,
+    null_values: tuple[str, ...] = (),
+    texts: bool = False,
+) -> SketchSpec:
+    """Make a spec of ``--set key=value`` and of the options that a command has.
+
+    Keys are those of the sections [sketch] and [privacy] of a file, and label_weight, center,
+    scale, analyzer and ngrams. `texts` says whether the data are texts, which are hashed by minhash.
+
+    Examples
+    --------
+    >>> spec_from_settings({"rows": "50", "delta": "1e-6"}, epsilon=1.0).hash.rows
+    50
+    """
+    given = {key: parse_value(value) for key, value in settings.items()}
+    family = {"hash": "minhash"} if texts or text is not None else {}
+    more: dict[str, Any] = {}
+    for option in ("center", "scale"):
+        if option in given:
+            more[option] = read_constants(option, settings[option])
+            given.pop(option)
+    if "ngrams" in given:
+        given["ngrams"] = _ngrams(settings["ngrams"])
+    if "label_weight" in given:
+        label = _checked(
+            "--set",
+            LabelOptions,
+            {**asdict(label or LabelOptions()), "weight": given.pop("label_weight")},
+        )
+    parts: dict[Any, dict[str, Any]] = {
+        HashOptions: family,
+        ReleaseOptions: {"epsilon": epsilon},
+        Tokenizer: {},
+    }
+    keys = {name: maker for maker in parts for name in maker.__dataclass_fields__}
+    for key, value in given.items():
+        if key not in keys or key == "epsilon":
+            raise unknown("key", key, [*keys, "center", "scale", "label_weight"], "of --set")
+        parts[keys[key]][key] = value
+    with user_values():
+        hashing, release, tokenizer = (_checked("--set", *part) for part in parts.items())
+    label = label or LabelOptions()
+    return SketchSpec(hashing, label, release, tuple(columns), text, tokenizer, null_values, **more)
+
+
+def _ngrams(text: str) -> tuple[int, int]:
+    shortest, _, longest = text.partition("-")
+    try:
+        return int(shortest), int(longest or shortest)
+    except ValueError:
+        raise ConfigError(f"ngrams={text}: write 2, or 1-3") from None
+
+
+SECTIONS = ("sketch", "privacy", "missing", "label", "person", "columns")
 
 
 def load_spec(path: Path) -> SketchSpec:
     """Read a spec from a TOML file; ConfigError names the key that is wrong."""
-    held = read_toml(path)
+    content = read_toml(path)
     try:
-        return spec_from(held)
+        return spec_from(content)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def spec_from(held: Mapping[str, Any]) -> SketchSpec:
+def spec_from(content: Mapping[str, Any]) -> SketchSpec:
     """Make a spec of the sections of a TOML file."""
-    unknown = sorted(set(held) - set(SECTIONS))
-    if unknown:
-        raise ConfigError(f"unknown section [{unknown[0]}]; there are {', '.join(SECTIONS)}")
-    missing = _section(held, "missing", ("null_values",)).get("null_values", [])
-    if not isinstance(missing, list) or not all(isinstance(m, (str, int, float)) for m in missing):
-        raise ConfigError(f"[missing] null_values={missing!r} must be a list of texts")
-    columns = held.get("columns", {})
+    for section in content:
+        if section not in SECTIONS:
+            raise unknown("section", section, SECTIONS)
+    hashing = _checked("[sketch]", HashOptions, content.get("sketch", {}))
+    columns = content.get("columns", {})
     if not isinstance(columns, Mapping) or not columns:
         raise ConfigError("a spec needs a section [columns.NAME] per column that is hashed")
     return SketchSpec(
-        HashOptions(**_section(held, "sketch", _names(HashOptions))),
-        LabelOptions(**_section(held, "label", _names(LabelOptions))),
-        ReleaseOptions(**_section(held, "privacy", _names(ReleaseOptions))),
-        _columns(columns, minhash=_section(held, "sketch", None).get("hash") == "minhash"),
-        null_values=tuple(str(m) for m in missing),
+        hashing,
+        _checked("[label]", LabelOptions, content.get("label", {})),
+        _checked("[privacy]", ReleaseOptions, content.get("privacy", {})),
+        _columns(columns, minhash=hashing.hash == "minhash"),
+        null_values=_null_values(content),
+        person=_checked("[person]", LabelOptions, content.get("person", {})).column,
+        limits={
+            name: _checked(f"[columns.{name}]", Limits, _some(options, LIMITS))
+            for name, options in columns.items()
+            if not LIMITS.isdisjoint(options)
+        },
     )
 
 
-def _names(options: Any) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(options))
+LIMITS = frozenset(Limits.__dataclass_fields__)
 
 
-def _section(held: Mapping[str, Any], name: str, allowed: tuple[str, ...] | None) -> dict[str, Any]:
-    section = held.get(name, {})
-    if not isinstance(section, dict):
-        raise ConfigError(f"[{name}] must be a section")
-    for key in section if allowed is not None else ():
-        if key not in cast("tuple[str, ...]", allowed):
-            raise ConfigError(f"[{name}] has no key {key!r}; it has {', '.join(allowed or ())}")
-    for key, value in section.items():
-        kind = {"null_values": list}.get(key, str if key in TEXTS else (int, float))
-        if not isinstance(value, kind) or isinstance(value, bool):
-            what = "text" if key in TEXTS else "a list" if kind is list else "a number"
-            raise ConfigError(f"[{name}] {key}={value!r} must be {what}")
-    return dict(section)
+def _some(options: Mapping[str, Any], keys: frozenset[str], inside: bool = True) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if (key in keys) == inside}
 
 
-def _columns(held: Mapping[str, Any], minhash: bool) -> tuple[Column, ...]:
+def _null_values(content: Mapping[str, Any]) -> tuple[str, ...]:
+    def missing(null_values: tuple[Any, ...] = ()) -> tuple[str, ...]:
+        return tuple(map(str, null_values))
+
+    return _checked("[missing]", missing, content.get("missing", {}))
+
+
+def _columns(content: Mapping[str, Any], minhash: bool) -> tuple[Column, ...]:
     """Make the columns; say of all numbers at once which constants are still to be given."""
-    allowed = set(_names(Column)) - {"name"}
-    made, open_ = [], []
-    for name, options in held.items():
+    columns, open_ = [], []
+    for name, options in content.items():
+        owner = f"[columns.{name}]"
         if not isinstance(options, dict):
-            raise ConfigError(f"[columns.{name}] must be a section")
-        if unknown := sorted(set(options) - allowed):
-            known = ", ".join(sorted(allowed))
-            raise ConfigError(f"[columns.{name}] has no key {unknown[0]!r}; it has {known}")
-        options = {"kind": "value"} if minhash else {"missing": "indicator", **options}
-        kind = options.get("kind", "number")
-        if kind == "number" and not {"center", "scale"} <= options.keys():
+            raise ConfigError(f"{owner} must be a section")
+        given = _some(options, LIMITS, inside=False)
+        given = {"kind": "value"} if minhash else {"missing": "indicator", **given}
+        kind = given.get("kind", "number")
+        if kind == "number" and not {"center", "scale"} <= given.keys():
             open_.append(name)
-        elif kind in ("category", "ordered") and "levels" in options:
-            options["levels"] = tuple(_level(level) for level in options["levels"])
-        if name not in open_:
-            made.append(Column(name, **options))
+            continue
+        if kind in ("category", "ordered") and isinstance(given.get("levels"), list):
+            given["levels"] = [_level(level) for level in given["levels"]]
+        columns.append(_checked(owner, Column, {**given, "name": name}))
     if open_:
         raise ConfigError(
             f"give center and scale, public constants, to the numbers {', '.join(open_)}"
         )
-    check_names(made)
-    return tuple(made)
+    check_names(columns)
+    return tuple(columns)
 
 
 def _level(level: Any) -> str:
@@ -406,3 +493,30 @@ def _level(level: Any) -> str:
     if isinstance(level, float) and level.is_integer():
         return str(int(level))
     return str(level)
+
+
+@dataclass(frozen=True)
+class Site:
+    """What differs at one site: how it writes columns, and further markers of missing values."""
+
+    columns: Mapping[str, SiteColumn] = field(default_factory=dict)
+    null_values: tuple[str, ...] = ()
+
+
+def load_site(path: Path, spec: SketchSpec) -> Site:
+    """Read how a site writes the columns of a spec from a TOML file."""
+    content = read_toml(path)
+    names = [c.name for c in spec.columns if isinstance(c, Column)]
+    names += [name for name in (spec.label.column, spec.person) if name is not None]
+    try:
+        for section in content:
+            if section not in ("columns", "missing"):
+                raise unknown("section", section, ("columns", "missing"))
+        columns = content.get("columns", {})
+        for name in columns:
+            if name not in names:
+                raise unknown("column", name, names, "of the spec")
+        made = {name: _checked(f"[columns.{name}]", SiteColumn, c) for name, c in columns.items()}
+        return Site(made, _null_values(content))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,8 +14,8 @@ from numpy.typing import NDArray
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.columns import Column, columns_width
 from fedcohort.files.encode import count_others, encode, floats, texts, unpacked
-from fedcohort.files.source import Block, Nulls, Place, Reading, Source, Want, missing_value
-from fedcohort.files.table_file import Kind, TableFile, need_pyarrow
+from fedcohort.files.source import Block, Nulls, Place, Reading, Source, Want
+from fedcohort.files.tables import Kind, Table, need_pyarrow, open_table
 
 Bools = NDArray[np.bool_]
 NUMBERS: tuple[Kind, ...] = ("whole", "number", "vector", "empty")
@@ -32,6 +33,7 @@ ALLOWED: dict[str, tuple[Kind, ...]] = {
     "tokens": ("list",),
     "label": ("whole", "number"),
     "by": ("whole", "text"),
+    "person": ("whole", "text"),
 }
 REMEDY = {
     "vectors": "vectors hold numbers; leave the column out, say in a spec what it holds, or "
@@ -41,8 +43,9 @@ REMEDY = {
     "tokens": "every file must have lists there",
     "label": "--label takes whole numbers from 0",
     "by": "--by takes text or whole numbers",
+    "person": "a person has an id of text or whole numbers",
 }
-AS_WRITTEN = ("texts", "by", "boolean", "category", "ordered", "date", "text", "value")
+AS_WRITTEN = ("texts", "by", "person", "boolean", "category", "ordered", "date", "text", "value")
 
 
 class TableSource(Source):
@@ -51,149 +54,175 @@ class TableSource(Source):
     As vectors, columns become numbers as their `Column` says; without one, numbers and booleans
     (0 and 1) are taken as they are. As sets, each value is the token ``column=value``. A text
     column gives texts, or token sets if it holds lists. Folders named ``column=value`` give that
-    column to the files inside.
+    column to the files inside. The first `skip` files only say what the others hold.
     """
 
-    def __init__(self, files: Sequence[Path], root: Path, want: Want) -> None:
+    def __init__(self, files: Sequence[Any], root: Path, want: Want, skip: int = 0) -> None:
         need_pyarrow()
-        quoted = want.text is None  # "" in quotes is a text, and elsewhere a missing value
-        self.files = [TableFile(p, root, want.csv, want.null_values, quoted) for p in files]
+        tables = [open_table(file, root, want) for file in files]
+        self._first, self._tables = tables[0], tables[skip:]
         self._want, self.reading = want, Reading()
         self.form = want.form
         self._tokens = False
+        self._people: set[bytes] = set()
         if want.text is not None:
-            self._tokens = self.files[0].kind(want.text) == "list"
+            self._tokens = self._first.kind(want.text) == "list"
             self.form = "sets" if self._tokens else "texts"
             self.columns = (Column(want.text, "value"),)
         else:
             self.columns = tuple(map(self._column, self._named() or self._all_columns()))
         self._check_roles()
-        self._check(self.files[0])
+        self._check(self._first)
         self.dim = columns_width(self.columns) if self.form == "vectors" else 0
-        if self.files[0].is_csv:
-            self.reading.assumed += self.files[0].dialect.detected
+        self.reading.assumed += self._first.detected
 
     @property
     def rows(self) -> int | None:  # type: ignore[override]
         """Rows in all, where the files say so."""
-        counts = [table.rows for table in self.files]
+        counts = [table.rows for table in self._tables]
         return None if None in counts else sum(n for n in counts if n is not None)
 
     def blocks(self) -> Iterator[Block]:
         """Yield vectors (n, dim), lists of texts or lists of token lists."""
         self.reading.clear()
+        self._people.clear()
         rows, uses = self._want.rows_for(self.dim), self._uses()
         as_text = [c for c, use in uses.items() if use in AS_WRITTEN]
         as_numbers = [c for c, use in uses.items() if use in ("number", "vectors", "label")]
-        for table in self.files:
+        for table in self._tables:
             self._check(table)
             first = 0
             for batch in table.batches(tuple(uses), rows, as_text, as_numbers):
-                yield self._block(batch, Place(str(table.path), first))
+                yield self._block(batch, Place(table.where, first))
                 first += batch.num_rows
 
     def _named(self) -> list[str | Column]:
         """Return the columns asked for, patterns such as ``p*`` replaced by those they match."""
-        table, found = self.files[0], list[str | Column]()
+        table, chosen = self._first, list[str | Column]()
         for wanted in self._want.columns:
             if isinstance(wanted, Column):
-                found.append(wanted)
+                chosen.append(wanted)
                 continue
             exact = wanted in table.names or not set(wanted) & set("*?[")
             matching = [c for c in table.names if fnmatchcase(c, wanted)]
             if not exact and not matching:
                 table.kind(wanted)  # says which columns there are
-            found += [wanted] if exact else matching
-        names = [c.name if isinstance(c, Column) else c for c in found]
+            chosen += [wanted] if exact else matching
+        names = [c.name if isinstance(c, Column) else c for c in chosen]
         if len(set(names)) < len(names):
             raise ConfigError(f"--columns {','.join(names)}: name each column once")
-        return found
+        return chosen
 
     def _all_columns(self) -> list[str | Column]:
         """Return every column that has the form, in the file's order; say which were left out."""
-        table, taken = self.files[0], (self._want.label, self._want.by)
+        table, taken = self._first, (self._want.label, self._want.by, self._want.person)
         use = "vectors" if self.form == "vectors" else "value"
-        found = list[str | Column]()
+        usable = list[str | Column]()
         for name in table.names:
             if name in taken:
                 continue
             if not name:
                 self.reading.left_out["the column without a name"] = "row names, as R writes them"
             elif table.kind(name) in ALLOWED[use]:
-                found.append(name)
+                usable.append(name)
             else:
                 self.reading.left_out[name] = f"{table.type_name(name)} is not a number"
-        if not found:
-            raise DataError(f"{table.path}: no column holds numbers; {REMEDY[use]}")
-        return found
+        if not usable:
+            raise DataError(f"{table.where}: no column holds numbers; {REMEDY[use]}")
+        return usable
 
     def _column(self, wanted: str | Column) -> Column:
         if isinstance(wanted, Column):
             return wanted
         if self.form != "vectors":
             return Column(wanted, "value")
-        return Column(wanted, size=self.files[0].width(wanted), missing=self._want.nulls)
+        return Column(wanted, size=self._first.width(wanted), missing=self._want.nulls)
 
     def _uses(self) -> dict[str, str]:
-        """Say what every column is used for: a column's kind, texts, tokens, label or by."""
-        uses: dict[str, str] = {c.name: c.kind for c in self.columns}
+        """Say what every column of the site is used for: its kind, texts, tokens, label ..."""
+        name = self._want.name_at_site
+        uses: dict[str, str] = {name(c.name): c.kind for c in self.columns}
         if self._want.text is not None:
             uses[self._want.text] = "tokens" if self._tokens else "texts"
-        for role, name in (("label", self._want.label), ("by", self._want.by)):
-            if name is not None:
-                uses[name] = role
+        for role, column in self._roles():
+            uses[name(column)] = role
         return uses
 
+    def _roles(self) -> list[tuple[str, str]]:
+        want = self._want
+        roles = (("label", want.label), ("by", want.by), ("person", want.person))
+        return [(role, name) for role, name in roles if name is not None]
+
     def _check_roles(self) -> None:
-        hashed = {column.name for column in self.columns}
-        for role, name in (("label", self._want.label), ("by", self._want.by)):
-            if name in hashed:
+        hashed = {self._want.name_at_site(column.name) for column in self.columns}
+        if len(hashed) < len(self.columns):
+            raise ConfigError("two columns of the spec are one column at this site")
+        for role, name in self._roles():
+            if self._want.name_at_site(name) in hashed:
                 raise ConfigError(f"--{role} {name}: also one of the columns that are hashed")
 
-    def _check(self, table: TableFile) -> None:
-        stated = {c.name for c in self._want.columns if isinstance(c, Column)}
+    def _check(self, table: Table) -> None:
+        stated = {
+            self._want.name_at_site(c.name) for c in self._want.columns if not isinstance(c, str)
+        }
         for name, use in self._uses().items():
             kind = table.kind(name)
             if use == "number" and name not in stated:
                 use = "vectors"
-            written = use in AS_WRITTEN and table.is_csv and name in table.schema.names
+            written = use in AS_WRITTEN and table.as_written and name in table.inside
             if kind not in ALLOWED[use] and not written:
                 remedy = REMEDY.get(use, f"the spec says that it holds a {use}")
                 raise DataError(
-                    f"{table.path}: column {name!r} is {table.type_name(name)}; {remedy}"
+                    f"{table.where}: column {name!r} is {table.type_name(name)}; {remedy}"
                 )
 
     def _block(self, batch: Any, place: Place) -> Block:
         x, keep, parts = self._content(batch, place)
         y = ids = None
-        if self._want.label is not None:
-            y, known = labels(batch[self._want.label], self._want.label, place, self._want.nulls)
-            keep &= self._note(self._want.label, known)
-        if self._want.by is not None:
-            ids, known = client_ids(batch[self._want.by], self._want.by, place, self._want.nulls)
-            keep &= self._note(self._want.by, known)
+        nulls = self._want.nulls
+        for role, column in self._roles():
+            name = self._want.name_at_site(column)
+            if role == "label":
+                y, present = labels(batch[name], name, place, nulls)
+            else:
+                names, present = client_ids(batch[name], name, place, nulls)
+                ids = names if role == "by" else ids
+            if not present.all():
+                self.reading.missing[name] += int((~present).sum())
+            keep &= present
+            if role == "person":
+                keep &= self._first_rows(names, keep)
         self.reading.rows += len(keep)
         self.reading.kept += int(keep.sum())
+        if y is not None and self._want.label is not None:
+            self.reading.look_at_label(self._want.label, y[keep])
         if keep.all():
             return Block(x, y, ids, parts)
         kept = x[keep] if isinstance(x, np.ndarray) else [x[i] for i in np.flatnonzero(keep)]
         left = [part.take(keep) for part in parts]
         return Block(kept, None if y is None else y[keep], None if ids is None else ids[keep], left)
 
-    def _note(self, name: str, known: Bools) -> Bools:
-        """Count the missing values of a label or client column."""
-        if not known.all():
-            self.reading.missing[name] += int((~known).sum())
-        return known
+    def _first_rows(self, people: NDArray[np.object_], keep: Bools) -> Bools:
+        """Say which of the rows that are kept are the first of their person."""
+        first = np.zeros(len(people), bool)
+        for row in np.flatnonzero(keep).tolist():
+            person = hashlib.blake2b(people[row].encode(), digest_size=12).digest()
+            first[row] = person not in self._people
+            self._people.add(person)
+        self.reading.repeated += int(keep.sum() - first.sum())
+        return first
 
     def _content(
         self, batch: Any, place: Place
     ) -> tuple[NDArray[Any] | list[Any], Bools, list[Any]]:
-        names = [c.name for c in self.columns]
-        want, name = self._want, names[0]
+        want = self._want
+        names = [want.name_at_site(c.name) for c in self.columns]
+        name = names[0]
         if self.form == "vectors":
             arrays = [batch[c] for c in names]
-            x, keep, parts = encode(self.columns, arrays, place, want.null_values, self.reading)
+            x, keep, parts = encode(
+                self.columns, arrays, place, want.null_values, self.reading, want.site
+            )
             for column, part in zip(self.columns, parts, strict=True):
                 self.reading.look_at(column, part.order, ~part.missing)
             self.reading.others += count_others(self.columns, parts)
@@ -205,7 +234,7 @@ class TableSource(Source):
             rows, keep = _filled(values, "", name, place, want.nulls)
         else:
             arrays = [texts(batch[c], want.null_values).to_pylist() for c in names]
-            rows, keep = value_sets(names, arrays, place, want.nulls)
+            rows, keep = value_sets([c.name for c in self.columns], arrays, place, want.nulls)
         if not keep.all():
             self.reading.missing["a hashed column"] += int((~keep).sum())
         return rows, keep, []
@@ -230,8 +259,8 @@ def value_sets(
     keep = np.ones(len(columns[0]), bool)
     sets: list[list[str]] = [[] for _ in keep]
     for name, column in zip(names, columns, strict=True):
-        values, known = _filled(column, None, name, place, nulls)
-        keep &= known
+        values, present = _filled(column, None, name, place, nulls)
+        keep &= present
         for tokens, value in zip(sets, values, strict=True):
             if value is not None:
                 tokens.append(f"{name}={value}")
@@ -241,10 +270,10 @@ def value_sets(
 def labels(column: Any, name: str, place: Place, nulls: Nulls) -> tuple[NDArray[np.int64], Bools]:
     """Return whole numbers; a missing label never counts as zero."""
     values = floats(column)
-    known = ~np.isnan(values)
-    if not known.all() and nulls != "drop":
-        raise missing_value(place, repr(name), int(np.argmin(known)))
-    values = np.where(known, values, 0)
+    present = ~np.isnan(values)
+    if not present.all() and nulls != "drop":
+        raise place.missing(repr(name), int(np.argmin(present)))
+    values = np.where(present, values, 0)
     whole = (values == np.floor(values)) & (values >= 0) & (values < 2**53)
     if not whole.all():
         row = int(np.argmin(whole))
@@ -252,7 +281,7 @@ def labels(column: Any, name: str, place: Place, nulls: Nulls) -> tuple[NDArray[
             f"{place.path}: column {name!r}, row {place.first + row}: label {values[row]:g}; "
             "labels must be whole numbers from 0"
         )
-    return values.astype(np.int64), known
+    return values.astype(np.int64), present
 
 
 def client_ids(
@@ -260,21 +289,21 @@ def client_ids(
 ) -> tuple[NDArray[np.object_], Bools]:
     """Return names of clients; a missing one is an error unless its row is dropped."""
     plain = unpacked(column).cast(need_pyarrow().string()).to_pylist()
-    known = np.array([bool(value) for value in plain], bool)
-    if not known.all() and nulls != "drop":
-        raise missing_value(place, repr(name), int(np.argmin(known)))
+    present = np.array([bool(value) for value in plain], bool)
+    if not present.all() and nulls != "drop":
+        raise place.missing(repr(name), int(np.argmin(present)))
     ids = np.empty(len(plain), object)
     ids[:] = plain
-    return ids, known
+    return ids, present
 
 
 def _filled(
     values: list[Any], zero: Any, name: str, place: Place, nulls: Nulls
 ) -> tuple[list[Any], Bools]:
-    known = np.array([value is not None for value in values], bool)
-    if known.all():
-        return values, known
+    present = np.array([value is not None for value in values], bool)
+    if present.all():
+        return values, present
     if nulls == "error":
-        raise missing_value(place, repr(name), int(np.argmin(known)))
+        raise place.missing(repr(name), int(np.argmin(present)))
     filled = [zero if value is None else value for value in values]
-    return filled, known if nulls == "drop" else np.ones(len(values), bool)
+    return filled, present if nulls == "drop" else np.ones(len(values), bool)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcohort.exceptions import ConfigError, DataError, FedcohortError
-from fedcohort.files.finding import INDEX, FileNames
+from fedcohort.files.publish import FileNames
+from fedcohort.files.sketching import INDEX
 from fedcohort.personalize.models import SUFFIX, refuse_links
 from fedcohort.personalize.registry import Record, Registry
 from fedcohort.sketch.race import RaceSketch

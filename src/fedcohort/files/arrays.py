@@ -1,0 +1,312 @@
+"""IDX, NPY and NPZ files as a source, read without trusting them.
+
+Headers are checked before anything is allocated, nothing is unpickled, and a stream is read to
+its very end, where checksums are.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.files.source import Block, Place, Reading, Source, Want, decompressed, kind_of
+from fedcohort.sketch.hashing import MAX_DIM
+from fedcohort.storage import read_npy_header
+
+MAX_NAME = 4096  # bytes of a client's name in an array
+IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+# What zipfile, gzip and NumPy's header parser raise on a damaged file.
+BROKEN = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    RuntimeError,
+    SyntaxError,
+    zlib.error,
+    zipfile.BadZipFile,
+    tokenize.TokenError,
+    NotImplementedError,
+    struct.error,
+)
+
+
+class ArraySource(Source):
+    """Rows of arrays (n, ...), flattened; several files of one shape follow each other.
+
+    The arrays of an .npz file are its columns. A .npy or IDX file holds one array, and its labels
+    and clients are other such files. Of the first `skip` files only the shape is looked at.
+    """
+
+    form = "vectors"
+
+    def __init__(self, files: Sequence[Path], want: Want, skip: int = 0) -> None:
+        if want.form != "vectors" or want.text is not None:
+            raise ConfigError(f"{files[0]}: arrays hold numbers; use --hash srp or pstable")
+        if len(files) > 1 and (want.label or want.by) and kind_of(files[0]) != "npz":
+            raise ConfigError(f"{files[0].parent}: a folder of arrays has no --label or --by")
+        if want.person is not None:
+            raise ConfigError(f"{files[0]}: people are counted in tables only")
+        self._want, self.reading = want, Reading()
+        parts = [_Part(path, want) for path in files]
+        self._parts, self.dim = parts[skip:], parts[0].dim
+        self.rows = sum(part.rows for part in self._parts)
+        for part in parts:
+            if part.dim != self.dim:
+                raise DataError(f"{part.path}: rows of {part.dim} numbers, not {self.dim}")
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield arrays (n, dim) of the dtype that the file has."""
+        self.reading.clear()
+        for part in self._parts:
+            yield from part.blocks(self._want, self.reading)
+
+
+class _Part:
+    """The arrays of one file that are wanted: vectors, labels, clients."""
+
+    def __init__(self, path: Path, want: Want) -> None:
+        self.path = path
+        arrays = arrays_in(path)
+        self.vectors = [_pick(arrays, path, name) for name in _names(arrays, path, want)]
+        self.label = None if want.label is None else _pick(arrays, path, want.label)
+        self.by = None if want.by is None else _pick(arrays, path, want.by)
+        self.rows = self.vectors[0].shape[0] if self.vectors[0].shape else 0
+        for array in self.vectors:
+            width = math.prod(array.shape[1:])
+            if array.dtype.kind not in "fiub" or len(array.shape) < 2:
+                raise array.refused("a table of numbers (rows, columns) is needed")
+            if array.shape[0] != self.rows or not 1 <= width <= MAX_DIM:
+                raise array.refused(f"{self.rows} rows of 1 to {MAX_DIM} numbers are needed")
+        self.dim = sum(math.prod(a.shape[1:]) for a in self.vectors)
+        for extra, kinds in ((self.label, "iub"), (self.by, "iuUS")):
+            if extra is None:
+                continue
+            if extra.dtype.kind not in kinds or extra.shape != (self.rows,):
+                needed = f"{self.rows} whole numbers (or, for --by, texts) are needed"
+                raise extra.refused(needed)
+            if extra.dtype.itemsize > MAX_NAME:
+                raise extra.refused("too long for names of clients")
+
+    def blocks(self, want: Want, reading: Reading) -> Iterator[Block]:
+        size = want.rows_for(self.dim)
+        streams = [array.blocks(size) for array in self.vectors]
+        labels = None if self.label is None else self.label.blocks(size)
+        clients = None if self.by is None else self.by.blocks(size)
+        for first in range(0, self.rows, size):
+            x = _side_by_side([next(stream) for stream in streams])
+            y = None if labels is None else next(labels).astype(np.int64)
+            ids = None
+            if clients is not None and self.by is not None:
+                ids = _texts(next(clients), self.by.where)
+            x, keep = _without_nan(x, Place(str(self.path), first), want)
+            reading.rows += len(keep)
+            reading.kept += int(keep.sum())
+            reading.missing["values"] += int(len(keep) - keep.sum())
+            if not keep.all():
+                x, y = x[keep], None if y is None else y[keep]
+                ids = None if ids is None else ids[keep]
+            if y is not None and want.label is not None:
+                reading.look_at_label(want.label, y)
+            yield Block(x, y, ids)
+        for stream in filter(None, (*streams, labels, clients)):
+            next(stream, None)  # to its very end, where checksums are
+
+
+def _without_nan(x: NDArray[Any], place: Place, want: Want) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Deal with NaN in vectors; return them and which rows to keep. Infinity is refused."""
+    keep = np.ones(len(x), bool)
+    if x.dtype.kind != "f" or np.isfinite(x).all():
+        return x, keep
+    for row, column in np.argwhere(np.isinf(x))[:1]:
+        raise DataError(f"{place.path}: column {column}, row {place.first + row}: inf")
+    missing = np.isnan(x)
+    if want.nulls == "error":
+        row, column = np.argwhere(missing)[0]
+        raise place.missing(str(column), int(row))
+    if want.nulls == "drop":
+        return x, ~missing.any(axis=1)
+    return np.where(missing, 0, x), keep
+
+
+def _names(arrays: dict[str, ArrayFile], path: Path, want: Want) -> tuple[str, ...]:
+    """Return the arrays to hash: those asked for, or the only one there is."""
+    if kind_of(path) != "npz":
+        if want.columns:
+            raise ConfigError(f"{path}: an array has no named columns; leave out --columns")
+        return ("",)
+    rest = [name for name in arrays if name not in (want.label, want.by)]
+    if want.columns or len(rest) == 1:
+        return tuple(str(name) for name in want.columns) or (rest[0],)
+    raise ConfigError(f"{path}: choose with --columns one of {', '.join(rest) or 'no arrays'}")
+
+
+def _pick(arrays: dict[str, ArrayFile], path: Path, name: str) -> ArrayFile:
+    """Return an array by name; unless the file is an .npz, a name is another file."""
+    if name in arrays:
+        return arrays[name]
+    if kind_of(path) == "npz":
+        raise ConfigError(f"{path}: no array {name!r}; there are {', '.join(arrays) or 'none'}")
+    other = Path(name)
+    if not other.is_file() or kind_of(other) not in ("npy", "idx"):
+        raise DataError(f"{name}: no such .npy or IDX file of labels or clients")
+    return arrays_in(other)[""]
+
+
+def _side_by_side(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Flatten rows, in this machine's byte order, and join them."""
+    flat = [
+        np.ascontiguousarray(part.reshape(len(part), -1), part.dtype.newbyteorder("="))
+        for part in parts
+    ]
+    return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
+
+
+def _texts(ids: NDArray[Any], where: str) -> NDArray[np.object_]:
+    """Return client ids as Python strings."""
+    if ids.dtype.kind == "U" and ids.size:
+        letters = np.ascontiguousarray(ids).astype(ids.dtype.newbyteorder("=")).view(np.uint32)
+        if letters.size and letters.max() > sys.maxunicode:
+            raise DataError(f"{where}: {letters.max():#x} is not a letter of a name")
+    plain = (i.decode("utf-8", "replace") if isinstance(i, bytes) else i for i in ids.tolist())
+    return np.array([str(i) for i in plain], dtype=object)
+
+
+@dataclass(frozen=True)
+class ArrayFile:
+    """An array of known shape whose rows are read in order.
+
+    The values begin at `start` of the file or, in an .npz file, of its `member`. Only a plain .npy
+    file is mapped; the others are streams that can only be read forwards.
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    start: int
+    member: str = ""
+    fortran: bool = False
+
+    @property
+    def where(self) -> str:
+        """The file, and the array in it, for messages."""
+        return f"{self.path}[{self.member[:-4]}]" if self.member else str(self.path)
+
+    def refused(self, why: str) -> DataError:
+        """Say why the array cannot be used."""
+        return DataError(f"{self.where}: {self.dtype} of shape {self.shape}; {why}")
+
+    def read(self, limit: int) -> NDArray[Any]:
+        """Return the whole array, if it takes at most `limit` bytes."""
+        size = math.prod(self.shape) * self.dtype.itemsize
+        if self.dtype.hasobject or size > limit:
+            raise self.refused(f"at most {limit} bytes of numbers or text are read")
+        whole = list(self.blocks(max(1, self.shape[0] if self.shape else 1)))
+        return whole[0] if whole else np.empty(self.shape, self.dtype)
+
+    def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
+        """Yield the array, `rows` rows at a time."""
+        if kind_of(self.path) == "npy":
+            for first in range(0, self.shape[0], rows):
+                with _reading(self.where):
+                    # Mapped anew each time, so that pages already read need not stay in memory.
+                    mapped: NDArray[Any] = np.memmap(
+                        self.path, self.dtype, "r", self.start, self.shape, "FC"[not self.fortran]
+                    )
+                    block = np.array(mapped[first : first + rows])
+                yield block
+            return
+        if self.fortran and len(self.shape) > 1:
+            raise DataError(f"{self.where}: stored by columns; save np.ascontiguousarray(...)")
+        length = self.shape[0] if self.shape else 1
+        size = math.prod(self.shape[1:]) * self.dtype.itemsize
+        with _reading(self.where), self._opened() as file:
+            _exactly(file, self.start)
+            for first in range(0, length, rows):
+                count = min(rows, length - first)
+                data = np.frombuffer(_exactly(file, count * size), self.dtype)
+                yield data.reshape((count, *self.shape[1:]) if self.shape else ())
+            if file.read(1):
+                raise ValueError(f"more data follow than its header promises, {self.shape}")
+
+    @contextmanager
+    def _opened(self) -> Iterator[IO[bytes]]:
+        if not self.member:
+            with decompressed(self.path) as file:
+                yield file
+            return
+        with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as inside:
+            yield inside
+
+
+def arrays_in(path: Path) -> dict[str, ArrayFile]:
+    """Return the arrays of a file by name; the only one of an NPY or IDX file is called ''."""
+    arrays: dict[str, ArrayFile] = {}
+    with _reading(str(path)):
+        if kind_of(path) == "npz":
+            with zipfile.ZipFile(path) as archive:
+                for name in archive.namelist():
+                    if name.endswith(".npy"):
+                        arrays[name[:-4]] = _member(path, archive, name)
+        else:
+            arrays[""] = _npy(path) if kind_of(path) == "npy" else _idx(path)
+    return arrays
+
+
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Turn what a damaged file causes into a DataError."""
+    try:
+        yield
+    except DataError:
+        raise
+    except BROKEN as error:
+        raise DataError(f"{where}: cannot be read: {error or 'it ends too early'}") from None
+
+
+def _exactly(file: IO[bytes], size: int) -> bytes:
+    data = file.read(size)
+    if len(data) != size:
+        raise EOFError("it ends too early")
+    return data
+
+
+def _npy(path: Path) -> ArrayFile:
+    with path.open("rb") as file:
+        header = read_npy_header(file)
+    if not header.shape:
+        raise ValueError("it holds a single number")
+    if header.dtype.hasobject or header.start + header.size != path.stat().st_size:
+        raise ValueError(f"its header claims {header.size} bytes of {header.dtype}")
+    return ArrayFile(path, header.shape, header.dtype, header.start, fortran=header.fortran)
+
+
+def _idx(path: Path) -> ArrayFile:
+    with decompressed(path) as file:
+        zero, kind, axes = struct.unpack(">HBB", _exactly(file, 4))
+        if zero != 0 or kind not in IDX_TYPES or not 1 <= axes <= 8:
+            raise ValueError("it does not begin as an IDX file does")
+        shape = struct.unpack(f">{axes}I", _exactly(file, 4 * axes))
+    return ArrayFile(path, shape, np.dtype(IDX_TYPES[kind]), 4 + 4 * axes)
+
+
+def _member(path: Path, archive: zipfile.ZipFile, name: str) -> ArrayFile:
+    with archive.open(name) as file:
+        header = read_npy_header(file)
+    size = archive.getinfo(name).file_size
+    if not header.dtype.hasobject and header.size != size - header.start:
+        raise ValueError(f"{name} claims {header.dtype} of shape {header.shape} in {size} bytes")
+    return ArrayFile(path, header.shape, header.dtype, header.start, name, header.fortran)

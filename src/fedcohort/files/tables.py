@@ -1,0 +1,503 @@
+"""Tables as record batches of PyArrow: Parquet, CSV, Arrow, JSON Lines, Excel, SQLite, in memory.
+
+Parquet goes through ParquetFile and not through a PyArrow dataset's scanner: the scanner unpacks
+whole row groups, which by default are a million rows, while this reader unpacks page by page.
+DuckDB reads most of these, too. It does not replace this module: its wheel reads neither Excel nor
+SQLite nor cp1252 without a download at run time, and it takes decimal commas for text.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import zipfile
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import date
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote
+
+from fedcohort.exceptions import ConfigError, DataError, FedcohortError
+from fedcohort.files.dialect import Dialect, find_dialect
+from fedcohort.files.parquet import reading_plan
+from fedcohort.files.source import Want, kind_of
+
+Kind = Literal["whole", "number", "vector", "text", "list", "date", "empty", "other"]
+BLOCK = 4 << 20
+BUFFER = 1 << 16
+FIRST_ROWS = 1000  # of a sheet or a query, to tell the types
+MAX_BATCH = 1 << 26  # bytes of text that a batch may take when its dictionaries are unpacked
+MAX_SHEETS = 1 << 30  # bytes of an unpacked .xlsx file
+
+
+def need_pyarrow() -> Any:
+    """Import PyArrow, or say how to get it."""
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.csv
+        import pyarrow.json
+        import pyarrow.parquet
+    except ImportError:
+        raise ConfigError(
+            "tables need PyArrow, which is not installed: pip install 'fedcohort[files]'"
+        ) from None
+    return pyarrow
+
+
+@contextmanager
+def reading(path: Any, names: Sequence[str] = ()) -> Iterator[None]:
+    """Turn what a damaged file raises into a DataError; `names` are its columns."""
+    pa = need_pyarrow()
+    try:
+        yield
+    except (DataError, ConfigError):
+        raise
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: cannot be read: a name or a text in it is not UTF-8") from None
+    except (pa.lib.ArrowException, OSError, EOFError, SystemError, MemoryError) as error:
+        raise DataError(f"{path}: cannot be read: {_plain(str(error), names)[:300]}") from None
+
+
+def _plain(message: str, names: Sequence[str]) -> str:
+    """Name the column of a CSV file that PyArrow counts, and say what can be done."""
+    match = re.match(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error", message)
+    if match is None or int(match[1]) >= len(names):
+        return message
+    where = f"column {names[int(match[1])]!r}" + (f", line {match[2]}" if match[2] else "")
+    if "UTF8" in message:
+        return f"{where}: not UTF-8; name the encoding, such as --encoding cp1252"
+    value = re.search(r"invalid value '(.*)'", message, re.S)
+    if value is None:
+        return f"{where}: {message}"
+    return f"{where}: {value[1]!r} is not a number; name markers of missing values by --null-values"
+
+
+def open_table(data: Any, root: Path, want: Want) -> Table:
+    """Open a file below `root`, or an object with ``__arrow_c_stream__``."""
+    if not isinstance(data, Path):
+        return MemoryTable(data, root, want)
+    kinds: dict[str | None, type[Table]] = {
+        "parquet": ParquetTable,
+        "csv": CsvTable,
+        "arrow": ArrowTable,
+        "json": JsonTable,
+        "xlsx": SheetTable,
+        "sqlite": SqliteTable,
+    }
+    return kinds[kind_of(data)](data, root, want)
+
+
+class Table:
+    """A table, with the columns that the names of its folders give it.
+
+    A format has `_schema` and `_stream`: what the file holds, and its record batches. Where
+    `as_written` is true, columns can be read as the texts that are written in the file.
+    """
+
+    as_written = False
+    detected: tuple[str, ...] = ()
+
+    def __init__(self, path: Any, root: Path, want: Want) -> None:
+        need_pyarrow()
+        self.path, self._want = path, want
+        self.where = str(path) if isinstance(path, Path) else str(root)
+        folders = path.relative_to(root).parts[:-1] if self.where != str(root) else ()
+        pairs = (part.split("=", 1) for part in folders if "=" in part)
+        self._given = {unquote(key): unquote(value) for key, value in pairs}
+        self._kinds: dict[str, Kind] = {}
+
+    def _schema(self) -> Any:
+        raise NotImplementedError
+
+    def _stream(
+        self, columns: list[str], rows: int, as_text: Collection[str], as_numbers: Collection[str]
+    ) -> Any:
+        raise NotImplementedError
+
+    @property
+    def rows(self) -> int | None:
+        """Rows, where the file says so."""
+        return None
+
+    @cached_property
+    def schema(self) -> Any:
+        """Columns and types that the file holds."""
+        with reading(self.where):
+            schema = self._schema()
+            schema.names  # noqa: B018 - decodes them
+            return schema
+
+    @cached_property
+    def inside(self) -> frozenset[str]:
+        """The columns that the file itself holds."""
+        return frozenset(self.schema.names)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """All columns."""
+        return [*self.schema.names, *(n for n in self._given if n not in self.inside)]
+
+    def kind(self, column: str) -> Kind:
+        """Say what a column holds; DataError if there is none."""
+        if column not in self._kinds:
+            self._kinds[column] = self._kind(column)
+        return self._kinds[column]
+
+    def _kind(self, column: str) -> Kind:
+        if column not in self.inside and column not in self._given:
+            there = ", ".join(self.names[:20]) + (", ..." if len(self.names) > 20 else "")
+            raise DataError(f"{self.where}: no column {column!r}; there are {there}")
+        if column not in self.inside:
+            return "whole" if re.fullmatch(r"-?\d{1,18}", self._given[column]) else "text"
+        if len(self.schema.get_all_field_indices(column)) > 1:
+            raise DataError(f"{self.where}: two columns are called {column!r}")
+        return kind_of_type(self.schema.field(column).type)
+
+    def width(self, column: str) -> int:
+        """How many numbers of a vector a column gives: 1, or the length of its first list."""
+        if self.kind(column) != "vector":
+            return 1
+        kind = self.schema.field(column).type
+        if need_pyarrow().types.is_fixed_size_list(kind):
+            return int(kind.list_size)
+        for batch in self.batches((column,), 1):
+            if (first := batch[column][0].as_py()) is not None:
+                return len(first)
+        return 1
+
+    def type_name(self, column: str) -> str:
+        """Name a column's type for a message."""
+        return str(self.schema.field(column).type) if column in self.inside else "text"
+
+    def batches(
+        self,
+        columns: tuple[str, ...],
+        rows: int,
+        as_text: Collection[str] = (),
+        as_numbers: Collection[str] = (),
+    ) -> Any:
+        """Yield record batches of the columns, at most `rows` rows each.
+
+        Where the first lines tell the type of a column, `as_numbers` may have fractions later on,
+        and `as_text` is read as it is written.
+        """
+        inside = [c for c in columns if c in self.inside]
+        with reading(self.where, self.schema.names):
+            for batch in self._stream(inside, rows, as_text, as_numbers):
+                batch.validate(full=True)  # offsets and indexes of a damaged file lead anywhere
+                for part in _within_memory(batch, rows):
+                    yield self._complete(part, columns, as_text)
+
+    def _complete(self, batch: Any, columns: tuple[str, ...], as_text: Collection[str]) -> Any:
+        """Put the columns in order, with those that the folders give."""
+        pa = need_pyarrow()
+        arrays = []
+        for column in columns:
+            if column in self.inside:
+                arrays.append(batch.column(column))
+                continue
+            value: str | int = self._given[column]
+            if column not in as_text and self.kind(column) == "whole":
+                value = int(value)
+            arrays.append(pa.repeat(value, batch.num_rows))
+        return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+class ParquetTable(Table):
+    """A Parquet file, whose footer is checked first."""
+
+    def _schema(self) -> Any:
+        return need_pyarrow().parquet.read_schema(self.path)
+
+    @property
+    def rows(self) -> int | None:
+        """Rows, as the footer says."""
+        with reading(self.where):
+            count: int = need_pyarrow().parquet.read_metadata(self.path).num_rows
+        return count
+
+    def _stream(self, columns: list[str], rows: int, *_: Any) -> Any:
+        plan = reading_plan(self.path, columns, rows)
+        file = need_pyarrow().parquet.ParquetFile(
+            self.path, read_dictionary=plan.texts, buffer_size=BUFFER, pre_buffer=False
+        )
+        return file.iter_batches(plan.rows, columns=columns, use_threads=False)
+
+
+class CsvTable(Table):
+    """A text file of cells."""
+
+    as_written = True
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How the file is written: as stated, or as its first lines show."""
+        with reading(self.where):
+            return find_dialect(self.path, self._want.csv, self._want.null_values)
+
+    @property
+    def detected(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What of the dialect was not stated."""
+        return self.dialect.detected
+
+    def _schema(self) -> Any:
+        return self._open({}, None).schema
+
+    def _stream(
+        self, columns: list[str], rows: int, as_text: Collection[str], as_numbers: Collection[str]
+    ) -> Any:
+        pa = need_pyarrow()
+        forced = {c: pa.string() for c in columns if c in as_text}
+        for c in as_numbers:
+            if c in columns and not pa.types.is_boolean(self.schema.field(c).type):
+                forced[c] = pa.float64()
+        return self._open(forced, columns)
+
+    def _open(self, types: dict[str, Any], columns: list[str] | None) -> Any:
+        arrow, dialect = need_pyarrow().csv, self.dialect
+        return arrow.open_csv(
+            self.path,
+            read_options=arrow.ReadOptions(
+                block_size=BLOCK,
+                use_threads=False,
+                encoding=dialect.encoding,
+                column_names=list(dialect.names) or None,
+            ),
+            parse_options=arrow.ParseOptions(delimiter=dialect.delimiter),
+            convert_options=arrow.ConvertOptions(
+                column_types=types,
+                include_columns=columns,
+                null_values=["", *self._want.null_values],
+                strings_can_be_null=True,
+                # "" in quotes is a text, and elsewhere a missing value
+                quoted_strings_can_be_null=self._want.text is None,
+                decimal_point=dialect.decimal,
+            ),
+        )
+
+
+class JsonTable(Table):
+    """JSON Lines: an object per line."""
+
+    def _schema(self) -> Any:
+        return self._open(None).schema
+
+    def _stream(
+        self, columns: list[str], rows: int, as_text: Collection[str], as_numbers: Collection[str]
+    ) -> Any:
+        pa = need_pyarrow()
+        fields = [
+            pa.field(c, pa.float64())
+            if c in as_numbers and pa.types.is_integer(self.schema.field(c).type)
+            else self.schema.field(c)
+            for c in columns
+        ]
+        return self._open(pa.schema(fields))
+
+    def _open(self, schema: Any) -> Any:
+        arrow = need_pyarrow().json
+        unexpected = "infer" if schema is None else "ignore"
+        return arrow.open_json(
+            self.path,
+            read_options=arrow.ReadOptions(use_threads=False, block_size=BLOCK),
+            parse_options=arrow.ParseOptions(
+                explicit_schema=schema, unexpected_field_behavior=unexpected
+            ),
+        )
+
+
+class ArrowTable(Table):
+    """An Arrow or Feather file, or an Arrow stream."""
+
+    def _schema(self) -> Any:
+        return self._open(None).schema
+
+    def _stream(self, columns: list[str], rows: int, *_: Any) -> Any:
+        held = self._open([self.schema.get_field_index(c) for c in columns])
+        if hasattr(held, "num_record_batches"):
+            return (held.get_batch(i) for i in range(held.num_record_batches))
+        return held
+
+    def _open(self, fields: list[int] | None) -> Any:
+        pa = need_pyarrow()
+        mapped = pa.memory_map(str(self.path))
+        whole = mapped.read(6) == b"ARROW1"
+        mapped.seek(0)
+        options = pa.ipc.IpcReadOptions(included_fields=fields)
+        return (pa.ipc.open_file if whole else pa.ipc.open_stream)(mapped, options=options)
+
+
+class MemoryTable(Table):
+    """A table of another library, or a stream, which can be read once."""
+
+    _exhausted = False
+
+    def _schema(self) -> Any:
+        reader = need_pyarrow().RecordBatchReader
+        return (
+            self.path if isinstance(self.path, reader) else reader.from_stream(self.path)
+        ).schema
+
+    def _stream(self, columns: list[str], rows: int, *_: Any) -> Any:
+        reader = need_pyarrow().RecordBatchReader
+        if isinstance(self.path, reader):
+            if self._exhausted:
+                raise DataError(f"{self.where}: a stream can be read once; pass a table")
+            self._exhausted = True
+            return (batch.select(columns) for batch in self.path)
+        return (batch.select(columns) for batch in reader.from_stream(self.path))
+
+
+class RowsTable(Table):
+    """A format that gives rows of Python values; each batch has the types of its values."""
+
+    as_written = True
+
+    def _rows(self) -> Any:
+        """Return a context that gives an iterator of rows, the names first."""
+        raise NotImplementedError
+
+    def _schema(self) -> Any:
+        for batch in self._stream(None, FIRST_ROWS, (), ()):
+            return batch.schema
+        raise DataError(f"{self.where}: no rows")
+
+    def _stream(
+        self,
+        columns: list[str] | None,
+        rows: int,
+        as_text: Collection[str],
+        as_numbers: Collection[str],
+    ) -> Any:
+        pa = need_pyarrow()
+        with self._rows() as values:
+            names = ["" if name is None else str(name) for name in next(values, ())]
+            wanted = range(len(names)) if columns is None else [names.index(c) for c in columns]
+            while some := list(islice(values, rows)):
+                arrays = [_array([row[i] for row in some], names[i] in as_text) for i in wanted]
+                yield pa.RecordBatch.from_arrays(arrays, names=[names[i] for i in wanted])
+
+
+def _array(values: list[Any], as_text: bool) -> Any:
+    """Return a column of values as they are or, if they are of several types, as text."""
+    pa = need_pyarrow()
+    if not as_text:
+        try:
+            return pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            pass
+    return pa.array([None if v is None else _written(v) for v in values], pa.string())
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value.isoformat() if isinstance(value, date) else str(value)
+
+
+class SheetTable(RowsTable):
+    """A sheet of an Excel file, whose first row has the names."""
+
+    @contextmanager
+    def _rows(self) -> Iterator[Any]:
+        try:
+            from openpyxl import load_workbook
+        except ImportError:
+            raise ConfigError(
+                f"{self.where}: Excel files need openpyxl: pip install 'fedcohort[files]'"
+            ) from None
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                if (size := sum(member.file_size for member in archive.infolist())) > MAX_SHEETS:
+                    raise DataError(f"{self.where}: {size:,} bytes unpacked are too many; use CSV")
+            with closing(load_workbook(self.path, read_only=True, data_only=True)) as book:
+                sheet = _choice(self.where, "sheets", book.sheetnames, self._want.table)
+                rows = book[sheet].iter_rows(values_only=True)
+                yield (row for row in rows if any(value is not None for value in row))
+        except FedcohortError:
+            raise
+        except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError) as error:
+            raise DataError(f"{self.where}: cannot be read: {error}") from None
+        except (SyntaxError, AttributeError, IndexError, OverflowError) as error:  # of its XML
+            raise DataError(f"{self.where}: cannot be read: {error}") from None
+
+
+class SqliteTable(RowsTable):
+    """A table of a SQLite file, or what a SELECT gives."""
+
+    @contextmanager
+    def _rows(self) -> Iterator[Any]:
+        try:
+            with closing(
+                sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True)
+            ) as base:
+                base.execute("PRAGMA trusted_schema = OFF")
+                cursor = base.execute(self._query(base))
+                names = tuple(field[0] for field in cursor.description or ())
+                yield (row for rows in ([names], cursor) for row in rows)
+        except sqlite3.Error as error:
+            raise DataError(f"{self.where}: cannot be read: {error}") from None
+
+    def _query(self, base: sqlite3.Connection) -> str:
+        if self._want.table is not None and re.match(r"(select|with)\s", self._want.table, re.I):
+            return self._want.table
+        listed = base.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+        name = _choice(self.where, "tables", [row[0] for row in listed], self._want.table)
+        quoted = name.replace('"', '""')
+        return f'SELECT * FROM "{quoted}"'
+
+
+def _choice(where: str, what: str, names: Sequence[str], wanted: str | None) -> str:
+    """Return the sheet or table that is wanted, or the only one."""
+    if wanted in names:
+        return str(wanted)
+    if wanted is None and len(names) == 1:
+        return names[0]
+    raise ConfigError(f"{where}: choose with --table one of its {what}: {', '.join(names[:20])}")
+
+
+def _within_memory(batch: Any, rows: int) -> Iterator[Any]:
+    """Cut a batch into parts of at most `rows` rows whose texts take little memory."""
+    if batch.num_rows > rows:
+        for first in range(0, batch.num_rows, rows):
+            yield from _within_memory(batch.slice(first, rows), rows)
+    elif batch.num_rows > 1 and sum(map(_text_bytes, batch.columns)) > MAX_BATCH:
+        yield from _within_memory(batch, (batch.num_rows + 1) // 2)
+    elif batch.num_rows:
+        yield batch
+
+
+def _text_bytes(array: Any) -> int:
+    """Return how many bytes the texts of a column take without their dictionary."""
+    pa = need_pyarrow()
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        array = array.flatten()
+    if not pa.types.is_dictionary(array.type):
+        return int(array.nbytes) if kind_of_type(array.type) == "text" else 0
+    if not pa.types.is_string(array.type.value_type):
+        return 0
+    lengths = pa.compute.binary_length(array.dictionary)
+    return pa.compute.sum(lengths.take(array.indices)).as_py() or 0
+
+
+def kind_of_type(kind: Any) -> Kind:
+    """Sort PyArrow's types by what can be done with them."""
+    is_ = need_pyarrow().types
+    if is_.is_dictionary(kind):
+        kind = kind.value_type
+    if is_.is_integer(kind) or is_.is_boolean(kind):
+        return "whole"
+    if is_.is_floating(kind) or is_.is_decimal(kind):
+        return "number"
+    if is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind):
+        return "text"
+    if is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind):
+        return "vector" if is_.is_floating(kind.value_type) else "list"
+    if is_.is_date(kind) or is_.is_timestamp(kind):
+        return "date"
+    return "empty" if is_.is_null(kind) else "other"
