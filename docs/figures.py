@@ -85,7 +85,7 @@ def demo(folder: Path) -> None:
 def heterogeneity(folder: Path) -> None:
     page = DOCS / "measure.md"
     exec(blocks(page, "python")[0], {"__name__": "measure"})
-    fedcohort("sketch scans.parquet -o sites --by site --columns 'p*' --center 0.3", folder)
+    fedcohort("sketch scans.parquet -o sites --by site --columns 'p*' --set center=0.3", folder)
     fedcohort("profile sites -o page.html --cohort-size 0", folder)
     screenshot(folder / "page.html", DOCS / "heterogeneity.png", width=1160, height=1330, scale=1.2)
 

@@ -54,7 +54,19 @@ def fails(capsys, *arguments):
 
 def test_a_sketch_of_columns_equals_the_library_s(table, capsys):
     assert (
-        run("sketch", table, "-o", "a.sketch", "--columns", "w,u", "--rows", 30, "--bits", 4) == 0
+        run(
+            "sketch",
+            table,
+            "-o",
+            "a.sketch",
+            "--columns",
+            "w,u",
+            "--set",
+            "rows=30",
+            "--set",
+            "bits=4",
+        )
+        == 0
     )
     own = RaceSketch.srp(2, rows=30, bits=4)
     own.columns = Column("w").spec(), Column("u").spec()
@@ -75,8 +87,17 @@ def test_defaults_are_200_rows_of_6_bits(table):
 
 def test_labels_constants_and_pstable(table, tmp_path):
     (tmp_path / "center.json").write_text(json.dumps({"v": 2, "u": 1, "other": 5}))
-    options = ["--columns", "u,v", "--center", "center.json", "--scale", "2,4", "--rows", 10]
-    labels = ["--label", "y", "--classes", 3, "--label-weight", 0.5]
+    options = [
+        "--columns",
+        "u,v",
+        "--set",
+        "center=center.json",
+        "--set",
+        "scale=2,4",
+        "--set",
+        "rows=10",
+    ]
+    labels = ["--label", "y", "--classes", 3, "--set", "label_weight=0.5"]
     assert run("sketch", table, "-o", "a.sketch", *options, *labels) == 0
     loaded = RaceSketch.load("a.sketch")
     assert columns_of(loaded) == (Column("u", center=1, scale=2), Column("v", center=2, scale=4))
@@ -85,7 +106,16 @@ def test_labels_constants_and_pstable(table, tmp_path):
     same = RaceSketch.srp(2, rows=10, bits=6, transform=replace(made, center=(1, 2), scale=(2, 4)))
     same.add(X[:, :2], np.arange(120) % 3)
     assert np.array_equal(loaded.counts, same.counts)
-    pstable = ["--hash", "pstable", "--width", 3, "--buckets", 32, "--seed", 7]
+    pstable = [
+        "--set",
+        "hash=pstable",
+        "--set",
+        "width=3",
+        "--set",
+        "buckets=32",
+        "--set",
+        "seed=7",
+    ]
     assert run("sketch", table, "-o", "b.sketch", "--columns", "u", *pstable) == 0
     spec = RaceSketch.load("b.sketch").spec
     assert spec["hash"] | {"name": "pstable", "width": 3.0, "seed": 7} == spec["hash"]
@@ -95,14 +125,19 @@ def test_labels_constants_and_pstable(table, tmp_path):
 def test_texts_and_sets(table, tmp_path):
     (tmp_path / "lines.txt").write_text("to be\nor not\n")
     assert (
-        run("sketch", "lines.txt", "-o", "a.sketch", "--analyzer", "char", "--ngrams", "2-3") == 0
+        run(
+            "sketch", "lines.txt", "-o", "a.sketch", "--set", "analyzer=char", "--set", "ngrams=2-3"
+        )
+        == 0
     )
     own = RaceSketch.minhash(rows=200, buckets=64, transform=Tokenizer("char", (2, 3)))
     own.add(["to be", "or not"])
     assert RaceSketch.load("a.sketch") == own
     assert run("sketch", table, "-o", "b.sketch", "--text", "note") == 0
     assert RaceSketch.load("b.sketch").transform == Tokenizer()
-    assert run("sketch", table, "-o", "c.sketch", "--hash", "minhash", "--columns", "who,y") == 0
+    assert (
+        run("sketch", table, "-o", "c.sketch", "--set", "hash=minhash", "--columns", "who,y") == 0
+    )
     sets = RaceSketch.minhash(rows=200, buckets=64)
     sets.columns = Column("who", "value").spec(), Column("y", "value").spec()
     sets.add([[f"who={w}", f"y={i % 3}"] for i, w in enumerate(WHO)])
@@ -110,7 +145,7 @@ def test_texts_and_sets(table, tmp_path):
 
 
 def test_one_sketch_a_client_and_hostile_names_stay_in_the_folder(table, tmp_path, capsys):
-    options = ["--columns", "u,v,w", "--rows", 10, "--format", "json"]
+    options = ["--columns", "u,v,w", "--set", "rows=10", "--format", "json"]
     assert run("sketch", table, "-o", "out/sites", "--by", "who", *options) == 0
     result = json.loads(capsys.readouterr().out)
     assert {s["client"] for s in result["sketches"]} == set(WHO)
@@ -129,7 +164,16 @@ def test_one_sketch_a_client_and_hostile_names_stay_in_the_folder(table, tmp_pat
 
 def test_a_private_sketch_is_planned_for_a_public_number_of_records(table, capsys):
     for expect in (1000, 50):
-        options = ["--epsilon", 2, "--expect", expect, "--columns", "u,v,w", "--format", "json"]
+        options = [
+            "--epsilon",
+            2,
+            "--set",
+            f"expect={expect}",
+            "--columns",
+            "u,v,w",
+            "--format",
+            "json",
+        ]
         assert run("sketch", table, "-o", "a.sketch", "--force", *options) == 0
         shown = capsys.readouterr()
         made, wanted = RaceSketch.load("a.sketch"), sketch_size(expect, 2.0, dim=3)
@@ -149,12 +193,12 @@ def test_noise_above_the_signal_warns_on_standard_error(table, capsys):
         "u",
         "--epsilon",
         0.1,
-        "--rows",
-        200,
-        "--n",
-        "private",
-        "--neighbors",
-        "replace",
+        "--set",
+        "rows=200",
+        "--set",
+        "n=private",
+        "--set",
+        "neighbors=replace",
     ]
     assert run("sketch", table, "-o", "a.sketch", *options) == 0
     shown = capsys.readouterr()
@@ -171,8 +215,8 @@ def test_a_budget_is_spent_and_then_refuses(table, tmp_path, capsys):
         "u,v,w",
         "--epsilon",
         1,
-        "--rows",
-        2,
+        "--set",
+        "rows=2",
         "--budget",
         "ledger.json",
     ]
@@ -185,7 +229,17 @@ def test_a_budget_is_spent_and_then_refuses(table, tmp_path, capsys):
 
 def test_one_ledger_pays_for_the_same_records_again_in_every_disguise(table, tmp_path, capsys):
     """By client and as a whole, cut, shuffled, in another format, with other columns or seeds."""
-    spend = ["sketch", "--epsilon", 1, "--budget", "ledger.json", "--columns", "u,v", "--rows", 9]
+    spend = [
+        "sketch",
+        "--epsilon",
+        1,
+        "--budget",
+        "ledger.json",
+        "--columns",
+        "u,v",
+        "--set",
+        "rows=9",
+    ]
     assert run(*spend, table, "--by", "who", "-o", "sites", "--budget-epsilon", 1.5) == 0
     held = json.loads((tmp_path / "ledger.json").read_text())
     assert held["spent"]["epsilon"] == 1  # every record is with one client: paid for once
@@ -193,13 +247,13 @@ def test_one_ledger_pays_for_the_same_records_again_in_every_disguise(table, tmp
     shuffled = pq.read_table(table).take(np.random.default_rng(0).permutation(120))
     csv_writer.write_csv(shuffled, "copy.csv")
     pq.write_table(pq.read_table(table).slice(0, 60), "half.parquet")
-    for again in ([table], [table, "--seed", 5], ["copy.csv"], ["half.parquet"]):
+    for again in ([table], [table, "--set", "seed=5"], ["copy.csv"], ["half.parquet"]):
         assert "is spent" in fails(capsys, *spend, *again, "-o", "again.sketch")
 
 
 def test_a_ledger_behind_a_link_is_the_same_ledger(table, tmp_path, capsys):
     (tmp_path / "link.json").symlink_to(tmp_path / "ledger.json")
-    spend = ["sketch", table, "--columns", "u,v,w", "--epsilon", 0.7, "--rows", 2, "--budget"]
+    spend = ["sketch", table, "--columns", "u,v,w", "--epsilon", 0.7, "--set", "rows=2", "--budget"]
     assert run(*spend, "ledger.json", "--budget-epsilon", 1, "-o", "a.sketch") == 0
     assert "epsilon=0.7 of 1 is spent" in fails(capsys, *spend, "link.json", "-o", "b.sketch")
     (tmp_path / "hard.json").hardlink_to(tmp_path / "ledger.json")
@@ -214,15 +268,15 @@ def test_inputs_are_never_replaced_and_other_files_only_by_force(table, tmp_path
             line = fails(capsys, "sketch", table, "-o", out, *force)
             assert "this is an input" in line
     assert (tmp_path / table).read_bytes() == before
-    assert run("sketch", table, "-o", "a.sketch", "--rows", 3) == 0
-    assert "add --force" in fails(capsys, "sketch", table, "-o", "a.sketch", "--rows", 4)
+    assert run("sketch", table, "-o", "a.sketch", "--set", "rows=3") == 0
+    assert "add --force" in fails(capsys, "sketch", table, "-o", "a.sketch", "--set", "rows=4")
     assert RaceSketch.load("a.sketch").rows == 3
-    assert run("sketch", table, "-o", "a.sketch", "--rows", 4, "--force") == 0
+    assert run("sketch", table, "-o", "a.sketch", "--set", "rows=4", "--force") == 0
     assert RaceSketch.load("a.sketch").rows == 4
 
 
 def test_a_folder_of_sketches_is_replaced_as_a_whole_or_not_at_all(table, tmp_path, capsys):
-    options = ["--columns", "u,v,w", "--rows", 5, "--by"]
+    options = ["--columns", "u,v,w", "--set", "rows=5", "--by"]
     assert run("sketch", table, "-o", "sites", *options, "note") == 0
     assert run("sketch", table, "-o", "many", *options, "who") == 0
     line = fails(capsys, "sketch", table, "-o", "many", *options, "note")
@@ -255,7 +309,7 @@ def test_arrays_and_idx(tmp_path, monkeypatch):
     np.save("x.npy", X)
     np.save("y.npy", np.arange(120) % 3)
     np.savez("x.npz", x=X, who=WHO)
-    options = ["--rows", 10, "--seed", 3]
+    options = ["--set", "rows=10", "--set", "seed=3"]
     assert run("sketch", "x.npy", "-o", "a.sketch", *options) == 0
     own = RaceSketch.srp(3, rows=10, bits=6, seed=3)
     own.add(X)
@@ -350,32 +404,32 @@ MISTAKES = {
     "data.parquet --columns who": ["'who' is string", "minhash"],
     "nan.csv": ["nan.csv: column 'a', row 1", "--nulls drop"],
     "empty.parquet": ["no rows"],
-    "data.parquet --rows 0": ["rows=0 must be a whole number of at least 1"],
-    "data.parquet --bits 60": ["bits"],
+    "data.parquet --set rows=0": ["rows=0 must be a whole number of at least 1"],
+    "data.parquet --set bits=60": ["bits"],
     "data.parquet --label y": ["--label and --classes go together"],
     "data.parquet --columns u --label y --classes 2": ["labels must be whole numbers from 0 to 1"],
-    "data.parquet --buckets 4": ["--buckets belongs to minhash"],
-    "data.parquet --hash pstable --bits 4": ["--bits belongs to --hash srp"],
-    "data.parquet --width 4": ["--width belongs to --hash pstable"],
-    "data.parquet --hash minhash --center 1": ["for numbers"],
-    "data.parquet --hash minhash --label y --classes 3": ["minhash takes no labels"],
-    "data.parquet --text note --hash srp": ["--text note"],
-    "data.parquet --text note --ngrams x": ["--ngrams x"],
-    "data.parquet --text note --ngrams 0": ["ngrams=(0, 0)"],
-    "data.parquet --columns u --center 1,2": ["center has 2 numbers for dim=1"],
-    "data.parquet --columns u --center none.json": ["--center none.json: neither numbers"],
-    "data.parquet --columns u --scale 0": ["column 'u': scale=0.0: must be finite, above 0"],
-    "data.parquet --columns u,v --center part.json": ["no numbers for v"],
+    "data.parquet --set buckets=4": ["buckets belongs to minhash"],
+    "data.parquet --set hash=pstable --set bits=4": ["bits belongs to hash srp"],
+    "data.parquet --set width=4": ["width belongs to hash pstable"],
+    "data.parquet --set hash=minhash --set center=1": ["for numbers"],
+    "data.parquet --set hash=minhash --label y --classes 3": ["minhash takes no labels"],
+    "data.parquet --text note --set hash=srp": ["--text note"],
+    "data.parquet --text note --set ngrams=x": ["ngrams=x"],
+    "data.parquet --text note --set ngrams=0": ["ngrams=(0, 0)"],
+    "data.parquet --columns u --set center=1,2": ["center has 2 numbers for dim=1"],
+    "data.parquet --columns u --set center=none.json": ["center=none.json: neither numbers"],
+    "data.parquet --columns u --set scale=0": ["column 'u': scale=0.0 must be"],
+    "data.parquet --columns u,v --set center=part.json": ["no numbers for v"],
     "data.parquet --columns u --epsilon 0": ["epsilon=0.0 must be"],
-    "data.parquet --columns u --epsilon 1 --delta 2": ["delta=2.0 must be"],
-    "data.parquet --delta 0.1": ["--delta needs --epsilon"],
-    "data.parquet --n private": ["--n private needs --epsilon"],
+    "data.parquet --columns u --epsilon 1 --set delta=2": ["delta=2.0 must be"],
+    "data.parquet --set delta=0.1": ["delta needs --epsilon"],
+    "data.parquet --set n=private": ["n=private needs --epsilon"],
     "data.parquet --budget l.json --budget-epsilon 1": ["--budget needs --epsilon"],
     "data.parquet --budget-epsilon 1": ["--budget-epsilon needs --budget"],
     "data.parquet --columns u --epsilon 1 --budget l.json": ["a new ledger needs --budget-epsilon"],
     "data.parquet --columns u --epsilon 1 --budget part.json": ["part.json is not a budget ledger"],
     "data.parquet --nulls maybe": ["'maybe'"],
-    "data.parquet --seed -1": ["seed=-1"],
+    "data.parquet --set seed=-1": ["seed=-1"],
 }
 
 
@@ -457,7 +511,12 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
             "assert invoke(sys.argv[1:]) == 0; "
             "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
         )
-        options = ["-o", str(tmp_path / f"{parts}.sketch"), "--rows", "5", "--batch-rows", "5000"]
+        options = [
+            "-o",
+            str(tmp_path / f"{parts}.sketch"),
+            "--set",
+            "rows=5",
+        ]
         command = [sys.executable, "-c", code, "sketch", str(path), *options, "--format", "json"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout.split()[-1]))
@@ -468,9 +527,9 @@ def test_with_epsilon_the_data_do_not_choose_the_columns(tmp_path, monkeypatch, 
     """A text in one record took its column away, so that the headers told two tables apart."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.csv").write_text("u,v\n" + "1,2\n3,4\n" * 9)
-    private = ["--epsilon", 1, "--n", "private", "-o", "a.sketch"]
+    private = ["--epsilon", 1, "--set", "n=private", "-o", "a.sketch"]
     assert "--columns" in fails(capsys, "sketch", "a.csv", *private)
-    assert "--columns" in fails(capsys, "sketch", "a.csv", "--hash", "minhash", *private)
+    assert "--columns" in fails(capsys, "sketch", "a.csv", "--set", "hash=minhash", *private)
     assert run("sketch", "a.csv", "--columns", "u,v", *private) == 0
     pq.write_table(pa.table({"e": [[1.0, 2.0]] * 9}), "e.parquet")
     assert "'e'" in fails(capsys, "sketch", "e.parquet", "--columns", "e", *private, "--force")

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedcohort.cli import invoke
-from fedcohort.distribute.sketching import part_of, split
+from fedcohort.distribute.sketching import split
 from fedcohort.exceptions import DataError
 from fedcohort.files import Want, open_source
-from fedcohort.files.source import find_files
+from fedcohort.files.source import find_files, open_files
 from fedcohort.sketch.race import RaceSketch
 
 RNG = np.random.default_rng(0)
@@ -35,7 +35,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("by", [[], ["--by", "who"]], ids=["whole", "by client"])
 def test_equal_to_one_process(connected, folder, tmp_path, by, capsys):
-    size = ["--rows", "20", "--bits", "4", "--columns", "v,u", *by, "--format", "json"]
+    size = ["--set", "rows=20", "--set", "bits=4", "--columns", "v,u", *by, "--format", "json"]
     shown = []
     for out, more in (("here", []), ("there", ["--ray", connected.address])):
         assert invoke(["sketch", str(folder), "-o", str(tmp_path / out), *size, *more]) == 0
@@ -68,7 +68,7 @@ def test_warnings_labels_and_single_columns_are_those_of_one_process(
             "who": [f"c{i // 25}" for i in range(50)],
         }
         pq.write_table(pa.table(columns), tmp_path / "data" / f"{number}.parquet")
-    size = ["--label", "y", "--classes", "2", "--explain", "0.5", "--nulls", "drop", *by]
+    size = ["--label", "y", "--classes", "2", "--set", "explain=0.5", "--nulls", "drop", *by]
     said, told = [], []
     for out, more in (("here", []), ("there", ["--ray", connected.address])):
         names = [str(tmp_path / "data"), "-o", str(tmp_path / out)]
@@ -91,7 +91,7 @@ def test_warnings_labels_and_single_columns_are_those_of_one_process(
 
 def test_noise_is_added_once(connected, folder, tmp_path):
     out = tmp_path / "private.sketch"
-    options = ["--columns", "u,v", "--rows", "20", "--bits", "4", "--epsilon", "2"]
+    options = ["--columns", "u,v", "--set", "rows=20", "--set", "bits=4", "--epsilon", "2"]
     more = ["--ray", connected.address]
     assert invoke(["sketch", str(folder), "-o", str(out), *options, *more]) == 0
     alone = tmp_path / "alone.sketch"
@@ -137,7 +137,7 @@ def test_a_part_is_read_as_in_the_whole(tmp_path, kind):
     parts = [
         row
         for part in ([files[0]], files[1:])
-        for block in part_of(files[0], part, tmp_path, want).blocks()
+        for block in open_files([files[0], *part], tmp_path, want, skip=1).blocks()
         for row in _rows(block.x)
     ]
     assert parts == whole

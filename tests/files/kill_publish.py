@@ -39,7 +39,15 @@ def die_at(step: int) -> None:
 def command(folder: Path, by: bool, force: bool) -> list[str]:
     where = ["-o", str(folder / "out"), "--by", "who"] if by else ["-o", str(folder / "a.sketch")]
     budget = ["--budget", str(folder / "b.json"), "--budget-epsilon", "1", "--epsilon", "0.7"]
-    data = [str(folder.parent / "data.csv"), "--columns", "u,v", "--rows", "20", "--format", "json"]
+    data = [
+        str(folder.parent / "data.csv"),
+        "--columns",
+        "u,v",
+        "--set",
+        "rows=20",
+        "--format",
+        "json",
+    ]
     return ["sketch", *data, *where, *budget, *(["--force"] if force else [])]
 
 

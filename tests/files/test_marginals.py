@@ -262,12 +262,12 @@ def test_sketches_without_columns_cannot_be_explained():
     plain = RaceSketch(SRP(3, rows=5, bits=2))
     plain.columns = tuple({"name": name} for name in "abc")
     plain.add(np.ones((4, 3)))
-    with pytest.raises(ValueError, match="make them with --explain"):
+    with pytest.raises(ValueError, match="explain"):
         column_gaps(plain, plain)
 
 
 @pytest.mark.parametrize("value", [10**400, float("inf"), float("nan")])
 def test_a_constant_beyond_floating_point_numbers_is_refused(value):
     """A spec may hold a whole number of any length; it gave an OverflowError."""
-    with pytest.raises(ValueError, match=r"center=.*must be finite"):
+    with pytest.raises(ValueError, match=r"center="):
         Column("age", "number", center=value)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from fedcohort.exceptions import DataError, IncompatibleSketches, InvalidSketch
 from fedcohort.files import Want, open_source
 from fedcohort.files.columns import Column, columns_of
-from fedcohort.files.finding import FileNames, client_names
+from fedcohort.files.publish import FileNames
 from fedcohort.files.sketching import (
+    client_names,
     load_alike,
     load_sketch,
     sketch_clients,

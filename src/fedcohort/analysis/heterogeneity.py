@@ -118,8 +118,12 @@ class Heterogeneity(NamedTuple):
     """All that the page shows; `matrix` and `order` index `clients`.
 
     `columns` holds, by client, how far each column is from that of the other clients; it is empty
+<<<<<<< HEAD
     unless all sketches were made with --explain. `blind` says that the sketches tell nothing.
     `changes` compares clients with earlier sketches of them, if some were given.
+=======
+    unless all sketches were made with `explain`. `blind` says that the sketches tell nothing.
+>>>>>>> 0f4adf3 (Tables of more kinds, by fewer modules; sketch takes its settings by --set; site.toml, people, checks of values)
     """
 
     clients: list[ClientRow]
@@ -378,7 +382,7 @@ def _warnings(sketches: Sequence[RaceSketch]) -> tuple[list[str], bool]:
         blind = True
         messages.append(
             "Nearly all records fall into one bucket, so that every distance is about 0: center "
-            "and scale the columns by public constants, or use --hash pstable."
+            "and scale the columns by public constants, or set hash=pstable."
         )
     specs = {str(s.origin.get("spec")) for s in sketches}
     if len(specs) > 1:

@@ -22,7 +22,6 @@ from fedcohort.cli.common import (
     show_facts,
     show_json,
 )
-from fedcohort.cli.sketches import Sketches, load_several
 from fedcohort.cli.sketch import ForceOption
 from fedcohort.exceptions import ConfigError, FedcohortError
 
@@ -59,6 +58,7 @@ def profile(
     """
     from fedcohort.analysis.heterogeneity import measure
     from fedcohort.files.publish import check_output, writing
+    from fedcohort.files.sketching import client_names
     from fedcohort.report.page import profile_page
     from fedcohort.storage import write_atomically
 

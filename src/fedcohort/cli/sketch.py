@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from fedcohort.files.publish import Publisher
     from fedcohort.files.sketching import OnRows
     from fedcohort.files.source import Reading
-    from fedcohort.files.spec import SketchSpec
     from fedcohort.privacy.budget import BudgetLedger
     from fedcohort.sketch.race import RaceSketch
 
@@ -200,7 +199,12 @@ def command(
     from fedcohort.files.spec import LabelOptions, load_site, load_spec, spec_from_settings
 
     if spec is not None:
-        options = {"--set": settings, "--columns": columns, "--text": text, "--label": label}
+        options: dict[str, object] = {
+            "--set": settings,
+            "--columns": columns,
+            "--text": text,
+            "--label": label,
+        }
         options |= {"--classes": classes, "--null-values": null_values, "--epsilon": epsilon}
         for option in (name for name, value in options.items() if value is not None):
             raise ConfigError(f"{option} and --spec: {spec} says it for all sites")

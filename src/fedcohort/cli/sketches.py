@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from fedcohort.cli.common import Format, FormatOption, console, show_facts, show_json
-from fedcohort.cli.tables import ForceOption
+from fedcohort.cli.sketch import ForceOption
 from fedcohort.exceptions import ConfigError, DataError, IncompatibleSketches
 from fedcohort.progress import watched
 
@@ -171,7 +171,7 @@ def explain(
 ) -> None:
     """Say which columns differ: two sites from each other, or each of several from all others.
 
-    The sketches must have been made with `--explain`.
+    The sketches must have been made with `explain`, in a spec or by `--set explain=0.5`.
 
     Example: `fedcohort explain site-a.sketch site-b.sketch`
     """

@@ -15,8 +15,7 @@ import numpy as np
 
 from fedcohort.distribute.cluster import cluster_error, need_ray
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.files import Source, Want
-from fedcohort.files.array_source import ArraySource
+from fedcohort.files import Want
 from fedcohort.files.sketching import (
     ALL_ROWS,
     NO_ROWS,
@@ -25,8 +24,7 @@ from fedcohort.files.sketching import (
     join_classes,
     sketch_parts,
 )
-from fedcohort.files.source import Reading, find_files, kind_of
-from fedcohort.files.text_source import TextSource
+from fedcohort.files.source import Reading, find_files, open_files
 from fedcohort.sketch.race import RaceSketch
 
 TASKS_PER_CPU = 4  # so that a slow worker does not keep the others waiting
@@ -159,29 +157,8 @@ def _sketch(
     first: Path, files: Sequence[Path], root: Path, want: Want, empty: RaceSketch, by_label: bool
 ) -> Part:
     """Sketch some files on a worker."""
-    source = part_of(first, files, root, want)
+    # the first file decides which columns are read and how wide they are
+    source = open_files([first, *files], root, want, skip=1)
     seen: list[int] = []
     made = sketch_parts(source, empty, by_label, on_rows=seen.append)
     return Part(sum(seen), made, source.reading)
-
-
-def part_of(first: Path, files: Sequence[Path], root: Path, want: Want) -> Source:
-    """Open some files of a folder as the whole folder would be opened.
-
-    There, the first file decides which columns are read and how wide they are; so it is opened
-    too, and left out again.
-    """
-    together = [first, *files]
-    if kind_of(first) in ("parquet", "csv", "arrow"):
-        from fedcohort.files.table_source import TableSource
-
-        table = TableSource(together, root, want)
-        table.files = table.files[1:]
-        return table
-    if kind_of(first) == "text":
-        return TextSource(files, want)
-    if len(files) == 1 and first == files[0]:
-        return ArraySource(files, want)
-    array = ArraySource(together, want)
-    array.files = array.files[1:]
-    return array

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -220,11 +220,12 @@ class ArrayFile:
     def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
         """Yield the array, `rows` rows at a time."""
         if kind_of(self.path) == "npy":
+            order: Literal["C", "F"] = "F" if self.fortran else "C"
             for first in range(0, self.shape[0], rows):
                 with _reading(self.where):
                     # Mapped anew each time, so that pages already read need not stay in memory.
                     mapped: NDArray[Any] = np.memmap(
-                        self.path, self.dtype, "r", self.start, self.shape, "FC"[not self.fortran]
+                        self.path, self.dtype, "r", self.start, self.shape, order
                     )
                     block = np.array(mapped[first : first + rows])
                 yield block

@@ -147,7 +147,7 @@ def unit_hint(median: float, column: Column) -> str:
     >>> unit_hint(66.5, Column("height", center=169, scale=10))
     ' Times 2.54 (inches and cm) it would fit: state factor in --site'
     """
-    usual = [(factor, what) for factor, what in FACTORS.items()]
+    usual = [*FACTORS.items()]
     usual += [(1 / factor, what) for factor, what in FACTORS.items()]
     fits = {
         abs(median * factor - column.center) / column.scale: (factor, what)

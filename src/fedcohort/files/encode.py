@@ -86,8 +86,8 @@ def _at_site(
         index = pa.compute.index_in(plain, value_set=pa.array(list(site.codes), pa.string()))
         array = pa.compute.coalesce(pa.array(list(site.codes.values())).take(index), plain)
     if site.factor != 1:  # (x * factor - center) / scale
-        constants = {"center": column.center / site.factor, "scale": column.scale / site.factor}
-        column = replace(column, **constants)
+        center, scale = column.center / site.factor, column.scale / site.factor
+        column = replace(column, center=center, scale=scale)
     if site.format is not None:
         column = replace(column, format=site.format)
     return KINDS[column.kind](column, array, place, markers)

@@ -142,7 +142,7 @@ def _side(marginals: Sequence[ColumnCounts]) -> _Side:
 
 
 def column_gaps(a: RaceSketch, b: RaceSketch) -> list[ColumnGap]:
-    """Compare two sites, made with `--explain`, column by column."""
+    """Compare two sites, made with `explain`, column by column."""
     a.check_alike(b)
     one, other = _held([a, b])
     columns = columns_of(a)
@@ -167,7 +167,9 @@ def gaps_to_rest(sketches: Sequence[RaceSketch]) -> list[list[ColumnGap]]:
 def _held(sketches: Sequence[RaceSketch]) -> list[ColumnCounts]:
     held = [s.marginals for s in sketches if s.marginals is not None]
     if len(held) != len(sketches) or len(held) < 2:
-        raise ValueError("these sketches hold no single columns: make them with --explain")
+        raise ValueError(
+            "these sketches hold no single columns: make them with explain, such as 0.5"
+        )
     if min(m.n for m in held) < 2:
         raise ValueError("sites of fewer than two records cannot be compared")
     return held

@@ -219,11 +219,11 @@ def propose_spec(
 
 
 def left_open(proposal: str) -> list[str]:
-    """Return the sections of a proposal in which something is marked TODO.
+    r"""Return the sections of a proposal in which something is marked TODO.
 
     Examples
     --------
-    >>> left_open('[columns."age"]\\n# center =  # TODO\\n[columns."sex"]\\nkind = "boolean"')
+    >>> left_open('[columns."age"]\n# center =  # TODO\n[columns."sex"]\nkind = "boolean"')
     ['age']
     """
     sections = re.split(r"^#? ?\[(?=[a-z])", proposal, flags=re.M)[1:]

@@ -258,7 +258,7 @@ def _why_one_bucket(sketch: RaceSketch, source: Source) -> str:
     if sketch.family.name != "srp":
         return f"{what}: choose a smaller --width, or scale the columns"
     if source.dim == 1:
-        return f"{what}: srp sees only the sign of a single number; use --center or --hash pstable"
+        return f"{what}: srp sees only the sign of a single number; set center=... or hash=pstable"
     if ranges and all(low >= 0 for low, _ in ranges):
-        return f"{what}: all values are positive, so all vectors point the same way; use --center"
+        return f"{what}: all values are positive, so all vectors point the same way; set center=..."
     return f"{what}: all records point the same way; center and scale the columns"

@@ -366,7 +366,7 @@ def spec_from_settings(
     """Make a spec of ``--set key=value`` and of the options that a command has.
 
     Keys are those of the sections [sketch] and [privacy] of a file, and label_weight, center,
-    scale, analyzer and ngrams. `texts` says whether the data are texts, which are hashed by minhash.
+    scale, analyzer and ngrams. `texts` says whether the data are texts, for minhash.
 
     Examples
     --------
@@ -471,13 +471,13 @@ def _columns(content: Mapping[str, Any], minhash: bool) -> tuple[Column, ...]:
             raise ConfigError(f"{owner} must be a section")
         given = _some(options, LIMITS, inside=False)
         given = {"kind": "value"} if minhash else {"missing": "indicator", **given}
-        kind = given.get("kind", "number")
-        if kind == "number" and not {"center", "scale"} <= given.keys():
-            open_.append(name)
-            continue
-        if kind in ("category", "ordered") and isinstance(given.get("levels"), list):
+        if isinstance(given.get("levels"), list):
             given["levels"] = [_level(level) for level in given["levels"]]
-        columns.append(_checked(owner, Column, {**given, "name": name}))
+        given = checked_options(owner, Column, {**given, "name": name})
+        if given.get("kind", "number") == "number" and not {"center", "scale"} <= given.keys():
+            open_.append(name)
+        else:
+            columns.append(Column(**given))
     if open_:
         raise ConfigError(
             f"give center and scale, public constants, to the numbers {', '.join(open_)}"
