@@ -196,7 +196,7 @@ def test_verdicts_follow_the_rules():
     odd = profile(sketches([0] * 14 + [3], 200))
     assert odd.verdict().kind == "kind"
     assert "one client stands apart" in odd.verdict().headline
-    assert odd.verdict().next_steps[0].startswith("Look at site-14: make the sketches with --expl")
+    assert odd.verdict().next_steps[0].startswith("Look at site-14: sketch with --set expl")
     groups = profile(sketches([0, 1] * 6, 200)).verdict()
     assert (groups.kind, "form 2 groups" in groups.headline) == ("kind", True)
     assert any("group 1: 6 clients, group 2: 6 clients" in step for step in groups.next_steps)

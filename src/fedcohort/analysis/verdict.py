@@ -30,7 +30,7 @@ UNEQUAL = 10.0  # largest client over the smallest
 MAX_NAMED = 8  # clients to look at
 MAX_COLUMNS = 4  # of each
 COHORTS = "`fedcohort plan` says whether cohorts that together look like the whole are worth it."
-EXPLAIN = "make the sketches with --set explain=0.5 to see which of its columns differ"
+EXPLAIN = "sketch with --set explain=0.5 to see which of its columns differ"
 SMALL_GROUP = 3  # clients per cluster
 
 

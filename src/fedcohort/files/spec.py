@@ -263,6 +263,7 @@ class SketchSpec:
             else:
                 width = 2.0 if size.width is None else size.width
                 step, buckets = self._transform(source), size.buckets or 1 << bits
+                empty = RaceSketch.pstable(source.dim, rows, width, buckets, size.seed, step)
         empty.columns = tuple(column.spec() for column in source.columns)
         if self.release.explain:
             if not source.columns or source.form != "vectors":

@@ -203,7 +203,7 @@ def write_records(inputs):
 
 def sketch_arguments(inputs, folder):
     private = ["--epsilon", 0.5, "--budget", folder / "budget.json", "--budget-epsilon", 4]
-    form = ["--columns", "x", "--by", "who", "--rows", 40, "--bits", 4]
+    form = ["--columns", "x", "--by", "who", "--set", "rows=40", "--set", "bits=4"]
     return ["sketch", inputs / "records.npz", *form, *private, "--force", "-o", folder / "out"]
 
 
