@@ -118,12 +118,8 @@ class Heterogeneity(NamedTuple):
     """All that the page shows; `matrix` and `order` index `clients`.
 
     `columns` holds, by client, how far each column is from that of the other clients; it is empty
-<<<<<<< HEAD
-    unless all sketches were made with --explain. `blind` says that the sketches tell nothing.
-    `changes` compares clients with earlier sketches of them, if some were given.
-=======
     unless all sketches were made with `explain`. `blind` says that the sketches tell nothing.
->>>>>>> 0f4adf3 (Tables of more kinds, by fewer modules; sketch takes its settings by --set; site.toml, people, checks of values)
+    `changes` compares clients with earlier sketches of them, if some were given.
     """
 
     clients: list[ClientRow]

@@ -23,6 +23,7 @@ from fedcohort.cli.common import (
     show_json,
 )
 from fedcohort.cli.sketch import ForceOption
+from fedcohort.cli.sketches import Sketches, load_several
 from fedcohort.exceptions import ConfigError, FedcohortError
 
 if TYPE_CHECKING:
@@ -85,8 +86,7 @@ def profile(
 
 def _earlier(folder: Path | None, like: RaceSketch) -> dict[str, RaceSketch]:
     """Load the earlier sketches of clients, by name."""
-    from fedcohort.files.sketching import client_names
-    from fedcohort.files.sketching import load_alike, sketch_files
+    from fedcohort.files.sketching import client_names, load_alike, sketch_files
 
     if folder is None:
         return {}
