@@ -84,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", default="ray-scaling.json")
     parser.add_argument("--files", type=int, default=16)
-    parser.add_argument("--set", f"rows={type}"=int, default=50_000)
+    parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
     ways = {"one process": None, "1 worker": 1, "2 workers": 2}
