@@ -50,17 +50,9 @@ LOCK = ".lock"
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file so that a crash leaves the old one or the new one, never a part.
 
-    The file gets the permissions of any new file. The file and the folder's entry for it are
-    synced, so that they also survive a power cut. A device or a pipe, such as ``/dev/stdout``, is
-    written to and never replaced; a symbolic link stays, and the file it leads to is replaced.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_atomically(f"{folder}/x", b"abc")
-    ...     Path(f"{folder}/x").read_bytes()
-    b'abc'
+    The file and the folder's entry for it are synced, so that they also survive a power cut. A
+    device or a pipe, such as ``/dev/stdout``, is written to and never replaced; a symbolic link
+    stays, and the file it leads to is replaced.
     """
     target = Path(path)
     if target.exists() and not target.is_file():
@@ -96,16 +88,7 @@ def _temporary(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
 
 
 def remove_leftovers(folder: str | os.PathLike[str]) -> list[Path]:
-    """Delete the temporary files of killed writers in a folder, and return them.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Path(folder, f".x.0123456789abcdef{SUFFIX}").touch()
-    ...     len(remove_leftovers(folder)), list(Path(folder).iterdir())
-    (1, [])
-    """
+    """Delete the temporary files of killed writers in a folder, and return them."""
     removed = []
     try:
         names = os.listdir(folder)
@@ -129,15 +112,6 @@ def locked_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
 
     The lock ends with the process, however it ends. The lock file stays. A folder with symbolic
     links among its entries is refused: somebody else's folder must not make us write outside it.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with locked_folder(folder), locked_folder(folder):
-    ...         pass
-    Traceback (most recent call last):
-    fedcohort.exceptions.FolderInUse: ... is being written by another process; ...
     """
     refuse_links(folder)
     with open(Path(folder) / LOCK, "ab") as file:
@@ -198,19 +172,8 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 FORMAT = "fedcohort-checkpoint-2"  # 1 had other random numbers for the same seed
 # What zipfile and json raise on a damaged file.
 DAMAGED = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    EOFError,
-    OverflowError,
-    RecursionError,
-    RuntimeError,
-    NotImplementedError,
-    MemoryError,
-    struct.error,
-    zipfile.BadZipFile,
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError),
+    *(RecursionError, RuntimeError, MemoryError, struct.error, zipfile.BadZipFile),
 )
 
 
@@ -284,15 +247,9 @@ def _load(archive: zipfile.ZipFile, size: int) -> dict[str, Any]:
 def restore(
     path: str | os.PathLike[str], load_state_dict: Callable[[Any], None], state: Mapping[str, Any]
 ) -> None:
-    """Give a state to what should continue from it; InvalidCheckpoint if it does not fit.
+    """Give a state, as `load` returned it, to what continues from it.
 
-    Parameters
-    ----------
-    path : path
-        Named in the error.
-    load_state_dict : callable
-    state : mapping
-        What `load` returned, or a part of it.
+    What does not fit is an InvalidCheckpoint that names the path.
     """
     try:
         load_state_dict(state)
