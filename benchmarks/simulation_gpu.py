@@ -34,7 +34,6 @@ RUNS = {
     "char-lstm": ([(1, "float32")], 2),
     "resnet18": ([(1, "float32"), (1, "tf32")], 3),
     "vit-tiny": ([(1, "float32")], 3),
-    "sketches": ([], 0),  # no rounds: see `sketches`
 }
 
 
@@ -172,58 +171,6 @@ def pfl(python):
     return {"mean_s": round(mean(seconds), 6), "median_s": round(median(seconds), 6), "rounds": 10}
 
 
-def sketches(seeds=10, clients=100):
-    """Seconds until the sessions of all seeds hold the sketches that SketchMatch selects by.
-
-    The images are on the GPU already. `counting_s` is the hashing alone, with the sketch of 1,000
-    rows that paper 0 uses in place of the policy's 10.
-    """
-    from fedcohort.datasets import Dataset, Federation
-    from fedcohort.policies import SketchMatch
-    from fedcohort.simulate import Simulation
-    from fedcohort.simulate.sketch_gpu import federation_counts
-    from fedcohort.sketch.race import RaceSketch
-
-    held = Dataset("benchmark", *data("W1").values(), classes=10)
-    parts = np.array_split(np.arange(len(held.y)), clients)
-    federation = Federation(held, {str(i): part for i, part in enumerate(parts)})
-
-    def collected(first):
-        simulation = Simulation(
-            federation,
-            lambda seed: module(WORKLOADS["W1"]),
-            lambda: SketchMatch(),
-            cohort_size=10,
-            device="cuda",
-            seeds=range(first, first + seeds),
-            evaluate_every=0,
-        )
-        return timed(lambda: [begin(seed) for seed in simulation.seeds])
-
-    def begin(seed):
-        seed.collector.model = seed.model
-        for name in seed.session.policy.needs.profile:
-            seed.session.signals.record(name, seed.collector(name, seed.clients), 0)
-
-    def counted(first):
-        for seed in range(first, first + seeds):
-            empty = RaceSketch.srp(dim=784, rows=1000, bits=6, seed=seed)
-            for _ in federation_counts(empty, x, parts):
-                pass
-
-    x = torch.from_numpy(np.asarray(held.x, np.float32)).cuda()
-    collected(0), counted(0)
-    seconds = [collected(first) for first in (100, 200, 300)]
-    alone = [timed(lambda first=first: counted(first)) for first in (100, 200, 300)]
-    return {
-        "seeds": seeds,
-        "images": len(x),
-        "clients": clients,
-        "median_s": median(seconds),
-        "counting_s": median(alone),
-    }
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workloads", default=",".join(RUNS), help="comma-separated names")
@@ -239,11 +186,6 @@ def main():
     result = {"compile_s": round(time.perf_counter() - start, 1)}
     print("compiled", result["compile_s"], flush=True)
     for name in names:
-        if name == "sketches":
-            result[name] = sketches()
-            print(name, result[name], flush=True)
-            write(args.out, result)
-            continue
         runs, rounds = RUNS[name]
         held = result[name] = {"fedcohort": [], "loop": []}
         for seeds, precision in runs:

@@ -2,12 +2,10 @@
 
 FEDCOHORT_DATA=../shared/data OMP_NUM_THREADS=2 python benchmarks/sketching.py \
     --datasketch-python PATH --out benchmarks/results/sketching-cpu.json
-python benchmarks/sketching.py --device cuda --out benchmarks/results/sketching-h200.json
 
 CPU: MNIST, 1,000 rows of 6 bits, against the released code's way (one float32 product of all data,
 then counting) and a blocked product with bincount; growth with the dimension; MinHash against
 datasketch (in a Python of its own); the distance matrix of 1,000 sketches; the first call.
-CUDA: the same MNIST sketch, data on the device.
 """
 
 from __future__ import annotations
@@ -260,48 +258,13 @@ def matrix(repeats):
     return {"sketches": 1000, "size": "1000 x 64"} | dict(zip(names, taken, strict=True))
 
 
-def cuda_job(x):
-    """Device time of the MNIST job, data on the device, by CUDA events; counts compared."""
-    import torch
-
-    from fedcohort.simulate.sketch_gpu import hash_counts
-
-    family = RaceSketch.srp(dim=784, rows=ROWS, bits=BITS).family
-    data = torch.from_numpy(np.array(x)).cuda()
-    out = {"device": torch.cuda.get_device_name(), "samples": len(x)}
-    for method, repeats in (("triton", 20), ("torch", 3)):
-        for _ in range(2):
-            counts = hash_counts(data, family, method)
-        taken = []
-        for _ in range(repeats):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            hash_counts(data, family, method)
-            end.record()
-            torch.cuda.synchronize()
-            taken.append(start.elapsed_time(end))
-        out[f"{method} ms"] = min(taken)
-        out[f"{method} counts equal the CPU's"] = bool((counts.cpu().numpy() == host(x)).all())
-    return out
-
-
-def host(x, _kept=[]):  # noqa: B006
-    if not _kept:
-        _kept.append(fedcohort_way(x))
-    return _kept[0]
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--datasketch-python", help="a Python with datasketch installed")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     x = mnist()
-    if args.device == "cuda":
-        write(args.out, cuda_job(x))
-        return
     result = {"threads": os.environ.get("OMP_NUM_THREADS"), "mnist": mnist_job(x, args.repeats)}
     result["first call"] = first_call()
     result["growth with dim"] = growth(args.repeats)

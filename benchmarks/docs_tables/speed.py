@@ -6,9 +6,9 @@ import numpy as np
 from docs_tables.results import NOT_RUN, result, table
 
 
-def sketching(cpu, gpu):
+def sketching(cpu):
     """The time of a sketch of MNIST beside other ways, of MinHash, and of distances."""
-    held, on_gpu = result(cpu), result(gpu)
+    held = result(cpu)
     if held is None:
         return NOT_RUN
     r = held["result"]
@@ -20,7 +20,7 @@ def sketching(cpu, gpu):
     more = last["dim"] / first["dim"]
     longer = last["fedcohort cpu us a sample"] / first["fedcohort cpu us a sample"]
     threads = "one thread" if r["threads"] == "1" else "all cores"
-    text = (
+    return (
         f"A sketch of {mnist['samples']:,} MNIST images with 1,000 rows of 6 bits takes "
         f"{mnist['fedcohort']['wall s']:.2f} s, on {threads}. "
         f"That is {blocked:.1f} times faster than a blocked matrix product with counting, and "
@@ -36,14 +36,6 @@ def sketching(cpu, gpu):
         f"{first['dim']:,} to {last['dim']:,} dimensions, {more:.0f} times as many, it grows "
         f"{longer:.0f}-fold.\n"
     )
-    if on_gpu is not None:
-        g = on_gpu["result"]
-        same = "equal to" if g["triton counts equal the CPU's"] else "different from"
-        text += (
-            f"\nOn an {g['device']} the sketch of MNIST takes {g['triton ms']:.1f} ms, with counts "
-            f"{same} the CPU's (`benchmarks/results/{gpu}`).\n"
-        )
-    return text
 
 
 def selection_times(file):
@@ -79,20 +71,6 @@ def selection_parts(file):
         f"{dense['parameters']:,} parameters takes {1e3 * dense['s']:.0f} ms and never stores its "
         "matrix.\n"
     )
-
-
-def selection_growth(file):
-    """Exponents of the time to select over the number of clients, fitted from 10,000 clients on."""
-    held = result(file)
-    by_policy = {}
-    for row in held["result"]["rounds"]:
-        if row["clients"] >= 10_000:
-            by_policy.setdefault(row["policy"], []).append((row["clients"], row["median_round_s"]))
-    lines = []
-    for policy, points in by_policy.items():
-        clients, seconds = np.log(np.array(points).T)
-        lines.append([policy, f"{np.polyfit(clients, seconds, 1)[0]:.2f}"])
-    return table(["policy", "time to select grows as clients to the power"], lines)
 
 
 def dpp_set_up(file):
@@ -146,39 +124,6 @@ def gpu_rounds(file):
         "TF32",
     ]
     return table(header, lines)
-
-
-def gpu_kernels(file):
-    """Where a round's time goes: outside of kernels, and in which."""
-    found = result(file)
-    if found is None:
-        return NOT_RUN
-    lines = []
-    for name, words in WORKLOADS.items():
-        for row in found["result"].get(name, {"fedcohort": []})["fedcohort"]:
-            if row["precision"] != "float32" or "kernels_ms" not in row:
-                continue
-            top = [f"`{key.split('(')[0].split('<')[0].removeprefix('void ')}` "
-                   f"{100 * ms / row['kernels_ms']:.0f} %"
-                   for key, _, ms in row["top_kernels"][:4]]  # fmt: skip
-            wall = 1e3 * row["median_s"] * row["seeds"]
-            cells = [str(row["seeds"]), f"{wall:.1f}", f"{row['kernels_ms']:.1f}"]
-            lines.append([words.split(":")[0], *cells, f"{row['launches']:,}", ", ".join(top)])
-    header = ["workload", "seeds", "ms per round", "ms in kernels", "kernels", "most of it"]
-    return table(header, lines)
-
-
-def gpu_sketches(file):
-    """The time of the sketches of several seeds on a GPU."""
-    held = result(file) and result(file)["result"].get("sketches")
-    if not held:
-        return NOT_RUN
-    return (
-        f"The sketches of {held['clients']} clients under {held['seeds']} seeds, of "
-        f"{held['images']:,} images each time, take {held['median_s']:.2f} s on the same GPU at "
-        "the size that SketchMatch uses. With 1,000 rows of 6 bits, counting takes "
-        f"{held['counting_s']:.2f} s.\n"
-    )
 
 
 def gpu_pfl(file):

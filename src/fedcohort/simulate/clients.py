@@ -18,11 +18,10 @@ from fedcohort.partition import IndexArray
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, stream
 from fedcohort.signals.catalog import SIGNALS, Clients, Options, last_layer
-from fedcohort.signals.forms import sketch_reading
 from fedcohort.signals.projection import Projection, Vectors
 from fedcohort.simulate.local import Data, Job, Trainer, jobs, lr_at
-from fedcohort.simulate.sketch_gpu import federation_counts
-from fedcohort.sketch.race import RaceSketch, empty_sketch
+from fedcohort.sketch.hashing import MinHash
+from fedcohort.sketch.race import RaceSketch, empty_sketch, token_sets
 
 Readings = dict[ClientId, Any]
 Insight = Callable[[np.ndarray, np.ndarray], ArrayLike]
@@ -106,17 +105,18 @@ class SimulatedClients(Clients):
         epsilon, delta = float(options.get("epsilon", 0.0)), float(options.get("delta", 0.0))
         data, parts, public = self._inputs(options)
         blank = self._blank_sketch(options, public)
-        labels = data.y if blank.labeled else None
-        counted = zip(self.ids, parts, federation_counts(blank, data.x, parts, labels), strict=True)
-        if not epsilon:
-            return [sketch_reading(len(part), 0.0, counts) for _, part, counts in counted]
         again = (self.round_number,) if self.round_number else ()
         readings = []
-        for client, part, counts in counted:
+        for client, part in zip(self.ids, parts, strict=True):
             sketch = blank.empty_like()
-            sketch.counts, sketch.n = counts, len(part)
-            noise = stream(self.seed, "sketch noise", client, *again)
-            readings.append(sketch.privatize(epsilon, delta, rng=noise).reading())
+            rows = torch.from_numpy(part).to(data.x.device)
+            y = data.y[rows].cpu().numpy() if blank.labeled else None
+            x = data.x[rows].flatten(1).cpu().numpy()
+            sketch.add(token_sets(x) if isinstance(blank.family, MinHash) else x, y)
+            if epsilon:
+                noise = stream(self.seed, "sketch noise", client, *again)
+                sketch = sketch.privatize(epsilon, delta, rng=noise)
+            readings.append(sketch.reading())
         return readings
 
     def _blank_sketch(self, options: Options, public: NDArray[Any]) -> RaceSketch:
