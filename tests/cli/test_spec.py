@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import tomllib
@@ -272,3 +273,112 @@ def test_many_single_columns_are_better_served_by_gaussian_noise(
     options = ["--columns", "x*", "--epsilon", 4, "--set", f"delta={delta}", "--set", "explain=0.5"]
     assert run("sketch", "wide.csv", "-o", "wide.sketch", *options) == 0
     assert ("times less" in capsys.readouterr().err) == warns
+
+
+FULL = SPEC.replace("scale = 10\n", 'scale = 10\nmin = 0\nmax = 120\nunit = "years"\n')
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ("", "no rows"),
+        ("50,x,2020-01-01\n" * 9, "'sex'"),
+        (",f,2020-01-01\n" * 9, "'age'"),
+        ("50,f,2020-01-01\n" * 9 + "150,f,2020-01-01\n", "1 of 10 values of 'age' are above max"),
+        ("-1,f,2020-01-01\n" + "50,f,2020-01-01\n" * 9, "below min"),
+        ("18000,f,2020-01-01\n" * 9, "Times 0.002738 (years and days)"),
+    ],
+)
+def test_what_cannot_be_right_does_not_fit(folder, capsys, rows, problem):
+    """A column 290 scales off, unknown codes only and a file with only a header fitted: yes."""
+    (folder / "f.toml").write_text(FULL)
+    (folder / "x.csv").write_text("age,sex,visit\n" + rows)
+    assert problem in fails(capsys, "spec", "check", "x.csv", "--spec", "f.toml")
+
+
+SITE = """
+[missing]
+null_values = ["unbekannt"]
+[columns.age]
+column = "Alter in Monaten"
+factor = 0.0833333333333
+[columns.sex]
+column = "Geschlecht"
+codes = { 1 = "m", 2 = "f" }
+[columns.visit]
+format = "%d.%m.%Y"
+"""
+
+
+def test_a_site_with_other_names_codes_dates_and_units_joins(folder, capsys):
+    """Its sketch equals that of the same records written as the spec says."""
+    rng = np.random.default_rng(1)
+    ours, theirs = ["age,sex,visit"], ["Alter in Monaten;Geschlecht;visit"]
+    for _ in range(50):
+        age, sex, day = int(rng.integers(20, 80)), "fm"[rng.integers(2)], int(rng.integers(1, 29))
+        ours.append(f"{age},{sex},2020-03-{day:02}")
+        theirs.append(f"{age * 12};{'mf'.index(sex) + 1};{day:02}.03.2020")
+    theirs.append("unbekannt;1;01.03.2020")
+    ours.append("-9,m,2020-03-01")
+    (folder / "ours.csv").write_text("\n".join(ours))
+    (folder / "theirs.csv").write_text("\n".join(theirs))
+    (folder / "site.toml").write_text(SITE)
+    by_site = ["--spec", "s.toml", "--site", "site.toml"]
+    assert run("spec", "check", "theirs.csv", *by_site) == 0
+    assert run("sketch", "theirs.csv", *by_site, "-o", "theirs.sketch") == 0
+    assert run("sketch", "ours.csv", "--spec", "s.toml", "-o", "ours.sketch") == 0
+    a, b = RaceSketch.load("ours.sketch"), RaceSketch.load("theirs.sketch")
+    assert np.abs(a.counts - b.counts).sum() <= 0.01 * a.counts.sum()  # 50 and 49.99999 years
+    assert a.columns == b.columns
+    (folder / "site.toml").write_text(SITE.replace("columns.sex", "columns.gender"))
+    line = fails(capsys, "sketch", "theirs.csv", *by_site, "-o", "x.sketch")
+    assert "'gender'" in line
+    assert "--spec" in fails(
+        capsys, "sketch", "a.csv", "--site", "site.toml", "--columns", "age", "-o", "x.sketch"
+    )
+
+
+def test_people_are_counted_and_not_rows(folder, capsys):
+    (folder / "p.toml").write_text(SPEC + '[person]\ncolumn = "patient_id"\n')
+    lines = (folder / "a.csv").read_text().splitlines()
+    (folder / "twice.csv").write_text("\n".join([*lines, *lines[1:]]))
+    for name in ("a", "twice"):
+        assert run("sketch", f"{name}.csv", "--spec", "p.toml", "-o", f"{name}.sketch") == 0
+    assert RaceSketch.load("a.sketch") == RaceSketch.load("twice.sketch")
+    assert "300 further rows" in capsys.readouterr().out
+
+
+def test_categories_written_as_fractions_are_proposed_as_such(folder, capsys):
+    rows = "".join(f"{i % 3}.0,{'' if i % 5 else 1.0},{i / 7}\n" for i in range(40))
+    (folder / "f.csv").write_text("kind,flag,size\n" + rows)
+    assert run("spec", "init", "f.csv", "-o", "f.toml") == 0
+    text = (folder / "f.toml").read_text()
+    assert dict(re.findall(r'\[columns\."(\w+)"\]\nkind = "(\w+)"', text)) == {
+        "kind": "category",
+        "flag": "category",
+        "size": "number",
+    }
+    assert "constants of size" in capsys.readouterr().out
+
+
+def test_standard_input_is_a_csv(folder, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((folder / "a.csv").read_bytes())))
+    assert run("sketch", "-", "--spec", "s.toml", "-o", "in.sketch") == 0
+    assert run("sketch", "a.csv", "--spec", "s.toml", "-o", "a.sketch") == 0
+    assert RaceSketch.load("in.sketch") == RaceSketch.load("a.sketch")
+
+
+def test_explain_cannot_tell_without_constants(folder, capsys):
+    """The all-clear of a site in another unit: all records lay in the last bin of 16."""
+    rng = np.random.default_rng(0)
+    for name, factor in (("x", 1), ("y", 1), ("z", 1 / 2.54)):
+        values = rng.normal(14, 3, (200, 2)) * [factor, 1]
+        lines = "\n".join(f"{a:.4f},{b:.4f}" for a, b in values)
+        (folder / f"{name}.csv").write_text(f"mean_radius,texture\n{lines}\n")
+        options = ["--set", "explain=0.5", "-o", f"{name}.sketch"]
+        assert run("sketch", f"{name}.csv", *options) == 0
+    assert "one bucket" in capsys.readouterr().err
+    assert run("explain", "x.sketch", "y.sketch", "z.sketch") == 0
+    shown = capsys.readouterr().out
+    assert "cannot tell" in shown
+    assert "No column differs" not in shown

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
+import sqlite3
+from contextlib import closing, suppress
 
 import numpy as np
+import openpyxl
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.exceptions import ConfigError, DataError, FedcohortError
 from fedcohort.files import CsvOptions, Want, open_source
+from fedcohort.files.columns import Column, SiteColumn
 
 TABLE = pa.table(
     {
@@ -36,6 +41,20 @@ def write(table, path):
         pyarrow.csv.write_csv(table, path, options)
     elif path.suffix == ".feather":
         pyarrow.feather.write_feather(table, path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row, default=str) + "\n" for row in table.to_pylist()))
+    elif path.suffix == ".xlsx":
+        book = openpyxl.Workbook()
+        book.active.append(table.column_names)
+        for row in table.to_pylist():
+            book.active.append(list(row.values()))
+        book.save(path)
+    elif path.suffix == ".sqlite":
+        with closing(sqlite3.connect(path)) as base, base:
+            base.execute(f"CREATE TABLE t ({', '.join(table.column_names)})")
+            marks = ", ".join("?" * table.num_columns)
+            rows_ = [tuple(row.values()) for row in table.to_pylist()]
+            base.executemany(f"INSERT INTO t VALUES ({marks})", rows_)
     else:
         opener = pa.ipc.new_stream if path.suffix == ".arrows" else pa.ipc.new_file
         with opener(path, table.schema) as file:
@@ -48,14 +67,26 @@ def rows(path, **want):
     return np.concatenate([block.x for block in blocks])
 
 
-@pytest.fixture(params=[".parquet", ".csv", ".tsv", ".feather", ".arrow", ".arrows"])
+FORMATS = ["parquet", "csv", "tsv", "feather", "arrow", "arrows", "jsonl", "xlsx", "sqlite"]
+
+
+@pytest.fixture(params=FORMATS)
 def path(request, tmp_path):
-    return write(TABLE, tmp_path / f"data{request.param}")
+    return write(TABLE, tmp_path / f"data.{request.param}")
+
+
+@pytest.fixture(params=[*FORMATS, "pyarrow", "pandas", "stream"])
+def table(request, tmp_path):
+    """A file of every format, and tables in memory."""
+    memory = {"pyarrow": lambda: TABLE, "pandas": TABLE.to_pandas, "stream": TABLE.to_reader}
+    if request.param in memory:
+        return memory[request.param]()
+    return write(TABLE, tmp_path / f"data.{request.param}")
 
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 100])
-def test_numbers_and_booleans_make_vectors(path, batch_rows):
-    found = rows(path, columns=("b", "a", "ok"), batch_rows=batch_rows)
+def test_numbers_and_booleans_make_vectors(table, batch_rows):
+    found = rows(table, columns=("b", "a", "ok"), batch_rows=batch_rows)
     wanted = [TABLE[c].to_numpy().astype(float) for c in ("b", "a", "ok")]
     assert np.array_equal(found, np.stack(wanted, axis=1))
 
@@ -63,7 +94,6 @@ def test_numbers_and_booleans_make_vectors(path, batch_rows):
 def test_by_default_all_columns_of_numbers_in_the_file_s_order(path):
     source = open_source(path, Want(by="who"))
     assert [c.name for c in source.columns] == ["a", "b", "ok"]
-    assert source.dim == 3
     assert source.rows == (5 if path.suffix == ".parquet" else None)
 
 
@@ -81,18 +111,20 @@ def test_a_column_may_be_called_like_a_pattern(tmp_path):
     assert [c.name for c in open_source(path, Want(columns=("a*",))).columns] == ["a*"]
 
 
-def test_labels_and_clients(path):
-    source = open_source(path, Want(columns=("b",), label="a", by="who", batch_rows=2))
+def test_labels_and_clients(table):
+    source = open_source(table, Want(columns=("b",), label="a", by="who", batch_rows=2))
     blocks = list(source.blocks())
     assert np.concatenate([b.y for b in blocks]).tolist() == [1, 2, 3, 4, 5]
     assert np.concatenate([b.clients for b in blocks]).tolist() == ["x", "y", "x", "z", "y"]
 
 
 def test_texts_and_sets(path):
-    blocks = open_source(path, Want(form="sets", text="note")).blocks()
+    nulls = "zero" if path.suffix == ".xlsx" else "error"  # there, "" is an empty cell
+    blocks = open_source(path, Want(form="sets", text="note", nulls=nulls)).blocks()
     assert [text for b in blocks for text in b.x] == ["to be", "or not", "", "to be", "that is"]
     sets = next(iter(open_source(path, Want(form="sets", columns=("a", "who", "ok"))).blocks()))
-    assert sets.x[:2] == [["a=1", "who=x", "ok=true"], ["a=2", "who=y", "ok=false"]]
+    yes, no = ("1", "0") if path.suffix == ".sqlite" else ("true", "false")
+    assert sets.x[:2] == [["a=1", "who=x", f"ok={yes}"], ["a=2", "who=y", f"ok={no}"]]
 
 
 def test_client_ids_of_a_csv_stay_as_they_are_written(tmp_path):
@@ -314,3 +346,112 @@ def test_a_first_row_of_numbers_is_data(tmp_path, text, options, names):
     assert sum(len(block.x) for block in source.blocks()) == 3 - header
     said = any("no header" in line for line in source.reading.assumed)
     assert said == (not header and "header" not in options)
+
+
+def test_a_stream_is_read_once(tmp_path):
+    source = open_source(TABLE.to_reader(), Want(columns=("a",)))
+    assert sum(len(block.x) for block in source.blocks()) == 5
+    with pytest.raises(DataError, match="once"):
+        list(source.blocks())
+
+
+def test_sheets_tables_and_queries_are_chosen_by_name(tmp_path):
+    path = write(TABLE, tmp_path / "data.sqlite")
+    with closing(sqlite3.connect(path)) as base, base:
+        base.execute("CREATE TABLE other AS SELECT a * 10 AS a FROM t WHERE a > 3")
+    with pytest.raises(ConfigError, match="--table"):
+        open_source(path, Want())
+    assert rows(path, table="other").tolist() == [[40], [50]]
+    assert rows(path, table="SELECT b FROM t WHERE who = 'y'").tolist() == [[-1.0], [1e6]]
+    for query in ("DELETE FROM t", "WITH x AS (SELECT 1) DELETE FROM t"):
+        with pytest.raises((ConfigError, DataError), match="sqlite"):
+            rows(path, table=query)
+    assert rows(path, table="SELECT count(*) AS n FROM t").tolist() == [[5]]
+    book = openpyxl.Workbook()
+    book.create_sheet("second").append(["a"])
+    book["second"].append([7])
+    book.save(tmp_path / "data.xlsx")
+    with pytest.raises(ConfigError, match="second"):
+        open_source(tmp_path / "data.xlsx", Want())
+    assert rows(tmp_path / "data.xlsx", table="second").tolist() == [[7]]
+
+
+def test_values_of_several_types_in_a_sheet(tmp_path):
+    book = openpyxl.Workbook()
+    day = datetime.datetime(2020, 1, 31)
+    for row in (["v", "day"], [1, day], ["?", None], [2.5, day], [None, None]):
+        book.active.append(row)
+    book.save(tmp_path / "data.xlsx")
+    columns = Column("v", missing="zero"), Column("day", "date", since="2020-01-30", missing="zero")
+    assert rows(tmp_path / "data.xlsx", columns=columns).tolist() == [[1, 1], [0, 0], [2.5, 1]]
+
+
+def test_json_numbers_may_have_fractions_and_keys_may_be_missing(tmp_path):
+    path = tmp_path / "data.jsonl"
+    lines = ['{"v": 1, "w": "x"}'] * 300_000
+    path.write_text("\n".join([*lines, '{"v": 2.5, "new": [1]}', '{"w": "y"}']))
+    found = rows(path, columns=("v",), nulls="drop")
+    assert (len(found), found[-1].tolist()) == (300_001, [2.5])
+    path.write_text('{"v": 1}\nno json\n')
+    with pytest.raises(DataError, match="jsonl"):
+        rows(path)
+
+
+@pytest.mark.parametrize("suffix", ["xlsx", "sqlite", "jsonl"])
+def test_damaged_sheets_and_databases(tmp_path, suffix):
+    path = write(TABLE, tmp_path / f"data.{suffix}")
+    whole = path.read_bytes()
+    rng = np.random.default_rng(3)
+    for cut in (b"", b"garbage" * 20, whole[: len(whole) // 2]):
+        path.write_bytes(cut)
+        with pytest.raises(DataError, match="data"):
+            rows(path, columns=("a",))
+    for _ in range(200):
+        data = bytearray(whole)
+        for at in rng.integers(len(data), size=4):
+            data[at] = rng.integers(256)
+        path.write_bytes(data)
+        with suppress(FedcohortError):
+            rows(path, columns=("a",))
+
+
+@pytest.mark.parametrize(
+    ("name", "command"), [("a.sav", "read_spss"), ("a.json", "jq"), ("a.xls", "soffice")]
+)
+def test_other_files_are_refused_with_the_line_that_converts_them(tmp_path, name, command):
+    (tmp_path / name).touch()
+    with pytest.raises(DataError, match=command):
+        open_source(tmp_path / name, Want())
+
+
+def test_a_site_writes_columns_in_its_own_way(tmp_path):
+    """Names, codes, dates and units: the same vectors as from a table that follows the spec."""
+    columns = (
+        Column("height", center=170, scale=10),
+        Column("sex", "category", levels=("f", "m")),
+        Column("day", "date", since="2020-01-01"),
+    )
+    day = [datetime.date(2020, 1, 3), datetime.date(2020, 2, 1)]
+    usual = pa.table({"height": [165.1, 177.8], "sex": ["f", "m"], "day": day})
+    other = pa.table(
+        {"inches": ["65", "70"], "Geschlecht": [2, 1], "Tag": ["03.01.2020", "01.02.2020"]}
+    )
+    site = {
+        "height": SiteColumn("inches", factor=2.54),
+        "sex": SiteColumn("Geschlecht", codes={"1": "m", "2": "f"}),
+        "day": SiteColumn("Tag", format="%d.%m.%Y"),
+    }
+    assert np.allclose(rows(usual, columns=columns), rows(other, columns=columns, site=site))
+
+
+def test_only_the_first_row_of_a_person_counts(table):
+    source = open_source(table, Want(columns=("a",), person="who", batch_rows=2))
+    assert np.concatenate([b.x for b in source.blocks()]).ravel().tolist() == [1, 2, 4]
+    assert source.reading.repeated == 2
+    assert "people" in source.reading.facts()
+
+
+def test_labels_from_1_are_said_to_leave_class_0_empty(table):
+    source = open_source(table, Want(columns=("b",), label="a"))
+    list(source.blocks())
+    assert any("label 0" in line for line in source.reading.warnings())
