@@ -19,6 +19,7 @@ from fedcohort.experiments.compare import DEFAULT_SETTING, compare
 from fedcohort.experiments.config import Experiment, NamedConfig, dump, parse, read
 from fedcohort.experiments.results import read_histories
 from fedcohort.experiments.run import check, run
+from fedcohort.simulate.clock import Pace
 
 SMALL = dataclasses.replace(
     DEFAULT_SETTING, rounds=6, seeds=(0, 1), checkpoint_every=4, device="cpu"
@@ -354,3 +355,15 @@ def test_a_folder_that_somebody_sent_does_not_reach_out_of_itself(tmp_path, link
         compare(TINY, [NamedConfig("uniform")], folder, resume=True)
     assert outside.is_dir() or outside.read_text() == "precious"
     assert not outside.is_dir() or not list(outside.iterdir())
+
+
+def test_speeds_and_pace_are_settings(tmp_path):
+    """Clients of unequal speed: who is slowest depends on the seed, and a deadline cuts a round."""
+    slow = parse({"rounds": 3, "seeds": [0, 1], "device": "cpu", "durations": "log-normal:sigma=1"})
+    fast = dataclasses.replace(slow, pace=Pace(deadline="50%"))
+    for name, experiment in (("slow", slow), ("fast", fast)):
+        run(experiment, tmp_path / name)
+    first, hurried = (read_histories(tmp_path / name) for name in ("slow", "fast"))
+    assert first[0].rounds[0].seconds != first[1].rounds[0].seconds
+    assert hurried[0].rounds[-1].elapsed < first[0].rounds[-1].elapsed
+    assert results.read(tmp_path / "fast")[0].experiment == fast

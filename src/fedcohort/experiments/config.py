@@ -5,16 +5,8 @@
     rounds = 100
     seeds = [0, 1, 2]
     policy = "power-of-choice:d=10"
-
-    [data]
-    dataset = "digits"
-    partition = "shards:per_client=2"
-    clients = 50
-
-    [local]
-    epochs = 3
-    lr = 0.05
-    schedule = {gamma = 0.5, milestones = [150, 300]}
+    data = {dataset = "digits", partition = "shards:per_client=2", clients = 50}
+    local = {epochs = 3, lr = 0.05, schedule = {gamma = 0.5, milestones = [150, 300]}}
 
 What has a name can be given as text, ``name:key=value,key=value``, as on the command line, or as a
 table with ``name`` and ``options``. A name may be ``FILE.py:OBJECT``, relative to the TOML file.
@@ -33,10 +25,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.options import (
+    Count,
+    Range,
+    Share,
+    Whole,
     in_words,
     parse_named,
     parse_options,
@@ -45,6 +41,7 @@ from fedcohort.options import (
     unknown,
 )
 from fedcohort.registry import lookup
+from fedcohort.simulate.clock import Pace
 from fedcohort.simulate.local import LocalTraining, Schedule
 from fedcohort.storage import read_toml
 
@@ -53,15 +50,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class NamedConfig:
-    """Something that has a name: a policy, a gate, a model.
-
-    Parameters
-    ----------
-    name : str
-        A registered name, or FILE.py:OBJECT.
-    options : mapping
-        Its keyword arguments.
-    """
+    """Something that has a name (registered, or FILE.py:OBJECT), with its keyword arguments."""
 
     name: str
     options: Options = field(default_factory=dict)
@@ -89,7 +78,9 @@ class DataConfig:
     root : str, optional
         The folder with the data sets; by default $FEDCOHORT_DATA.
     standardize : bool
-        Subtract the data set's published mean and divide by its standard deviation.
+        Subtract a mean and divide by a standard deviation, by default those published for the data.
+    mean, std : float, optional
+        Constants for `standardize` in the place of the published ones.
     """
 
     dataset: str = "digits"
@@ -98,6 +89,8 @@ class DataConfig:
     options: Options = field(default_factory=dict)
     root: str | None = None
     standardize: bool = False
+    mean: float | None = None
+    std: float | None = None
 
     @property
     def num_clients(self) -> int | None:
@@ -105,16 +98,16 @@ class DataConfig:
         return 60 if self.clients is None and self.partition != "natural" else self.clients
 
     @property
-    def source(self) -> tuple[str, str | None, bool]:
+    def source(self) -> tuple[Any, ...]:
         """What decides which arrays are loaded."""
-        return self.dataset, self.root, self.standardize
+        return self.dataset, self.root, self.standardize, self.mean, self.std
 
 
 NO_GATE = NamedConfig("none")
 
-
 #: A local training that learns: FedAvg reaches 80 % of digits with two labels per client.
 LOCAL = LocalTraining(epochs=5, batch_size=8, lr=0.05)
+NO_HURRY = Pace()
 
 
 @dataclass(frozen=True)
@@ -133,6 +126,8 @@ class Experiment:
         Accuracy to reach: how many rounds that takes is reported.
     evaluate_every : int
         Rounds between evaluations on the test set.
+    holdout : float
+        Share of each client's examples that it does not train on: it measures its loss on them.
     dropout : float
         Probability that a selected client does not finish.
     device : str
@@ -155,16 +150,21 @@ class Experiment:
         How updates become the next model.
     availability : name
         Which clients are there in a round.
+    durations : name
+        How fast clients are: "alike", "log-normal:sigma=1", "phones" or "file:path=speeds.csv".
+    pace : table
+        How long a round waits, and for whom.
     """
 
-    rounds: int = 60
-    cohort_size: int = 5
-    seeds: tuple[int, ...] = (0,)
-    target: float | None = None
-    evaluate_every: int = 1
-    dropout: float = 0.0
+    rounds: Count = 60
+    cohort_size: Count = 5
+    seeds: tuple[Whole, ...] = (0,)
+    target: Annotated[float, Range(0, 1, above=True)] | None = None
+    evaluate_every: Count = 1
+    holdout: Share = 0.0
+    dropout: Share = 0.0
     device: str = "auto"
-    checkpoint_every: int = 10
+    checkpoint_every: Count = 10
     imports: tuple[str, ...] = ()
     data: DataConfig = DataConfig()
     model: NamedConfig = NamedConfig("mlp-64-30")
@@ -173,22 +173,18 @@ class Experiment:
     gate: NamedConfig = NO_GATE
     aggregation: NamedConfig = NamedConfig("mean")
     availability: NamedConfig = NamedConfig("always")
+    durations: NamedConfig = NamedConfig("alike")
+    pace: Pace = NO_HURRY
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "cohort_size", "evaluate_every", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
+        for key, hint in _types(Experiment).items():
+            if not dataclasses.is_dataclass(getattr(self, key)):
+                typed(hint, getattr(self, key), key)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError(f"seeds = {list(self.seeds)} must be different numbers")
-        if min(self.seeds) < 0:
-            raise ConfigError(f"seeds = {list(self.seeds)} must not be negative")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout = {self.dropout} must lie in [0, 1)")
-        if self.target is not None and not 0 < self.target <= 1:
-            raise ConfigError(f"target = {self.target} is an accuracy: it must lie in (0, 1]")
+            raise ConfigError(f"seeds={list(self.seeds)} must be different numbers")
         clients = self.data.num_clients
         if clients is not None and clients < self.cohort_size:
-            raise ConfigError(f"cohort_size = {self.cohort_size} exceeds data.clients = {clients}")
+            raise ConfigError(f"cohort_size={self.cohort_size} exceeds data.clients={clients}")
 
 
 def papers() -> dict[str, Path]:
@@ -330,8 +326,8 @@ def template() -> str:
 
 @cache
 def _types(kind: type) -> dict[str, Any]:
-    """Return the declared types of a dataclass."""
-    return typing.get_type_hints(kind)
+    """Return the declared types of a dataclass, with their ranges."""
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _filled(base: Any, values: Mapping[str, Any], where: str) -> Any:

@@ -19,6 +19,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,15 @@ from fedcohort.experiments import config
 from fedcohort.experiments.config import DataConfig, Experiment, NamedConfig
 from fedcohort.experiments.results import read_histories, read_json
 from fedcohort.experiments.summary import Summary, summarize
-from fedcohort.gates import GATES, Gate
+from fedcohort.gates import GATES
 from fedcohort.ledger import Direction, Ledger
 from fedcohort.options import checked_options
-from fedcohort.policies import POLICIES, Policy
+from fedcohort.policies import POLICIES
 from fedcohort.provenance import provenance
 from fedcohort.registry import import_file, in_file, load_object, make
-from fedcohort.simulate.aggregation import AGGREGATIONS, Aggregation
-from fedcohort.simulate.availability import AVAILABILITIES, Availability
+from fedcohort.simulate.aggregation import AGGREGATIONS
+from fedcohort.simulate.availability import AVAILABILITIES
+from fedcohort.simulate.clock import Durations
 from fedcohort.simulate.history import RoundRecord, record_from
 from fedcohort.simulate.models import build as build_model
 from fedcohort.simulate.simulation import Simulation
@@ -332,58 +334,56 @@ def _bytes_by_kind(ledger: Ledger) -> dict[str, int]:
     return {f"{kind} {way}": size for kind, way, size in sorted(kinds, key=lambda k: (k[1], k[0]))}
 
 
+#: How fast clients are, from their names and a seed.
+DURATIONS: dict[str, Callable[..., Callable[[Sequence[str], int], Durations]]] = {
+    "alike": lambda: partial(Durations.draw, sigma=0.0),
+    "log-normal": lambda sigma=0.5: partial(Durations.draw, sigma=sigma),
+    "phones": lambda: Durations.phones,
+    "file": lambda path: lambda clients, seed: Durations.read(path),
+}
+
+
 def check(experiment: Experiment) -> None:
     """Find wrong names and options before anything is loaded; this runs the `imports`."""
     for path in experiment.imports:
         import_file(path)
-    policy_of(experiment.policy)
-    gate_of(experiment.gate)
-    _aggregation(experiment)
-    _availability(experiment)
+    _named_parts(experiment)
+
+
+def _named_parts(experiment: Experiment) -> dict[str, Any]:
+    """Make everything that has a name, except data and model."""
+    known: dict[str, Mapping[str, Any]] = {
+        "policy": POLICIES,
+        "gate": {"none": lambda: None, **GATES},
+        "aggregation": AGGREGATIONS,
+        "availability": AVAILABILITIES,
+        "durations": DURATIONS,
+    }
+    named = {kind: getattr(experiment, kind) for kind in known}
+    return {k: make(k, named[k].name, known[k], named[k].options) for k in known}
 
 
 def simulation_of(experiment: Experiment, dataset: Dataset) -> Simulation:
     """Put the whole experiment together, at round 0."""
     check(experiment)
+    parts = _named_parts(experiment)
     return Simulation(
         lambda seed: federation_of(experiment.data, dataset, seed),
         lambda seed: model_of(experiment.model, dataset, seed),
-        lambda: policy_of(experiment.policy),
+        parts["policy"],
         cohort_size=experiment.cohort_size,
         local=experiment.local,
-        aggregation=_aggregation(experiment),
-        availability=_availability(experiment),
+        aggregation=parts["aggregation"],
+        availability=parts["availability"],
+        durations=parts["durations"],
+        pace=experiment.pace,
         dropout=experiment.dropout,
-        gate=gate_of(experiment.gate),
+        holdout=experiment.holdout,
+        gate=parts["gate"],
         seeds=experiment.seeds,
         device=experiment.device,
         evaluate_every=experiment.evaluate_every,
     )
-
-
-def policy_of(named: NamedConfig) -> Policy:
-    """Make the policy, with errors that name its options."""
-    policy: Policy = make("policy", named.name, POLICIES, named.options)
-    return policy
-
-
-def gate_of(named: NamedConfig) -> Gate | None:
-    """Make the gate; None if the experiment has none."""
-    known: Mapping[str, Any] = {"none": lambda: None, **GATES}
-    gate: Gate | None = make("gate", named.name, known, named.options)
-    return gate
-
-
-def _aggregation(experiment: Experiment) -> Aggregation:
-    named = experiment.aggregation
-    aggregation: Aggregation = make("aggregation", named.name, AGGREGATIONS, named.options)
-    return aggregation
-
-
-def _availability(experiment: Experiment) -> Availability:
-    named = experiment.availability
-    availability: Availability = make("availability", named.name, AVAILABILITIES, named.options)
-    return availability
 
 
 def dataset_of(data: DataConfig) -> Dataset:
@@ -392,7 +392,7 @@ def dataset_of(data: DataConfig) -> Dataset:
     if dataset.x.dtype == np.uint8:
         x, x_test = (part.astype(np.float32) / 255 for part in (dataset.x, dataset.x_test))
         dataset = dataclasses.replace(dataset, x=x, x_test=x_test)
-    return dataset.standardized() if data.standardize else dataset
+    return dataset.standardized(data.mean, data.std) if data.standardize else dataset
 
 
 def _dataset_from_file(data: DataConfig) -> Dataset:

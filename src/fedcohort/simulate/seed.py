@@ -63,7 +63,7 @@ class Seed:
         policy: Policies,
         cohort_size: int,
         aggregation: str | Aggregation,
-        durations: Durations | None,
+        durations: Durations | Callable[[Sequence[ClientId], int], Durations] | None,
         pace: Pace,
         gate: str | Gate | None,
         insight: Insight | None,
@@ -97,7 +97,10 @@ class Seed:
             self.clients, trainer, data, federation, seed, 0, model, held_out, insight, embed
         )
         self.collector = Collector(everybody, self.session.policy)
-        self.durations = durations or Durations.draw(self.clients, seed, sigma=0.0)
+        if durations is None or isinstance(durations, Durations):
+            self.durations = durations or Durations.draw(self.clients, seed, sigma=0.0)
+        else:
+            self.durations = durations(self.clients, seed)
         self.cohort_size, self.pace = cohort_size, pace
         self.selection = Selection(())
         self.training: tuple[ClientId, ...] = ()

@@ -62,8 +62,9 @@ class Simulation:
         Who is there in each round; everybody by default.
     dropout : float, default=0
         Probability that a selected client does not finish.
-    durations : Durations, optional
-        Compute speed and bandwidth of each client; all alike by default.
+    durations : Durations or callable, optional
+        Compute speed and bandwidth of each client, or a function from (clients, seed) to them; all
+        alike by default.
     pace : Pace, optional
         How long a round waits, and for whom; for everybody by default.
     gate : str or Gate, optional
@@ -101,7 +102,7 @@ class Simulation:
         aggregation: str | Aggregation = "mean",
         availability: Availability | None = None,
         dropout: float = 0.0,
-        durations: Durations | None = None,
+        durations: Durations | Callable[[Sequence[str], int], Durations] | None = None,
         pace: Pace | None = None,
         gate: str | Gate | None = None,
         seeds: Sequence[int] = (0,),

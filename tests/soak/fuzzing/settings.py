@@ -95,7 +95,7 @@ class Policy(Target):
     """Policies as on the command line: ``name:option=value,option=value``."""
 
     name = "policy"
-    imports = ("fedcohort.experiments.run",)
+    imports = ("fedcohort.policies",)
 
     def examples(self):
         import inspect
@@ -120,14 +120,12 @@ class Policy(Target):
         return head + value
 
     def parse(self):
-        from fedcohort.experiments.config import NamedConfig
-        from fedcohort.experiments.run import policy_of
-        from fedcohort.options import parse_named
+        from fedcohort import POLICIES
+        from fedcohort.registry import make
         from fedcohort.session import Session
 
         text = self.path.read_bytes().decode("utf-8", "surrogateescape")
-        name, options = parse_named(text)
-        policy = policy_of(NamedConfig(name, options))
+        policy = make("policy", text, POLICIES)
         session = Session(policy, cohort_size=2, seed=0)
         with contextlib.suppress(FedcohortError):
             session.begin(["a", "b", "c"], lambda signal, clients: {})
