@@ -337,6 +337,7 @@ def draw(found, setting, path, target):
     import altair as alt
 
     from fedcohort.report import figures
+    from fedcohort.report.content import Roles
 
     rows = []
     for name, part in found.items():
@@ -351,9 +352,13 @@ def draw(found, setting, path, target):
                     own |= {"low": own["y"] - error, "high": own["y"] + error}
                 rows.append(own)
     shown = [name for name in SHOWN if name in found]
-    roles = figures.Roles(shown, shown, ["uniform"])
+    roles = Roles(shown, shown, ["uniform"])
     domain = (0.0, float(np.ceil(20 * max(row["y"] for row in rows)) / 20))
-    chart = figures.line_chart(
+    words = "Means over seeds with two standard errors; faint lines: all other policies."
+    figure = figures.line_chart(
+        path.stem,
+        setting,
+        words,
         rows,
         roles,
         x=figures.x_axis("round", rows),
@@ -362,5 +367,4 @@ def draw(found, setting, path, target):
         tooltip=[],
         target=target,
     )
-    words = "Means over seeds with two standard errors; faint lines: all other policies."
-    figures.save(figures.Figure(path.stem, setting, words, chart.chart, chart.data), path)
+    figures.save(figure, path)

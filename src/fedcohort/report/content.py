@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +49,14 @@ class Line(NamedTuple):
     values: list[float]
 
 
+class Roles(NamedTuple):
+    """How runs are drawn: ranked ones have colors in this order, some are highlighted."""
+
+    ranked: list[str]
+    highlighted: list[str]
+    baselines: list[str]
+
+
 class WaitedFor(NamedTuple):
     """The clients that made the rounds of a run wait longest: name, rounds, seconds in all."""
 
@@ -56,34 +65,26 @@ class WaitedFor(NamedTuple):
 
 
 class Participation(NamedTuple):
-    """How often a run selected each client, in the first seed.
+    """How often a run selected each client in the first seed.
 
-    `counts` has one row per client (or group of clients) and one column per span of rounds. The
-    clients that were selected most come first.
+    `cells` has a row for each client (or group of clients) that was selected in a round (or span
+    of rounds): "row" counts the clients from the one selected most.
     """
 
     policy: str
-    clients: list[str]
-    rounds: list[tuple[int, int]]
-    counts: NDArray[np.int64]
     totals: dict[ClientId, int]
-
-
-class ClientPoint(NamedTuple):
-    """A client on the map."""
-
-    client: ClientId
-    x: float
-    y: float
-    examples: int
-    main_label: int | None
+    cells: list[dict[str, Any]]
+    grouped: bool
 
 
 class FederationMap(NamedTuple):
-    """Clients in two dimensions, and the distances between them in the order of likeness."""
+    """Clients in two dimensions, and the distances between them in the order of likeness.
+
+    A point has "client", "x", "y", "examples" and "label", the most frequent one.
+    """
 
     source: str
-    points: list[ClientPoint]
+    points: list[dict[str, Any]]
     share: float
     sampled: bool
     names: list[str]
@@ -93,9 +94,9 @@ class FederationMap(NamedTuple):
 class Content(NamedTuple):
     """Everything that a report shows.
 
-    `rows` go from the highest accuracy to the lowest, and so do `ranked`, the runs that are no
-    baselines; `highlighted` are the first of them, and `chosen` is the run whose cohorts are shown
-    first. `axes` are what accuracy is drawn over, the most telling first.
+    `rows` go from the highest accuracy to the lowest, and so do the ranked runs, which are all but
+    the baselines. `chosen` is the run whose cohorts are shown first. `axes` are what accuracy is
+    drawn over, the most telling first.
     """
 
     title: str
@@ -105,9 +106,7 @@ class Content(NamedTuple):
     finished: bool
     rows: list[ComparisonRow]
     settings_of_rows: list[dict[str, str]]
-    ranked: list[str]
-    highlighted: list[str]
-    baselines: list[str]
+    roles: Roles
     chosen: str | None
     axes: list[str]
     curves: list[Curve]
@@ -140,9 +139,7 @@ def content(results: Results) -> Content:
         finished=all(r.finished for r in results),
         rows=rows,
         settings_of_rows=[columns for _, columns in pairs],
-        ranked=ranked,
-        highlighted=ranked[:HIGHLIGHTED],
-        baselines=baselines,
+        roles=Roles(ranked, ranked[:HIGHLIGHTED], baselines),
         chosen=next(iter([*ranked, *(r.policy for r in started)]), None),
         axes=_axes(started),
         curves=[_thinned(curve) for curve in curves(started)],
@@ -282,21 +279,19 @@ def _participation(result: PolicyResult) -> Participation:
         for client in cohort:
             totals[client] += 1
     order = sorted(members.clients, key=lambda c: (-totals[c], c))
-    groups = _groups(len(order))
-    spans = _groups(len(history.rounds))
+    groups, spans = _groups(len(order)), _groups(len(history.rounds))
     row = {order[i]: g for g, group in enumerate(groups) for i in group.tolist()}
-    counts = np.zeros((len(groups), len(spans)), np.int64)
-    for column, span in enumerate(spans):
-        for number in span.tolist():
-            for client in history.rounds[number].selected:
-                counts[row[client], column] += 1
-    return Participation(
-        result.policy,
-        [_group_name([order[i] for i in group.tolist()]) for group in groups],
-        [(int(span[0]) + 1, int(span[-1]) + 1) for span in spans],
-        counts,
-        totals,
-    )
+    names = [_group_name([order[i] for i in group.tolist()]) for group in groups]
+    cells = []
+    for span in spans:
+        picks = Counter(row[c] for number in span.tolist() for c in history.selections[number])
+        where = {"run": result.policy, "first": int(span[0]) + 1, "last": int(span[-1]) + 1}
+        cells += [
+            {**where, "row": g + 1, "client": names[g], "times": times}
+            for g, times in sorted(picks.items())
+        ]
+    grouped = len(groups) < len(order) or len(spans) < len(history.rounds)
+    return Participation(result.policy, totals, cells, grouped)
 
 
 def _groups(count: int) -> list[NDArray[np.int64]]:
@@ -397,8 +392,9 @@ def _map(source: str, clients: list[ClientId], squares: Floats, members: Members
     points = []
     for client, (x, y) in zip(clients, placed.positions.tolist(), strict=True):
         counts = labels.get(client, np.zeros(0, np.int64))
-        main = int(counts.argmax()) if counts.sum() else None
-        points.append(ClientPoint(client, x, y, int(counts.sum()), main))
+        label = str(counts.argmax()) if counts.sum() else "unknown"
+        examples = int(counts.sum())
+        points.append({"client": client, "x": x, "y": y, "examples": examples, "label": label})
     distances = np.sqrt(np.maximum(squares, 0))
     _, order = leaf_order(distances)
     means, names = grouped(distances, order.tolist(), clients)

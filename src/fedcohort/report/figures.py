@@ -12,7 +12,7 @@ import base64
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import count
 from pathlib import Path
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.analysis.comparison import Curve
-from fedcohort.report.content import Content, FederationMap, Line, Participation
+from fedcohort.report.content import Content, FederationMap, Line, Roles
 
 Floats = NDArray[np.float64]
 Rows = list[dict[str, Any]]
@@ -236,10 +236,7 @@ def picture(figure: Figure, *, width: int, image: bool = False) -> str:
 def run_figures(content: Content) -> list[Figure]:
     """Return all figures for which there are data; time comes first where it differs most."""
     figures: list[Figure | None] = [_accuracy(content, over) for over in content.axes]
-    if content.gemd:
-        figures.append(_balance(content))
-    if content.withheld:
-        figures.append(_withheld(content))
+    figures += [_by_round(content, name) for name in BY_ROUND if getattr(content, name)]
     if content.waiting:
         figures.append(_waiting(content))
     if content.participation:
@@ -276,7 +273,7 @@ def _accuracy(content: Content, over: str) -> Figure | None:
         f"Accuracy over {words}",
         f"{caption} {_end(content)}",
         rows,
-        content,
+        content.roles,
         x=x_axis(title, rows, log),
         y=alt.Y("y:Q", title="test accuracy", axis=alt.Axis(format=".0%")),
         domain=(low, max(low + 0.1, math.ceil(10 * max(values)) / 10)),
@@ -328,7 +325,7 @@ def line_chart(
     title: str,
     caption: str,
     rows: Rows,
-    content: Content,
+    roles: Roles,
     *,
     x: alt.X,
     y: alt.Y,
@@ -343,10 +340,7 @@ def line_chart(
     drawn at `target`.
     """
     drawn = {row["run"] for row in rows}
-    ranked, highlighted, baselines = (
-        [run for run in runs if run in drawn]
-        for runs in (content.ranked, content.highlighted, content.baselines)
-    )
+    ranked, highlighted, baselines = ([run for run in runs if run in drawn] for runs in roles)
     y = y.scale(domain=list(domain), clamp=True)
     color = alt.Color("run:N", scale=alt.Scale(domain=ranked), legend=None)
     dashes = [DASHES[i // len(COLORS["light"]) % len(DASHES)] for i in range(len(ranked))]
@@ -447,16 +441,31 @@ def separated(
     }
 
 
-def _plain_lines(
-    name: str, title: str, caption: str, content: Content, lines: Sequence[Line], axis: str
-) -> Figure:
-    """Draw quantities by round; those between 0 and 1 in percent, others from zero."""
+#: Quantities by round: title of the figure, its caption, title of the axis.
+BY_ROUND = {
+    "gemd": (
+        "Label balance of the cohorts (GEMD)",
+        "L1 distance between the labels of a cohort and of all clients; 0 is balanced.",
+        "GEMD",
+    ),
+    "withheld": (
+        "What the gate withheld",
+        "Share of the trained models that were not uploaded.",
+        "uploads withheld",
+    ),
+}
+
+
+def _by_round(content: Content, name: str) -> Figure:
+    """Draw a quantity by round; shares in percent, others from zero."""
+    title, caption, axis = BY_ROUND[name]
+    lines: list[Line] = getattr(content, name)
     rows = [
         {"run": line.policy, "round": n, "x": n, "y": rounded(v)}
         for line in lines
         for n, v in zip(line.rounds, line.values, strict=True)
     ]
-    percent = axis == "uploads withheld"
+    percent = name == "withheld"
     top = 1.0 if percent else math.ceil(10 * max(max(line.values) for line in lines)) / 10
     window = f", running mean over {content.window} rounds" if content.window > 1 else ""
     return line_chart(
@@ -464,7 +473,7 @@ def _plain_lines(
         title,
         f"{caption} Mean over seeds{window}. {_end(content)}",
         rows,
-        content,
+        content.roles,
         x=x_axis("round", rows),
         y=alt.Y("y:Q", title=axis, axis=alt.Axis(format=".0%" if percent else ".2~f")),
         domain=(0.0, max(0.1, top)),
@@ -472,18 +481,6 @@ def _plain_lines(
             {"run:N": "run", "round:Q": "round", "y:Q": axis}, y=".1%" if percent else ".3f"
         ),
     )
-
-
-def _balance(content: Content) -> Figure:
-    caption = "L1 distance between the labels of a cohort and of all clients; 0 is balanced."
-    title = "Label balance of the cohorts (GEMD)"
-    return _plain_lines("gemd", title, caption, content, content.gemd, "GEMD")
-
-
-def _withheld(content: Content) -> Figure:
-    caption = "Share of the trained models that were not uploaded."
-    title = "What the gate withheld"
-    return _plain_lines("withheld", title, caption, content, content.withheld, "uploads withheld")
 
 
 def _waiting(content: Content) -> Figure:
@@ -534,12 +531,12 @@ def _evenness(content: Content) -> Figure:
         .mark_circle(opacity=0.75)
         .encode(
             x=alt.X("times:Q", title="times selected", axis=alt.Axis(format="d", tickMinStep=1)),
-            y=alt.Y("run:N", sort=content.baselines + content.ranked, title=None)
+            y=alt.Y("run:N", sort=content.roles.baselines + content.roles.ranked, title=None)
             .axis(grid=True),
             size=alt.Size("clients:Q", scale=alt.Scale(range=[12, 260]), legend=None),
             color=alt.condition(
-                alt.FieldOneOfPredicate("run", content.highlighted),
-                alt.Color("run:N", scale=alt.Scale(domain=content.ranked), legend=None),
+                alt.FieldOneOfPredicate("run", content.roles.highlighted),
+                alt.Color("run:N", scale=alt.Scale(domain=content.roles.ranked), legend=None),
                 alt.value(GREY),
             ),
             tooltip=tips({"run:N": "run", "times:Q": "times selected", "clients:Q": "clients"}),
@@ -556,12 +553,9 @@ def _chosen(content: Content) -> alt.Parameter:
 
 
 def _participation(content: Content) -> Figure:
-    rows = [row for p in content.participation for row in _participation_rows(p)]
-    most = max(len(p.clients) for p in content.participation)
-    grouped = any(
-        len(p.clients) < len(p.totals) or len(p.rounds) < p.rounds[-1][1]
-        for p in content.participation
-    )
+    rows = [cell for p in content.participation for cell in p.cells]
+    most = max((row["row"] for row in rows), default=1)
+    grouped = any(p.grouped for p in content.participation)
     legend = alt.Legend(title="times", tickMinStep=1, format="d") if grouped else None
     titles = {"client:N": "client", "first:Q": "first round" if grouped else "round"}
     titles |= {"last:Q": "last round"} if grouped else {}
@@ -589,14 +583,6 @@ def _participation(content: Content) -> Figure:
     )
 
 
-def _participation_rows(p: Participation) -> Iterable[dict[str, Any]]:
-    for i, j in zip(*p.counts.nonzero(), strict=True):
-        first, last = p.rounds[j]
-        times = int(p.counts[i, j])
-        row = {"run": p.policy, "row": int(i) + 1, "client": p.clients[i], "times": times}
-        yield {**row, "first": first, "last": last}
-
-
 SOURCES = {
     "race_sketch": "their RACE sketches",
     "feature_profile": "their feature profiles",
@@ -609,18 +595,11 @@ SOURCES = {
 
 
 def _map(content: Content, one: FederationMap) -> Figure:
+    points = [{**p, "x": rounded(p["x"]), "y": rounded(p["y"])} for p in one.points]
     rows = [
-        {
-            "run": p.policy,
-            "client": point.client,
-            "x": rounded(point.x),
-            "y": rounded(point.y),
-            "examples": point.examples,
-            "label": "unknown" if point.main_label is None else str(point.main_label),
-            "times": p.totals.get(point.client, 0),
-        }
+        {"run": p.policy, **point, "times": p.totals.get(point["client"], 0)}
         for p in content.participation
-        for point in one.points
+        for point in points
     ]
     span = alt.Scale(zero=False, nice=True)
     plain = alt.Axis(labels=False, ticks=False, grid=False, domain=False)

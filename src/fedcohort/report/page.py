@@ -49,7 +49,6 @@ def run_page(results: Results, *, live: bool = False) -> str:
         table=comparison_cells(shown.rows, shown.target, shown.settings_of_rows),
         lines=lines,
         others=[figure for figure in drawn if figure.control != "highlighted"],
-        explanation=_explanation(shown),
     )
 
 
@@ -67,7 +66,6 @@ def run_markdown(results: Results, figure_paths: Mapping[str, str]) -> str:
             table=comparison_cells(shown.rows, shown.target, shown.settings_of_rows),
             figures=[figure for figure in run_figures(shown) if figure.name in figure_paths],
             paths=figure_paths,
-            explanation=_explanation(shown),
         )
     )
 
@@ -237,9 +235,7 @@ def _hash(script: str) -> str:
 def _data(shown: Content, drawn: Sequence[Figure]) -> str:
     """Return what the page's script needs, as JSON without any character that HTML could read."""
     values = {
-        "ranked": shown.ranked,
-        "highlighted": shown.highlighted,
-        "baselines": shown.baselines,
+        **shown.roles._asdict(),
         "chosen": shown.chosen,
         "label_gap": figures.LABEL_GAP,
         "config": {"light": figures.config("light"), "dark": figures.config("dark")},
@@ -257,19 +253,3 @@ def _data(shown: Content, drawn: Sequence[Figure]) -> str:
     }
     text = json.dumps(values, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _explanation(shown: Content) -> str:
-    text = (
-        "Accuracy is the mean over the last rounds (a fifth of the run, at most 50 rounds), ± one "
-        "standard deviation over seeds. "
-    )
-    if any(row.gain for row in shown.rows):
-        text += (
-            "The difference to uniform selection is paired by seed; brackets are its bootstrap "
-            "95 % interval, which is too narrow for very few seeds. "
-        )
-    return text + (
-        "GEMD is the label imbalance of the cohorts, 0 if balanced. Evenness is the entropy of "
-        "participation, 1 if all clients take part equally often. Run time is that of the machine."
-    )
