@@ -17,9 +17,7 @@ from pathlib import Path
 import numpy as np
 from provenance import write
 
-from fedcohort.distribute.cluster import cluster, need_ray
-from fedcohort.distribute.runs import run_all
-from fedcohort.distribute.sketching import sketch_folder
+from fedcohort.distribute.ray import cluster, need_ray, run_all, sketch_folder
 from fedcohort.experiments.compare import expand, in_turn
 from fedcohort.files import Want, open_source
 from fedcohort.files.sketching import sketch_source

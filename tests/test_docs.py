@@ -29,7 +29,7 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 NOT_RUN = {
     ("other-frameworks.md", 1): "an excerpt of examples/nvflare, which needs NVFlare",
     ("other-frameworks.md", 2): "an excerpt of examples/pfl, which needs pfl-research",
-    ("ray.md", 0): "needs a running Ray cluster; tests/distribute runs the same calls",
+    ("other-frameworks.md", 3): "needs a running Ray cluster; tests/distribute runs the same calls",
 }
 PYTHON = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.S)
 GENERATED = {"tour.md", "cli.md", "config.md", "api.md", "all-policies.md"}
@@ -250,7 +250,7 @@ def test_links_lead_somewhere(page):
 IMPORTS = """
 from fedcohort import Needs, Policy, Selection
 from fedcohort.datasets import federate, from_arrays, load
-from fedcohort.distribute.cluster import cluster
+from fedcohort.distribute.ray import cluster
 from fedcohort.distribute.rounds import ShardedTrainer
 from fedcohort.files import Want, open_source
 from fedcohort.files.sketching import sketch_clients

@@ -60,7 +60,7 @@ def start():
 @pytest.fixture
 def connected(nodes):
     """Be connected to the cluster."""
-    from fedcohort.distribute.cluster import cluster
+    from fedcohort.distribute.ray import cluster
 
     with cluster(nodes.address):
         yield nodes

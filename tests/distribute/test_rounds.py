@@ -47,10 +47,9 @@ def test_neither_the_number_of_workers_nor_their_death_changes_a_bit(connected):
         cohorts = []
         for number in range(3):
             if (workers, number) == (3, 1):
-                ray.kill(next(iter(sharded.trainer._pool.actors.values())))
+                ray.kill(sharded.trainer.actors[0], no_restart=False)
             cohorts.append([record.selected for record in sharded.step()])
         assert cohorts == expected
-        assert sharded.trainer._pool.losses == (workers == 3)
         found.append(models(sharded))
         sharded.trainer.close()
     assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
@@ -60,7 +59,7 @@ def test_neither_the_number_of_workers_nor_their_death_changes_a_bit(connected):
 
 def test_a_cluster_without_room_is_said(connected):
     trainer = partial(ShardedTrainer, workers=1, cpus=64, timeout=2)
-    with pytest.raises(ConfigError, match=r"no worker started within 2 s; the cluster has 2 CPU"):
+    with pytest.raises(ConfigError, match=r"2 s.*2 CPU"):
         simulation(trainer=trainer).step()
     with pytest.raises(ConfigError, match="workers=0"):
         simulation(trainer=partial(ShardedTrainer, workers=0))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 import time
 
 import pytest
 
-from fedcohort.cli import invoke
-from fedcohort.distribute.runs import run_all
+from fedcohort.distribute.ray import run_all
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import compare as local
 from fedcohort.experiments.compare import Setting, expand, in_turn, run_several
@@ -46,25 +44,6 @@ def test_compare_equals_a_local_run(connected, tmp_path):
     other = dataclasses.replace(SMALL, cohort_size=SMALL.cohort_size + 1)
     with pytest.raises(ConfigError, match="cohort_size"):  # raised on a worker, shown as here
         run_all([Setting("uniform", other)], there, resume=True)
-
-
-def test_a_sweep_in_the_command_line(connected, tmp_path, capsys):
-    config = tmp_path / "exp.toml"
-    config.write_text(
-        'rounds = 2\ndevice = "cpu"\n[sweep]\n"local.lr" = [0.1, 0.2]\npolicy.name = ["uniform"]\n'
-    )
-    for folder, more in (("here", []), ("there", ["--ray", connected.address])):
-        out = ["--out", str(tmp_path / folder), "--format", "json"]
-        assert invoke(["run", str(config), *out, *more]) == 0
-        runs = json.loads(capsys.readouterr().out)["runs"]
-        assert [run["policy"] for run in runs] == [
-            "local.lr=0.1,policy.name=uniform",
-            "local.lr=0.2,policy.name=uniform",
-        ]
-    for run in runs:
-        assert lines(tmp_path / "there", run["policy"]) == lines(tmp_path / "here", run["policy"])
-    assert invoke(["run", str(config), "--out", str(tmp_path / "there")]) == 2
-    assert "--resume" in capsys.readouterr().err
 
 
 HELD = """

@@ -92,7 +92,7 @@ def on_cluster(address: str | None) -> AbstractContextManager[None]:
     """Connect to the cluster while the command works; without an address, to none."""
     if address is None:
         return nullcontext()
-    from fedcohort.distribute.cluster import cluster
+    from fedcohort.distribute.ray import cluster
 
     return cluster(address)
 
@@ -103,7 +103,7 @@ def runner_on(address: str | None) -> Runner:
         from fedcohort.experiments.compare import in_turn
 
         return in_turn
-    from fedcohort.distribute.runs import run_all
+    from fedcohort.distribute.ray import run_all
 
     return run_all
 

@@ -233,7 +233,7 @@ def command(
     whole = partial(sketch_source, source, by_label=by_label)
     each = partial(sketch_clients, source, by_label=by_label)
     if ray is not None:
-        from fedcohort.distribute.sketching import sketch_folder, sketch_folder_clients
+        from fedcohort.distribute.ray import sketch_folder, sketch_folder_clients
 
         if recipe.person is not None:
             raise ConfigError("--ray: people are counted in one pass over all rows, without --ray")

@@ -1,8 +1,7 @@
 """Rounds whose cohort is too large for one worker: clients train on Ray actors.
 
 Jobs are cut into groups of a fixed size, whatever the number of actors, and every group is
-trained by itself. Which actor trains a group, and when, therefore changes no bit of the result;
-the trained models come back in the order of the jobs and are aggregated in that order.
+trained by itself. Which actor trains a group, and when, therefore changes no bit of the result.
 """
 
 from __future__ import annotations
@@ -16,18 +15,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedcohort.distribute.cluster import Pool, need_ray
+from fedcohort.distribute.ray import RETRIES, cluster_error, need_ray
 from fedcohort.exceptions import ConfigError
 from fedcohort.simulate.local import Data, Job, LocalTraining, Trainer, by_length
 
 Array = NDArray[np.float32]
+OTHERS_SECONDS = 10  # once one actor runs; those that find no room are not waited for
 
 
 class ShardedTrainer(Trainer):
     """Trains cohorts on the actors of the cluster that this program is connected to.
 
     Give it to a simulation as ``trainer=partial(ShardedTrainer, workers=8)``. Signals and
-    evaluation stay in this process.
+    evaluation stay in this process. Ray starts an actor again that is lost, with its work.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class ShardedTrainer(Trainer):
     cpus, gpus : float
         Of each actor, which trains on a GPU if it has a share of one.
     timeout : float, default=120
-        Seconds to wait while no actor is working.
+        Seconds to wait for the first actor to start.
     """
 
     def __init__(
@@ -61,52 +61,66 @@ class ShardedTrainer(Trainer):
         super().__init__(model, local, **options)
         self.workers, self.group, self.timeout = workers, group, timeout
         self._resources = {"num_cpus": cpus, "num_gpus": gpus}
-        own = options | {"device": "cuda" if gpus else "cpu"}
-        self._recipe = (model, self.training, own, max(1, int(cpus)))
+        theirs = options | {"device": "cuda" if gpus else "cpu"}
+        self._recipe = (model, self.training, theirs, max(1, int(cpus)))
         self._data: Data | None = None
-        self._pool: Pool | None = None
+        self.actors: list[Any] = []
 
     def train(
         self, params: Tensor, jobs: Sequence[Job], data: Data, lr: float | None = None
     ) -> Tensor:
         """Train every job from its row of `params`; as `Trainer.train`, on the actors."""
-        rows = self._rows(params, jobs)
-        out = torch.empty(len(jobs), self.size)
-        groups = self._groups(jobs)
-        pool = self._pool_with(data)
-        start = need_ray().put(rows.cpu().numpy())
+        from ray.util import ActorPool
+
+        ray, rows = need_ray(), self._rows(params, jobs)
+        ranked = by_length(jobs)  # those with most steps first, so that a group has little padding
+        groups = [ranked[i : i + self.group] for i in range(0, len(ranked), self.group)]
+        actors = self._started(data)
+        start = ray.put(rows.cpu().numpy())
         rate = self.training.lr if lr is None else lr
 
-        def begin(actor: Any, number: int) -> Any:
-            return actor.train.remote(start, [jobs[i] for i in groups[number]], rate)
+        def begin(actor: Any, group: list[int]) -> Any:
+            return actor.train.remote(start, [jobs[i] for i in group], rate)
 
-        for group, trained in zip(groups, pool.run(len(groups), begin), strict=True):
-            out[group] = torch.tensor(trained)
+        out = torch.empty(len(jobs), self.size)
+        try:
+            trained = ActorPool(actors).map(begin, groups)
+            for group, models in zip(groups, trained, strict=True):
+                out[group] = torch.tensor(models)
+        except ray.exceptions.RayError as error:
+            self.close()
+            raise cluster_error(error, "training") from None
         return out.to(self.device)
 
     def close(self) -> None:
         """End the actors; the next round would start new ones."""
-        if self._pool is not None:
-            self._pool.close()
-        self._pool = self._data = None
+        for actor in self.actors:
+            need_ray().kill(actor)
+        self.actors, self._data = [], None
 
-    def _groups(self, jobs: Sequence[Job]) -> list[list[int]]:
-        """Cut the jobs, those with most steps first, so that a group has little padding."""
-        ranked = by_length(jobs)
-        return [ranked[i : i + self.group] for i in range(0, len(ranked), self.group)]
-
-    def _pool_with(self, data: Data) -> Pool:
-        """Return the actors that hold these data; other data take other actors."""
-        if self._pool is None or self._data is not data:
-            self.close()
-            ray = need_ray()
-            stored = ray.put((data.x.cpu().numpy(), data.y.cpu().numpy()))
-            kind = ray.remote(_Shard).options(**self._resources)
-            self._pool = Pool(
-                lambda: kind.remote(*self._recipe, stored), self.workers, self.timeout
+    def _started(self, data: Data) -> list[Any]:
+        """Return the actors that hold these data and found room on the cluster."""
+        if self._data is data:
+            return self.actors
+        self.close()
+        ray = need_ray()
+        stored = ray.put((data.x.cpu().numpy(), data.y.cpu().numpy()))
+        restarts = {"max_restarts": RETRIES, "max_task_retries": RETRIES}
+        kind = ray.remote(_Shard).options(**self._resources, **restarts)
+        actors = [kind.remote(*self._recipe, stored) for _ in range(self.workers)]
+        starts = {actor.ready.remote(): actor for actor in actors}
+        ray.wait(list(starts), timeout=self.timeout)
+        ready, missing = ray.wait(list(starts), num_returns=len(starts), timeout=OTHERS_SECONDS)
+        for start in missing:
+            ray.kill(starts[start])
+        if not ready:
+            room = ray.available_resources()
+            free = ", ".join(f"{room.get(key, 0):g} {key}" for key in ("CPU", "GPU"))
+            raise ConfigError(
+                f"no worker started within {self.timeout:g} s; the cluster has {free} free"
             )
-            self._data = data
-        return self._pool
+        self.actors, self._data = [starts[start] for start in ready], data
+        return self.actors
 
 
 class _Shard:

@@ -103,7 +103,7 @@ def run_several(
         Continue what an interrupted call left.
     on_round : callable, optional
     runner : callable
-        What runs them: `in_turn`, or `fedcohort.distribute.runs.run_all` on a cluster.
+        What runs them: `in_turn`, or `fedcohort.distribute.ray.run_all` on a cluster.
     """
     root = make_folder(folder)
     remove_leftovers(root)
