@@ -168,17 +168,18 @@ def run_all(
                 summaries[name] = ray.get(task)
             except ray.exceptions.RayError as error:
                 failed[name] = cluster_error(error, f"run {name}")
-        for name, experiment in settings if on_round is not None else ():
+        for name, experiment in settings:
             rounds, seen[name] = _new_rounds(root / name, len(experiment.seeds), seen[name])
             for records in rounds:
-                on_round(name, records)
+                if on_round is not None:
+                    on_round(name, records)
     if len(failed) > 1:
         raise FedcohortError(
             f"{len(failed)} of {len(settings)} runs failed ({', '.join(failed)}); the first: "
             f"{next(iter(failed.values()))}"
         )
-    for error in failed.values():
-        raise error
+    for only in failed.values():
+        raise only
     return [summaries[name] for name, _ in settings]
 
 
