@@ -169,6 +169,11 @@ class Session:
         """
         self._profile(self._sorted(clients), collect)
 
+    @property
+    def resting(self) -> dict[ClientId, int]:
+        """The clients that sit out, and until which round."""
+        return dict(self._resting)
+
     def announce(self, model: Vectors) -> NDArray[Any] | None:
         """Return what the gate tells the selected clients about the global model."""
         message = None if self.gate is None else self.gate.announce(model)

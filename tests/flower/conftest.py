@@ -34,7 +34,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedcohort.datasets import federate, load
 from fedcohort.flower import CohortStrategy, attach
-from fedcohort.flower.messages import RECORD, Request, from_record, to_record
+from fedcohort.flower.wire import QUERY, RECORD, Request, from_record, to_record
 from fedcohort.policies import Uniform
 from fedcohort.signals.catalog import SIGNALS
 from fedcohort.simulate import LocalTraining, build
@@ -117,6 +117,15 @@ class LocalGrid(Grid):
     @property
     def run(self):
         return None
+
+    def asked(self, signal: str) -> list[tuple[int, Message]]:
+        """Questions for a signal, or with "" for ids, and their nodes."""
+
+        def is_asked(message: Message) -> bool:
+            request = Request.from_json(message.content["config"][RECORD])
+            return signal in request.signals or (not signal and not request.client)
+
+        return [(n, m) for n, m in self.sent(QUERY) if is_asked(m)]
 
     def sent(self, kind: str) -> list[tuple[int, Message]]:
         """Messages of a type, with their nodes."""
@@ -272,8 +281,10 @@ class OneClient:
 
     def ask(self, app: ClientApp, context: Context, name: str, arrays=None, **entries):
         """Query a signal, and read the answer within the size that a server accepts."""
-        message = self.message(f"query.fedcohort_{name}", arrays, **entries)
+        message = self.message(QUERY, arrays, **{"signals": (name,), "client": "ann", **entries})
         reply = self.send(app, message, context)
+        if f"{name}.error" in reply.content[RECORD]:
+            raise AppError(reply.content[RECORD][f"{name}.error"])
         form = SIGNALS[name].form(entries.get("options", {}).get(name, {}))
         return from_record(reply.content[RECORD], name, form.max_bytes or 10**6)
 
@@ -342,8 +353,8 @@ class Clock:
 def clock(monkeypatch) -> Clock:
     """Replace the clocks of our modules and of Flower's wait for clients."""
     clock = Clock()
-    for module in ("grid", "identity", "strategy"):
-        monkeypatch.setattr(f"fedcohort.flower.{module}.time", clock)
+    for module in ("asking", "identity", "strategy"):
+        monkeypatch.setattr(f"fedcohort.flower.server.{module}.time", clock)
     monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", clock.sleep)
     return clock
 

@@ -9,12 +9,11 @@ import pytest
 from flwr.app import Array, ArrayRecord
 
 from fedcohort.exceptions import DataError
-from fedcohort.flower.arrays import (
-    as_saved,
+from fedcohort.flower.server.inner import as_saved, from_saved
+from fedcohort.flower.wire import (
     checked,
     dtypes_of,
     flatten,
-    from_saved,
     in_dtypes,
     payload,
     unflatten,
@@ -123,7 +122,7 @@ def zipped():
         (lie("fc.bias", Array("float32", (2,), "numpy.ndarray", bytes(10**6))), "longer"),
         (
             lie("fc.bias", Array("float32", (2,), "numpy.ndarray", npy(np.zeros(2, "f4"))[:-1])),
-            "says",
+            "claims",
         ),
     ],
 )
@@ -136,5 +135,5 @@ def test_a_header_that_claims_billions_takes_no_memory():
     honest = npy(np.zeros(2, np.float32))
     header = honest[:128].replace(b"(2,), }", b"(2000000000,), }")[:128]
     record = lie("fc.bias", Array("float32", (2,), "numpy.ndarray", header + bytes(8)))
-    with pytest.raises(DataError, match="says"):
+    with pytest.raises(DataError, match="claims"):
         checked(record, model())

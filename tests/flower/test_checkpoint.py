@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
-from fedcohort.flower.inner import load_state_dict, settings, state_dict
+from fedcohort.flower.server.inner import load_state_dict, settings, state_dict
 from fedcohort.gates import SketchToSkip
 from fedcohort.policies import POLICIES, Uniform
 

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.flower.data import Examples, as_function
+from fedcohort.flower.client.data import Examples, data_function
 
 X = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
 Y = np.arange(10) % 3
@@ -92,7 +92,7 @@ def test_a_loader_is_read_batch_by_batch():
     pytest.importorskip("torch")
     from torch.utils.data import DataLoader
 
-    from fedcohort.flower.privacy import sketch
+    from fedcohort.flower.client.privacy import sketch
 
     rows = [{"img": x, "label": int(y)} for x, y in zip(X, Y, strict=True)]
     examples = Examples(DataLoader(rows, batch_size=2))
@@ -153,7 +153,7 @@ def test_data_of_a_jax_or_tensorflow_kind():
     ids=["context", "two", "three", "default", "unknown default", "positions", "one", "none"],
 )
 def test_functions_get_what_they_ask_for(function):
-    x, y = as_function(function)(context(batch_size=32)).arrays()
+    x, y = data_function(function)(context(batch_size=32)).arrays()
     np.testing.assert_array_equal(x, X[:2])
     np.testing.assert_array_equal(y, Y[:2])
 
@@ -179,6 +179,6 @@ def test_keys_and_settings_that_are_missing_are_named():
     with pytest.raises(ConfigError, match="no 'c', only \\['a', 'b'\\]"):
         Examples(rows, ("a", "c")).arrays()
     with pytest.raises(ConfigError, match="wants 'depth'"):
-        as_function(lambda partition_id, num_partitions, batch_size, depth: 0)(
+        data_function(lambda partition_id, num_partitions, batch_size, depth: 0)(
             context(batch_size=1)
         )

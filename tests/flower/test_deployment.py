@@ -311,7 +311,7 @@ def hub(folder):
 
 STEALING = """
 
-_honest = app._registered_funcs["query.fedcohort_identity"]
+_honest = app._registered_funcs["query.fedcohort"]
 
 
 def stealing(message, context):
@@ -320,7 +320,7 @@ def stealing(message, context):
     return _honest(message, context)
 
 
-app._registered_funcs["query.fedcohort_identity"] = stealing
+app._registered_funcs["query.fedcohort"] = stealing
 """
 
 

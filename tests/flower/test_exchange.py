@@ -9,13 +9,13 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedcohort.flower.grid import TimedGrid, exchange
+from fedcohort.flower.server.asking import CohortGrid, exchange
 
 
 def echo():
     app = ClientApp()
 
-    @app.query("fedcohort_identity")
+    @app.query("fedcohort")
     def answer(message, context):
         return Message(RecordDict({"r": ConfigRecord({"n": context.node_id})}), reply_to=message)
 
@@ -30,7 +30,7 @@ def three(local_grid):
 
 
 def questions():
-    return [Message(RecordDict(), node, "query.fedcohort_identity") for node in (3, 1, 2)]
+    return [Message(RecordDict(), node, "query.fedcohort") for node in (3, 1, 2)]
 
 
 def test_replies_belong_to_their_messages(three, clock):
@@ -59,7 +59,7 @@ def test_messages_that_a_grid_does_not_accept_are_not_waited_for(three, dropped,
 
 def test_a_grid_keeps_how_long_replies_took(three, clock):
     three.silent.add(2)
-    timed = TimedGrid(three, timeout=0.3)
+    timed = CohortGrid(three, timeout=0.3)
     messages = questions()
     replies = timed.send_and_receive(messages)
     assert len(replies) == 2

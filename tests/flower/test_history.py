@@ -39,7 +39,7 @@ def test_each_round_is_one_line_of_the_log(digits, cohort, caplog):
     assert len(lines) == 2
     report = strategy.history[0]
     score = report.scores[report.selected[0]]
-    assert f"{report.selected[0]} ({score:.3g})" in lines[0]
+    assert f"picked 2 of 8: {report.selected[0]} (score {score:.3g})" in lines[0]
     assert "2 of 2 uploaded" in lines[0] and f"{report.bytes_up / 1e3:.1f} kB up" in lines[0]
 
 

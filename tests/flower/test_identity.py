@@ -7,9 +7,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.flower import attach
-from fedcohort.flower.identity import MAX_ASKS, Directory, own_id
-from fedcohort.flower.messages import RECORD
+from fedcohort.flower import Directory, attach, own_id
+from fedcohort.flower.server.identity import MAX_ASKS
+from fedcohort.flower.wire import RECORD
 from fedcohort.policies import POLICIES
 
 
@@ -20,7 +20,7 @@ def context(**config):
 def saying(value):
     app = ClientApp()
 
-    @app.query("fedcohort_identity")
+    @app.query("fedcohort")
     def answer(message, context):
         return Message(RecordDict({RECORD: ConfigRecord({"id": value})}), reply_to=message)
 
@@ -43,7 +43,7 @@ def test_clients_keep_their_ids_when_node_ids_change(local_grid):
     grid.remove(5)
     grid.add(99, saying("ann"))
     assert directory.refresh(grid) == {"ann": 99, "bob": 6}
-    assert len(grid.sent("query.fedcohort_identity")) == 3  # nobody is asked twice
+    assert len(grid.asked("")) == 3  # nobody is asked twice
 
 
 def test_a_double_is_left_out_while_the_first_is_online(local_grid):
@@ -71,7 +71,7 @@ def test_silent_nodes_are_asked_a_few_times_only(local_grid):
     grid.silent.add(5)
     for _ in range(MAX_ASKS + 2):
         assert directory.refresh(grid) == {}
-    assert len(grid.sent("query.fedcohort_identity")) == MAX_ASKS
+    assert len(grid.asked("")) == MAX_ASKS
 
 
 def test_a_node_that_was_too_slow_is_asked_again_later(local_grid, monkeypatch):
@@ -82,7 +82,7 @@ def test_a_node_that_was_too_slow_is_asked_again_later(local_grid, monkeypatch):
         directory.refresh(grid)
     grid.silent.clear()
     assert directory.refresh(grid) == {}
-    monkeypatch.setattr("fedcohort.flower.identity.ASK_AGAIN", 0.0)
+    monkeypatch.setattr("fedcohort.flower.server.identity.ASK_AGAIN", 0.0)
     assert directory.refresh(grid) == {"ann": 5}
 
 
@@ -118,7 +118,7 @@ def test_registered_names_need_no_question(local_grid):
     grid.add(5, saying("liar"), name="hospital-a")
     assert Directory("auto", 0.2).refresh(grid) == {"hospital-a": 5}
     assert Directory("name", 0.2).refresh(grid) == {"hospital-a": 5}
-    assert grid.sent("query.fedcohort_identity") == []
+    assert grid.asked("") == []
     (name,) = Directory("public-key", 0.2).refresh(grid)
     assert name.startswith("key-")
     assert Directory("client", 0.2).refresh(grid) == {"liar": 5}
@@ -147,7 +147,7 @@ def test_no_claim_counts_where_names_are_registered(local_grid):
     found = directory.refresh(grid)
     assert found.pop("bergen") == 5 and list(found.values()) == [6]
     assert next(iter(found)).startswith("key-")
-    assert grid.sent("query.fedcohort_identity") == []
+    assert grid.asked("") == []
 
 
 @pytest.mark.parametrize("value", ["key-0123456789abcdef", "node-5"])

@@ -14,7 +14,7 @@ from flwr.serverapp import strategy as flower
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower import CohortStrategy, attach
-from fedcohort.flower.arrays import dtypes_of, in_dtypes
+from fedcohort.flower.wire import dtypes_of, in_dtypes
 from fedcohort.gates import SketchToSkip
 from fedcohort.policies import POLICIES, Uniform
 

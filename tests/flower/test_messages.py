@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedcohort.exceptions import DataError
-from fedcohort.flower.messages import (
+from fedcohort.flower.wire import (
     Request,
     from_record,
     pack,

@@ -108,7 +108,7 @@ def test_an_app_level_clipping_mod_leaves_queries_alone(client, context):
     assert app(message, context).has_content()
     assert client.send(app, client.message("train.fedcohort_upload"), context).has_content()
     assert seen == [
-        "query.fedcohort_num_examples",
+        "query.fedcohort",
         "train.fedcohort_probe",
         "train.fedcohort_upload",
     ]

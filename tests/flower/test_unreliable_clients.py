@@ -13,7 +13,7 @@ from tests.flower.conftest import OneClient
 
 from fedcohort.exceptions import ConfigError, NoClients
 from fedcohort.flower import attach
-from fedcohort.flower.messages import RECORD, to_record
+from fedcohort.flower.wire import RECORD, to_record
 from fedcohort.gates import CMFL, SketchToSkip
 from fedcohort.policies import POLICIES
 
@@ -91,7 +91,7 @@ def test_an_empty_reply_is_an_error(digits, cohort):
         return reply
 
     handlers = grid.apps[digits.node(mute)]._registered_funcs
-    handlers["train.default"] = handlers["query.fedcohort_num_examples"] = nothing
+    handlers["train.default"] = handlers["query.fedcohort"] = nothing
     strategy = cohort(POLICIES["power-of-choice"](d=9), cohort_size=8)
     strategy.start(grid, digits.arrays(), 1)
     assert mute not in strategy.history[0].finished and len(strategy.history[0].finished) == 7
@@ -110,15 +110,18 @@ def test_an_empty_reply_is_an_error(digits, cohort):
 def test_a_reading_that_is_none_is_dropped_and_counted(digits, cohort, reading):
     grid, liar = digits.grid(), digits.clients[0]
 
-    def answer(message, context):
-        record = to_record({"race_sketch": reading})
-        return Message(RecordDict({RECORD: record}), reply_to=message)
-
     app = grid.apps[digits.node(liar)]
-    app._registered_funcs["query.fedcohort_race_sketch"] = answer
+    honest = app._registered_funcs["query.fedcohort"]
+
+    def answer(message, context):
+        reply = honest(message, context)
+        reply.content[RECORD].update(to_record({"race_sketch": reading}))
+        return reply
+
+    app._registered_funcs["query.fedcohort"] = answer
     strategy = cohort(POLICIES["race-softmax"](), cohort_size=4)
     strategy.start(grid, digits.arrays(), 4)
-    asked = [n for n, _ in grid.sent("query.fedcohort_race_sketch") if n == digits.node(liar)]
+    asked = [n for n, _ in grid.asked("race_sketch") if n == digits.node(liar)]
     assert strategy.session.signals.dropped["race_sketch"] == len(asked) == 3
     known = strategy.session.signals.known("race_sketch", digits.clients)
     assert known == digits.clients[1:]
@@ -132,12 +135,12 @@ def test_zero_bytes_of_an_impossible_shape_are_a_dropped_reading(digits, cohort,
     name = "race_sketch" if kind == "query" else "loss_rms"
     record = {name: b"", f"{name}.form": json.dumps(["<f8", [0, *3 * [2**40 - 1]]])}
     app = grid.apps[digits.node(liar)]
-    handler = f"query.fedcohort_{name}" if kind == "query" else "train.default"
+    handler = "query.fedcohort" if kind == "query" else "train.default"
     honest = app._registered_funcs[handler]
 
     def answer(message, context):
         reply = honest(message, context)
-        reply.content[RECORD] = ConfigRecord(record)
+        reply.content[RECORD].update(ConfigRecord(record))
         return reply
 
     app._registered_funcs[handler] = answer
@@ -281,7 +284,7 @@ def test_clients_that_come_in_time_are_waited_for(digits, cohort, inner, clock):
         return listed()
 
     grid.get_nodes = get_nodes
-    strategy = cohort(inner=inner(min_train_nodes=8))
+    strategy = cohort(inner=inner(min_train_nodes=8), cohort_size=8)
     strategy.start(grid, digits.arrays(), 1)
     assert len(strategy.history[0].selected) == 8
 
@@ -327,7 +330,7 @@ def grid_without_losses(digits, attached=True):
 
 MISSING = {
     "power-of-choice": "'loss'.*no @app.evaluate",
-    "kdpp": "'feature_profile'.*No query function.*model=",
+    "kdpp": "'feature_profile'.*has no model.*model=",
     "oort": "'loss_rms'.*came without it.*attach",
 }
 
@@ -358,8 +361,8 @@ def test_a_gate_around_clients_that_cannot_train_for_it_stops(digits, cohort):
 
 def test_one_client_that_does_not_answer_is_reported_once_and_stops_nothing(digits, cohort, caplog):
     grid, strategy = digits.grid(), cohort(POLICIES["power-of-choice"](d=8), cohort_size=2)
-    del grid.apps[digits.node("client-3")]._registered_funcs["query.fedcohort_loss"]
+    grid.apps[digits.node("client-3")] = digits.app("client-3", signals=["num_examples"])
     strategy.start(grid, digits.arrays(), 3)
     told = [r.getMessage() for r in caplog.records if "did not answer" in r.getMessage()]
-    assert len(told) == 1 and "client-3: No query function" in told[0]
+    assert len(told) == 1 and "client-3: ConfigError" in told[0] and "'loss'" in told[0]
     assert strategy.unanswered == {"num_examples": 0, "loss": 3}

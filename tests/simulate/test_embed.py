@@ -119,6 +119,6 @@ def test_mistakes_are_named() -> None:
 
 
 def test_flower_says_where_to_embed_instead() -> None:
-    inner = pytest.importorskip("fedcohort.flower.inner", exc_type=ImportError)
+    inner = pytest.importorskip("fedcohort.flower.server.inner", exc_type=ImportError)
     with pytest.raises(ConfigError, match="embed= is for simulations"):
         inner.check_policy(SketchMatch(embed="model", centered=False), has_center=False)

@@ -8,8 +8,8 @@ import torch
 
 from fedcohort.datasets import federate
 from fedcohort.datasets.base import Dataset
-from fedcohort.flower.data import Examples
-from fedcohort.flower.privacy import sketch
+from fedcohort.flower.client.data import Examples
+from fedcohort.flower.client.privacy import sketch
 from fedcohort.policies import SketchMatch
 from fedcohort.simulate.clients import PUBLIC, SimulatedClients
 from fedcohort.sketch.distances import distance_matrix

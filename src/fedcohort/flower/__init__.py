@@ -1,9 +1,25 @@
-"""Cohorts in a Flower federation: a strategy for the server, handlers for the clients."""
+"""Cohorts in a Flower federation: a strategy for the server, handlers for the clients.
 
-from fedcohort.flower.client import attach
-from fedcohort.flower.history import RoundReport
-from fedcohort.flower.identity import own_id
-from fedcohort.flower.privacy import Privacy
-from fedcohort.flower.strategy import CohortStrategy
+`server` and `client` can be read alone; `wire` is what travels between them.
+"""
 
-__all__ = ["CohortStrategy", "Privacy", "RoundReport", "attach", "own_id"]
+from fedcohort.flower.client.answer import own_id
+from fedcohort.flower.client.attach import attach
+from fedcohort.flower.client.privacy import Privacy
+from fedcohort.flower.server.asking import GridCollector
+from fedcohort.flower.server.identity import Directory
+from fedcohort.flower.server.record import KeptSketches, RoundReport
+from fedcohort.flower.server.strategy import CohortStrategy
+from fedcohort.simulate.clock import Pace
+
+__all__ = [
+    "CohortStrategy",
+    "Directory",
+    "GridCollector",
+    "KeptSketches",
+    "Pace",
+    "Privacy",
+    "RoundReport",
+    "attach",
+    "own_id",
+]

@@ -124,7 +124,8 @@ def record_from(values: Any, elapsed: float = 0.0) -> RoundRecord:
         total = values["seconds"]
         values = {**values, "seconds": total - elapsed, "elapsed": total}
     cohort = {key: _clients(values.get(key, [])) for key in COHORTS}
-    record = RoundRecord(**{**values, **cohort})
+    more = ("failed", "scores")  # of a Flower run, for people
+    record = RoundRecord(**{k: v for k, v in values.items() if k not in more} | cohort)
     for name in ("seed", "round", "bytes_up", "bytes_down"):
         whole_number(getattr(record, name))
     measured = ("accuracy", "loss", "train_accuracy")

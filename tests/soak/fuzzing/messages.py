@@ -16,10 +16,10 @@ class FlowerReading(Target):
 
     name = "flower-reading"
     needs = ("flwr",)
-    imports = ("fedcohort.flower.messages",)
+    imports = ("fedcohort.flower.wire",)
 
     def examples(self):
-        from fedcohort.flower.messages import pack
+        from fedcohort.flower.wire import pack
 
         out = []
         for reading in (np.float64(0.5), np.arange(5.0), example_sketch().reading()):
@@ -37,7 +37,7 @@ class FlowerReading(Target):
         return form + b"\n" + damaged_bytes(content, rng)
 
     def parse(self):
-        from fedcohort.flower.messages import unpack
+        from fedcohort.flower.wire import unpack
 
         form, _, content = self.path.read_bytes().partition(b"\n")
         reading = unpack(content, form.decode("utf-8", "replace"), 1 << 20)
@@ -49,10 +49,10 @@ class FlowerReading(Target):
 class FlowerRequest(Target):
     name = "flower-request"
     needs = ("flwr",)
-    imports = ("fedcohort.flower.messages",)
+    imports = ("fedcohort.flower.wire",)
 
     def examples(self):
-        from fedcohort.flower.messages import Request
+        from fedcohort.flower.wire import Request
 
         options = {"race_sketch": {"rows": 10, "bits": 4, "seed": 0}, "model_sketch": {"k": 8}}
         request = Request(0, 0, "v", signals=("loss", "race_sketch"), options=options)
@@ -62,7 +62,7 @@ class FlowerRequest(Target):
         return damaged_document(data, rng)
 
     def parse(self):
-        from fedcohort.flower.messages import Request
+        from fedcohort.flower.wire import Request
 
         request = Request.from_json(self.path.read_bytes().decode("utf-8", "replace"))
         request.to_json()
@@ -73,7 +73,7 @@ class FlowerUpdate(Target):
 
     name = "flower-update"
     needs = ("flwr",)
-    imports = ("fedcohort.flower.messages",)
+    imports = ("fedcohort.flower.wire",)
 
     def examples(self):
         return [saved(lambda path: np.save(path, np.ones((3, 2), np.float32)), "x.npy")]
@@ -84,7 +84,7 @@ class FlowerUpdate(Target):
     def parse(self):
         from flwr.app import Array, ArrayRecord
 
-        from fedcohort.flower.arrays import checked
+        from fedcohort.flower.wire import checked
 
         good = good_update()["w"]
         bad = Array(good.dtype, good.shape, good.stype, self.path.read_bytes())

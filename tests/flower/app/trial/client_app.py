@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 
 from fedcohort.flower import attach, own_id
-from fedcohort.flower.messages import RECORD, to_record
+from fedcohort.flower.wire import RECORD, to_record
 from trial.task import fault, federation, local, model, plan
 
 
@@ -29,9 +29,11 @@ def lies(message, context, call_next):
     lie = plan().get("lies", {}).get(client)
     if "seen" in plan():
         Path(plan()["seen"], client).touch()
-    if kind == "query.fedcohort_race_sketch" and lie in READINGS:
-        record = to_record({"race_sketch": READINGS[lie]()})
-        return Message(RecordDict({RECORD: record}), reply_to=message)
+    if kind == "query.fedcohort" and lie in READINGS:
+        reply = call_next(message, context)
+        if "race_sketch" in reply.content[RECORD]:
+            reply.content[RECORD].update(to_record({"race_sketch": READINGS[lie]()}))
+        return reply
     number = message.content["config"]["server-round"] if kind == "train" else 0
     planned = fault(client, kind, number)
     if planned.get("does") == "raise":

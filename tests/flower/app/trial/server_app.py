@@ -13,7 +13,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from fedcohort.flower import CohortStrategy
-from fedcohort.flower.grid import TimedGrid
+from fedcohort.flower.server.asking import CohortGrid
 from fedcohort.gates import GATES
 from fedcohort.policies import POLICIES
 from trial.task import CLIENTS, WithLosses, fault, federation, model, plan
@@ -23,7 +23,7 @@ PATIENCE = 600  # seconds for what takes a few on a quiet machine
 app = ServerApp()
 
 
-class Recorder(TimedGrid):
+class Recorder(CohortGrid):
     """Counts the bytes of numbers in all that crosses, and waits for those who will answer.
 
     A round's outcome must not depend on how busy the machine is. Replies of clients that the plan

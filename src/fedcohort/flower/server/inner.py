@@ -13,14 +13,15 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.flower.arrays import as_saved, from_saved, is_float
+from fedcohort.flower.wire import LOG, is_float
 from fedcohort.gates import Gate
 from fedcohort.policies.base import Policy
-from fedcohort.signals.catalog import SIGNALS
+from fedcohort.signals.catalog import SIGNALS, Options
+from fedcohort.simulate.clock import Pace
 
 RECORD_MARK = "__record__"
 
@@ -39,7 +40,9 @@ def weight_key(strategy: Strategy) -> str:
     return next((key for key in reversed(keys) if isinstance(key, str)), "num-examples")
 
 
-def check(strategy: Strategy, *, gate: bool, checkpoint: bool) -> None:
+def check(
+    strategy: Strategy, gate: bool, checkpoint: bool, cohort_size: int | None, pace: Pace
+) -> None:
     """Refuse what is no strategy of the message API, and what would break a promise of one."""
     if not isinstance(strategy, Strategy):
         kind = type(strategy)
@@ -47,6 +50,14 @@ def check(strategy: Strategy, *, gate: bool, checkpoint: bool) -> None:
             f"CohortStrategy: {kind.__module__}.{kind.__name__} is not a strategy of Flower's "
             "message API; use its counterpart in flwr.serverapp.strategy"
         )
+    cyclic = any(type(one).__name__ == "FedXgbCyclic" for one in chain(strategy))
+    if cyclic and cohort_size is not None and cohort_size > 1:
+        raise ConfigError(
+            f"CohortStrategy: cohort_size={cohort_size}, but FedXgbCyclic keeps one update per "
+            "round: use cohort_size=1, or FedXgbBagging"
+        )
+    if gate and not pace.waits_for_all:
+        raise ConfigError(f"CohortStrategy: a gate decides when all have answered; drop {pace}")
     for one in chain(strategy):
         name = type(one).__name__
         if gate and name.startswith("DifferentialPrivacyClientSide"):
@@ -61,13 +72,19 @@ def check(strategy: Strategy, *, gate: bool, checkpoint: bool) -> None:
             )
 
 
-def check_policy(policy: Policy, has_center: bool) -> None:
-    """Refuse policies whose signals clients cannot compute."""
+def check_policy(strategy: Strategy, policy: Policy, has_center: bool) -> None:
+    """Refuse policies whose signals clients cannot compute; say where their options change."""
     options = policy.signal_options
     if options.get("race_sketch", {}).get("center") and not has_center:
-        raise ConfigError(
-            "CohortStrategy: the policy's sketches are centered: pass center=, the mean of a "
-            "public data set, or turn its centering off"
+        LOG.info("no center= is given, so sketches are not centered")
+    private = next((type(s).__name__ for s in chain(strategy) if _clips(s)), None)
+    exact = [n for n in _all_needs(policy) if not _is_noisy(n, options.get(n, {}))]
+    if private and exact:
+        LOG.warning(
+            "%s makes updates private, but %s tell of the records without noise: pass "
+            "attach(privacy=Privacy(...)) on the clients",
+            private,
+            ", ".join(map(repr, exact)),
         )
     if options.get("race_sketch", {}).get("embed"):
         raise ConfigError(
@@ -81,25 +98,29 @@ def check_policy(policy: Policy, has_center: bool) -> None:
         )
 
 
-def update_users(policy: Policy, gate: Gate | None) -> list[str]:
+def _clips(strategy: Strategy) -> bool:
+    return type(strategy).__name__.startswith("DifferentialPrivacy")
+
+
+def _all_needs(policy: Policy) -> list[str]:
+    return sorted(policy.needs.profile | policy.needs.query | policy.needs.reply)
+
+
+def _is_noisy(name: str, options: Options) -> bool:
+    """Whether a signal tells nothing more of the records than their number, without noise."""
+    return SIGNALS[name].reveals in ("nothing", "size") or bool(options.get("epsilon"))
+
+
+def update_users(policy: Policy, gate: Gate | None, pace: Pace) -> list[str]:
     """Return what needs the clients' updates as vectors: signals made of them, and a gate."""
     signals = [SIGNALS[name] for name in sorted(policy.needs.reply)]
     users = [f"the signal {s.name!r}" for s in signals if s.work == "server" and s.model != "none"]
-    return users if gate is None else [*users, f"the gate {gate.name!r}"]
-
-
-def check_cohort_size(strategy: Strategy, cohort_size: int | None) -> None:
-    """Refuse cohorts of which the inner strategy would keep one update only."""
-    cyclic = any(type(one).__name__ == "FedXgbCyclic" for one in chain(strategy))
-    if cyclic and cohort_size is not None and cohort_size > 1:
-        raise ConfigError(
-            f"CohortStrategy: cohort_size={cohort_size}, but FedXgbCyclic keeps one update per "
-            "round: use cohort_size=1, or FedXgbBagging"
-        )
+    users += [] if gate is None else [f"the gate {gate.name!r}"]
+    return users if pace.late == "drop" else [*users, "Pace(late='next')"]
 
 
 def reply_kind(
-    strategy: Strategy, arrays: ArrayRecord, policy: Policy, gate: Gate | None
+    strategy: Strategy, arrays: ArrayRecord, policy: Policy, gate: Gate | None, pace: Pace
 ) -> Literal["model", "records", "opaque"]:
     """Return what training replies hold; see `Replies`.
 
@@ -108,7 +129,7 @@ def reply_kind(
     ConfigError where the policy or the gate needs updates that are vectors.
     """
     opaque = not any(is_float(array) for array in arrays.values())
-    users = update_users(policy, gate)
+    users = update_users(policy, gate, pace)
     if opaque and users:
         raise ConfigError(
             f"CohortStrategy: the model has no floating-point arrays, so its updates are not "
@@ -153,37 +174,57 @@ HOOKS = (
 def running(strategy: Strategy, outer: Strategy) -> Iterator[Callable[..., Result]]:
     """Yield the function that runs the rounds: Flower's, or the inner strategy's own `start`.
 
-    Its own `start` runs on the inner strategy, whose other methods are meanwhile the outer one's.
+    Its own `start` runs on the inner strategy, which is meanwhile of a subclass that leaves its
+    other methods to the outer one.
     """
-    if type(strategy).start is Strategy.start:
+    plain = type(strategy)
+    if plain.start is Strategy.start:
         yield partial(Strategy.start, outer)
         return
-    for name in HOOKS:
-        vars(strategy)[name] = getattr(outer, name)
+    hooks = {name: _left_to(getattr(outer, name)) for name in HOOKS}
+    strategy.__class__ = type(plain.__name__, (plain,), {**hooks, "_fedcohort_hooked": True})
     try:
         yield strategy.start
     finally:
-        for name in HOOKS:
-            del vars(strategy)[name]
+        strategy.__class__ = plain
+
+
+def _left_to(method: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda strategy, *arguments, **named: method(*arguments, **named)
 
 
 @contextmanager
-def sampling_everybody(strategy: Strategy, nodes: int) -> Iterator[None]:
+def full_participation(strategy: Strategy, nodes: int) -> Iterator[None]:
     """Make Flower's strategies send a message to each of the nodes that they are shown."""
     wanted = {"fraction_train": 1.0, "min_train_nodes": nodes, "min_available_nodes": nodes}
-    changed = [
-        (one, name, vars(one)[name])
-        for one in chain(strategy)
-        for name in wanted
-        if name in vars(one)
-    ]
-    for one, name, _ in changed:
+    changed = [(one, name) for one in chain(strategy) for name in wanted if name in vars(one)]
+    before = [getattr(one, name) for one, name in changed]
+    for one, name in changed:
         setattr(one, name, wanted[name])
     try:
         yield
     finally:
-        for one, name, before in changed:
-            setattr(one, name, before)
+        for (one, name), value in zip(changed, before, strict=True):
+            setattr(one, name, value)
+
+
+def usual_cohort_size(strategy: Strategy, messages: int, online: int) -> int:
+    """Return the size of a cohort where the user states none: what the inner strategy samples.
+
+    Where it samples everybody there is nothing to select, so it is two fifths of them.
+    """
+    sampled = [getattr(one, "num_sampled_clients", None) for one in chain(strategy)]
+    stated = next((size for size in sampled if isinstance(size, int)), None)
+    if stated is not None or messages < max(online, 3):
+        return stated or messages
+    size = max(2, round(0.4 * online))
+    LOG.warning(
+        "the inner strategy samples all %d clients, so nothing would be selected: cohorts are of "
+        "%d; pass CohortStrategy(cohort_size=...) for another number",
+        online,
+        size,
+    )
+    return size
 
 
 def settings(strategy: Strategy) -> list[dict[str, Any]]:
@@ -209,6 +250,17 @@ def load_state_dict(strategy: Strategy, states: list[Mapping[str, Any]]) -> None
     for one, state in zip(chain(strategy), states, strict=True):
         for name, value in state.items():
             setattr(one, name, _restored(value))
+
+
+def as_saved(record: ArrayRecord) -> dict[str, Any]:
+    """Return a model as plain arrays in order, for a checkpoint."""
+    return {"names": list(record), "arrays": [array.numpy() for array in record.values()]}
+
+
+def from_saved(saved: Mapping[str, Any]) -> ArrayRecord:
+    """Restore what `as_saved` returned."""
+    pairs = zip(saved["names"], saved["arrays"], strict=True)
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in pairs})
 
 
 def _saved(value: Any) -> Any:

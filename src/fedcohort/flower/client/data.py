@@ -1,14 +1,13 @@
 """What `attach(data=...)` accepts: arrays, loaders, data sets, frames, and functions of them.
 
-Everything becomes `Examples`: batches of (x, y) that are read in one pass, or as two arrays.
-Nothing here imports torch, pandas or Hugging Face's datasets; their objects are known by what they
-offer.
+Everything becomes `Examples`: batches of (x, y) that are read in one pass, or as two arrays. No
+framework is imported; its objects are recognized by what they offer.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ from fedcohort.exceptions import ConfigError
 
 Keys = tuple[str, str]
 Batch = tuple[NDArray[Any], NDArray[Any]]
-INPUTS = ("img", "image", "images", "pixel_values", "x", "features", "data", "input", "inputs")
+INPUTS = ("img", "image", "images", "pixel_values", "input_ids", "x", "features", "data", "input",
+          "inputs")  # fmt: skip
 LABELS = ("label", "labels", "target", "targets", "y", "class", "fine_label", "coarse_label")
 ROWS = 256  # read at once from a data set without batches
 
@@ -77,21 +77,36 @@ class Examples:
             parts = list(self)
             if not parts:
                 raise ConfigError("attach(data=...): there are no examples")
-            x, y = (np.concatenate(column) for column in zip(*parts, strict=True))
-            self._arrays = x, y
+            inputs, labels = zip(*parts, strict=True)
+            self._arrays = _joined(inputs), np.concatenate(labels)
         return self._arrays
 
 
 Data = Callable[[Context], Examples]
 
 
-def as_function(data: Any, keys: Keys | None = None) -> Data:
+def data_function(data: Any, keys: Keys | None = None) -> Data:
     """Return a function of the context, whatever `attach` was given."""
     if not callable(data) or _is_rows(data):
         examples = Examples(data, keys)
         return lambda context: examples
     arguments = _argument_names(data)
     return lambda context: Examples(data(*_arguments(arguments, context)), keys)
+
+
+def from_settings(function: Callable[..., Any], context: Context) -> Any:
+    """Call a function with the arguments that the node config or the run config has.
+
+    Examples
+    --------
+    >>> from flwr.app import RecordDict
+    >>> context = Context(0, 1, {}, RecordDict(), {"num-classes": 10})
+    >>> from_settings(lambda num_classes, hidden=4: (num_classes, hidden), context)
+    (10, 4)
+    """
+    names = [name for name, _ in _argument_names(function)]
+    settings = {name: context if name == "context" else _setting(name, context) for name in names}
+    return function(**{name: value for name, value in settings.items() if value is not None})
 
 
 def _argument_names(function: Callable[..., Any]) -> list[tuple[str, bool]]:
@@ -194,10 +209,24 @@ def _rows(items: Iterable[Any], keys: Keys | None) -> Iterator[Batch]:
             continue
         pending.append((_array(x)[None], np.asarray(_array(y)).reshape(1)))
         if len(pending) == ROWS:
-            yield _as_batch(*map(np.concatenate, zip(*pending, strict=True)))
+            yield _gathered(pending)
             pending = []
     if pending:
-        yield _as_batch(*map(np.concatenate, zip(*pending, strict=True)))
+        yield _gathered(pending)
+
+
+def _gathered(rows: list[Batch]) -> Batch:
+    inputs, labels = zip(*rows, strict=True)
+    return _as_batch(_joined(inputs), np.concatenate(labels))
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Concatenate rows; tokens of several lengths are padded with 0."""
+    widths = {part.shape[1:] for part in parts}
+    if len(widths) > 1 and all(len(width) == 1 for width in widths):
+        most = max(width[0] for width in widths)
+        parts = [np.pad(part, ((0, 0), (0, most - part.shape[1]))) for part in parts]
+    return np.concatenate(parts)
 
 
 def _item(item: Any, keys: Keys | None) -> Batch:
@@ -249,13 +278,18 @@ def _array(values: Any) -> NDArray[Any]:
     """Return anything array-like as an array; torch's tensors may be on a GPU or need gradients."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
-    return np.asarray(values)
+    try:
+        return np.asarray(values)
+    except ValueError:  # rows of several lengths
+        rows = np.empty(len(values), object)
+        rows[:] = [_array(row) for row in values]
+        return rows
 
 
 def _as_batch(x: Any, y: Any) -> Batch:
     inputs, labels = _array(x), _array(y)
-    if inputs.dtype == object or inputs.dtype.kind not in "fiub":
-        inputs = np.stack([_array(one) for one in x]) if len(inputs) else np.empty((0, 1))
+    if inputs.dtype.kind not in "fiub":
+        inputs = _joined([_array(one)[None] for one in x]) if len(inputs) else np.empty((0, 1))
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.dtype.kind == "f" and len(labels) and (labels == np.rint(labels)).all():

@@ -7,10 +7,10 @@ what it is sent.
 from __future__ import annotations
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
 from fedcohort.exceptions import DataError
-from fedcohort.flower.arrays import Flat
+from fedcohort.flower.wire import Flat
 
 NOTES, MODEL, HELD, UPDATE = (f"fedcohort.{n}" for n in ("notes", "model", "held", "update"))
 
@@ -65,7 +65,7 @@ class Memory:
 
     def keep_vector(self, name: str, flat: Flat, round_number: int) -> None:
         """Keep a flat vector, stamped with its round."""
-        self.state[f"{HELD}.{name}"] = ArrayRecord({"0": Array(flat)})
+        self.state[f"{HELD}.{name}"] = ArrayRecord({"0": Array(np.ascontiguousarray(flat))})
         self.notes[name] = round_number
 
     def vector(self, name: str) -> Flat | None:
@@ -102,8 +102,3 @@ class Memory:
         self.notes.pop("update", None)
         for name in [k for k in self.state if k.startswith(f"{UPDATE}.")]:
             del self.state[name]
-
-
-def metrics(num_examples: int) -> MetricRecord:
-    """Return what Flower's strategies want to know with an update."""
-    return MetricRecord({"num-examples": num_examples})

@@ -11,19 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from filelock import FileLock
 from flwr.app import Context, Message
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.flower.data import Examples
-from fedcohort.flower.grid import LOG
+from fedcohort.flower.client.data import Examples
+from fedcohort.flower.wire import LOG
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.privacy.release import noise_for
 from fedcohort.rounds import ClientId
@@ -97,7 +97,7 @@ class Privacy:
         folder.mkdir(parents=True, exist_ok=True)
         request = self._name(client, sketch)
         path = folder / f"{request}.sketch"
-        with _one_at_a_time(folder):
+        with FileLock(folder / "release.lock"):  # the same question twice at once is one release
             if path.exists():
                 return RaceSketch.load(path)
             total = self.epsilon if self.total is None else self.total
@@ -131,19 +131,6 @@ class Privacy:
         return digest.hexdigest()
 
 
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Make other processes wait: the same question asked twice at once is one release."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with open(folder / "release.lock", "w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
 def allowed_signals(context: Context) -> frozenset[str] | None:
     """Return the signals that the operator of this node allows; None for no restriction.
 
@@ -160,24 +147,12 @@ def allowed_signals(context: Context) -> frozenset[str] | None:
     return frozenset(filter(None, (n.strip() for n in str(config[SIGNALS_KEY]).split(","))))
 
 
-def check_allowed(name: str, context: Context) -> None:
-    """ConfigError if the operator of this node does not allow a signal."""
-    allowed = allowed_signals(context)
-    if allowed is not None and name not in allowed:
-        raise ConfigError(f"the operator of this node does not release {name!r} ({SIGNALS_KEY})")
-
-
-def is_covered(name: str, privacy: Privacy | None) -> bool:
-    """Whether a signal tells nothing of the records past the budget that this client keeps."""
-    reveals = SIGNALS[name].reveals
-    if reveals == "size":
-        return privacy is None or privacy.n == "public"
-    return privacy is None or reveals != "records"
-
-
 def check_covered(name: str, privacy: Privacy | None) -> None:
-    """ConfigError unless `is_covered`."""
-    if not is_covered(name, privacy):
+    """ConfigError if a signal tells of the records past the budget that this client keeps."""
+    reveals = SIGNALS[name].reveals
+    if privacy is None or reveals in ("nothing", "sketch"):
+        return
+    if reveals == "records" or privacy.n == "private":
         raise ConfigError(
             f"this client keeps a privacy budget, which does not cover {name!r}: it is not "
             "released; use a policy that selects by race_sketch, such as sketch-match"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,24 +15,26 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.flower.arrays import (
+from fedcohort.flower.server.asking import Model, reading_of
+from fedcohort.flower.wire import (
+    LOG,
+    RAISED,
+    RECORD,
     Flat,
     WrongForm,
     checked,
     decoded,
+    error_reason,
     flatten,
     is_float,
     unflatten,
+    untrusted,
 )
-from fedcohort.flower.cohort import reading_of
-from fedcohort.flower.grid import LOG, Model, failure, raised
-from fedcohort.flower.messages import RECORD, untrusted
-from fedcohort.policies.base import Policy
-from fedcohort.rounds import ClientId, Selection
+from fedcohort.policies.base import Policy, believed
+from fedcohort.rounds import ClientId
 from fedcohort.session import Session
 from fedcohort.signals.catalog import SIGNALS, Clients, Options, last_layer
 from fedcohort.signals.projection import Vectors
-from fedcohort.sketch.federation import MAX_SIZE_RATIO, MIN_SIZES
 
 
 class Update(NamedTuple):
@@ -51,12 +53,12 @@ def by_client(
     The order of arrival would make a sum of floats depend on who was faster.
     """
     ids = {m.metadata.message_id: client for client, m in sent.items()}
-    found: dict[ClientId, Message] = {}
+    replied: dict[ClientId, Message] = {}
     for reply in replies:
         client = ids.get(reply.metadata.reply_to_message_id)
         if client is not None:
-            found.setdefault(client, reply)
-    return {client: found[client] for client in sent if client in found}
+            replied.setdefault(client, reply)
+    return {client: replied[client] for client in sent if client in replied}
 
 
 def update_of(message: Message, like: ArrayRecord, weight_key: str) -> Update:
@@ -181,20 +183,21 @@ class Replies:
 
         ConfigError if all are refused because of their form: the model would never change.
         """
-        found = by_client(replies, sent)
-        self.count("no reply", {client: "no reply" for client in sent if client not in found})
+        replied = by_client(replies, sent)
+        self.count("no reply", {client: "no reply" for client in sent if client not in replied})
         updates: dict[ClientId, Update] = {}
         wrong: dict[ClientId, WrongForm] = {}
-        for client, message in found.items():
-            problem = failure(message)
+        for client, message in replied.items():
+            problem = error_reason(message)
             if problem is not None:
                 self._refuse(client, "error", problem)
-                if not self._any_accepted and raised(message):
+                raised = message.has_error() and message.error.code in RAISED
+                if raised and not self._any_accepted:
                     wrong[client] = WrongForm(problem)
                 continue
             try:
                 with untrusted("an update"):
-                    updates[client] = self._checked(message, like)
+                    updates[client] = self.checked(message, like)
             except DataError as error:
                 self._refuse(client, "invalid", error)
                 self._charge(client, message)
@@ -208,22 +211,17 @@ class Replies:
         return updates
 
     def _clip_weights(self, updates: Mapping[ClientId, Update]) -> None:
-        """Keep a client that claims 2^62 examples from making the next model its own.
-
-        Weights above `MAX_SIZE_RATIO` times the median of all clients that were heard of are
-        clipped there, once `MIN_SIZES` were: the rule that policies follow for sizes.
-        """
+        """Keep a client that claims 2^62 examples from making the next model its own."""
         self._weights.update({client: update.weight for client, update in updates.items()})
-        if len(self._weights) < MIN_SIZES:
-            return
-        most = MAX_SIZE_RATIO * float(np.median(list(self._weights.values())))
+        clipped = believed(np.array(list(self._weights.values())))
+        most = dict(zip(self._weights, clipped.tolist(), strict=True))
         for client, update in updates.items():
-            if update.weight > most:
-                LOG.warning("%s weighs %g; %g is used", client, update.weight, most)
+            if update.weight > most[client]:
+                LOG.warning("%s weighs %g; %g is used", client, update.weight, most[client])
                 for metrics in update.message.content.metric_records.values():
                     if self.weight_key in metrics:
                         whole = isinstance(metrics[self.weight_key], int)
-                        metrics[self.weight_key] = int(most) if whole else most
+                        metrics[self.weight_key] = int(most[client]) if whole else most[client]
 
     def count(self, reason: str, problems: Mapping[ClientId, str]) -> None:
         """Count clients that brought no update."""
@@ -231,7 +229,8 @@ class Replies:
             self.refused[reason] += len(problems)
             self.failed.update(problems)
 
-    def _checked(self, message: Message, like: ArrayRecord) -> Update:
+    def checked(self, message: Message, like: ArrayRecord) -> Update:
+        """Return a reply as an update; DataError says what is wrong with it."""
         if self.kind == "model":
             return update_of(message, like, self.weight_key)
         update = opaque_update_of(message, self.weight_key)
@@ -305,7 +304,7 @@ def usable_evaluations(replies: Iterable[Message]) -> list[Message]:
     """Leave out evaluation replies that an average would fail on."""
     usable: dict[str, Message] = {}
     for i, reply in enumerate(replies):
-        problem: object = failure(reply)
+        problem: object = error_reason(reply)
         try:
             if problem is None:
                 with untrusted("an evaluation"):
@@ -328,7 +327,6 @@ def reply_signals(
     updates: Mapping[ClientId, Update],
     model: Model,
     seconds: Mapping[ClientId, float],
-    limit: int,
 ) -> dict[str, Readings]:
     """Return the signals that come with updates: read from replies, or computed from the updates.
 
@@ -341,27 +339,23 @@ def reply_signals(
         The global model that training started from.
     seconds : mapping
         How long each client took.
-    limit : int
-        Bytes that a reading may have.
     """
     answers: dict[str, Readings] = {}
     arrived = ArrivedUpdates(updates, model, seconds)
     for name in sorted(policy.needs.reply):
         options = policy.signal_options.get(name, {})
         if SIGNALS[name].work != "server":
-            answers[name] = _sent_along(name, updates, options, limit)
+            answers[name] = _sent_along(name, updates, options)
         elif updates:
             answers[name] = SIGNALS[name].readings(arrived, options)
     return answers
 
 
-def _sent_along(
-    name: str, updates: Mapping[ClientId, Update], options: Options, limit: int
-) -> Readings:
+def _sent_along(name: str, updates: Mapping[ClientId, Update], options: Options) -> Readings:
     records: dict[ClientId, ConfigRecord | None] = {
         c: u.message.content.config_records.get(RECORD) for c, u in updates.items()
     }
-    readings = {c: reading_of(record, name, options, limit) for c, record in records.items()}
+    readings = {c: reading_of(record, name, options) for c, record in records.items()}
     return {c: reading for c, reading in readings.items() if reading is not None}
 
 
@@ -398,24 +392,36 @@ class ArrivedUpdates(Clients):
         return last_layer(list(own), [int(np.prod(a.shape)) for a in own.values()])
 
 
+class Late(NamedTuple):
+    """A client that was too slow for its round: its message, and what it trains."""
+
+    round: int
+    sent: Message
+    model: Model
+    reply: Message | None = None  # where it came in time, but others had come before
+
+
+def moved_to(update: Update, start: Model, model: Model) -> Update:
+    """Return a late update as one of this round: the same step, from the current model."""
+    name, record = next(iter(update.message.content.array_records.items()))
+    flat = flatten(model.arrays) + (update.flat - flatten(start.arrays))
+    update.message.content[name] = unflatten(flat, model.arrays, record)
+    return update._replace(flat=flat)
+
+
 def apply_weights(
-    updates: Mapping[ClientId, Update], selection: Selection, model: Model, key: str
+    updates: Mapping[ClientId, Update], weights: Sequence[float], model: Model, key: str
 ) -> None:
-    """Make the inner strategy's weighted mean use the policy's weights, where there are any.
+    """Make the inner strategy's weighted mean use these weights.
 
     With weights w of sum s the next model is c + sum w (x - c) for the global model c. The inner
     strategy normalizes weights, so updates are multiplied by s where it is not one.
     """
-    weights = selection.weights_of(tuple(updates))
-    if weights is None or not updates:
-        return
-    known = dict(zip(updates, weights, strict=True))
-    total = sum(weights)
-    start = flatten(model.arrays)
-    for client, update in updates.items():
+    total, start = sum(weights), flatten(model.arrays)
+    for update, weight in zip(updates.values(), weights, strict=True):
         content = update.message.content
         metrics, old = next(iter(content.metric_records.items()))
-        content[metrics] = MetricRecord({**old, key: float(known[client])})
+        content[metrics] = MetricRecord({**old, key: float(weight)})
         if abs(total - 1) > 1e-9:
             name, record = next(iter(content.array_records.items()))
             moved = start + np.float32(total) * (update.flat - start)

@@ -12,8 +12,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.flower.arrays import Flat, flatten
-from fedcohort.flower.messages import Request
+from fedcohort.flower.wire import Flat, Request, flatten
 from fedcohort.rounds import ClientId, stream
 from fedcohort.signals.catalog import Clients, last_layer
 from fedcohort.signals.projection import Vectors
@@ -21,7 +20,7 @@ from fedcohort.simulate import measuring
 from fedcohort.simulate.local import LocalTraining, Trainer, config_errors, jobs
 
 
-class Learner(Clients):
+class ModelClient(Clients):
     """A client under the model of one message.
 
     Parameters
@@ -56,6 +55,8 @@ class Learner(Clients):
         device: str = "cpu",
         held: Flat | None = None,
     ) -> None:
+        if any(isinstance(module, torch.nn.Embedding) for module in model.modules()):
+            x = x.astype(np.int64)  # tokens, which `Examples` reads as numbers
         self.ids, self.x, self.y, self.model = (client,), x, y, model.to(device)
         self.request, self.local, self.device, self.held = request, local, device, held
         self.loss = loss if callable(loss) else None

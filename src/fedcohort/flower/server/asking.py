@@ -1,0 +1,440 @@
+"""Messages to clients and their answers: collected in time, checked, no model sent twice."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.flower.wire import (
+    LOG,
+    MAX_REASON,
+    QUERY,
+    RECORD,
+    Request,
+    error_reason,
+    from_record,
+    outputs_of,
+    pack,
+    payload,
+    refused,
+    version,
+)
+from fedcohort.rounds import ClientId
+from fedcohort.session import Session
+from fedcohort.signals.catalog import SIGNALS, Option
+
+FIRST_PAUSE, MAX_PAUSE = 0.05, 1.0  # seconds between looks for replies
+MAX_BYTES = 1 << 26  # of a reading whose size does not follow from the policy's options
+
+Readings = dict[ClientId, NDArray[Any]]
+
+
+class Reply(NamedTuple):
+    """What came back to a message: the reply, and how many seconds after sending."""
+
+    sent: Message
+    message: Message
+    seconds: float
+
+
+Until = Callable[[Sequence[Reply], float], float]
+
+
+def exchange(
+    grid: Grid, messages: Iterable[Message], timeout: float, until: Until | None = None
+) -> list[Reply]:
+    """Send messages and return the replies that came within `timeout` seconds.
+
+    Replies are matched by the id of the message they answer: an error that a SuperLink sends in
+    place of a node that is gone carries the SuperLink's own node id. A message that could not be
+    sent, or is not answered in time, has no reply. ``until(replies, elapsed)`` returns how many
+    seconds are left to wait, given what came so far.
+    """
+    sent = list(messages)
+    started = time.monotonic()
+    waiting = _pushed(grid, sent)
+    replies: list[Reply] = []
+    pause = FIRST_PAUSE
+    while waiting:
+        for message in grid.pull_messages(list(waiting)):
+            origin = waiting.pop(message.metadata.reply_to_message_id, None)
+            if origin is not None:
+                replies.append(Reply(origin, message, time.monotonic() - started))
+        elapsed = time.monotonic() - started
+        left = timeout - elapsed
+        if until is not None:
+            left = min(left, until(replies, elapsed))
+        if not waiting or left <= 0:
+            break
+        time.sleep(min(pause, left))
+        pause = min(1.5 * pause, MAX_PAUSE)
+    if waiting and until is None:
+        LOG.warning("%d of %d messages without reply in %g s", len(waiting), len(sent), timeout)
+    return replies
+
+
+def _pushed(grid: Grid, messages: list[Message]) -> dict[str, Message]:
+    """Push messages and return those that were accepted, by their ids."""
+    if not messages:
+        return {}
+    ids = list(grid.push_messages(messages))
+    if len(ids) == len(messages):
+        return {one: message for one, message in zip(ids, messages, strict=True) if one}
+    # A grid may leave out what it did not accept; it writes the ids into the messages as well.
+    accepted = set(ids)
+    return {m.metadata.message_id: m for m in messages if m.metadata.message_id in accepted}
+
+
+class CohortGrid(Grid):
+    """A grid with a time limit, which records how long replies took and shows chosen nodes.
+
+    Parameters
+    ----------
+    grid : Grid
+        The grid that sends and receives.
+    timeout : float
+        Limit in seconds where the caller gives none.
+    nodes : callable, optional
+        Returns the nodes to show instead of all that are online.
+
+    Attributes
+    ----------
+    until : callable, optional
+        Ends the next exchange early; see `exchange`.
+    seconds : dict
+        How long each reply of the last exchange took, by the id of the message it answers.
+    elapsed : float
+        How long the last exchange took.
+    """
+
+    def __init__(
+        self, grid: Grid, timeout: float, nodes: Callable[[], Iterable[int]] | None = None
+    ) -> None:
+        self.grid, self.timeout, self.nodes = grid, timeout, nodes
+        self.until: Until | None = None
+        self.seconds: dict[str, float] = {}
+        self.elapsed = 0.0
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Exchange messages and remember how long each reply took."""
+        sent = list(messages)
+        until, self.until, started = self.until, None, time.monotonic()
+        limit = self.timeout if timeout is None else timeout
+        replies = exchange(self.grid, sent, limit, until)
+        self.elapsed = time.monotonic() - started
+        self.seconds = {r.sent.metadata.message_id: r.seconds for r in replies}
+        return [reply.message for reply in replies]
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes to show."""
+        return self.grid.get_node_ids() if self.nodes is None else self.nodes()
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Return what is known about nodes; older versions of Flower know ids only."""
+        if hasattr(self.grid, "get_nodes"):
+            return self.grid.get_nodes()
+        return [SimpleNamespace(node_id=node) for node in self.grid.get_node_ids()]
+
+    def set_run(self, run: Any) -> None:
+        """Set the run."""
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """The run."""
+        return self.grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages."""
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Look for replies."""
+        return self.grid.pull_messages(message_ids)
+
+
+class Model:
+    """A model as clients are sent it, with its version."""
+
+    def __init__(self, arrays: ArrayRecord) -> None:
+        self.arrays = arrays
+        self.version = version(arrays)
+
+
+class Delivery:
+    """Decides whether a message must carry the model, and charges copies that are sent again.
+
+    A session charges one download per client and round, and one for a profile of a later round.
+    A client that says it kept the model is not sent another copy. One that did not is sent one
+    more, which is charged here.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._held: dict[ClientId, str] = {}
+        self._charged: set[tuple[ClientId, bool]] = set()
+
+    def begin(self, continuing: Iterable[ClientId] = ()) -> None:
+        """Start a round; `continuing` clients go on after a round that a gate skipped.
+
+        The session assumes that those still hold the model, and charges them nothing.
+        """
+        self._charged = {(client, False) for client in continuing}
+        self._held = {c: held for c, held in self._held.items() if (c, False) in self._charged}
+
+    def confirm(self, client: ClientId, held: object) -> None:
+        """Note which model a client says it holds."""
+        if isinstance(held, str) and held:
+            self._held[client] = held
+
+    def must_carry(self, client: ClientId, model: Model, is_profile: bool = False) -> bool:
+        """Whether a message to the client must carry the model; it is then charged."""
+        if self._held.get(client) == model.version:
+            return False
+        session = self.session
+        number, size = session.round_number, session.model_bytes
+        paid = (client, is_profile and number > 0)
+        if paid in self._charged:
+            session.ledger.charge(number, "model", "down", [client], size)
+        self._charged.add(paid)
+        return True
+
+
+def reading_of(
+    record: ConfigRecord | None, name: str, options: Mapping[str, Option]
+) -> NDArray[Any] | None:
+    """Return a reading from a reply, None if there is none.
+
+    What is too large or malformed comes back as opaque bytes, which the session charges, drops and
+    counts, as it does readings of the wrong form.
+    """
+    data = None if record is None else record.get(name)
+    if record is None or not isinstance(data, bytes):
+        return None
+    most = SIGNALS[name].form(options).max_bytes
+    try:
+        return from_record(record, name, MAX_BYTES if most is None else min(MAX_BYTES, most))
+    except DataError as error:
+        LOG.warning("signal %s: %s", name, error)
+        return refused(data)
+
+
+def why_missing(record: ConfigRecord | None, name: str) -> str:
+    """Return why a reply has no reading of a signal."""
+    problem = None if record is None else record.get(f"{name}.error")
+    return problem[:MAX_REASON] if isinstance(problem, str) else "the reply came without it"
+
+
+class GridCollector:
+    """Asks the nodes of a grid for signals: a session's `collect`.
+
+    Parameters
+    ----------
+    grid : Grid
+    session : Session
+        Its policy says what is needed and how it is made, its ledger is charged.
+    arrays : ArrayRecord
+        The current model.
+    nodes : mapping
+        Node id by client; see `Directory`.
+    initial : Model, optional
+        The model that profiles are taken under; by default the current one.
+    delivery : Delivery, optional
+        Knows who holds which model.
+    request : Request, optional
+        What all messages of the round have in common.
+    timeout : float
+        Seconds to wait for replies.
+    center : array, optional
+        Public center of the data, for sketches that want one.
+    config : mapping, optional
+        The training config, which the app's own handlers and mods may read.
+    kinds : dict, optional
+        By signal and client: what readings must share to be compared, over all rounds.
+
+    Attributes
+    ----------
+    problems : dict
+        For each signal that was asked for: why clients did not answer it, by client.
+
+    Examples
+    --------
+    A round in a loop of one's own, with nodes that `attach` was called for::
+
+        nodes = directory.refresh(grid)                     # directory = Directory()
+        collect = GridCollector(grid, session, arrays, nodes)
+        cohort = session.begin(nodes, collect).clients
+        ...                                                 # train them, and then
+        session.finish({}, clients_that_finished)
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        session: Session,
+        arrays: ArrayRecord | Model,
+        nodes: Mapping[ClientId, int],
+        *,
+        initial: Model | None = None,
+        delivery: Delivery | None = None,
+        request: Request | None = None,
+        timeout: float = 600.0,
+        center: NDArray[np.float64] | None = None,
+        config: Mapping[str, Any] | None = None,
+        kinds: dict[str, dict[ClientId, str]] | None = None,
+    ) -> None:
+        self.grid, self.session, self.nodes, self.timeout = grid, session, nodes, timeout
+        self.current = arrays if isinstance(arrays, Model) else Model(arrays)
+        self.initial, self.center, self.config = initial or self.current, center, config or {}
+        if delivery is None:
+            delivery = Delivery(session)
+            session.model_bytes = payload(self.current.arrays)
+        self.delivery = delivery
+        self.request = replace(
+            request or first_request(session), classes=outputs_of(self.current.arrays)
+        )
+        self.problems: dict[str, dict[ClientId, str]] = {}
+        self.kinds = {} if kinds is None else kinds
+        self._answers: dict[tuple[str, ClientId], NDArray[Any] | None] = {}
+
+    def __call__(self, name: str, clients: Sequence[ClientId]) -> Readings:
+        """Return the readings of one signal, asking for others of its kind in the same message."""
+        if SIGNALS[name].needs_model(self._options(name)) and not payload(self._model(name).arrays):
+            if SIGNALS[name].model == "initial":
+                raise ConfigError(
+                    f"CohortStrategy: the signal {name!r} is taken under the initial model, which "
+                    "is empty; use a policy that needs another signal"
+                )
+            LOG.info("the model is empty yet, so nobody is asked for %s", name)
+            return {}
+        unasked = [client for client in clients if (name, client) not in self._answers]
+        if unasked:
+            self._ask(name, unasked)
+        asked, problems = set(clients), self.problems.get(name, {})
+        self.problems[name] = {c: why for c, why in problems.items() if c in asked}
+        self._refuse_other_kinds(name, clients)
+        answers = {client: self._answers.get((name, client)) for client in clients}
+        return {client: reading for client, reading in answers.items() if reading is not None}
+
+    def _refuse_other_kinds(self, name: str, clients: Sequence[ClientId]) -> None:
+        """Refuse readings that cannot be compared with most: of other inputs, hashed otherwise."""
+        kinds = self.kinds.get(name, {})
+        usual, _ = Counter(kinds.values()).most_common(1)[0] if kinds else ("", 0)
+        others = [c for c in clients if kinds.get(c, usual) != usual]
+        for client in others:
+            reading = self._answers.get((name, client))
+            if reading is not None:
+                self._answers[name, client] = refused(reading.tobytes())
+        if others:
+            self.problems[name].update({c: f"{kinds[c]}, unlike {usual}" for c in others})
+            LOG.warning(
+                "%s of %d clients is refused, because it cannot be compared: %s has %s, most have "
+                "%s; give all clients the same columns in the same order",
+                name, len(others), others[0], kinds[others[0]], usual,
+            )  # fmt: skip
+
+    def together(self, name: str) -> tuple[str, ...]:
+        """Return the signals that one message can ask for: same time, same model."""
+        needs = self.session.policy.needs
+        group = needs.profile if name in needs.profile else needs.query | {name}
+        model = self.needed(name)
+        return tuple(sorted(other for other in group if self.needed(other) == model))
+
+    def needed(self, name: str) -> str:
+        """Return which model a client must hold to answer: "none", "initial" or "current"."""
+        needs_model = SIGNALS[name].needs_model(self._options(name))
+        return SIGNALS[name].model if needs_model else "none"
+
+    def _options(self, name: str) -> Mapping[str, Option]:
+        options = dict(self.session.policy.signal_options.get(name, {}))
+        if options.get("center") and self.center is None:
+            options["center"] = False
+        return options
+
+    def _model(self, name: str) -> Model:
+        return self.initial if SIGNALS[name].model == "initial" else self.current
+
+    def content(self, names: Sequence[str], client: ClientId = "", version: str = "") -> RecordDict:
+        """Return what a client is asked; without its id, it says that as well."""
+        request = replace(
+            self.request,
+            version=version,
+            signals=tuple(names),
+            options={name: self._options(name) for name in names},
+            client=client,
+        )
+        config = ConfigRecord({**self.config, RECORD: request.to_json()})
+        if self.center is not None and any(self._options(name).get("center") for name in names):
+            config["center"], config["center.form"] = pack(self.center)
+        return RecordDict({"config": config})
+
+    def _ask(self, name: str, clients: Sequence[ClientId]) -> None:
+        names, model = self.together(name), self._model(name)
+        messages = []
+        for client in clients:
+            content = self.content(names, client, model.version)
+            is_profile = SIGNALS[name].when == "profile"
+            needs_model = self.needed(name) != "none"
+            if needs_model and self.delivery.must_carry(client, model, is_profile):
+                content[self.request.arrays] = model.arrays
+            messages.append(Message(content, self.nodes[client], QUERY, ttl=self.timeout + 5))
+        clients_by_node = {self.nodes[client]: client for client in clients}
+        silent = set(clients)
+        for reply in exchange(self.grid, messages, self.timeout):
+            client = clients_by_node[reply.sent.metadata.dst_node_id]
+            silent.discard(client)
+            problem = error_reason(reply.message)
+            if problem is None:
+                self.take(client, reply.message.content.config_records.get(RECORD), names)
+            else:
+                self._note(client, names, problem)
+        for client in silent:
+            self._note(client, names, "no reply")
+
+    def take(self, client: ClientId, record: ConfigRecord | None, names: Sequence[str]) -> None:
+        """Read the answers of a client to the questions `names`."""
+        self.delivery.confirm(client, None if record is None else record.get("held"))
+        for name in names:
+            options = self._options(name)
+            reading = self._answers[name, client] = reading_of(record, name, options)
+            if options.get("center") and self.center is not None:
+                self.session.charge(name, "down", {client: self.center.nbytes})
+            if reading is None:
+                self.problems.setdefault(name, {})[client] = why_missing(record, name)
+            kind = None if record is None else record.get(f"{name}.kind")
+            if isinstance(kind, str):
+                self.kinds.setdefault(name, {})[client] = kind[:MAX_REASON]
+
+    def _note(self, client: ClientId, names: Sequence[str], problem: str) -> None:
+        for name in names:
+            self._answers[name, client] = None
+            self.problems.setdefault(name, {})[client] = problem
+
+
+def first_request(session: Session) -> Request:
+    """Return what all messages of a round have in common."""
+    fresh = session.policy.signal_options.get("model_sketch", {}).get("fresh", True)
+    return Request(session.round_number, session.seed, remember=not fresh)

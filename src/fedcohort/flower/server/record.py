@@ -1,0 +1,352 @@
+"""What happened in the rounds of a Flower run: log lines, a run folder, a checkpoint, sketches.
+
+The folder has the files that ``fedcohort run`` leaves, so ``fedcohort report``, ``show`` and
+``watch`` read both: ``config.json``, ``provenance.json``, ``rounds.jsonl`` (one line per round, as
+soon as it has been evaluated) and, at the end, ``federation.json``, ``summary.json`` and
+``session`` (what the policy knows about the clients).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Result
+
+from fedcohort import storage
+from fedcohort.exceptions import ConfigError, InvalidCheckpoint
+from fedcohort.flower.server import inner
+from fedcohort.flower.server.asking import Model
+from fedcohort.flower.wire import LOG, is_float
+from fedcohort.provenance import provenance
+from fedcohort.rounds import ClientId
+from fedcohort.session import Session
+from fedcohort.signals.catalog import SIGNALS
+
+if TYPE_CHECKING:
+    from fedcohort.flower.server.strategy import CohortStrategy
+    from fedcohort.simulate.history import History
+
+ACCURACIES = ("accuracy", "eval_acc", "eval_accuracy", "acc", "test_accuracy", "val_accuracy")
+LOSSES = ("loss", "eval_loss", "test_loss", "val_loss")
+
+
+class RoundReport(NamedTuple):
+    """What happened in a round; numbers start at 0.
+
+    `available` counts the clients that were online, `failed` says why selected clients brought no
+    update, `cut` were too slow for the round, `late` are clients of earlier rounds whose updates
+    this one used.
+    """
+
+    round: int
+    selected: tuple[ClientId, ...]
+    finished: tuple[ClientId, ...]
+    withheld: tuple[ClientId, ...]
+    bytes_up: int
+    bytes_down: int
+    seconds: float = 0.0
+    scores: dict[ClientId, float] = {}  # noqa: RUF012 - never changed
+    failed: dict[ClientId, str] = {}  # noqa: RUF012
+    accuracy: float | None = None
+    loss: float | None = None
+    cut: tuple[ClientId, ...] = ()
+    late: tuple[ClientId, ...] = ()
+    slowest: ClientId | None = None
+    available: int = 0
+
+    def line(self, most: int = 12) -> str:
+        """Return the round in one line, for the log.
+
+        Examples
+        --------
+        >>> report = RoundReport(0, ("a", "b"), ("a",), (), 1500, 2000, 3.0, {"a": 0.5}, {"b": "x"})
+        >>> print(report._replace(available=9).line())
+        round 1: picked 2 of 9: a (score 0.5), b; 1 of 2 uploaded; 1.5 kB up, 2.0 kB down; 3.0 s;
+        failed: b (x)
+        """
+        scores = {c: f" (score {self.scores[c]:.3g})" for c in self.selected if c in self.scores}
+        shown = [f"{c}{scores.get(c, '')}" for c in self.selected[:most]]
+        rest = len(self.selected) - most
+        uploads = f"{len(self.finished)} of {len(self.selected)} uploaded"
+        notes = [("not asked", self.withheld), ("too slow", self.cut), ("late", self.late)]
+        uploads += "".join(f", {len(clients)} {what}" for what, clients in notes if clients)
+        failed = [f"{c} ({why.strip()[:200]})" for c, why in list(self.failed.items())[:most]]
+        return (
+            f"round {self.round + 1}: picked {len(self.selected)} of {self.available}: "
+            + ", ".join(shown)
+            + (f" and {rest} more" if rest > 0 else "")
+            + f"; {uploads}; {self.bytes_up / 1e3:.1f} kB up, {self.bytes_down / 1e3:.1f} kB down; "
+            + f"{self.seconds:.1f} s"
+            + (f"; failed: {', '.join(failed)}" if failed else "")
+        )
+
+    def measured(self, metrics: Mapping[str, Any] | None) -> RoundReport:
+        """Return the round with the accuracy and loss among an evaluation's metrics.
+
+        Examples
+        --------
+        >>> RoundReport(0, (), (), (), 0, 0).measured({"eval_acc": 0.5, "f1": 0.4}).accuracy
+        0.5
+        """
+        numbers = {k: v for k, v in (metrics or {}).items() if isinstance(v, int | float)}
+        accuracy, loss = (
+            next((float(numbers[name]) for name in names if name in numbers), None)
+            for names in (ACCURACIES, LOSSES)
+        )
+        return self._replace(
+            accuracy=self.accuracy if accuracy is None else accuracy,
+            loss=self.loss if loss is None else loss,
+        )
+
+
+def history_of(seed: int, reports: Sequence[RoundReport]) -> History:
+    """Return the rounds as a simulation's history."""
+    from fedcohort.simulate.history import History, RoundRecord
+
+    records, clock = [], 0.0
+    for report in reports:
+        clock += report.seconds
+        records.append(
+            RoundRecord(
+                seed,
+                report.round,
+                report.accuracy,
+                report.loss,
+                report.selected,
+                report.finished,
+                report.bytes_up,
+                report.bytes_down,
+                report.seconds,
+                clock,
+                bool(report.withheld) and not report.finished,
+                report.withheld,
+                report.cut,
+                report.late,
+                report.slowest,
+            )
+        )
+    return History(seed, records)
+
+
+class RunFolder:
+    """The folder of a Flower run, as ``fedcohort report`` reads it.
+
+    Parameters
+    ----------
+    path : path
+        Made if it does not exist. A folder with another run in it is refused.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._written: int | None = None
+
+    def begin(self, session: Session, rounds: int, done: Sequence[RoundReport]) -> None:
+        """Describe the run; `done` are the rounds that a checkpoint brought along."""
+        lines = self.path / "rounds.jsonl"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise ConfigError(
+                f"out={str(self.path)!r}: a file is in the way of the folder"
+            ) from None
+        if self._written is not None:
+            return  # a second `start` of the same strategy goes on
+        if lines.exists() and lines.stat().st_size and not done:
+            raise ConfigError(
+                f"out={str(self.path)!r} holds a run already: choose another folder, or continue "
+                "that run with the checkpoint= that it was started with"
+            )
+        gate = session.gate
+        about = {
+            "engine": "flower",
+            "policy": repr(session.policy),
+            "gate": "none" if gate is None else gate.name,
+            "rounds": rounds,
+            "seeds": [session.seed],
+        }
+        self._write("config.json", about)
+        self._write("provenance.json", provenance(("fedcohort", "flwr", "numpy")))
+        for name in ("federation.json", "summary.json", "session"):
+            (self.path / name).unlink(missing_ok=True)
+        storage.write_atomically(lines, b"")
+        self._written = 0
+
+    def append(self, seed: int, reports: Sequence[RoundReport]) -> None:
+        """Write the rounds that are not written yet, with failures and scores."""
+        records = history_of(seed, reports).rounds
+        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            for record, report in list(zip(records, reports, strict=True))[self._written :]:
+                line = {**asdict(record), "failed": report.failed, "scores": report.scores}
+                file.write(json.dumps(line) + "\n")
+        self._written = len(reports)
+
+    def end(self, session: Session, reports: Sequence[RoundReport], online: Iterable[str]) -> None:
+        """Write what is known at the end: the clients, the bytes by kind, the session."""
+        clients = sorted({*online, *(c for report in reports for c in report.selected)})
+        federation = {"seed": session.seed, "clients": clients, "label_counts": [[]] * len(clients)}
+        kinds = {
+            f"{kind} {way}": size
+            for way in ("up", "down")
+            for kind, size in sorted(session.ledger.by_kind(way).items())
+        }
+        if clients:
+            seeds = [federation]
+            self._write("federation.json", {"model_bytes": session.model_bytes, "seeds": seeds})
+        summary = {
+            "policy": session.policy.name,
+            "seconds": sum(report.seconds for report in reports),
+            "seeds": [{"seed": session.seed, "bytes_by_kind": kinds}],
+            "dropped_readings": [dict(session.signals.dropped)],
+        }
+        storage.save(self.path / "session", {"session": session.state_dict()})
+        self._write("summary.json", summary)  # last: whoever waits for it finds everything
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        storage.write_atomically(self.path / name, json.dumps(content, indent=2).encode())
+
+
+def save_checkpoint(strategy: CohortStrategy, arrays: ArrayRecord) -> None:
+    """Write everything that the next round depends on, where the strategy has a checkpoint."""
+    if strategy.checkpoint is None or strategy.initial is None:
+        return
+    state = {
+        "session": strategy.session.state_dict(),
+        "initial": inner.as_saved(strategy.initial.arrays),
+        "arrays": inner.as_saved(arrays),
+        "inner": inner.state_dict(strategy.inner, strategy.made_with),
+        "refused": dict(strategy.refused),
+        "run": strategy.run_token,
+        "registered": sorted(strategy.directory.registered),
+        "history": [report._asdict() for report in strategy.history],
+    }
+    storage.save(strategy.checkpoint, state)
+
+
+def resume(strategy: CohortStrategy, arrays: ArrayRecord) -> ArrayRecord:
+    """Load the checkpoint if it exists, and return the model to continue with."""
+    if strategy.checkpoint is None:
+        return arrays
+    storage.remove_leftovers(Path(strategy.checkpoint).resolve().parent)
+    if not Path(strategy.checkpoint).exists():
+        return arrays
+    state = storage.load(strategy.checkpoint)
+    _check_like(strategy.checkpoint, state["initial"], arrays)
+    storage.restore(strategy.checkpoint, lambda state: _restore(strategy, state), state)
+    LOG.info("continuing %s after round %d", strategy.checkpoint, strategy.rounds_before)
+    return inner.from_saved(state["arrays"])
+
+
+def _check_like(path: object, saved: dict[str, Any], arrays: ArrayRecord) -> None:
+    """InvalidCheckpoint unless the model of this app has the names and shapes of the saved one."""
+    shapes = dict(zip(saved["names"], (np.shape(a) for a in saved["arrays"]), strict=True))
+    here = {name: tuple(array.shape) for name, array in arrays.items()}
+    unlike = shapes.keys() ^ here.keys()
+    if any(is_float(array) for array in arrays.values()):  # trees change their size
+        unlike |= {name for name in shapes.keys() & here.keys() if shapes[name] != here[name]}
+    if unlike:
+        one = min(unlike)
+        raise InvalidCheckpoint(
+            f"{path}: its model has the array {one!r} of shape {shapes.get(one)}, this app's "
+            f"{here.get(one)}; give this run a checkpoint of its own"
+        )
+
+
+def _restore(strategy: CohortStrategy, state: dict[str, Any]) -> None:
+    inner.from_saved(state["arrays"])
+    session = strategy.session
+    if strategy.cohort_size is None:
+        session.cohort_size = int(state["session"]["cohort_size"])
+    session.load_state_dict(state["session"])
+    inner.load_state_dict(strategy.inner, state["inner"])
+    strategy.initial = Model(inner.from_saved(state["initial"]))
+    strategy.directory.registered.update(state["registered"])
+    strategy.run_token = str(state["run"])
+    strategy.continuing = tuple(state["session"]["cohort"])
+    strategy.rounds_before = session.round_number
+    strategy.refused.clear()
+    strategy.refused.update(state["refused"])
+    strategy.history[:] = [RoundReport(**_tuples(saved)) for saved in state["history"]]
+
+
+def _tuples(saved: dict[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
+
+
+def renumbered(result: Result, before: int, arrays: ArrayRecord) -> Result:
+    """Return Flower's result with the rounds numbered from the first of all runs."""
+    if before == 0:
+        return result
+    for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp",
+                 "evaluate_metrics_serverapp"):  # fmt: skip
+        rounds = {number + before: metrics for number, metrics in getattr(result, name).items()}
+        setattr(result, name, rounds)
+    if not result.arrays:
+        result.arrays = arrays
+    return result
+
+
+class KeptSketches:
+    """Profiles of clients, kept at the server across runs, so that only newcomers are asked.
+
+    Parameters
+    ----------
+    folder : path
+        One file per signal and options. It holds what clients sent: guard it as you would them.
+    max_days : float
+        A client is asked again when its profile is older.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], max_days: float = 30.0) -> None:
+        if not max_days > 0:
+            raise ConfigError(f"KeptSketches: max_days={max_days} must be above 0")
+        self.folder, self.max_days = Path(folder), max_days
+        self._days: dict[str, dict[ClientId, float]] = {}
+
+    def _path(self, session: Session, name: str) -> Path:
+        options = json.dumps(dict(session.policy.signal_options.get(name, {})), sort_keys=True)
+        return self.folder / f"{name}-{hashlib.sha256(options.encode()).hexdigest()[:16]}"
+
+    def recall(self, session: Session) -> None:
+        """Enter what is kept, and not too old, into the session's signals."""
+        today = time.time() / 86400
+        for name in _keepable(session):
+            path = self._path(session, name)
+            self._days[name] = {}
+            if not path.exists():
+                continue
+            state = storage.load(path)
+            rows = zip(state["clients"], state["days"], state["values"], strict=True)
+            fresh = {c: (d, value) for c, d, value in rows if today - d <= self.max_days}
+            form = SIGNALS[name].form(session.policy.signal_options.get(name, {}))
+            readings = {client: value for client, (_, value) in fresh.items()}
+            entered = session.signals.record(name, readings, session.round_number, form)
+            self._days[name] = {client: fresh[client][0] for client in entered}
+            if entered:
+                LOG.info("%s of %d clients is known from %s", name, len(entered), self.folder)
+
+    def keep(self, session: Session, clients: Collection[ClientId]) -> None:
+        """Write the profiles of clients that are new."""
+        for name, days in self._days.items():
+            entered = session.signals.known(name, sorted({*clients, *days}))
+            if set(entered) <= days.keys():
+                continue
+            days.update({c: time.time() / 86400 for c in entered if c not in days})
+            self.folder.mkdir(parents=True, exist_ok=True)
+            values = session.signals.values(name, entered)
+            ages = [days[client] for client in entered]
+            state = {"clients": list(entered), "days": ages, "values": np.array(values)}
+            storage.save(self._path(session, name), state)
+
+
+def _keepable(session: Session) -> list[str]:
+    return sorted(name for name in session.policy.needs.profile if SIGNALS[name].model == "none")
