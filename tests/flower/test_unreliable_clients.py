@@ -91,8 +91,8 @@ def test_an_empty_reply_is_an_error(digits, cohort):
         return reply
 
     handlers = grid.apps[digits.node(mute)]._registered_funcs
-    handlers["train.default"] = handlers["query.fedcohort"] = nothing
-    strategy = cohort(POLICIES["power-of-choice"](d=9), cohort_size=8)
+    handlers["train.default"] = nothing
+    strategy = cohort(cohort_size=8)
     strategy.start(grid, digits.arrays(), 1)
     assert mute not in strategy.history[0].finished and len(strategy.history[0].finished) == 7
     assert strategy.refused == {"error": 1}
