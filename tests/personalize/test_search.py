@@ -6,7 +6,13 @@ import threading
 import numpy as np
 import pytest
 
-from fedcohort.exceptions import ConfigError, FedcohortError, IncompatibleSketches, NoClients
+from fedcohort.exceptions import (
+    ConfigError,
+    DataError,
+    FedcohortError,
+    IncompatibleSketches,
+    NoClients,
+)
 from fedcohort.personalize import Record, Registry, nearest
 from fedcohort.personalize import search as search_module
 from fedcohort.personalize.search import nearest_of_each, possible_luck
@@ -170,8 +176,9 @@ def test_questions_that_cannot_be_answered(registry, make):
     fill(registry, make, 3)
     with pytest.raises(ConfigError, match="k=0"):
         nearest(registry, make(0.0), k=0)
-    with pytest.raises(ConfigError, match="n=1"):
-        nearest(registry, make(0.0, n=1))
+    for few in (make(0.0, n=1), make(0.0, n=3), make(0.0).privatize(0.05)):
+        with pytest.raises(DataError, match=r"cannot tell.*n="):
+            nearest(registry, few)
     with pytest.raises(ConfigError, match="'best'"):
         nearest(registry, make(0.0), ranking="best")
 

@@ -34,6 +34,7 @@ from fedcohort.personalize.search import Neighbor, nearest, nearest_of_each
 from fedcohort.rounds import ClientId, stream
 from fedcohort.sketch.distances import Stack, gram
 from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.uncertainty import too_few
 
 Floats = NDArray[np.float64]
 Strategy = Literal["match", "nearest", "plain", "global"]
@@ -157,15 +158,15 @@ def leave_one_out(
     registry: Registry, most: int = MAX_CALIBRATED, seed: int = 0
 ) -> dict[ClientId, Neighbor]:
     """Return the nearest other client with a model of each warm client, or of `most` of them."""
-    numbers = [number for (number,) in registry.db.rows("SELECT number FROM clients")]
-    if len(numbers) > most:
-        drawn = stream(seed, "leave-one-out").choice(len(numbers), most, replace=False)
-        numbers = [numbers[i] for i in sorted(drawn.tolist())]
-    clients = [registry.db.rows("SELECT id FROM clients WHERE number = ?", n) for n in numbers]
-    names = [str(client) for rows in clients for (client,) in rows]
-    sketches = [registry.sketch(client) for client in names]
-    if not sketches:
+    clients = [str(row[0]) for row in registry.db.rows("SELECT id FROM clients ORDER BY number")]
+    if len(clients) > most:
+        drawn = stream(seed, "leave-one-out").choice(len(clients), most, replace=False)
+        clients = [clients[i] for i in sorted(drawn.tolist())]
+    pairs = [(client, registry.sketch(client)) for client in clients]
+    pairs = [(client, sketch) for client, sketch in pairs if not too_few([sketch])[0]]
+    if not pairs:
         return {}
+    names, sketches = zip(*pairs, strict=True)
     others = nearest_of_each(registry, sketches, without=names, with_model=True)
     return {client: near[0] for client, near in zip(names, others, strict=True) if near}
 

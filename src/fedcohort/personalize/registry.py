@@ -34,7 +34,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from numpy.typing import NDArray
@@ -129,20 +128,8 @@ class Record:
 class Entry:
     """What the registry knows about a client, apart from its sketch.
 
-    Parameters
-    ----------
-    client : str
-    n : float
-        Samples behind the sketch.
-    epsilon : float or None
-        Privacy of the sketch, None if it is exact.
-    model : str or None
-        SHA-256 of the stored model.
-    reference : str or None
-        Where the model is if it is not stored here.
-    metadata : dict
-    registered : str
-        Date and time in UTC.
+    `n` samples are behind the sketch, whose privacy is `epsilon` (None if exact); `model` is the
+    SHA-256 of the stored model, `reference` says where it is if not here, `registered` is in UTC.
     """
 
     client: ClientId
@@ -162,10 +149,9 @@ class Entry:
             entry = cls(client, n, epsilon, model, reference, json.loads(metadata), registered)
         except (ValueError, TypeError, RecursionError) as error:
             raise DataError(f"client {client!r}: its row is damaged ({error})") from None
-        numbers = [n] if epsilon is None else [n, epsilon]
-        texts = [registered, *(text for text in (model, reference) if text is not None)]
+        texts = [text for text in (model, reference, registered) if text is not None]
         if (
-            not all(isinstance(x, float) and math.isfinite(x) for x in numbers)
+            not all(isinstance(x, float) and math.isfinite(x) for x in (n, epsilon or 0.0))
             or not all(isinstance(text, str) for text in texts)
             or not isinstance(entry.metadata, dict)
         ):
@@ -287,11 +273,6 @@ class Registry:
     Any number of processes may read while one writes; writers take turns. A folder that cannot be
     written can still be read.
 
-    Parameters
-    ----------
-    path : path
-        A folder made by `Registry.create`.
-
     Examples
     --------
     >>> import tempfile
@@ -335,12 +316,7 @@ class Registry:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def add(
@@ -412,7 +388,9 @@ class Registry:
 
     def _architecture(self) -> Shapes | None:
         """Return the shapes of the stored models' arrays; None while no model is stored."""
-        shapes = self.fact("architecture") if self.wanted_models(first=True) else None
+        sql = "SELECT 1 FROM clients WHERE model IS NOT NULL LIMIT 1"
+        stored = self._global_digest() or self.db.rows(sql)
+        shapes = self.fact("architecture") if stored else None
         return shapes if isinstance(shapes, dict) else None
 
     def remove(self, client: ClientId) -> None:
@@ -426,20 +404,20 @@ class Registry:
         """Delete models that no row names, while no other writer can add such a row."""
         if not digests:
             return
+        sql = "SELECT 1 FROM clients WHERE model = ? LIMIT 1"
         with self.db.writing():
-            for digest in digests - self.wanted_models(digests):
-                self.models.discard(digest)
+            for digest in digests - self._global_digest():
+                if not self.db.rows(sql, digest):
+                    self.models.discard(digest)
 
-    def wanted_models(self, among: set[str] | None = None, *, first: bool = False) -> set[str]:
-        """Return the models of clients and the global model; `first` stops at the first one."""
-        stated = self.global_entry() or {"model": None}
-        wanted = {stated["model"]} - {None}
-        if among is not None:
-            sql = "SELECT 1 FROM clients WHERE model = ? LIMIT 1"
-            return (wanted & among) | {digest for digest in among if self.db.rows(sql, digest)}
-        limit = " LIMIT 1" * first
-        rows = self.db.rows(f"SELECT DISTINCT model FROM clients WHERE model IS NOT NULL{limit}")
-        return wanted | {str(digest) for (digest,) in rows}
+    def wanted_models(self) -> set[str]:
+        """Return the models of the clients and the global model."""
+        rows = self.db.rows("SELECT DISTINCT model FROM clients WHERE model IS NOT NULL")
+        return {str(digest) for (digest,) in rows} | self._global_digest()
+
+    def _global_digest(self) -> set[str]:
+        entry = self.global_entry() or {"model": None}
+        return {entry["model"]} - {None}
 
     def __len__(self) -> int:
         return int(self.db.rows("SELECT count(*) FROM clients")[0][0])
@@ -483,11 +461,11 @@ class Registry:
             raise ConfigError("global model: give a model or a reference to one")
         if reference is not None:
             check_id(reference, "global model: reference")
-        before = self.global_entry() or {"model": None}
+        before = self._global_digest()
         with self.db.writing() as db:
             digest = None if model is None else self._store(db, "global model", model)
             _set_fact(db, "global", {"model": digest, "reference": reference})
-        self._discard_models({before["model"]} - {None})
+        self._discard_models(before)
 
     def global_model(self) -> dict[str, NDArray[Any]]:
         """Load the global model; ConfigError if there is none, or only a reference."""

@@ -19,14 +19,20 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.exceptions import ConfigError, FedcohortError, IncompatibleSketches, NoClients
+from fedcohort.exceptions import (
+    ConfigError,
+    DataError,
+    FedcohortError,
+    IncompatibleSketches,
+    NoClients,
+)
 from fedcohort.options import unknown
 from fedcohort.personalize.registry import NO_MODEL, Registry, check_size
 from fedcohort.rounds import ClientId, check_id
 from fedcohort.sketch.distances import Stack, error_variance, squares_to
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
-from fedcohort.sketch.uncertainty import squared_errors
+from fedcohort.sketch.uncertainty import squared_errors, too_few
 
 Ranking = Literal["debiased", "plain"]
 CELLS = 1 << 22  # counts compared at a time
@@ -117,9 +123,14 @@ def nearest_of_each(
     if spec is None:
         raise NoClients(f"no client is registered in {registry.path}")
     for sketch in sketches:
-        check_size("the newcomer", sketch)
         if sketch.spec != spec:
             raise IncompatibleSketches(f"the newcomer: {difference(spec, sketch.spec)}")
+        if too_few([sketch])[0]:
+            raise DataError(
+                f"the newcomer: cannot tell who is near a sketch of n={sketch.n:g} samples"
+                f"{', for so much noise' * sketch.private}; sketch more data, or use the global "
+                "model"
+            )
     wanted, total = k + SPARE, len(registry)
     while True:
         ranked = _scan(registry, sketches, wanted, ranking, with_model)
