@@ -1,4 +1,4 @@
-"""``fedcohort show``, ``report`` and ``watch``: the results of runs, once they have begun."""
+"""``fedcohort show``, ``rank``, ``report`` and ``watch``: runs, once they have begun."""
 
 from __future__ import annotations
 
@@ -58,6 +58,29 @@ def _table(results: Results, title: str, width: int) -> Table:
         return summary_table(results[0].summaries, f"{results[0].policy}, {title}", width)
     rows, lines = comparison(results), curves(results)
     return comparison_table(rows, lines, results.target, title, width, setting_columns(results))
+
+
+def rank(
+    run: Annotated[Path, typer.Argument(help="Folder of a run with the policy fedacs.")],
+    seed: Annotated[int, typer.Option(help="Which of the run's seeds, from 1.", min=1)] = 1,
+    format: FormatOption = Format.table,
+) -> None:
+    """Rank clients by how far their data are from the average, with 95 % intervals.
+
+    FedACS learns this from duels between the clients of each round, without seeing any data.
+
+    Example: `fedcohort rank runs/compare/fedacs`
+    """
+    from fedcohort.analysis.ranking import skew_ranks
+    from fedcohort.report.columns import rank_cells
+    from fedcohort.report.tables import fitting
+
+    ranks = skew_ranks(run, seed - 1)
+    if format is Format.json:
+        show_json({"clients": ranks})
+        return
+    cells, title = rank_cells(ranks), f"{run}, the least skewed first"
+    print_table(fitting([cells], cells, title, console().width))
 
 
 class Kind(StrEnum):

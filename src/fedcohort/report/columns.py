@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from fedcohort.analysis.comparison import ComparisonRow, Interval
+    from fedcohort.analysis.ranking import Rank
     from fedcohort.experiments.results import Results
     from fedcohort.experiments.summary import Spread, Summary
 
@@ -142,6 +143,17 @@ def seed_cells(summaries: Sequence[Summary]) -> Cells:
         Column("MB down", lambda s: number(s.bytes_down / 1e6)),
     ]
     return cells(summaries, columns)
+
+
+def rank_cells(ranks: Sequence[Rank]) -> Cells:
+    """Lay out clients by skew."""
+    columns = [
+        Column("client", lambda r: Cell(r.client), number=False),
+        Column("rank by skew", lambda r: number(r.rank)),
+        Column("95 % interval", lambda r: Cell(f"{r.low:.0f} to {r.high:.0f}", r.low)),
+        Column("duels", lambda r: number(r.duels, 0)),
+    ]
+    return cells(ranks, columns)
 
 
 def _percent(spread: Spread) -> tuple[float, float]:

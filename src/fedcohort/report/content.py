@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort import storage
 from fedcohort.analysis.clusters import classical_map, leaf_order
 from fedcohort.analysis.comparison import ComparisonRow, Curve, comparison, curves
-from fedcohort.exceptions import InvalidCheckpoint
+from fedcohort.analysis.ranking import Rank, saved_session, skew_ranks
+from fedcohort.exceptions import ConfigError
 from fedcohort.experiments.config import NO_GATE, Experiment, dump
 from fedcohort.experiments.results import Members, PolicyResult, Results
 from fedcohort.experiments.summary import gemd_by_round
@@ -28,7 +28,6 @@ HIGHLIGHTED = 3
 MAX_POINTS = 150  # of one curve
 MAX_CELLS = 64  # rows or columns of a matrix; more clients or rounds are grouped
 MAX_CLIENTS = 1000  # on a map; of more, a random part is drawn
-MAX_CHECKPOINT = 500_000_000  # bytes; of a larger one, the map is drawn from labels
 MAX_WAITED_FOR = 15  # clients
 TIMES_DIFFER = 1.1  # ratio of the seconds per round of two runs
 #: Signals that describe a client's data or model, the first one at hand is mapped.
@@ -113,6 +112,7 @@ class Content(NamedTuple):
     gemd: list[Line]
     withheld: list[Line]
     waiting: list[WaitedFor]
+    ranks: dict[str, list[Rank]]
     window: int
     participation: list[Participation]
     maps: list[FederationMap]
@@ -146,6 +146,7 @@ def content(results: Results) -> Content:
         gemd=[line for r in started if (line := _gemd(r, window)).rounds],
         withheld=[_withheld(r, window) for r in started if _gated(r)],
         waiting=[waited for r in started if (waited := _waited_for(r)).clients],
+        ranks={r.policy: ranks for r in started if (ranks := _ranks(r))},
         window=window,
         participation=[_participation(r) for r in started],
         maps=_maps(started),
@@ -272,6 +273,14 @@ def _waited_for(result: PolicyResult) -> WaitedFor:
     return WaitedFor(result.policy, [(c, len(rounds[c]), sum(rounds[c])) for c in order])
 
 
+def _ranks(result: PolicyResult) -> list[Rank]:
+    """Return what FedACS's duels of the first seed say about the clients; nothing for others."""
+    try:
+        return [] if result.folder is None else skew_ranks(result.folder)
+    except ConfigError:
+        return []
+
+
 def _participation(result: PolicyResult) -> Participation:
     history, members = result.histories[0], result.members()[0]
     totals = dict.fromkeys(members.clients, 0)
@@ -326,23 +335,17 @@ def _maps(results: Results) -> list[FederationMap]:
 
 def _described(result: PolicyResult) -> list[tuple[str, list[ClientId], Floats]]:
     """Return squared distances of clients by what the run's checkpoint holds about them."""
-    folder = Path(result.folder or "")
-    path = next((folder / n for n in ("checkpoint", "session") if (folder / n).exists()), None)
-    if result.folder is None or path is None or path.stat().st_size > MAX_CHECKPOINT:
-        return []
-    try:
-        state = storage.load(path)
-        session = state["session"] if "session" in state else state["seeds"][0]["session"]
-        columns, state = session["signals"]["columns"], session["policy_state"]
-    except (InvalidCheckpoint, KeyError, IndexError, TypeError):
-        return []  # of another version: the map is drawn from labels, and its caption says so
+    session = None if result.folder is None else saved_session(result.folder)
+    if session is None:
+        return []  # the map is drawn from labels, and its caption says so
+    columns, state = session.signals, session.state
     described = []
     for name in DESCRIPTIONS:
         if name in columns:
             keep = _sampled(columns[name]["clients"])
             clients = [columns[name]["clients"][i] for i in keep]
             described.append((name, clients, _squares(name, columns[name]["values"][keep])))
-    if session["policy"] == "FedCor" and state.get("embedding") is not None:
+    if session.policy == "FedCor" and state.get("embedding") is not None:
         embedding = state["embedding"].T
         keep = _sampled(state["clients"][: len(embedding)])
         clients = [state["clients"][i] for i in keep]

@@ -241,6 +241,7 @@ def run_figures(content: Content) -> list[Figure]:
         figures.append(_waiting(content))
     if content.participation:
         figures += [_evenness(content), _participation(content)]
+    figures += [_ranks(content, policy) for policy in content.ranks]
     figures += [_map(content, one) for one in content.maps]
     figures += [_distances(content, one) for one in content.maps[:1]]
     return [figure for figure in figures if figure is not None]
@@ -517,6 +518,28 @@ def _waiting(content: Content) -> Figure:
         chart,
         {"rows": rows},
         "chosen",
+    )
+
+
+def _ranks(content: Content, policy: str) -> Figure:
+    """Draw the clients that FedACS finds most skewed, with intervals."""
+    rows = [rank._asdict() for rank in content.ranks[policy][::-1][:MAX_BARS]]
+    y = alt.Y("client:N", sort=alt.EncodingSortField("rank", order="descending"), title=None)
+    x = alt.X("rank:Q", title="rank by skew, 1 is the least skewed")
+    base = alt.Chart(alt.NamedData("rows")).encode(y=y)
+    titles = {"client:N": "client", "rank:Q": "rank", "low:Q": "low", "high:Q": "high"}
+    layers = [
+        base.mark_rule(color=GREY, aria=False).encode(x="low:Q", x2="high:Q"),
+        base.mark_circle(size=60, opacity=1).encode(x=x, tooltip=tips(titles, rank=".1f")),
+    ]
+    hidden = len(content.ranks[policy]) - len(rows)
+    few = f" {hidden} less skewed clients are not drawn." if hidden else ""
+    return Figure(
+        f"ranks-{list(content.ranks).index(policy) + 1}",
+        f"Who is skewed, by the duels of {policy}",
+        f"Posterior mean and 95 % interval of each client's rank.{few} First seed. {_end(content)}",
+        alt.layer(*layers).properties(height=max(120, 16 * len(rows))),
+        {"rows": rows},
     )
 
 

@@ -1,0 +1,67 @@
+"""Ranks by skew from a run of FedACS, in the terminal and on the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from fedcohort.analysis.ranking import saved_session, skew_ranks
+from fedcohort.cli import invoke
+from fedcohort.experiments.compare import DEFAULT_SETTING, compare
+from fedcohort.experiments.config import NamedConfig
+from fedcohort.experiments.results import read
+from fedcohort.report.content import content
+from fedcohort.report.figures import run_figures
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    data = dataclasses.replace(DEFAULT_SETTING.data, clients=8)
+    setting = dataclasses.replace(
+        DEFAULT_SETTING, rounds=12, seeds=(0, 1), device="cpu", cohort_size=4, data=data
+    )
+    out = tmp_path_factory.mktemp("ranks")
+    fedcor = NamedConfig("fedcor", {"warmup": 4})
+    compare(setting, [NamedConfig("fedacs"), fedcor, NamedConfig("uniform")], out)
+    return out
+
+
+def test_ranks_follow_the_duels_of_the_chosen_seed(folder, capsys):
+    for seed in (0, 1):
+        state = saved_session(folder / "fedacs", seed).state
+        ranks = skew_ranks(folder / "fedacs", seed)
+        assert {r.client for r in ranks} == set(state["wins"]) | set(state["losses"])
+        assert [r.rank for r in ranks] == sorted(r.rank for r in ranks)
+        for r in ranks:  # the prior would give all clients the middle, as if no duel were decided
+            assert r.low - 0.5 <= r.rank <= r.high + 0.5
+            assert r.duels == state["wins"].get(r.client, 0) + state["losses"].get(r.client, 0)
+        surest = max(ranks, key=lambda r: state["wins"].get(r.client, 0) / max(r.duels, 1))
+        assert surest.rank < len(ranks) / 2
+    assert invoke(["rank", str(folder / "fedacs"), "--seed", "2", "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)["clients"]
+    assert [row["client"] for row in told] == [r.client for r in skew_ranks(folder / "fedacs", 1)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "culprit"),
+    [(["uniform"], "not Uniform"), (["fedacs", "--seed", "3"], "seed 3"), (["none"], "none")],
+)
+def test_runs_without_ranks_are_named(folder, arguments, culprit, capsys):
+    assert invoke(["rank", str(folder / arguments[0]), *arguments[1:]]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert culprit in line
+
+
+def test_the_report_draws_ranks_who_made_rounds_wait_and_the_map_by_fedcor(folder):
+    shown = content(read(folder))
+    assert list(shown.ranks) == ["fedacs"]
+    assert [one.source for one in shown.maps] == ["FedCor embedding"]
+    figures = {figure.name: figure for figure in run_figures(shown)}
+    assert len(figures["ranks-1"].data["rows"]) == len(shown.ranks["fedacs"])
+    for waited, run in zip(shown.waiting, read(folder), strict=True):
+        records = run.histories[0].rounds
+        assert sum(rounds for _, rounds, _ in waited.clients) == len(records)
+        total = sum(seconds for _, _, seconds in waited.clients)
+        assert total == pytest.approx(sum(record.seconds for record in records))
