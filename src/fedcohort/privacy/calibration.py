@@ -23,12 +23,12 @@ from typing import Literal
 
 import numpy as np
 
-from fedcohort.privacy.noise import LARGEST_SCALE, LARGEST_SIGMA
+from fedcohort.privacy.noise import MAX_SCALE, MAX_SIGMA
 
 Neighbors = Literal["add-remove", "replace"]
 FINE = 16  # sigma is a multiple of 1 / FINE
-SMALLEST_SIGMA = 2.0
-MOST_TERMS = 1 << 21
+MIN_SIGMA = 2.0
+MAX_TERMS = 1 << 21
 
 
 def sensitivity(rows: int, neighbors: Neighbors) -> int:
@@ -63,7 +63,7 @@ def laplace_scale(cells: int, epsilon: float) -> tuple[int, int]:
     """
     for s in (1024, 1):
         t = math.ceil(Fraction(cells * s) / Fraction(epsilon))
-        if t <= LARGEST_SCALE:
+        if t <= MAX_SCALE:
             return t, s
     raise ValueError(f"epsilon={epsilon} is too small for {cells} counts per record")
 
@@ -78,12 +78,12 @@ def gaussian_scale(cells: int, epsilon: float, delta: float) -> tuple[int, int]:
     >>> discrete_delta(u / s, 10, 1.0) <= 1e-6 < discrete_delta((u - 1) / s, 10, 1.0)
     True
     """
-    sigma = max(SMALLEST_SIGMA, _analytic_sigma(cells, epsilon, delta))
-    s = FINE if FINE * sigma < LARGEST_SIGMA / 2 else 1
+    sigma = max(MIN_SIGMA, _analytic_sigma(cells, epsilon, delta))
+    s = FINE if FINE * sigma < MAX_SIGMA / 2 else 1
     u = math.ceil(s * sigma)
-    while u <= LARGEST_SIGMA and discrete_delta(u / s, cells, epsilon) > delta:
+    while u <= MAX_SIGMA and discrete_delta(u / s, cells, epsilon) > delta:
         u += 1
-    if u > LARGEST_SIGMA:
+    if u > MAX_SIGMA:
         raise ValueError(f"epsilon={epsilon} is too small for {cells} counts per record")
     return u, s
 
@@ -112,7 +112,7 @@ def discrete_delta(sigma: float, cells: int, epsilon: float) -> float:
     start = math.floor(epsilon * sigma**2 - cells / 2) + 1
     spread = math.sqrt(2 * math.pi * variance)
     terms = math.ceil(12 * math.sqrt(variance))
-    if terms > MOST_TERMS:  # a sum of a function with one peak is its integral and one term more
+    if terms > MAX_TERMS:  # a sum of a function with one peak is its integral and one term more
         peak = math.exp(-(max(start, 0) ** 2) / (2 * variance)) / spread
         return (1 + slack) * (analytic_delta(sigma, cells, epsilon) + peak)
     k = np.arange(start, start + terms, dtype=float)
@@ -126,7 +126,7 @@ def _analytic_sigma(cells: int, epsilon: float, delta: float) -> float:
     low, high = 1e-3, 1.0
     while analytic_delta(high, cells, epsilon) > delta:
         low, high = high, 2 * high
-        if high > LARGEST_SIGMA:
+        if high > MAX_SIGMA:
             raise ValueError(f"epsilon={epsilon} is too small for {cells} counts per record")
     for _ in range(60):
         middle = math.sqrt(low * high)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Words = Callable[[int], NDArray[np.uint64]]
-LARGEST_SCALE = 1 << 50  # of a Laplace scale's numerator
-LARGEST_SIGMA = 1 << 24  # of a standard deviation's numerator: its square fits 64 bits
+MAX_SCALE = 1 << 50  # of a Laplace scale's numerator
+MAX_SIGMA = 1 << 24  # of a standard deviation's numerator: its square fits 64 bits
 
 
 def words(rng: np.random.Generator | None = None) -> Words:
@@ -37,10 +37,20 @@ def uniform_below(source: Words, bound: Ints) -> Ints:
     return (drawn % limit).astype(np.int64)
 
 
+def bernoulli_exp(source: Words, num: Ints, den: Ints) -> Bools:
+    """Return True with probability exp(-num / den), for quotients of at least 0."""
+    whole, alive = num // den, np.ones(len(num), bool)
+    while len(left := np.flatnonzero(alive & (whole > 0))):
+        alive[left] = _one_over_e(source, len(left))
+        whole[left] -= 1
+    rest = np.flatnonzero(alive)
+    alive[rest] = _bernoulli_exp_fraction(source, num[rest] % den[rest], den[rest])
+    return alive
+
+
 def _bernoulli_exp_fraction(source: Words, num: Ints, den: Ints) -> Bools:
     """Return True with probability exp(-num / den), for quotients of at most 1."""
-    steps = np.ones(len(num), np.int64)
-    alive = np.arange(len(num))
+    steps, alive = np.ones(len(num), np.int64), np.arange(len(num))
     while len(alive):
         going = uniform_below(source, den[alive] * steps[alive]) < num[alive]
         alive = alive[going]
@@ -49,26 +59,15 @@ def _bernoulli_exp_fraction(source: Words, num: Ints, den: Ints) -> Bools:
     return odd
 
 
-def bernoulli_exp(source: Words, num: Ints, den: Ints) -> Bools:
-    """Return True with probability exp(-num / den), for quotients of at least 0."""
-    whole = num // den
-    alive = np.ones(len(num), bool)
-    while len(left := np.flatnonzero(alive & (whole > 0))):
-        ones = np.ones(len(left), np.int64)
-        alive[left] = _bernoulli_exp_fraction(source, ones, ones)
-        whole[left] -= 1
-    rest = np.flatnonzero(alive)
-    alive[rest] = _bernoulli_exp_fraction(source, num[rest] % den[rest], den[rest])
-    return alive
+def _one_over_e(source: Words, count: int) -> Bools:
+    ones = np.ones(count, np.int64)
+    return _bernoulli_exp_fraction(source, ones, ones)
 
 
 def _repeats(source: Words, count: int) -> Ints:
     """How often an event of probability 1/e happens in a row."""
-    out = np.zeros(count, np.int64)
-    alive = np.arange(count)
-    while len(alive):
-        ones = np.ones(len(alive), np.int64)
-        alive = alive[_bernoulli_exp_fraction(source, ones, ones)]
+    out, alive = np.zeros(count, np.int64), np.arange(count)
+    while len(alive := alive[_one_over_e(source, len(alive))]):
         out[alive] += 1
     return out
 

@@ -72,18 +72,16 @@ def sketch_size(
     """
     if not n >= 2:
         raise ValueError(f"sketch_size: n={n} records are too few to be measured")
-    most = max(2, min(BITS[-1], dim or BITS[-1]))
-    sizes = [(rows, bits) for rows in ROWS for bits in BITS if bits <= most]
+    limit = max(2, min(BITS[-1], dim or BITS[-1]))
     noises = {rows: noise_for(rows, epsilon, delta, neighbors) for rows in ROWS}
-    return min(
-        (_expect(n, rows, bits, noises[rows]) for rows, bits in sizes), key=lambda p: p.error
-    )
+    sizes = [_expect(n, r, bits, noises[r]) for r in ROWS for bits in BITS if bits <= limit]
+    return min(sizes, key=lambda size: size.error)
 
 
 def signal_to_noise(sketch: RaceSketch) -> float:
-    """Typical squared distance over its standard error by noise.
+    """Typical squared distance over its standard error by noise; infinite for an exact sketch.
 
-    Below 1, the noise exceeds the signal. Infinite for an exact sketch.
+    Below 1, the noise exceeds the signal.
     """
     if sketch.release is None:
         return math.inf
@@ -91,20 +89,12 @@ def signal_to_noise(sketch: RaceSketch) -> float:
     return _expect(max(float(sketch.n), 1.0), sketch.rows, bits, sketch.release).signal_to_noise
 
 
-def signal(bits: float) -> float:
-    """Typical squared MMD between clients in one row of 2 ** bits buckets."""
-    return float(SHARE * (ALIKE**bits - UNLIKE**bits))
-
-
 def _expect(n: float, rows: int, bits: float, noise: Release) -> SketchSize:
     buckets = 2**bits
-    square = rows * signal(bits)
-    spread = 2 * noise.variance / n**2  # of a cell of the gap between two alike sketches
-    fourth = 2 * noise.fourth / n**4
-    scatter = square + 2 * rows / n
-    variance = noise_variance(scatter, rows * buckets, spread, fourth)
+    square = rows * SHARE * (ALIKE**bits - UNLIKE**bits)  # squared MMD of all rows
+    cell = 2 * noise.variance / n**2  # of the gap between two sketches
+    variance = noise_variance(square + 2 * rows / n, rows * buckets, cell, 2 * noise.fourth / n**4)
     ratio = square / math.sqrt(variance) if variance > 0 else math.inf
-    partition = (0.3 + 1 / bits) ** 2 / rows
-    error = math.sqrt(partition + 1 / ratio**2)
+    error = math.sqrt((0.3 + 1 / bits) ** 2 / rows + 1 / ratio**2)
     size = rows, round(bits), round(buckets)
     return SketchSize(*size, noise.mechanism, noise.variance, ratio, error)

@@ -37,7 +37,7 @@ CELLS = 1024
 QUARTILES = (1, 4), (3, 4)
 NORMAL_IQR = 1.349  # distance of the quartiles of a normal distribution, in standard deviations
 FINE = 1 << 20  # the rate epsilon / (2 s) is rounded down to a multiple of 1 / FINE
-LARGEST_MISS = 1 << 40  # a larger d counts as this; so d * rate fits 64 bits
+MAX_MISS = 1 << 40  # a larger d counts as this; so d * rate fits 64 bits
 
 
 class Constants(NamedTuple):
@@ -57,14 +57,13 @@ def quantile_misses(counts: Ints, a: int, b: int) -> Ints:
     """
     upto = np.cumsum(counts)
     misses = np.maximum(b * (upto - counts) - a * upto[-1], a * upto[-1] - b * upto)
-    limited: Ints = np.clip(misses, 0, LARGEST_MISS)
+    limited: Ints = np.clip(misses, 0, MAX_MISS)
     return limited
 
 
 def miss_sensitivity(a: int, b: int, neighbors: Neighbors) -> int:
     """By how much one record can change any d of `quantile_misses`."""
-    sensitivity(1, neighbors)  # refuses an unknown relation
-    return max(a, b - a) if neighbors == "add-remove" else b
+    return max(a, b - a) if sensitivity(1, neighbors) == 1 else b
 
 
 def private_quantile(
@@ -75,20 +74,10 @@ def private_quantile(
     neighbors: Neighbors = "add-remove",
     rng: np.random.Generator | None = None,
 ) -> int:
-    """Draw a cell that about holds the quantile a/b.
+    """Draw a cell that about holds the quantile a/b, with `epsilon` for this one draw.
 
-    Parameters
-    ----------
-    counts : int array
-        Values per cell.
-    a, b : int
-        The quantile a/b.
-    epsilon : float
-        Budget of this one draw.
-    neighbors : {"add-remove", "replace"}
-        What may happen to one record.
-    rng : Generator, optional
-        A seeded source, for tests only. Default: the operating system's.
+    `counts` are the values per cell. `rng` is a seeded source, for tests only; by default the
+    operating system's.
 
     Examples
     --------

@@ -1,10 +1,9 @@
-"""Differentially private sketches.
+"""Differentially private sketches: what was promised, and the noise that keeps it.
 
 What is protected is one record of the data: whoever sees the noisy counts can hardly tell whether
 it was there. Not protected: facts about the client as a whole (its distribution is what the
 sketch is for), records that belong together (ten photographs of one person are ten records),
-and, with n="public", the number of records. Every further release of the same data spends more
-of the budget; `budget.BudgetLedger` adds up what was spent.
+and, with n="public", the number of records.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from fedcohort.privacy.noise import discrete_gaussian, discrete_laplace, laplace
 
 Mechanism = Literal["laplace", "gaussian", "mixed", "exponential"]
 Size = Literal["public", "private"]
-MOST = {"variance": 2.0**126, "fourth": 2.0**252}  # of what fits counts of 64 bits
+MAX_MOMENTS = {"variance": 2.0**126, "fourth": 2.0**252}  # of what fits counts of 64 bits
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,9 @@ class Release:
     def __post_init__(self) -> None:
         for name in ("epsilon", "delta", "variance", "fourth", "rho"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-                raise ValueError(f"release: {name}={value!r} must be a number of at least 0")
-            if not value <= MOST.get(name, sys.float_info.max):
-                raise ValueError(f"release: {name}={value!r} is too large")
+            limit = MAX_MOMENTS.get(name, sys.float_info.max)
+            if type(value) not in (int, float) or not 0 <= value <= limit:
+                raise ValueError(f"release: {name}={str(value)[:80]} must be from 0 to {limit:g}")
         check_budget(self.epsilon, self.delta)
         sensitivity(1, self.neighbors)
         if self.mechanism not in get_args(Mechanism) or self.n not in get_args(Size):
@@ -123,20 +121,16 @@ class Release:
         >>> noise_for(10, 1.0, 0.0, "replace").claim()
         'epsilon=1 for replacing one record; public: the exact number of records; laplace noise'
         """
-        budget, noise = self.budget(), noise or f"{self.mechanism} noise"
-        merged = f", {self.parts} sketches merged" if self.parts > 1 else ""
-        if self.neighbors == "replace":
-            what = f"{budget} for replacing one record"
-        elif self.n == "private":
-            what = f"{budget} for adding or removing one record"
-        else:
-            what = f"{budget} for adding or removing one record, in the counts alone"
-        public = "public: nothing else"
-        if self.n == "public":
-            public = "public: the exact number of records"
-            if self.neighbors == "add-remove":
+        what, public = "replacing one record", "the exact number of records"
+        if self.neighbors == "add-remove":
+            what = "adding or removing one record"
+            if self.n == "public":
+                what += ", in the counts alone"
                 public += " (so in all: twice the epsilon, for replacing one record)"
-        return f"{what}; {public}; {noise}{merged}"
+        public = public if self.n == "public" else "nothing else"
+        merged = f", {self.parts} sketches merged" if self.parts > 1 else ""
+        noise = noise or f"{self.mechanism} noise"
+        return f"{self.budget()} for {what}; public: {public}; {noise}{merged}"
 
     def spec(self) -> dict[str, Any]:
         """Return the release as plain values for a header."""
@@ -204,12 +198,10 @@ def release(
     rng : Generator, optional
         A seeded source, for tests and simulations only. Default: the operating system's.
     """
-    if n not in ("public", "private"):
+    if n not in get_args(Size):
         raise ValueError(f"n={n!r} is neither 'public' nor 'private'")
-    rows = len(counts)
-    made = noise_for(rows, epsilon, delta, neighbors)
-    cells = sensitivity(rows, neighbors)
-    source = words(rng)
+    made = noise_for(len(counts), epsilon, delta, neighbors)
+    cells, source = sensitivity(len(counts), neighbors), words(rng)
     if made.mechanism == "laplace":
         drawn = discrete_laplace(source, counts.size, *laplace_scale(cells, epsilon))
     else:
