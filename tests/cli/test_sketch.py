@@ -477,8 +477,8 @@ def test_mistakes_with_sketches(pair, tmp_path, capsys):
         line = fails(capsys, *command, "a.sketch", "other.sketch")
         assert "a.sketch and other.sketch are unlike: hash seed: 0 is not 9" in line
     assert "given twice" in fails(capsys, "distance", "a.sketch", "a.sketch")
-    assert "tvd-lower" in fails(
-        capsys, "distance", "a.sketch", "b.sketch", "--kind", "tvd-lower", "--debias"
+    assert "mmd" in fails(
+        capsys, "distance", "a.sketch", "b.sketch", "--kind", "mmd", "--no-debias"
     )
     assert "no standard error" in fails(
         capsys, "distance", "a.sketch", "b.sketch", "--kind", "row-l2", "--errors"

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcohort.exceptions import IncompatibleSketches
 from fedcohort.signals.forms import sketch_dtype
 from fedcohort.sketch.distances import (
     distance,
     distance_matrix,
-    distances_to,
     distances_to_global,
     gram,
 )
@@ -51,8 +49,8 @@ def test_debiased_square_has_the_exact_expectation(n, m):
     for a, pa in all_samples(P, n):
         for b, pb in all_samples(Q, m):
             two = readings(a, b)
-            mmd += pa * pb * distances_to(two[:1], two[1:], "mmd")[0]
-            raw += pa * pb * distances_to(two[:1], two[1:], debias=False)[0] ** 2
+            mmd += pa * pb * distance_matrix(two, "mmd")[0, 1]
+            raw += pa * pb * distance_matrix(two, debias=False)[0, 1] ** 2
     assert mmd == pytest.approx(true_square(P, Q) / 2)
     assert raw > true_square(P, Q) + 0.1  # what debiasing removes is not small
 
@@ -67,7 +65,7 @@ def test_noise_energy_has_the_exact_expectation():
             counts = two["counts"][0].copy()
             for pattern in product((-1, 1), repeat=6):
                 two["counts"][0] = counts + np.reshape(pattern, (2, 3))
-                total += pa * pb / 64 * distances_to(two[:1], two[1:], "mmd")[0]
+                total += pa * pb / 64 * distance_matrix(two, "mmd")[0, 1]
     assert total == pytest.approx(true_square(P, Q) / 2)
 
 
@@ -138,7 +136,6 @@ def test_all_ways_to_a_distance_agree(kind, monkeypatch):
     plain = {"kind": kind, "debias": False}
     for clients_given in (made, stacked):
         np.testing.assert_allclose(distance_matrix(clients_given, **plain), expected, atol=1e-12)
-    np.testing.assert_allclose(distances_to(stacked, stacked[1], **plain), expected[1], atol=1e-12)
     assert distance(made[0], made[1], **plain) == pytest.approx(expected[0][1])
     mean = np.mean([s.normalized() for s in made], axis=0)
     for center, target in (("pooled", pooled(made).normalized()), ("mean", mean)):
@@ -226,8 +223,6 @@ def test_what_cannot_be_had_is_refused():
     made = clients((5, 6))
     with pytest.raises(ValueError, match="unknown kind"):
         distance_matrix(made, "euclid")
-    with pytest.raises(ValueError, match="tvd-lower"):
-        distance_matrix(made, "tvd-lower", debias=True)
     with pytest.raises(ValueError, match="mmd"):
         distance_matrix(made, "mmd", debias=False)
     with pytest.raises(ValueError, match="unknown center"):
@@ -236,11 +231,6 @@ def test_what_cannot_be_had_is_refused():
         distance_matrix([])
     with pytest.raises(ValueError, match="empty"):
         distances_to_global(clients((0, 0)))
-    other = RaceSketch.srp(dim=6, rows=5, bits=3, seed=2)
-    with pytest.raises(IncompatibleSketches, match="rows"):
-        distances_to(made, other)
-    with pytest.raises(IncompatibleSketches, match="5 x 8"):
-        distances_to(np.stack([s.reading() for s in made]), other.reading())
 
 
 def test_noise_is_removed_too():

@@ -56,13 +56,9 @@ def distance(
         ),
     ] = Kind.frobenius,
     debias: Annotated[
-        bool | None,
-        typer.Option(
-            "--debias/--no-debias",
-            help="Remove what is only sample size and noise [removed].",
-            show_default=False,
-        ),
-    ] = None,
+        bool,
+        typer.Option("--debias/--no-debias", help="Remove what is only sample size and noise."),
+    ] = True,
     errors: Annotated[
         bool, typer.Option("--errors", help="With standard errors (frobenius, mmd).")
     ] = False,

@@ -68,7 +68,8 @@ class Release:
         for name in ("epsilon", "delta", "variance", "fourth", "rho"):
             value = getattr(self, name)
             limit = MAX_MOMENTS.get(name, sys.float_info.max)
-            if type(value) not in (int, float) or not 0 <= value <= limit:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not 0 <= value <= limit:
                 raise ValueError(f"release: {name}={str(value)[:80]} must be from 0 to {limit:g}")
         check_budget(self.epsilon, self.delta)
         sensitivity(1, self.neighbors)

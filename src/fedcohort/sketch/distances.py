@@ -30,8 +30,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.exceptions import IncompatibleSketches
-
 if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
 
@@ -105,10 +103,16 @@ class Stack:
 
     def error_variance(self) -> Floats:
         """Return the error variance of each client, NaN if n < 2."""
-        squares = np.zeros(len(self))
-        for _, q in self.chunks():
-            squares += np.einsum("irb,irb->i", q, q)
+        squares = self.squares_to(np.zeros((self.rows, self.buckets)))
         return error_variance(squares, self.n, self.noise, self.rows, self.buckets)
+
+    def squares_to(self, center: Floats) -> Floats:
+        """Return each client's squared Frobenius distance to a center (rows, buckets)."""
+        total = np.zeros(len(self))
+        for rows, q in self.chunks():
+            q -= center[rows]
+            total += np.einsum("irb,irb->i", q, q)
+        return total
 
     def weights(self, center: str) -> Floats:
         """Return what each client weighs in the global sketch; nothing without data."""
@@ -130,22 +134,18 @@ class Stack:
         return out
 
 
-def distance(
-    a: RaceSketch, b: RaceSketch, kind: Kind = "frobenius", debias: bool | None = None
-) -> float:
+def distance(a: RaceSketch, b: RaceSketch, kind: Kind = "frobenius", debias: bool = True) -> float:
     """Distance between two sketches, normalized; kinds and `debias` as in `distance_matrix`.
 
     ValueError if a sketch is empty, or too small to be debiased.
     """
-    value = float(distances_to([a], b, kind, debias)[0])
+    value = float(distance_matrix([a, b], kind, debias)[0, 1])
     if np.isnan(value):
         raise ValueError(f"no {kind} distance between sketches of n={a.n:g} and n={b.n:g} samples")
     return value
 
 
-def distance_matrix(
-    readings: Readings, kind: Kind = "frobenius", debias: bool | None = None
-) -> Floats:
+def distance_matrix(readings: Readings, kind: Kind = "frobenius", debias: bool = True) -> Floats:
     """Distance between every two clients, (N, N), with a zero diagonal.
 
     Parameters
@@ -154,8 +154,8 @@ def distance_matrix(
         Alike sketches.
     kind : {"frobenius", "row-l2", "mmd", "tvd-lower"}
         See the module. "frobenius" and "mmd" take one matrix product; the others go pair by pair.
-    debias : bool, optional
-        Whether to remove what is only sample size and noise, as is done by default.
+    debias : bool
+        Whether to remove what is only sample size and noise.
     """
     stack = Stack(readings)
     if should_debias(stack, kind, debias):
@@ -170,10 +170,7 @@ def distance_matrix(
 
 
 def distances_to_global(
-    readings: Readings,
-    center: Center = "pooled",
-    kind: Kind = "frobenius",
-    debias: bool | None = None,
+    readings: Readings, center: Center = "pooled", kind: Kind = "frobenius", debias: bool = True
 ) -> Floats:
     """Distance of every client to the global sketch, (N,).
 
@@ -187,36 +184,19 @@ def distances_to_global(
     """
     stack = Stack(readings)
     weights = stack.weights(center)
-    excess = None
+    goal = stack.mixture(weights)
     if should_debias(stack, kind, debias):
         error = stack.error_variance()
         excess = np.nansum(weights**2 * error) + (1 - 2 * weights) * error
-    return distances_to_center(stack, stack.mixture(weights), kind, excess)
-
-
-def distances_to(
-    readings: Readings,
-    other: NDArray[Any] | np.void | RaceSketch,
-    kind: Kind = "frobenius",
-    debias: bool | None = None,
-) -> Floats:
-    """Distance of every client to one other sketch of other data, (N,)."""
-    stack = Stack(readings)
-    if isinstance(other, (np.ndarray, np.void)):
-        single = Stack(np.asarray(other))
-    else:
-        single = Stack([other])
-        if not isinstance(readings, np.ndarray):
-            readings[0].check_alike(other)
-    if (stack.rows, stack.buckets) != (single.rows, single.buckets):
-        raise IncompatibleSketches(
-            f"a sketch of {single.rows} x {single.buckets} cannot be compared with one of "
-            f"{stack.rows} x {stack.buckets}"
-        )
-    excess = None
-    if should_debias(stack, kind, debias) and should_debias(single, kind, debias):
-        excess = stack.error_variance() + single.error_variance()
-    return distances_to_center(stack, single.mixture(np.ones(1)), kind, excess)
+        return _in_kind(stack, stack.squares_to(goal) - excess, kind)
+    if kind == "frobenius":
+        return np.asarray(np.sqrt(stack.squares_to(goal)))
+    total = np.zeros(len(stack))
+    for rows, q in stack.chunks():
+        q -= goal[rows]
+        size = np.abs(q) / 2 if kind == "tvd-lower" else np.linalg.norm(q, axis=2, keepdims=True)
+        total += size.sum(axis=(1, 2))
+    return np.asarray(total / stack.rows)
 
 
 def squares_to(stack: Stack, errors: Floats, other: RaceSketch) -> Floats:
@@ -224,10 +204,7 @@ def squares_to(stack: Stack, errors: Floats, other: RaceSketch) -> Floats:
 
     `errors` are the error variances of the clients, for callers that need them more than once.
     """
-    single = Stack([other])
-    excess = errors + single.error_variance()
-    center = single.mixture(np.ones(1))
-    return np.asarray(distances_to_center(stack, center, "mmd", excess) * stack.rows)
+    return stack.squares_to(other.normalized()) - errors - Stack([other]).error_variance()
 
 
 def gram(readings: Readings, debias: bool = True) -> Floats:
@@ -244,17 +221,15 @@ def gram(readings: Readings, debias: bool = True) -> Floats:
     return out
 
 
-def should_debias(stack: Stack, kind: Kind, debias: bool | None) -> bool:
-    """Say whether to debias; ValueError for a kind that does not support it."""
+def should_debias(stack: Stack, kind: Kind, debias: bool) -> bool:
+    """Say whether to debias; ValueError for a kind that is not known or not supported."""
     if kind not in get_args(Kind):
         raise ValueError(f"unknown kind {kind!r}; use one of {', '.join(get_args(Kind))}")
-    noisy = bool((stack.noise > 0).any())
-    if kind == "tvd-lower" and (debias or noisy):
-        why = "noise breaks the bound" if noisy else "it does not support debiasing"
-        raise ValueError(f"tvd-lower: {why}; use kind='frobenius' or 'mmd'")
-    if kind == "mmd" and debias is False:
+    if kind == "tvd-lower" and (stack.noise > 0).any():
+        raise ValueError("tvd-lower: noise breaks the bound; see sketch.variation, or use 'mmd'")
+    if kind == "mmd" and not debias:
         raise ValueError("mmd is debiased by definition; use kind='frobenius' for the raw distance")
-    return kind != "tvd-lower" and debias is not False
+    return kind != "tvd-lower" and debias
 
 
 def _in_kind(stack: Stack, squares: Floats, kind: Kind) -> Floats:
@@ -264,33 +239,6 @@ def _in_kind(stack: Stack, squares: Floats, kind: Kind) -> Floats:
     else:
         out = np.sqrt(np.maximum(squares, 0) / (stack.rows if kind == "row-l2" else 1))
     return out
-
-
-def distances_to_center(
-    stack: Stack,
-    center: Floats,
-    kind: Kind,
-    excess: Floats | None = None,
-    least: Floats | float = 0.0,
-) -> Floats:
-    """Distance of every client to a center (rows, buckets).
-
-    `excess` is the error variance to remove from each squared Frobenius distance, None for none.
-    With `least`, a squared distance below it counts as this much.
-    """
-    total = np.zeros(len(stack))
-    for rows, q in stack.chunks():
-        gap = np.subtract(q, center[rows], out=q)
-        if excess is None and kind == "tvd-lower":
-            total += np.abs(gap).sum(axis=(1, 2)) / 2
-        elif excess is None and kind == "row-l2":
-            total += np.sqrt((gap**2).sum(axis=2)).sum(axis=1)
-        else:
-            total += np.einsum("irb,irb->i", gap, gap)
-    if excess is not None:
-        squares = total - excess
-        return _in_kind(stack, squares if kind == "mmd" else np.maximum(squares, least), kind)
-    return np.sqrt(total) if kind == "frobenius" else total / stack.rows
 
 
 def _products(stack: Stack, centered: bool) -> Floats:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from numbers import Real
 from typing import Any, Literal
@@ -28,7 +28,7 @@ class Transform:
     Parameters
     ----------
     embedding : str, optional
-        Name of a function of the user's. Only the name is stored.
+        Name of a function of the user's; a file holds the name alone.
     function : callable, optional
         The function itself: maps raw samples, one at a time, to an array (1, dim).
     batched : bool
@@ -36,15 +36,13 @@ class Transform:
         then depend on its neighbors in the batch (rounding, batch norm), so that such sketches
         cannot be made private.
     center, scale : float or sequence of float
-        Public constants: x becomes (x - center) / scale. Centering sharpens sign projections,
-        which see angles only: vectors with positive entries all point the same way.
+        Public constants: x becomes (x - center) / scale. Sign projections see angles only, and
+        vectors with positive entries all point the same way unless they are centered.
     unit : bool
         Divide each vector by its length; the zero vector stays.
-    classes : int
-        With labels: how many there are. `classes` columns are num_label_columns to x.
-    label_weight : float
-        What stands in the column of the sample's label; 1 gives the label as much weight as a
-        vector of unit length.
+    classes, label_weight : int, float
+        With labels: how many there are, each a column appended to x, and what stands in the column
+        of the sample's label; 1 gives it as much weight as a vector of unit length.
 
     Examples
     --------
@@ -67,19 +65,18 @@ class Transform:
             raise ValueError(f"transform: embedding={self.embedding!r} must be a name")
         if (self.function is not None or self.batched) and self.embedding is None:
             raise ValueError("transform: name the embedding function: embedding='...'")
-        object.__setattr__(self, "center", _constant("center", self.center))
-        object.__setattr__(self, "scale", _constant("scale", self.scale))
-        scales = self.scale if isinstance(self.scale, tuple) else (self.scale,)
-        if not all(scale > 0 for scale in scales):
+        for name in ("center", "scale"):
+            object.__setattr__(self, name, _constant(name, getattr(self, name)))
+        if not np.all(np.asarray(self.scale) > 0):
             raise ValueError("transform: scale must be above 0")
-        self._check_labels()
-
-    def _check_labels(self) -> None:
-        whole = isinstance(self.classes, int) and not isinstance(self.classes, bool)
-        if not whole or not 0 <= self.classes <= 1 << 16 or not isinstance(self.unit, bool):
-            raise ValueError(f"transform: classes={self.classes!r} or unit={self.unit!r} is wrong")
+        if type(self.classes) is not int or not 0 <= self.classes <= 1 << 16:
+            raise ValueError(f"transform: classes={self.classes!r} must be a number of labels")
+        if not isinstance(self.unit, bool) or not isinstance(self.batched, bool):
+            raise ValueError(
+                f"transform: unit={self.unit!r}, batched={self.batched!r}: true, false"
+            )
         weight = self.label_weight
-        if not isinstance(weight, Real) or not (0 <= weight < np.inf):
+        if not isinstance(weight, Real) or not 0 <= weight < np.inf:
             raise ValueError(f"transform: label_weight={weight!r} must be a number, 0 or more")
         object.__setattr__(self, "label_weight", float(weight))
         if (weight > 0) != (self.classes > 0):
@@ -138,9 +135,9 @@ class Transform:
     def spec(self) -> dict[str, Any]:
         """Return what the header states: only what differs from doing nothing."""
         plain = Transform()
-        names = ("embedding", "batched", "center", "scale", "unit", "classes", "label_weight")
-        stated = {n: getattr(self, n) for n in names if getattr(self, n) != getattr(plain, n)}
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in stated.items()}
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
+        spec = {k: v for k, v in named.items() if v != getattr(plain, k)}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in spec.items()}
 
 
 @dataclass(frozen=True)
@@ -191,11 +188,7 @@ class Tokenizer:
 
     def spec(self) -> dict[str, Any]:
         """Return what the header states."""
-        return {
-            "analyzer": self.analyzer,
-            "ngrams": list(self.ngrams),
-            "lowercase": self.lowercase,
-        }
+        return asdict(self) | {"ngrams": list(self.ngrams)}
 
 
 def transform_from(
