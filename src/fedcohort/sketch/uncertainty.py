@@ -189,8 +189,8 @@ def errors_to_global(sketches: Sequence[RaceSketch]) -> Floats:
     for i, s in enumerate(sketches):
         rest.counts, rest.n = counts - s.counts, n - s.n
         if some is not None:
-            left = (max(float(m.sum() - m[i]), 0.0) for m in (noise, fourth))
-            rest.release = replace(some, **dict(zip(("variance", "fourth"), left, strict=True)))
+            left = [max(float(m.sum() - m[i]), 0.0) for m in (noise, fourth)]
+            rest.release = replace(some, variance=left[0], fourth=left[1])
         usual = 2 * trace * (s.rows * (1 / s.n + 1 / rest.n)) ** 2
         by_noise, by_sampling = variances(s, [rest])
         squared = by_noise[0] + max(by_sampling[0], usual)
