@@ -71,6 +71,11 @@ NOTES = {
         "trained once, and help little where clients hold several labels.",
         "https://arxiv.org/abs/2105.05883",
     ),
+    "dc-fedavg": Notes(
+        "Most of the cohort is random, so that little is gained; label counts are sensitive and are "
+        "believed, and large clients dominate the pooled counts.",
+        "https://arxiv.org/abs/2509.20877",
+    ),
     "delta": Notes(
         "It compares last updates, which are old for clients that rarely train. The weights that "
         "keep it unbiased add variance in small cohorts.",
@@ -105,6 +110,11 @@ NOTES = {
         "places per cluster are uneven places per client.",
         "https://arxiv.org/abs/2308.03901",
     ),
+    "haccs": Notes(
+        "The fastest member of a cluster trains again and again, so that the others' data are "
+        "learned less. Strong privacy scatters histograms, and then every client is alone.",
+        "https://doi.org/10.1109/IPDPS53621.2022.00100",
+    ),
     "hics-fl": Notes(
         "It reads label balance from updates of the output biases, which are noisy for small "
         "clients and missing in models without biases. With two labels per client all look alike.",
@@ -118,7 +128,6 @@ NOTES = {
     "label-match": Notes(
         "Label counts are sensitive and are believed, and features that differ are not seen. "
         "Clients that complete cohorts best train most, so that the others' data are learned less.",
-        "https://arxiv.org/abs/2509.20877",
     ),
     "oort": Notes(
         "High losses and speed are preferred. With one or two labels per client these are the same "
@@ -135,6 +144,11 @@ NOTES = {
         "these are few and always the same.",
         "https://openreview.net/forum?id=KMxRQO7P98",
     ),
+    "refl": Notes(
+        "It knows nothing about data. Where all clients are always there, it is random selection "
+        "with a rest.",
+        "https://arxiv.org/abs/2111.01108",
+    ),
     "sketch-match": Notes(
         "Where clients are alike there is nothing to gain: cohorts are then random. Very small "
         "clients with strong privacy are mostly noise; they are shrunk toward the federation. A "
@@ -145,6 +159,11 @@ NOTES = {
         "clusters that are labels, so it helps only with about one label per client.",
         "https://research.ibm.com/publications/sketch-to-skip-and-select-communication-efficient-"
         "federated-learning-using-locality-sensitive-hashing",
+    ),
+    "tifl": Notes(
+        "A tier of one speed need not look like the federation. Slow tiers keep their credits "
+        "longest, and rounds become long in the end.",
+        "https://arxiv.org/abs/2001.09249",
     ),
     "uniform": Notes(
         "Cohorts of clients with few labels miss labels by chance, and the model forgets them.",
@@ -318,7 +337,19 @@ def _reference(kind: type) -> str:
 
 def _policy_index() -> str:
     rows = [f"| [{name}](policies/{name}.md) | {POLICIES[name].when} |" for name in POLICIES]
-    return "\n".join(["# All policies", "", "| policy | use it when |", "|---|---|", *rows]) + "\n"
+    text = ["# All policies", "", "| policy | use it when |", "|---|---|", *rows, ""]
+    text += ["## Where each comes from, and how it was checked", ""]
+    text += ["| policy | source | checked |", "|---|---|---|"]
+    for name in POLICIES:
+        source, checked = (_line(POLICIES[name], key) for key in ("Source", "Checked"))
+        text.append(f"| [{name}](policies/{name}.md) | {source} | {checked} |")
+    return "\n".join(text) + "\n"
+
+
+def _line(kind: type, key: str) -> str:
+    """Return what a docstring's Notes state in the line ``key: ...``."""
+    match = re.search(rf"^{key}: (.+?)\.$", inspect.getdoc(kind) or "", re.M | re.S)
+    return " ".join(match[1].split()).replace("``", "`") if match else ""
 
 
 def _config() -> Iterator[str]:

@@ -143,6 +143,9 @@ def test_names_are_kebab_case_and_say_when(name):
     assert name == name.lower().replace("_", "-")
     assert POLICIES[name].name == name
     assert POLICIES[name].when
+    lines = [line.strip() for line in POLICIES[name].__doc__.splitlines()]
+    for key in ("Source:", "Checked:"):  # the page of all policies shows them
+        assert any(line.startswith(key) for line in lines)
 
 
 CONFIGURABLE = {**POLICIES, **GATES}
