@@ -1,14 +1,18 @@
 """What liars get: places under every policy and uploads under every gate, by the best attack.
 
     python benchmarks/forgery.py --out benchmarks/results/forgery.json
-    python benchmarks/forgery.py --seeds 5 --accuracy 60 --jobs 12 --out forgery.json
+    python benchmarks/forgery.py --policies hics-fl oort --jobs 2 --out some.json
 
 No model is trained: honest clients report readings of a made-up federation (sketches of 20 kinds of
 clients, sizes, losses that fall over time and with participation), liars report what an attack
-says. Attacks are constant lies, tried for every policy that reads the signal; the largest share of
-places counts. Readings outside a signal's declared range are dropped by the session, so lies stay
-inside it. The fair share of one liar is cohort / clients = .05 of a cohort each round, which is .01
-of all places; a share of 1 means a place in every cohort. `bounded` is `Bounded(policy)`.
+says. The search is systematic: an attack is one lie (or the truth) for each signal that the policy
+reads, all products of them are tried with one seed for 60 rounds, and the best 4 are played for all
+rounds with all seeds; the worst of these is published. Lies are constants, multiples, silence,
+false amounts of noise or records, outliers, and readings like the average or like the rarest
+client. Readings outside a signal's declared range are dropped by the session, so lies stay inside
+it. The fair share of one liar is cohort / clients = .05 of a cohort each round; a share of 1 means
+a place in every cohort. `bounded` is `Bounded(policy)`; `renamed` are liars who come back under a
+new name each round.
 
 Clients that fail: ten of the clients do not finish, in any round or in the first quarter of the
 rounds. Their mean share of cohorts over all rounds and in the second half, beside that of the same
@@ -29,6 +33,7 @@ import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import product
 from multiprocessing import get_context
 
 import numpy as np
@@ -93,15 +98,31 @@ class Federation:
         return empty
 
 
-def scaled(factor):
-    return lambda value, honest, rng: np.asarray(value * factor, value.dtype)
-
-
 def constant(number):
-    return lambda value, honest, rng: np.asarray(number, value.dtype)
+    return lambda value, others, rng: np.full_like(value, number)
 
 
-def far_sketch(value, honest, rng):
+def scaled(factor):
+    return lambda value, others, rng: np.asarray(value * factor, value.dtype)
+
+
+def average(value, others, rng):
+    """What the others report on average."""
+    if value.dtype.names is None:
+        return np.mean(others, axis=0).astype(value.dtype)
+    out, shares = value.copy(), np.mean([o["counts"] / o["n"] for o in others], axis=0)
+    out["n"], out["noise"], out["counts"] = 400, 0, np.rint(400 * shares)
+    return out
+
+
+def rarest(value, others, rng):
+    """What the client farthest from the average reports."""
+    rows = [o["counts"] / o["n"] if value.dtype.names else np.asarray(o, float) for o in others]
+    gaps = [np.linalg.norm(row - np.mean(rows, axis=0)) for row in rows]
+    return others[int(np.argmax(gaps))].astype(value.dtype)
+
+
+def far_sketch(value, others, rng):
     """All records in one random bucket per row: as far from everybody as a sketch can be."""
     out = value.copy()
     counts = np.zeros_like(out["counts"])
@@ -110,53 +131,52 @@ def far_sketch(value, honest, rng):
     return out
 
 
-def noisy_sketch(value, honest, rng):
+def noisy_sketch(value, others, rng):
     """An honest sketch that claims much noise."""
     out = value.copy()
     out["noise"] = 1e4
     return out
 
 
-def big_sketch(value, honest, rng):
+def big_sketch(value, others, rng):
     """An honest sketch that claims many records."""
-    out = value.copy()
-    wide = np.zeros((), [("n", "f8"), ("noise", "f8"), ("counts", "i8", out["counts"].shape)])
-    wide["n"], wide["counts"] = float(out["n"]) * 1e6, out["counts"].astype(np.int64) * 10**6
+    wide = np.zeros((), [("n", "f8"), ("noise", "f8"), ("counts", "i8", value["counts"].shape)])
+    wide["n"], wide["counts"] = float(value["n"]) * 1e6, value["counts"].astype(np.int64) * 10**6
     return wide
 
 
-def silent(value, honest, rng):
+def outlier(length):
+    return lambda value, others, rng: (length * rng.normal(size=value.shape)).astype(value.dtype)
+
+
+def changing(value, others, rng):
+    """Another plausible number each time."""
+    return np.asarray(rng.uniform(0.1, 10) * value, value.dtype)
+
+
+def silent(value, others, rng):
     return None
 
 
-#: Lies by signal.
-ATTACKS = {
-    "loss": {
-        "huge": constant(1e6),
-        "ten times": scaled(10.0),
-        "zero": constant(1e-9),
-        "none": silent,
-    },
-    "loss_rms": {"huge": constant(1e6), "ten times": scaled(10.0), "none": silent},
-    "duration": {"fast": constant(1e-6), "none": silent},
-    "num_examples": {"2^40": constant(2**40), "2^20": constant(2**20), "one": constant(1)},
-    "race_sketch": {"far": far_sketch, "noisy": noisy_sketch, "big": big_sketch, "none": silent},
-    "update_distance": {"zero": constant(0.0), "huge": constant(1e6), "none": silent},
-}
-ATTACKS["label_histogram"] = {
-    "even": lambda value, honest, rng: np.full_like(value, 50),
-    "even, many": lambda value, honest, rng: np.full_like(value, 10**6),
-    "one label": lambda value, honest, rng: np.where(np.arange(len(value)) == 9, 300, 0),
-    "one record": lambda value, honest, rng: np.where(np.arange(len(value)) == 9, 1, 0),
+#: Lies by signal; the truth is tried with each of them.
+SIZES = {"2^40": constant(2**40), "one": constant(1), "none": silent}
+NUMBERS = {"huge": constant(1e6), "ten times": scaled(10.0), "tiny": constant(1e-9)}
+NUMBERS |= {"average": average, "random": changing, "none": silent}
+ROWS = {"outlier": outlier(30), "huge": outlier(1e6), "zero": constant(0.0), "tiny": scaled(1e-6)}
+ROWS |= {"average": average, "rarest": rarest, "none": silent}
+LIES = {"num_examples": SIZES, "duration": {"fast": constant(1e-6), "none": silent}}
+LIES |= dict.fromkeys(("loss", "loss_rms", "update_distance", "gradient_spread"), NUMBERS)
+LIES |= dict.fromkeys(VECTORS, ROWS)
+LIES["race_sketch"] = {"far": far_sketch, "noisy": noisy_sketch, "big": big_sketch}
+LIES["race_sketch"] |= {"average": average, "rarest": rarest, "none": silent}
+LIES["label_histogram"] = {
+    "even": constant(50),
+    "even, many": constant(10**6),
+    "one record": lambda value, others, rng: (np.arange(len(value)) == 9).astype(value.dtype),
+    "average": average,
+    "rarest": rarest,
     "none": silent,
 }
-for vector in VECTORS:
-    ATTACKS[vector] = {
-        "outlier": lambda value, honest, rng: (rng.normal(size=value.shape) * 30).astype("f4"),
-        "huge": lambda value, honest, rng: (rng.normal(size=value.shape) * 1e6).astype("f4"),
-        "zero": constant(0.0),
-        "none": silent,
-    }
 
 
 def needed(policy):
@@ -164,7 +184,20 @@ def needed(policy):
     return sorted({*needs.profile, *needs.query, *needs.reply})
 
 
-def share(make, liars, signal, lie, *, rounds, seed, failing=0, first=0):
+def attacks(policy):
+    """Every product of one lie or the truth per signal, by name; the truth alone is not among."""
+    choices = [
+        [("", None), *((f"{signal}: {name}", (signal, lie)) for name, lie in LIES[signal].items())]
+        for signal in needed(policy)
+        if signal in LIES
+    ]
+    for parts in product(*choices):
+        lies = dict(pair for _, pair in parts if pair)
+        if lies:
+            yield ", ".join(name for name, _ in parts if name), lies
+
+
+def share(make, liars, lies, *, rounds, seed, failing=0, first=0, renamed=False):
     """Return the liars' places, per liar and cohort, from round `first` on.
 
     In the first `failing` rounds they do not finish.
@@ -173,25 +206,33 @@ def share(make, liars, signal, lie, *, rounds, seed, failing=0, first=0):
     federation = Federation(policy.signal_options, seed)
     session = Session(policy, cohort_size=COHORT, seed=seed)
     lying = set(federation.ids[7 : 7 + liars])
+    others = federation.ids[30:60]
+    honest = {}
 
     def answer(name, client):
-        value = federation.reading(name, client, session.round_number)
-        if client in lying and name == signal:
-            return lie(value, federation, stream(seed, "lie", client))
+        origin = client.split("'")[0]
+        value = federation.reading(name, origin, session.round_number)
+        if origin in lying and name in lies:
+            if (name, session.round_number) not in honest:
+                honest[name, session.round_number] = [
+                    federation.reading(name, c, session.round_number) for c in others
+                ]
+            known = honest[name, session.round_number]
+            when = () if value.ndim or value.dtype.names else (session.round_number,)
+            return lies[name](value, known, stream(seed, "lie", origin, *when))
         return value
 
     got = 0
-    for _ in range(rounds):
+    for number in range(rounds):
+        fresh = {c: f"{c}'{number}" if renamed and c in lying else c for c in federation.ids}
         cohort = session.begin(
-            federation.ids, lambda name, clients: {c: answer(name, c) for c in clients}
+            list(fresh.values()), lambda name, clients: {c: answer(name, c) for c in clients}
         ).clients
-        got += len(lying & set(cohort)) if session.round_number >= first else 0
-        failed = lying if session.round_number < failing else set()
-        finished = [c for c in cohort if c not in failed]
-        federation.trained.update(finished)
-        replies = {
-            name: {c: answer(name, c) for c in finished} for name in session.policy.needs.reply
-        }
+        present = {fresh[c] for c in lying}
+        got += len(present & set(cohort)) if number >= first else 0
+        finished = [c for c in cohort if not (c in present and number < failing)]
+        federation.trained.update(c.split("'")[0] for c in finished)
+        replies = {name: {c: answer(name, c) for c in finished} for name in policy.needs.reply}
         session.finish(replies, finished)
     return got / (rounds - first) / min(liars, COHORT)
 
@@ -200,9 +241,7 @@ def measure_failing(name, rounds, seeds):
     """Return the mean share of cohorts of ten clients that fail, always or for a while."""
 
     def mean(**how):
-        shares = [
-            share(POLICIES[name], 10, None, None, rounds=rounds, seed=s, **how) for s in seeds
-        ]
+        shares = [share(POLICIES[name], 10, {}, rounds=rounds, seed=s, **how) for s in seeds]
         return float(np.mean(shares)) * COHORT / 10
 
     half = rounds // 2
@@ -219,30 +258,42 @@ def measure_failing(name, rounds, seeds):
 
 
 def measure(name, rounds, seeds):
-    """Return the best attack on a policy, without and with bounds."""
+    """Return the best attack on a policy, without and with bounds, and under new names."""
     rows = []
-    for bounded in (False, True):
+    for liars, (bounded, renamed) in product((1, 10), product((False, True), repeat=2)):
         make = POLICIES[name] if not bounded else lambda: Bounded(POLICIES[name]())
-        for liars in (1, 10):
-            found = {}
-            for signal in needed(POLICIES[name]()):
-                for attack, lie in ATTACKS.get(signal, {}).items():
-                    shares = [share(make, liars, signal, lie, rounds=rounds, seed=s) for s in seeds]
-                    found[f"{signal}: {attack}"] = float(np.mean(shares))
-            honest = [share(make, liars, None, None, rounds=rounds, seed=s) for s in seeds]
-            found["honest"] = float(np.mean(honest))
-            best = max(found, key=found.get)
-            rows.append(
-                {
-                    "policy": name,
-                    "bounded": bounded,
-                    "liars": liars,
-                    "best attack": best,
-                    "share": found[best],
-                    "fair share": liars * COHORT / CLIENTS / min(liars, COHORT),
-                    "attacks": found,
-                }
+        how = {"renamed": renamed}
+        tried = dict(attacks(POLICIES[name]()))
+        screened = {
+            attack: share(make, liars, lies, rounds=60, seed=seeds[0], **how)
+            for attack, lies in tried.items()
+        }
+        best = sorted(screened, key=screened.get)[-4:]
+        shares = {
+            attack: float(
+                np.mean(
+                    [
+                        share(make, liars, tried.get(attack, {}), rounds=rounds, seed=s, **how)
+                        for s in seeds
+                    ]
+                )
             )
+            for attack in (*best, "honest")
+        }
+        worst = max(shares, key=shares.get)
+        rows.append(
+            {
+                "policy": name,
+                "bounded": bounded,
+                "renamed": renamed,
+                "liars": liars,
+                "tried": len(tried),
+                "best attack": worst,
+                "share": shares[worst],
+                "fair share": liars * COHORT / CLIENTS / min(liars, COHORT),
+                "attacks": shares,
+            }
+        )
     return rows
 
 

@@ -91,20 +91,25 @@ def share_text(value):
     return "1.00" if value >= 0.995 else f"{value:.2f}"[1:]
 
 
-def forgery(file):
-    """Places of liars by policy, without and with bounds."""
-    held = result(file)
-    if held is None:
-        return NOT_RUN
-    found = {(r["policy"], r["bounded"], r["liars"]): r for r in held["result"]["rows"]}
+def forgery(*files):
+    """Places of liars by policy, without and with bounds; later files replace whole policies."""
+    by_policy = {}
+    for held in filter(None, map(result, files)):
+        for name in {row["policy"] for row in held["result"]["rows"]}:
+            by_policy[name] = {
+                (row["bounded"], row.get("renamed", False), row["liars"]): row
+                for row in held["result"]["rows"]
+                if row["policy"] == name
+            }
     lines = []
-    for name in sorted({name for name, _, _ in found}):
-        one, ten = found[name, False, 1], found[name, False, 10]
-        bounds = [share_text(found[name, True, liars]["share"]) for liars in (1, 10)]
-        shares = [share_text(one["share"]), one["best attack"], share_text(ten["share"])]
-        lines.append([name, *shares, *bounds])
+    for name, rows in sorted(by_policy.items()):
+        one = rows[False, False, 1]
+        cells = [(False, False, 10), (True, False, 1), (True, False, 10), (True, True, 1)]
+        shares = [share_text(rows[cell]["share"]) if cell in rows else "" for cell in cells]
+        lines.append([name, share_text(one["share"]), one["best attack"], *shares])
     header = ["policy", "one liar", "best lie", "ten liars", "one liar, bounded"]
-    return table([*header, "ten liars, bounded"], lines)
+    header += ["ten liars, bounded", "one liar, bounded, a new name each round"]
+    return table(header, lines) if lines else NOT_RUN
 
 
 def forgery_failing(file):
