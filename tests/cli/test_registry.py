@@ -100,7 +100,8 @@ def test_calibrate_stores_the_limit(warm, tmp_path, capsys):
 
 def test_check_finds_damage_and_removes_orphans(warm, tmp_path, capsys):
     assert invoke(["registry", "check", warm]) == 0
-    stray = tmp_path / "warm" / "models" / "incoming.0123456789abcdef"
+    stray = tmp_path / "warm" / "models" / "ab" / f"ab{'0' * 62}.safetensors"
+    stray.parent.mkdir()
     stray.write_text("half")
     capsys.readouterr()
     assert invoke(["registry", "check", warm]) == 1

@@ -15,7 +15,7 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.personalize import Registry, check, nearest, remove_orphans
 
 WRITER = """
-import os, signal, sys
+import os, signal, stat, sys
 import numpy as np
 from fedcohort.personalize import Registry
 from fedcohort.sketch.race import RaceSketch
@@ -36,7 +36,8 @@ def after(name, where):
 
 registry = Registry(path)
 if point == "while writing the model":
-    os.fsync = die
+    sync = os.fsync  # folders are synced before
+    os.fsync = lambda handle: die() if stat.S_ISREG(os.fstat(handle).st_mode) else sync(handle)
 elif point == "before the rename":
     os.replace = die
 elif point == "after the rename":

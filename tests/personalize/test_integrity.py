@@ -87,7 +87,9 @@ def test_counts_that_are_not_the_sketchs_are_found(two, change):
 
 
 def test_orphans_are_removed_and_foreign_files_stay(two):
-    stray = two.models.folder / "incoming.0123456789abcdef"
+    name = f".ab{'0' * 62}.safetensors.0123456789abcdef.fedcohort-tmp"  # of a killed writer
+    stray = two.models.folder / "ab" / name
+    stray.parent.mkdir()
     stray.write_bytes(b"half a model")
     forgotten = two.models.put({"w": np.full(3, 7.0)})
     letter = two.models.folder / "letter.txt"

@@ -53,13 +53,8 @@ def matching(gram: ArrayLike, squares: ArrayLike, error_variances: ArrayLike) ->
     w >= 0 that sum to one. A share RIDGE of the mixture's error variance, sum_i w_i^2 e_i, is left
     in, so that no single noisy sketch is trusted too much.
 
-    Parameters
-    ----------
-    gram : array (k, k)
-        Debiased inner products of the clients' sketches, summed over rows.
-    squares, error_variances : arrays (k,)
-        Debiased squared distances of the newcomer to the clients; what the clients' own sampling
-        and noise add to them.
+    `gram` (k, k) has the debiased inner products of the clients' sketches, `squares` (k,) the
+    debiased squared distances to the newcomer, `error_variances` (k,) what sampling and noise add.
 
     Examples
     --------
@@ -105,12 +100,8 @@ def mixture_square(gram: ArrayLike, squares: ArrayLike, weights: ArrayLike) -> f
 class Limit:
     """The largest distance that counts as near.
 
-    Parameters
-    ----------
-    squared : float
-        Squared distance that is near for every newcomer.
-    errors : float
-        A squared distance of at most this many of its own standard errors is also near.
+    A squared distance of at most `squared` is near, and one of at most `errors` of its own standard
+    errors.
 
     Examples
     --------
@@ -130,12 +121,8 @@ class Limit:
 def gains_limit(squares: ArrayLike, gains: ArrayLike) -> Limit:
     """Return the limit that would have served the warm clients best.
 
-    Parameters
-    ----------
-    squares : array (clients,)
-        Squared distance of each warm client to what it was recommended.
-    gains : array (clients,)
-        How much better that was than the global model, on the client's own data.
+    `squares` are the squared distances of warm clients to what they were recommended, `gains` how
+    much better that was than the global model, on each client's own data.
 
     Examples
     --------
@@ -222,17 +209,10 @@ def stored_limit(registry: Registry) -> Limit | None:
 class Advice:
     """What a newcomer should start from.
 
-    Parameters
-    ----------
-    strategy : str
-    neighbors : tuple of Neighbor
-        The nearest clients with a model, or, if no client has one, the nearest clients.
-    weights : dict
-        Weights of the clients whose models are averaged. Empty: start from the global model.
-    distance, squared : float
-        From the newcomer to that average of clients: debiased, as in `Neighbor`.
-    max_distance : float
-        The limit for this newcomer; infinite if there is none, 0 if no client can be near.
+    Models are averaged with `weights`; without any, start from the global model. `neighbors` are
+    the nearest clients with a model, or, if no client has one, the nearest. `distance` and
+    `squared` are those from the newcomer to that average, debiased as in `Neighbor`, and
+    `max_distance` is the limit for this newcomer.
     """
 
     strategy: str

@@ -1,8 +1,7 @@
 """Models as named arrays: stored in files named by their content, compared and averaged.
 
-A file is in the safetensors format and named by the SHA-256 of its content. It is written under a
-temporary name and renamed when complete, so a file that exists under its name is complete, and two
-clients with the same model share one file. Paths are made of hashes only, never of client ids.
+A file is in the safetensors format and named by the SHA-256 of its content, so two clients with the
+same model share one. Paths are made of hashes only, never of client ids.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,15 +18,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.rounds import ClientId
-from fedcohort.storage import sync_folder
+from fedcohort.storage import SUFFIX as TEMPORARY
+from fedcohort.storage import sync_folder, write_atomically
 
 Arrays = Mapping[str, NDArray[Any]]
 Model = Mapping[str, ArrayLike] | str | os.PathLike[str]
 Shapes = dict[str, list[int]]
 SUFFIX = ".safetensors"
-BLOCK = 1 << 20
 _DIGEST = re.compile("[0-9a-f]{64}")
-_OURS = re.compile(r"incoming\.[0-9a-f]{16}|([0-9a-f]{2})/\1[0-9a-f]{62}\.safetensors")
+_MODEL = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}\.safetensors")
+_LEFTOVER = re.compile(
+    rf"([0-9a-f]{{2}})/\.\1[0-9a-f]{{62}}\.safetensors\.[0-9a-f]{{16}}{TEMPORARY}"
+)
 
 
 class ModelFiles:
@@ -39,15 +39,6 @@ class ModelFiles:
     ----------
     folder : Path
         Holds ``ab/abcd....safetensors``, named by the SHA-256 of the file.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     files = ModelFiles(Path(folder))
-    ...     digest = files.put({"w": np.arange(3.0)})
-    ...     len(digest), files.load(digest)
-    (64, {'w': array([0., 1., 2.])})
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,28 +54,17 @@ class ModelFiles:
 
     def put(self, model: Model) -> str:
         """Store named arrays, or a copy of a safetensors file, and return the hash."""
-        refuse_links(self.folder)
-        self.folder.mkdir(exist_ok=True)
-        incoming = self.folder / f"incoming.{secrets.token_hex(8)}"
-        try:
-            with open(incoming, "xb") as file:
-                _write(model, file)
-                file.flush()
-                os.fsync(file.fileno())
-            digest = _file_digest(incoming)
-            self._rename(incoming, self.path(digest))
-        except BaseException:
-            incoming.unlink(missing_ok=True)
-            raise
-        return digest
-
-    def _rename(self, incoming: Path, target: Path) -> None:
-        """Give a complete file its name, and make the name survive a power cut."""
-        if not target.parent.is_dir():
-            target.parent.mkdir(exist_ok=True)
+        if isinstance(model, str | os.PathLike):
+            content = Path(model).read_bytes()
+        else:
+            content = pack(model)
+        digest = hashlib.sha256(content).hexdigest()
+        path = self.path(digest)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True)
             sync_folder(self.folder)
-        os.replace(incoming, target)
-        sync_folder(target.parent)
+        write_atomically(path, content)
+        return digest
 
     def load(self, digest: str) -> dict[str, NDArray[Any]]:
         """Read a model after checking its content against its hash."""
@@ -105,7 +85,8 @@ class ModelFiles:
         """Return the file's path; DataError unless it has the content that its name states."""
         path = self.path(digest)
         try:
-            actual = _file_digest(path)
+            with open(path, "rb") as file:
+                actual = hashlib.file_digest(file, "sha256").hexdigest()
         except FileNotFoundError:
             raise DataError(f"the model file {path} is missing") from None
         except OSError as error:
@@ -130,9 +111,10 @@ class ModelFiles:
             foreign += [p for name in folders if (p := Path(root, name)).is_symlink()]
             for path in (Path(root, name) for name in sorted(files)):
                 place = path.relative_to(self.folder).as_posix()
-                if path.is_symlink() or not _OURS.fullmatch(place):
+                ours = _MODEL.fullmatch(place)
+                if path.is_symlink() or not (ours or _LEFTOVER.fullmatch(place)):
                     foreign.append(path)
-                elif path.stem not in wanted:
+                elif not ours or path.stem not in wanted:
                     orphans.append(path)
         return orphans, foreign
 
@@ -144,14 +126,6 @@ def refuse_links(*paths: Path) -> None:
             raise DataError(
                 f"{path} is a link, which could lead anywhere; put the file itself there"
             )
-
-
-def _write(model: Model, file: Any) -> None:
-    if isinstance(model, str | os.PathLike):
-        with open(model, "rb") as source:
-            shutil.copyfileobj(source, file, BLOCK)
-    else:
-        file.write(pack(model))
 
 
 def pack(model: Mapping[str, ArrayLike]) -> bytes:
@@ -245,8 +219,3 @@ def average(models: Mapping[ClientId, tuple[float, Arrays]]) -> dict[str, NDArra
             total += weight * arrays[name].astype(np.float64)
         out[name] = total.astype(like.dtype) if like.dtype.kind == "f" else like
     return out
-
-
-def _file_digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -44,15 +44,8 @@ Ints = NDArray[np.int64]
 class Neighbor(NamedTuple):
     """A client near a newcomer.
 
-    Parameters
-    ----------
-    client : str
-    distance : float
-        Debiased Frobenius distance of the sketches, 0 where noise left its square negative.
-    squared : float
-        Its square, without bias, so that it may be negative.
-    error : float
-        Standard error of the square, from sampling and noise.
+    `squared` is the debiased squared Frobenius distance of the sketches, which may be negative, and
+    `error` its standard error, from sampling and noise; `distance` is its root, or 0.
     """
 
     client: ClientId
@@ -177,20 +170,10 @@ def _scan(
 def possible_luck(counts: NDArray[Any], candidates: int) -> tuple[float, float]:
     """How far below its truth the luckiest debiased square of many can be, with probability 95%.
 
-    It is a / n + b * noise / n**2 for a client of n records and the given noise of a count: a
-    normal quantile times the standard error that the client's own records and noise would add if
-    it were a twin. Rows count as independent, and the noise as Laplace's.
-
-    Parameters
-    ----------
-    counts : array (clients, rows, buckets)
-        Of some clients, which together show how the data scatter over the buckets.
-    candidates : int
-
-    Returns
-    -------
-    tuple of float
-        a and b.
+    With the (a, b) that is returned, it is a / n + b * noise / n**2 for a client of n records and
+    the given noise of a count: a normal quantile times the standard error that the client's own
+    records and noise would add if it were a twin. Rows count as independent, and the noise as
+    Laplace's. `counts` (clients, rows, buckets) of some clients show how the data scatter.
     """
     from scipy.special import ndtri
 
