@@ -18,7 +18,6 @@ import sys
 import time
 from dataclasses import asdict
 from functools import lru_cache
-from itertools import product
 
 import numpy as np
 import torch
@@ -114,16 +113,6 @@ def worth_of(readings, size, **options):
     return {**asdict(worth), "waiting": len(worth.waiting)}
 
 
-def choices():
-    """What the worth depends on, for two shards per client: rows to choose by, and the pool."""
-    part = parts("benchmark-selection.json", "Fashion-MNIST, two shards")[VARIANT]
-    rows = []
-    for count, pool in product((10, 20), ("less-used", "random")):
-        (readings,) = sketches(part, 1, epsilon=0.0, rows=count)
-        rows.append({"rows": count, "pool": pool, **worth_of(readings, 5, pool=pool)})
-    return rows
-
-
 def fit_of(discrepancies, log_ratios):
     """Fit measured settings: uniform's discrepancy and the log of the speed-up of each."""
     slopes = np.asarray(log_ratios) / np.asarray(discrepancies)
@@ -188,7 +177,7 @@ def main() -> None:
         row["predicted"] = asdict(fit.predict(row["discrepancy"]))
         print(row["setting"], row["discrepancy"], row["measured"], row["predicted"], flush=True)
     about = {"fitted on": [r["setting"] for r in used], "made by": provenance()}
-    found = {"fit": asdict(fit), "settings": rows, "choices": choices()}
+    found = {"fit": asdict(fit), "settings": rows}
     found["million"] = in_process("--many", "1000000")
     write(RESULTS / "plan-gain.json", found)  # both are written last: the tree is clean until then
     FITTED.write_text(json.dumps({"fit": asdict(fit), **about}, indent=1) + "\n")

@@ -64,15 +64,3 @@ def plan_million(file):
         f"({row['cpu_seconds']:.0f} s of one core) and {row['peak_gb']:.1f} GB, "
         f"{row['sketches_gb']:.1f} GB of which are the sketches.\n"
     )
-
-
-def plan_choices(file):
-    """How the worth of five clients depends on the rows to choose by and on the pool."""
-    found = result(file)
-    if found is None:
-        return NOT_RUN
-    lines = [
-        [str(row["rows"]), str(row["rows"] // 2), row["pool"], f"{row['random_clients']:.0f}"]
-        for row in found["result"]["choices"]
-    ]
-    return table(["rows of the sketch", "rows to choose by", "pool", "worth of 5 clients"], lines)
