@@ -24,6 +24,10 @@ from fedcohort.storage import read_toml
 FIRST_PUBLISHED_SEED = 1000  # those below are for development and tuning
 RUNS_ON = {name: name for name in ("any", "cpu", "gpu", "gpu-heavy")}
 CURVE_STEP = 5  # rounds between two points of a curve in a result file
+RENAMED = {  # options of policies in older result files
+    ("fedacs", "insight_step", True): ("reward", "gradients"),
+    ("fedacs", "gradient_sketch", 100): ("reward", "gradient-sketch"),
+}
 SUITES = {path.stem: path for path in sorted(Path(__file__).parent.glob("suites/*.toml"))}
 
 
@@ -106,21 +110,25 @@ def read_suite(name: str, *, quick: bool = False) -> list[Part]:
     """
     path = Path(name) if name.endswith(".toml") else lookup("suite", name, SUITES)
     try:
-        parts = list(_parts(path.stem, read_toml(path), quick))
+        suite = read_toml(path)
+        parts = list(_parts(path.stem, suite, quick))
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: not a suite ({error!r})") from None
     first = min((min(p.experiment.seeds) for p in parts if p.experiment.seeds), default=None)
-    if not quick and first is not None and first < FIRST_PUBLISHED_SEED:
+    tuning = quick or suite.get("tuning", False)
+    if not tuning and first is not None and first < FIRST_PUBLISHED_SEED:
         raise ConfigError(f"{path}: published seeds begin at {FIRST_PUBLISHED_SEED}")
     return sorted(parts, key=lambda part: part.rank)
 
 
 def published_experiment(values: Mapping[str, Any]) -> Experiment:
-    """The experiment of a result file; older ones state a number for clients that come along."""
-    data = values["data"]
+    """The experiment of a result file, in today's words."""
+    data, policy = values["data"], values["policy"]
     if data["partition"] == "natural":
         data = {**data, "clients": None}
-    return config.parse({**values, "data": data})
+    options = policy["options"].items()
+    renamed = dict(RENAMED.get((policy["name"], *option), option) for option in options)
+    return config.parse({**values, "data": data, "policy": {**policy, "options": renamed}})
 
 
 def _parts(name: str, suite: Mapping[str, Any], is_quick: bool) -> Iterator[Part]:
@@ -135,7 +143,7 @@ def _parts(name: str, suite: Mapping[str, Any], is_quick: bool) -> Iterator[Part
             if "script" in setting:
                 run = _script(setting, suite, label, is_quick)
             else:
-                values: dict[str, Any] = {}
+                values = _preset(setting)
                 variant = {"experiment": lookup("variant", label, variants)}
                 for table in (suite, setting, variant, quick):
                     values = _merged(values, table.get("experiment", {}))
@@ -150,6 +158,15 @@ def _parts(name: str, suite: Mapping[str, Any], is_quick: bool) -> Iterator[Part
                 lookup("kind of worker", setting.get("runs_on", "any"), RUNS_ON),
                 suite.get("curve_step", CURVE_STEP),
             )
+
+
+def _preset(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """The preset that a setting is of, without what its variants and targets say."""
+    if "preset" not in setting:
+        return {}
+    own = ("policy", "gate", "target", "seeds")
+    values = config.read_values(f"paper:{setting['preset']}")
+    return {key: value for key, value in values.items() if key not in own}
 
 
 def _script(

@@ -1,8 +1,9 @@
 """Rows that compare a paper's claim with the parts of a suite, and verdicts by rule.
 
-- A comparison holds if the method is better than its baseline beyond the 95 % bootstrap interval of
-  paired seeds and has at least half of the paper's gain; it holds weaker with less of the gain; it
-  does not hold if it is level or worse.
+- A comparison holds if the method is better than its baseline beyond the 95 % interval of paired
+  seeds (Student's t), by an effect that matters, and has at least half of the paper's gain; it
+  holds weaker with less of the gain; it does not hold if it is level or worse.
+- An effect matters from half a point of accuracy or 5 % of the rounds on.
 - Where the paper gives no number, better beyond the interval is enough to hold.
 - It is not decidable if seeds of both never reached the target, or if there are fewer than three.
 - Other rows state their rule in the claim.
@@ -19,9 +20,12 @@ UNDECIDED, NOT_RUN = "not decidable", "not run"
 VERDICTS = HOLDS, WEAKER, FAILS, UNDECIDED, NOT_RUN
 
 
-def verdict(gain, low, papers):
+SMALLEST_POINTS, SMALLEST_GAIN = 0.5, 0.05
+
+
+def verdict(gain, low, papers, smallest=0.0):
     """By a gain, the lower end of its interval and the paper's gain; 0 is no gain."""
-    if low <= 0:
+    if low <= 0 or gain < smallest:
         return FAILS
     return HOLDS if gain >= papers / 2 else WEAKER
 
@@ -95,7 +99,8 @@ def rounds_row(suite, paper, claim, setting, method, base, target, papers):
         return [paper, claim, theirs, text, seeds_of(ours), command, UNDECIDED]
     interval = paired_interval(np.log(b / a).tolist())
     gain, low = np.exp(interval.mean) - 1, np.exp(interval.low) - 1
-    word = verdict(gain, low, papers[1] / papers[0] - 1 if None not in papers else 0.0)
+    theirs_gain = papers[1] / papers[0] - 1 if None not in papers else 0.0
+    word = verdict(gain, low, theirs_gain, SMALLEST_GAIN)
     text += f": {gain + 1:.2f}x fewer"
     return [paper, claim, theirs, text, seeds_of(ours), command, word]
 
@@ -114,7 +119,7 @@ def accuracy_row(
     if len(a) < 3:
         return [paper, claim, theirs, text, seeds_of(found[0]), command, UNDECIDED]
     interval = paired_interval((a - b).tolist())
-    word = verdict(interval.mean, interval.low, papers[0] - papers[1])
+    word = verdict(interval.mean, interval.low, papers[0] - papers[1], SMALLEST_POINTS)
     return [paper, claim, theirs, text, seeds_of(found[0]), command, word]
 
 
@@ -134,12 +139,12 @@ def lower_row(suite, paper, claim, theirs, setting, method, bases, key, form="{:
     return [paper, claim, theirs, text, seeds_of(found[0]), command, word]
 
 
-def curve_row(suite, claim, setting, method="race-softmax", base="uniform"):
+def curve_row(suite, paper, claim, setting, method="race-softmax", base="uniform"):
     """Share of evaluated rounds with the mean curve above the baseline's; mean difference."""
     command = suite.command(f"{setting}, ")
     found = suite.get(setting, method, base)
     if found is None:
-        return ["0", claim, "above in almost every round", NOT_RUN, "", command, NOT_RUN]
+        return [paper, claim, "above in almost every round", NOT_RUN, "", command, NOT_RUN]
     a, b = (100 * np.array([row["curve"] for row in part["seeds"]], float) for part in found)
     known = np.isfinite(a).all(axis=0) & np.isfinite(b).all(axis=0)
     a, b = a[:, known], b[:, known]
@@ -150,7 +155,7 @@ def curve_row(suite, claim, setting, method="race-softmax", base="uniform"):
         f"({interval.low:+.1f} to {interval.high:+.1f})"
     )
     word = FAILS if interval.low <= 0 else HOLDS if above >= 0.9 else WEAKER
-    return ["0", claim, "above in almost every round", text, seeds_of(found[0]), command, word]
+    return [paper, claim, "above in almost every round", text, seeds_of(found[0]), command, word]
 
 
 def script_row(suite, paper, claim, papers, setting, variant, read):

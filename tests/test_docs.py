@@ -47,7 +47,7 @@ STATED = {
     r"9[05] ?% (bootstrap )?(interval|quantile)": "the level of an interval",
     r"95% of such pairs": "a quantile, by definition",
     r"(includes|without) 1x": "no difference, by definition",
-    r"an effect of at least 5 %": "the smallest effect that matters",
+    r"at least 5 %": "the smallest effect that matters",
     r"(below|below about) 1%": "the level of a test",
     r"fewer than 15% of the pairs": "the rule of a verdict",
     r"every 512 MB of sketches": "a constant of the code",

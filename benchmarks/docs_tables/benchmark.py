@@ -59,11 +59,12 @@ def label(name, part=None):
 
 
 def is_uniform_again(name, part):
-    """Power-of-choice among as many candidates as places, all of one size: it takes them all.
+    """Whether these are uniform cohorts drawn in another way, which show what chance does.
 
-    These are uniform cohorts, drawn in another way. Beside uniform cohorts they show what chance
-    does.
+    Power-of-choice among as many candidates as places, all of one size, takes them all.
     """
+    if name == "uniform, drawn again":
+        return True
     _, _, d = name.partition("power-of-choice, d=")
     experiment = part["experiment"]
     return d == str(experiment["cohort_size"]) and experiment["data"]["partition"] == "shards"

@@ -3,58 +3,51 @@
 from __future__ import annotations
 
 import reproductions as claims
-from docs_tables.results import NOT_RUN, parts, result, rounds_cell, table
-from verdicts import VERDICTS
+from docs_tables.results import result, table
+from verdicts import NOT_RUN, VERDICTS
 
 
 def reproductions(paper):
-    """The claims of one paper, what we measured, and verdicts, by setting; each command once."""
-    by_command = {}
-    for own, claim, papers, ours, seeds, command, word in claims.rows(result):
+    """The claims of one paper by setting: what each form measured, with its verdict."""
+    groups = {}
+    for own, form, claim, theirs, ours, seeds, _, word in claims.rows(result):
         if own == paper:
             words, _, short = claim.rpartition("\n")
-            group = by_command.setdefault(command, {}).setdefault(words, [])
-            group.append([short, papers, ours, word, seeds])
+            cells = groups.setdefault(words, {}).setdefault((short, theirs), {})
+            cells[form] = f"*{word}*" if word == NOT_RUN else f"**{word}**: {ours}" + _seeds(seeds)
     lines = []
-    for command, by_words in by_command.items():
-        for i, (words, rows) in enumerate(by_words.items()):
-            told = f"<br>{command}" if i == 0 else ""
-            if words:
-                lines.append([f"**{words}**{told}", "", "", "", ""])
-            else:
-                rows[0][0] += told
-            lines += rows
-    return table(["claim", "the paper", "ours", "verdict", "seeds"], lines)
+    for words, rows in groups.items():
+        if words:
+            lines.append([f"**{words}**", "", "", "", ""])
+        for (short, theirs), cells in rows.items():
+            lines.append([short, theirs, *(cells.get(form, "") for form in claims.FORMS)])
+    return table(["claim", "the paper", *claims.FORMS], lines)
 
 
-def single_rounds():
-    """FedCor's Table 1 for random cohorts and FedCor: first round, and the mean of five rounds."""
-    lines = []
-    for split, (target, random, *_, fedcor) in claims.TABLE_1.items():
-        for way, words in claims.SCALINGS.items():
-            found = parts("benchmark-papers.json", f"paper 3, Fashion-MNIST {split}, {way}")
-            for name, paper in (("uniform", random), ("fedcor", fedcor)):
-                if name in found:
-                    keys = ("rounds_to", "rounds_to_mean")
-                    cells = [rounds_cell(found[name], target, key) for key in keys]
-                    number = "N/A" if paper is None else f"{paper:g}"
-                    lines.append([split, words, name, number, *cells])
-    header = [
-        "split",
-        "inputs and network",
-        "policy",
-        "the paper",
-        "first round",
-        "mean of five rounds",
-    ]
-    return table(header, lines) if lines else NOT_RUN
+def _seeds(count):
+    return f" ({count} seeds)" if count else ""
 
 
 def verdicts():
-    """How many claims of each paper hold."""
+    """How many claims of each paper hold, by form."""
     rows = claims.rows(result)
-    lines = [
-        [str(paper), *(str(sum(r[0] == str(paper) and r[-1] == w for r in rows)) for w in VERDICTS)]
-        for paper in range(5)
-    ]
-    return table(["paper", *VERDICTS], lines)
+    lines = []
+    for paper in sorted({row[0] for row in rows}):
+        for form in claims.FORMS:
+            words = [row[-1] for row in rows if row[:2] == [paper, form]]
+            if words:
+                lines.append([paper, form, *(str(words.count(word)) for word in VERDICTS)])
+    return table(["paper", "form", *VERDICTS], lines)
+
+
+def to_run():
+    """What runs the claims that were not run."""
+    counts = {}
+    for row in claims.rows(result):
+        if row[-1] == NOT_RUN:
+            counts.setdefault(row[6], []).append(f"{row[0]} {row[1]}")
+    lines = []
+    for command, rows in counts.items():
+        forms = ", ".join(dict.fromkeys(rows))
+        lines.append(f"- {command} (paper {forms}; {len(rows)} claims)")
+    return "\n".join(lines) + "\n"

@@ -110,3 +110,19 @@ def test_what_was_not_run_is_listed(monkeypatch):
     assert text.startswith(f"1 of the {len(parts)} parts of the suite have results. With seeds ")
     assert f"1000 and 1001 only: {first.setting}: {first.variant}. Not run:" in text
     assert all(part.variant in text.partition("Not run:")[2] for part in others)
+
+
+def test_presets_are_settings_of_the_suites():
+    """One source for both: each preset is a part, apart from rounds, seeds and target."""
+
+    def shown(experiment):
+        free = ("rounds", "seeds", "target", "device")
+        return {k: v for k, v in plain(experiment).items() if k not in free}
+
+    every = [p.experiment for s in ("papers", "skip") for p in read_suite(s)]
+    parts = [shown(e) for e in every if not isinstance(e, Script)]
+    for name in config.papers():
+        preset = shown(config.read(f"paper:{name}"))
+        if name == "race-mnist":
+            assert preset["policy"]["options"].pop("everybody")  # came after the suite was run
+        assert preset in parts, name

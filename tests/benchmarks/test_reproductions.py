@@ -74,8 +74,8 @@ def test_every_command_finds_its_parts():
 
     names = [p.name for s in ("papers", "skip", "coldstart") for p in read_suite(s)]
     for row in reproductions.rows(lambda name: None):
-        name, only = re.fullmatch(r"`--suite (\w+) --only '(.*)'`", row[5]).groups()
-        assert any(n.startswith(f"{name}: ") and re.search(only, n) for n in names), row[5]
+        name, only = re.fullmatch(r"`--suite (\w+) --only '(.*)'`", row[6]).groups()
+        assert any(n.startswith(f"{name}: ") and re.search(only, n) for n in names), row[6]
 
 
 def test_curves_are_compared_where_both_were_evaluated():
@@ -83,7 +83,7 @@ def test_curves_are_compared_where_both_were_evaluated():
     for (_, variant), part in found.parts.items():
         for row in part["seeds"]:
             row["curve"] = [None, 0.3, 0.4, 0.5] if variant == "method" else [0.9, 0.2, None, 0.4]
-    row = verdicts.curve_row(found, "claim", "s", "method")
+    row = verdicts.curve_row(found, "0", "claim", "s", "method")
     assert row[3].startswith("above in 100% of the rounds; mean difference +10.0 points")
     assert row[-1] == verdicts.HOLDS
 
