@@ -382,3 +382,18 @@ def test_explain_cannot_tell_without_constants(folder, capsys):
     shown = capsys.readouterr().out
     assert "cannot tell" in shown
     assert "No column differs" not in shown
+
+
+def test_a_tiny_site_is_left_out_by_name_and_the_others_are_explained(folder, capsys):
+    (folder / "e.toml").write_text(SPEC + "[privacy]\nexplain = 0.5\n")
+    (folder / "tiny.csv").write_text("age,sex,visit\n50,f,2020-01-01\n51,m,2020-01-02\n")
+    names = ["a", "b", "c", "d", "tiny"]
+    for name in names:
+        assert run("sketch", f"{name}.csv", "--spec", "e.toml", "-o", f"{name}.sketch") == 0
+    capsys.readouterr()
+    assert run("explain", *(f"{name}.sketch" for name in names), "--format", "json") == 0
+    shown = capsys.readouterr()
+    assert "tiny" in shown.err
+    found = json.loads(shown.out)
+    assert list(found) == [f"{name} and the rest" for name in "abcd"]
+    assert [g["column"] for g in found["d and the rest"] if g["marked"]] == ["age"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, console, show_facts, show_json
+from fedcohort.cli.common import Format, FormatOption, console, plain, show_facts, show_json
 from fedcohort.cli.sketch import ForceOption
 from fedcohort.exceptions import ConfigError, DataError, IncompatibleSketches
 from fedcohort.progress import watched
@@ -174,19 +174,28 @@ def explain(
     from fedcohort.files.marginals import column_gaps, gaps_to_rest
     from fedcohort.files.sketching import client_names
     from fedcohort.files.spec import user_values
+    from fedcohort.sketch.uncertainty import too_few
 
     paths, loaded = load_several(sketches, "an explanation")
-    names = client_names(paths)
+    few = too_few(loaded)
+    names = dict(zip(client_names(paths), few.tolist(), strict=True))
+    if few.any():
+        listed = ", ".join(name for name, left_out in names.items() if left_out)
+        typer.echo(f"warning: too few records, so they are left out: {plain(listed)}", err=True)
+    kept = [name for name, left_out in names.items() if not left_out]
+    usable = [sketch for sketch, left_out in zip(loaded, few, strict=True) if not left_out]
+    if len(kept) < 2:
+        raise DataError("an explanation needs two sites with enough records for their noise")
     with user_values():
-        if len(loaded) == 2:
-            found = {f"{names[0]} and {names[1]}": column_gaps(loaded[0], loaded[1])}
+        if len(kept) == 2:
+            gaps = {f"{kept[0]} and {kept[1]}": column_gaps(*usable)}
         else:
-            pairs = zip(names, gaps_to_rest(loaded), strict=True)
-            found = {f"{name} and the rest": gaps for name, gaps in pairs}
+            pairs = zip(kept, gaps_to_rest(usable), strict=True)
+            gaps = {f"{name} and the rest": of_site for name, of_site in pairs}
     if format is Format.json:
-        show_json(found)
+        show_json(gaps)
         return
-    _show_gaps(found, all_columns)
+    _show_gaps(gaps, all_columns)
 
 
 def _show_gaps(found: dict[str, list[ColumnGap]], all_columns: bool) -> None:

@@ -5,17 +5,17 @@ changes one count per column. The bins are public: a number is cut at fixed mult
 around its center, a category has a bin per level, and bin 0 counts missing values.
 
 Two histograms are compared by contrasts, weighted sums of the differences of their shares: each
-single bin; for numbers and ordered levels also their location and their spread; for all others also
-each pair of bins. The chance of a contrast as large as the one seen, where both sites draw from
-their pooled histogram, is bounded by Chernoff's method: exp(K(t) - t * contrast) for the best t,
-where K adds up what bounds the logarithms of the moment generating functions. Sampling of n records
-adds Bennett's bound (1962), which needs only the variance and the range of the weights. Noise adds
-its own: -k log(1 - t^2 w^2 v / (2 k)) per bin for the sum of k Laplace variables of variance v in
-all, with k from the fourth cumulant (Gaussian: infinitely many). So heavy tails and small sites
-need no further care.
+single bin and, for numbers and ordered levels, their location and spread, for a few values also
+pairs of bins. The chance of a contrast as large as the one seen, where both sides draw from their
+pooled histogram, is bounded by Chernoff's method: exp(K(t) - t * contrast) for the best t, where K
+adds up logarithms of moment generating functions: that of n drawn records, and of noise
+-k log(1 - t^2 w^2 v / (2 k)) per bin for the sum of k Laplace variables of variance v in all, with
+k from the fourth cumulant (Gaussian: infinitely many). Without noise, a bin's chance is that of
+Fisher's exact test. So heavy tails and small sites need no further care.
 
-A column is marked if this chance, times the number of contrasts, columns and sites that are looked
-at (Bonferroni), is below 1%: the chance of even one false mark.
+A column is marked if this chance, times the number of columns and sites that are looked at, is
+below 1%, the chance of even one false mark (Bonferroni; within a column, half is for single bins
+and half for the other contrasts).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ MIDDLES = np.concatenate([[-3.5], (EDGES[1:] + EDGES[:-1]) / 2, [3.5]])
 FALSE_MARKS = 0.01
 END_SHARE = 0.5  # of a site's values in an end bin: beyond, the column cannot be judged
 CUT_SHARE = 0.05  # of them in an end bin: beyond, a shift may be larger than the bins show
+MAX_PAIRED = 8  # values of a column of which all pairs are compared
 FARTHEST = 1.5  # scales from the center beyond which a number counts no more for the location
 USUAL_SPREAD = 0.8  # mean distance from the center, in scales, of normal numbers
 TILTS = np.geomspace(0.5, 16, 20)  # values of t that are tried, times the standard error
@@ -318,7 +319,11 @@ def _is_line(column: Column) -> bool:
 
 @lru_cache(maxsize=256)
 def _shapes(column: Column) -> Floats:
-    """Return the contrasts of location and spread, (contrasts, bins); none without an order."""
+    """Return the contrasts of several bins, (contrasts, bins).
+
+    They are location and spread for numbers, location for ordered levels, and for a few other
+    values all pairs, which show best that two of them were exchanged.
+    """
     if _is_line(column):
         place = np.concatenate([[0.0], np.clip(MIDDLES, -FARTHEST, FARTHEST)])
         spread = np.minimum(np.abs(MIDDLES), 2 * FARTHEST) - USUAL_SPREAD
@@ -327,7 +332,9 @@ def _shapes(column: Column) -> Floats:
         level = np.arange(BINS) - 1
         inside = (level >= 0) & (level < len(column.levels))
         return np.where(inside, level / (len(column.levels) - 1) - 0.5, 0.0)[None]
-    return np.empty((0, BINS))
+    bins, unit = np.flatnonzero(_possible(column)), np.eye(BINS)
+    pairs = [unit[i] - unit[j] for i in bins for j in bins if i < j]
+    return np.array(pairs) if len(bins) <= MAX_PAIRED else np.empty((0, BINS))
 
 
 def _unknown(column: Column, *shares: Floats) -> str:
