@@ -119,16 +119,6 @@ def test_links_lead_to_the_same_ledger_or_are_refused(tmp_path):
             BudgetLedger(name, 1.0).charge(pure(0.05))
 
 
-def test_a_relative_ledger_stays_where_it_was_opened(tmp_path, monkeypatch):
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path)
-    ledger = BudgetLedger("b.json", 1.0)
-    ledger.charge(pure(0.7))
-    monkeypatch.chdir(tmp_path / "other")
-    with pytest.raises(BudgetExceeded):
-        ledger.charge(pure(0.7))
-
-
 def test_what_was_paid_for_is_kept_until_it_is_delivered(tmp_path):
     path = tmp_path / "b.json"
     ledger, drawn = BudgetLedger(path, 1.0), []

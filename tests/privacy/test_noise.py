@@ -75,11 +75,6 @@ def test_bernoulli_exp_has_the_right_probability(top, bottom):
     assert abs(share - p) <= 4 * np.sqrt(p * (1 - p) / n)
 
 
-def test_secure_source_differs_each_time_and_seeded_one_does_not():
-    assert (words()(8) != words()(8)).any()
-    assert (seeded()(8) == seeded()(8)).all()
-
-
 def test_a_large_sketch_is_drawn_within_a_second_of_computing():
     def quick():
         start = time.process_time()

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
@@ -39,13 +37,6 @@ def test_the_plan_ranks_clients_where_a_thousand_rows_drown(delta):
         assert signal_to_noise(noisy[0]) < 1
 
 
-def test_ten_rows_of_64_buckets_serve():
-    truth, _ = federation(1000, 6, None)
-    served, sketches = federation(10, 6, 1.0)
-    assert spearmanr(truth, served).statistic > 0.8
-    assert signal_to_noise(sketches[0]) > 3
-
-
 def test_no_other_size_promises_less_error():
     best = sketch_size(5000, 0.5)
     assert best.error <= min(sketch_size(5000, 0.5, dim=d).error for d in (2, 3, 5))
@@ -53,10 +44,3 @@ def test_no_other_size_promises_less_error():
     assert sketch_size(5000, 0.5).rows <= sketch_size(5000, 5.0).rows
     assert sketch_size(100, 0.1).signal_to_noise < 1
     assert sketch_size(5000, 0.5, neighbors="replace").error > best.error
-
-
-def test_edges():
-    exact = RaceSketch.minhash(rows=3, buckets=8)
-    assert signal_to_noise(exact) == math.inf
-    with pytest.raises(ValueError, match="n=1"):
-        sketch_size(1, 1.0)

@@ -41,13 +41,6 @@ def test_the_mechanism_with_less_noise_is_taken():
     assert noise_for(100, 1.0, 1e-6, "add-remove").mechanism == "gaussian"
 
 
-def test_rho_is_that_of_the_mechanism():
-    pure = noise_for(10, 0.5, 0.0, "add-remove")
-    assert pure.rho == pytest.approx(0.125)
-    gaussian = noise_for(100, 0.5, 1e-6, "replace")
-    assert gaussian.rho == pytest.approx(200 / (2 * gaussian.variance))
-
-
 def test_the_exact_sketch_is_left_alone_and_n_is_handled():
     sketch = filled()
     before = sketch.counts.copy()
@@ -59,14 +52,6 @@ def test_the_exact_sketch_is_left_alone_and_n_is_handled():
     assert hidden.n == pytest.approx(hidden.counts.sum(axis=1).mean())
     assert hidden.n != 2000
     assert abs(hidden.n - 2000) < 4 * np.sqrt(hidden.noise * 32 / 10)
-
-
-def test_noise_source():
-    sketch = filled(10)
-    seeded = [sketch.privatize(1.0, rng=np.random.default_rng(3)) for _ in range(2)]
-    secure = [sketch.privatize(1.0) for _ in range(2)]
-    assert seeded[0] == seeded[1]
-    assert secure[0] != secure[1]
 
 
 def test_debiased_distances_survive_noise_on_average():

@@ -155,14 +155,6 @@ def test_debiased_matrix_agrees_with_single_distances(kind):
     np.testing.assert_array_equal(matrix, matrix.T)
 
 
-def test_gram_gives_the_mmd_of_mixtures():
-    made = clients()
-    matrix = gram(made, debias=True)
-    for i, j in ((0, 1), (1, 2)):
-        w = np.eye(3)[i] - np.eye(3)[j]
-        assert w @ matrix @ w == pytest.approx(distance(made[i], made[j], "mmd"))
-
-
 def test_small_alike_clients_are_near_and_small_unlike_ones_far():
     # Finding: raw distance puts an alike client of 20 samples beyond an unlike one of 2,000.
     def make(n, mean, seed):
@@ -174,19 +166,6 @@ def test_small_alike_clients_are_near_and_small_unlike_ones_far():
     unlike = make(2000, np.r_[2.0, np.ones(9)], 2)
     assert distance(big, small, debias=False) > distance(big, unlike, debias=False)
     assert distance(big, small) < distance(big, unlike) / 2
-
-
-def test_nearly_equal_sketches_keep_their_digits():
-    a, b, c = clients((50, 50, 50))
-    for sketch in (a, b, c):
-        sketch.counts, sketch.n = sketch.counts * 10**9, sketch.n * 10**9
-    b.counts, b.n = a.counts.copy(), a.n
-    b.counts[0, 0] -= 1
-    b.counts[0, 1] += 1
-    exact = np.sqrt(2) / a.n
-    assert distance(a, b, debias=False) == pytest.approx(exact, rel=1e-6)
-    # by the matrix product from the mean: half the digits of the largest distance at most
-    assert distance_matrix([a, b, c], debias=False)[0, 1] < 1e-7
 
 
 @settings(max_examples=40, deadline=None)

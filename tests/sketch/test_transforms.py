@@ -18,11 +18,6 @@ def test_order_of_the_steps():
     np.testing.assert_allclose(made, [[0.6, 0.8, 0, 0, 2]])
 
 
-def test_doing_nothing_keeps_the_data_as_they_are():
-    x = np.arange(6, dtype=np.uint8).reshape(2, 3)
-    assert Transform().apply(x) is x
-
-
 @given(
     arrays(
         float,
@@ -36,26 +31,6 @@ def test_unit_length_at_any_scale(x):
     length = np.linalg.norm(scaled, axis=1)
     np.testing.assert_allclose(np.linalg.norm(made, axis=1), (length > 0).astype(float))
     assert ((made == 0) | (np.sign(made) == np.sign(x))).all()
-
-
-def test_unit_length_does_not_depend_on_company():
-    x = np.random.default_rng(0).standard_normal((50, 77))
-    alone = np.concatenate([unit_length(row[None]) for row in x])
-    np.testing.assert_array_equal(unit_length(x), alone)
-
-
-def test_centering_sharpens_positive_data():
-    # Positive vectors all point the same way; hyperplanes through their mean split them.
-    rng = np.random.default_rng(1)
-    x = rng.uniform(0, 255, (500, 20))
-    plain = RaceSketch.srp(dim=20, rows=100, bits=6)
-    centered = RaceSketch.srp(dim=20, rows=100, bits=6, transform=Transform(center=127.5))
-    for sketch in (plain, centered):
-        sketch.add(x)
-    peak_plain, peak_centered = (
-        (s.normalized() ** 2).sum(axis=1).mean() for s in (plain, centered)
-    )
-    assert peak_plain > 2 * peak_centered
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ SETS_AT_A_TIME = 512
 
 
 class VectorBlock(NamedTuple):
-    """A block of embedded vectors, the number of its first row, and its labels."""
+    """Embedded vectors with their labels, from row `first` on."""
 
     x: Any
     y: NDArray[Any] | None

@@ -1,8 +1,7 @@
 """The compiled loops of the hash families. Numba has no types, so they live alone here.
 
-No `fastmath`: every sum is done in the order written, so that the results equal those of the
-NumPy versions (`rotation.py`, `minhash.py`) bit for bit. Threads are Python's; the loops release
-the interpreter lock.
+No `fastmath`: every sum is done in the order written, so that results are the same on every
+machine, bit for bit. Threads are Python's; the loops release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ def set_minima(tokens, starts, factors, shifts, out):
 
 @_outer
 def fold_rows(values, keys, buckets, out):
-    """Do what `base.fold` does."""
+    """Write the bucket of values[r, i], by the scramble that keys[r] chooses, to out[r, i]."""
     for r in range(values.shape[0]):
         for i in range(values.shape[1]):
             z = values[r, i] ^ keys[r]

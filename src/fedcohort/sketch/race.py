@@ -74,28 +74,20 @@ class ColumnCounts:
 class RaceSketch:
     """A distribution sketch; make one with `srp`, `minhash` or `pstable`.
 
-    Parameters
-    ----------
-    family : HashFamily
-        The hash functions.
-    transform : Transform or Tokenizer, optional
-        What happens to the data first; part of what makes sketches alike.
-
     Attributes
     ----------
+    family, transform
+        Hash functions, and what happens to the data first. Both make sketches alike or unlike.
     counts : int64 array (rows, buckets)
         Raw counts, noisy in a private sketch.
     n : int or float
         Number of samples; an estimate in a private sketch that hides it.
     release : Release or None
         How the sketch was made private.
-    columns : tuple of dict
-        Of a table: what a file states of each column (see `files.columns`).
-    marginals : ColumnCounts or None
-        The single columns of a table, where wanted.
+    columns, marginals : tuple of dict, ColumnCounts or None
+        Of a table: what is stated of each column (see `files.columns`), and the single columns.
     origin : dict
-        How the sketch came about: the digest of a spec, how many sketches were merged. It does not
-        make sketches unlike.
+        How the sketch came about: the digest of a spec, how many sketches were merged.
 
     Examples
     --------
@@ -248,11 +240,9 @@ class RaceSketch:
 
     def _combined(self, other: RaceSketch, sign: int) -> Self:
         self.check_alike(other)
-        exact = [s for s in (self, other) if s.release is None]
-        if len(exact) == 1 and exact[0].n:
-            raise IncompatibleSketches(
-                "a private and an exact sketch: their sum would protect nobody"
-            )
+        exact = [s.n for s in (self, other) if s.release is None]
+        if len(exact) == 1 and exact[0]:
+            raise IncompatibleSketches("a private and an exact one: their sum would protect nobody")
         out = self.empty_like()
         out.release = _combined_release(self.release, other.release, sign)
         out.counts, out.n = self.counts + sign * other.counts, self.n + sign * other.n
@@ -291,12 +281,10 @@ class RaceSketch:
             converges too and bears single wild rows. The plain median, which the paper writes,
             converges to something else: the median of a row's value.
         """
-        if estimator not in ("mean", "median-of-means", "median"):
-            raise ValueError(
-                f"unknown estimator {estimator!r}; use mean, median-of-means or median"
-            )
-        q, rows = self.normalized(), np.arange(self.rows)[:, None]
-        groups = {"mean": 1, "median": self.rows}.get(estimator, 2 * int(np.log2(self.rows)) + 1)
+        sizes = {"mean": 1, "median-of-means": 2 * int(np.log2(self.rows)) + 1, "median": self.rows}
+        if estimator not in sizes:
+            raise ValueError(f"unknown estimator {estimator!r}; use one of {', '.join(sizes)}")
+        q, rows, groups = self.normalized(), np.arange(self.rows)[:, None], sizes[estimator]
         parts = []
         for codes in codes_of(self.family, self.transform, x, y):
             split = np.array_split(q[rows, codes], min(groups, self.rows))
@@ -371,12 +359,10 @@ class RaceSketch:
 
     def header(self) -> dict[str, Any]:
         """Return what a file says about the sketch, as plain values."""
-        header = {**self.spec, "n": self.n, "release": _stated(self.release)}
-        if self.marginals is not None:
-            header["marginals"] = {
-                "n": self.marginals.n,
-                "release": _stated(self.marginals.release),
-            }
+        header = {**self.spec, "n": self.n, "release": self.release and self.release.spec()}
+        if (single := self.marginals) is not None:
+            marginals = {"n": single.n, "release": single.release and single.release.spec()}
+            header["marginals"] = marginals
         return {**header, "origin": self.origin} if self.origin else header
 
     def to_bytes(self) -> bytes:
@@ -398,8 +384,8 @@ class RaceSketch:
             family = family_from(header.get("hash"))
             transform = transform_from(header.get("transform"), embedding)
             columns, origin = _columns(header), header.get("origin", {})
-            made = _release(header.get("release"))
-            single_made = None if single is None else _release(single["release"])
+            stated = [header.get("release"), None if single is None else single["release"]]
+            made, single_made = (None if s is None else Release.from_spec(s) for s in stated)
             if not isinstance(origin, dict):
                 raise ValueError("the origin must be an object")
         except (ValueError, TypeError, KeyError, OverflowError) as error:
@@ -430,28 +416,19 @@ class RaceSketch:
 
 
 def _combined_release(mine: Release | None, theirs: Release | None, sign: int) -> Release | None:
-    if mine is not None and theirs is not None:
-        return mine.joined(theirs) if sign > 0 else mine.without(theirs)
-    return mine or theirs
-
-
-def _stated(made: Release | None) -> dict[str, Any] | None:
-    return None if made is None else made.spec()
-
-
-def _release(spec: Any) -> Release | None:
-    return None if spec is None else Release.from_spec(spec)
+    if mine is None or theirs is None:
+        return mine or theirs
+    return mine.joined(theirs) if sign > 0 else mine.without(theirs)
 
 
 def _columns(header: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     """Check that columns are objects with a name each; `files.columns` knows the rest."""
-    columns = header.get("columns", [])
+    columns, single = header.get("columns", []), header.get("marginals")
     if not isinstance(columns, list) or not all(isinstance(c, dict) for c in columns):
         raise ValueError("columns must be a list of objects")
     names = [c.get("name") for c in columns]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise ValueError("each column must have a name of its own")
-    single = header.get("marginals")
     if single is not None and not (columns and isinstance(single, dict)):
         raise ValueError("marginals must be an object, beside columns")
     return tuple(columns)
@@ -474,10 +451,8 @@ def empty_sketch(
         vectors by sign projections of unit length. MinHash uses neither labels nor a center.
     x : array
         Some samples: their shape decides.
-    classes : int
-        Number of labels, where they are hashed.
-    center : array, optional
-        The public center, where inputs are centered.
+    classes, center : int, array
+        Number of labels and the public center, where they are used.
     tokens : bool
         Whether rows of integers are known to be tokens. Where they are not, "auto" refuses them:
         they could be numbers as well.
@@ -529,9 +504,7 @@ def token_sets(x: NDArray[Any]) -> list[NDArray[Any]]:
 
 def pooled(sketches: Iterable[RaceSketch]) -> RaceSketch:
     """Return the sketch of all data together: the sum of counts."""
-    total: RaceSketch | None = None
-    for sketch in sketches:
-        total = sketch if total is None else total + sketch
-    if total is None:
+    some = iter(sketches)
+    if (first := next(some, None)) is None:
         raise ValueError("no sketches to pool")
-    return total
+    return sum(some, start=first)
