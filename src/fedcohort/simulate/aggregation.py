@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcohort.exceptions import ConfigError
+from fedcohort.options import Configurable, Positive, Share
 
 
 def mean_step(
@@ -77,7 +77,7 @@ class Aggregation(Protocol):
         """Restore it."""
 
 
-class Mean:
+class Mean(Configurable):
     """FedAvg with equal weights: the mean of the trained models.
 
     A server optimizer derives from it: `advance` takes the mean step, and `kept` names the tensors
@@ -136,9 +136,7 @@ class AgreeingMean(Mean):
         Smallest share of agreeing signs.
     """
 
-    def __init__(self, threshold: float = 0.7) -> None:
-        if not 0 <= threshold <= 1:
-            raise ConfigError(f"AgreeingMean: threshold={threshold} must lie in [0, 1]")
+    def __init__(self, threshold: Share = 0.7) -> None:
         self.threshold = threshold
 
     def step(
@@ -175,9 +173,7 @@ class FedAvgM(Mean):
 
     kept = ("velocity",)
 
-    def __init__(self, lr: float = 1.0, momentum: float = 0.9, weighted: bool = True) -> None:
-        if lr <= 0 or not 0 <= momentum < 1:
-            raise ConfigError(f"FedAvgM: lr={lr} must be above 0, momentum={momentum} in [0, 1)")
+    def __init__(self, lr: Positive = 1.0, momentum: Share = 0.9, weighted: bool = True) -> None:
         self.lr, self.momentum, self.weighted = lr, momentum, weighted
         self.velocity: Tensor | None = None
 
@@ -205,15 +201,11 @@ class FedAdam(Mean):
 
     def __init__(
         self,
-        lr: float = 0.01,
-        betas: tuple[float, float] = (0.9, 0.99),
-        tau: float = 1e-3,
+        lr: Positive = 0.01,
+        betas: tuple[Share, Share] = (0.9, 0.99),
+        tau: Positive = 1e-3,
         weighted: bool = True,
     ) -> None:
-        if lr <= 0 or tau <= 0 or not all(0 <= b < 1 for b in betas):
-            raise ConfigError(
-                f"FedAdam: lr={lr}, tau={tau} must be above 0, betas={betas} in [0, 1)"
-            )
         self.lr, self.betas, self.tau, self.weighted = lr, tuple(betas), tau, weighted
         self.first: Tensor | None = None
         self.second: Tensor | None = None

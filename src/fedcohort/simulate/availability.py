@@ -7,13 +7,14 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.options import Configurable, Count, Range
 from fedcohort.rounds import ClientId, check_id, stream
 
 
@@ -36,7 +37,7 @@ class Always:
         return clients
 
 
-class UniformSubset:
+class UniformSubset(Configurable):
     """A fixed number of clients per round, drawn uniformly (paper 0's L active clients).
 
     Examples
@@ -46,9 +47,7 @@ class UniformSubset:
     2
     """
 
-    def __init__(self, count: int) -> None:
-        if count < 1:
-            raise ConfigError(f"UniformSubset: count={count} must be at least 1")
+    def __init__(self, count: Count) -> None:
         self.count = count
 
     def available(
@@ -92,7 +91,7 @@ PHONES = (
 )  # fmt: skip
 
 
-class Diurnal:
+class Diurnal(Configurable):
     """Phones that are there at night rather than by day, some of them often and others hardly ever.
 
     Each client is like one of the measured phones (see `PHONES`), and its probability follows the
@@ -107,12 +106,11 @@ class Diurnal:
         Mean share of the clients that are there; about what was measured.
     """
 
-    def __init__(self, rounds_per_day: int = 24, share: float = 0.1) -> None:
-        if rounds_per_day < 1 or not 0 < share <= 1:
-            raise ConfigError(
-                f"Diurnal: rounds_per_day={rounds_per_day} must be at least 1, share={share} in "
-                "(0, 1]"
-            )
+    def __init__(
+        self,
+        rounds_per_day: Count = 24,
+        share: Annotated[float, Range(0, 1, above=True)] = 0.1,
+    ) -> None:
         self.rounds_per_day, self.share = rounds_per_day, share
         self._habits: dict[ClientId, float] = {}
 
