@@ -72,21 +72,7 @@ def load(
 
 @dataclass(frozen=True)
 class DatasetStatus:
-    """Whether a data set can be loaded.
-
-    Parameters
-    ----------
-    name : str
-    status : "ok", "missing" or "damaged"
-    samples : int, optional
-        Train and test samples that `load` gives, if ok.
-    clients : int, optional
-        Natural clients, if ok and there are any.
-    where : str
-        The folder, or all that were searched.
-    detail : str
-        What is wrong, or what there is.
-    """
+    """Whether a data set can be loaded: from which folder, with how many samples and clients."""
 
     name: str
     status: Literal["ok", "missing", "damaged"]

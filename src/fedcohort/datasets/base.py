@@ -33,19 +33,10 @@ Pixels: TypeAlias = Literal["float32", "uint8"]
 class Dataset:
     """Samples, labels and, where the data brings them along, clients.
 
-    Parameters
-    ----------
-    name : str
-    x, x_test : array (samples, ...)
-        Images are float32 in [0, 1] of shape (samples, channels, height, width), tables float32 of
-        shape (samples, features), texts integer tokens of shape (samples, window).
-    y, y_test : int64 array (samples,)
-        Labels from 0 to classes - 1.
-    classes : int
-    client_ids, test_client_ids : array of str (samples,), optional
-        The natural client of each sample; None if the data has none.
-    tokens : bool
-        Whether x holds tokens: rows of integers that are names and not amounts.
+    `x` holds images as float32 in [0, 1] of shape (samples, channels, height, width), tables as
+    float32 of shape (samples, features), texts as integer tokens of shape (samples, window); `y`
+    the labels, from 0 to classes - 1; `client_ids` the natural client of each sample as text.
+    With `tokens`, the integers of x are names and not amounts.
 
     Examples
     --------
@@ -89,13 +80,10 @@ class Dataset:
             )
 
     def standardized(self, mean: ArrayLike | None = None, std: ArrayLike | None = None) -> Dataset:
-        """Return the same samples with (x - mean) / std, by constants that are public.
+        """Return the same samples with (x - mean) / std, by numbers or one per channel.
 
-        Parameters
-        ----------
-        mean, std : number or one a channel, optional
-            By default the published ones of the data set (`CONSTANTS`). Constants measured on the
-            clients' own data would not be public.
+        By default those are the published ones of the data set (`CONSTANTS`). Constants measured
+        on the clients' data would not be public.
 
         Examples
         --------
@@ -105,8 +93,8 @@ class Dataset:
         """
         if mean is None or std is None:
             if self.name not in CONSTANTS:
-                known = ", ".join(CONSTANTS)
-                raise ConfigError(f"{self.name}: no published mean and std; give them ({known})")
+                names = ", ".join(CONSTANTS)
+                raise ConfigError(f"{self.name}: no published mean and std; give them ({names})")
             mean, std = CONSTANTS[self.name]
         if self.x.dtype.kind != "f":
             raise ConfigError(f"{self.name}: only float samples can be standardized")

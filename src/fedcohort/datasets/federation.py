@@ -59,8 +59,8 @@ class Federation:
         if rows.size == 0:
             raise DataError(f"client {client!r} has no samples")
         if rows.ndim != 1 or rows.dtype.kind not in "iu":
-            found = f"{rows.dtype} of shape {rows.shape}"
-            raise DataError(f"client {client!r}: {found} is not an index")
+            form = f"{rows.dtype} of shape {rows.shape}"
+            raise DataError(f"client {client!r}: {form} is not an index")
         if rows.min() < 0 or rows.max() >= samples:
             raise DataError(f"client {client!r} has rows beyond 0 to {samples - 1}")
         if np.unique(rows).size != rows.size:
@@ -160,8 +160,10 @@ def _by_name(text: str, options: dict[str, Any]) -> Callable[..., Any]:
     """Return the partition of that name; options in the text are added to the others."""
     name, given = parse_named(text)
     options.update(given | options)
-    known: dict[str, Callable[..., Any]] = {**PARTITIONS, "natural": natural}
-    return load_object("partition", name) if in_file(name) else lookup("partition", name, known)
+    partitions: dict[str, Callable[..., Any]] = {**PARTITIONS, "natural": natural}
+    if in_file(name):
+        return load_object("partition", name)
+    return lookup("partition", name, partitions)
 
 
 def _named(parts: Mapping[ClientId, Any] | Sequence[ArrayLike]) -> Mapping[ClientId, Any]:

@@ -16,7 +16,7 @@ from fedcohort.files.arrays import arrays_in
 from fedcohort.files.source import decompressed
 
 VARIABLE = "FEDCOHORT_DATA"
-LARGEST_ARRAY = 1 << 30
+MAX_ARRAY_BYTES = 1 << 30
 
 
 class MissingData(DataError):
@@ -75,10 +75,10 @@ def read_all(path: Path, limit: int, holds: str) -> bytes:
 def read_arrays(path: Path, names: Sequence[str], holds: str) -> dict[str, NDArray[Any]]:
     """Read whole arrays of an NPZ file, or the array '' of an IDX file."""
     try:
-        found = arrays_in(path)
-        missing = [name for name in names if name not in found]
+        arrays = arrays_in(path)
+        missing = [name for name in names if name not in arrays]
         if missing:
             raise DataError(f"{path}: array {missing[0]!r} is missing")
-        return {name: found[name].read(LARGEST_ARRAY) for name in names}
+        return {name: arrays[name].read(MAX_ARRAY_BYTES) for name in names}
     except DataError as error:
         raise DataError(f"damaged file: {error}; it must contain {holds}") from None

@@ -73,10 +73,8 @@ def _bytes(path: Path, shape: tuple[int, ...], holds: str) -> NDArray[np.uint8]:
 
 SHAPE = (3, 32, 32)
 RECORD = 1 + 3 * 32 * 32
-MOST = 10_000
-CIFAR_HOLDS = (
-    f"at most {MOST} records of {RECORD} bytes: a label of 0 to 9, then red, green, blue planes"
-)
+MAX_RECORDS = 10_000
+CIFAR_HOLDS = f"at most {MAX_RECORDS} records of {RECORD} bytes: a label of 0 to 9, then red, green, blue planes"
 
 
 def read_cifar(folder: Folder, *, dtype: Pixels = "float32") -> Dataset:
@@ -95,7 +93,7 @@ def _split(
 
 def _batch(folder: Folder, name: str) -> NDArray[np.uint8]:
     path = folder.file(name, holds=CIFAR_HOLDS)
-    data = read_all(path, MOST * RECORD, CIFAR_HOLDS)
+    data = read_all(path, MAX_RECORDS * RECORD, CIFAR_HOLDS)
     if not data or len(data) % RECORD:
         raise damaged(path, f"its {len(data)} bytes are not a number of whole records", CIFAR_HOLDS)
     records = np.frombuffer(data, dtype=np.uint8).reshape(-1, RECORD)
@@ -143,8 +141,8 @@ def _check(path: Path, raw: dict[str, NDArray[Any]]) -> None:
     for key, kind in KINDS.items():
         shape = (n, 28, 28) if key == "images" else (n,)
         if raw[key].dtype != np.dtype(kind) or raw[key].shape != shape or n == 0:
-            found = f"{raw[key].dtype} of shape {raw[key].shape}"
-            raise damaged(path, f"{key} is {found}", FEMNIST_HOLDS)
+            form = f"{raw[key].dtype} of shape {raw[key].shape}"
+            raise damaged(path, f"{key} is {form}", FEMNIST_HOLDS)
     names = raw["writer_ids"]
     if names.dtype.kind != "U" or names.ndim != 1:
         raise damaged(path, f"writer_ids is {names.dtype} of shape {names.shape}", FEMNIST_HOLDS)
