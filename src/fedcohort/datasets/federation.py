@@ -161,9 +161,10 @@ def _by_name(text: str, options: dict[str, Any]) -> Callable[..., Any]:
     name, given = parse_named(text)
     options.update(given | options)
     partitions: dict[str, Callable[..., Any]] = {**PARTITIONS, "natural": natural}
-    if in_file(name):
-        return load_object("partition", name)
-    return lookup("partition", name, partitions)
+    function: Callable[..., Any] = (
+        load_object("partition", name) if in_file(name) else lookup("partition", name, partitions)
+    )
+    return function
 
 
 def _named(parts: Mapping[ClientId, Any] | Sequence[ArrayLike]) -> Mapping[ClientId, Any]:

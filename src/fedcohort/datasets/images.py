@@ -74,7 +74,7 @@ def _bytes(path: Path, shape: tuple[int, ...], holds: str) -> NDArray[np.uint8]:
 SHAPE = (3, 32, 32)
 RECORD = 1 + 3 * 32 * 32
 MAX_RECORDS = 10_000
-CIFAR_HOLDS = f"at most {MAX_RECORDS} records of {RECORD} bytes: a label of 0 to 9, then red, green, blue planes"
+CIFAR_HOLDS = f"at most {MAX_RECORDS} records of {RECORD} bytes: label 0 to 9, then color planes"
 
 
 def read_cifar(folder: Folder, *, dtype: Pixels = "float32") -> Dataset:
