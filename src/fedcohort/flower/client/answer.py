@@ -146,7 +146,10 @@ class Answers:
             arrays = self.arrays(request, message, Memory(context, request.run))
         record = ConfigRecord()
         if not request.client:
-            record["id"] = self.identity(context)
+            try:
+                record["id"] = self.identity(context)
+            except ConfigError as error:  # it may be known by a key or name
+                record["id.error"] = error_line(error)
             record["tags"] = str(context.node_config.get("fedcohort-tags", ""))
         record.update(self.record(request.signals, message, context, request, arrays))
         if arrays is not None and self.cache:
@@ -335,8 +338,10 @@ class Asked(Clients):
         classes = self.answers.classes or self.request.classes
         exact = sketch(self.data, options, classes=classes, center=center)
         digest = hashlib.blake2b(json.dumps(exact.spec, sort_keys=True).encode(), digest_size=6)
-        width = getattr(exact.family, "dim", "any number of")
-        self._kinds = (f"{width} inputs, hashed as {digest.hexdigest()}",)
+        appended = getattr(exact.transform, "classes", 0)  # columns for the labels
+        width = getattr(exact.family, "dim", 0) - appended
+        inputs = f"{width} inputs" if width > 0 else "tokens"
+        self._kinds = (f"{inputs}, hashed as {digest.hexdigest()}",)
         privacy = Privacy.on_node(self.context, self.answers.privacy)
         if privacy is not None:
             return [privacy.release(self._account, exact).reading()]

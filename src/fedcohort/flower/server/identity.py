@@ -109,7 +109,9 @@ class Directory:
             untold = [
                 i for i in present.values() if i.node in self._ids and i.node not in self._tags
             ]
+            told = dict(self.told)  # what these say of themselves does not count
             self._claims(grid, list(filter(self._may_ask, untold)), None)
+            self.told = told
         kept = {c: n for c, n in self.nodes.items() if n in present and self._ids[n] == c}
         self.nodes = {c: node for c, node in kept.items() if self._is_eligible(c, node)}
         for node in sorted(present):
@@ -196,26 +198,29 @@ class Directory:
 
     def _claim(self, info: NodeInfo, reply: Reply) -> ClientId | None:
         """Return the id that a new node goes by, None for none."""
-        reason = error_reason(reply.message)
+        reason, record = error_reason(reply.message), ConfigRecord()
+        nameless = reply.message.has_error() and reply.message.error.code in RAISED
         if reason is None:
+            record = reply.message.content.config_records.get(RECORD, record)
+            tags = str(record.get("tags", "")).split(",")
+            self._tags[info.node] = frozenset(tag.strip() for tag in tags)
+            reason = record.get("id.error")  # type: ignore[assignment]
+            nameless = isinstance(reason, str)
+        if nameless and self.identity == "auto":
+            client = fingerprint(info)
+            LOG.warning("node %d did not say who it is (%s): %s", info.node, reason, client)
+        elif reason is None:
             try:
                 with untrusted("an id"):
-                    record = reply.message.content.config_records.get(RECORD)
-                    client = claimed_id(None if record is None else record.get("id"))
+                    client = claimed_id(record.get("id"))
             except DataError as error:
                 self.refused[f"node {info.node}"] += 1
                 LOG.warning("node %d: %s", info.node, error)
                 return None
-            if record is not None:
-                self.told[client] = record
-                tags = str(record.get("tags", "")).split(",")
-                self._tags[info.node] = frozenset(tag.strip() for tag in tags)
-            return client
-        raised = reply.message.has_error() and reply.message.error.code in RAISED
-        if self.identity != "auto" or not raised:
+        else:
             return None
-        LOG.warning("node %d did not say who it is (%s): %s", info.node, reason, fingerprint(info))
-        return fingerprint(info)
+        self.told[client] = record
+        return client
 
 
 def claimed_id(client: Any) -> ClientId:

@@ -590,7 +590,7 @@ class CohortStrategy(Strategy):
             dict(self.replies.failed),
             cut=outcome.cut,
             late=late,
-            slowest=None if arrivals is None else arrivals.slowest,
+            slowest=None if arrivals is None or arrivals.slowest in cut else arrivals.slowest,
             available=len(self._cohort.nodes),
         )
         if arrivals is not None and arrivals.extended:

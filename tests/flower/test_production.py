@@ -1,0 +1,290 @@
+"""What a long-lived federation needs: eligible clients, a pace, kept sketches, callbacks."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp import strategy as flower
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.flower import Directory, GridCollector, KeptSketches, Pace, attach
+from fedcohort.policies import POLICIES, Uniform
+from fedcohort.session import Session
+from fedcohort.simulate import Simulation
+from fedcohort.simulate.clock import Durations
+
+
+class SlowGrid:
+    """Lets the replies to training messages come when their clients are done."""
+
+    def __init__(self, grid, clock, seconds):
+        self.grid, self.clock, self.seconds = grid, clock, seconds
+        self.due = {}
+
+    def __getattr__(self, name):
+        return getattr(self.grid, name)
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        ids = self.grid.push_messages(messages)
+        for identifier, message in zip(ids, messages, strict=True):
+            is_training = message.metadata.message_type == "train"
+            node = message.metadata.dst_node_id
+            self.due[identifier] = self.clock.now + (self.seconds[node] if is_training else 0.0)
+        return ids
+
+    def pull_messages(self, message_ids):
+        ready = [i for i in message_ids if self.due.get(i, 0.0) <= self.clock.now + 1e-9]
+        return self.grid.pull_messages(ready)
+
+
+def slow(digits, clock, **seconds):
+    each = {digits.node(c): seconds.get(c.replace("-", "_"), 1.0) for c in digits.clients}
+    return SlowGrid(digits.grid(), clock, each)
+
+
+# --- who takes part -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("eligible", "wanted"),
+    [
+        ("client-[0-2]", {"client-0", "client-1", "client-2"}),
+        (["client-5", "client-6", "stranger"], {"client-5", "client-6"}),
+        ("tag:icu", {"client-1", "client-4"}),
+        (lambda client, signals: client > "client-5", {"client-6", "client-7"}),
+    ],
+    ids=["pattern", "list", "tag", "function"],
+)
+def test_only_eligible_clients_are_asked_for_more_than_their_id(digits, cohort, eligible, wanted):
+    grid = digits.grid()
+    for client in ("client-1", "client-4"):
+        grid.contexts[digits.node(client)].node_config["fedcohort-tags"] = "large, icu"
+    strategy = cohort("power-of-choice:d=3", cohort_size=2, eligible=eligible)
+    strategy.start(grid, digits.arrays(), 2)
+    trained = {c for report in strategy.history for c in report.selected}
+    assert trained <= wanted and set(strategy.directory.nodes) == wanted
+    nodes = {digits.node(client) for client in wanted}
+    assert {node for node, _ in [*grid.asked("loss"), *grid.sent("train")]} <= nodes
+
+
+def test_tags_are_asked_of_registered_nodes_too(digits, cohort):
+    grid = digits.empty_grid()
+    for client in digits.clients:
+        grid.add(digits.node(client), digits.app(client), name=client, **{"fedcohort-tags": client})
+    strategy = cohort(cohort_size=1, eligible="tag:client-3", inner=flower.FedAvg(
+        fraction_evaluate=0.0, min_available_nodes=1, min_train_nodes=1))  # fmt: skip
+    strategy.start(grid, digits.arrays(), 1)
+    assert set(strategy.directory.nodes) == {"client-3"}
+
+
+def test_eligibility_can_follow_what_clients_told(digits, cohort):
+    asked = []
+
+    def large(client, signals):
+        asked.append(dict(signals))
+        return signals.get("num_examples", 1000) > 100
+
+    strategy = cohort("power-of-choice:d=4", cohort_size=2, eligible=large)
+    strategy.start(digits.grid(), digits.arrays(), 2)
+    assert any("num_examples" in signals and "loss" in signals for signals in asked)
+
+
+def test_a_plain_strategy_gets_cohorts_that_select(digits, cohort, caplog):
+    strategy = cohort(POLICIES["kdpp"]())
+    strategy.start(digits.grid(), digits.arrays(), 2)
+    assert [len(r.selected) for r in strategy.history] == [3, 3]
+    assert "cohort_size=" in caplog.text
+
+
+# --- what is asked, and how often ---------------------------------------------------------------
+
+
+def test_ids_and_profiles_take_one_exchange(digits, cohort):
+    grid = digits.grid()
+    cohort("power-of-choice:d=4", cohort_size=2).start(grid, digits.arrays(), 2)
+    assert len(grid.asked("")) == len(grid.asked("num_examples")) == len(digits.clients)
+    assert len(grid.sent("query.fedcohort")) == len(digits.clients) + 2 * 4
+
+
+def test_kept_sketches_are_not_asked_for_again(digits, cohort, tmp_path):
+    def run(grid, **options):
+        kept = KeptSketches(tmp_path / "kept", **options)
+        strategy = cohort("sketch-match", cohort_size=3, sketches=kept)
+        strategy.start(grid, digits.arrays(), 2)
+        return strategy
+
+    fewer, again, grid = digits.grid(), digits.grid(), digits.grid()
+    fewer.remove(digits.node("client-7"))
+    run(fewer)
+    second = run(again)
+    assert [node for node, _ in again.asked("race_sketch")] == [digits.node("client-7")]
+    plain = cohort("sketch-match", cohort_size=3)
+    plain.start(grid, digits.arrays(), 2)
+    assert [r.selected for r in second.history] == [r.selected for r in plain.history]
+    old = digits.grid()
+    run(old, max_days=1e-9)
+    assert len(old.asked("race_sketch")) == 8
+    with pytest.raises(ConfigError, match="max_days=0"):
+        KeptSketches(tmp_path, max_days=0)
+
+
+def test_sketches_of_other_columns_are_refused_with_words(digits, cohort, caplog):
+    """The same data with two more columns of zeros looked farther than truly different data."""
+    grid = digits.grid()
+    x, y = digits.examples("client-2")
+    wide = np.pad(x.reshape(len(x), -1), ((0, 0), (0, 2)))
+    app = digits.changing_app("client-2", lambda a: a, attached=False)
+    attach(app, (wide, y))
+    grid.apps[digits.node("client-2")] = app
+    strategy = cohort("sketch-match", cohort_size=3)
+    strategy.start(grid, digits.arrays(), 1)
+    signals = strategy.session.signals
+    assert "client-2" not in signals.known("race_sketch", digits.clients)
+    assert signals.dropped["race_sketch"] == 1
+    assert "66 inputs" in caplog.text and "64 inputs" in caplog.text
+
+
+def test_a_private_app_is_told_once_what_its_signals_reveal(digits, cohort, caplog, monkeypatch):
+    monkeypatch.setattr("fedcohort.flower.client.answer._warned_of", set())
+    monkeypatch.setitem(__import__("sys").modules, "opacus", object())
+    cohort("power-of-choice:d=4", cohort_size=2).start(digits.grid(), digits.arrays(), 2)
+    told = [r.getMessage() for r in caplog.records if "Privacy(" in r.getMessage()]
+    assert len(told) == 1 and "Opacus" in told[0] and "'loss'" in told[0]
+
+
+def test_a_private_strategy_is_told_what_signals_reveal(cohort, inner, caplog):
+    wrapper = flower.DifferentialPrivacyServerSideFixedClipping(inner(), 1.0, 1.0, 4)
+    cohort("sketch-match:epsilon=1", wrapper)
+    assert "Privacy(" not in caplog.text
+    cohort("power-of-choice:d=4", wrapper)
+    assert "'loss'" in caplog.text and "Privacy(" in caplog.text
+
+
+def test_a_loop_of_ones_own_has_the_cohorts_of_the_strategy(digits, cohort):
+    grid, arrays = digits.grid(), digits.arrays()
+    directory, session = Directory(), Session("power-of-choice:d=4", cohort_size=2, seed=3)
+    nodes = directory.refresh(grid)
+    chosen = session.begin(nodes, GridCollector(grid, session, arrays, nodes)).clients
+    strategy = cohort("power-of-choice:d=4", cohort_size=2)
+    strategy.start(digits.grid(), arrays, 1)
+    assert chosen == strategy.history[0].selected
+    assert session.ledger.by_kind("up") == {"num_examples": 8 * 8, "loss": 4 * 8}
+
+
+# --- what is told -------------------------------------------------------------------------------
+
+
+def test_each_round_is_reported_once_with_its_accuracy(digits, cohort, tmp_path):
+    reports = []
+    strategy = cohort("power-of-choice:d=4", cohort_size=2, on_round=reports.append,
+                      out=tmp_path / "run")  # fmt: skip
+    strategy.start(
+        digits.grid(), digits.arrays(), 3, evaluate_fn=lambda n, arrays: {"accuracy": n / 10}
+    )
+    assert [r.round for r in reports] == [0, 1, 2] and reports == strategy.history
+    assert [r.accuracy for r in reports] == [0.1, 0.2, 0.3]
+    text = (tmp_path / "run" / "rounds.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [set(line["scores"]) for line in lines] == [set(r.selected) for r in reports]
+
+
+def test_who_sits_out_is_announced(digits, cohort, caplog):
+    grid = digits.grid()
+
+    def leave(number, arrays):
+        grid.gone = {digits.node("client-3")} if number else set()
+
+    with caplog.at_level("INFO", logger="flwr.fedcohort"):
+        cohort(cohort_size=8).start(grid, digits.arrays(), 5, evaluate_fn=leave)
+    told = [r.getMessage() for r in caplog.records if "sits out" in r.getMessage()]
+    assert told[0] == "client-3 failed again and sits out until round 8"
+
+
+# --- rounds that do not wait --------------------------------------------------------------------
+
+
+def test_the_first_of_more_clients_end_the_round(digits, cohort, clock):
+    grid = slow(digits, clock, client_3=50.0, client_4=60.0)
+    strategy = cohort(cohort_size=6, pace=Pace(over_select=8 / 6), timeout=100)
+    strategy.start(grid, digits.arrays(), 1)
+    (report,) = strategy.history
+    assert report.cut == tuple(c for c in report.selected if c in ("client-3", "client-4"))
+    assert len(report.finished) == 6 and report.seconds == pytest.approx(1.0, abs=0.5)
+    assert not report.failed and not strategy.refused
+
+
+def test_a_deadline_ends_the_round_with_those_that_are_there(digits, cohort, clock):
+    grid = slow(digits, clock, client_3=50.0)
+    strategy = cohort(cohort_size=8, pace=Pace(deadline=5.0), timeout=100)
+    strategy.start(grid, digits.arrays(), 2)
+    assert [r.cut for r in strategy.history] == [("client-3",)] * 2
+    assert [r.seconds for r in strategy.history] == pytest.approx([5.0, 5.0], abs=0.1)
+
+
+def test_nobody_in_time_extends_the_round(digits, cohort, clock, caplog):
+    each = {f"client_{i}": 20.0 + i for i in range(8)}
+    strategy = cohort(cohort_size=8, pace=Pace(deadline=5.0), timeout=100)
+    with caplog.at_level("INFO", logger="flwr.fedcohort"):
+        strategy.start(slow(digits, clock, **each), digits.arrays(), 1)
+    assert strategy.history[0].finished == ("client-0",)
+    assert "nobody met the deadline" in caplog.text
+
+
+def test_a_late_update_enters_the_round_in_which_it_arrives(digits, cohort, clock):
+    """Worth 2^-1/2 of one in time, as a step from the model that is then current."""
+    each = {digits.node(c): 5.5 if c == "client-3" else 1.0 for c in digits.clients}
+    grid = digits.grid_of(lambda c: digits.changing_app(c, lambda a: a + 1))
+    grid.apps[digits.node("client-3")] = digits.changing_app("client-3", lambda a: a + 5)
+    pace = Pace(deadline=5.0, late="next")
+    strategy = cohort(cohort_size=8, pace=pace, timeout=100)
+    start = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    result = strategy.start(SlowGrid(grid, clock, each), start, 2)
+    first, second = strategy.history
+    assert first.cut == ("client-3",) and not first.late
+    assert second.late == ("client-3",) and "client-3" not in second.selected
+    weight = 2**-0.5
+    expected = 1 + (7 * 1 + weight * 5) / (7 + weight)
+    assert result.arrays["w"].numpy() == pytest.approx(np.full(3, expected), rel=1e-5)
+    assert strategy.session.ledger.total("up") == grid.bytes_crossed("up")
+
+
+def test_a_gate_and_a_pace_do_not_go_together(cohort):
+    with pytest.raises(ConfigError, match="gate"):
+        cohort(gate="cmfl", pace=Pace(deadline=1.0))
+
+
+@pytest.mark.parametrize(
+    "pace", [Pace(over_select=1.5), Pace(deadline=7.0), Pace(deadline=7.0, late="next")], ids=str
+)
+def test_cohorts_and_arrivals_are_the_simulators(digits, cohort, clock, pace):
+    """The same policy, seed and durations, in a simulation and in a Flower grid."""
+    rates = {c: 2.0 + 2.0 * i for i, c in enumerate(digits.clients)}
+    sizes = {c: len(digits.federation.parts[c]) for c in digits.clients}
+    speeds = {c: sizes[c] / rates[c] for c in digits.clients}
+    durations = Durations(speeds, dict.fromkeys(digits.clients, 1e30))
+    simulation = Simulation(
+        digits.federation,
+        digits.model(),
+        Uniform(),
+        cohort_size=4,
+        local=digits.local,
+        aggregation="size-weighted",
+        seeds=(3,),
+        device="cpu",
+        durations=durations,
+        pace=pace,
+    )
+    records = [simulation.step()[0] for _ in range(4)]
+    each = {digits.node(c): rates[c] for c in digits.clients}
+    strategy = cohort(cohort_size=4, pace=copy.copy(pace), timeout=100)
+    strategy.start(SlowGrid(digits.grid(), clock, each), digits.arrays(), 4)
+    for record, report in zip(records, strategy.history, strict=True):
+        assert (report.selected, report.finished) == (record.selected, record.finished)
+        assert (report.cut, report.late) == (record.cut, record.late)
+        assert report.slowest in (record.slowest, None)  # unknown where it has not answered
+        assert report.seconds == pytest.approx(record.seconds, abs=1.1)  # between looks for replies
