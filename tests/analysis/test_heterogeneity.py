@@ -164,12 +164,6 @@ def test_the_map_keeps_distances_in_the_plane(n, seed):
     assert found.share == pytest.approx(1)
 
 
-def test_the_map_of_nothing_and_of_negative_squares():
-    assert classical_map(np.zeros((3, 3))).share == 0
-    squares = np.array([[0, -1e-3, 1], [-1e-3, 0, 1], [1, 1, 0]])
-    assert np.isfinite(classical_map(squares).positions).all()
-
-
 def test_one_cluster_is_suggested_when_chance_explains_the_division():
     squares = np.full((6, 6), 1.0)
     squares[:3, :3] = squares[3:, 3:] = 0.01
