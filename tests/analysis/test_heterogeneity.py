@@ -17,7 +17,7 @@ from fedcohort.exceptions import DataError
 from fedcohort.files.marginals import ColumnGap
 from fedcohort.personalize.registry import Record, Registry
 from fedcohort.personalize.search import nearest
-from fedcohort.sketch.distances import distance_matrix, distances_to_global
+from fedcohort.sketch.distances import distance_matrix, squares_to_global
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.uncertainty import cap_by_observed, errors_to_global, pair_errors
 
@@ -81,7 +81,7 @@ def test_numbers_agree_with_the_library_s():
     found = profile(items)
     frobenius = distance_matrix(items, "frobenius", debias=True) / np.sqrt(EMPTY.rows)
     assert np.allclose(found.matrix, frobenius, atol=1e-12)
-    to_all = distances_to_global(items, kind="frobenius", debias=True) / np.sqrt(EMPTY.rows)
+    to_all = np.sqrt(np.maximum(squares_to_global(items), 0))
     assert np.allclose([c.distance for c in found.clients], to_all, atol=1e-12)
     assert found.records == 360
     assert all(c.low <= c.distance <= c.high for c in found.clients)
@@ -127,7 +127,7 @@ def test_errors_cover_the_scatter_of_equal_clients():
                 rng = np.random.default_rng(seed)
                 items = [s.privatize(epsilon, rng=rng) for s in items]
             squares.append(distance_matrix(items, "mmd"))
-            to_all.append(distances_to_global(items, kind="mmd"))
+            to_all.append(squares_to_global(items))
         pairs = np.triu_indices(3, 1)
         seen = np.std(squares, axis=0)[pairs]
         assert (pair_errors(items)[pairs] > 0.9 * seen).all()

@@ -24,7 +24,7 @@ from fedcohort.files.marginals import FALSE_MARKS, ColumnGap, bin_labels, column
 from fedcohort.files.sketching import ONE_BUCKET, concentration
 from fedcohort.personalize.search import possible_luck
 from fedcohort.privacy.planning import signal_to_noise
-from fedcohort.sketch.distances import distance_matrix, distances_to_global
+from fedcohort.sketch.distances import distance_matrix, squares_to_global
 from fedcohort.sketch.race import RaceSketch, pooled
 from fedcohort.sketch.uncertainty import (
     cap_by_observed,
@@ -395,12 +395,12 @@ def _rows(
     clusters: Clusters,
     positions: Floats,
 ) -> list[ClientRow]:
-    squares, errors = distances_to_global(sketches, "pooled", "mmd"), errors_to_global(sketches)
+    squares, errors = squares_to_global(sketches), errors_to_global(sketches)
     scores = robust_scores(squares, errors)
     outlying = scores > OUTLIER
     usual = [s for s, far in zip(sketches, outlying, strict=True) if not far]
     if outlying.any() and len(usual) > 1:  # outliers must not make all others look far
-        squares[~outlying] = distances_to_global(usual, "pooled", "mmd")
+        squares[~outlying] = squares_to_global(usual)
         errors[~outlying], center = errors_to_global(usual), pooled(usual)
         for i in np.flatnonzero(outlying).tolist():
             squares[i], errors[i] = distance_with_error(sketches[i], center, "mmd")

@@ -332,7 +332,7 @@ class ColdStart:
         if strategy != "match" or len(near) == 1:
             return {near[0].client: 1.0}, near[0].squared
         sketches = [self.registry.sketch(one.client) for one in near]
-        products = gram(sketches, debias=True) * sketches[0].rows
+        products = gram(sketches) * sketches[0].rows
         squares = [one.squared for one in near]
         share = matching(products, squares, Stack(sketches).error_variance())
         weights = dict(zip((one.client for one in near), share.tolist(), strict=True))

@@ -37,7 +37,6 @@ Readings: TypeAlias = "NDArray[Any] | Sequence[RaceSketch]"
 Floats = NDArray[np.float64]
 CHUNK = 1 << 22  # numbers read at a time
 Kind = Literal["frobenius", "row-l2", "mmd", "tvd-lower"]
-Center = Literal["pooled", "mean"]
 
 
 def noise_variance_total(n: Floats, noise: Floats, cells: int) -> Floats:
@@ -114,17 +113,6 @@ class Stack:
             total += np.einsum("irb,irb->i", q, q)
         return total
 
-    def weights(self, center: str) -> Floats:
-        """Return what each client weighs in the global sketch; nothing without data."""
-        if center not in ("pooled", "mean"):
-            raise ValueError(f"unknown center {center!r}; use 'pooled' or 'mean'")
-        sizes = np.nan_to_num(self.n, nan=0.0)
-        weights = sizes if center == "pooled" else (sizes > 0).astype(float)
-        if not weights.any():
-            raise ValueError("all sketches are empty")
-        share: Floats = weights / weights.sum()
-        return share
-
     def mixture(self, weights: Floats) -> Floats:
         """Return the weighted sum of the normalized sketches, (rows, buckets)."""
         out = np.empty((self.rows, self.buckets))
@@ -169,34 +157,19 @@ def distance_matrix(readings: Readings, kind: Kind = "frobenius", debias: bool =
     return out
 
 
-def distances_to_global(
-    readings: Readings, center: Center = "pooled", kind: Kind = "frobenius", debias: bool = True
-) -> Floats:
-    """Distance of every client to the global sketch, (N,).
+def squares_to_global(readings: Readings) -> Floats:
+    """Debiased squared MMD between every client and all data together, (N,).
 
-    Parameters
-    ----------
-    readings, kind, debias
-        As in `distance_matrix`. The client is part of the global sketch: the error variance of
-        sum_i w_i q_i - q_j is sum_i w_i^2 e_i + (1 - 2 w_j) e_j.
-    center : {"pooled", "mean"}
-        The sketch of all data together, or the paper's unweighted mean of sketches.
+    A client is a part w of the whole: the error variance of sum_i w_i q_i - q_j is
+    sum_i w_i^2 e_i + (1 - 2 w_j) e_j.
     """
     stack = Stack(readings)
-    weights = stack.weights(center)
-    goal = stack.mixture(weights)
-    if should_debias(stack, kind, debias):
-        error = stack.error_variance()
-        excess = np.nansum(weights**2 * error) + (1 - 2 * weights) * error
-        return _in_kind(stack, stack.squares_to(goal) - excess, kind)
-    if kind == "frobenius":
-        return np.asarray(np.sqrt(stack.squares_to(goal)))
-    total = np.zeros(len(stack))
-    for rows, q in stack.chunks():
-        q -= goal[rows]
-        size = np.abs(q) / 2 if kind == "tvd-lower" else np.linalg.norm(q, axis=2, keepdims=True)
-        total += size.sum(axis=(1, 2))
-    return np.asarray(total / stack.rows)
+    sizes = np.nan_to_num(stack.n)
+    if not sizes.any():
+        raise ValueError("all sketches are empty")
+    weights, error = sizes / sizes.sum(), stack.error_variance()
+    excess = np.nansum(weights**2 * error) + (1 - 2 * weights) * error
+    return np.asarray((stack.squares_to(stack.mixture(weights)) - excess) / stack.rows)
 
 
 def squares_to(stack: Stack, errors: Floats, other: RaceSketch) -> Floats:
@@ -207,16 +180,15 @@ def squares_to(stack: Stack, errors: Floats, other: RaceSketch) -> Floats:
     return stack.squares_to(other.normalized()) - errors - Stack([other]).error_variance()
 
 
-def gram(readings: Readings, debias: bool = True) -> Floats:
+def gram(readings: Readings) -> Floats:
     """Mean over rows of the inner products of normalized sketches, (N, N).
 
-    With debiased diagonal, (w - v)' G (w - v) estimates the squared MMD between the mixtures of
+    The diagonal is debiased: (w - v)' G (w - v) estimates the squared MMD between the mixtures of
     clients with weights w and v, without bias.
     """
     stack = Stack(readings)
     out = _products(stack, centered=False)
-    if debias:
-        out[np.diag_indices_from(out)] -= stack.error_variance()
+    out[np.diag_indices_from(out)] -= stack.error_variance()
     out /= stack.rows
     return out
 
