@@ -75,7 +75,7 @@ VARIANTS = {
     "sketch-to-select, often": ("sketch-to-select", {"interval": 2, "candidates": 12}),
     "sketch-to-select, profiles": (
         "sketch-to-select",
-        {"signal": "feature_profile", "weights": "inverse-inclusion"},
+        {"signal": "feature_profile"},
     ),
 }
 

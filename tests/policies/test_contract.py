@@ -61,7 +61,7 @@ VARIANTS = [
     lambda: SketchMatch(refresh=3, embed="model"),
     lambda: FedACS(reward="insight", pool_share=0.05),
     lambda: FedACS(reward="gradient-sketch", by_size=True, memory=0.9),
-    lambda: SketchToSelect(interval=2, weights=UNBIASED),
+    lambda: SketchToSelect(interval=2),
     lambda: SketchToSelect(interval=1, candidates=7),
     lambda: SketchToSelect(interval=1, compare="models"),
     lambda: SketchToSelect(signal="race_sketch", interval=3),

@@ -189,22 +189,6 @@ def test_profiles_are_clustered_without_asking() -> None:
     assert sorted(int(c) % 3 for c in chosen) == [0, 1, 2]
 
 
-def test_inverse_inclusion_weights_are_unbiased() -> None:
-    """Given the clusters, the expected aggregate is the size-weighted mean of all clients."""
-    signals = clustered()
-    n = {c: int(c) + 1 for c in IDS}
-    signals.record("num_examples", n, 0)
-    values = np.random.default_rng(1).normal(size=24)
-    truth = sum(n[c] * values[int(c)] for c in IDS) / sum(n.values())
-    estimates = []
-    for i in range(250):
-        policy = SketchToSelect(weights="inverse-inclusion")
-        selection = policy.select(Round(0, IDS, 4), signals, stream(0, i))
-        pairs = zip(selection.clients, selection.weights, strict=True)
-        estimates.append(sum(w * values[int(c)] for c, w in pairs))
-    assert np.mean(estimates) == pytest.approx(truth, abs=4 * np.std(estimates) / np.sqrt(250))
-
-
 def test_many_sketches_are_fitted_on_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedcohort.policies import sketch_to_select
 

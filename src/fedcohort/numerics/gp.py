@@ -103,13 +103,6 @@ def fit_gradient(
     initial
         X to start from, such as the last fit; otherwise small random numbers from `rng`.
 
-    Examples
-    --------
-    >>> changes = [[3.0, 3.0], [-1.0, -1.0]]
-    >>> rng = np.random.default_rng(0)
-    >>> x = fit_gradient(changes, [1, 1], 1, 1.0, steps=500, learning_rate=0.1, rng=rng)
-    >>> (x.T @ x).round(2).tolist()       # the closed form: 5 less half of 1
-    [[4.5, 4.5], [4.5, 4.5]]
     """
     changes, seen, shares = _prepared(loss_changes, weights)
     if initial is not None:

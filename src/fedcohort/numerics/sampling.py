@@ -24,7 +24,6 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 _NODES = 96  # of the integral over time; with 60 or more, errors are below 1e-9
-_CLOSE = 1e-10  # a bracket of log-time, far above rounding errors
 _EXACT = 100_000  # clients times k up to which the exact integral is used
 
 
@@ -116,43 +115,11 @@ def _range(rates: Array, k: int) -> tuple[float, float]:
 
 def _limit(rates: Array, k: int) -> Array:
     """Probability to arrive before the time by which k arrive on average (Rosén)."""
+    from scipy.optimize import brentq
+
     low, high = float(np.log(1e-14 / rates.sum())), float(np.log(700.0 / rates.min()))
-    first, last = _bracket(rates, k, low, high)
-    while True:  # bisection down to neighboring numbers
-        middle = (low + high) / 2
-        if middle in (low, high):
-            return np.asarray(-np.expm1(-rates * np.exp(low)))
-        if middle < first or (middle <= last and _arrived(rates, middle) < k):
-            low = middle
-        else:
-            high = middle
-
-
-def _arrived(rates: Array, log_time: float) -> float:
-    """Return how many clients have arrived by then, on average."""
-    return float(-np.expm1(-rates * np.exp(log_time)).sum())
-
-
-def _bracket(rates: Array, k: int, low: float, high: float) -> tuple[float, float]:
-    """Return log-times close to each other between which the k-th client arrives on average.
-
-    Newton's method on the log of the number that arrived, which is concave in log-time: from the
-    left it never overshoots. It saves most of the steps of bisection.
-    """
-    at = max(low, float(np.log(k / rates.sum())))
-    for _ in range(20):
-        time = np.exp(at)
-        waiting = np.exp(-rates * time)
-        count, slope = (1 - waiting).sum(), time * (rates * waiting).sum()
-        if not (count > 0 and slope > 0):
-            return low, high
-        before, at = at, min(at + float(np.log(k / count) * count / slope), high)
-        if abs(at - before) < _CLOSE / 10:
-            break
-    first, last = at - _CLOSE, at + _CLOSE
-    if low < first and last < high and _arrived(rates, first) < k <= _arrived(rates, last):
-        return first, last
-    return low, high
+    at = brentq(lambda t: -np.expm1(-rates * np.exp(t)).sum() - k, low, high, xtol=1e-14)
+    return np.asarray(-np.expm1(-rates * np.exp(at)))
 
 
 def proportional_inclusion(importance: Array, size: int) -> Array:

@@ -131,24 +131,14 @@ def sample_positions(count: int, limit: int | None, rng: Generator) -> Indices:
     return np.sort(rng.choice(count, limit, replace=False))
 
 
-def vector_signals(*when: str) -> tuple[str, ...]:
-    """Return the names of the signals that are vectors or sketches, by when they are collected.
-
-    Examples
-    --------
-    >>> vector_signals("reply")
-    ('update_sketch', 'bias_update')
-    """
-    scalar = [name for name, s in SIGNALS.items() if getattr(s.form({}), "shape", None) == ()]
-    return tuple(n for n, s in SIGNALS.items() if s.when in when and n not in scalar)
-
-
 def vector_needs(policy: str, signal: str, *profile: str, when: Sequence[str] = ()) -> Needs:
-    """Return the needs of a policy that compares clients by the vectors of `signal`.
+    """Return the needs of a policy that compares clients by the vectors or sketches of `signal`.
 
     `profile` names further profile signals; `when` limits the signals that the policy can use.
     """
-    possible = vector_signals(*(when or ("profile", "query", "reply")))
+    moments = when or ("profile", "query", "reply")
+    scalar = [name for name, s in SIGNALS.items() if getattr(s.form({}), "shape", None) == ()]
+    possible = [n for n, s in SIGNALS.items() if s.when in moments and n not in scalar]
     if signal not in possible:
         raise unknown("signal", signal, possible, f"of {policy}")
     needs = {"profile": frozenset(profile), "query": frozenset[str](), "reply": frozenset[str]()}
@@ -166,8 +156,7 @@ def vectors(
     """Return the positions of clients with a usable reading, and the readings as rows of numbers.
 
     A sketch becomes its counts divided by n; an empty sketch is not usable. With `since`, readings
-    of earlier rounds are left out. The rows have the given `dtype`, except for sketches; a number
-    that does not fit becomes infinite.
+    of earlier rounds are left out. A number that does not fit the `dtype` becomes infinite.
     """
     positions, readings = signals.read(name, clients)
     if since is not None and len(positions):
@@ -200,16 +189,7 @@ def believed(values: Array) -> Array:
 
 
 def sizes(signals: Signals, clients: Sequence[ClientId]) -> Array:
-    """Return each client's believed number of examples; the mean of the others if unknown.
-
-    Examples
-    --------
-    >>> signals = Signals()
-    >>> claims = {f"{i:02d}": 50 for i in range(10)} | {"10": 2**40}
-    >>> _ = signals.record("num_examples", claims, stamp=0)
-    >>> sizes(signals, (*claims, "new"))[-2:].tolist()
-    [500.0, 90.9090909090909...]
-    """
+    """Return each client's believed number of examples; the mean of the others if unknown."""
     positions, claims = signals.read("num_examples", clients)
     claims = believed(claims)
     result = np.full(len(clients), float(claims.mean()) if len(positions) else 1.0)
@@ -280,8 +260,7 @@ def unreported(round: Round, outcome: Outcome, signals: Signals, name: str) -> l
     """Return the clients that finished and sent no valid reading of a reply signal this round.
 
     Policies that score clients count it against them, so that never reporting does not pay. Clients
-    that dropped out are not among them: the session lets those sit out. A policy that also lowered
-    their value would not select them again, and they could not show that they recovered.
+    that dropped out are not among them: the session lets those sit out.
     """
     fresh = signals.rounds(name, outcome.finished) == round.number
     return [c for c, sent in zip(outcome.finished, fresh.tolist(), strict=True) if not sent]

@@ -68,11 +68,10 @@ class FedCor(Policy):
     """Algorithms 1 and 2 of Tang et al. [1]_.
 
     In warm-up and probe rounds the cohort is uniform, and all clients report their loss before and
-    after. The changes are samples of a Gaussian with covariance X^T X + noise, which is fitted
-    with more weight on newer samples. In all other rounds clients are picked one by one. Each pick
-    is the client with the largest decrease of the overall loss that the Gaussian expects, given
-    the picks before. A picked client is annealed until the next fit, so that others get a turn.
-    The overall loss weights clients by their number of examples, as in eq. 1 of the paper.
+    after. The changes are samples of a Gaussian with covariance X^T X + noise, fitted with more
+    weight on newer samples. In all other rounds clients are picked one by one, each the client with
+    the largest decrease of the overall loss that the Gaussian expects, given the picks before. A
+    picked client is annealed until the next fit, so that others get a turn.
 
     Parameters
     ----------
@@ -104,13 +103,11 @@ class FedCor(Policy):
     Source: paper, and the authors' released code where options say so.
     Checked: selection against literal conditioning, fits against the likelihood.
 
-    Where the paper trains an extra, discarded round to probe, this policy makes the probe a round
-    of its own, so no training is wasted. Rounds that a gate skips keep their cohort and count as
-    one selection; a sample is the change over all of them. Loss changes beyond 10 times the median
-    absolute change of their sample are clipped, which bounds what a false loss can do. A client
-    that was away in 30 selections in a row is forgotten, so that the choice serves those who are
-    there. If fewer than half of the changes are known, a warning is logged once. Clients without
-    any loss change get places in proportion to their number, drawn uniformly.
+    Where the paper trains an extra, discarded round to probe, the probe is a round of its own here.
+    Rounds that a gate skips keep their cohort and count as one selection. Loss changes beyond 10
+    times the median of their sample are clipped. A client that was away in 30 selections in a row
+    is forgotten. If fewer than half of the changes are known, a warning is logged once. Clients
+    without any loss change get places in proportion to their number, drawn uniformly.
 
     References
     ----------

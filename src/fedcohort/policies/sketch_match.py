@@ -222,11 +222,10 @@ class SketchMatch(Policy):
         count_up(state.used, outcome.selected)
         if _LARGE * round.size >= len(round.available):
             state.epoch = list(dict.fromkeys((*state.epoch, *outcome.selected)))
-        late = getattr(outcome, "cut", ())
-        if self.timed and late and outcome.finished:
+        if self.timed and outcome.cut and outcome.finished:
             _, seconds = signals.read("duration", outcome.finished)
             slowest = float(seconds.max(initial=0.0))
-            state.cut.update({client: [float(round.number), slowest] for client in late})
+            state.cut.update({client: [float(round.number), slowest] for client in outcome.cut})
 
     def _include(self, round: Round, signals: Signals) -> None:
         """Add new sketches, let joiners start at the median, and note whose data drifted."""

@@ -16,10 +16,8 @@ from fedcohort.options import Count
 from fedcohort.policies.base import (
     SKETCH,
     Policy,
-    inverse_inclusion,
     register,
     sample_positions,
-    sizes,
     take,
     values_for,
     vector_needs,
@@ -67,9 +65,6 @@ class SketchToSelect(Policy):
         Any signal that is a vector; "race_sketch" clusters by data, without models.
     candidates : int, optional
         Ask only this many clients, drawn uniformly; None asks all.
-    weights : {"inverse-inclusion"}, optional
-        Weight a client by its share of the data times the size of its cluster, which makes the
-        aggregate unbiased, given the clusters.
     compare : {"steps", "models"}
         "models" is the paper's. A client that has learned its data barely moves any more, so after
         a while most models fall into one cluster, whatever their data. "steps" clusters the
@@ -83,7 +78,7 @@ class SketchToSelect(Policy):
     Notes
     -----
     Source: paper.
-    Checked: clusters and draws by hand, replacements and weights exactly.
+    Checked: clusters and draws by hand, replacements exactly.
 
     A chosen client that is away is replaced by another of its cluster, drawn uniformly. Fewer
     different sketches than clusters leave places free, which are filled uniformly.
@@ -111,13 +106,11 @@ class SketchToSelect(Policy):
         fresh: bool = True,
         signal: str = "model_sketch",
         candidates: Count | None = None,
-        weights: Literal["inverse-inclusion"] | None = None,
         compare: Literal["steps", "models"] = "steps",
         restarts: Count = 10,
     ) -> None:
-        extra = ("num_examples",) if weights else ()
-        self.needs = vector_needs("SketchToSelect", signal, *extra)
-        self.interval, self.signal, self.weights = interval, signal, weights
+        self.needs = vector_needs("SketchToSelect", signal)
+        self.interval, self.signal = interval, signal
         self.asked, self.restarts = candidates, restarts
         unscaled = signal in self.needs.profile or (signal == "model_sketch" and not fresh)
         self.by_direction = compare == "steps" and not unscaled
@@ -143,7 +136,7 @@ class SketchToSelect(Policy):
         here = [c for c in self.state.chosen if _is_available(round.available, c)]
         chosen = (here + self._replacements(round, set(here), rng))[: round.size]
         inclusion = {c: 1 / self.state.sizes[self.state.cluster[c]] for c in chosen}
-        return Selection(tuple(chosen), self._weights(chosen, inclusion, round, signals), inclusion)
+        return Selection(tuple(chosen), scores=inclusion)
 
     def _replacements(self, round: Round, present: set[ClientId], rng: Generator) -> list[ClientId]:
         """Draw a client of the same cluster for each chosen one that is away."""
@@ -176,20 +169,6 @@ class SketchToSelect(Policy):
             self.state.sizes.append(inside.size)
             if inside.size:
                 self.state.chosen.append(clients[int(rng.choice(inside))])
-
-    def _weights(
-        self,
-        chosen: list[ClientId],
-        inclusion: dict[ClientId, float],
-        round: Round,
-        signals: Signals,
-    ) -> tuple[float, ...] | None:
-        if self.weights is None or not chosen:
-            return None
-        total = sizes(signals, round.available).sum()
-        share = sizes(signals, tuple(chosen)) / max(total, 1.0)
-        weights = inverse_inclusion(share, np.array([inclusion[c] for c in chosen]))
-        return weights if sum(weights) > 0 else None
 
 
 def _is_available(available: tuple[ClientId, ...], client: ClientId) -> bool:
