@@ -107,7 +107,7 @@ def test_sketches_by_one_spec_are_alike_and_say_so(folder, capsys):
     assert a.origin == b.origin != {}
     assert [c["name"] for c in a.columns] == ["age", "sex", "visit"]
     assert "missing values" in capsys.readouterr().out
-    line = fails(capsys, "sketch", "a.csv", "--spec", "s.toml", "--set", "rows=9", "-o", "x.sketch")
+    line = fails(capsys, "sketch", "a.csv", "--spec", "s.toml", "--set=rows=9", "-o", "x.sketch")
     assert "--set and --spec" in line
     (folder / "t.toml").write_text(SPEC.replace("center = 50", "center = 40"))
     assert run("sketch", "b.csv", "--spec", "t.toml", "-o", "t.sketch") == 0
@@ -164,7 +164,7 @@ def test_minhash_states_its_columns_and_63_is_63_point_0(folder, capsys):
     (folder / "y.csv").write_text("v,w\n63.0,1\n64.0,2\n")
     (folder / "z.csv").write_text("v,u\n63,1\n64,2\n")
     for name in "xyz":
-        assert run("sketch", f"{name}.csv", "--set", "hash=minhash", "-o", f"{name}.sketch") == 0
+        assert run("sketch", f"{name}.csv", "--set=hash=minhash", "-o", f"{name}.sketch") == 0
     x, y = RaceSketch.load("x.sketch"), RaceSketch.load("y.sketch")
     assert x == y
     line = fails(capsys, "distance", "x.sketch", "z.sketch")
@@ -182,7 +182,7 @@ def test_sketches_that_cannot_tell_anything_apart_warn(folder, capsys):
     (folder / "two.csv").write_text(f"a,b\n{pairs}\n")
     assert run("sketch", "two.csv", "-o", "two.sketch") == 0
     assert "all values are positive" in capsys.readouterr().err
-    assert run("sketch", "two.csv", "-o", "ok.sketch", "--set", "center=1003") == 0
+    assert run("sketch", "two.csv", "-o", "ok.sketch", "--set=center=1003") == 0
     assert "one bucket" not in capsys.readouterr().err
 
 
@@ -234,7 +234,7 @@ def test_tables_as_r_and_excel_write_them(folder, capsys):
     """R: row names without a name, NA. Excel: semicolons, decimal commas, dates with points."""
     rows = "\n".join(f'"{i + 1}",{"NA" if i % 9 == 0 else 40.5 + i},"f"' for i in range(40))
     (folder / "r.csv").write_text(f'"","age","sex"\n{rows}\n')
-    assert run("sketch", "r.csv", "-o", "r.sketch", "--nulls", "drop", "--set", "center=60") == 0
+    assert run("sketch", "r.csv", "-o", "r.sketch", "--nulls", "drop", "--set=center=60") == 0
     shown = capsys.readouterr().out
     assert "the column without a name: row names" in shown
     assert "5 of 40" in shown
@@ -270,7 +270,7 @@ def test_many_single_columns_are_better_served_by_gaussian_noise(
     names = ",".join(f"x{i}" for i in range(columns))
     lines = "\n".join(",".join(str((i * j) % 7 - 3) for j in range(columns)) for i in range(50))
     (folder / "wide.csv").write_text(f"{names}\n{lines}\n")
-    options = ["--columns", "x*", "--epsilon", 4, "--set", f"delta={delta}", "--set", "explain=0.5"]
+    options = ["--columns", "x*", "--epsilon", 4, f"--set=delta={delta}", "--set=explain=0.5"]
     assert run("sketch", "wide.csv", "-o", "wide.sketch", *options) == 0
     assert ("times less" in capsys.readouterr().err) == warns
 
@@ -375,7 +375,7 @@ def test_explain_cannot_tell_without_constants(folder, capsys):
         values = rng.normal(14, 3, (200, 2)) * [factor, 1]
         lines = "\n".join(f"{a:.4f},{b:.4f}" for a, b in values)
         (folder / f"{name}.csv").write_text(f"mean_radius,texture\n{lines}\n")
-        options = ["--set", "explain=0.5", "-o", f"{name}.sketch"]
+        options = ["--set=explain=0.5", "-o", f"{name}.sketch"]
         assert run("sketch", f"{name}.csv", *options) == 0
     assert "one bucket" in capsys.readouterr().err
     assert run("explain", "x.sketch", "y.sketch", "z.sketch") == 0

@@ -35,7 +35,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("by", [[], ["--by", "who"]], ids=["whole", "by client"])
 def test_equal_to_one_process(connected, folder, tmp_path, by, capsys):
-    size = ["--set", "rows=20", "--set", "bits=4", "--columns", "v,u", *by, "--format", "json"]
+    size = ["--set=rows=20", "--set=bits=4", "--columns", "v,u", *by, "--format", "json"]
     shown = []
     for out, more in (("here", []), ("there", ["--ray", connected.address])):
         assert invoke(["sketch", str(folder), "-o", str(tmp_path / out), *size, *more]) == 0
@@ -68,7 +68,7 @@ def test_warnings_labels_and_single_columns_are_those_of_one_process(
             "who": [f"c{i // 25}" for i in range(50)],
         }
         pq.write_table(pa.table(columns), tmp_path / "data" / f"{number}.parquet")
-    size = ["--label", "y", "--classes", "2", "--set", "explain=0.5", "--nulls", "drop", *by]
+    size = ["--label", "y", "--classes", "2", "--set=explain=0.5", "--nulls", "drop", *by]
     said, told = [], []
     for out, more in (("here", []), ("there", ["--ray", connected.address])):
         names = [str(tmp_path / "data"), "-o", str(tmp_path / out)]
@@ -90,7 +90,7 @@ def test_warnings_labels_and_single_columns_are_those_of_one_process(
 
 
 def test_noise_is_added_once_and_errors_are_the_users(connected, folder, tmp_path, capsys):
-    options = ["--columns", "u,v", "--set", "rows=20", "--set", "bits=4", "--epsilon", "2"]
+    options = ["--columns", "u,v", "--set=rows=20", "--set=bits=4", "--epsilon", "2"]
     more = ["--ray", connected.address]
     for name, ray in (("there", more), ("here", [])):
         assert invoke(["sketch", str(folder), "-o", str(tmp_path / name), *options, *ray]) == 0

@@ -43,8 +43,7 @@ def command(folder: Path, by: bool, force: bool) -> list[str]:
         str(folder.parent / "data.csv"),
         "--columns",
         "u,v",
-        "--set",
-        "rows=20",
+        "--set=rows=20",
         "--format",
         "json",
     ]

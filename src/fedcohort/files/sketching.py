@@ -256,7 +256,7 @@ def _why_one_bucket(sketch: RaceSketch, source: Source) -> str:
     what = "most records fall into one bucket, so that every distance will be about 0"
     ranges = source.reading.ranges.values()
     if sketch.family.name != "srp":
-        return f"{what}: choose a smaller --width, or scale the columns"
+        return f"{what}: choose a smaller width, or scale the columns"
     if source.dim == 1:
         return f"{what}: srp sees only the sign of a single number; set center=... or hash=pstable"
     if ranges and all(low >= 0 for low, _ in ranges):
