@@ -83,7 +83,7 @@ with Registry.create(sys.argv[1]) as registry:
 
 def test_a_registry_that_cannot_be_written_is_read(tmp_path):
     sketch = RaceSketch.srp(dim=2, rows=4, bits=2)
-    sketch.add(np.eye(2))
+    sketch.add(np.tile(np.eye(2), (5, 1)))
     folder = tmp_path / "warm"
     with Registry.create(folder) as registry:
         registry.add("ann", sketch, {"w": np.zeros(2)})
