@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from fedcohort.analysis.comparison import Interval, comparison, curves, judge, paired_interval
-from fedcohort.experiments.results import PolicyResult
+from fedcohort.experiments.results import Run
 from fedcohort.experiments.summary import Overhead, Summary
 from fedcohort.simulate.history import History, RoundRecord
 
@@ -80,7 +80,7 @@ def result(policy, accuracies, reached):
                 1000 * len(values), 2000 * len(values), {}, Overhead(0.0, 100.0, 100.0, 100.0),
             )
         )  # fmt: skip
-    return PolicyResult(policy, summaries, histories, 1.0)
+    return Run(policy, summaries, histories, 1.0)
 
 
 def test_rows_are_means_over_seeds_and_say_what_is_missing():

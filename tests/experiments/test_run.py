@@ -239,24 +239,6 @@ def test_the_defaults_learn(tmp_path):
     assert summary.accuracy > 0.6
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("oort:preferred=x", "preferred='x' must be a finite number"),
-        ("sketch-match:turns=null", "turns=None must be a whole number"),
-        ("oort:alpha=NaN", "alpha=nan must be a finite number"),
-        ("oort:alpha=1e400", "alpha=inf must be a finite number"),
-        ("sketch-match:rows=true", "rows=True must be a whole number"),
-        ("kdpp:seed=1.5", "seed=1.5 must be a whole number"),
-        ("sketch-to-select:compare=step", "compare='step' must be 'steps' or 'models'"),
-        ("power-of-choice:d=[3]", r"d=\[3\] must be a whole number"),
-    ],
-)
-def test_options_are_checked_by_their_declared_types(text, message):
-    with pytest.raises(ConfigError, match=message):
-        check(parse({"policy": text}))
-
-
 def test_two_processes_cannot_write_one_folder(tmp_path):
     from fedcohort.exceptions import FolderInUse
     from fedcohort.storage import locked_folder
@@ -265,15 +247,6 @@ def test_two_processes_cannot_write_one_folder(tmp_path):
         run(TINY, tmp_path, resume=True)
     assert not (tmp_path / "rounds.jsonl").exists()
     run(TINY, tmp_path)
-
-
-def test_leftovers_of_a_killed_run_are_removed(tmp_path):
-    from fedcohort.storage import SUFFIX
-
-    for i in range(3):
-        (tmp_path / f".checkpoint.{i}{SUFFIX}").write_bytes(b"half")
-    run(TINY, tmp_path)
-    assert not list(tmp_path.glob(f".*{SUFFIX}"))
 
 
 def test_rounds_are_synced_before_the_checkpoint_that_knows_them(tmp_path, monkeypatch):

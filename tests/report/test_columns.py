@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from fedcohort.analysis.comparison import comparison, curves
-from fedcohort.experiments.results import PolicyResult
+from fedcohort.experiments.results import Run
 from fedcohort.experiments.summary import Overhead, Summary
 from fedcohort.report.tables import comparison_table, sparkline
 from fedcohort.simulate.history import History, RoundRecord
@@ -27,7 +27,7 @@ def result(policy, accuracies, reached):
                 1000 * len(values), 2000 * len(values), {}, whole,
             )
         )  # fmt: skip
-    return PolicyResult(policy, summaries, histories, 1.0)
+    return Run(policy, summaries, histories, 1.0)
 
 
 def printed(rows, lines, width):

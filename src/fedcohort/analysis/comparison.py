@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import stats
 
-from fedcohort.experiments.results import PolicyResult, Results
+from fedcohort.experiments.results import Results, Run
 from fedcohort.experiments.summary import Spread, Summary, spread
 from fedcohort.simulate.history import History
 
@@ -128,13 +128,13 @@ class Curve(NamedTuple):
     high: list[float]
 
 
-def comparison(results: Sequence[PolicyResult]) -> list[ComparisonRow]:
+def comparison(results: Sequence[Run]) -> list[ComparisonRow]:
     """Return one row per run, in the order of the results."""
     every = Results(results)
     return [_comparison_row(r, every.baseline(r)) for r in results]
 
 
-def _comparison_row(r: PolicyResult, baseline: PolicyResult | None) -> ComparisonRow:
+def _comparison_row(r: Run, baseline: Run | None) -> ComparisonRow:
     pairs = [] if baseline is None else _paired(r.summaries, baseline.summaries)
     changes = [100 * (a / b - 1) if b else None for a, b in pairs]
     return ComparisonRow(
@@ -165,7 +165,7 @@ def _paired(ours: Sequence[Summary], theirs: Sequence[Summary]) -> list[tuple[fl
     return [pair for pair in pairs if all(map(math.isfinite, pair))]
 
 
-def curves(results: Sequence[PolicyResult]) -> list[Curve]:
+def curves(results: Sequence[Run]) -> list[Curve]:
     """Return one curve per run, over the rounds in which every seed was evaluated."""
     return [_curve(result.policy, result.histories) for result in results]
 

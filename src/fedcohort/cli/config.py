@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,10 +45,11 @@ def show_(
     """
     from fedcohort.experiments.config import dump, parse, put, read_values, to_toml
 
-    values = {} if config is None else read_values(config)
+    given = overrides({}, set_)
+    values: dict[str, Any] = {} if config is None else read_values(config, given)
     if "sweep" in values:
-        raise ConfigError(f"{config} is a sweep: remove its [sweep] table, or use --set")
-    for key, value in overrides({}, set_).items():
+        raise ConfigError(f"{config} is a sweep: remove its [sweep] table")
+    for key, value in given.items():
         put(values, key, value)
     experiment = parse(values)
     if format is Format.json:

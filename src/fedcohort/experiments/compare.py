@@ -177,17 +177,10 @@ def labels(policies: Sequence[NamedConfig]) -> list[str]:
 def read(
     path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None
 ) -> Experiment | list[Setting]:
-    """Read the experiment of a TOML file, or the settings of its ``[sweep]`` table.
-
-    `overrides` are dotted keys and values that take the place of the file's.
-    """
-    values = config.read_values(path)
-    for key, value in (overrides or {}).items():
-        config.put(values, key, value)
-    try:
+    """Read the experiment of a TOML file, or the settings of its ``[sweep]`` table."""
+    values = config.read_values(path, overrides)
+    with config.naming(path):
         return expand(values) if "sweep" in values else config.parse(values)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
 
 
 def expand(values: Mapping[str, Any]) -> list[Setting]:

@@ -22,6 +22,7 @@ import os
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -195,19 +196,34 @@ def papers() -> dict[str, Path]:
 
 def read(path: str | os.PathLike[str]) -> Experiment:
     """Read an experiment from a TOML file, or ``paper:NAME`` from the package."""
-    try:
+    with naming(path):
         return parse(read_values(path))
-    except ConfigError as error:
-        raise _in(path, error) from None
 
 
-def read_values(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the tables of a TOML file; names of Python files become absolute."""
+def read_values(
+    path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Read the tables of a TOML file; names of Python files become absolute.
+
+    `overrides` are dotted keys and values that take the place of the file's.
+    """
     name = os.fspath(path)
     if name.startswith("paper:"):
         path = lookup("paper setting", name[6:], papers())
     values: dict[str, Any] = _absolute(read_toml(path), Path(path).resolve().parent)
+    for key, value in (overrides or {}).items():
+        put(values, key, value)
     return values
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Let errors name the file."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error)
+        raise error if text.startswith(f"{path}:") else ConfigError(f"{path}: {text}") from None
 
 
 def parse(values: Mapping[str, Any]) -> Experiment:
@@ -390,11 +406,6 @@ def _absolute(value: Any, folder: Path) -> Any:
     if isinstance(value, str) and (match := re.match(r"(.+?\.py)(?=:|$)", value)):
         return str(folder / match[1]) + value[match.end() :]
     return value
-
-
-def _in(path: str | os.PathLike[str], error: ConfigError) -> ConfigError:
-    text = str(error)
-    return error if text.startswith(f"{path}:") else ConfigError(f"{path}: {text}")
 
 
 def _keys(base: Any, table: str) -> Iterator[Key]:

@@ -38,7 +38,7 @@ class Members(NamedTuple):
     label_counts: NDArray[np.int64]
 
 
-class PolicyResult(NamedTuple):
+class Run(NamedTuple):
     """All seeds of one run.
 
     Attributes
@@ -74,7 +74,7 @@ class PolicyResult(NamedTuple):
         return [members.get(h.seed) or _selected_members(h) for h in self.histories]
 
 
-class Results(list[PolicyResult]):
+class Results(list[Run]):
     """The runs of a comparison or a sweep, or a single run."""
 
     @property
@@ -89,7 +89,7 @@ class Results(list[PolicyResult]):
         runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
         return f"{runs}, {unfinished} of them not finished" if unfinished else runs
 
-    def baseline(self, result: PolicyResult) -> PolicyResult | None:
+    def baseline(self, result: Run) -> Run | None:
         """Return the run with uniform cohorts, no gate and otherwise the settings of `result`."""
         for other in self:
             if result.experiment is None or other.experiment is None:
@@ -179,7 +179,7 @@ def run_folders(folder: str | os.PathLike[str]) -> list[Path]:
     return [runs[name] for name in sorted(runs, key=key)]
 
 
-def read_run(folder: Path, name: str | None = None) -> PolicyResult:
+def read_run(folder: Path, name: str | None = None) -> Run:
     """Read one run, as far as it got."""
     values = read_json(folder / "config.json")
     try:
@@ -204,7 +204,7 @@ def read_run(folder: Path, name: str | None = None) -> PolicyResult:
         )
         for history in histories
     ]
-    return PolicyResult(name or folder.name, summaries, histories, seconds, experiment, folder)
+    return Run(name or folder.name, summaries, histories, seconds, experiment, folder)
 
 
 def read_histories(folder: str | os.PathLike[str]) -> list[History]:

@@ -17,7 +17,7 @@ from fedcohort.analysis.comparison import ComparisonRow, Curve, comparison, curv
 from fedcohort.analysis.ranking import Rank, saved_session, skew_ranks
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments.config import NO_GATE, Experiment, dump
-from fedcohort.experiments.results import Members, PolicyResult, Results
+from fedcohort.experiments.results import Members, Results, Run
 from fedcohort.experiments.summary import gemd_by_round
 from fedcohort.report.columns import setting_columns
 from fedcohort.rounds import ClientId, stream
@@ -231,17 +231,17 @@ def _spread_out(count: int) -> slice:
     return slice((count - 1) % step if count else 0, None, step)
 
 
-def _gemd(result: PolicyResult, window: int) -> Line:
+def _gemd(result: Run, window: int) -> Line:
     pairs = zip(result.histories, result.members(), strict=True)
     return _running(result.policy, [gemd_by_round(h, *members) for h, members in pairs], window)
 
 
-def _gated(result: PolicyResult) -> bool:
+def _gated(result: Run) -> bool:
     gated = result.experiment is not None and result.experiment.gate != NO_GATE
     return gated or any(r.withheld for h in result.histories for r in h.rounds)
 
 
-def _withheld(result: PolicyResult, window: int) -> Line:
+def _withheld(result: Run, window: int) -> Line:
     """Return the share of trained models whose upload a gate withheld."""
     values = [
         [len(r.withheld) / max(1, len(r.withheld) + len(r.finished)) for r in h.rounds]
@@ -263,7 +263,7 @@ def _running(policy: str, seeds: Sequence[Sequence[float]], window: int) -> Line
     return Line(policy, (measured[keep] + 1).tolist(), smooth[keep].tolist())
 
 
-def _waited_for(result: PolicyResult) -> WaitedFor:
+def _waited_for(result: Run) -> WaitedFor:
     """Return who was the slowest of its round, and how long these rounds took, in one seed."""
     rounds: dict[ClientId, list[float]] = {}
     for record in result.histories[0].rounds:
@@ -273,7 +273,7 @@ def _waited_for(result: PolicyResult) -> WaitedFor:
     return WaitedFor(result.policy, [(c, len(rounds[c]), sum(rounds[c])) for c in order])
 
 
-def _ranks(result: PolicyResult) -> list[Rank]:
+def _ranks(result: Run) -> list[Rank]:
     """Return what FedACS's duels of the first seed say about the clients; nothing for others."""
     try:
         return [] if result.folder is None else skew_ranks(result.folder)
@@ -281,7 +281,7 @@ def _ranks(result: PolicyResult) -> list[Rank]:
         return []
 
 
-def _participation(result: PolicyResult) -> Participation:
+def _participation(result: Run) -> Participation:
     history, members = result.histories[0], result.members()[0]
     totals = dict.fromkeys(members.clients, 0)
     for cohort in history.selections:
@@ -333,7 +333,7 @@ def _maps(results: Results) -> list[FederationMap]:
     return shown or _label_map(results)
 
 
-def _described(result: PolicyResult) -> list[tuple[str, list[ClientId], Floats]]:
+def _described(result: Run) -> list[tuple[str, list[ClientId], Floats]]:
     """Return squared distances of clients by what the run's checkpoint holds about them."""
     session = None if result.folder is None else saved_session(result.folder)
     if session is None:
