@@ -66,22 +66,10 @@ _pictures = count()
 
 
 class Figure(NamedTuple):
-    """A chart with its words and its data.
+    """A chart with its words and its data, which the chart reads by name.
 
-    Attributes
-    ----------
-    name, title, caption : str
-        The name is that of its file.
-    chart : altair chart
-        It reads its data by name.
-    data : dict
-        The rows of each name.
-    control : {"highlighted", "chosen"} or None
-        The parameter that a page's reader sets.
-    wide : bool
-        Whether a page gives it the whole width.
-    labels : dict or None
-        Where lines end, and the domain and height, so that a page can label other lines.
+    A page's reader sets the parameter `control`. `labels` says where lines end, in which domain and
+    height, so that a page can label other lines.
     """
 
     name: str
@@ -891,12 +879,6 @@ def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> float:
 
 
 def _round_below(value: float) -> float:
-    """Return the largest of 1, 2 and 5 times a power of ten that is at most `value`.
-
-    Examples
-    --------
-    >>> _round_below(0.35), _round_below(7.0)
-    (0.2, 5.0)
-    """
+    """Return the largest of 1, 2 and 5 times a power of ten that is at most `value`."""
     power = 10.0 ** np.floor(np.log10(value))
     return float(f"{max(m * power for m in (1, 2, 5) if m * power <= value * 1.0001):.6g}")

@@ -33,35 +33,24 @@ def version(folders: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-class Pages:
-    """The latest page, made again when there are new rounds."""
-
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self.folders, self._lock = folders, Lock()
-        self._known: tuple[str, bytes] | None = None
-
-    def page(self) -> bytes:
-        """Return the page of the present state."""
-        with self._lock:
-            now = version(self.folders)
-            if self._known is None or self._known[0] != now:
-                self._known = now, run_page(read(*self.folders), live=True).encode()
-            return self._known[1]
-
-    def version(self) -> bytes:
-        """Return what the page compares to find out whether there are new rounds."""
-        return version(self.folders).encode()
-
-
 def server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
     """Return a server of the report on `folders`; port 0 picks a free one.
 
     Call its `serve_forever`, and `server_close` at the end.
     """
-    pages = Pages(folders)
-    found: dict[str, tuple[str, Callable[[], bytes]]] = {
-        "/": ("text/html; charset=utf-8", pages.page),
-        "/version": ("text/plain; charset=utf-8", pages.version),
+    lock, latest = Lock(), ("", b"")
+
+    def page() -> bytes:
+        nonlocal latest
+        with lock:
+            now = version(folders)
+            if latest[0] != now:
+                latest = now, run_page(read(*folders), live=True).encode()
+            return latest[1]
+
+    pages: dict[str, tuple[str, Callable[[], bytes]]] = {
+        "/": ("text/html; charset=utf-8", page),
+        "/version": ("text/plain; charset=utf-8", lambda: version(folders).encode()),
     }
 
     class Handler(BaseHTTPRequestHandler):
@@ -69,10 +58,10 @@ def server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
             host, _, port = self.headers.get("Host", "").partition(":")
             if host not in NAMES or port != str(self.server.server_port):  # type: ignore[attr-defined]
                 self._answer(403, "text/plain", b"This server answers only to localhost.\n")
-            elif self.path not in found:
+            elif self.path not in pages:
                 self._answer(404, "text/plain", b"Not found.\n")
             else:
-                kind, content = found[self.path]
+                kind, content = pages[self.path]
                 try:
                     self._answer(200, kind, content())
                 except FedcohortError as error:
