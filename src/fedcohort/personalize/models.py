@@ -33,13 +33,7 @@ _LEFTOVER = re.compile(
 
 
 class ModelFiles:
-    """A folder of models.
-
-    Parameters
-    ----------
-    folder : Path
-        Holds ``ab/abcd....safetensors``, named by the SHA-256 of the file.
-    """
+    """A folder of models, ``ab/abcd....safetensors``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -123,19 +117,11 @@ def refuse_links(*paths: Path) -> None:
     """Raise DataError for a symbolic link: a folder that somebody sent must not reach outside."""
     for path in paths:
         if path.is_symlink():
-            raise DataError(
-                f"{path} is a link, which could lead anywhere; put the file itself there"
-            )
+            raise DataError(f"{path} is a link, which may lead anywhere; put the file itself there")
 
 
 def pack(model: Mapping[str, ArrayLike]) -> bytes:
-    """Return named arrays as the content of a safetensors file.
-
-    Examples
-    --------
-    >>> pack({"b": [1.0], "a": [2.0]}) == pack({"a": [2.0], "b": [1.0]})
-    True
-    """
+    """Return named arrays as the content of a safetensors file, whatever their order."""
     from safetensors.numpy import save
 
     if not model:
@@ -151,13 +137,7 @@ def pack(model: Mapping[str, ArrayLike]) -> bytes:
 
 
 def shapes_of(model: Model) -> Shapes:
-    """Return the shape of every array; DataError for a file that is not in the safetensors format.
-
-    Examples
-    --------
-    >>> shapes_of({"w": np.zeros((2, 3))})
-    {'w': [2, 3]}
-    """
+    """Return the shape of every array; DataError for a file of another format."""
     if not isinstance(model, str | os.PathLike):
         return {name: list(np.shape(values)) for name, values in sorted(model.items(), key=str)}
     from safetensors import SafetensorError, safe_open
@@ -172,13 +152,7 @@ def shapes_of(model: Model) -> Shapes:
 
 
 def architecture_difference(shapes: Shapes, other: Shapes) -> str | None:
-    """Return the first difference between two architectures, None if they are alike.
-
-    Examples
-    --------
-    >>> architecture_difference({"w": [2]}, {"w": [3]})
-    "array 'w' has shape [2], not [3]"
-    """
+    """Return the first difference between two architectures, None if they are alike."""
     if shapes.keys() != other.keys():
         name = sorted(shapes.keys() ^ other.keys())[0]
         return f"array {name!r} is {'new' if name in shapes else 'missing'}"
@@ -189,12 +163,7 @@ def architecture_difference(shapes: Shapes, other: Shapes) -> str | None:
 
 
 def average(models: Mapping[ClientId, tuple[float, Arrays]]) -> dict[str, NDArray[Any]]:
-    """Average models of one architecture, array by array.
-
-    Parameters
-    ----------
-    models : mapping of client to (weight, named arrays)
-        Weights sum to one. Integers, such as counters, are taken from the heaviest model.
+    """Average models by weights that sum to one; integers are those of the heaviest model.
 
     Examples
     --------

@@ -13,12 +13,7 @@ SQLite's write-ahead log lets readers continue while one writer works; a second 
 Nothing outside the folder is read or written: symbolic links inside it are refused.
 
 Every sketch is kept twice: as the content of a sketch file, with its checksum, and as bare counts,
-which `search` reads at 2.5 GB per second. So there is no index to build, to damage or to wait for.
-
-References
-----------
-Liu, Xu, Coleman, Shrivastava: One-Pass Distribution Sketch for Measuring Data Heterogeneity in
-Federated Learning (paper 0), section 4.2 and algorithm 2.
+which `search` scans. So there is no index to build, to damage or to wait for.
 """
 
 from __future__ import annotations
@@ -42,7 +37,6 @@ from fedcohort.exceptions import ConfigError, DataError, IncompatibleSketches, U
 from fedcohort.personalize.models import (
     Model,
     ModelFiles,
-    Shapes,
     architecture_difference,
     refuse_links,
     shapes_of,
@@ -98,8 +92,7 @@ class Record:
     sketch : RaceSketch
         Of at least two samples, exact or private, with the same settings as all others.
     model : mapping or path, optional
-        Named arrays, or a safetensors file, which is copied. Without a model or a reference the
-        client is found by a search, but never advised as a model to start from.
+        Named arrays, or a safetensors file, which is copied.
     reference : str, optional
         In place of `model`: the path or URI of a model kept elsewhere. It is never opened.
     metadata : mapping
@@ -173,14 +166,10 @@ class Database:
         # Without a log nobody is writing, and SQLite need not create one to read.
         frozen = self.read_only and not (log.exists() and log.stat().st_size)
         mode = "mode=rw" if not self.read_only else "mode=ro" + "&immutable=1" * frozen
+        options: Any = {"isolation_level": None, "check_same_thread": False, "uri": True}
         with sqlite_errors(path):
-            self._connection = sqlite3.connect(
-                f"{path.resolve().as_uri()}?{mode}",
-                LOCK_TIMEOUT,
-                isolation_level=None,
-                check_same_thread=False,
-                uri=True,
-            )
+            url = f"{path.resolve().as_uri()}?{mode}"
+            self._connection: sqlite3.Connection = sqlite3.connect(url, LOCK_TIMEOUT, **options)
         # Damaged text must not fail a whole query; it is refused where it is used.
         self._connection.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
         try:
@@ -223,10 +212,10 @@ class Database:
             return self._connection.execute(sql, values).fetchall()
 
     def pages(self, sql: str, size: int = 256) -> Iterator[list[tuple[Any, ...]]]:
-        """Yield the rows of ``... WHERE number > ? ORDER BY number LIMIT ?``, a page at a time.
+        """Yield the rows of ``SELECT number, ... WHERE number > ? ORDER BY number LIMIT ?``.
 
-        The first column must be the number. Others may write between pages. DataError if a damaged
-        database returns the same numbers again, which would never end.
+        Others may write between pages. A damaged database that returns the same numbers again,
+        which would never end, is a DataError.
         """
         last = -1
         while page := self.rows(sql, last, size):
@@ -257,10 +246,7 @@ def _expected_tables() -> list[tuple[Any, ...]]:
 
 @contextmanager
 def sqlite_errors(path: Path) -> Iterator[None]:
-    """Raise errors of SQLite as a DataError that names the file.
-
-    SQLite quotes damaged text in its messages, which Python then cannot decode.
-    """
+    """Raise errors of SQLite as a DataError; it quotes damaged text, which Python cannot decode."""
     try:
         yield
     except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeDecodeError) as error:
@@ -376,22 +362,14 @@ class Registry:
 
     def _store(self, db: sqlite3.Connection, whose: str, model: Model) -> str:
         """Store a model, unless its architecture differs from that of the models stored here."""
-        shapes, expected = shapes_of(model), self._architecture()
-        if expected is not None and (problem := architecture_difference(shapes, expected)):
+        shapes, sql = shapes_of(model), "SELECT 1 FROM clients WHERE model IS NOT NULL LIMIT 1"
+        expected = self.fact("architecture") if self._global_digest() or self.db.rows(sql) else None
+        if isinstance(expected, dict) and (problem := architecture_difference(shapes, expected)):
             raise ConfigError(
                 f"{whose}: another architecture than the models of {self.path}: {problem}"
             )
-        digest = self.models.put(model)
-        if expected is None:
-            _set_fact(db, "architecture", shapes)
-        return digest
-
-    def _architecture(self) -> Shapes | None:
-        """Return the shapes of the stored models' arrays; None while no model is stored."""
-        sql = "SELECT 1 FROM clients WHERE model IS NOT NULL LIMIT 1"
-        stored = self._global_digest() or self.db.rows(sql)
-        shapes = self.fact("architecture") if stored else None
-        return shapes if isinstance(shapes, dict) else None
+        _set_fact(db, "architecture", shapes)
+        return self.models.put(model)
 
     def remove(self, client: ClientId) -> None:
         """Remove a client, and its model unless another client has the same."""

@@ -25,19 +25,7 @@ SKETCH = ".sketch"
 
 
 def export(registry: Registry, folder: str | os.PathLike[str]) -> int:
-    """Write all clients into a new or empty folder, and return how many.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> sketch = RaceSketch.srp(dim=2, rows=10, bits=2)
-    >>> sketch.add([[1.0, 0.1], [2.0, 0.1]])
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     with Registry.create(f"{root}/warm") as registry:
-    ...         registry.add("ann", sketch, {"w": [0.5]})
-    ...         export(registry, f"{root}/files"), sorted(os.listdir(f"{root}/files"))
-    (1, ['ann.safetensors', 'ann.sketch', 'clients.json', 'details.json'])
-    """
+    """Write all clients into a new or empty folder, and return how many."""
     root = Path(folder)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ConfigError(f"{root} exists and is not an empty folder")
@@ -59,22 +47,9 @@ def export(registry: Registry, folder: str | os.PathLike[str]) -> int:
 def add_folder(
     registry: Registry, folder: str | os.PathLike[str], *, replace: bool = False
 ) -> tuple[int, dict[str, str]]:
-    """Register the clients of a folder.
+    """Register the clients of a folder; return how many, and files that were skipped with why.
 
-    Parameters
-    ----------
-    registry : Registry
-    folder : path
-        What `export` or ``fedcohort sketch --by`` wrote, or any folder of sketch files.
-    replace : bool
-        Replace known clients.
-
-    Returns
-    -------
-    int
-        How many were registered.
-    dict
-        Files that were skipped, with the reason.
+    The folder is what `export` or ``fedcohort sketch --by`` wrote, or any folder of sketch files.
     """
     root = Path(folder)
     if not root.is_dir():
