@@ -58,32 +58,32 @@ def draw_projection(eigenvectors: Array, chosen: Indices, rng: np.random.Generat
     basis, transposed = np.zeros((k, k)), np.zeros((k, k))
     vector = np.empty(k)
     items = np.empty(k, np.int64)
-    found = 0
-    while found < k:
+    count = 0
+    while count < k:
         mark = rng.random() * cumulative[-1]
         item = min(np.searchsorted(cumulative, mark, "right"), size - 1)
         limit = rng.random() * norms[item]
         for j in range(k):
             vector[j] = eigenvectors[chosen[j], item]
-        along = _along(transposed, vector, found)
-        if norms[item] - (along * along).sum() <= limit or (items[:found] == item).any():
+        along = _along(transposed, vector, count)
+        if norms[item] - (along * along).sum() <= limit or (items[:count] == item).any():
             continue
         _subtract(vector, basis, along)
         _subtract(
-            vector, basis, _along(transposed, vector, found)
+            vector, basis, _along(transposed, vector, count)
         )  # again, to remove the rounding error
-        basis[found] = vector / np.sqrt((vector * vector).sum())
-        transposed[:, found] = basis[found]
-        items[found] = item
-        found += 1
+        basis[count] = vector / np.sqrt((vector * vector).sum())
+        transposed[:, count] = basis[count]
+        items[count] = item
+        count += 1
     return items
 
 
 @jit
-def _along(transposed: Array, vector: Array, found: int) -> Array:
-    along = np.zeros(found)
+def _along(transposed: Array, vector: Array, count: int) -> Array:
+    along = np.zeros(count)
     for j in range(vector.size):
-        for b in range(found):
+        for b in range(count):
             along[b] += transposed[j, b] * vector[j]
     return along
 
@@ -113,18 +113,18 @@ def lazy_loop(table: Array, shares: Array, size: int) -> NDArray[np.int64]:
     for block in range(leaders.size):
         leaders[block] = bounds[block * _BLOCK : (block + 1) * _BLOCK].max()
     chosen = np.empty(size, np.int64)
-    found = 0
-    while found < size:
+    count = 0
+    while count < size:
         first = np.argmax(leaders) * _BLOCK
         best = first + np.argmax(bounds[first : first + _BLOCK])
-        if computed[best] < found:
+        if computed[best] < count:
             bounds[best] = _gain(table[best], shares, nearest)
-            computed[best] = found
+            computed[best] = count
         else:
-            chosen[found] = best
+            chosen[count] = best
             bounds[best] = -np.inf
             nearest = np.minimum(nearest, table[best])
-            found += 1
+            count += 1
         leaders[first // _BLOCK] = bounds[first : first + _BLOCK].max()
     return chosen
 

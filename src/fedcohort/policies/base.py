@@ -172,6 +172,18 @@ def vectors(
     return positions[filled], np.asarray(counts / readings["n"][filled][:, None])
 
 
+def unit_rows(rows: NDArray[Any]) -> NDArray[Any]:
+    """Scale rows to length one; rows that are zero or too long for their dtype become zero.
+
+    So no client can move a cluster's center more than another.
+    """
+    with np.errstate(over="ignore"):
+        lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    usable = np.isfinite(lengths) & (lengths > 0)
+    whole = np.where(usable[:, None], rows, 0)
+    return np.asarray(whole / np.where(usable, lengths, 1)[:, None])
+
+
 def believed(values: Array) -> Array:
     """Clip sizes at `MAX_SIZE_RATIO` times their median, where at least `MIN_SIZES` are known.
 

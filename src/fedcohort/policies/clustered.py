@@ -17,6 +17,7 @@ from fedcohort.policies.base import (
     register,
     shares,
     take,
+    unit_rows,
     vector_needs,
     vectors,
 )
@@ -127,8 +128,7 @@ class ClusteredSampling(Policy):
             latest = np.sort(np.argsort(stamps[positions])[-_MAX_TREE_CLIENTS:])
             positions, rows = positions[latest], rows[latest]
             if len(positions) > 1:
-                lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-                tree = ward(rows / np.where(lengths > 0, lengths, 1.0))
+                tree = ward(unit_rows(rows))
                 labels[positions] = sampling.similarity_groups(tree, mass[positions], places)
             self._groups = (*key, labels)
         return self._groups[3]

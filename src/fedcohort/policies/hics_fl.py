@@ -19,6 +19,7 @@ from fedcohort.policies.base import (
     register,
     sample_positions,
     sizes,
+    unit_rows,
     vectors,
 )
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
@@ -180,8 +181,7 @@ def _tree(rows: Array, entropy: Array, weight: float) -> Array:
     from scipy.cluster.hierarchy import ward
     from scipy.spatial.distance import pdist
 
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    unit = rows / np.where(lengths > 0, lengths, 1.0)
+    unit = unit_rows(rows)
     distances = np.arccos(np.clip(unit @ unit.T, -1, 1))
     np.fill_diagonal(distances, 0.0)
     distances += weight * np.abs(entropy[:, None] - entropy)

@@ -128,9 +128,9 @@ class Oort(Policy):
         new = np.flatnonzero(~explored)
         new = new[np.argsort(-size[new], kind="stable")][: _WINDOW * (round.size - places)]
         logits = np.log(np.maximum(size[new], np.finfo(float).tiny))
-        found = new[draw(logits, round.size - places, rng)]
+        newcomers = new[draw(logits, round.size - places, rng)]
         value_of = dict(zip(state.exploited, scores[chosen].tolist(), strict=True))
-        return Selection((*state.exploited, *take(round.available, found)), scores=value_of)
+        return Selection((*state.exploited, *take(round.available, newcomers)), scores=value_of)
 
     def scores(self, round: Round, size: Array, explored: NDArray[np.bool_]) -> Array:
         """Score explored clients: scaled utility, staleness bonus, slowness penalty; else -inf."""

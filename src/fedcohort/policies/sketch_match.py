@@ -30,7 +30,7 @@ _MAX_POOL = 10_000  # with more clients, the pool is a random part of the less u
 _LARGE = 4  # a cohort is large from one quarter of the clients on
 _CUTS = np.linspace(0.2, 1.0, 9)  # shares of the pool, fastest first, among which time decides
 _MAX_TIMED_POOL = 600  # nine choices from a larger pool would take too long
-_SLOPE = 20.0  # of log seconds in the distance relative to that of random cohorts
+_SLOPE = 10.0  # of log seconds in the distance relative to that of random cohorts
 _MEMORY = 0.99  # of what is known about a client's speed, per round
 
 
@@ -83,7 +83,7 @@ class SketchMatch(Policy):
         ceil(N / turns) rounds. Without turns, a client that fits no cohort may never be picked.
     time : bool or mapping, default=False
         Whether a cohort's slowest member counts too: among the matched cohorts of the fastest 20 %,
-        30 %, ... of the pool, take the one with the least log(seconds) + 20 D / D_random, D being
+        30 %, ... of the pool, take the one with the least log(seconds) + 10 D / D_random, D being
         its distance and D_random that of random cohorts. Seconds are those of each client's last
         round (signal `duration`); an unknown client counts as the median, and what is known
         fades, so that a change is noticed. A mapping gives seconds by client to start from.

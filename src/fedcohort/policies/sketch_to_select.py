@@ -19,6 +19,7 @@ from fedcohort.policies.base import (
     register,
     sample_positions,
     take,
+    unit_rows,
     values_for,
     vector_needs,
     vectors,
@@ -160,7 +161,7 @@ class SketchToSelect(Policy):
         if not len(positions):
             return
         if self.by_direction:
-            rows = _directions(rows)
+            rows = unit_rows(rows)
         labels = _kmeans(rows, round.size, self.restarts, rng)
         clients = [round.available[i] for i in positions.tolist()]
         self.state.cluster = dict(zip(clients, labels.tolist(), strict=True))
@@ -175,19 +176,6 @@ def _is_available(available: tuple[ClientId, ...], client: ClientId) -> bool:
     """Whether a client is in the sorted tuple of available clients."""
     at = bisect_left(available, client)
     return at < len(available) and available[at] == client
-
-
-def _directions(rows: Floats) -> Floats:
-    """Scale rows to length one, in place; rows that are zero or overflow float32 become zero.
-
-    So no client can move a cluster's center more than another.
-    """
-    with np.errstate(over="ignore"):
-        lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-    usable = np.isfinite(lengths) & (lengths > 0)
-    rows[~usable] = 0
-    rows /= np.where(usable, lengths, 1)[:, None]
-    return rows
 
 
 def _kmeans(rows: Floats, clusters: int, restarts: int, rng: Generator) -> Indices:
