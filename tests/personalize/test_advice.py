@@ -89,7 +89,7 @@ def test_the_limit_can_be_set_or_lifted_or_stored(warm, make):
 def test_a_mixture_of_two_kinds_is_matched(warm, make):
     """Half of one kind, half of another: nobody is near, but a mixture is."""
     half = make(0.0, 50, n=1000)
-    half.merge(make(2.0, 51, n=1000))
+    half += make(2.0, 51, n=1000)
     start = ColdStart(warm)
     assert not start.advise(half, "nearest").near
     advice = start.advise(half, "match")

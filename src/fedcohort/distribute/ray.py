@@ -318,10 +318,7 @@ def _merged(
         for client, classes in part.sketches.items():
             whole = merged.setdefault(client, {})
             for label, sketch in classes.items():
-                if label in whole:
-                    whole[label].merge(sketch)
-                else:
-                    whole[label] = sketch
+                whole[label] = whole[label] + sketch if label in whole else sketch
         if on_rows is not None:
             on_rows(part.rows)
         if reading is not None:

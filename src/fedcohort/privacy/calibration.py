@@ -32,13 +32,7 @@ MAX_TERMS = 1 << 21
 
 
 def sensitivity(rows: int, neighbors: Neighbors) -> int:
-    """How many counts one record can change, by one each.
-
-    Examples
-    --------
-    >>> sensitivity(10, "add-remove"), sensitivity(10, "replace")
-    (10, 20)
-    """
+    """How many counts one record can change, by one each."""
     if neighbors not in ("add-remove", "replace"):
         raise ValueError(f"neighbors={neighbors!r} is neither 'add-remove' nor 'replace'")
     return rows if neighbors == "add-remove" else 2 * rows
@@ -53,14 +47,7 @@ def check_budget(epsilon: float, delta: float) -> None:
 
 
 def laplace_scale(cells: int, epsilon: float) -> tuple[int, int]:
-    """Return (t, s): noise of scale t / s >= cells / epsilon on each count gives epsilon.
-
-    Examples
-    --------
-    >>> t, s = laplace_scale(10, 1.0)
-    >>> t / s
-    10.0
-    """
+    """Return (t, s): noise of scale t / s >= cells / epsilon on each count gives epsilon."""
     for s in (1024, 1):
         t = math.ceil(Fraction(cells * s) / Fraction(epsilon))
         if t <= MAX_SCALE:
@@ -70,14 +57,7 @@ def laplace_scale(cells: int, epsilon: float) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def gaussian_scale(cells: int, epsilon: float, delta: float) -> tuple[int, int]:
-    """Return (u, s): noise of sigma = u / s on each count gives (epsilon, delta).
-
-    Examples
-    --------
-    >>> u, s = gaussian_scale(10, 1.0, 1e-6)
-    >>> discrete_delta(u / s, 10, 1.0) <= 1e-6 < discrete_delta((u - 1) / s, 10, 1.0)
-    True
-    """
+    """Return (u, s): noise of sigma = u / s on each count gives (epsilon, delta)."""
     sigma = max(MIN_SIGMA, _analytic_sigma(cells, epsilon, delta))
     s = FINE if FINE * sigma < MAX_SIGMA / 2 else 1
     u = math.ceil(s * sigma)
@@ -89,13 +69,7 @@ def gaussian_scale(cells: int, epsilon: float, delta: float) -> tuple[int, int]:
 
 
 def analytic_delta(sigma: float, cells: int, epsilon: float) -> float:
-    """Delta of continuous Gaussian noise (Balle and Wang 2018, theorem 8).
-
-    Examples
-    --------
-    >>> round(analytic_delta(4.224, 1, 1.0), 7)
-    1e-06
-    """
+    """Delta of continuous Gaussian noise (Balle and Wang 2018, theorem 8)."""
     from scipy.special import log_ndtr
 
     shift = math.sqrt(cells) / sigma

@@ -110,16 +110,8 @@ def private_constants(
 ) -> list[Constants]:
     """Estimate a center and a scale per column: the middle and the distance of its quartiles.
 
-    Parameters
-    ----------
-    counts : int array (columns, cells)
-        Values per cell of each column.
-    bounds : sequence of (low, high)
-        The public range of each column.
-    epsilon : float
-        Budget of all columns together; each quartile gets an equal part.
-    neighbors, rng
-        As in `private_quantile`.
+    `counts` are the values per cell of each column, (columns, cells), `bounds` its public range.
+    Each quartile gets an equal part of epsilon.
     """
     part = epsilon / (len(QUARTILES) * len(counts))
     made = []

@@ -127,13 +127,7 @@ def prepared(block: Block) -> Any:
 
 
 def block_length(rows: int, dim: int) -> int:
-    """How many samples to hash at a time: about a megabyte of input and four of hashes.
-
-    Examples
-    --------
-    >>> block_length(rows=1000, dim=784), block_length(rows=10, dim=100_000)
-    (320, 16)
-    """
+    """How many samples to hash at a time: about a megabyte of input and four of hashes."""
     length = min((1 << 18) // dim, (1 << 20) // rows, 4096)
     return max(16, length // 16 * 16)
 

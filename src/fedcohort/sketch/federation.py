@@ -28,31 +28,17 @@ class GlobalSketch:
     A new client's sketch is added when it arrives, so a round costs only what is new. If a client
     sends its sketch again, the sums are computed anew, so that each client counts once.
 
-    Attributes
-    ----------
-    until : int
-        The last round whose sketches are included.
-    seen : dict
-        The clients that sent a sketch, with the round of their first one.
-    changes : int
-        How often the sums changed: what is derived from them can be kept until then.
-    clients, n : int, float
-        How many clients with data are included, and their records.
-    counts, shapes : array (rows, buckets), optional
-        Sums of the counts, and of the normalized sketches.
-    cap, capped_at : float, int
-        Records above which a client counts as `cap`, and for how many clients that was settled.
     """
 
-    until: int = -1
-    seen: dict[ClientId, int] = field(default_factory=dict)
-    changes: int = 0
-    clients: int = 0
+    until: int = -1  # the last round whose sketches are included
+    seen: dict[ClientId, int] = field(default_factory=dict)  # with the round of the first sketch
+    changes: int = 0  # what is derived from the sums can be kept until this changes
+    clients: int = 0  # with data
     n: float = 0.0
-    counts: Array | None = None
-    shapes: Array | None = None
-    cap: float = 2.0**62
-    capped_at: int = 0
+    counts: Array | None = None  # sums of the counts, (rows, buckets)
+    shapes: Array | None = None  # and of the normalized sketches
+    cap: float = 2.0**62  # a client of more records counts as this many
+    capped_at: int = 0  # for how many clients the cap was settled
 
     def include(
         self, signals: Signals, available: Sequence[ClientId], round_number: int
@@ -126,14 +112,8 @@ class GlobalSketch:
 class Shrunken(NamedTuple):
     """Sketches as estimates of what clients' data look like: empirical Bayes.
 
-    Attributes
-    ----------
-    points : float32 array (N, cells)
-        Posterior means of the normalized sketches, less the center.
-    variance : array (N,)
-        Posterior variances: expected squared distance of the truth from the points.
-    differ : bool
-        Whether the variance between clients is at least two standard errors above 0.
+    `points` are posterior means of the normalized sketches, less the center, with their posterior
+    variances; `differ`: the variance between clients is two standard errors above 0 or more.
     """
 
     points: NDArray[np.float32]

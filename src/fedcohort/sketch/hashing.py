@@ -40,8 +40,7 @@ MAX_REMEMBERED = 1 << 20  # strings whose hash is kept
 class HashFamily(ABC):
     """`rows` hash functions, drawn by a seed, from items to `buckets` buckets.
 
-    Two families are the same functions exactly when their `spec` is equal. A family is cheap to
-    make: what it draws from its seed is drawn at the first use.
+    Two families are the same functions exactly when their `spec` is equal.
     """
 
     name: ClassVar[str]
@@ -113,10 +112,9 @@ class SRP(HashFamily):
 
 
 def within_float32(x: NDArray[Any]) -> NDArray[np.float32]:
-    """Return vectors as float32, very large or small ones scaled by a power of two.
+    """Return vectors as float32; where sums could overflow, scaled by a power of two.
 
-    Scaling changes no angle, and by a power of two no rounding either; it only keeps sums from
-    overflowing. Whether a vector is scaled depends on that vector alone.
+    Scaling changes no angle and no rounding, and depends on the vector alone.
     """
     if x.dtype.kind in "fiu" and x.dtype.itemsize > 2:
         peak = np.maximum(x.max(axis=1, initial=0), -x.min(axis=1, initial=0).astype(float))
@@ -134,14 +132,7 @@ class PStable(HashFamily):
     Directions a are rotations in float64, b is uniform on [0, width). Folding adds
     (1 - p) / buckets to the probability p that two points take the same step.
 
-    Parameters
-    ----------
-    dim, rows, seed : int
-        As in `SRP`.
-    width : float
-        Length of a step: about the distance at which points should begin to count as different.
-    buckets : int
-        Buckets of a row.
+    The width of a step is about the distance at which points should begin to count as different.
 
     Examples
     --------
@@ -234,13 +225,7 @@ FAMILIES: dict[str, type[SRP] | type[MinHash] | type[PStable]] = {
 
 
 def family_from(spec: Any) -> HashFamily:
-    """Rebuild a family from its `spec`; ValueError or TypeError for anything else.
-
-    Examples
-    --------
-    >>> family_from(SRP(dim=4, rows=2, bits=3, seed=1).spec()).buckets
-    8
-    """
+    """Rebuild a family from its `spec`; ValueError or TypeError for anything else."""
     if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
         raise ValueError("a hash family must be an object with a name")
     options = {key: value for key, value in spec.items() if key != "name"}
@@ -251,14 +236,7 @@ def family_from(spec: Any) -> HashFamily:
 
 
 def check_size(family: str, rows: int, buckets: int, seed: int = 0) -> None:
-    """Refuse a sketch without cells, or with more than a file may hold.
-
-    Examples
-    --------
-    >>> check_size("minhash", 0, 64)
-    Traceback (most recent call last):
-    ValueError: minhash: rows=0 must be a whole number of at least 1
-    """
+    """Refuse a sketch without cells, or with more than a file may hold."""
     check_whole(family, "seed", seed, 0, 2**63 - 1)
     check_whole(family, "rows", rows, 1, MAX_CELLS)
     check_whole(family, "buckets", buckets, 2, MAX_CELLS)
@@ -278,10 +256,7 @@ def check_whole(family: str, name: str, value: object, low: int, high: int) -> N
 
 @dataclass(frozen=True)
 class Rotations:
-    """As many rotations as give the wanted number of directions.
-
-    Direction i is coordinate i % used of rotation i // used.
-    """
+    """Rotations; direction i is coordinate i % used of rotation i // used."""
 
     first: NDArray[Any]
     second: NDArray[Any]
@@ -327,13 +302,7 @@ def fold(values: NDArray[np.uint64], keys: NDArray[np.uint64], buckets: int) -> 
 
 
 def as_sets(sets: Iterable[Any]) -> Sets:
-    """Hash the tokens of sets: iterables of strings, bytes or integers, or integer arrays.
-
-    Examples
-    --------
-    >>> as_sets([[1, 2], [], ["one"]]).starts.tolist()
-    [0, 2, 2, 3]
-    """
+    """Hash the tokens of sets: iterables of strings, bytes or integers, or integer arrays."""
     items = [_sized(item) for item in sets]
     starts = np.zeros(len(items) + 1, np.int64)
     np.cumsum([len(item) for item in items], out=starts[1:])

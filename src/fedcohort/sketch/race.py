@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -40,7 +40,6 @@ from fedcohort.storage import write_atomically
 
 BINS = 16  # of the histogram of a single column
 PUBLIC_ORIGIN = ("spec", "merged")  # of a sketch's origin, what was not computed from its data
-Estimator = Literal["mean", "median-of-means", "median"]
 
 __all__ = ["ColumnCounts", "RaceSketch", "distance", "distance_matrix", "empty_sketch", "pooled"]
 
@@ -222,17 +221,7 @@ class RaceSketch:
         self.counts += counts
         self.n += n
 
-    def merge(self, other: RaceSketch) -> None:
-        """Add another client's counts to these.
-
-        ``a + b`` and ``a - b`` return new sketches; b must be a part of a to be subtracted, and
-        takes its noise with it.
-        """
-        merged = self + other
-        self.counts, self.n, self.release = merged.counts, merged.n, merged.release
-        self.marginals = merged.marginals
-
-    def __add__(self, other: RaceSketch) -> Self:
+    def __add__(self, other: RaceSketch) -> Self:  # b of a - b must be a part of a
         return self._combined(other, 1)
 
     def __sub__(self, other: RaceSketch) -> Self:
@@ -267,28 +256,15 @@ class RaceSketch:
         """Return the sketch as a signal: n, noise and counts in the smallest integers that fit."""
         return sketch_reading(self.n, self.noise, self.counts)
 
-    def density(self, x: Any, estimator: Estimator = "mean", y: ArrayLike | None = None) -> Floats:
-        """Kernel density of the data at given samples (algorithm 4), between 0 and 1.
+    def density(self, x: Any, y: ArrayLike | None = None) -> Floats:
+        """Kernel density of the data at given samples, given as in `add` (algorithm 4).
 
-        The kernel is the probability to meet in a row.
-
-        Parameters
-        ----------
-        x, y
-            As in `add`.
-        estimator : {"mean", "median-of-means", "median"}
-            Over the rows. The mean is unbiased. The median of means of 2 log2(rows) + 1 groups
-            converges too and bears single wild rows. The plain median, which the paper writes,
-            converges to something else: the median of a row's value.
+        The kernel is the probability to meet in a row; the mean over rows estimates its density
+        without bias. (The median over rows, which the paper writes, does not converge to it.)
         """
-        sizes = {"mean": 1, "median-of-means": 2 * int(np.log2(self.rows)) + 1, "median": self.rows}
-        if estimator not in sizes:
-            raise ValueError(f"unknown estimator {estimator!r}; use one of {', '.join(sizes)}")
-        q, rows, groups = self.normalized(), np.arange(self.rows)[:, None], sizes[estimator]
-        parts = []
-        for codes in codes_of(self.family, self.transform, x, y):
-            split = np.array_split(q[rows, codes], min(groups, self.rows))
-            parts.append(np.median([part.mean(axis=0) for part in split], axis=0))
+        q, rows = self.normalized(), np.arange(self.rows)[:, None]
+        blocks = codes_of(self.family, self.transform, x, y)
+        parts = [q[rows, codes].mean(axis=0) for codes in blocks]
         return np.concatenate(parts) if parts else np.empty(0)
 
     def privatize(

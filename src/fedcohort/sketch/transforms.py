@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Constant = float | tuple[float, ...]
-MAKE_ALIKE = "; make all sketches with the same settings"
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Transform:
     def __post_init__(self) -> None:
         if self.embedding is not None and not (isinstance(self.embedding, str) and self.embedding):
             raise ValueError(f"transform: embedding={self.embedding!r} must be a name")
-        if (self.function is not None or self.batched) and self.embedding is None:
+        if (self.function or self.batched) and self.embedding is None:
             raise ValueError("transform: name the embedding function: embedding='...'")
         for name in ("center", "scale"):
             object.__setattr__(self, name, _constant(name, getattr(self, name)))
@@ -71,10 +70,8 @@ class Transform:
             raise ValueError("transform: scale must be above 0")
         if type(self.classes) is not int or not 0 <= self.classes <= 1 << 16:
             raise ValueError(f"transform: classes={self.classes!r} must be a number of labels")
-        if not isinstance(self.unit, bool) or not isinstance(self.batched, bool):
-            raise ValueError(
-                f"transform: unit={self.unit!r}, batched={self.batched!r}: true, false"
-            )
+        if not isinstance(self.unit, bool):
+            raise ValueError(f"transform: unit={self.unit!r} must be true or false")
         weight = self.label_weight
         if not isinstance(weight, Real) or not 0 <= weight < np.inf:
             raise ValueError(f"transform: label_weight={weight!r} must be a number, 0 or more")
@@ -84,12 +81,6 @@ class Transform:
                 f"transform: label_weight={self.label_weight} and classes={self.classes}: "
                 "give both above 0, or neither"
             )
-
-    def check_dim(self, dim: int) -> None:
-        """Refuse constants that do not fit vectors of `dim` columns."""
-        for name, value in (("center", self.center), ("scale", self.scale)):
-            if isinstance(value, tuple) and len(value) != dim:
-                raise ValueError(f"transform: {name} has {len(value)} numbers for dim={dim}")
 
     def embed(self, x: Any) -> Any:
         """Return the raw samples as vectors."""
@@ -144,14 +135,8 @@ class Transform:
 class Tokenizer:
     """Turn texts into token sets with scikit-learn's analyzers.
 
-    Parameters
-    ----------
-    analyzer : {"word", "char", "char_wb"}
-        Words of two letters or more, characters, or characters within word bounds.
-    ngrams : tuple of int
-        Shortest and longest run of words or characters that makes a token.
-    lowercase : bool
-        Whether case is ignored.
+    The analyzer gives words of two letters or more, characters, or characters within word bounds;
+    `ngrams` are the shortest and the longest run of them that makes a token.
 
     Examples
     --------
@@ -177,10 +162,10 @@ class Tokenizer:
     def _analyze(self) -> Callable[[str], list[str]]:
         from sklearn.feature_extraction.text import CountVectorizer
 
-        made: Callable[[str], list[str]] = CountVectorizer(
+        vectorizer = CountVectorizer(
             analyzer=self.analyzer, ngram_range=self.ngrams, lowercase=self.lowercase
-        ).build_analyzer()
-        return made
+        )
+        return vectorizer.build_analyzer()  # type: ignore[no-any-return]
 
     def sets(self, texts: Iterable[str]) -> list[list[str]]:
         """Return the tokens of each text."""
@@ -210,7 +195,10 @@ def num_label_columns(transform: Transform | None, dim: int) -> int:
         return 0
     if not isinstance(transform, Transform):
         raise ValueError(f"vectors take a Transform, not a {type(transform).__name__}")
-    transform.check_dim(dim)
+    for name in ("center", "scale"):
+        value = getattr(transform, name)
+        if isinstance(value, tuple) and len(value) != dim:
+            raise ValueError(f"transform: {name} has {len(value)} numbers for dim={dim}")
     return transform.classes
 
 
@@ -235,7 +223,7 @@ def difference(mine: dict[str, Any], theirs: dict[str, Any]) -> str:
             messages.append(f"column {name!r}: only in the {'first' if name in a else 'second'}")
     if not messages and list(a) != list(b):
         messages.append("the same columns in another order")
-    return "; ".join(messages or ["the sketches are unlike"]) + MAKE_ALIKE
+    return "; ".join((*messages, "make all sketches with the same settings"))
 
 
 def _unlike(what: str, mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
