@@ -173,8 +173,8 @@ class MaxPool(Layer):
             tape.append(partial(self.kernels.pool, x, out, self.chosen, self.options[0]))
         else:
             pool, flat = aten.max_pool2d_with_indices.out, (x.flatten(0, 1), *self.options)
-            found = {"out": out.flatten(0, 1), "indices": self.chosen.flatten(0, 1)}
-            tape.append(partial(pool, *flat, **found))
+            results = {"out": out.flatten(0, 1), "indices": self.chosen.flatten(0, 1)}
+            tape.append(partial(pool, *flat, **results))
         return out
 
     def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:

@@ -266,9 +266,9 @@ class Kernel:
         """Write client j's parameters, or gradient, to out[order[j]]."""
         kept: list[Tensor] = self.params
         if isinstance(self.sink, Gradient):
-            found = iter(self.sink.targets)
+            targets = iter(self.sink.targets)
             both = zip(self.params, self.trained, strict=True)
-            kept = [next(found) if on else torch.zeros_like(p) for p, on in both]
+            kept = [next(targets) if on else torch.zeros_like(p) for p, on in both]
         in_order = order == list(range(order[0], order[0] + len(order)))
         rows = None if in_order else row_numbers(tuple(order), out.device)
         for stack, span in zip(kept, self.spans, strict=True):

@@ -109,7 +109,7 @@ def _traced(model: nn.Module) -> list[nn.Module]:
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     if len([node for node in inputs if node.users]) != 1:
         raise Unstackable("its forward does not take exactly one input")
-    found: list[nn.Module] = []
+    chain: list[nn.Module] = []
     node = next(node for node in inputs if node.users)
     while True:
         following = [user for user in node.users if not _asks_shape(user)]
@@ -117,8 +117,8 @@ def _traced(model: nn.Module) -> list[nn.Module]:
             raise Unstackable(f"{node.name!r} is used by {len(following)} layers, not by one")
         (node,) = following
         if node.op == "output":
-            return found
-        node = _convert(model, node, evaluated.get(node.name), found)
+            return chain
+        node = _convert(model, node, evaluated.get(node.name), chain)
 
 
 def _asks_shape(node: Any) -> bool:
@@ -128,7 +128,7 @@ def _asks_shape(node: Any) -> bool:
     return shape or (node.op != "output" and not node.users)
 
 
-def _convert(model: nn.Module, node: Any, evaluated: Any, found: list[nn.Module]) -> Any:
+def _convert(model: nn.Module, node: Any, evaluated: Any, chain: list[nn.Module]) -> Any:
     """Append the module that does what a node does; return the node that holds its output.
 
     `evaluated` is the same node as traced in evaluation mode.
@@ -136,21 +136,21 @@ def _convert(model: nn.Module, node: Any, evaluated: Any, found: list[nn.Module]
     if node.op == "call_module":
         module = model.get_submodule(node.target)
         if not isinstance(module, nn.LSTM):
-            found.append(module)
+            chain.append(module)
             return node
         if len(node.args) != 1 or node.kwargs:
             raise Unstackable(f"layer {node.target!r} (LSTM) starts from a state")
         outputs = _only_user(node, 0)
         for last in ((slice(None), -1), (slice(None), -1, slice(None))):
             if (only := _only_user(outputs, last)) is not None:
-                found.append(LastOutput(module))
+                chain.append(LastOutput(module))
                 return only
         raise Unstackable(f"layer {node.target!r} (LSTM) is used beyond its last output")
     same = _module_of(node, evaluated)
     if same is None:
         name = node.target if isinstance(node.target, str) else node.target.__name__
         raise Unstackable(f"the operation {name!r} has no stacked form")
-    found.append(same)
+    chain.append(same)
     return node
 
 
@@ -168,8 +168,8 @@ def _module_of(node: Any, evaluated: Any) -> nn.Module | None:
     if name in _ACTIVATIONS and not given:
         return _ACTIVATIONS[name]()
     if name in ("max_pool2d", "_max_pool2d", "boolean_dispatch"):
-        known = {"kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"}
-        return nn.MaxPool2d(*given, **named) if set(named) <= known else None
+        supported = {"kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"}
+        return nn.MaxPool2d(*given, **named) if set(named) <= supported else None
     if name == "flatten":
         options = dict(zip(("start_dim", "end_dim"), given, strict=False)) | named
         return nn.Flatten(options.get("start_dim", 0), options.get("end_dim", -1))

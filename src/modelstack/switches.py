@@ -127,5 +127,5 @@ def _generator(device: torch.device) -> torch.Generator:
         return torch.default_generator
     torch.cuda.init()  # type: ignore[no-untyped-call]
     number = torch.cuda.current_device() if device.index is None else device.index
-    found: torch.Generator = torch.cuda.default_generators[number]
-    return found
+    generator: torch.Generator = torch.cuda.default_generators[number]
+    return generator

@@ -190,8 +190,8 @@ def _gradient(loss: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
     grads = dict(
         zip(map(id, wanted), torch.autograd.grad(loss, wanted, allow_unused=True), strict=True)
     )
-    found = (grads.get(id(p)) for p in params)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(params, found, strict=True)]
+    in_order = (grads.get(id(p)) for p in params)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(params, in_order, strict=True)]
 
 
 def _parts(flat: Tensor, like: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -261,13 +261,13 @@ def hits(worker: Worker, rows: Tensor, parts: Sequence[Tensor], data: Data) -> N
     A GPU is waited for once, not once per model.
     """
     worker.model.eval()
-    found = []
+    answers = []
     with torch.no_grad():
         for row, positions in zip(rows, parts, strict=True):
             worker.write(row)
             chunks = worker.chunks(data, positions)
-            found += [correct(worker.forward(x)[None], y)[0] for x, y in chunks]
-    right: NDArray[np.bool_] = torch.cat(found).cpu().numpy()
+            answers += [correct(worker.forward(x)[None], y)[0] for x, y in chunks]
+    right: NDArray[np.bool_] = torch.cat(answers).cpu().numpy()
     return right
 
 

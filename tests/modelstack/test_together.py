@@ -14,7 +14,7 @@ from fedcohort.simulate import build, simulation
 from modelstack import batched
 from modelstack.trainer import Trainer
 from modelstack.vmapped import forward_rows
-from modelstack.worker import _accurate, accuracy_and_loss
+from modelstack.worker import accuracy_and_loss
 
 CASES = [("mlp-64-30", (1, 8, 8), 10), ("cnn", (1, 28, 28), 10), ("char-lstm", (12,), 80)]
 
@@ -35,14 +35,6 @@ def test_side_by_side(name, shape, classes):
         together = accuracy_and_loss(trainer.worker, rows, data, forward).T
         assert together[0].tolist() == one[0].tolist()
         np.testing.assert_allclose(together[1], one[1], rtol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(), (1,)])
-def test_several_models_with_one_output(shape):
-    """A logit of each of two models: class 1 above 0."""
-    outputs = torch.tensor([[-1.0, 2.0, 3.0], [1.0, -2.0, 3.0]])
-    y = torch.tensor([0, 1, 0])
-    assert _accurate(outputs.view(2, 3, *shape), y).tolist() == [2, 0]
 
 
 class Operators(TorchDispatchMode):

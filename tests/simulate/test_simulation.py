@@ -267,15 +267,6 @@ def test_user_mistakes(digits, options, complaint):
         run(digits, **options)
 
 
-def test_time_is_that_of_the_slowest(digits):
-    (history,) = run(digits, rounds=2)
-    federation, size = clients(digits), 4 * sum(p.numel() for p in model().parameters())
-    slowest = max(len(federation.parts[c]) for c in history.selections[0]) * 2 / 1000
-    first, second = history.rounds
-    assert first.seconds == pytest.approx(slowest + 2 * size / 1e6)
-    assert second.elapsed == pytest.approx(first.seconds + second.seconds)
-
-
 def test_a_run_that_diverges_says_so_once(caplog):
     clients = federate(load("digits"), "shards", clients=10, seed=0)
     model = build("mlp-64-30", (1, 8, 8), classes=10, seed=0)

@@ -140,7 +140,7 @@ class Simulation:
                 federation,
                 self.trainer,
                 self.train_data,
-                self.trainer.flat(own),
+                self.trainer.flat(start),
                 policy=policy,
                 cohort_size=cohort_size,
                 aggregation=aggregation,
@@ -151,7 +151,7 @@ class Simulation:
                 embed=embedding_of(embed) if isinstance(embed, nn.Module) else embed,
                 holdout=holdout,
             )
-            for seed, federation, own in zip(seeds, federations, models, strict=True)
+            for seed, federation, start in zip(seeds, federations, models, strict=True)
         ]
 
     @property
@@ -235,8 +235,8 @@ class Simulation:
         """Return which trained models are finite; finite means show that all of them are."""
         if means is not None and bool(torch.isfinite(torch.stack(means).sum())):
             return np.ones(len(trained), bool)
-        found: NDArray[np.bool_] = torch.isfinite(trained.sum(dim=1)).cpu().numpy()
-        return found
+        rows: NDArray[np.bool_] = torch.isfinite(trained.sum(dim=1)).cpu().numpy()
+        return rows
 
     def _scores(self, data: Data) -> torch.Tensor:
         """Evaluate the models, without waiting for a GPU."""
@@ -287,11 +287,11 @@ class Simulation:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken: the same seeds and the same architecture."""
-        found = [(saved["seed"], saved["model"].shape[0]) for saved in state["seeds"]]
+        saved_seeds = [(saved["seed"], saved["model"].shape[0]) for saved in state["seeds"]]
         expected = [(seed.seed, len(seed.model)) for seed in self.seeds]
-        if found != expected:
+        if saved_seeds != expected:
             raise InvalidCheckpoint(
-                f"the checkpoint is of (seed, parameters) {found}, this is {expected}"
+                f"the checkpoint is of (seed, parameters) {saved_seeds}, this is {expected}"
             )
         self.round_number = int(state["round_number"])
         for seed, saved in zip(self.seeds, state["seeds"], strict=True):
