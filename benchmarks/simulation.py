@@ -115,52 +115,6 @@ def sgemm_rate():
     )
 
 
-LSTM_LIMIT = """
-import json, time, torch
-torch.set_num_threads(2)
-samples, steps, hidden = 10, 80, 256
-lstm = torch.nn.LSTM(8, hidden, batch_first=True)
-x = torch.randn(samples, steps, 8)
-weight = torch.randn(4 * hidden, hidden)
-turned = weight.t().contiguous()
-h, g = torch.randn(steps, samples, hidden), torch.randn(steps, samples, 4 * hidden)
-gates, below, gradient = g[0].clone(), h[0].clone(), weight.clone()
-
-def step():
-    lstm(x)[0][:, -1].sum().backward()
-
-def products():
-    for t in range(steps):
-        torch.mm(h[t], turned, out=gates)
-    for t in range(steps):
-        torch.mm(g[t], weight, out=below)
-    torch.mm(g.flatten(0, 1).t(), h.flatten(0, 1), out=gradient)
-
-def best(run):
-    seconds = []
-    for _ in range(40):
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
-
-print(json.dumps({"step_s": best(step), "products_s": best(products),
-                  "gflop": 3 * 2 * samples * steps * 4 * hidden * hidden / 1e9}))
-"""
-
-
-def lstm_limit():
-    """A step of one client's char-LSTM by PyTorch, and the recurrent products in it alone.
-
-    Clients have weights of their own, so that training them side by side saves no product: what
-    PyTorch takes beyond them is all that another way could save.
-    """
-    child = subprocess.run([sys.executable, "-c", LSTM_LIMIT], capture_output=True, text=True)
-    found = json.loads(child.stdout)
-    rate = sgemm_rate()
-    return {**found, "sgemm_gflops": rate, "at_sgemm_s": found["gflop"] / rate}
-
-
 def arrays(shape, classes):
     """Fashion-MNIST if it is installed, else noise of the wanted shape."""
     from fedcohort.datasets import load
@@ -261,9 +215,6 @@ def main():
                    for e in args.engines.split(",")}  # fmt: skip
     turns = {"W1": 20, "W3": 20, "fedcor": 20}
     results = {}
-    if args.device == "cpu":  # first: Flower's processes take a while to end
-        results["char-lstm limit"] = lstm_limit()
-        print("char-lstm limit", results["char-lstm limit"], flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             count = max(3, turns.get(name, 10) // (10 if args.quick else 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from docs_tables.results import NOT_RUN, result, table
 
 
@@ -70,18 +69,6 @@ def selection_parts(file):
         f"parameters to {sparse['k']} numbers takes {sparse['s']:.2f} s. The dense one of "
         f"{dense['parameters']:,} parameters takes {1e3 * dense['s']:.0f} ms and never stores its "
         "matrix.\n"
-    )
-
-
-def dpp_set_up(file):
-    """After how many draws our k-DPP is ahead of DPPy, set-up counted."""
-    d = result(file)["result"]["k_dpp"]
-    more, saved = d["setup_s"] - d["dppy_setup_s"], d["dppy_draw_s"] - d["draw_s"]
-    draws = max(1, int(np.ceil(more / saved)))
-    return (
-        f"A k-DPP draw of {d['k']} of {d['clients']:,} takes {1e3 * d['draw_s']:.2f} ms after a "
-        f"set-up of {d['setup_s']:.2f} s; DPPy takes {1e3 * d['dppy_draw_s']:.1f} ms after "
-        f"{d['dppy_setup_s']:.2f} s. With set-up we are ahead after {draws} draws.\n"
     )
 
 
@@ -182,22 +169,6 @@ def _beside_prototype(workloads):
     return (
         " The same MLP written out by hand for stacked clients, without selection, accounts or "
         f"each client's model, is the limit: {', '.join(found)}."
-    )
-
-
-def lstm_limit(file):
-    """What could be gained over PyTorch's LSTM on a CPU."""
-    held = result(file)
-    found = None if held is None else held["result"].get("char-lstm limit")
-    if found is None:
-        return NOT_RUN
-    step, alone, best = (1e3 * found[k] for k in ("step_s", "products_s", "at_sgemm_s"))
-    return (
-        f"A step of paper 0's LSTM (hidden size 256, 80 characters, batch 10) takes PyTorch "
-        f"{step:.1f} ms forward and backward. Its recurrent products alone, one call each, take "
-        f"{alone:.1f} ms, and {best:.1f} ms at the rate of large matrix products "
-        f"({found['sgemm_gflops']:.0f} GFLOP/s). So no way of computing them is more than "
-        f"{step / best:.1f} times as fast as the plain loop on this machine.\n"
     )
 
 
