@@ -218,7 +218,6 @@ def _show_gaps(found: dict[str, list[ColumnGap]], all_columns: bool) -> None:
 
 
 def _merged(path: Path) -> bool:
-    """Whether a file is the result of an earlier merge, which may be replaced."""
     from fedcohort.files.sketching import load_sketch
 
     return bool(load_sketch(path).origin.get("merged"))

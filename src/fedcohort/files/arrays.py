@@ -167,7 +167,6 @@ def _pick(arrays: dict[str, ArrayFile], path: Path, name: str) -> ArrayFile:
 
 
 def _side_by_side(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """Flatten rows, in this machine's byte order, and join them."""
     flat = [
         np.ascontiguousarray(part.reshape(len(part), -1), part.dtype.newbyteorder("="))
         for part in parts
@@ -176,7 +175,6 @@ def _side_by_side(parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _texts(ids: NDArray[Any], where: str) -> NDArray[np.object_]:
-    """Return client ids as Python strings."""
     if ids.dtype.kind == "U" and ids.size:
         letters = np.ascontiguousarray(ids).astype(ids.dtype.newbyteorder("=")).view(np.uint32)
         if letters.size and letters.max() > sys.maxunicode:
@@ -269,7 +267,6 @@ def arrays_in(path: Path) -> dict[str, ArrayFile]:
 
 @contextmanager
 def _reading(where: str) -> Iterator[None]:
-    """Turn what a damaged file causes into a DataError."""
     try:
         yield
     except DataError:

@@ -103,10 +103,6 @@ def _lines(path: Path, head: bytes, encoding: str) -> list[str]:
 
 
 def _delimiter(lines: Sequence[str]) -> str:
-    """Return the delimiter that cuts all lines into equally many parts, else a comma.
-
-    Of several, the one that leaves most numbers: ``63;1,5`` is 63 and 1.5, not 63;1 and 5.
-    """
     counts = {d: {re.sub(r'"[^"]*"', "", line).count(d) for line in lines} for d in DELIMITERS}
     even = [d for d, numbers in counts.items() if len(numbers) == 1 and min(numbers) > 0]
     return max(even, key=lambda d: _share_of_numbers(lines, d), default=",")

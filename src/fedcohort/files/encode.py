@@ -122,10 +122,6 @@ def _number(column: Column, array: Any, place: Place, markers: Sequence[str]) ->
 
 
 def _scaled(raw: Floats, column: Column) -> Encoded:
-    """Center and scale numbers in place; `encode` refuses what overflows.
-
-    A signaling NaN is an invalid operand for NumPy, and for us a missing value as any other NaN.
-    """
     with np.errstate(over="ignore", invalid="ignore"):
         raw -= column.center
         raw /= column.scale
@@ -143,7 +139,6 @@ def _refuse_infinite(raw: NDArray[Any], column: Column, place: Place, problem: s
 
 @lru_cache(maxsize=64)
 def _numeric(markers: tuple[str, ...]) -> tuple[float, ...]:
-    """Return the markers of missing values that are numbers, such as -9."""
     found = []
     for marker in markers:
         try:
@@ -197,7 +192,6 @@ def texts(array: Any, markers: Sequence[str]) -> Any:
 
 
 def _codes(array: Any, levels: Sequence[str]) -> tuple[NDArray[np.int64], Bools]:
-    """Return the index of each text among the levels, -1 for another one, and which are missing."""
     pa = need_pyarrow()
     missing = array.is_null().to_numpy(zero_copy_only=False)
     found = pa.compute.index_in(array, value_set=pa.array(list(levels), pa.string()))

@@ -69,7 +69,6 @@ def _bins(column: Column, order: Floats) -> NDArray[np.int64]:
 
 
 def _possible(column: Column) -> Bools:
-    """Which bins a record can fall into at all."""
     bins = BINS
     if column.kind not in ("number", "text") and column.since is None and not column.slots:
         bins = min(BINS, 1 + _levels(column))
@@ -77,7 +76,6 @@ def _possible(column: Column) -> Bools:
 
 
 def _levels(column: Column) -> int:
-    """How many values a column of levels or of a cyclic date can have."""
     if column.kind == "date":
         return PERIODS[column.parts[0]]
     return 2 if column.kind == "boolean" else len(column.levels) + 1
@@ -132,7 +130,6 @@ class _Side(NamedTuple):
 
 
 def _side(marginals: Sequence[ColumnCounts]) -> _Side:
-    """Stack the histograms of several clients, (clients, columns, bins)."""
     moments = [
         (0.0, 0.0) if m.release is None else (m.release.variance, m.release.fourth)
         for m in marginals
@@ -241,10 +238,7 @@ def _chances(a: _Side, b: _Side, column: Column) -> Floats:
 
 
 def _fisher(a: _Side, b: _Side) -> Floats:
-    """Return the chance of each bin's count by Fisher's exact test, (clients, bins).
-
-    It is 1 within two standard errors, where nothing is marked anyway: the test takes its time.
-    """
+    """Return the chance of each bin's count by Fisher's exact test, (clients, bins)."""
     total, size = a.counts + b.counts, a.n + b.n
     expected = total * a.n / size
     variance = expected * (1 - total / size) * (b.n / size)
@@ -283,7 +277,6 @@ def _chernoff(a: _Side, b: _Side, contrasts: Floats) -> Floats:
 
 
 def _log_moment(tilt: Floats, shares: Floats, contrast: Floats) -> Floats:
-    """Return log E exp(tilt * (w - E w)), (tilts, clients), of a record's weight w."""
     weights, inverse = np.unique(contrast, return_inverse=True)
     of_weight = shares @ np.eye(len(weights))[inverse]  # (clients, weights)
     centered = weights - (of_weight @ weights)[:, None]
@@ -305,7 +298,6 @@ def _noise(squares: Floats, side: _Side) -> Floats:
 
 
 def _largest_tilt(side: _Side) -> Floats:
-    """Return the t up to which E exp(t * noise) of a bin's share is finite."""
     parts = 3 * side.noise**2 / np.where(side.fourth > 0, side.fourth, np.inf)
     variance = side.noise / side.n**2
     out: Floats = np.sqrt(2 * parts / np.where(parts > 0, variance, 1.0))
@@ -313,17 +305,12 @@ def _largest_tilt(side: _Side) -> Floats:
 
 
 def _is_line(column: Column) -> bool:
-    """Whether the bins of a column cut a line, whose last bins are open."""
     return column.kind == "number" or column.since is not None
 
 
 @lru_cache(maxsize=256)
 def _shapes(column: Column) -> Floats:
-    """Return the contrasts of several bins, (contrasts, bins).
-
-    They are location and spread for numbers, location for ordered levels, and for a few other
-    values all pairs, which show best that two of them were exchanged.
-    """
+    """Return the contrasts of several bins, (contrasts, bins)."""
     if _is_line(column):
         place = np.concatenate([[0.0], np.clip(MIDDLES, -FARTHEST, FARTHEST)])
         spread = np.minimum(np.abs(MIDDLES), 2 * FARTHEST) - USUAL_SPREAD

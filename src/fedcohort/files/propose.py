@@ -232,7 +232,6 @@ def left_open(proposal: str) -> list[str]:
 
 
 def _estimated(name: str, constants: Constants) -> str:
-    """Return the section of a number whose constants were estimated."""
     scale = f"scale = {constants.scale!r}\n"
     if constants.scale is None:
         scale = "# scale =    # TODO: half of the values lie too close together to estimate it\n"
@@ -271,7 +270,6 @@ def _role(table: Table, name: str) -> str:
 
 
 def _first_values(table: Table, name: str) -> tuple[list[Any], int]:
-    """Return the different values of the first block, and how many rows it has."""
     for batch in table.batches((name,), 1 << 14):
         return batch[name].unique().drop_null().to_pylist(), len(batch[name])
     return [], 0

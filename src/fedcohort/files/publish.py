@@ -226,7 +226,6 @@ class Publisher:
         yield from zip(clients, _unpacked(content), strict=True)
 
     def _named(self, exact: Sequence[tuple[str, bytes]]) -> str:
-        """Name a release by how it is made and by the exact sketches of its data."""
         digest = hashlib.blake2b(json.dumps(asdict(self.release)).encode(), digest_size=16)
         for client, content in exact:
             digest.update(hashlib.blake2b(client.encode("utf-8", "surrogatepass")).digest())
@@ -239,7 +238,6 @@ class Publisher:
 
 
 def _packed(parts: Sequence[bytes]) -> bytes:
-    """Put several files into one: a line of their lengths, then all of them."""
     return json.dumps([len(part) for part in parts]).encode() + b"\n" + b"".join(parts)
 
 

@@ -133,7 +133,6 @@ def _groups(block: Block) -> Iterator[tuple[str, Any]]:
 
 
 def _by_label(block: Block, rows: Any) -> Iterator[tuple[int, Any]]:
-    """Divide the rows of a client by label."""
     if block.y is None:
         raise ValueError("a source without labels cannot be divided by label")
     positions = np.arange(len(block.y))[rows]

@@ -373,7 +373,6 @@ def find_files(root: Path) -> list[Path]:
 
 
 def _hidden(path: Path, root: Path) -> bool:
-    """Whether a file or its folder is one of those that tools leave beside the data."""
     return any(part.startswith((".", "_")) for part in path.relative_to(root).parts)
 
 

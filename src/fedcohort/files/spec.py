@@ -272,10 +272,7 @@ class SketchSpec:
         return empty
 
     def _size(self, source: Source) -> tuple[int, int]:
-        """Return rows and bits: as given, as a privacy budget allows, or the usual 200 and 6.
-
-        The size is planned for a public number of records, so that it is the same at all sites.
-        """
+        """Return rows and bits: as given, as a privacy budget allows, or the usual 200 and 6."""
         size, release = self.hash, self.release
         rows, bits = 200, 6
         if release.epsilon is not None and (size.rows is None or size.bits is None):
@@ -349,7 +346,6 @@ def user_values() -> Iterator[None]:
 
 
 def _checked(owner: str, maker: Callable[..., T], options: Any) -> T:
-    """Make an object of options whose names and types are checked."""
     if not isinstance(options, Mapping):
         raise ConfigError(f"{owner} must be a section")
     return maker(**checked_options(owner, maker, options))
@@ -488,7 +484,6 @@ def _columns(content: Mapping[str, Any], minhash: bool) -> tuple[Column, ...]:
 
 
 def _level(level: Any) -> str:
-    """Return a level as text, in the way values are read: 1.0 is 1."""
     if isinstance(level, bool):
         return str(level).lower()
     if isinstance(level, float) and level.is_integer():

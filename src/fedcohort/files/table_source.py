@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ ALLOWED: dict[str, tuple[Kind, ...]] = {
 }
 REMEDY = {
     "vectors": "vectors hold numbers; leave the column out, say in a spec what it holds, or "
-    "compare rows as sets of column=value with --hash minhash",
+    "compare rows as sets of column=value with --set hash=minhash",
     "texts": "--text takes a column of text or of lists of tokens",
     "value": "sets hold text, numbers and booleans",
     "tokens": "every file must have lists there",
@@ -87,12 +87,15 @@ class TableSource(Source):
         self.reading.clear()
         self._people.clear()
         rows, uses = self._want.rows_for(self.dim), self._uses()
-        as_text = [c for c, use in uses.items() if use in AS_WRITTEN]
-        as_numbers = [c for c, use in uses.items() if use in ("number", "vectors", "label")]
+        forced: dict[str, Literal["text", "number"]] = {
+            c: "text" if use in AS_WRITTEN else "number"
+            for c, use in uses.items()
+            if use != "tokens"
+        }
         for table in self._tables:
             self._check(table)
             first = 0
-            for batch in table.batches(tuple(uses), rows, as_text, as_numbers):
+            for batch in table.batches(tuple(uses), rows, forced):
                 yield self._block(batch, Place(table.where, first))
                 first += batch.num_rows
 
@@ -139,7 +142,6 @@ class TableSource(Source):
         return Column(wanted, size=self._first.width(wanted), missing=self._want.nulls)
 
     def _uses(self) -> dict[str, str]:
-        """Say what every column of the site is used for: its kind, texts, tokens, label ..."""
         name = self._want.name_at_site
         uses: dict[str, str] = {name(c.name): c.kind for c in self.columns}
         if self._want.text is not None:
@@ -203,7 +205,6 @@ class TableSource(Source):
         return Block(kept, None if y is None else y[keep], None if ids is None else ids[keep], left)
 
     def _first_rows(self, people: NDArray[np.object_], keep: Bools) -> Bools:
-        """Say which of the rows that are kept are the first of their person."""
         first = np.zeros(len(people), bool)
         for row in np.flatnonzero(keep).tolist():
             person = hashlib.blake2b(people[row].encode(), digest_size=12).digest()
@@ -270,9 +271,7 @@ def value_sets(
 def labels(column: Any, name: str, place: Place, nulls: Nulls) -> tuple[NDArray[np.int64], Bools]:
     """Return whole numbers; a missing label never counts as zero."""
     values = floats(column)
-    present = ~np.isnan(values)
-    if not present.all() and nulls != "drop":
-        raise place.missing(repr(name), int(np.argmin(present)))
+    present = _needed(~np.isnan(values), name, place, nulls)
     values = np.where(present, values, 0)
     whole = (values == np.floor(values)) & (values >= 0) & (values < 2**53)
     if not whole.all():
@@ -288,22 +287,20 @@ def client_ids(
     column: Any, name: str, place: Place, nulls: Nulls
 ) -> tuple[NDArray[np.object_], Bools]:
     """Return names of clients; a missing one is an error unless its row is dropped."""
-    plain = unpacked(column).cast(need_pyarrow().string()).to_pylist()
-    present = np.array([bool(value) for value in plain], bool)
+    ids = np.array(unpacked(column).cast(need_pyarrow().string()).to_pylist(), object)
+    return ids, _needed(ids.astype(bool), name, place, nulls)
+
+
+def _needed(present: Bools, name: str, place: Place, nulls: Nulls) -> Bools:
     if not present.all() and nulls != "drop":
         raise place.missing(repr(name), int(np.argmin(present)))
-    ids = np.empty(len(plain), object)
-    ids[:] = plain
-    return ids, present
+    return present
 
 
 def _filled(
     values: list[Any], zero: Any, name: str, place: Place, nulls: Nulls
 ) -> tuple[list[Any], Bools]:
     present = np.array([value is not None for value in values], bool)
-    if present.all():
-        return values, present
-    if nulls == "error":
-        raise place.missing(repr(name), int(np.argmin(present)))
-    filled = [zero if value is None else value for value in values]
-    return filled, present if nulls == "drop" else np.ones(len(values), bool)
+    if nulls == "zero":
+        return [zero if value is None else value for value in values], np.ones_like(present)
+    return values, _needed(present, name, place, nulls)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import zipfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import date
 from functools import cached_property
@@ -26,6 +26,7 @@ from fedcohort.files.parquet import reading_plan
 from fedcohort.files.source import Want, kind_of
 
 Kind = Literal["whole", "number", "vector", "text", "list", "date", "empty", "other"]
+Forced = Mapping[str, Literal["text", "number"]]
 BLOCK = 4 << 20
 BUFFER = 1 << 16
 FIRST_ROWS = 1000  # of a sheet or a query, to tell the types
@@ -113,9 +114,7 @@ class Table:
     def _schema(self) -> Any:
         raise NotImplementedError
 
-    def _stream(
-        self, columns: list[str], rows: int, as_text: Collection[str], as_numbers: Collection[str]
-    ) -> Any:
+    def _stream(self, columns: list[str], rows: int, forced: Forced) -> Any:
         raise NotImplementedError
 
     @property
@@ -173,26 +172,21 @@ class Table:
         """Name a column's type for a message."""
         return str(self.schema.field(column).type) if column in self.inside else "text"
 
-    def batches(
-        self,
-        columns: tuple[str, ...],
-        rows: int,
-        as_text: Collection[str] = (),
-        as_numbers: Collection[str] = (),
-    ) -> Any:
+    def batches(self, columns: tuple[str, ...], rows: int, forced: Forced | None = None) -> Any:
         """Yield record batches of the columns, at most `rows` rows each.
 
-        Where the first lines tell the type of a column, `as_numbers` may have fractions later on,
-        and `as_text` is read as it is written.
+        Where the first lines tell the type of a column, it may be forced: a number may have
+        fractions later on, and a text is read as it is written.
         """
+        forced = forced or {}
         inside = [c for c in columns if c in self.inside]
         with reading(self.where, self.schema.names):
-            for batch in self._stream(inside, rows, as_text, as_numbers):
+            for batch in self._stream(inside, rows, forced):
                 batch.validate(full=True)  # offsets and indexes of a damaged file lead anywhere
                 for part in _within_memory(batch, rows):
-                    yield self._complete(part, columns, as_text)
+                    yield self._complete(part, columns, forced)
 
-    def _complete(self, batch: Any, columns: tuple[str, ...], as_text: Collection[str]) -> Any:
+    def _complete(self, batch: Any, columns: tuple[str, ...], forced: Forced) -> Any:
         """Put the columns in order, with those that the folders give."""
         pa = need_pyarrow()
         arrays = []
@@ -201,7 +195,7 @@ class Table:
                 arrays.append(batch.column(column))
                 continue
             value: str | int = self._given[column]
-            if column not in as_text and self.kind(column) == "whole":
+            if forced.get(column) != "text" and self.kind(column) == "whole":
                 value = int(value)
             arrays.append(pa.repeat(value, batch.num_rows))
         return pa.RecordBatch.from_arrays(arrays, names=list(columns))
@@ -247,15 +241,18 @@ class CsvTable(Table):
     def _schema(self) -> Any:
         return self._open({}, None).schema
 
-    def _stream(
-        self, columns: list[str], rows: int, as_text: Collection[str], as_numbers: Collection[str]
-    ) -> Any:
+    def _stream(self, columns: list[str], rows: int, forced: Forced) -> Any:
         pa = need_pyarrow()
-        forced = {c: pa.string() for c in columns if c in as_text}
-        for c in as_numbers:
-            if c in columns and not pa.types.is_boolean(self.schema.field(c).type):
-                forced[c] = pa.float64()
-        return self._open(forced, columns)
+        types = {"text": pa.string(), "number": pa.float64()}
+        return self._open(
+            {
+                c: types[forced[c]]
+                for c in columns
+                if forced.get(c) == "text"
+                or (c in forced and not pa.types.is_boolean(self.schema.field(c).type))
+            },
+            columns,
+        )
 
     def _open(self, types: dict[str, Any], columns: list[str] | None) -> Any:
         arrow, dialect = need_pyarrow().csv, self.dialect
@@ -286,13 +283,11 @@ class JsonTable(Table):
     def _schema(self) -> Any:
         return self._open(None).schema
 
-    def _stream(
-        self, columns: list[str], rows: int, as_text: Collection[str], as_numbers: Collection[str]
-    ) -> Any:
+    def _stream(self, columns: list[str], rows: int, forced: Forced) -> Any:
         pa = need_pyarrow()
         fields = [
             pa.field(c, pa.float64())
-            if c in as_numbers and pa.types.is_integer(self.schema.field(c).type)
+            if forced.get(c) == "number" and pa.types.is_integer(self.schema.field(c).type)
             else self.schema.field(c)
             for c in columns
         ]
@@ -358,32 +353,26 @@ class RowsTable(Table):
     as_written = True
 
     def _rows(self) -> Any:
-        """Return a context that gives an iterator of rows, the names first."""
         raise NotImplementedError
 
     def _schema(self) -> Any:
-        for batch in self._stream(None, FIRST_ROWS, (), ()):
+        for batch in self._stream(None, FIRST_ROWS, {}):
             return batch.schema
         raise DataError(f"{self.where}: no rows")
 
-    def _stream(
-        self,
-        columns: list[str] | None,
-        rows: int,
-        as_text: Collection[str],
-        as_numbers: Collection[str],
-    ) -> Any:
+    def _stream(self, columns: list[str] | None, rows: int, forced: Forced) -> Any:
         pa = need_pyarrow()
         with self._rows() as values:
             names = ["" if name is None else str(name) for name in next(values, ())]
             wanted = range(len(names)) if columns is None else [names.index(c) for c in columns]
             while some := list(islice(values, rows)):
-                arrays = [_array([row[i] for row in some], names[i] in as_text) for i in wanted]
+                arrays = [
+                    _array([row[i] for row in some], forced.get(names[i]) == "text") for i in wanted
+                ]
                 yield pa.RecordBatch.from_arrays(arrays, names=[names[i] for i in wanted])
 
 
 def _array(values: list[Any], as_text: bool) -> Any:
-    """Return a column of values as they are or, if they are of several types, as text."""
     pa = need_pyarrow()
     if not as_text:
         try:
@@ -450,7 +439,6 @@ class SqliteTable(RowsTable):
 
 
 def _choice(where: str, what: str, names: Sequence[str], wanted: str | None) -> str:
-    """Return the sheet or table that is wanted, or the only one."""
     if wanted in names:
         return str(wanted)
     if wanted is None and len(names) == 1:
@@ -461,7 +449,6 @@ def _choice(where: str, what: str, names: Sequence[str], wanted: str | None) -> 
 
 
 def _within_memory(batch: Any, rows: int) -> Iterator[Any]:
-    """Cut a batch into parts of at most `rows` rows whose texts take little memory."""
     if batch.num_rows > rows:
         for first in range(0, batch.num_rows, rows):
             yield from _within_memory(batch.slice(first, rows), rows)
