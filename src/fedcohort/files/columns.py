@@ -141,21 +141,8 @@ class Column:
 class SiteColumn:
     """How one site writes a column of the spec; nothing of it is in a sketch.
 
-    Parameters
-    ----------
-    column : str, optional
-        How the site calls the column.
-    codes : mapping of str to str
-        What the site's values are called in the spec, such as ``{"1": "male"}``.
-    format : str, optional
-        How the site writes dates.
-    factor : float
-        What the site's numbers are multiplied by, such as 2.54 for inches.
-
-    Examples
-    --------
-    >>> SiteColumn("Groesse", factor=2.54).column
-    'Groesse'
+    `column` is the site's name, `codes` give its values those of the spec (``{"1": "male"}``),
+    `format` is that of dates, and numbers are multiplied by `factor`, such as 2.54 for inches.
     """
 
     column: str | None = None

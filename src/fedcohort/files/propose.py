@@ -71,16 +71,9 @@ NO_VALUES = "Nothing in here is a value of anybody's data."
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is estimated privately, and how.
+    """What is estimated privately: `epsilon` is for all centers and scales together.
 
-    Parameters
-    ----------
-    epsilon : float
-        Budget of all centers and scales together.
-    bounds : mapping of str to (low, high)
-        The columns, each with its public range. Bounds must not come from the data.
-    neighbors : {"add-remove", "replace"}
-        What may happen to the record that is protected.
+    The `bounds` of each column are public, and must not come from the data.
     """
 
     epsilon: float
@@ -181,17 +174,8 @@ def propose_spec(
 ) -> str:
     """Return a spec as TOML text, with TODO where a public constant is needed.
 
-    Parameters
-    ----------
-    path : Path
-        The table, or a folder of tables.
-    label : str, optional
-        The column of classes.
-    want : Want
-        How the table is written, and markers of missing values.
-    estimate, constants
-        Centers and scales that were estimated privately (`estimated_constants`), and how. Then no
-        other column is looked at: what it seems to hold may depend on a single record.
+    With an `estimate`, no column but those of `constants` is looked at: what it seems to hold may
+    depend on a single record.
     """
     table, constants = first_table(path, want), constants or {}
     if label in constants:

@@ -77,14 +77,7 @@ class Written(NamedTuple):
 class Target:
     """Where sketches go: one file, or with `many` a folder of them.
 
-    Parameters
-    ----------
-    out : Path
-    inputs : tuple of Path
-        Data that must never be replaced.
-    many : bool
-    force : bool
-        Whether other files may be replaced; in a folder, the whole set of sketches.
+    `inputs` must never be replaced; other files, and a folder's set of sketches, by `force`.
     """
 
     out: Path

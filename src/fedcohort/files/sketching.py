@@ -29,17 +29,9 @@ MEMORY = 512 << 20  # for the sketches of one pass over the data
 def sketch_source(
     source: Source, empty: RaceSketch, on_rows: OnRows | None = None, by_label: bool = False
 ) -> RaceSketch:
-    """Return the sketch of all rows.
+    """Return the sketch of all rows, begun with `empty`.
 
-    Parameters
-    ----------
-    source : Source
-    empty : RaceSketch
-        The sketch to begin with.
-    on_rows : callable, optional
-        Called with the number of rows read, block by block.
-    by_label : bool
-        Whether the sketch also states how far the classes are apart; see `join_classes`.
+    With `by_label` it also states how far the classes are apart; see `join_classes`.
     """
     made = sketch_parts(source, empty, by_label, on_rows=on_rows)
     if not made:

@@ -82,8 +82,6 @@ class Want:
 
     Parameters
     ----------
-    form : {"vectors", "texts", "sets"}
-        Rows as numbers, one text per row, or rows as sets of tokens.
     columns : tuple of str or Column
         Columns of a table, by name or pattern (``p*``), or arrays of an .npz file; none means
         every column of numbers. A `Column` also says what its values become.
@@ -95,10 +93,6 @@ class Want:
         What a missing value does: stop, leave the row out, count as zero (in a set: as absent).
     batch_rows : int, optional
         Rows read at a time; by default about 16 MB.
-    null_values : tuple of str
-        Texts that stand for a missing value, besides the empty one.
-    csv : CsvOptions
-        How CSV files are written.
     person : str, optional
         Column with the person of a row; only the first row of each person counts.
     table : str, optional
@@ -132,33 +126,15 @@ class Want:
 
 @dataclass
 class Reading:
-    """What one pass over the data left out, what it assumed, and what looks wrong.
-
-    Parameters
-    ----------
-    rows, kept : int
-        Rows read, and rows that were not left out.
-    repeated : int
-        Rows left out because their person had one already.
-    missing, others : Counter
-        By column: missing values, and values that are none of a category's public levels.
-    left_out : dict
-        Columns that are not used, each with the reason.
-    assumed : list of str
-        What was detected in the file, such as its delimiter.
-    ranges : dict
-        Lowest and highest value by column; of the label, too.
-    identifiers : list of str
-        Columns whose first block looks like one.
-    """
+    """What one pass over the data left out, what it assumed, and what looks wrong."""
 
     rows: int = 0
     kept: int = 0
-    repeated: int = 0
+    repeated: int = 0  # further rows of a person
     missing: Counter[str] = field(default_factory=Counter)
-    others: Counter[str] = field(default_factory=Counter)
-    left_out: dict[str, str] = field(default_factory=dict)
-    assumed: list[str] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)  # values that are no public level
+    left_out: dict[str, str] = field(default_factory=dict)  # columns, each with the reason
+    assumed: list[str] = field(default_factory=list)  # such as the delimiter of the file
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     identifiers: list[str] = field(default_factory=list)
     label: str | None = None
@@ -278,26 +254,12 @@ class Block(NamedTuple):
 
 
 class Source(ABC):
-    """Data that can be read block by block, as often as needed.
-
-    Attributes
-    ----------
-    form : {"vectors", "texts", "sets"}
-        What the blocks hold.
-    dim : int
-        Numbers of a vector, 0 for texts and sets.
-    columns : tuple of Column
-        The columns used; empty for arrays and text files.
-    rows : int or None
-        Rows in all, where the files say so.
-    reading : Reading
-        What the last pass left out.
-    """
+    """Data that can be read block by block, as often as needed."""
 
     form: Form
-    dim: int = 0
-    columns: tuple[Column, ...] = ()
-    rows: int | None = None
+    dim: int = 0  # numbers of a vector
+    columns: tuple[Column, ...] = ()  # of a table
+    rows: int | None = None  # where the files say so
     reading: Reading
 
     @abstractmethod
@@ -308,16 +270,7 @@ class Source(ABC):
 def open_source(data: Any, want: Want) -> Source:
     """Open a data file, a folder of files of one kind, or a table in memory.
 
-    Parameters
-    ----------
-    data : path or table
-        A table is any object with ``__arrow_c_stream__``: of pandas, Polars, PyArrow, DuckDB.
-    want : Want
-
-    Raises
-    ------
-    DataError
-        For a file that is missing, unreadable, or does not hold what is wanted.
+    A table is any object with ``__arrow_c_stream__``: of pandas, Polars, PyArrow, DuckDB.
     """
     if hasattr(data, "__arrow_c_stream__"):
         from fedcohort.files.table_source import TableSource

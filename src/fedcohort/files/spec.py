@@ -44,16 +44,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class HashOptions:
-    """Hash family and size; None where it was left open.
+    """Hash family and size: `bits` of srp, `buckets` of the others, `width` of pstable.
 
-    Parameters
-    ----------
-    hash : {"srp", "pstable", "minhash"}
-    rows : int, optional
-        By default 200, or what the privacy budget allows.
-    bits, buckets, width
-        Of srp; of minhash and pstable; of pstable.
-    seed : int
+    What is left open is 200 rows of 64 buckets, or what the privacy budget allows.
     """
 
     hash: Family = "srp"
@@ -75,16 +68,10 @@ class LabelOptions:
 
 @dataclass(frozen=True)
 class ReleaseOptions:
-    """The private release; none without epsilon.
+    """The private release, as in `RaceSketch.privatize`; none without epsilon.
 
-    Parameters
-    ----------
-    epsilon, delta, neighbors, n
-        As in `RaceSketch.privatize`.
-    expect : int
-        Records of a typical client, for which rows and bits are planned.
-    explain : float
-        Share of the budget for the columns one by one; 0 makes no sketches of single columns.
+    Rows and bits are planned for `expect` records. `explain` is the share of the budget for the
+    columns one by one; 0 makes no histograms of them.
     """
 
     epsilon: float | None = None
@@ -96,35 +83,21 @@ class ReleaseOptions:
 
     def private(self, sketch: RaceSketch) -> RaceSketch:
         """Return the sketch with noise."""
-        if self.epsilon is None:
-            raise ValueError("a private release needs epsilon")
-        share = self.explain or 0.5
-        return sketch.privatize(self.epsilon, self.delta, self.neighbors, self.n, explain=share)
+        budget = self.epsilon or 0.0, self.delta
+        return sketch.privatize(*budget, self.neighbors, self.n, explain=self.explain or 0.5)
 
     def costs(self, sketch: RaceSketch) -> list[Release]:
         """Return the releases that `private` makes, for the budget."""
-        if self.epsilon is None:
-            raise ValueError("a private release needs epsilon")
-        share = self.explain if sketch.marginals is not None else 0.0
-        parts = [(sketch.rows, 1 - share)]
+        parts = [(sketch.rows, 1.0)]
         if sketch.marginals is not None:
-            parts.append((len(sketch.columns), share))
-        return [
-            noise_for(rows, self.epsilon * part, self.delta * part, self.neighbors)
-            for rows, part in parts
-        ]
+            parts = [(sketch.rows, 1 - self.explain), (len(sketch.columns), self.explain)]
+        epsilon = self.epsilon or 0.0
+        return [noise_for(n, epsilon * s, self.delta * s, self.neighbors) for n, s in parts]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the values of a column of numbers must be, checked at the site, never sent.
-
-    Parameters
-    ----------
-    min, max : float, optional
-    unit : str, optional
-        In which unit they are, for messages.
-    """
+    """What the values of a column of numbers must be, checked at the site, never sent."""
 
     min: float | None = None
     max: float | None = None
@@ -137,14 +110,10 @@ class SketchSpec:
 
     Parameters
     ----------
-    hash, label, release
-        See there.
     columns : tuple of str or Column
         What is hashed; none means every column of numbers.
     text : str, optional
         With minhash: the column of texts, or of lists of tokens.
-    tokenizer : Tokenizer
-        What a token of a text is.
     null_values : tuple of str
         Further markers of missing values.
     center, scale
@@ -281,9 +250,8 @@ class SketchSpec:
             budget = release.epsilon * joint, release.delta * joint
             planned = sketch_size(release.expect, *budget, dim, release.neighbors)
             rows, bits = planned.rows, planned.bits
-        return (
-            rows if size.rows is None else size.rows,
-            bits if size.bits is None else size.bits,
+        return size.rows if size.rows is not None else rows, (
+            size.bits if size.bits is not None else bits
         )
 
     def _transform(self, source: Source) -> Transform:
