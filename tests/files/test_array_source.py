@@ -175,7 +175,7 @@ def test_named_columns_and_texts_are_for_tables(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((2, 2)))
     with pytest.raises(ConfigError, match="leave out --columns"):
         open_source(tmp_path / "x.npy", Want(columns=("a",)))
-    with pytest.raises(ConfigError, match="--hash srp"):
+    with pytest.raises(ConfigError, match="hash=srp"):
         open_source(tmp_path / "x.npy", Want(form="sets"))
 
 

@@ -41,7 +41,7 @@ def test_texts_have_no_columns_and_are_no_vectors(tmp_path):
     (tmp_path / "a.txt").write_text("to be")
     with pytest.raises(ConfigError, match="leave out --by"):
         lines(tmp_path / "a.txt", by="who")
-    with pytest.raises(ConfigError, match="--hash minhash"):
+    with pytest.raises(ConfigError, match="hash=minhash"):
         open_source(tmp_path / "a.txt", Want())
 
 

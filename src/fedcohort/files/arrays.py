@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import struct
 import sys
-import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -28,20 +27,9 @@ from fedcohort.storage import read_npy_header
 
 MAX_NAME = 4096  # bytes of a client's name in an array
 IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-# What zipfile, gzip and NumPy's header parser raise on a damaged file.
-BROKEN = (
-    OSError,
-    EOFError,
-    ValueError,
-    TypeError,
-    RuntimeError,
-    SyntaxError,
-    zlib.error,
-    zipfile.BadZipFile,
-    tokenize.TokenError,
-    NotImplementedError,
-    struct.error,
-)
+# What zipfile and gzip raise on a damaged file; ValueError is that of a header.
+PACKED = (zlib.error, zipfile.BadZipFile, struct.error)
+BROKEN = (OSError, EOFError, ValueError, TypeError, RuntimeError, *PACKED)
 
 
 class ArraySource(Source):
@@ -55,7 +43,7 @@ class ArraySource(Source):
 
     def __init__(self, files: Sequence[Path], want: Want, skip: int = 0) -> None:
         if want.form != "vectors" or want.text is not None:
-            raise ConfigError(f"{files[0]}: arrays hold numbers; use --hash srp or pstable")
+            raise ConfigError(f"{files[0]}: arrays hold numbers; set hash=srp or pstable")
         if len(files) > 1 and (want.label or want.by) and kind_of(files[0]) != "npz":
             raise ConfigError(f"{files[0].parent}: a folder of arrays has no --label or --by")
         if want.person is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from fedcohort.exceptions import DataError
 from fedcohort.files.columns import MAX_SLOTS, PERIODS, Column, SiteColumn, columns_width
 from fedcohort.files.source import Place, Reading
-from fedcohort.files.tables import need_pyarrow
+from fedcohort.files.tables import kind_of_type, need_pyarrow
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -93,19 +94,18 @@ def _at_site(
     return KINDS[column.kind](column, array, place, markers)
 
 
-def _settle(column: Column, made: Encoded, place: Place, reading: Reading) -> Bools | bool:
+def _settle(column: Column, part: Encoded, place: Place, reading: Reading) -> Bools | bool:
     """Deal with missing values in place; return which records to keep."""
-    if not made.missing.any():
+    if not part.missing.any():
         return True
-    reading.missing[column.name] += int(made.missing.sum())
+    reading.missing[column.name] += int(part.missing.sum())
     if column.missing == "error":
-        raise place.missing(repr(column.name), int(np.argmax(made.missing)))
+        raise place.missing(repr(column.name), int(np.argmax(part.missing)))
     zero = -column.center / column.scale if column.missing == "zero" else 0.0
-    own = made.values if column.kind in ("number", "date") else None
-    if own is not None:
-        own[np.isnan(own)] = zero
-        np.copyto(made.order, zero, where=np.isnan(made.order))
-    return ~made.missing if column.missing == "drop" else True
+    if column.kind in ("number", "date"):
+        part.values[np.isnan(part.values)] = zero
+        np.copyto(part.order, zero, where=np.isnan(part.order))
+    return ~part.missing if column.missing == "drop" else True
 
 
 def _number(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
@@ -113,8 +113,7 @@ def _number(column: Column, array: Any, place: Place, markers: Sequence[str]) ->
     if "list" in str(array.type):
         _spread(array, raw, column.name, place)
     else:
-        is_text = need_pyarrow().types.is_string(unpacked(array).type)
-        raw[:, 0] = floats(texts(array, markers) if is_text else array)
+        raw[:, 0] = floats(texts(array, markers) if kind_of_type(array.type) == "text" else array)
     for marker in _numeric(tuple(markers)):
         raw[raw == marker] = np.nan
     _refuse_infinite(raw, column, place, "inf")
@@ -139,13 +138,11 @@ def _refuse_infinite(raw: NDArray[Any], column: Column, place: Place, problem: s
 
 @lru_cache(maxsize=64)
 def _numeric(markers: tuple[str, ...]) -> tuple[float, ...]:
-    found = []
+    numbers = []
     for marker in markers:
-        try:
-            found.append(float(marker))
-        except ValueError:
-            continue
-    return tuple(value for value in found if np.isfinite(value))
+        with suppress(ValueError):
+            numbers.append(float(marker))
+    return tuple(number for number in numbers if np.isfinite(number))
 
 
 def _spread(array: Any, out: Floats, name: str, place: Place) -> None:

@@ -8,9 +8,9 @@ the process on a damaged file; so the footer is decoded here (Thrift's compact p
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedcohort.exceptions import DataError
 
@@ -21,66 +21,46 @@ MAX_EXPANSION = 200  # times that numbers in lists may outgrow the file
 BYTE_ARRAY, DELTA_BYTE_ARRAY = 6, 7  # Parquet's codes of a type and of an encoding
 
 
-class Plan(NamedTuple):
-    """How to read: at most `rows` rows at a time, and the paths in `texts` as dictionaries."""
-
-    rows: int
-    texts: list[str]
-
-
-def reading_plan(path: Path, columns: Sequence[str], rows: int) -> Plan:
-    """Refuse columns that would outgrow memory; say how to read the others.
+def reading_plan(path: Path, columns: Sequence[str], rows: int) -> tuple[int, list[str]]:
+    """Return how many rows to read at a time and what as dictionaries, or refuse.
 
     Texts stay dictionaries, since a long one may be repeated at no cost. Where each text is stored
     as what differs from the one before, it may be as long as the whole column.
     """
     size, texts = path.stat().st_size, set[str]()
-    for chunk in _chunks(path):
-        name = chunk.path[0]
-        if name not in columns:
-            continue
-        unpacked = chunk.unpacked
-        if chunk.kind == BYTE_ARRAY and DELTA_BYTE_ARRAY in chunk.encodings:
-            rows = max(1, min(rows, MAX_BATCH // max(1, unpacked)))
-        elif chunk.kind == BYTE_ARRAY:
-            texts.add(".".join(chunk.path))
-        elif len(chunk.path) > 1 and 8 * chunk.values > MAX_EXPANSION * size:
-            unpacked = max(unpacked, 8 * chunk.values)
-        if unpacked > max(MAX_CHUNK, 10 * size):
-            raise DataError(
-                f"{path}: column {name!r} unpacks {size:,} bytes of file to {unpacked:,}; write it "
-                "again in smaller row groups"
-            )
-    return Plan(rows, sorted(texts))
+    try:
+        for group in _Thrift(_footer(path)).struct()[4]:
+            for chunk in (column[3] for column in group[1]):
+                kind, encodings, names, values, unpacked = (chunk[i] for i in (1, 2, 3, 5, 6))
+                name = names[0].decode()
+                if name not in columns:
+                    continue
+                if kind == BYTE_ARRAY and DELTA_BYTE_ARRAY in encodings:
+                    rows = max(1, min(rows, MAX_BATCH // max(1, unpacked)))
+                elif kind == BYTE_ARRAY:
+                    texts.add(".".join(part.decode() for part in names))
+                elif len(names) > 1 and 8 * values > MAX_EXPANSION * size:
+                    unpacked = max(unpacked, 8 * values)
+                if unpacked > max(MAX_CHUNK, 10 * size):
+                    raise DataError(
+                        f"{path}: column {name!r} unpacks {size:,} bytes of file to {unpacked:,}; "
+                        "write it again in smaller row groups"
+                    )
+    except DataError:
+        raise
+    except (LookupError, TypeError, ValueError, RecursionError):
+        raise DataError(f"{path}: cannot be read: its footer is damaged") from None
+    return rows, sorted(texts)
 
 
-class _Chunk(NamedTuple):
-    """One column of one row group."""
-
-    kind: int
-    encodings: list[int]
-    path: list[str]
-    values: int
-    unpacked: int
-
-
-def _chunks(path: Path) -> Iterator[_Chunk]:
-    """Yield what the footer says about every column of every row group."""
+def _footer(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(-8, 2)
         length, magic = struct.unpack("<I4s", file.read(8))
         if magic != b"PAR1" or length > min(MAX_FOOTER, path.stat().st_size - 8):
             raise DataError(f"{path}: cannot be read: its footer is encrypted or damaged")
         file.seek(-8 - length, 2)
-        footer = file.read(length)
-    try:
-        for group in _Thrift(footer).struct()[4]:
-            for column in group[1]:
-                held = column[3]
-                names = [part.decode() for part in held[3]]
-                yield _Chunk(held[1], held[2], names, held[5], held[6])
-    except (LookupError, TypeError, ValueError, RecursionError):
-        raise DataError(f"{path}: cannot be read: its footer is damaged") from None
+        return file.read(length)
 
 
 class _Thrift:

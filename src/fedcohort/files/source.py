@@ -360,7 +360,7 @@ class TextSource(Source):
             if value is not None:
                 raise ConfigError(f"{files[0]}: a text file has no columns; leave out {option}")
         if want.form == "vectors":
-            raise ConfigError(f"{files[0]}: texts need --hash minhash")
+            raise ConfigError(f"{files[0]}: texts need hash=minhash")
         self._files, self._rows, self.reading = files, want.rows_for(0), Reading()
 
     def blocks(self) -> Iterator[Block]:

@@ -109,7 +109,6 @@ class Table:
         folders = path.relative_to(root).parts[:-1] if self.where != str(root) else ()
         pairs = (part.split("=", 1) for part in folders if "=" in part)
         self._given = {unquote(key): unquote(value) for key, value in pairs}
-        self._kinds: dict[str, Kind] = {}
 
     def _schema(self) -> Any:
         raise NotImplementedError
@@ -142,11 +141,6 @@ class Table:
 
     def kind(self, column: str) -> Kind:
         """Say what a column holds; DataError if there is none."""
-        if column not in self._kinds:
-            self._kinds[column] = self._kind(column)
-        return self._kinds[column]
-
-    def _kind(self, column: str) -> Kind:
         if column not in self.inside and column not in self._given:
             there = ", ".join(self.names[:20]) + (", ..." if len(self.names) > 20 else "")
             raise DataError(f"{self.where}: no column {column!r}; there are {there}")
@@ -215,11 +209,11 @@ class ParquetTable(Table):
         return count
 
     def _stream(self, columns: list[str], rows: int, *_: Any) -> Any:
-        plan = reading_plan(self.path, columns, rows)
+        rows, texts = reading_plan(self.path, columns, rows)
         file = need_pyarrow().parquet.ParquetFile(
-            self.path, read_dictionary=plan.texts, buffer_size=BUFFER, pre_buffer=False
+            self.path, read_dictionary=texts, buffer_size=BUFFER, pre_buffer=False
         )
-        return file.iter_batches(plan.rows, columns=columns, use_threads=False)
+        return file.iter_batches(rows, columns=columns, use_threads=False)
 
 
 class CsvTable(Table):
