@@ -26,9 +26,12 @@ from provenance import write
 from fedcohort.policies import (
     DELTA,
     FLIPS,
+    HACCS,
     KDPP,
+    REFL,
     ActiveFL,
     ClusteredSampling,
+    DCFedAvg,
     DivFL,
     FedACS,
     FedCBS,
@@ -41,6 +44,7 @@ from fedcohort.policies import (
     RaceSoftmax,
     SketchMatch,
     SketchToSelect,
+    TiFL,
     Uniform,
 )
 from fedcohort.rounds import Outcome, Round, stream
@@ -70,6 +74,10 @@ POLICIES = {
     "fed-cbs": lambda n: FedCBS(),
     "flips": lambda n: FLIPS(),
     "label-match": lambda n: LabelMatch(),
+    "dc-fedavg": lambda n: DCFedAvg(),
+    "haccs": lambda n: HACCS(),
+    "refl": lambda n: REFL(),
+    "tifl": lambda n: TiFL(),
     "sketch-match": lambda n: SketchMatch(),
 }
 
