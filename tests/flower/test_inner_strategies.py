@@ -184,52 +184,6 @@ def test_counters_are_not_parameters_for_gates_and_policies(digits, gate):
     assert sum(len(r.finished) for r in strategy.history) >= 4 and not strategy.refused
 
 
-#: Mostly with Flower's defaults, for cohorts of four.
-SMALL_COHORTS = {
-    "FedProx": lambda: flower.FedProx(proximal_mu=0.1, **OFF),
-    "FedAdam": lambda: flower.FedAdam(**OFF),
-    "FedAdagrad": lambda: flower.FedAdagrad(**OFF),
-    "FedYogi": lambda: flower.FedYogi(**OFF),
-    "FedAvgM": lambda: flower.FedAvgM(server_momentum=0.9, **OFF),
-    "FedMedian": lambda: flower.FedMedian(**OFF),
-    "FedTrimmedAvg": lambda: flower.FedTrimmedAvg(**OFF),
-    "Krum": lambda: flower.Krum(**OFF),
-    "MultiKrum": lambda: flower.MultiKrum(num_nodes_to_select=2, **OFF),
-    "Bulyan": lambda: flower.Bulyan(**OFF),
-    "QFedAvg": lambda: flower.QFedAvg(0.1, train_loss_key="loss", **OFF),
-    "server clipping": lambda: flower.DifferentialPrivacyServerSideFixedClipping(
-        flower.FedAvg(**OFF), 0.01, 1.0, 4
-    ),
-    "server adaptive": lambda: flower.DifferentialPrivacyServerSideAdaptiveClipping(
-        flower.FedAvg(**OFF), 0.01, 4
-    ),
-    "client clipping": lambda: flower.DifferentialPrivacyClientSideFixedClipping(
-        flower.FedAvg(**OFF), 0.01, 1.0, 4
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SMALL_COHORTS)
-def test_any_strategy_can_be_inside(digits, cohort, name):
-    """A cohort of half of the clients, trained by our code."""
-    try:
-        inner = SMALL_COHORTS[name]()
-    except AttributeError:
-        pytest.skip("this Flower has no such strategy")
-    mods = [fixedclipping_mod] if name.startswith("client") else []
-    grid = digits.grid(mods=mods)
-    if name == "QFedAvg":  # it needs a loss among the metrics
-        grid = digits.grid_of(lambda client: digits.changing_app(client, lambda a: a + 1))
-    strategy = cohort(inner=inner, cohort_size=4)
-    result = strategy.start(grid, digits.arrays(), 2)
-    assert [len(r.finished) for r in strategy.history] == [4, 4]
-    assert sum(strategy.refused.values()) == 0
-    changed = [
-        a != b for a, b in zip(result.arrays.values(), digits.arrays().values(), strict=True)
-    ]
-    assert all(changed)
-
-
 class PerNode(flower.FedAvg):
     """Sends each node its own config, and halves the learning rate once."""
 

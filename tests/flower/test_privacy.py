@@ -173,19 +173,6 @@ def test_the_server_cannot_choose_the_account(client, tmp_path):
         ask_as("c", rows=9)
 
 
-@pytest.mark.parametrize("name", ["label_histogram", "insight"])
-def test_no_data_signal_goes_past_the_budget(client, context, tmp_path, name):
-    """Exact label counts beside a private sketch would make its noise pointless."""
-    given = {"classes": 3, "insight": lambda x, y: np.bincount(y)}
-    with pytest.raises(ConfigError, match=f"does not cover '{name}'"):
-        client.app(privacy=Privacy(1.0, folder=tmp_path), signals=["race_sketch", name], **given)
-    app = client.app(**given)  # the operator of the node sets the budget, whatever the app says
-    client.ask(app, context, name)
-    context.node_config |= {"fedcohort-epsilon": 1.0, "fedcohort-folder": str(tmp_path)}
-    with pytest.raises(ValueError, match=f"does not cover '{name}'"):
-        client.ask(app, context, name)
-
-
 @pytest.mark.parametrize("where", ["app", "node config"])
 def test_one_rule_says_what_a_budget_covers(digits, client, tmp_path, where):
     """Node settings once released an exact mean as a profile, and counts under another name."""

@@ -53,8 +53,7 @@ for repeat in range(20):
 
 def test_counts_of_different_widths_do_not_corrupt_memory():
     # NumPy 2.0 to 2.4 promote such dtypes to too few bytes: the process died in half of the runs.
-    for _ in range(3):
-        subprocess.run([sys.executable, "-c", WIDTHS], check=True)
+    subprocess.run([sys.executable, "-c", WIDTHS], check=True)
 
 
 @given(st.sampled_from(["i2", "i4", "i8"]), st.sampled_from(["i2", "i4", "i8"]))

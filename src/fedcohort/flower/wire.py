@@ -50,16 +50,7 @@ class WrongForm(DataError):
 
 @contextmanager
 def untrusted(what: str) -> Iterator[None]:
-    """Turn every error that content from another machine can cause into a DataError.
-
-    Examples
-    --------
-    >>> with untrusted("a shape"):
-    ...     np.empty((0, 2**40, 2**40))
-    Traceback (most recent call last):
-    ...
-    fedcohort.exceptions.DataError: a shape cannot be read: array is too big; ...
-    """
+    """Turn every error that content from another machine can cause into a DataError."""
     try:
         yield
     except DataError:
@@ -168,34 +159,12 @@ def refused(data: bytes) -> NDArray[Any]:
 class Request:
     """What a client must know to answer, beside the arrays.
 
-    Parameters
-    ----------
-    round : int
-        0 for the first one.
-    seed : int
-        Of the local batches.
-    version : str
-        Names the model: a client that holds this one needs no other copy.
-    arrays : str
-        Name of the ArrayRecord in training messages.
-    signals : tuple of str
-        The readings wanted, in a query or with the update.
-    options : mapping
-        How signals are made, by signal (the policy's `signal_options`).
-    gate : str, optional
-        The gate, and under `options` what a client must know of it.
-    on_skip, carries_over
-        As in `Gate`: what a client that is not asked to upload does with what it learned.
-    held_round : int
-        The last round whose updates the server took, -1 before the first.
-    remember : bool
-        Whether the client keeps its trained model, for later queries about it.
-    client : str
-        The client's id at the server, for clients that are known by a registered name only.
-    classes : int
-        Outputs of the model, for sketches that hash labels; `attach(classes=...)` wins.
-    run : str
-        Names the run: a client forgets what it remembers from another one.
+    `round` counts from 0; `held_round` is the last one whose updates the server took, -1 before the
+    first. `version` names the model: a client that holds this one needs no other copy. `options`
+    are the policy's `signal_options`, and under "gate" what a client must know of the gate.
+    `remember` asks to keep the trained model for later queries. `client` is the id at the server,
+    empty if the client is asked for it. `classes` are the outputs of the model. A client forgets
+    what it remembers from another `run`.
     """
 
     round: int
@@ -285,13 +254,7 @@ def is_float(array: Array) -> bool:
 
 
 def flatten(record: ArrayRecord) -> Flat:
-    """Return the floating arrays of a model, in their order, as one vector.
-
-    Examples
-    --------
-    >>> flatten(ArrayRecord([np.ones((2, 2), np.float32), np.zeros(1, np.float32)])).tolist()
-    [1.0, 1.0, 1.0, 1.0, 0.0]
-    """
+    """Return the floating arrays of a model, in their order, as one vector."""
     return _joined([array.numpy() for array in record.values() if is_float(array)])
 
 
@@ -320,13 +283,7 @@ def unflatten(flat: Flat, like: ArrayRecord, others: ArrayRecord | None = None) 
 
 
 def outputs_of(record: ArrayRecord) -> int:
-    """Return the size of a model's last bias, which for a classifier is its number of classes.
-
-    Examples
-    --------
-    >>> outputs_of(ArrayRecord([np.ones((4, 2)), np.zeros(4), np.ones((3, 4)), np.zeros(3)]))
-    3
-    """
+    """Return the size of a model's last bias, for a classifier its number of classes."""
     sizes = [a.shape[0] for a in record.values() if is_float(a) and len(a.shape) == 1]
     return int(sizes[-1]) if sizes else 0
 
@@ -339,9 +296,8 @@ def dtypes_of(record: ArrayRecord) -> dict[str, str]:
 def in_dtypes(record: ArrayRecord, dtypes: Mapping[str, str]) -> ArrayRecord:
     """Return a model in the given dtypes, the same record if it has them already.
 
-    Server optimizers and averages of counters return float64. Clients are sent the dtypes that
-    their app started with. Numbers are rounded, and truncated to integers, as
-    ``load_state_dict`` does.
+    Server optimizers and averages of counters return float64; clients are sent the dtypes that
+    their app started with, rounded as ``load_state_dict`` does.
 
     Examples
     --------
@@ -357,13 +313,7 @@ def in_dtypes(record: ArrayRecord, dtypes: Mapping[str, str]) -> ArrayRecord:
 
 
 def payload(record: ArrayRecord) -> int:
-    """Count the bytes of a model's numbers; names, .npy headers and framing are not counted.
-
-    Examples
-    --------
-    >>> payload(ArrayRecord([np.ones((2, 2), np.float32), np.zeros(1)]))
-    24
-    """
+    """Count the bytes of a model's numbers; names, .npy headers and framing are not counted."""
     return sum(np.dtype(a.dtype).itemsize * math.prod(a.shape) for a in record.values())
 
 

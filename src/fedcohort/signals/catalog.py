@@ -220,17 +220,7 @@ def register_signal(
 
 @dataclass(frozen=True)
 class Needs:
-    """The signals of a policy, by when they are collected.
-
-    Parameters
-    ----------
-    profile : frozenset of str
-        Once, when a client is first seen.
-    query : frozenset of str
-        Before the selection, from the policy's candidates.
-    reply : frozenset of str
-        With the update, from those that finish.
-    """
+    """The signals of a policy, by when they are collected; see `Signal`."""
 
     profile: frozenset[str] = frozenset()
     query: frozenset[str] = frozenset()
@@ -369,23 +359,12 @@ def update_distance(
 ) -> NDArray[np.float64]:
     """Distance of each update from the cohort's mean update (paper 1, equation 14).
 
-    Parameters
-    ----------
-    updates : array (clients, parameters)
-        Trained models minus the global one, or the part of them that is compared.
-    sizes : array (clients,)
-        Numbers of examples.
-    weighted : bool, default=False
-        Weigh the mean by sizes.
-    scale_by_size : bool, default=False
-        Multiply by the square root of the size: a small client's update scatters more.
+    The mean is `weighted` by sizes or not; `scale_by_size` multiplies by the square root of the
+    size, because a small client's update scatters more.
 
     Examples
     --------
-    >>> updates = np.array([[0.0, 0.0], [4.0, 0.0]])
-    >>> update_distance(updates, [1, 3]).tolist()
-    [2.0, 2.0]
-    >>> update_distance(updates, [1, 3], weighted=True).tolist()
+    >>> update_distance(np.array([[0.0, 0.0], [4.0, 0.0]]), [1, 3], weighted=True).tolist()
     [3.0, 1.0]
     """
     counts = np.asarray(sizes, np.float64)
@@ -398,15 +377,12 @@ def update_distance(
 def last_layer(names: Sequence[str], sizes: Sequence[int]) -> int:
     """Count the parameters of the last layer from the names of a model's arrays.
 
-    A layer's arrays stand together and share what comes before the last dot of their names; names
-    without dots are layers of their own.
+    A layer's arrays share what comes before the last dot of their names.
 
     Examples
     --------
     >>> last_layer(["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"], [50, 5, 10, 2])
     12
-    >>> last_layer(["0", "1"], [50, 5])
-    5
     """
     owner = names[-1].rpartition(".")[0]
     total = 0

@@ -176,13 +176,7 @@ class Sketch(Form):
 
 
 def sketch_reading(n: float, noise: float, counts: Array) -> Array:
-    """Return a sketch as a reading, its counts in the smallest integers that fit.
-
-    Examples
-    --------
-    >>> sketch_reading(3, 0.0, np.array([[2, 1]])).nbytes
-    20
-    """
+    """Return a sketch as a reading, its counts in the smallest integers that fit."""
     return _sketch_readings(np.array([n]), np.array([noise]), counts[None]).reshape(())
 
 

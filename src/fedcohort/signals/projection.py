@@ -130,11 +130,6 @@ class Vectors:
     """Model-sized vectors, one row per client, wherever they live; one vector is a single row.
 
     Engines whose models are not in main memory subclass it.
-
-    Examples
-    --------
-    >>> Vectors(np.eye(3)).sketched({"k": 2, "kind": "sparse", "seed": 0}).shape
-    (3, 2)
     """
 
     def __init__(self, rows: Any) -> None:

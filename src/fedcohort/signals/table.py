@@ -113,15 +113,7 @@ class Signals:
     def read_parts(
         self, name: str, clients: Sequence[ClientId], size: int
     ) -> Iterator[tuple[Indices, Array]]:
-        """As `read`, `size` readings at a time, where all of them would take much memory.
-
-        Examples
-        --------
-        >>> signals = Signals()
-        >>> _ = signals.record("loss", {"a": 1.5, "c": 0.5}, stamp=0)
-        >>> [(p.tolist(), v.tolist()) for p, v in signals.read_parts("loss", ("a", "b", "c"), 1)]
-        [([0], [1.5]), ([2], [0.5])]
-        """
+        """As `read`, `size` readings at a time, where all of them would take much memory."""
         rows = self._rows(name, clients)
         positions = np.flatnonzero(rows >= 0)
         for start in range(0, len(positions), size):
@@ -248,17 +240,10 @@ class _Lookup:
 
 
 class ClientNumbers:
-    """Consecutive numbers of clients, in the order of arrival.
+    """Consecutive numbers of clients, in the order of arrival, shared by all columns.
 
-    All columns share them, so that names are looked up once per round and not once per signal. The
-    last two lookups are kept (of all available clients, and of those that a policy considers);
+    The last two lookups are kept (of all available clients, and of those that a policy considers);
     later only names that were unknown are looked up again.
-
-    Examples
-    --------
-    >>> numbers = ClientNumbers()
-    >>> numbers.add(["b", "a"]).tolist(), numbers.find(("a", "b", "c")).tolist()
-    ([0, 1], [1, 0, -1])
     """
 
     def __init__(self) -> None:
@@ -392,12 +377,6 @@ def common_dtype(first: np.dtype[Any], second: np.dtype[Any]) -> np.dtype[Any]:
 
     Field by field: NumPy 2.0 to 2.4 promote structured dtypes with subarrays to an item size that
     is too small, and a cast then writes past its buffer.
-
-    Examples
-    --------
-    >>> from fedcohort.signals.forms import sketch_dtype
-    >>> common_dtype(sketch_dtype(2, 2, "i2"), sketch_dtype(2, 2, "i4")).itemsize
-    32
     """
     if first == second:
         return first
@@ -408,14 +387,7 @@ def common_dtype(first: np.dtype[Any], second: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def cast(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Return `values` in a dtype with the same fields, copied field by field (`common_dtype`).
-
-    Examples
-    --------
-    >>> from fedcohort.signals.forms import sketch_dtype
-    >>> cast(np.zeros(3, sketch_dtype(1, 2, "i2")), sketch_dtype(1, 2, "i8")).shape
-    (3,)
-    """
+    """Return `values` in a dtype with the same fields, copied field by field."""
     if values.dtype == dtype:
         return values
     if dtype.names is None:

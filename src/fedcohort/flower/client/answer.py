@@ -395,10 +395,6 @@ class Asked(Clients):
         """Return `trained` minus the model."""
         return Vectors(self.trained(fresh).numpy() - self.start)
 
-    def last_layer(self) -> int:
-        """Return how many parameters the model's last layer has."""
-        return self._measured.last_layer()
-
     def _model(self) -> ArrayRecord:
         if self.arrays is None:
             raise ConfigError("this question came without a model")

@@ -25,22 +25,10 @@ ROWS = 256  # read at once from a data set without batches
 
 
 class Examples:
-    """A client's examples, read in batches or as a whole.
-
-    Parameters
-    ----------
-    data : object
-        ``(x, y)`` arrays, a torch ``DataLoader`` or ``Dataset``, a Hugging Face ``Dataset``, a
-        pandas ``DataFrame``, an XGBoost ``DMatrix``, or a tuple of training and test data.
-    keys : (str, str), optional
-        Names of the inputs and of the labels in batches that are dicts, and of the label column
-        of a frame; by default the usual names are looked for.
+    """A client's examples, read in batches or as a whole; `data` and `keys` are those of `attach`.
 
     Examples
     --------
-    >>> examples = Examples((np.eye(3), [0, 1, 2]))
-    >>> len(examples), [x.shape for x, y in examples]
-    (3, [(3, 3)])
     >>> rows = [{"img": np.zeros((2, 2)), "label": 1}, {"img": np.ones((2, 2)), "label": 0}]
     >>> x, y = Examples(rows).arrays()
     >>> x.shape, y.tolist()

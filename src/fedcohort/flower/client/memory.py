@@ -16,26 +16,7 @@ NOTES, MODEL, HELD, UPDATE = (f"fedcohort.{n}" for n in ("notes", "model", "held
 
 
 class Memory:
-    """The client's own records in its context.
-
-    Parameters
-    ----------
-    context : Context
-    run : str, optional
-        The run that asks. What another run left behind is forgotten.
-
-    Examples
-    --------
-    >>> from flwr.app import RecordDict
-    >>> memory = Memory(Context(0, 1, {}, RecordDict(), {}))
-    >>> memory.keep_model(ArrayRecord([np.zeros(2)]), "v1")
-    >>> memory.model("v1")["0"].numpy().tolist()
-    [0.0, 0.0]
-    >>> memory.model("v2")
-    Traceback (most recent call last):
-    ...
-    fedcohort.exceptions.DataError: no model in the message; the client holds 'v1', not 'v2'
-    """
+    """The client's own records in its context; what another `run` left behind is forgotten."""
 
     def __init__(self, context: Context, run: str = "") -> None:
         self.state: RecordDict = context.state

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower.wire import Flat, Request, flatten
 from fedcohort.rounds import ClientId, stream
-from fedcohort.signals.catalog import Clients, last_layer
+from fedcohort.signals.catalog import Clients
 from fedcohort.signals.projection import Vectors
 from fedcohort.simulate import measuring
 from fedcohort.simulate.local import LocalTraining, Trainer, config_errors, jobs
@@ -23,23 +23,8 @@ from fedcohort.simulate.local import LocalTraining, Trainer, config_errors, jobs
 class ModelClient(Clients):
     """A client under the model of one message.
 
-    Parameters
-    ----------
-    client : str
-    x, y : array
-        The client's examples.
-    model : nn.Module
-        The architecture, which is changed.
-    arrays : ArrayRecord
-        Its state.
-    request : Request
-        The message's, for the round and the seed.
-    local : LocalTraining
-    loss : "cross-entropy" or callable
-        As in `fedcohort.simulate`; a single output gets binary cross-entropy.
-    device : str
-    held : array, optional
-        The client's model after its last training.
+    `model` is the architecture, which is changed, `arrays` its state; `held` is the client's model
+    after its last training, where the server asks for that one.
     """
 
     def __init__(
@@ -94,11 +79,6 @@ class ModelClient(Clients):
         )
         distances = np.square(rows - rows.mean(axis=0), dtype=np.float64).sum(axis=1)
         return np.array([np.sqrt(distances.mean())])
-
-    def last_layer(self) -> int:
-        """Return how many parameters the model's last layer has."""
-        named = dict(self.model.named_parameters())
-        return last_layer(list(named), [p.numel() for p in named.values()])
 
     def trained(self, fresh: bool = True) -> Vectors:
         """Return the model after training now, or after the client's last training."""

@@ -132,15 +132,7 @@ class Privacy:
 
 
 def allowed_signals(context: Context) -> frozenset[str] | None:
-    """Return the signals that the operator of this node allows; None for no restriction.
-
-    Examples
-    --------
-    >>> from flwr.app import RecordDict
-    >>> config = {"fedcohort-signals": "race_sketch, num_examples"}
-    >>> sorted(allowed_signals(Context(0, 1, config, RecordDict(), {})))
-    ['num_examples', 'race_sketch']
-    """
+    """Return the signals that the operator of this node allows; None for no restriction."""
     config: Mapping[str, Any] = context.node_config
     if SIGNALS_KEY not in config:
         return None
@@ -176,17 +168,8 @@ def sketch(
 ) -> RaceSketch:
     """Sketch a client's examples as the policy's options say, batch by batch.
 
-    Parameters
-    ----------
-    examples : Examples
-    options : mapping
-        rows, bits, seed, label_weight, center, hash: those of the signal ``race_sketch``. All
-        clients must hash alike, so "auto" is always SRP here; the log says so where inputs look
-        like tokens, for which the policy must state ``hash="minhash"``.
-    classes : int
-        Number of labels, where they are hashed.
-    center : array, optional
-        The public center, where data are centered.
+    All clients must hash alike, so "auto" is always SRP here; the log says so where inputs look
+    like tokens, for which the policy must state ``hash="minhash"``.
 
     Examples
     --------

@@ -19,18 +19,7 @@ from fedcohort.signals.projection import Vectors
 
 
 class Training:
-    """The handlers of ``train`` and of a gate's two phases.
-
-    Parameters
-    ----------
-    answers : Answers
-        The client's data and model, and its own training where it has one.
-
-    Attributes
-    ----------
-    handler : callable
-        What trains: the app's own handler, or ours with the app's mods around it.
-    """
+    """The handlers of ``train`` and of a gate's two phases; `handler` is what trains."""
 
     def __init__(self, answers: Answers) -> None:
         self.answers = answers

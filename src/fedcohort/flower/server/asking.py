@@ -98,23 +98,9 @@ def _pushed(grid: Grid, messages: list[Message]) -> dict[str, Message]:
 class CohortGrid(Grid):
     """A grid with a time limit, which records how long replies took and shows chosen nodes.
 
-    Parameters
-    ----------
-    grid : Grid
-        The grid that sends and receives.
-    timeout : float
-        Limit in seconds where the caller gives none.
-    nodes : callable, optional
-        Returns the nodes to show instead of all that are online.
-
-    Attributes
-    ----------
-    until : callable, optional
-        Ends the next exchange early; see `exchange`.
-    seconds : dict
-        How long each reply of the last exchange took, by the id of the message it answers.
-    elapsed : float
-        How long the last exchange took.
+    ``nodes()`` returns the nodes to show instead of all that are online. `until` ends the next
+    exchange early (see `exchange`). `seconds` has how long each reply of the last exchange took, by
+    the id of the message that it answers, `elapsed` how long all of it took.
     """
 
     def __init__(
@@ -187,9 +173,8 @@ class Model:
 class Delivery:
     """Decides whether a message must carry the model, and charges copies that are sent again.
 
-    A session charges one download per client and round, and one for a profile of a later round.
-    A client that says it kept the model is not sent another copy. One that did not is sent one
-    more, which is charged here.
+    A session charges one download per client and round, and one for a profile of a later round. A
+    client that does not say that it kept the model is sent one more, which is charged here.
     """
 
     def __init__(self, session: Session) -> None:
@@ -251,6 +236,8 @@ def why_missing(record: ConfigRecord | None, name: str) -> str:
 class GridCollector:
     """Asks the nodes of a grid for signals: a session's `collect`.
 
+    Signals that are wanted at the same time, under the same model, go into one message.
+
     Parameters
     ----------
     grid : Grid
@@ -260,35 +247,20 @@ class GridCollector:
         The current model.
     nodes : mapping
         Node id by client; see `Directory`.
-    initial : Model, optional
-        The model that profiles are taken under; by default the current one.
-    delivery : Delivery, optional
-        Knows who holds which model.
-    request : Request, optional
-        What all messages of the round have in common.
+    initial, delivery, request, kinds
+        What a strategy keeps over the rounds: the model of profiles, who holds which model, what
+        all messages have in common, and what readings must share to be compared.
     timeout : float
         Seconds to wait for replies.
     center : array, optional
         Public center of the data, for sketches that want one.
     config : mapping, optional
         The training config, which the app's own handlers and mods may read.
-    kinds : dict, optional
-        By signal and client: what readings must share to be compared, over all rounds.
 
     Attributes
     ----------
     problems : dict
         For each signal that was asked for: why clients did not answer it, by client.
-
-    Examples
-    --------
-    A round in a loop of one's own, with nodes that `attach` was called for::
-
-        nodes = directory.refresh(grid)                     # directory = Directory()
-        collect = GridCollector(grid, session, arrays, nodes)
-        cohort = session.begin(nodes, collect).clients
-        ...                                                 # train them, and then
-        session.finish({}, clients_that_finished)
     """
 
     def __init__(

@@ -60,15 +60,12 @@ class Directory:
     timeout : float
         Seconds to wait for new nodes that are asked who they are.
     eligible : str, collection of str or callable, optional
-        The clients that take part: a pattern of ids such as ``"ward-*"``, a tag such as
-        ``"tag:icu"`` among the ``fedcohort-tags`` of the node config, a list of ids, or a function
-        of the id. Others are asked who they are, and nothing else.
+        As in `CohortStrategy`; a function takes the id alone.
 
     Notes
     -----
-    A registered name always wins: nobody else can claim it, not even before its node comes online,
-    once the server has seen it. Fingerprints cannot be claimed. Of two nodes that claim the same
-    id, the first one keeps it while it is online; the other is left out and counted in `refused`.
+    A registered name always wins, also before its node comes online, and fingerprints cannot be
+    claimed. Of two nodes that claim the same id, the first keeps it while it is online.
     """
 
     def __init__(

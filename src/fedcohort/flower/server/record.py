@@ -112,28 +112,13 @@ def history_of(seed: int, reports: Sequence[RoundReport]) -> History:
     """Return the rounds as a simulation's history."""
     from fedcohort.simulate.history import History, RoundRecord
 
+    shared = RoundRecord.__dataclass_fields__.keys() & set(RoundReport._fields)
     records, clock = [], 0.0
     for report in reports:
         clock += report.seconds
-        records.append(
-            RoundRecord(
-                seed,
-                report.round,
-                report.accuracy,
-                report.loss,
-                report.selected,
-                report.finished,
-                report.bytes_up,
-                report.bytes_down,
-                report.seconds,
-                clock,
-                bool(report.withheld) and not report.finished,
-                report.withheld,
-                report.cut,
-                report.late,
-                report.slowest,
-            )
-        )
+        skipped = bool(report.withheld) and not report.finished
+        values: dict[str, Any] = {name: getattr(report, name) for name in shared}
+        records.append(RoundRecord(seed=seed, elapsed=clock, skipped=skipped, **values))
     return History(seed, records)
 
 
@@ -298,12 +283,8 @@ def renumbered(result: Result, before: int, arrays: ArrayRecord) -> Result:
 class KeptSketches:
     """Profiles of clients, kept at the server across runs, so that only newcomers are asked.
 
-    Parameters
-    ----------
-    folder : path
-        One file per signal and options. It holds what clients sent: guard it as you would them.
-    max_days : float
-        A client is asked again when its profile is older.
+    `folder` holds what clients sent: guard it as you would them. A profile that is older than
+    `max_days` is asked for again.
     """
 
     def __init__(self, folder: str | os.PathLike[str], max_days: float = 30.0) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
@@ -33,7 +33,7 @@ from fedcohort.flower.wire import (
 from fedcohort.policies.base import Policy, believed
 from fedcohort.rounds import ClientId
 from fedcohort.session import Session
-from fedcohort.signals.catalog import SIGNALS, Clients, Options, last_layer
+from fedcohort.signals.catalog import SIGNALS, Clients, last_layer
 from fedcohort.signals.projection import Vectors
 
 
@@ -140,21 +140,12 @@ Kind = Literal["model", "records", "opaque"]
 class Replies:
     """Checks training replies; refuses and counts those that the inner strategy must not see.
 
-    Parameters
-    ----------
-    session : Session
-        Its ledger is charged for refused uploads.
-    weight_key : str
-        The metric by which the inner strategy weighs updates.
-    check_opaque : callable, optional
-        Raises DataError for arrays that the inner strategy could not read.
-
     Attributes
     ----------
     kind : {"model", "records", "opaque"}
         What a reply holds. "model": one ArrayRecord like the global model. "records": whatever a
         custom strategy aggregates, of one form and the same shapes in all replies. "opaque": arrays
-        that may change their shapes, such as serialized trees.
+        that may change their shapes, such as serialized trees, which `check_opaque` looks at.
     refused : Counter
         Messages that brought no update, by reason.
     failed : dict
@@ -328,35 +319,20 @@ def reply_signals(
     model: Model,
     seconds: Mapping[ClientId, float],
 ) -> dict[str, Readings]:
-    """Return the signals that come with updates: read from replies, or computed from the updates.
-
-    Parameters
-    ----------
-    policy : Policy
-    updates : mapping
-        The checked replies.
-    model : Model
-        The global model that training started from.
-    seconds : mapping
-        How long each client took.
-    """
+    """Return the signals that come with updates: sent along, or computed from the updates."""
     answers: dict[str, Readings] = {}
     arrived = ArrivedUpdates(updates, model, seconds)
+    sent = {c: u.message.content.config_records.get(RECORD) for c, u in updates.items()}
     for name in sorted(policy.needs.reply):
         options = policy.signal_options.get(name, {})
         if SIGNALS[name].work != "server":
-            answers[name] = _sent_along(name, updates, options)
+            readings = {
+                client: reading_of(record, name, options) for client, record in sent.items()
+            }
+            answers[name] = {c: reading for c, reading in readings.items() if reading is not None}
         elif updates:
             answers[name] = SIGNALS[name].readings(arrived, options)
     return answers
-
-
-def _sent_along(name: str, updates: Mapping[ClientId, Update], options: Options) -> Readings:
-    records: dict[ClientId, ConfigRecord | None] = {
-        c: u.message.content.config_records.get(RECORD) for c, u in updates.items()
-    }
-    readings = {c: reading_of(record, name, options) for c, record in records.items()}
-    return {c: reading for c, reading in readings.items() if reading is not None}
 
 
 class ArrivedUpdates(Clients):

@@ -107,12 +107,7 @@ def training_request(request: Request, policy: Policy) -> Request:
 class Cohort:
     """The selected clients of one round, and what is sent to them.
 
-    Attributes
-    ----------
-    sent : dict
-        The last message to each client.
-    problems : dict
-        Why clients did not answer the gate.
+    `sent` has the last message to each client, `problems` why clients did not answer the gate.
     """
 
     def __init__(
