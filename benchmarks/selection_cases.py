@@ -30,7 +30,7 @@ from fedcohort.partition import PARTITIONS
 from fedcohort.policies import FedCBS, Oort, Policy, SketchMatch, Uniform
 from fedcohort.rounds import stream
 from fedcohort.simulate import History, LocalTraining, Simulation, Trace, build
-from fedcohort.sketch.labels import UniformLabels
+from fedcohort.sketch.federation import UniformLabels
 from fedcohort.sketch.race import RaceSketch, empty_sketch
 
 FASHION = LocalTraining(epochs=3, batch_size=64, lr=0.005)

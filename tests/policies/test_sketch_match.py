@@ -11,7 +11,7 @@ from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.session import Session
 from fedcohort.signals.forms import sketch_dtype
 from fedcohort.signals.table import Signals
-from fedcohort.sketch.labels import UniformLabels
+from fedcohort.sketch.federation import UniformLabels
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
 

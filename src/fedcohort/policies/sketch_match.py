@@ -20,8 +20,7 @@ from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
 from fedcohort.sketch.distances import Stack
-from fedcohort.sketch.federation import GlobalSketch, shrink
-from fedcohort.sketch.labels import UniformLabels
+from fedcohort.sketch.federation import GlobalSketch, UniformLabels, shrink
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.uncertainty import error_at_center
 

@@ -89,9 +89,8 @@ class BudgetLedger:
     Parameters
     ----------
     path : str or path
-        A JSON file, written whole or not at all; made at the first release. A symbolic link leads
-        to the same ledger. A ledger with several hard links is refused, because writing through
-        one of them would part it from the others.
+        A JSON file, made at the first release. A symbolic link leads to the same ledger; several
+        hard links are refused, because writing through one would part it from the others.
     epsilon, delta : float
         The budget of all releases together.
 
@@ -148,16 +147,10 @@ class BudgetLedger:
     ) -> bytes:
         """Pay for a release, store it until `delivered`, and return its bytes.
 
-        Parameters
-        ----------
-        releases : sequence of Release
-            What is paid for, all of it or nothing. Sketches of disjoint parts of the same records
-            together cost what the dearest of them costs.
-        make : callable
-            Makes the bytes to release; called only if the budget allows it.
-        request : str
-            Names the release and the data: letters and digits. A request that was paid for and not
-            yet delivered returns the stored bytes, and costs nothing.
+        All `releases` are paid for or nothing is; sketches of disjoint parts of the same records
+        together cost what the dearest of them costs. `make` is called only if the budget allows
+        it. `request`, of letters and digits, names the release and the data: one that was paid for
+        and not yet delivered returns the stored bytes, and costs nothing.
         """
         if not request.isalnum():
             raise ValueError(f"request={request!r} must be letters and digits")

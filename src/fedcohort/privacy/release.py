@@ -34,34 +34,19 @@ MAX_MOMENTS = {"variance": 2.0**126, "fourth": 2.0**252}  # of what fits counts 
 class Release:
     """How a sketch, or a number of constants, was made private.
 
-    Parameters
-    ----------
-    mechanism : {"laplace", "gaussian", "mixed", "exponential"}
-        Discrete noise on every count, mixed after a merge of both; or the exponential mechanism
-        of `privacy.quantiles`, which has no noise on counts.
-    epsilon, delta : float
-        The guarantee for one record.
-    neighbors : {"add-remove", "replace"}
-        What may happen to that record.
-    n : {"public", "private"}
-        Whether the number of records was published as it is.
-    variance, fourth : float
-        Variance and fourth cumulant of the noise on each count.
-    rho : float
-        The same guarantee in zero-concentrated terms, for composing many releases.
-    parts : int
-        How many private sketches were merged. The guarantee is then that of the weakest part,
-        provided that no record is in two of them.
+    The mechanism is discrete noise on every count, mixed after a merge of both kinds, or the
+    exponential mechanism of `privacy.quantiles`. Where several private sketches were merged, the
+    guarantee is that of the weakest part, provided that no record is in two of them.
     """
 
     mechanism: Mechanism
     epsilon: float
     delta: float
-    neighbors: Neighbors
-    n: Size
-    variance: float
+    neighbors: Neighbors  # what may happen to the one record that is protected
+    n: Size  # whether the number of records was published as it is
+    variance: float  # of the noise on each count, and its fourth cumulant
     fourth: float
-    rho: float
+    rho: float  # the same guarantee in zero-concentrated terms, for composing many releases
     parts: int = 1
 
     def __post_init__(self) -> None:
