@@ -66,21 +66,6 @@ def test_discrete_delta_is_exact(cells, sigma, epsilon):
     assert discrete_delta(sigma, cells, epsilon) == pytest.approx(exact, rel=1e-9, abs=1e-15)
 
 
-def test_discrete_delta_by_the_definition_on_two_counts():
-    # All outcomes of two noisy counts, data with (0, 0) against (1, 1).
-    sigma, epsilon = 2.0, 0.7
-    k = np.arange(-60, 61)
-
-    def pmf(center):
-        p = np.exp(-((k - center) ** 2) / (2 * sigma**2))
-        return p / np.exp(-(k**2) / (2 * sigma**2)).sum()
-
-    before, after = np.outer(pmf(0), pmf(0)), np.outer(pmf(1), pmf(1))
-    for p, q in ((before, after), (after, before)):
-        exact = np.maximum(p - np.exp(epsilon) * q, 0).sum()
-        assert discrete_delta(sigma, 2, epsilon) == pytest.approx(exact, rel=1e-9)
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 2000), st.floats(0.05, 5), st.floats(1e-10, 1e-2))
 def test_gaussian_scale_meets_delta_and_wastes_little(cells, epsilon, delta):

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from scipy.stats import chisquare
@@ -73,13 +71,3 @@ def test_bernoulli_exp_has_the_right_probability(top, bottom):
     share = bernoulli_exp(seeded(), np.full(n, top), np.full(n, bottom)).mean()
     p = np.exp(-top / bottom)
     assert abs(share - p) <= 4 * np.sqrt(p * (1 - p) / n)
-
-
-def test_a_large_sketch_is_drawn_within_a_second_of_computing():
-    def quick():
-        start = time.process_time()
-        discrete_gaussian(words(), 64_000, 2000, 16)
-        discrete_laplace(words(), 64_000, 10**6, 1024)
-        return time.process_time() - start < 2.0
-
-    assert any(quick() for _ in range(3))  # a busy machine may slow down one attempt
