@@ -118,6 +118,20 @@ def test_coverage_is_that_of_the_rounds() -> None:
     assert fair.discrepancy > plain.discrepancy  # what turns cost
 
 
+def test_time_is_saved_where_slow_clients_hold_nothing_special() -> None:
+    """Half of 40 clients are ten times slower; a round lasts as long as its slowest client."""
+    names = [f"c{i:02d}" for i in range(40)]
+    durations = {name: 100.0 if i % 2 else 10.0 for i, name in enumerate(names)}
+    found = plan(federation(40), [5], names=names, durations=durations)
+    plain, timed = found.worths
+    some_slow = 1 - np.prod([(20 - i) / (40 - i) for i in range(5)])
+    assert found.uniform_seconds[5] == pytest.approx(10 + 90 * some_slow, rel=0.05)
+    assert 10 <= timed.seconds < 0.9 * plain.seconds  # 78.9 and 96.7
+    assert timed.random_clients > 0.8 * plain.random_clients
+    assert timed.policy == "sketch-match with time" and "s with sketch-match" in found.lines()[-1]
+    assert plan(federation(40), [5], names=names).worths[0].seconds is None
+
+
 def test_many_clients_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the sketches, a plan needs a fraction of their size and a part of the clients."""
     monkeypatch.setattr(worths, "MAX_CLIENTS", 100)
@@ -168,6 +182,14 @@ def test_the_command(tmp_path, capsys) -> None:
     assert "random" in capsys.readouterr().out
     assert invoke(["plan", str(tmp_path), "-k", "three"]) == 2
     assert "write whole numbers" in capsys.readouterr().err
+    times = tmp_path / "times.csv"
+    times.write_text("client,seconds\n" + "".join(f"c{i:02d},{i + 1}\n" for i in range(12)))
+    command = ["plan", str(tmp_path), "-k", "3", "--durations", str(times)]
+    assert invoke([*command, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["worths"][-1]["seconds"] > 0
+    times.write_text("client,seconds\nc00,fast\n")
+    assert invoke(command) == 2
+    assert "times.csv, line 2" in capsys.readouterr().err
 
 
 def labeled(clients: int, per_client: int, bits: int = 6, weight: float = 2.0) -> list[RaceSketch]:

@@ -34,6 +34,7 @@ from fedcohort.sketch.transforms import Transform
 from fedcohort.sketch.uncertainty import too_few
 
 SIGNIFICANT = 3.0  # standard errors
+WITH_TIME = "sketch-match with time"
 FITTED = Path(__file__).with_name("plan_gain.json")
 BUCKETS, LABEL_WEIGHT = 64, 2.0  # of the measured sketches; D depends on them
 
@@ -105,6 +106,8 @@ class Plan:
         By cohort size: discrepancy of random cohorts, in closed form for equal averaging.
     uniform_by_draws : dict
         By cohort size: (mean, standard error) over drawn cohorts.
+    uniform_seconds : dict
+        By cohort size: mean seconds of a round of random cohorts; empty without durations.
     worths : tuple of Worth
         By policy and cohort size.
     present : int or None
@@ -133,6 +136,7 @@ class Plan:
     floor: dict[int, float]
     uniform: dict[int, float]
     uniform_by_draws: dict[int, tuple[float, float]]
+    uniform_seconds: dict[int, float]
     worths: tuple[Worth, ...]
     present: int | None
     smallest: dict[str, int | None]
@@ -156,6 +160,10 @@ class Plan:
             out.append(f"No estimate of the rounds saved: {self.no_gain}.")
         if self.present is not None:
             out += [self._smaller(policy, size) for policy, size in self.smallest.items()]
+        for cohort, seconds in self.uniform_seconds.items():
+            rest = [w for w in self.worths if w.cohort_size == cohort and w.seconds is not None]
+            times = "".join(f", {w.seconds:,.1f} s with {w.policy}" for w in rest)
+            out.append(f"A round of {cohort} takes {seconds:,.1f} s at random{times}.")
         for worth in self.worths:
             if worth.waiting and self.worthwhile:
                 names = ", ".join(worth.waiting)
@@ -187,6 +195,7 @@ def plan(
     average: Average = "equal",
     present: int | None = None,
     model_bytes: int | None = None,
+    durations: Mapping[ClientId, float] | None = None,
     seed: int = 0,
 ) -> Plan:
     """Estimate, before any training, what choosing cohorts by sketches is worth.
@@ -208,6 +217,8 @@ def plan(
         worth as much.
     model_bytes : int, optional
         Bytes of a model, for what a smaller cohort saves.
+    durations : mapping of str to float, optional
+        Seconds that clients take for a round; SketchMatch that minds time is then judged, too.
     seed : int
         Of the drawn cohorts and of the policies.
 
@@ -229,9 +240,13 @@ def plan(
         readings, ids = readings[enough], tuple(ids[i] for i in np.flatnonzero(enough).tolist())
     sizes = _checked_sizes(cohort_sizes, present, len(readings), readings["counts"].shape[1])
     makers = {text: _maker(text) for text in policies}
+    if durations:
+        options = {"time": dict(durations)}
+        makers[WITH_TIME] = lambda: make("policy", "sketch-match", POLICIES, options)
     between = BetweenClients(readings, average)
-    trial = Trial(readings, ids, average, seed)
-    draws = {k: trial.uniform(k) for k in sizes}
+    trial = Trial(readings, ids, average, seed, durations)
+    drawn = {k: trial.uniform(k) for k in sizes}
+    draws = {k: (mean, error) for k, (mean, error, _) in drawn.items()}
     # The closed form is for equal weights.
     uniform = {k: between.uniform(k) if average == "equal" else draws[k][0] for k in sizes}
     worths = tuple(
@@ -254,6 +269,7 @@ def plan(
         floor=floor,
         uniform=uniform,
         uniform_by_draws=draws,
+        uniform_seconds={k: seconds for k, (_, _, seconds) in drawn.items()} if durations else {},
         worths=worths,
         present=present,
         smallest=smallest,
@@ -332,7 +348,9 @@ def _gains(
     """Estimate the rounds saved, by cohort size, and say why an estimate is missing."""
     gains: dict[int, Gain] = {}
     reason = "" if worths else "no policy was tried"
-    for worth in (w for w in worths if w.policy.startswith("sketch-match")):
+    for worth in worths:
+        if not worth.policy.startswith("sketch-match") or worth.policy == WITH_TIME:
+            continue
         size, better = worth.cohort_size, worth.uniform - worth.discrepancy
         why = _not_measured(sketches, uniform[size])
         if better <= SIGNIFICANT * worth.error:

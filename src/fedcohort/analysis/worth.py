@@ -10,7 +10,7 @@ half, both ways, because a chosen cohort fits the noise by which it was chosen.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -54,6 +54,8 @@ class Worth:
         Smallest and largest number of picks per client, as a multiple of the equal share.
     waiting : tuple of str
         Clients that were not picked, at most ten.
+    seconds : float or None
+        Mean seconds of a round, those of its slowest client; None without durations.
     """
 
     policy: str
@@ -67,6 +69,7 @@ class Worth:
     fewest: float
     most: float
     waiting: tuple[ClientId, ...]
+    seconds: float | None = None
 
 
 def uniform_discrepancy(readings: NDArray[Any], cohort_size: int) -> float:
@@ -124,10 +127,18 @@ class BetweenClients:
 
 
 class Trial:
-    """Cohorts of some clients, chosen on one half of the rows and judged on the other."""
+    """Cohorts of some clients, chosen on one half of the rows and judged on the other.
+
+    `durations` are seconds by client; clients without one count as the median.
+    """
 
     def __init__(
-        self, readings: NDArray[Any], ids: tuple[ClientId, ...], average: Average, seed: int
+        self,
+        readings: NDArray[Any],
+        ids: tuple[ClientId, ...],
+        average: Average,
+        seed: int,
+        durations: Mapping[ClientId, float] | None = None,
     ) -> None:
         self.average, self.seed = average, seed
         at = np.arange(len(ids))
@@ -135,14 +146,18 @@ class Trial:
             drawn = stream(seed, "plan", "clients").choice(len(ids), MAX_CLIENTS, replace=False)
             at = np.sort(drawn)
         self.ids = tuple(ids[i] for i in at.tolist())
+        stated = durations or {}
+        usual = float(np.median(list(stated.values()))) if stated else math.nan
+        self.seconds = np.array([stated.get(client, usual) for client in self.ids])
         rows = np.arange(readings["counts"].shape[1])
         self.halves = [Half(readings, at, rows % 2 == side, average) for side in (0, 1)]
 
-    def uniform(self, k: int) -> tuple[float, float]:
-        """Mean discrepancy of drawn cohorts and its standard error."""
+    def uniform(self, k: int) -> tuple[float, float, float]:
+        """Mean discrepancy of drawn cohorts, its standard error, and mean seconds of a round."""
         rng, n = stream(self.seed, "plan", "uniform", k), len(self.ids)
         cohorts = [rng.choice(n, k, replace=False) for _ in range(DRAWS)]
-        return _mean([float(np.mean([h.judge(c) for h in self.halves])) for c in cohorts])
+        values = [float(np.mean([h.judge(c) for h in self.halves])) for c in cohorts]
+        return *_mean(values), float(np.mean([self.seconds[c].max() for c in cohorts]))
 
     def worth(
         self, label: str, make: Callable[[], Policy], k: int, uniform: float, clients: int
@@ -150,10 +165,11 @@ class Trial:
         """Try one policy with cohorts of k."""
         values: list[float] = []
         picks = np.zeros(len(self.ids))
-        lengths, until = [], []
+        lengths, until, waits = [], [], []
         for chooser, judge in (self.halves, self.halves[::-1]):
             cohorts = self.cohorts(make(), chooser, k)
             values += [judge.judge(cohort) for cohort in cohorts]
+            waits += [float(self.seconds[cohort].max()) for cohort in cohorts]
             first = np.full(len(self.ids), math.inf)
             for number in range(len(cohorts), 0, -1):
                 first[cohorts[number - 1]] = number
@@ -174,6 +190,7 @@ class Trial:
             fewest=float(share.min()),
             most=float(share.max()),
             waiting=tuple(self.ids[i] for i in np.flatnonzero(picks == 0)[:10].tolist()),
+            seconds=None if math.isnan(waits[0]) else float(np.mean(waits)),
         )
 
     def cohorts(self, policy: Policy, half: Half, k: int) -> list[NDArray[np.int64]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -145,6 +147,13 @@ def plan(
     model_bytes: Annotated[
         int | None, typer.Option(help="Bytes of a model, for what a smaller cohort saves.")
     ] = None,
+    durations: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV with the columns client and seconds: how long each takes for a round.",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the drawn cohorts and of the policies.")] = 0,
     format: FormatOption = Format.table,
 ) -> None:
@@ -170,6 +179,7 @@ def plan(
         average=average.value,
         present=present,
         model_bytes=model_bytes,
+        durations=None if durations is None else _durations(durations),
         seed=seed,
     )
     if format is Format.json:
@@ -180,6 +190,24 @@ def plan(
     show(worth_table(expected, console().width))
     for line in expected.lines():
         typer.echo(plain(line))
+
+
+def _durations(path: Path) -> dict[str, float]:
+    """Read seconds by client."""
+    seconds: dict[str, float] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for number, row in enumerate(csv.DictReader(file), start=2):
+            try:
+                value = float(row["seconds"])
+                if not 0 < value < math.inf:
+                    raise ValueError
+                seconds[row["client"]] = value
+            except (KeyError, TypeError, ValueError):
+                message = "needs a client and its seconds, above 0, under the header client,seconds"
+                raise ConfigError(f"--durations {path}, line {number}: {message}") from None
+    if not seconds:
+        raise ConfigError(f"--durations {path}: no client in it")
+    return seconds
 
 
 def policies(

@@ -171,7 +171,7 @@ def _setting(experiments: Sequence[Experiment]) -> str:
 def _split(e: Experiment) -> str:
     options = ", ".join(f"{k}={v}" for k, v in e.data.options.items())
     split = f"{e.data.partition} ({options})" if options else e.data.partition
-    clients = "" if e.data.partition == "natural" else f"{e.data.clients} clients, "
+    clients = "" if e.data.num_clients is None else f"{e.data.num_clients} clients, "
     return f"{e.data.dataset}, {clients}split {split}, cohorts of {e.cohort_size}"
 
 

@@ -155,8 +155,11 @@ def worth_table(plan: Plan, width: int) -> Table:
         Column("all used by round", lambda w: number(w.rounds_until_all or math.nan, 0)),
         Column("picks, least to most", lambda w: Cell(f"{w.fewest:.1f}x to {w.most:.1f}x")),
     ]
+    if plan.uniform_seconds:
+        columns.append(Column("seconds per round", lambda w: number(w.seconds)))
     uniform = [
         [Cell("uniform"), number(k, 0), Cell(f"{value:.4f}"), number(k, 0), Cell(""), Cell("")]
+        + [number(plan.uniform_seconds.get(k, math.nan))] * bool(plan.uniform_seconds)
         for k, value in plan.uniform.items()
     ]
     rows = [[column.cell(worth) for column in columns] for worth in plan.worths]
