@@ -33,6 +33,7 @@ def suite(**rounds):
         ([10, 20, 30], (10, 100), verdicts.WEAKER),  # the paper claims ten times
         ([20, 40, 60], (50, 100), verdicts.FAILS),  # level
         ([40, 20, 60], (50, 100), verdicts.FAILS),  # the interval includes 1x
+        ([19.6, 39.2, 58.8], (99, 100), verdicts.FAILS),  # always 2 % fewer: too little to matter
         ([10, 20, 30], (84, None), verdicts.HOLDS),  # the paper's baseline never got there
         ([None, 20, 30], (50, 100), verdicts.FAILS),  # a seed that missed counts with 101 rounds
     ],
@@ -54,6 +55,7 @@ def test_what_cannot_be_decided_or_was_not_run():
     rows = reproductions.rows(lambda name: None)
     assert {row[-1] for row in rows} == {verdicts.NOT_RUN}
     assert {row[0] for row in rows} == set("01234")
+    assert {row[1] for row in rows} == set(reproductions.FORMS)
 
 
 def test_seeds_are_paired_by_their_number():

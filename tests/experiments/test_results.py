@@ -73,15 +73,6 @@ def test_an_unfinished_run_is_read_as_far_as_it_got(compared, tmp_path):
     assert math.isfinite(result.summaries[0].gemd)
 
 
-def test_older_folders_lack_only_what_needs_the_labels(compared, tmp_path):
-    _, folder = compared
-    for name in ("config.json", "rounds.jsonl"):
-        (tmp_path / name).write_bytes((folder / "uniform" / name).read_bytes())
-    result, whole = read_run(tmp_path), read_run(folder / "uniform")
-    assert math.isnan(result.summaries[0].gemd)
-    assert result.summaries[0].accuracy == whole.summaries[0].accuracy
-
-
 @pytest.mark.parametrize(
     ("file", "content", "complaint"),
     [
@@ -162,12 +153,6 @@ def test_exports_agree(compared, tmp_path, to):
         assert float(row["accuracy"]) == wanted["accuracy"]
         assert (row["run"], int(row["round"])) == (wanted["run"], wanted["round"])
         assert row["selected"] == wanted["selected"]
-
-
-def test_export_says_what_parquet_needs(compared, capsys):
-    _, folder = compared
-    assert invoke(["export", str(folder), "--to", "parquet"]) == 2
-    assert "-o" in capsys.readouterr().err
 
 
 def test_swept_settings_are_columns(tmp_path):

@@ -127,6 +127,8 @@ class Experiment:
         Accuracy to reach: how many rounds that takes is reported.
     evaluate_every : int
         Rounds between evaluations on the test set.
+    train_accuracy : bool
+        Evaluate on the training set too.
     holdout : float
         Share of each client's examples that it does not train on: it measures its loss on them.
     dropout : float
@@ -162,6 +164,7 @@ class Experiment:
     seeds: tuple[Whole, ...] = (0,)
     target: Annotated[float, Range(0, 1, above=True)] | None = None
     evaluate_every: Count = 1
+    train_accuracy: bool = False
     holdout: Share = 0.0
     dropout: Share = 0.0
     device: str = "auto"

@@ -379,6 +379,7 @@ def simulation_of(experiment: Experiment, dataset: Dataset) -> Simulation:
         pace=experiment.pace,
         dropout=experiment.dropout,
         holdout=experiment.holdout,
+        train_accuracy=experiment.train_accuracy,
         gate=parts["gate"],
         seeds=experiment.seeds,
         device=experiment.device,
