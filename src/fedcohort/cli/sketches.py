@@ -198,14 +198,14 @@ def explain(
     _show_gaps(gaps, all_columns)
 
 
-def _show_gaps(found: dict[str, list[ColumnGap]], all_columns: bool) -> None:
+def _show_gaps(compared_gaps: dict[str, list[ColumnGap]], all_columns: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title="Columns that differ", title_justify="left", header_style="bold")
     for head in ("compared", "column", "distance", "beyond chance", "what differs"):
         table.add_column(head, justify="right" if head == "distance" else "left")
-    for compared, gaps in found.items():
+    for compared, gaps in compared_gaps.items():
         for gap in sorted(gaps, key=lambda g: g.chance):
             if gap.marked or gap.unknown or all_columns:
                 distance = f"{gap.distance:.3f} ± {gap.error:.3f}"
@@ -227,23 +227,23 @@ def load_several(paths: Sequence[Path], what: str) -> tuple[list[Path], list[Rac
     """Load alike sketches, two or more."""
     from fedcohort.files.sketching import load_alike
 
-    found = list(watched(load_alike(paths), "reading sketches", len(paths)))
-    if len(found) < 2:
-        raise ConfigError(f"{what} needs at least two sketches, not {len(found)}")
-    return [path for path, _ in found], [sketch for _, sketch in found]
+    loaded = list(watched(load_alike(paths), "reading sketches", len(paths)))
+    if len(loaded) < 2:
+        raise ConfigError(f"{what} needs at least two sketches, not {len(loaded)}")
+    return [path for path, _ in loaded], [sketch for _, sketch in loaded]
 
 
 def _errors(sketches: Sequence[RaceSketch], kind: str) -> Matrix:
     """Return the standard error of every distance, 0 on the diagonal and NaN where it has none."""
     from fedcohort.sketch.uncertainty import distance_with_error
 
-    found = [[0.0] * len(sketches) for _ in sketches]
+    errors = [[0.0] * len(sketches) for _ in sketches]
     for i, a in enumerate(watched(sketches, "distances", len(sketches))):
         for j, b in enumerate(sketches[:i]):
             few = min(a.n, b.n) < 2
             error = math.nan if few else distance_with_error(a, b, cast("Any", kind)).error
-            found[i][j] = found[j][i] = error
-    return found
+            errors[i][j] = errors[j][i] = error
+    return errors
 
 
 def _show_matrix(names: Sequence[str], rows: Sequence[Sequence[str]], kind: str) -> None:

@@ -116,7 +116,7 @@ class Column:
         """How many numbers of the vector the column takes."""
         if self.kind == "value":
             return 0
-        own = {
+        numbers = {
             "number": self.size,
             "boolean": 1,
             "category": len(self.levels) + 1 if self.levels else self.slots,
@@ -124,7 +124,7 @@ class Column:
             "date": 2 * len(self.parts) or 1,
             "text": self.slots,
         }[self.kind]
-        return own + (self.missing == "indicator")
+        return numbers + (self.missing == "indicator")
 
     def spec(self) -> dict[str, Any]:
         """Return what a header states: the name, and what differs from the defaults."""

@@ -76,14 +76,15 @@ def _is_header(
     path: Path, line: str, cells: Sequence[str], decimal: str, null_values: Sequence[str]
 ) -> bool:
     """Whether the first row holds names: text, or in quotes."""
-    held = [c.strip().replace(decimal, ".") for c in cells if c.strip() not in ("", *null_values)]
-    if not held or '"' in line or not all(NUMBER.fullmatch(c) for c in held):
+    missing = ("", *null_values)
+    filled = [c.strip().replace(decimal, ".") for c in cells if c.strip() not in missing]
+    if not filled or '"' in line or not all(NUMBER.fullmatch(c) for c in filled):
         return True
-    values = [float(c) for c in held]
+    values = [float(c) for c in filled]
     if len(values) > 1 and all(b - a == 1 for a, b in pairwise(values)):
         raise DataError(
-            f"{path}: the first row counts {held[0]}, {held[1]}, ...: say --header if these are "
-            "names of columns, --no-header if they are data"
+            f"{path}: the first row counts {filled[0]}, {filled[1]}, ...: say --header if these "
+            "are names of columns, --no-header if they are data"
         )
     return False
 

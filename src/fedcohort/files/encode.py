@@ -147,16 +147,16 @@ def _numeric(markers: tuple[str, ...]) -> tuple[float, ...]:
 
 def _spread(array: Any, out: Floats, name: str, place: Place) -> None:
     """Write lists of equal length into `out`; rows without a list stay as they are."""
-    known = array.is_valid().to_numpy(zero_copy_only=False)
+    present = array.is_valid().to_numpy(zero_copy_only=False)
     lengths = array.value_lengths().to_numpy(zero_copy_only=False)
-    wrong = known & (lengths != out.shape[1])
+    wrong = present & (lengths != out.shape[1])
     if wrong.any():
         row = int(np.argmax(wrong))
         raise DataError(
             f"{place.path}: column {name!r}, row {place.first + row}: a list of "
             f"{lengths[row]:g} numbers, not {out.shape[1]}"
         )
-    out[known] = floats(array.drop_null().flatten()).reshape(-1, out.shape[1])
+    out[present] = floats(array.drop_null().flatten()).reshape(-1, out.shape[1])
 
 
 def floats(array: Any) -> Floats:
@@ -191,8 +191,8 @@ def texts(array: Any, markers: Sequence[str]) -> Any:
 def _codes(array: Any, levels: Sequence[str]) -> tuple[NDArray[np.int64], Bools]:
     pa = need_pyarrow()
     missing = array.is_null().to_numpy(zero_copy_only=False)
-    found = pa.compute.index_in(array, value_set=pa.array(list(levels), pa.string()))
-    codes = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    index = pa.compute.index_in(array, value_set=pa.array(list(levels), pa.string()))
+    codes = index.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     codes[missing] = -1
     return codes, missing
 
@@ -244,10 +244,10 @@ def _refuse_unknown(
     wrong = (codes < 0) & ~missing
     if wrong.any():
         row = int(np.argmax(wrong))
-        known = ", ".join(column.levels) or "true, false, yes, no, 1, 0"
+        allowed = ", ".join(column.levels) or "true, false, yes, no, 1, 0"
         raise DataError(
             f"{place.path}: column {column.name!r}, row {place.first + row}: "
-            f"{array[row].as_py()!r} is not one of {known}"
+            f"{array[row].as_py()!r} is not one of {allowed}"
         )
 
 
@@ -289,13 +289,13 @@ def _timestamps(column: Column, array: Any, place: Place, markers: Sequence[str]
 
 def _part(stamps: Any, part: str) -> Floats:
     pc = need_pyarrow().compute
-    made = {
+    number = {
         "yearday": lambda s: pc.subtract(pc.day_of_year(s), 1),
         "month": lambda s: pc.subtract(pc.month(s), 1),
         "weekday": pc.day_of_week,
         "hour": pc.hour,
     }[part](stamps)
-    values: Floats = made.fill_null(0).to_numpy(zero_copy_only=False).astype(float)
+    values: Floats = number.fill_null(0).to_numpy(zero_copy_only=False).astype(float)
     return values
 
 
@@ -328,10 +328,10 @@ KINDS: dict[str, Callable[[Column, Any, Place, Sequence[str]], Encoded]] = {
 
 def count_others(columns: Sequence[Column], parts: Sequence[Encoded]) -> Counter[str]:
     """Count the values that are none of a category's public levels."""
-    found: Counter[str] = Counter()
+    others: Counter[str] = Counter()
     for column, part in zip(columns, parts, strict=True):
         if column.kind == "category" and column.levels:
             other = (part.order == len(column.levels)) & ~part.missing
             if other.any():
-                found[column.name] += int(other.sum())
-    return found
+                others[column.name] += int(other.sum())
+    return others

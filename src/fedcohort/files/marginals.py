@@ -54,8 +54,8 @@ NEAR_LIMIT = 1 - np.geomspace(
 def bins_of(columns: Sequence[Column], parts: Sequence[Any]) -> NDArray[np.int64]:
     """Return the bin of every record in every column, (n, columns), from the encoded columns."""
     pairs = zip(columns, parts, strict=True)
-    made = [_bins(column, part.order) * ~part.missing for column, part in pairs]
-    return np.stack(made, axis=1).astype(np.int64)
+    bins = [_bins(column, part.order) * ~part.missing for column, part in pairs]
+    return np.stack(bins, axis=1).astype(np.int64)
 
 
 def _bins(column: Column, order: Floats) -> NDArray[np.int64]:
@@ -153,36 +153,36 @@ def gaps_to_rest(sketches: Sequence[RaceSketch]) -> list[list[ColumnGap]]:
     In each column the sites that stand out are taken out of "the others", the farthest first and
     at most half of them: one strange site must not make all others differ from the rest.
     """
-    held = _held(sketches)
+    counts = _held(sketches)
     columns = columns_of(sketches[0])
-    tests = len(held) * len(columns)
-    everyone = _side(held)
+    tests = len(counts) * len(columns)
+    everyone = _side(counts)
     rest = [_usual(everyone.column(i), c, tests) for i, c in enumerate(columns)]
     joined = _Side(*(np.stack(parts, axis=1) for parts in zip(*rest, strict=True)))
     return _gaps(columns, everyone, joined, tests)
 
 
 def _held(sketches: Sequence[RaceSketch]) -> list[ColumnCounts]:
-    held = [s.marginals for s in sketches if s.marginals is not None]
-    if len(held) != len(sketches) or len(held) < 2:
+    counts = [s.marginals for s in sketches if s.marginals is not None]
+    if len(counts) != len(sketches) or len(counts) < 2:
         raise ValueError(
             "these sketches hold no single columns: make them with explain, such as 0.5"
         )
-    if min(m.n for m in held) < 2:
+    if min(m.n for m in counts) < 2:
         raise ValueError("sites of fewer than two records cannot be compared")
-    return held
+    return counts
 
 
-def _usual(own: _Side, column: Column, tests: int) -> _Side:
+def _usual(sites: _Side, column: Column, tests: int) -> _Side:
     """Return what each client is compared with in one column: the others that are alike."""
-    clients = len(own.n)
+    clients = len(sites.n)
     inside = np.ones(clients, bool)
     while True:
-        total = _Side(*(part[inside].sum(axis=0, keepdims=True) for part in own))
-        member = _Side(*(part * inside[:, None] for part in own))
-        rest = _Side(*(np.broadcast_to(t, p.shape) for t, p in zip(total, own, strict=True)))
+        total = _Side(*(part[inside].sum(axis=0, keepdims=True) for part in sites))
+        member = _Side(*(part * inside[:, None] for part in sites))
+        rest = _Side(*(np.broadcast_to(t, p.shape) for t, p in zip(total, sites, strict=True)))
         rest = rest.plus(member, -1.0)
-        chances = np.where(inside, _chances(own, rest, column), 1.0)
+        chances = np.where(inside, _chances(sites, rest, column), 1.0)
         worst = int(chances.argmin())
         if chances[worst] * tests >= FALSE_MARKS or inside.sum() - 1 < max(2, clients / 2):
             return rest

@@ -97,10 +97,10 @@ class Target:
         if not self.many:
             check_output(self.out, self.inputs, self.force)
             return
-        held = sorted(p.name for p in sketches_in(self.out))
-        if held and not self.force:
+        present = sorted(p.name for p in sketches_in(self.out))
+        if present and not self.force:
             raise DataError(
-                f"{self.out}: the folder holds {len(held)} sketches ({held[0]}, ...); choose "
+                f"{self.out}: the folder holds {len(present)} sketches ({present[0]}, ...); choose "
                 "another one, or add --force to replace them all"
             )
 

@@ -33,10 +33,10 @@ def sketch_source(
 
     With `by_label` it also states how far the classes are apart; see `join_classes`.
     """
-    made = sketch_parts(source, empty, by_label, on_rows=on_rows)
-    if not made:
+    by_client = sketch_parts(source, empty, by_label, on_rows=on_rows)
+    if not by_client:
         raise DataError(NO_ROWS)
-    return join_classes(made[ALL_ROWS])
+    return join_classes(by_client[ALL_ROWS])
 
 
 def sketch_clients(
@@ -55,12 +55,12 @@ def sketch_clients(
     classes = step.classes if by_label and isinstance(step, Transform) else 1
     most = max(1, memory // (empty.counts.nbytes * max(1, classes)))
     done: set[str] = set()
-    while made := sketch_parts(source, empty, by_label, done, most, on_rows):
-        for client in made:  # all of them before the first is used
+    while by_client := sketch_parts(source, empty, by_label, done, most, on_rows):
+        for client in by_client:  # all of them before the first is used
             check_id(client)
-        yield from ((client, join_classes(parts)) for client, parts in made.items())
-        done |= made.keys()
-        if len(made) < most:
+        yield from ((client, join_classes(parts)) for client, parts in by_client.items())
+        done |= by_client.keys()
+        if len(by_client) < most:
             break
     if not done:
         raise DataError(NO_ROWS)
@@ -79,21 +79,23 @@ def sketch_parts(
     Clients in `done` are left out, and at most `most` clients are sketched. Data without client
     ids are one client, `ALL_ROWS`.
     """
-    made: dict[str, Classes] = {}
+    by_client: dict[str, Classes] = {}
     for block in source.blocks():
         bins = None if empty.marginals is None else bins_of(source.columns, block.parts)
         for client, rows in _groups(block):
-            known = client in made
-            if not known and (client in done or (most is not None and len(made) >= most)):
+            begun = client in by_client
+            if not begun and (client in done or (most is not None and len(by_client) >= most)):
                 continue
-            classes = made.setdefault(client, {})
-            for label, own in _by_label(block, rows) if by_label else ((0, rows),):
+            classes = by_client.setdefault(client, {})
+            for label, positions in _by_label(block, rows) if by_label else ((0, rows),):
                 sketch = classes.setdefault(label, empty.empty_like())
-                y = None if block.y is None else block.y[own]
-                _add(sketch, _take(block.x, own), y, None if bins is None else bins[own])
+                y = None if block.y is None else block.y[positions]
+                _add(
+                    sketch, _take(block.x, positions), y, None if bins is None else bins[positions]
+                )
         if on_rows is not None:
             on_rows(len(block.x))
-    return made
+    return by_client
 
 
 def join_classes(classes: Classes) -> RaceSketch:
@@ -219,12 +221,12 @@ def lost_files(folder: Path) -> list[str]:
 
 def _index(folder: Path) -> dict[str, str]:
     try:
-        held = json.loads((folder / INDEX).read_text("utf-8"))
+        names = json.loads((folder / INDEX).read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}  # no index, or somebody else's file of that name
-    if not isinstance(held, dict):
+    if not isinstance(names, dict):
         return {}
-    return {k: v for k, v in held.items() if isinstance(v, str) and v}
+    return {k: v for k, v in names.items() if isinstance(v, str) and v}
 
 
 def sketch_warnings(sketch: RaceSketch, source: Source) -> list[str]:

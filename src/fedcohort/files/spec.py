@@ -480,7 +480,7 @@ def load_site(path: Path, spec: SketchSpec) -> Site:
         for name in columns:
             if name not in names:
                 raise unknown("column", name, names, "of the spec")
-        made = {name: _checked(f"[columns.{name}]", SiteColumn, c) for name, c in columns.items()}
-        return Site(made, _null_values(content))
+        mapped = {name: _checked(f"[columns.{name}]", SiteColumn, c) for name, c in columns.items()}
+        return Site(mapped, _null_values(content))
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: {error}") from None

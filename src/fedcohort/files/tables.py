@@ -306,10 +306,10 @@ class ArrowTable(Table):
         return self._open(None).schema
 
     def _stream(self, columns: list[str], rows: int, *_: Any) -> Any:
-        held = self._open([self.schema.get_field_index(c) for c in columns])
-        if hasattr(held, "num_record_batches"):
-            return (held.get_batch(i) for i in range(held.num_record_batches))
-        return held
+        file = self._open([self.schema.get_field_index(c) for c in columns])
+        if hasattr(file, "num_record_batches"):
+            return (file.get_batch(i) for i in range(file.num_record_batches))
+        return file
 
     def _open(self, fields: list[int] | None) -> Any:
         pa = need_pyarrow()
