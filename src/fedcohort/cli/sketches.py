@@ -118,7 +118,14 @@ def inspect(
 
     loaded, size = load_sketch(sketch), sketch.stat().st_size
     if format is Format.json:
-        show_json({**loaded.header(), "bytes": size, "signal_to_noise": signal_to_noise(loaded)})
+        show_json(
+            {
+                **loaded.header(),
+                "bytes": size,
+                "signal_to_noise": signal_to_noise(loaded),
+                "privacy": loaded.claim(),
+            }
+        )
         return
     show_facts({**describe(loaded), "size": f"{size / 1e3:,.1f} kB"}, str(sketch))
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 BLOCK = 1 << 16  # counts compared at a time, so that they stay in a processor's cache
 MAX_ERROR = 0.5  # standard error of a squared distance, which is between 0 and 2
 LAPLACE = 3.0  # fourth cumulant of Laplace noise over its squared variance; of Gaussian noise 0
-TOO_FEW = "too few records, or too few for the noise"
 
 
 def noise_variance(square: Any, cells: float, noise: Any, fourth: Any) -> Any:
