@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.rounds import ClientId
 from fedcohort.storage import SUFFIX as TEMPORARY
-from fedcohort.storage import sync_folder, write_atomically
+from fedcohort.storage import remove_leftovers, sync_folder, write_atomically
 
 Arrays = Mapping[str, NDArray[Any]]
 Model = Mapping[str, ArrayLike] | str | os.PathLike[str]
@@ -57,6 +57,7 @@ class ModelFiles:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True)
             sync_folder(self.folder)
+        remove_leftovers(path.parent)
         write_atomically(path, content)
         return digest
 
