@@ -1,4 +1,4 @@
-"""The compiled loops behind `dpp`, `facility` and `gp`.
+"""The compiled loops behind `dpp`, `gp` and DivFL.
 
 Import this module inside the function that needs it, because importing Numba takes a second.
 """

@@ -36,21 +36,8 @@ def duel(
 ) -> tuple[Array, Array]:
     """Let all participants of a round duel each other (Algorithm 2), in O(k log k).
 
-    Parameters
-    ----------
-    wins, losses
-        A and B of all clients.
-    participants
-        Positions of those that took part, each once.
-    rewards
-        Their rewards. For each pair with unequal rewards the higher wins; ties change nothing.
-    rate
-        How much one duel counts, eta.
-
-    Returns
-    -------
-    tuple of ndarray
-        New wins and losses; the arguments are not changed.
+    For each pair of `participants` (positions) with unequal rewards the higher wins `rate`; ties
+    change nothing. Returns the new wins and losses of all clients.
 
     Examples
     --------
@@ -120,14 +107,8 @@ def rank_posterior(
 ) -> RankPosterior:
     """Posterior mean and interval of each client's rank: the analytics view, no training needed.
 
-    Parameters
-    ----------
-    wins, losses
-        A and B of all clients.
-    rng
-        For the intervals, which come from `draws` joint draws; the means are exact.
-    level
-        Probability that the interval contains the rank.
+    The intervals hold the rank with probability `level` and come from `draws` joint draws; the
+    means are exact.
 
     Examples
     --------

@@ -126,14 +126,9 @@ class FixedSizeDPP:
 def similarity_kernel(distances: Array, scale: float | None = None) -> Array:
     """Kernel L = S^T S of FL-DP3S, with S the similarities of eq. 14.
 
-    Parameters
-    ----------
-    distances
-        Between profiles, as `scipy.spatial.distance.pdist` returns them.
-    scale
-        The largest distance, if it must stay fixed while clients join and leave; similarities
-        below 0 are then set to 0. By default it is taken from the given distances, as in eq. 14.
-        When all profiles are equal, every similarity is 1.
+    `distances` are those that `scipy.spatial.distance.pdist` returns. `scale` is the largest
+    distance, if it must stay fixed while clients join and leave; similarities below 0 are then set
+    to 0. When all profiles are equal, every similarity is 1.
 
     Examples
     --------

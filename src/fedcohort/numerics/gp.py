@@ -43,23 +43,11 @@ def fit_low_rank(
     """Fit X of maximal weighted likelihood (FedCor, eq. 17), in closed form.
 
     The leading eigenvectors of the weighted second moment, scaled by sqrt(eigenvalue - noise).
-    Only a samples x samples matrix is decomposed, so N may be a million.
-
-    Parameters
-    ----------
-    loss_changes
-        One row per sample, one column per client; NaN where a loss is missing.
-    weights
-        Weight of each sample, such as gamma^m.
-    rank
-        Rows of X; those beyond the rank of the data are zero.
-    noise_std
-        Standard deviation of the independent noise.
-    em_steps
-        Steps of expectation-maximization when losses are missing, from a start in which a missing
-        change is the mean change of its sample. A client without any loss gets a zero column. With
-        more than 2,000 clients the steps use 2,000 of them, evenly spaced, and a last half step
-        fits all clients to the latent variables found.
+    Only a samples x samples matrix is decomposed, so N may be a million. `loss_changes` has one row
+    per sample and one column per client, NaN where a loss is missing. Then `em_steps` of
+    expectation-maximization follow, from a start in which a missing change is the mean change of
+    its sample; with more than 2,000 clients they use 2,000, evenly spaced. A client without any
+    loss gets a zero column.
 
     Examples
     --------
@@ -94,15 +82,7 @@ def fit_gradient(
 ) -> Array:
     """Fit X by Adam steps on the same likelihood, as the paper does; early stopping regularizes.
 
-    Parameters
-    ----------
-    loss_changes, weights, rank, noise_std
-        As in :func:`fit_low_rank`; missing losses are left out of the likelihood.
-    steps, learning_rate
-        Of Adam.
-    initial
-        X to start from, such as the last fit; otherwise small random numbers from `rng`.
-
+    It starts from `initial`, such as the last fit, or from small random numbers.
     """
     changes, seen, shares = _prepared(loss_changes, weights)
     if initial is not None:
@@ -236,31 +216,10 @@ def greedy(
 
     The covariance is never formed: a pick costs O(N rank). Pass the noise of the fit. Without it,
     the tiny variance that conditioning leaves counts as much as a full one, and the picks after
-    the first few repeat those before.
-
-    Parameters
-    ----------
-    embedding
-        X, shape (rank, N).
-    p
-        Weight of each client in the overall loss.
-    alpha
-        Scale factors, 1 for a client not yet annealed.
-    size
-        How many to select.
-    available
-        Positions to choose from; all by default. The others still count in the overall loss.
-    demote
-        If only a subset is available, every score can be negative, and multiplying by a smaller
-        alpha then raises a client's score. False keeps the paper's rule. True divides negative
-        scores by alpha instead, so that annealing never favors anyone.
-
-    Returns
-    -------
-    list of int
-        Positions in the order of selection, all different. A client whose remaining variance is
-        zero scores 0. When that holds for all that are left (more picks than the rank of the
-        covariance), the selection starts again from the given covariance for the rest.
+    the first few repeat those before. Clients that are not `available` still count in the overall
+    loss, with weights `p`. Where all scores are negative, a smaller alpha would raise a client's
+    score; `demote` divides negative scores by alpha instead. A client whose remaining variance is
+    zero scores 0; when only such are left, the selection starts again from the given covariance.
 
     Examples
     --------

@@ -44,23 +44,17 @@ def match(
 
     Parameters
     ----------
-    readings
-        Shape (N, D).
-    weights
-        What each reading weighs in a merge, such as its number of examples.
-    target
-        Shape (D,).
+    readings, weights, target
+        Shapes (N, D), (N,) and (D,).
     size
         How many to choose.
     pool
-        Positions to choose from; all by default.
+        Positions to choose from; all by default. The first `fixed` of them are in the set, whether
+        they help it or not.
     variance
         Expected squared error of each reading; 0 by default.
-    fixed
-        This many clients from the start of the pool are in the set, whether they help it or not.
     sweeps
-        How often to go through the set and exchange each member for the best alternative; a
-        sweep without any exchange is the last. 0 leaves the greedy set.
+        How often to go through the set and exchange each member for the best alternative.
     gram
         Inner products of all readings, shape (N, N), if they are known.
 
@@ -105,23 +99,8 @@ def cut(
     clients left over, while that helps. An exchange is the best one of its client; a sweep tries
     every client once and costs O(N^2).
 
-    Parameters
-    ----------
-    readings, weights, target, variance
-        As in :func:`match`.
-    size
-        Members of each set. The remainder, fewer than `size` clients, is left over.
-    order
-        Positions to divide, in random order for a random start.
-    fixed
-        This many clients from the start of `order`, at most `size`, stay in the first set.
-    sweeps
-        At most this many sweeps; one without an exchange is the last.
-
-    Returns
-    -------
-    list of list of int
-        The sets, without those left over.
+    The sets start as runs of `order`; the remainder is left over. The first `fixed` of it stay in
+    the first set.
 
     Examples
     --------

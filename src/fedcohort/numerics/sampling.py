@@ -33,13 +33,6 @@ def successive_inclusion(logits: ArrayLike, k: int) -> Array:
     Exact up to rounding for clients times k up to 100,000; beyond that by Rosén's limit, whose
     error falls with the number of clients.
 
-    Parameters
-    ----------
-    logits
-        Log-weights; minus infinity is never drawn.
-    k
-        How many are drawn; all with a weight if they are fewer.
-
     Examples
     --------
     >>> successive_inclusion(np.log([0.5, 0.3, 0.2]), 2).round(4).tolist()

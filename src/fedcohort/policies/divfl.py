@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 from numpy.random import Generator
 
-from fedcohort.numerics import facility
 from fedcohort.options import Count
 from fedcohort.policies.base import (
     PROJECTION,
@@ -107,7 +106,7 @@ class DivFL(Policy):
         places = int(np.floor(round.size * strangers.size / len(round.available) + 0.5))
         share = shares(signals, clients)
         distances = _distances(rows)
-        taken = facility.lazy_greedy(
+        taken = lazy_greedy(
             distances, min(round.size - places, len(clients)), share if self.weights else None
         )
         chosen = tuple(clients[i] for i in taken)
@@ -119,6 +118,25 @@ class DivFL(Policy):
         weights = covered if self.weights and not places else None
         new = take(round.available, strangers) if places else ()
         return Selection(chosen + pick(new, places, rng), weights or None, scores)
+
+
+def lazy_greedy(distances: Array, size: int, weights: Array | None = None) -> list[int]:
+    """Pick candidates (columns), each with the largest decrease of the clients' summed distance.
+
+    A gain computed earlier is an upper bound of the gain now, so most candidates are evaluated
+    once (Minoux 1978). The picks are those of plain greedy, which reaches 63 percent of the best
+    possible decrease.
+
+    Examples
+    --------
+    >>> far = [[0, 1, 9, 9], [1, 0, 9, 9], [9, 9, 0, 2], [9, 9, 2, 0]]
+    >>> lazy_greedy(np.array(far, float), size=2)
+    [0, 2]
+    """
+    from fedcohort.numerics._loops import lazy_loop
+
+    shares = np.ones(len(distances)) if weights is None else weights
+    return [int(j) for j in lazy_loop(np.ascontiguousarray(distances.T), shares, size)]
 
 
 def _distances(rows: Array) -> Array:
