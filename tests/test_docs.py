@@ -45,13 +45,10 @@ MEASURED = re.compile(
 #: Such numbers that pages may hold outside of generated places, and why.
 STATED = {
     r"9[05] ?% (bootstrap )?(interval|quantile)": "the level of an interval",
-    r"95% of such pairs": "a quantile, by definition",
     r"(includes|without) 1x": "no difference, by definition",
     r"at least 5 %": "the smallest effect that matters",
     r"(below|below about) 1%": "the level of a test",
     r"fewer than 15% of the pairs": "the rule of a verdict",
-    r"every 512 MB of sketches": "a constant of the code",
-    r"1\.4826 times": "a constant of statistics",
     r"(above|at|as) 10 times the median": "a constant of the code",
     r"at most 2 GB more memory": "the limit of a test",
     r"30 % of the clients|20 % of the cohort|5 % of the readings": "the setting of a test",
