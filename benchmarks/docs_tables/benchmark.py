@@ -44,7 +44,7 @@ def megabytes_to(part, target):
 
 MARKS = {"faster": " ▲", "slower": " ▼"}
 
-# What changed after these parts were run; a note stands beside their names.
+# Policies that have changed since; parts that were not run again have a note.
 EARLIER = (
     *("active-fl", "clustered-sampling, similarity", "clustered-sampling, sketches", "delta"),
     *("divfl", "fed-cbs", "flips", "hics-fl", "oort"),
@@ -55,7 +55,12 @@ def label(name, part=None):
     """A variant's name in a table."""
     if part is not None and is_uniform_again(name, part):
         return "uniform cohorts drawn again"
-    return f"{name} †" if name in EARLIER else name
+    return f"{name} †" if part is not None and is_earlier(name, part) else name
+
+
+def is_earlier(name, part):
+    """Whether the part is of an earlier version of its policy."""
+    return name in EARLIER and not part.get("again")
 
 
 def is_uniform_again(name, part):
@@ -153,7 +158,8 @@ def ranking(file, *cases):
                 cells.append("(uniform)")
                 continue
             logs.append(np.log(rounds_to(base, target) / rounds_to(part, target)).mean())
-            cells.append(marked_ratio(part, base, target, len(names)))
+            note = " †" if is_earlier(name, part) else ""
+            cells.append(marked_ratio(part, base, target, len(names)) + note)
         lines.append((np.mean(logs), [label(name), f"{np.exp(np.mean(logs)):.2f}x", *cells]))
     lines.sort(key=lambda line: -line[0])
     header = ["policy", "geometric mean", *columns]

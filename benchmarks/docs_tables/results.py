@@ -21,9 +21,12 @@ NOT_RUN = "Not run yet.\n"
 BASELINE = "uniform"
 
 # Files with parts that joined a suite after it was run. Those of one setting are of the same code
-# or bring the runs of uniform cohorts along, which must repeat the published ones.
+# or bring the runs of uniform cohorts along, which must repeat the published ones. A part that was
+# run before takes the place of the earlier one: its policy has changed.
 LATER = {
-    "benchmark-selection.json": ("benchmark-cifar10.json", "benchmark-fedacs.json"),
+    "benchmark-selection.json": (
+        *("benchmark-cifar10.json", "benchmark-fedacs.json", "benchmark-rivals.json"),
+    ),
     "benchmark-papers.json": (
         *("benchmark-papers-later.json", "benchmark-papers-released.json"),
         *("benchmark-papers-gradients.json", "benchmark-papers-gradients-2.json"),
@@ -50,17 +53,20 @@ def joined(held, later):
     sources = {}
     for part in held["parts"]:
         sources.setdefault(part["setting"], set()).add(made[part["made_by"]]["source"])
-    again = {p["setting"]: p for p in moved if p["variant"] == BASELINE}
+    baselines = {p["setting"]: p for p in moved if p["variant"] == BASELINE}
     added = []
     for part in moved:
         setting, source = part["setting"], made[part["made_by"]]["source"]
         if source not in sources.get(setting, {source}):
-            check_baseline(setting, again.get(setting), published.get((setting, BASELINE)))
+            check_baseline(setting, baselines.get(setting), published.get((setting, BASELINE)))
             if part["variant"] == BASELINE:
                 continue
+            part = {**part, "again": True}
         added.append(part)
     commits = dict.fromkeys([*commits_of(held), *commits_of(later)])
-    together = list(by_name([*held["parts"], *added]).values())
+    again = {(p["setting"], p["variant"]) for p in added if p.get("again")}
+    kept = [p for p in held["parts"] if (p["setting"], p["variant"]) not in again]
+    together = list(by_name([*kept, *added]).values())
     return {**held, "commits": list(commits), "provenance": made, "parts": together}
 
 
