@@ -343,15 +343,13 @@ DURATIONS: dict[str, Callable[..., Callable[[Sequence[str], int], Durations]]] =
 }
 
 
-def check(experiment: Experiment) -> None:
-    """Find wrong names and options before anything is loaded; this runs the `imports`."""
+def check(experiment: Experiment) -> dict[str, Any]:
+    """Make everything that has a name, except data and model; this runs the `imports`.
+
+    So wrong names and options are found before anything is loaded.
+    """
     for path in experiment.imports:
         import_file(path)
-    _named_parts(experiment)
-
-
-def _named_parts(experiment: Experiment) -> dict[str, Any]:
-    """Make everything that has a name, except data and model."""
     known: dict[str, Mapping[str, Any]] = {
         "policy": POLICIES,
         "gate": {"none": lambda: None, **GATES},
@@ -365,8 +363,7 @@ def _named_parts(experiment: Experiment) -> dict[str, Any]:
 
 def simulation_of(experiment: Experiment, dataset: Dataset) -> Simulation:
     """Put the whole experiment together, at round 0."""
-    check(experiment)
-    parts = _named_parts(experiment)
+    parts = check(experiment)
     return Simulation(
         lambda seed: federation_of(experiment.data, dataset, seed),
         lambda seed: model_of(experiment.model, dataset, seed),
