@@ -57,10 +57,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class GainFit:
-    """Slopes of measured settings: mean, standard deviation, how many, the largest D among them.
-
-    `level` is the probability of the prediction interval.
-    """
+    """Slopes of measured settings: mean, deviation, how many, and their largest D."""
 
     slope: float
     deviation: float
@@ -88,42 +85,12 @@ def shipped_fit() -> GainFit:
 class Plan:
     """What to expect of cohorts, by size and policy.
 
-    Attributes
-    ----------
-    clients, records : int, float
-        The federation.
-    left_out : tuple of str
-        Clients that say nothing: below two records, or more noise than any difference could be.
-    tried_on : int
-        How many of the clients, drawn at random, the policies were tried on.
-    average : {"equal", "size"}
-        How models are averaged.
-    variance, variance_error : float
-        Variance between clients as squared MMD, with its standard error.
-    floor : dict
-        By cohort size: squared MMD that random cohorts show from sample size alone.
-    uniform : dict
-        By cohort size: discrepancy of random cohorts, in closed form for equal averaging.
-    uniform_by_draws : dict
-        By cohort size: (mean, standard error) over drawn cohorts.
-    uniform_seconds : dict
-        By cohort size: mean seconds of a round of random cohorts; empty without durations.
-    worths : tuple of Worth
-        By policy and cohort size.
-    present : int or None
-        The random cohort size in use today.
-    smallest : dict
-        By policy: the smallest cohort that represents the federation as well as `present` random
-        clients, None if none of the tried sizes does.
-    model_bytes : int or None
-        Bytes of a model, for what a smaller cohort saves.
-    gain : dict
-        By cohort size: how many times fewer rounds SketchMatch is expected to take than uniform
-        cohorts, an estimate; empty where `no_gain` says why there is none.
-    no_gain : str
-        Why there is no such estimate for some size; empty if there is one for all.
-    verdict : str
-        One sentence.
+    `left_out` are clients that say nothing; the policies were `tried_on` so many of the others.
+    `variance` is that between clients, as squared MMD. By cohort size: `floor` is what random
+    cohorts show from sample size alone, `uniform` their discrepancy and `uniform_seconds` how long
+    their rounds take. `smallest` is, by policy, the smallest cohort that is worth `present` random
+    clients, and `gain` how many times fewer rounds SketchMatch is expected to take; `no_gain` says
+    why an estimate is missing.
     """
 
     clients: int

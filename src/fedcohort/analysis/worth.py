@@ -36,26 +36,11 @@ DRAWS = 400  # random cohorts
 class Worth:
     """What the cohorts of one policy and size are worth.
 
-    Attributes
-    ----------
-    policy, cohort_size
-        The case.
-    discrepancy, error : float
-        Mean squared MMD of the judged cohorts to the federation, and its standard error.
-    uniform : float
-        The same for random cohorts of this size.
-    random_clients : float
-        How many random clients represent the federation as well.
-    rounds : int
-        Simulated rounds.
-    rounds_until_all : int or None
-        The round by which every client had taken part; None if not all did.
-    fewest, most : float
-        Smallest and largest number of picks per client, as a multiple of the equal share.
-    waiting : tuple of str
-        Clients that were not picked, at most ten.
-    seconds : float or None
-        Mean seconds of a round, those of its slowest client; None without durations.
+    `discrepancy` is their mean squared MMD to the federation, with its standard `error`, `uniform`
+    that of random cohorts, and `random_clients` how many of these represent the federation as well.
+    Every client had taken part by `rounds_until_all` (None: not all did); `fewest` and `most` are
+    picks per client as a multiple of the equal share, and `waiting` are clients never picked, at
+    most ten. A round took `seconds` on average, those of its slowest client.
     """
 
     policy: str

@@ -29,21 +29,10 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table: the cell of each row, and how it is shown.
 
-    Attributes
-    ----------
-    header : str
-    cell : function
-        The cell of a row.
-    number : bool
-        Whether it is aligned to the right.
-    best : {"", "high", "low"}
-        Which value stands out.
-    detail : bool
-        Whether a narrow terminal may leave it out.
-    wraps : bool
-        Whether a page may break its text over several lines.
+    The `best` value, "high" or "low", stands out. A narrow terminal may leave a `detail` out, and a
+    page may break the text of a column that `wraps`.
     """
 
     header: str

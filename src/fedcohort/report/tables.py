@@ -42,19 +42,6 @@ def comparison_table(
 
     A terminal that is too narrow gets no sparklines, then only the most important columns, and if
     that does not suffice, one block of lines per run: no number is ever cut.
-
-    Parameters
-    ----------
-    rows, curves : sequences
-        From `comparison` and `curves`.
-    target : float or None
-        The accuracy that `rounds_to_target` counts to.
-    title : str
-        Shown above.
-    width : int, default=120
-        Columns of the terminal.
-    settings : sequence of mappings, optional
-        From `setting_columns`: the first columns. By default there is one, the policy.
     """
     table = comparison_cells(rows, target, settings or [{"policy": r.policy} for r in rows])
     by_round = Column("accuracy by round", lambda _: Cell(""), number=False)
