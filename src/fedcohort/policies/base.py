@@ -189,11 +189,6 @@ def believed(values: Array) -> Array:
 
     A client must not take over by claiming 2^40 examples. The price: honest clients above that
     count less than their share of the data.
-
-    Examples
-    --------
-    >>> believed(np.array([50.0] * 10 + [2.0**40]))[-1]
-    np.float64(500.0)
     """
     if len(values) < MIN_SIZES:
         return values
@@ -236,13 +231,7 @@ def label_counts(signals: Signals, clients: Sequence[ClientId]) -> tuple[Indices
 
 
 def label_distances(counts: Array, pooled: Array | float, goal: Array | float) -> Array:
-    """Return the squared distance from `goal` of the label shares of each row plus `pooled`.
-
-    Examples
-    --------
-    >>> label_distances(np.array([[2.0, 0.0], [0.0, 2.0]]), np.array([2.0, 0.0]), 0.5).tolist()
-    [0.5, 0.0]
-    """
+    """Return the squared distance from `goal` of the label shares of each row plus `pooled`."""
     result = np.empty(len(counts))
     step = max(1, _BLOCK // max(1, counts.shape[1]))
     for start in range(0, len(counts), step):

@@ -114,10 +114,5 @@ def imbalance(counts: Array, pooled: Array | float = 0.0) -> Array:
     """Return QCID of each row of label counts: the squared distance from balanced labels.
 
     `pooled` is added to each row.
-
-    Examples
-    --------
-    >>> imbalance(np.array([[5.0, 5.0], [10.0, 0.0]])).round(6).tolist()
-    [0.0, 0.5]
     """
     return np.maximum(label_distances(counts, pooled, 1 / counts.shape[1]), _BALANCED)
