@@ -269,3 +269,10 @@ def test_a_public_number_of_examples_is_the_true_one(client, context, tmp_path):
     assert client.sketch(app, context)["n"] == 50
     reply = client.send(app, client.message("train", client.arrays), context)
     assert reply.content["metrics"]["num-examples"] == 50
+
+
+def test_an_upgrade_does_not_forget_what_was_spent(client, context, tmp_path):
+    (tmp_path / "budget.json").write_text("{}")
+    app = client.app(privacy=Privacy(1.0, folder=tmp_path), signals=["race_sketch"])
+    with pytest.raises(ValueError, match=r"budget\.json is a ledger of an earlier version"):
+        client.sketch(app, context)

@@ -100,6 +100,11 @@ class Privacy:
         with FileLock(folder / "release.lock"):  # the same question twice at once is one release
             if path.exists():
                 return RaceSketch.load(path)
+            if (old := folder / "budget.json").exists():  # what it says was spent must not be lost
+                raise ConfigError(
+                    f"{old} is a ledger of an earlier version, which nothing can be paid from: "
+                    "lower fedcohort-total by what it says was spent, and remove it"
+                )
             total = self.epsilon if self.total is None else self.total
             account = hashlib.blake2b(client.encode(), digest_size=8).hexdigest()
             ledger = BudgetLedger(folder / f"budget-{account}.json", total, self.delta)
