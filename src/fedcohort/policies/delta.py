@@ -97,7 +97,7 @@ class DELTA(Policy):
         return Selection(clients, weights if sum(weights) > 0 else None, scores)
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
-        """Divide the probability of those whose update arrived anew among them."""
+        """Divide the probability of those whose update arrived among them again."""
         fresh = signals.rounds("update_distance", outcome.finished) == round.number
         cohort = take(outcome.finished, np.flatnonzero(fresh))
         if not cohort:

@@ -113,7 +113,7 @@ class HACCS(Policy):
         return Selection(tuple(scores), scores=scores)
 
     def _labels(self, shares: Array, rng: Generator) -> Indices:
-        """Return the cluster of each row, from 0; cluster anew where that is due."""
+        """Return the cluster of each row, from 0; cluster again where that is due."""
         from scipy.cluster.hierarchy import fcluster, linkage
         from scipy.spatial import KDTree
 

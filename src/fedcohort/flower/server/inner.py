@@ -43,7 +43,7 @@ def weight_key(strategy: Strategy) -> str:
 def check(
     strategy: Strategy, gate: bool, checkpoint: bool, cohort_size: int | None, pace: Pace
 ) -> None:
-    """Refuse what is no strategy of the message API, and what would break a promise of one."""
+    """Refuse what is not a strategy of the message API, and what would break a promise of one."""
     if not isinstance(strategy, Strategy):
         kind = type(strategy)
         raise ConfigError(
