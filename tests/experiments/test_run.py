@@ -340,3 +340,10 @@ def test_speeds_and_pace_are_settings(tmp_path):
     assert first[0].rounds[0].seconds != first[1].rounds[0].seconds
     assert hurried[0].rounds[-1].elapsed < first[0].rounds[-1].elapsed
     assert results.read(tmp_path / "fast")[0].experiment == fast
+
+
+def test_options_that_do_not_fit_the_cohort_are_refused_before_anything_is_run(tmp_path):
+    policies = [NamedConfig("uniform"), NamedConfig("power-of-choice", {"d": TINY.cohort_size})]
+    with pytest.raises(ConfigError, match="must be above cohort_size"):
+        compare(TINY, policies, tmp_path / "c")
+    assert not list(tmp_path.rglob("rounds.jsonl"))

@@ -62,7 +62,10 @@ def skew_ranks(folder: Path, seed: int = 0) -> list[Rank]:
     """
     session = saved_session(folder, seed)
     if session is None:
-        raise ConfigError(f"{folder}: no checkpoint of seed {seed + 1} that can be read")
+        raise ConfigError(
+            f"{folder}: no run with a checkpoint of seed {seed + 1}; give the folder of one "
+            "run, such as COMPARISON/fedacs"
+        )
     if session.policy != "FedACS":
         raise ConfigError(f"{folder}: ranks come from duels of FedACS, not {session.policy}")
     policy = FedACS()

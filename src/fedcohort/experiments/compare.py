@@ -69,7 +69,7 @@ def in_turn(
     """Run settings one after the other; a data set is loaded once for all its neighbors."""
     summaries, source, dataset = [], None, None
     for _, experiment in settings:
-        check(experiment)
+        check(experiment)["policy"].check_cohort(experiment.cohort_size)
     for name, experiment in settings:
         if dataset is None or experiment.data.source != source:
             source, dataset = experiment.data.source, dataset_of(experiment.data)

@@ -51,6 +51,9 @@ class Policy(Configurable, ABC):
     profile_first: bool = False
     signal_options: Mapping[str, Mapping[str, Option]] = {}
 
+    def check_cohort(self, size: int) -> None:
+        """Raise ConfigError if the options do not fit cohorts of this size; fine by default."""
+
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
         """Return whom to ask for the query signals this round; nobody by default."""
         return ()

@@ -67,14 +67,18 @@ class PowerOfChoice(Policy):
         self.d = d
         self.state = PowerOfChoiceState()
 
-    def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
-        """Draw d clients in proportion to their sizes (step 1 of pow-d)."""
-        d = 2 * round.cohort_size if self.d is None else self.d
-        if d <= round.cohort_size:
+    def check_cohort(self, size: int) -> None:
+        """Refuse as many candidates as places, because the choice would be random."""
+        if self.d is not None and self.d <= size:
             raise ConfigError(
-                f"PowerOfChoice: d={d} must be above cohort_size={round.cohort_size}; with as many "
+                f"PowerOfChoice: d={self.d} must be above cohort_size={size}; with as many "
                 "candidates as places the choice is random"
             )
+
+    def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
+        """Draw d clients in proportion to their sizes (step 1 of pow-d)."""
+        self.check_cohort(round.cohort_size)
+        d = 2 * round.cohort_size if self.d is None else self.d
         with np.errstate(divide="ignore"):  # an empty client is never drawn
             logits = np.log(sizes(signals, round.available))
         drawn = pick(round.available, d, rng, logits)

@@ -65,7 +65,7 @@ class GlobalSketch:
         return new
 
     def _settle_cap(self, signals: Signals) -> bool:
-        """Set the cap anew when twice as many clients were seen; say whether it matters.
+        """Set the cap again when twice as many clients were seen; say whether it matters.
 
         A client that claims 2^30 records would otherwise be the center all by itself.
         """
