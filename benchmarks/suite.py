@@ -135,7 +135,8 @@ def _parts(name: str, suite: Mapping[str, Any], is_quick: bool) -> Iterator[Part
     quick: Mapping[str, Any] = suite.get("quick", {}) if is_quick else {}
     variants, ranks = suite.get("variants", {}), suite.get("rank", {})
     for setting in suite["settings"]:
-        chosen = list(setting.get("variants") or variants)
+        without = setting.get("without", ())
+        chosen = [label for label in setting.get("variants") or variants if label not in without]
         if "variants" in quick and "script" not in setting:
             chosen = [label for label in quick["variants"] if label in chosen] or chosen[:1]
         for label in chosen:

@@ -29,14 +29,16 @@ SMALLEST, LARGEST = 1e-12, 1e12  # sizes of a float option other than 0: arithme
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers an option takes: from `low` to `high`, without `low` itself if `above`."""
+    """The numbers from `low` to `high`, without `low` if `above` and without `high` if `below`."""
 
     low: float = -math.inf
     high: float = math.inf
     above: bool = False
+    below: bool = False
 
     def __contains__(self, value: float) -> bool:
-        return (self.low < value if self.above else self.low <= value) and value <= self.high
+        above = self.low < value if self.above else self.low <= value
+        return above and (value < self.high if self.below else value <= self.high)
 
     def __str__(self) -> str:
         low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
@@ -44,6 +46,8 @@ class Range:
             return low
         if self.low == -math.inf:
             return f"at most {self.high:g}"
+        if self.below:
+            return f"{low} and below {self.high:g}"
         return (
             f"{low} and at most {self.high:g}" if self.above else f"{self.low:g} to {self.high:g}"
         )
@@ -52,6 +56,7 @@ class Range:
 Count = Annotated[int, Range(1)]
 Whole = Annotated[int, Range(0)]
 Share = Annotated[float, Range(0, 1)]
+ShareBelowOne = Annotated[float, Range(0, 1, below=True)]
 Positive = Annotated[float, Range(0, above=True)]
 NonNegative = Annotated[float, Range(0)]
 

@@ -58,7 +58,7 @@ def test_published_suites_use_held_out_seeds(suite):
             if isinstance(part.experiment, Script):
                 assert (provenance.ROOT / part.experiment.path).exists()
             else:
-                check(part.experiment)
+                check(part.experiment)["policy"].check_cohort(part.experiment.cohort_size)
         assert read_suite(name, quick=True)
     tuned = Path(suite)
     tuned.write_text(tuned.read_text().replace("[1000, 1001, 1002]", "[0, 1]"))

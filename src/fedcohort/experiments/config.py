@@ -32,7 +32,7 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.options import (
     Count,
     Range,
-    Share,
+    ShareBelowOne,
     Whole,
     in_words,
     parse_named,
@@ -165,8 +165,8 @@ class Experiment:
     target: Annotated[float, Range(0, 1, above=True)] | None = None
     evaluate_every: Count = 1
     train_accuracy: bool = False
-    holdout: Share = 0.0
-    dropout: Share = 0.0
+    holdout: ShareBelowOne = 0.0
+    dropout: ShareBelowOne = 0.0
     device: str = "auto"
     checkpoint_every: Count = 10
     imports: tuple[str, ...] = ()

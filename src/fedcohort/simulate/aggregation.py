@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcohort.options import Configurable, Positive, Share
+from fedcohort.options import Configurable, Positive, Share, ShareBelowOne
 
 
 def mean_step(
@@ -173,7 +173,9 @@ class FedAvgM(Mean):
 
     kept = ("velocity",)
 
-    def __init__(self, lr: Positive = 1.0, momentum: Share = 0.9, weighted: bool = True) -> None:
+    def __init__(
+        self, lr: Positive = 1.0, momentum: ShareBelowOne = 0.9, weighted: bool = True
+    ) -> None:
         self.lr, self.momentum, self.weighted = lr, momentum, weighted
         self.velocity: Tensor | None = None
 
@@ -202,7 +204,7 @@ class FedAdam(Mean):
     def __init__(
         self,
         lr: Positive = 0.01,
-        betas: tuple[Share, Share] = (0.9, 0.99),
+        betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.99),
         tau: Positive = 1e-3,
         weighted: bool = True,
     ) -> None:
