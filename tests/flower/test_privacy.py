@@ -199,7 +199,7 @@ def test_one_rule_says_what_a_budget_covers(digits, client, tmp_path, where):
                 refusals.append(str(error))
     finally:
         del SIGNALS["counts"]
-    assert answered == ["num_examples", "race_sketch"]
+    assert answered == ["num_examples", "race_sketch", "expected_duration"]
     told = ("does not cover", "cannot give updates", "cannot give durations")
     assert all(any(why in text for why in told) for text in refusals), refusals
 

@@ -139,6 +139,16 @@ def test_durations_are_measured(digits, cohort, clock):
     assert seconds == pytest.approx(8 * 0.2)
 
 
+def test_clients_state_how_long_a_round_should_take(digits, cohort):
+    """Each times a training step of its own, without being sent a model."""
+    strategy = cohort("sketch-match:time=ask", cohort_size=2)
+    strategy.start(digits.grid(classes=10), digits.arrays(), 1)
+    session = strategy.session
+    assert (session.signals.values("expected_duration", digits.clients) > 0).all()
+    assert session.ledger.by_kind("up")["expected_duration"] == 8 * len(digits.clients)
+    assert session.ledger.by_kind("down")["model"] == 2 * session.model_bytes
+
+
 def test_settings_that_cannot_work_are_refused(cohort, inner):
     client_side = flower.DifferentialPrivacyClientSideFixedClipping(inner(), 1.0, 1.0, 4)
     with pytest.raises(ConfigError, match="server-side"):

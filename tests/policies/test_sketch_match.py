@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcohort.exceptions import IncompatibleSketches
+from fedcohort.exceptions import ConfigError, IncompatibleSketches
 from fedcohort.policies import SketchMatch, Uniform, sketch_match
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.session import Session
@@ -454,7 +454,8 @@ class TestTime:
             chosen = policy.select(Round(0, ids, 2, "equal"), signals, stream(n)).clients
             assert sum(c < "04" for c in chosen) == 1
 
-    def test_of_those_alike_the_fastest_are_taken(self) -> None:
+    @pytest.mark.parametrize("time", [True, "ask"])
+    def test_of_those_alike_the_fastest_are_taken(self, time) -> None:
         """Pairs of twins, one slow, one fast: the best cohort is that of the fast ones."""
         readings = np.zeros(12, sketch_dtype(1, 8, "i4"))
         readings["n"] = 100
@@ -463,8 +464,10 @@ class TestTime:
         ids = tuple(f"{i:02d}" for i in range(12))
         signals = Signals()
         signals.record("race_sketch", dict(zip(ids, readings, strict=True)), 0)
-        signals.record("duration", {c: 1.0 + 9 * (int(c) % 2) for c in ids}, 0)
-        policy = SketchMatch(pool="all", time=True)
+        signal = "duration" if time is True else "expected_duration"
+        signals.record(signal, {c: 1.0 + 9 * (int(c) % 2) for c in ids}, 0)
+        policy = SketchMatch(pool="all", time=time)
+        assert signal in policy.needs.reply | policy.needs.profile
         chosen = policy.select(Round(0, ids, 2, "equal"), signals, stream(0)).clients
         assert all(int(c) % 2 == 0 for c in chosen)
 
@@ -478,6 +481,16 @@ class TestTime:
         assert later[2] == pytest.approx(6 * (16 / 6) ** (0.99**200))  # it may be tried again
         signals.record("duration", {ids[2]: 1.0}, 200)
         assert policy._seconds(ids, signals, 200)[2] == pytest.approx(1.0)
+
+    def test_what_clients_expect_is_scaled_by_what_was_measured(self) -> None:
+        """Clients that state 2, 4 and 8 of some unit, of which the first takes 6 seconds."""
+        ids, _, _, signals = federation(12)
+        signals.record("expected_duration", {ids[0]: 2.0, ids[1]: 4.0, ids[2]: 8.0, ids[3]: 0.0}, 0)
+        signals.record("duration", {ids[0]: 6.0}, 0)
+        seconds = SketchMatch(time="ask")._seconds(ids, signals, 0)
+        assert seconds[:5] == pytest.approx([6, 12, 24, 12, 12])  # 0 counts as unknown
+        with pytest.raises(ConfigError, match="time='asc'"):
+            SketchMatch(time="asc")
 
     @pytest.mark.parametrize(
         "options", [{"turns": 2}, {"pool": "random"}, {"target": np.full((4, 16), 1 / 16)}]

@@ -158,6 +158,18 @@ def test_a_pace_that_waits_for_all_changes_nothing():
         assert record.cut == record.late == ()
 
 
+def test_a_client_that_is_asked_states_the_seconds_of_its_rounds():
+    run = simulation("sketch-match:time=ask")
+    (record,) = run.step()
+    session = run.sessions[0]
+    stated = session.signals.values("expected_duration", CLIENTS.clients)
+    seconds = dict(zip(CLIENTS.clients, stated, strict=True))
+    measured = session.signals.values("duration", record.finished)
+    assert measured.tolist() == [seconds[c] for c in record.finished]
+    assert record.seconds == max(measured) < max(stated)
+    assert session.ledger.by_kind("up")["expected_duration"] == 8 * 12
+
+
 def test_over_selection_in_rounds():
     fast = simulation(pace=Pace(over_select=2.0))
     for _ in range(5):

@@ -80,12 +80,14 @@ class SketchMatch(Policy):
         This many places per round go to the clients used least, whether they fit or not, and the
         others are chosen around them. Of N clients that stay available, each is then picked within
         ceil(N / turns) rounds. Without turns, a client that fits no cohort may never be picked.
-    time : bool or mapping, default=False
+    time : bool, "ask" or mapping, default=False
         Whether a cohort's slowest member counts too: among the matched cohorts of the fastest 20 %,
         30 %, ... of the pool, take the one with the least log(seconds) + 10 D / D_random, D being
         its distance and D_random that of random cohorts. Seconds are those of each client's last
         round (signal `duration`); an unknown client counts as the median, and what is known
-        fades, so that a change is noticed. A mapping gives seconds by client to start from.
+        fades, so that a change is noticed. With "ask", each client states before its first round
+        how long it expects to take: 8 bytes, and in Flower two training steps. A mapping gives
+        seconds by client to start from. Both need only be right relative to each other.
     target : RaceSketch, array (rows, buckets) or UniformLabels, optional
         What cohorts should look like; the federation by default. A sketch of public data must be
         made as the policy's sketches are. Best with ``pool="random"``; expect others to wait.
@@ -143,7 +145,7 @@ class SketchMatch(Policy):
         self,
         pool: Literal["less-used", "random", "all"] = "less-used",
         turns: Whole = 0,
-        time: bool | Mapping[ClientId, float] = False,
+        time: bool | Literal["ask"] | Mapping[ClientId, float] = False,
         target: RaceSketch | UniformLabels | ArrayLike | None = None,
         refresh: Whole = 0,
         epsilon: NonNegative = 0.0,
@@ -160,10 +162,15 @@ class SketchMatch(Policy):
         if records:
             rows, bits = sketch_size(records, epsilon)[:2]
         self.pool, self.turns, self.refresh = pool, turns, refresh
-        self.timed, self.prior = bool(time), dict(time) if isinstance(time, Mapping) else {}
+        self.prior = dict(time) if isinstance(time, Mapping) else {}
+        if not self.prior and time not in (False, True, "ask", {}):
+            raise ConfigError(f"SketchMatch: time={time!r} must be true, false, 'ask' or a table")
+        self.timed = bool(time)
         self.target = None if target is None else _checked_target(target, rows, bits)
         self.needs = Needs(
-            profile=frozenset({"race_sketch"}),
+            profile=frozenset(
+                {"race_sketch"} | ({"expected_duration"} if time == "ask" else set())
+            ),
             query=frozenset({"race_sketch"} if refresh else ()),
             reply=frozenset({"duration"} if self.timed else ()),
         )
@@ -266,9 +273,15 @@ class SketchMatch(Policy):
         self, clients: tuple[ClientId, ...], signals: Signals, number: int
     ) -> NDArray[np.float64]:
         """How long each client will take: its last duration, fading toward the median."""
-        positions, durations = signals.read("duration", clients)
         stamps = signals.rounds("duration", clients)
         seconds = values_for(self.prior, clients, np.nan)
+        asked, expected = signals.read("expected_duration", clients)
+        seconds[asked] = expected
+        seconds[~(seconds > 0)] = np.nan
+        positions, durations = signals.read("duration", clients)
+        ratios = durations / seconds[positions]
+        if np.isfinite(ratios).any():
+            seconds *= np.nanmedian(ratios)
         seconds[positions] = durations
         for i, client in enumerate(clients) if self.state.cut else ():
             when, least = self.state.cut.get(client, (-1.0, 0.0))

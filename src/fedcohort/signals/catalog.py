@@ -89,6 +89,10 @@ class Clients:
         """Return the seconds that each client took this round (reply signals only)."""
         raise self._cannot("durations")
 
+    def expected_durations(self) -> NDArray[np.float64]:
+        """Return the seconds that each client expects a round to take."""
+        raise self._cannot("expected_durations")
+
     def last_layer(self) -> int:
         """Return how many parameters the model's last layer has."""
         raise self._cannot("last_layer")
@@ -397,6 +401,19 @@ def last_layer(names: Sequence[str], sizes: Sequence[int]) -> int:
 def _duration(clients: Clients, options: Options) -> NDArray[np.float64]:
     """Seconds from sending the model to receiving the update."""
     return clients.durations()
+
+
+@register_signal(
+    "expected_duration",
+    when="profile",
+    work="data",
+    form=Numbers(low=0),
+    reveals="size",
+    remedy="attach(app, data=..., model=...) on the clients",
+)
+def _expected_duration(clients: Clients, options: Options) -> NDArray[np.float64]:
+    """Seconds that the client expects a round of training to take, before its first one."""
+    return clients.expected_durations()
 
 
 @register_signal("update_sketch", when="reply", work="server", form=_projected_form)

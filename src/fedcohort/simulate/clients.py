@@ -83,7 +83,7 @@ class SimulatedClients(Clients):
     embedder: Tensor | None = None  # whose features are sketched where `embed="model"`
     held: Mapping[ClientId, Tensor] = field(default_factory=dict)  # models after the last training
     arrived: Tensor | None = None  # trained models of this round, for reply signals
-    seconds: Mapping[ClientId, float] = field(default_factory=dict)  # each client's, of this round
+    seconds: Callable[[ClientId], float] = lambda client: np.nan  # that it takes for a round
 
     def examples(self) -> Iterable[tuple[NDArray[Any], NDArray[Any]]]:
         """Yield each client's inputs and labels."""
@@ -198,8 +198,10 @@ class SimulatedClients(Clients):
         return TensorVectors(self.arrived - self.model)
 
     def durations(self) -> NDArray[np.float64]:
-        """Return the simulated seconds that each client took."""
-        return np.array([self.seconds[c] for c in self.ids])
+        """Return the simulated seconds that each client takes for a round."""
+        return np.array([self.seconds(c) for c in self.ids])
+
+    expected_durations = durations
 
     def classes(self) -> int:
         """Return the number of labels of the data set."""
@@ -256,13 +258,9 @@ class Collector:
         names: Iterable[str],
         clients: Sequence[ClientId],
         trained: Tensor,
-        seconds: Mapping[ClientId, float],
     ) -> dict[str, Readings]:
         """Return what comes with the updates; `trained` has one row per client."""
-        return {
-            name: self._readings(name, clients, arrived=trained, seconds=seconds)
-            for name in sorted(names)
-        }
+        return {name: self._readings(name, clients, arrived=trained) for name in sorted(names)}
 
     def beside_updates(self) -> dict[str, int]:
         """Return the bytes that a client sends beside its update: gradients, by signal."""

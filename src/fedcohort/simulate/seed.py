@@ -94,8 +94,9 @@ class Seed:
             averaging=_averaging(self.aggregation),
         )
         everybody = SimulatedClients(
-            self.clients, trainer, data, federation, seed, 0, model, held_out, insight, embed
-        )
+            self.clients, trainer, data, federation, seed, 0, model, held_out, insight, embed,
+            seconds=self._seconds,
+        )  # fmt: skip
         self.collector = Collector(everybody, self.session.policy)
         if durations is None or isinstance(durations, Durations):
             self.durations = durations or Durations.draw(self.clients, seed, sigma=0.0)
@@ -184,9 +185,7 @@ class Seed:
         before = self.model
         if self.finished:
             names = self.session.policy.needs.reply
-            self._replies = self.collector.replies(
-                names, self.finished, models, self._round_seconds
-            )
+            self._replies = self.collector.replies(names, self.finished, models)
             for signal, size in self.collector.beside_updates().items():
                 self.session.charge(signal, "up", dict.fromkeys(self.finished, size))
             self.collector.remember(self.finished, models)

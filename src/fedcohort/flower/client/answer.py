@@ -370,6 +370,13 @@ class Asked(Clients):
             )
         return np.array([loss**power])
 
+    def expected_durations(self) -> NDArray[np.float64]:
+        """Return the seconds that a round's training should take, timed on an untrained model."""
+        if self.answers.model is None:
+            raise ConfigError("a client times its training with attach(model=...) only")
+        arrays = ArrayRecord(self.answers.model(self.context).state_dict())
+        return self.answers.model_client(self.context, self.request, arrays).expected_durations()
+
     def features(self) -> NDArray[Any]:
         """Return the mean output of the first dense layer."""
         return self._measured.features()

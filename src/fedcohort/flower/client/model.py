@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -79,6 +80,17 @@ class ModelClient(Clients):
         )
         distances = np.square(rows - rows.mean(axis=0), dtype=np.float64).sum(axis=1)
         return np.array([np.sqrt(distances.mean())])
+
+    def expected_durations(self) -> NDArray[np.float64]:
+        """Return the seconds of a round's training: those of one batch, times the batches."""
+        size, seconds = self.local.batch_size, 0.0
+        batch = measuring.batches_of(self.x[:size], self.y[:size], self.device, size)
+        for _ in range(2):  # the first time includes what is set up once
+            started = time.perf_counter()
+            measuring.full_gradient(self.model, batch, self.loss)
+            seconds = time.perf_counter() - started
+        steps = self.local.steps or self.local.epochs * -(-len(self.y) // size)
+        return np.array([steps * seconds])
 
     def trained(self, fresh: bool = True) -> Vectors:
         """Return the model after training now, or after the client's last training."""
