@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
 
+import numpy as np
+
 from fedcohort.exceptions import ConfigError, DataError, FedcohortError
+from fedcohort.files.bombs import check_arrow, parquet_plan
 from fedcohort.files.dialect import Dialect, find_dialect
-from fedcohort.files.parquet import reading_plan
 from fedcohort.files.source import Want, kind_of
 
 Kind = Literal["whole", "number", "vector", "text", "list", "date", "empty", "other"]
@@ -209,7 +211,7 @@ class ParquetTable(Table):
         return count
 
     def _stream(self, columns: list[str], rows: int, *_: Any) -> Any:
-        rows, texts = reading_plan(self.path, columns, rows)
+        rows, texts = parquet_plan(self.path, columns, rows)
         file = need_pyarrow().parquet.ParquetFile(
             self.path, read_dictionary=texts, buffer_size=BUFFER, pre_buffer=False
         )
@@ -300,24 +302,24 @@ class JsonTable(Table):
 
 
 class ArrowTable(Table):
-    """An Arrow or Feather file, or an Arrow stream."""
+    """An Arrow or Feather file, or an Arrow stream, whose batches are checked first."""
 
     def _schema(self) -> Any:
         return self._open(None).schema
 
     def _stream(self, columns: list[str], rows: int, *_: Any) -> Any:
-        file = self._open([self.schema.get_field_index(c) for c in columns])
-        if hasattr(file, "num_record_batches"):
-            return (file.get_batch(i) for i in range(file.num_record_batches))
-        return file
+        check_arrow(self.path, need_pyarrow().ipc.MessageReader.open_stream(self._mapped()))
+        return self._open([self.schema.get_field_index(c) for c in columns])
 
     def _open(self, fields: list[int] | None) -> Any:
-        pa = need_pyarrow()
-        mapped = pa.memory_map(str(self.path))
-        whole = mapped.read(6) == b"ARROW1"
-        mapped.seek(0)
-        options = pa.ipc.IpcReadOptions(included_fields=fields)
-        return (pa.ipc.open_file if whole else pa.ipc.open_stream)(mapped, options=options)
+        ipc = need_pyarrow().ipc
+        return ipc.open_stream(self._mapped(), options=ipc.IpcReadOptions(included_fields=fields))
+
+    def _mapped(self) -> Any:
+        """Return the file where its stream begins: a file is a stream with a mark and a footer."""
+        mapped = need_pyarrow().memory_map(str(self.path))
+        mapped.seek(8 if mapped.read(6) == b"ARROW1" else 0)
+        return mapped
 
 
 class MemoryTable(Table):
@@ -457,12 +459,20 @@ def _text_bytes(array: Any) -> int:
     pa = need_pyarrow()
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         array = array.flatten()
-    if not pa.types.is_dictionary(array.type):
-        return int(array.nbytes) if kind_of_type(array.type) == "text" else 0
-    if not pa.types.is_string(array.type.value_type):
+    if kind_of_type(array.type) != "text":
         return 0
-    lengths = pa.compute.binary_length(array.dictionary)
-    return pa.compute.sum(lengths.take(array.indices)).as_py() or 0
+    if pa.types.is_dictionary(array.type):
+        lengths = _lengths(array.dictionary)
+        return int(lengths[array.indices.drop_null().to_numpy()].sum())
+    return int(_lengths(array).sum())
+
+
+def _lengths(texts: Any) -> Any:
+    pa = need_pyarrow()
+    if pa.types.is_string_view(texts.type):  # many of which may show the same bytes
+        views = np.frombuffer(texts.buffers()[1] or b"", np.int32).reshape(-1, 4)
+        return views[texts.offset : texts.offset + len(texts), 0].astype(np.int64)
+    return pa.compute.binary_length(texts).fill_null(0).to_numpy().astype(np.int64)
 
 
 def kind_of_type(kind: Any) -> Kind:
