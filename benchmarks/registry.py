@@ -29,10 +29,10 @@ from provenance import write
 
 from fedcohort.datasets import load
 from fedcohort.personalize import Record, Registry, nearest
-from fedcohort.personalize.search import possible_luck
 from fedcohort.sketch.distances import error_variance
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
+from fedcohort.sketch.uncertainty import possible_luck
 
 BUCKETS = 64
 BLOCK = 20_000

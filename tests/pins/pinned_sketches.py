@@ -47,8 +47,7 @@ def minhash(**options):
 def small():
     """Return a sketch of few bytes, with a label and all of a transform that a file can hold."""
     transform = Transform("name", center=0.5, scale=2.0, unit=True, classes=3, label_weight=0.5)
-    hidden = Transform(**{**transform.spec(), "function": np.asarray})
-    return filled(RaceSketch.srp(DIM, 8, 2, 5, transform=hidden), vectors(), labels())
+    return filled(RaceSketch.srp(DIM, 8, 2, 5, transform=transform), vectors(), labels())
 
 
 def labels():

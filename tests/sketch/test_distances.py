@@ -4,16 +4,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedcohort.signals.forms import sketch_dtype
-from fedcohort.sketch.distances import (
-    distance,
-    distance_matrix,
-    gram,
-    squares_to_global,
-)
+from fedcohort.sketch.distances import distance, distance_matrix, gram, squares_to_global
 from fedcohort.sketch.race import RaceSketch
 
 # A tiny world: 3 items, 2 rows of 3 buckets; CODES[r][item] is the bucket.
@@ -89,24 +82,6 @@ def test_debiased_gram_has_the_exact_expectation():
     np.testing.assert_allclose(total, np.array(means) @ np.transpose(means) / 2)
 
 
-def test_expected_square_is_rows_times_mmd_of_the_kernel():
-    # Two finite populations; 40 seeds x 500 rows make the tolerance about 4 standard errors.
-    rng = np.random.default_rng(0)
-    x, y = rng.standard_normal((8, 4)), rng.standard_normal((6, 4)) + 1
-    unit = np.concatenate([x, y]) / np.linalg.norm(np.concatenate([x, y]), axis=1, keepdims=True)
-    kernel = (1 - np.arccos(np.clip(unit @ unit.T, -1, 1)) / np.pi) ** 3
-    weights = np.r_[np.full(8, 1 / 8), np.full(6, -1 / 6)]
-    exact = weights @ kernel @ weights
-    squares = []
-    for seed in range(40):
-        a = RaceSketch.srp(dim=4, rows=500, bits=3, seed=seed)
-        b = a.empty_like()
-        a.add(x)
-        b.add(y)
-        squares.append(distance(a, b, debias=False) ** 2 / 500)
-    assert np.mean(squares) == pytest.approx(exact, rel=0.04)
-
-
 def clients(sizes=(5, 30, 200), shift=1.0):
     out = []
     for i, n in enumerate(sizes):
@@ -116,25 +91,12 @@ def clients(sizes=(5, 30, 200), shift=1.0):
     return out
 
 
-def brute(a, b, kind):
-    gap = a.normalized() - b.normalized()
-    return {
-        "frobenius": np.sqrt((gap**2).sum()),
-        "row-l2": np.linalg.norm(gap, axis=1).mean(),
-        "tvd-lower": np.abs(gap).sum() / 2 / a.rows,
-    }[kind]
-
-
-@pytest.mark.parametrize("kind", ["frobenius", "row-l2", "tvd-lower"])
-def test_all_ways_to_a_distance_agree(kind, monkeypatch):
+def test_plain_distances_of_sketches_and_readings(monkeypatch):
     made = clients()
-    stacked = np.stack([s.reading() for s in made])
-    expected = [[brute(a, b, kind) for b in made] for a in made]
+    gaps = [[np.linalg.norm(a.normalized() - b.normalized()) for b in made] for a in made]
     monkeypatch.setattr("fedcohort.sketch.distances.CHUNK", 100)  # many chunks
-    plain = {"kind": kind, "debias": False}
-    for clients_given in (made, stacked):
-        np.testing.assert_allclose(distance_matrix(clients_given, **plain), expected, atol=1e-12)
-    assert distance(made[0], made[1], **plain) == pytest.approx(expected[0][1])
+    for given in (made, np.stack([s.reading() for s in made])):
+        np.testing.assert_allclose(distance_matrix(given, debias=False), gaps, atol=1e-12)
 
 
 def test_small_alike_clients_are_near_and_small_unlike_ones_far():
@@ -148,19 +110,6 @@ def test_small_alike_clients_are_near_and_small_unlike_ones_far():
     unlike = make(2000, np.r_[2.0, np.ones(9)], 2)
     assert distance(big, small, debias=False) > distance(big, unlike, debias=False)
     assert distance(big, small) < distance(big, unlike) / 2
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 5), min_size=1), st.lists(st.integers(0, 5), min_size=1))
-def test_lower_bound_never_exceeds_total_variation(a, b):
-    points = np.random.default_rng(0).standard_normal((6, 3))
-    one = RaceSketch.srp(dim=3, rows=30, bits=4)
-    two = one.empty_like()
-    one.add(points[a])
-    two.add(points[b])
-    shares = [np.bincount(s, minlength=6) / len(s) for s in (a, b)]
-    exact = np.abs(shares[0] - shares[1]).sum() / 2
-    assert distance(one, two, "tvd-lower") <= exact + 1e-12
 
 
 def test_odd_clients_get_nan_and_spoil_nobody():
@@ -182,20 +131,7 @@ def test_what_is_not_supported_is_refused():
     made = clients((5, 6))
     with pytest.raises(ValueError, match="unknown kind"):
         distance_matrix(made, "euclid")
-    with pytest.raises(ValueError, match="mmd"):
-        distance_matrix(made, "mmd", debias=False)
     with pytest.raises(ValueError, match="no sketches"):
         distance_matrix([])
     with pytest.raises(ValueError, match="empty"):
         squares_to_global(clients((0, 0)))
-
-
-def test_noise_is_removed_too():
-    made = clients((50, 60))
-    stacked = np.stack([s.reading() for s in made])
-    exact, raw = distance_matrix(stacked)[0, 1], distance_matrix(stacked, debias=False)[0, 1]
-    stacked["noise"] = 0.01
-    assert distance_matrix(stacked)[0, 1] < exact < raw
-    assert distance_matrix(stacked, debias=False)[0, 1] == raw
-    with pytest.raises(ValueError, match="noise"):
-        distance_matrix(stacked, "tvd-lower")

@@ -70,18 +70,6 @@ def test_round_trip(sketch, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.sketch"]
 
 
-def test_embedding_is_given_again_on_loading():
-    step = Transform(embedding="first three", function=lambda x: x[:, :3])
-    sketch = RaceSketch.srp(dim=3, rows=4, bits=2, transform=step)
-    sketch.add(np.ones((2, 5)))
-    data = sketch.to_bytes()
-    bare, whole = RaceSketch.from_bytes(data), RaceSketch.from_bytes(data, step.function)
-    assert bare == whole == sketch
-    whole.add(np.ones((1, 9)))
-    with pytest.raises(ValueError, match="first three"):
-        bare.add(np.ones((1, 9)))
-
-
 @given(st.integers(0, len(GOOD) - 1))
 def test_truncation_is_found(length):
     with pytest.raises(InvalidSketch):

@@ -89,7 +89,7 @@ def test_few_rows_of_a_small_rotation_stay_independent():
 
 def test_one_wide_rotation_serves_all_bits():
     # 6,000 directions of one rotation of 16,384: 60 seeds x 1,000 rows, four s.e. = 0.008.
-    assert len(rotations(0, "srp", 9000, 1000, 6, "f4").second) == 1
+    assert len(rotations(0, "srp", 9000, 1000, 6, "f4")[1]) == 1
     rate = meeting_rate(lambda s: SRP(9000, 1000, 6, s), pair_at(0.5, 9000, 5), seeds=60)
     assert abs(rate - (1 - 0.5 / np.pi) ** 6) < 0.008
 
@@ -133,15 +133,15 @@ def test_sets_meet_by_overlap(a, b, buckets):
 def test_directions_are_rotations_by_sylvester_matrices():
     """The compiled loops against H D3 H D2 H D1 written as matrices: the same bits in f8."""
     dim, rows = 300, 70
-    turns = rotations(9, "srp", dim, rows, 5, "f4")
-    h = hadamard(turns.size).astype("f8")
+    first, second, third, used = rotations(9, "srp", dim, rows, 5, "f4")
+    h = hadamard(len(first)).astype("f8")
     x = np.random.default_rng(dim).integers(-9, 9, (37, dim)).astype("f8")
-    wide = np.pad(x, ((0, 0), (0, turns.size - dim))).T
-    spread = h @ (turns.first[:, None] * wide)
+    wide = np.pad(x, ((0, 0), (0, len(first) - dim))).T
+    spread = h @ (first[:, None] * wide)
     planes = np.concatenate(
         [
-            (h @ (t[:, None] * (h @ (s[:, None] * spread))))[: turns.used]
-            for s, t in zip(turns.second, turns.third, strict=True)
+            (h @ (t[:, None] * (h @ (s[:, None] * spread))))[:used]
+            for s, t in zip(second, third, strict=True)
         ]
     )[: rows * 5]
     bits = (planes.reshape(5, rows, -1) > 0) << np.arange(5)[:, None, None]

@@ -111,16 +111,6 @@ def test_unlike_sketches_are_refused(other, message):
             act(other)
 
 
-def test_density_is_the_kernel_density():
-    # 4,000 rows: a density has a standard error of at most 0.5 / sqrt(4000) = 0.008.
-    x, queries = data(40), data(6, seed=9)
-    sketch = RaceSketch.srp(dim=5, rows=4000, bits=4, seed=3)
-    sketch.add(x)
-    unit, aim = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (x, queries))
-    exact = ((1 - np.arccos(aim @ unit.T) / np.pi) ** 4).mean(axis=1)
-    np.testing.assert_allclose(sketch.density(queries), exact, atol=0.02)
-
-
 def test_labels_are_seen():
     # Same images, other labels: only a sketch that hashes labels can tell.
     x, y = data(400), np.zeros(400, int)
@@ -161,16 +151,6 @@ def test_texts_and_token_sets():
         b.add([["a"]], [1])
 
 
-def test_embedding_is_applied_and_stated():
-    step = Transform(embedding="halves", function=lambda x: np.asarray(x)[:, :5] / 2)
-    a = RaceSketch.srp(dim=5, rows=20, bits=3, transform=step)
-    a.add(np.hstack([data(30), data(30)]))
-    np.testing.assert_array_equal(a.counts, filled(30).counts)
-    assert a.header()["transform"] == {"embedding": "halves"}
-    with pytest.raises(IncompatibleSketches, match="embedding"):
-        a + filled(3)
-
-
 @pytest.mark.parametrize(
     ("x", "message"),
     [
@@ -198,13 +178,10 @@ def test_empty_clients():
     sketch = filled(0)
     assert sketch.n == 0
     assert not sketch.counts.any()
-    for act in (sketch.normalized, lambda: sketch.density(data(1))):
-        with pytest.raises(ValueError, match="no distribution"):
-            act()
+    with pytest.raises(ValueError, match="no distribution"):
+        sketch.normalized()
     with pytest.raises(ValueError, match="n=0"):
         distance(sketch, filled(3))
-    with pytest.raises(ValueError, match="no sketches"):
-        pooled([])
 
 
 @pytest.mark.parametrize("make", ["srp", "pstable"])
@@ -247,28 +224,6 @@ def test_rows_of_whole_numbers_are_tokens_only_where_that_is_known():
     assert empty_sketch(options, x, tokens=True).family.name == "minhash"
     assert empty_sketch(options | {"hash": "srp"}, x).family.name == "srp"
     assert empty_sketch(options, x.astype(np.float32)).family.name == "srp"
-
-
-def test_an_embedding_sees_records_alone_or_the_sketch_cannot_be_private():
-    """A function of the whole batch moved other records: epsilon 2.8 was proven at a claimed 1."""
-    x = np.random.default_rng(0).normal(size=(41, 5))
-
-    def centered(block):
-        return block - block.mean(axis=0) + np.arange(5)
-
-    for batched in (False, True):
-        step = Transform(embedding="centered", function=centered, batched=batched)
-        fewer = RaceSketch.srp(dim=5, rows=20, bits=3, transform=step)
-        more = fewer.empty_like()
-        fewer.add(x[:40])
-        more.add(x)
-        moved = np.abs(more.counts - fewer.counts).sum(axis=1)
-        assert (moved == 1).all() == (not batched)
-        if batched:
-            with pytest.raises(ValueError, match="batched"):
-                RaceSketch.from_bytes(more.to_bytes()).privatize(1.0)
-        else:
-            assert more.privatize(1.0).private
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-6])

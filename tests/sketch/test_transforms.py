@@ -47,16 +47,6 @@ def test_spec_survives_json(step):
     assert transform_from(json.loads(json.dumps(step.spec()))) == step
 
 
-def test_a_function_is_never_taken_from_a_spec_and_never_compared():
-    step = Transform(embedding="f", function=len)
-    assert "function" not in step.spec()
-    assert step == Transform(embedding="f")
-    with pytest.raises(ValueError, match="function"):
-        transform_from({"embedding": "f", "function": "os.system"})
-    with pytest.raises(ValueError, match="the embedding 'f'"):
-        Transform(embedding="f").embed([1])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -69,7 +59,6 @@ def test_a_function_is_never_taken_from_a_spec_and_never_compared():
         ({"classes": 2, "label_weight": "1"}, "label_weight='1'"),
         ({"classes": -1, "label_weight": 1.0}, "classes"),
         ({"unit": 1}, "unit"),
-        ({"function": len}, "embedding"),
         ({"embedding": ""}, "embedding"),
     ],
 )

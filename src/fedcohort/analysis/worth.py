@@ -21,7 +21,7 @@ from fedcohort.policies import Policy
 from fedcohort.rounds import ClientId, Outcome, Round, stream
 from fedcohort.signals.forms import sketch_dtype
 from fedcohort.signals.table import Signals
-from fedcohort.sketch.distances import error_variance, noise_variance_total
+from fedcohort.sketch.distances import error_variance
 from fedcohort.sketch.federation import blocks
 
 Floats = NDArray[np.float64]
@@ -103,7 +103,7 @@ class BetweenClients:
         debiased = (squares - self.center_error - (1 - 2 * self.shares) * self.errors) / rows
         self.variance = float(debiased.mean())
         self.variance_error = float(debiased.std() / math.sqrt(len(n)))
-        sampling = self.errors - noise_variance_total(n, readings["noise"], cells)
+        sampling = self.errors - cells * readings["noise"] / n**2
         self.floor = float(sampling.mean()) / rows
 
     def uniform(self, k: int) -> float:

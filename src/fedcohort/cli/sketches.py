@@ -39,9 +39,7 @@ class Kind(StrEnum):
     """Distances between sketches."""
 
     frobenius = "frobenius"
-    row_l2 = "row-l2"
     mmd = "mmd"
-    tvd_lower = "tvd-lower"
     total_variation = "total-variation"
 
 
@@ -50,9 +48,8 @@ def distance(
     kind: Annotated[
         Kind,
         typer.Option(
-            help="frobenius (the paper's), row-l2 (mean over rows), mmd (squared, may be "
-            "negative), total-variation (0 to 1, an estimate with its 95% interval) or tvd-lower "
-            "(a lower bound for the data sets at hand, too high for what they were drawn from)."
+            help="frobenius (the paper's), mmd (squared, may be negative) or total-variation "
+            "(0 to 1, an estimate with its 95% interval)."
         ),
     ] = Kind.frobenius,
     debias: Annotated[
@@ -73,11 +70,13 @@ def distance(
     from fedcohort.files.sketching import client_names
     from fedcohort.files.spec import user_values
     from fedcohort.sketch.distances import distance_matrix
-    from fedcohort.sketch.variation import total_variations
+    from fedcohort.sketch.uncertainty import total_variations
 
     paths, loaded = load_several(sketches, "a distance")
     names = client_names(paths)
     more: dict[str, Any] = {}
+    if errors and kind is Kind.total_variation:
+        raise ConfigError("--kind total-variation has intervals already; leave out --errors")
     with user_values():  # what is not supported, such as a bound of noisy counts
         if kind is Kind.total_variation:
             estimates = total_variations(loaded)
@@ -248,7 +247,7 @@ def _errors(sketches: Sequence[RaceSketch], kind: str) -> Matrix:
     for i, a in enumerate(watched(sketches, "distances", len(sketches))):
         for j, b in enumerate(sketches[:i]):
             few = min(a.n, b.n) < 2
-            error = math.nan if few else distance_with_error(a, b, cast("Any", kind)).error
+            error = math.nan if few else distance_with_error(a, b, cast("Any", kind))[1]
             errors[i][j] = errors[j][i] = error
     return errors
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,10 @@ from fedcohort.exceptions import (
 from fedcohort.options import unknown
 from fedcohort.personalize.registry import NO_MODEL, Registry, check_size
 from fedcohort.rounds import ClientId, check_id
-from fedcohort.sketch.distances import Stack, error_variance, squares_to
+from fedcohort.sketch.distances import Stack, error_variance
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
-from fedcohort.sketch.uncertainty import squared_errors, too_few
+from fedcohort.sketch.uncertainty import possible_luck, squared_errors, too_few
 
 Ranking = Literal["debiased", "plain"]
 CELLS = 1 << 22  # counts compared at a time
@@ -167,24 +167,6 @@ def _scan(
     return ranked
 
 
-def possible_luck(counts: NDArray[Any], candidates: int) -> tuple[float, float]:
-    """How far below its truth the luckiest debiased square of many can be, with probability 95%.
-
-    With the (a, b) that is returned, it is a / n + b * noise / n**2 for a client of n records and
-    the given noise of a count: a normal quantile times the standard error that the client's own
-    records and noise would add if it were a twin. Rows count as independent, and the noise as
-    Laplace's. `counts` (clients, rows, buckets) of some clients show how the data scatter.
-    """
-    from scipy.special import ndtri
-
-    p = np.maximum(counts.sum(axis=0), 0).astype(float)
-    p /= np.maximum(p.sum(axis=1, keepdims=True), 1)
-    second, third = (p**2).sum(axis=1), (p**3).sum(axis=1)
-    trace = float((second - 2 * third + second**2).sum())  # of (diag(p) - pp')^2, over all rows
-    quantile = float(ndtri(0.95 ** (1 / max(candidates, 1))))
-    return quantile * (2 * trace) ** 0.5, quantile * (5 * p.size) ** 0.5
-
-
 def _blocks(
     registry: Registry, cells: int, with_model: bool
 ) -> Iterator[tuple[Ints, Floats, Floats, Floats]]:
@@ -240,7 +222,8 @@ def _neighbors(
         return []
     clients, others = zip(*near[:k], strict=True)
     stack = Stack(others)
-    squares = squares_to(stack, stack.error_variance(), sketch).tolist()
+    squares = stack.squares_to(sketch.normalized()) - stack.error_variance()
+    squares = (squares - Stack([sketch]).error_variance()).tolist()
     errors = squared_errors(sketch, others).tolist()
     return [
         Neighbor(client, max(square, 0.0) ** 0.5, square, error)

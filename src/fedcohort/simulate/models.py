@@ -190,7 +190,7 @@ def build(
 def embedding_of(model: nn.Module, batch: int = 4096) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """Return a function from samples to the outputs of the first dense layer that runs.
 
-    For sketches of embeddings: ``Transform(embedding="a name", function=embedding_of(model))``. The
+    For sketches of embeddings: ``sketch.add(embedding_of(model)(x))``. The
     model is copied, so training it further changes nothing.
 
     Examples

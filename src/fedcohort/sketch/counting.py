@@ -4,83 +4,55 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import chain, islice
-from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedcohort.sketch.hashing import (
-    SRP,
-    Codes,
-    HashFamily,
-    PStable,
-    Sets,
-    as_index_sets,
-    as_sets,
-)
+from fedcohort.sketch.hashing import Codes, HashFamily, MinHash, as_index_sets, as_sets
 from fedcohort.sketch.transforms import Tokenizer, Transform
 
-Counts = NDArray[np.int64]
+Block = Callable[[], Any]  # gives what the family hashes; called in a hashing thread
 SETS_AT_A_TIME = 512
-
-
-class VectorBlock(NamedTuple):
-    """Embedded vectors with their labels, from row `first` on."""
-
-    x: Any
-    y: NDArray[Any] | None
-    first: int
-    dim: int
-    transform: Transform
-
-
-Block = VectorBlock | Sets
 
 
 def tally(
     family: HashFamily, transform: Transform | Tokenizer, x: Any, y: ArrayLike | None
-) -> tuple[Counts, int]:
+) -> tuple[NDArray[np.int64], int]:
     """Return the counts of all samples, (rows, buckets), and how many samples there are."""
     from fedcohort.sketch import kernels
 
-    waiting = blocks_of(family, transform, x, y)
-    ahead = list(islice(waiting, 2))
+    cut = _sets if isinstance(family, MinHash) else _vectors
+    counts, n = np.zeros((family.rows, family.buckets), np.int64), 0
+    for codes in _hashed(family, cut(family, transform, x, y)):
+        kernels.count_codes(codes, counts)
+        n += codes.shape[1]
+    return counts, n
+
+
+def _hashed(family: HashFamily, blocks: Iterator[Block]) -> Iterator[Codes]:
+    """Yield the buckets of each block; several are hashed side by side."""
+
+    def work(block: Block) -> Codes:
+        return family.codes(block())
+
+    ahead = list(islice(blocks, 2))
     workers = _threads() if len(ahead) > 1 else 1
-    spare: SimpleQueue[Counts] = SimpleQueue()
-    buffers = [np.zeros((family.rows, family.buckets), np.int64) for _ in range(workers)]
-    for buffer in buffers:
-        spare.put(buffer)
-
-    def work(block: Block) -> int:
-        codes = family.codes(prepared(block))
-        buffer = spare.get()
-        kernels.count_codes(codes, buffer)
-        spare.put(buffer)
-        return int(codes.shape[1])
-
-    n, blocks = 0, chain(ahead, waiting)
     if workers == 1:
-        n = sum(map(work, blocks))
-    else:
-        with ThreadPoolExecutor(workers) as pool:
-            flying: deque[Future[int]] = deque()  # few blocks are in memory at a time
-            for block in blocks:
-                flying.append(pool.submit(work, block))
-                if len(flying) > 2 * workers:
-                    n += flying.popleft().result()
-            n += sum(one.result() for one in flying)
-    return sum(buffers[1:], buffers[0]), n
-
-
-def codes_of(
-    family: HashFamily, transform: Transform | Tokenizer, x: Any, y: ArrayLike | None
-) -> Iterator[Codes]:
-    """Yield the buckets of all samples, a block (rows, n) at a time."""
-    return (family.codes(prepared(block)) for block in blocks_of(family, transform, x, y))
+        yield from map(work, chain(ahead, blocks))
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        flying: deque[Future[Codes]] = deque()
+        for block in chain(ahead, blocks):
+            flying.append(pool.submit(work, block))
+            if len(flying) > 2 * workers:
+                yield flying.popleft().result()
+        while flying:
+            yield flying.popleft().result()
 
 
 def _threads() -> int:
@@ -93,50 +65,17 @@ def _threads() -> int:
     return os.cpu_count() or 1
 
 
-def blocks_of(
-    family: HashFamily, transform: Transform | Tokenizer, x: Any, y: ArrayLike | None
-) -> Iterator[Block]:
-    """Yield blocks of whatever the family hashes."""
-    if isinstance(family, (SRP, PStable)):
-        if not isinstance(transform, Transform):
-            raise ValueError(f"{family.name} hashes vectors; it has no use for a Tokenizer")
-        return _vectors(family, transform, x, y)
-    if y is not None:
-        raise ValueError("minhash sketches take no labels; add the label to the tokens instead")
-    return _sets(transform, x)
-
-
-def prepared(block: Block) -> Any:
-    """Finish a block: dense, transformed, checked. Runs in the hashing thread."""
-    if isinstance(block, Sets):
-        return block
-    x = block.x.toarray() if hasattr(block.x, "toarray") else block.x
-    x = x.reshape(len(x), -1)
-    if x.shape[1] != block.dim:
-        raise ValueError(f"data of {x.shape[1]} columns, but the sketch has dim={block.dim}")
-    if x.dtype.kind not in "fiub":
-        raise ValueError(f"data of dtype {x.dtype} cannot be hashed; give numbers")
-    out = block.transform.apply(x, block.y)
-    finite = np.isfinite(out).all(axis=1) if out.dtype.kind == "f" else np.ones(1, bool)
-    if not finite.all():
-        row = int(np.argmin(finite))
-        large = np.isfinite(x[row]).all()
-        problem = "is too large for the transform" if large else "holds a number that is not finite"
-        raise ValueError(f"row {block.first + row} of the data {problem}")
-    return out
-
-
 def block_length(rows: int, dim: int) -> int:
     """How many samples to hash at a time: about a megabyte of input and four of hashes."""
     length = min((1 << 18) // dim, (1 << 20) // rows, 4096)
     return max(16, length // 16 * 16)
 
 
-def _vectors(
-    family: SRP | PStable, transform: Transform, x: Any, y: ArrayLike | None
-) -> Iterator[VectorBlock]:
+def _vectors(family: Any, transform: Any, x: Any, y: ArrayLike | None) -> Iterator[Block]:
+    if isinstance(transform, Tokenizer):
+        raise ValueError(f"{family.name} hashes vectors; it has no use for a Tokenizer")
     x = x.tocsr() if hasattr(x, "toarray") else np.asarray(x)
-    if x.ndim < 2 and transform.embedding is None:
+    if x.ndim < 2:
         raise ValueError(f"data of shape {x.shape} must be a table of vectors: (n, dim)")
     labels = None if y is None else np.asarray(y)
     if transform.classes and (labels is None or labels.shape != (x.shape[0],)):
@@ -146,16 +85,36 @@ def _vectors(
         raise ValueError(
             "labels given, but the sketch has no Transform(classes=..., label_weight=...)"
         )
-    dim = family.dim - transform.classes
-    length = block_length(family.rows, family.dim)
+    dim, length = family.dim - transform.classes, block_length(family.rows, family.dim)
     for lo in range(0, x.shape[0], length):
         part = slice(lo, lo + length)
-        yield VectorBlock(
-            transform.embed(x[part]), None if labels is None else labels[part], lo, dim, transform
-        )
+        some = None if labels is None else labels[part]
+        yield partial(_prepared, x[part], some, lo, dim, transform)
 
 
-def _sets(transform: Transform | Tokenizer, x: Any) -> Iterator[Sets]:
+def _prepared(
+    x: Any, y: NDArray[Any] | None, first: int, dim: int, transform: Transform
+) -> NDArray[Any]:
+    """Return a block that begins at row `first`: dense, transformed, checked."""
+    x = x.toarray() if hasattr(x, "toarray") else x
+    x = x.reshape(len(x), -1)
+    if x.shape[1] != dim:
+        raise ValueError(f"data of {x.shape[1]} columns, but the sketch has dim={dim}")
+    if x.dtype.kind not in "fiub":
+        raise ValueError(f"data of dtype {x.dtype} cannot be hashed; give numbers")
+    out = transform.apply(x, y)
+    finite = np.isfinite(out).all(axis=1) if out.dtype.kind == "f" else np.ones(1, bool)
+    if not finite.all():
+        row = int(np.argmin(finite))
+        large = np.isfinite(x[row]).all()
+        problem = "is too large for the transform" if large else "holds a number that is not finite"
+        raise ValueError(f"row {first + row} of the data {problem}")
+    return out
+
+
+def _sets(family: Any, transform: Any, x: Any, y: ArrayLike | None) -> Iterator[Block]:
+    if y is not None:
+        raise ValueError("minhash sketches take no labels; add the label to the tokens instead")
     dense = isinstance(x, np.ndarray) and x.ndim == 2 and x.dtype.kind in "biuf"
     if dense or hasattr(x, "tocsr"):
         x = x if dense else x.tocsr()
@@ -163,13 +122,14 @@ def _sets(transform: Transform | Tokenizer, x: Any) -> Iterator[Sets]:
             part = x[lo : lo + SETS_AT_A_TIME]
             part = _membership(part) if dense else part.copy()
             part.eliminate_zeros()
-            yield as_index_sets(part.indices, part.indptr)
+            yield partial(as_index_sets, part.indices, part.indptr)
         return
     if isinstance(x, (str, bytes)):
         raise ValueError("minhash: give a list of texts or token sets, not one string")
     items = iter(x)
     while block := list(islice(items, SETS_AT_A_TIME)):
-        yield as_sets(transform.sets(block) if isinstance(transform, Tokenizer) else block)
+        sets = transform.sets(block) if isinstance(transform, Tokenizer) else block
+        yield partial(as_sets, sets)
 
 
 def _membership(x: NDArray[Any]) -> Any:

@@ -3,29 +3,24 @@
 Write q for a client's counts / n. Kinds of distance between sketches a and b:
 
 - ``frobenius``: the root of the summed squares of a - b (paper 0, section 3.2.2);
-- ``row-l2``: the mean over rows of the row's Euclidean distance (the paper's released code);
 - ``mmd``: the squared maximum mean discrepancy of the kernel "probability to meet in a row". It is
-  unbiased, so it can be negative;
-- ``tvd-lower``: half the mean over rows of the row's summed absolute differences. It never exceeds
-  the total variation between the two *data sets* at hand; two samples of one distribution are far
-  apart by it. For the total variation of what they were drawn from, see `sketch.variation`.
+  unbiased, so it can be negative.
 
 Row r of q is an average of n one-hot vectors. It scatters around the true bucket probabilities p_r
 with E|q_r - p_r|^2 = (1 - |p_r|^2) / n, so small clients look far from everybody.
 (1 - |q_r|^2) / (n - 1) estimates that part without bias. Noise of variance s on every count adds
 rows * buckets * s / n^2. The sum of both is the client's *error variance* (`error_variance`).
 
-Distances are debiased unless `debias=False` asks for the paper's plain ones: the error variance of
+Distances are debiased unless `debias=False` asks for the paper's plain one: the error variance of
 each side is removed from the squared Frobenius distance, whose expectation is then rows times the
-squared MMD. A distance is the root of that, or 0 where chance left it negative. ``row-l2`` is then
-this root / sqrt(rows), because one root per row would be biased again. ``tvd-lower`` is never
-debiased. Clients without data get NaN; debiased, so do clients with fewer than two records.
+squared MMD. A distance is the root of that, or 0 where chance left it negative. Clients without
+data get NaN; debiased, so do clients with fewer than two records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +31,7 @@ if TYPE_CHECKING:
 Readings: TypeAlias = "NDArray[Any] | Sequence[RaceSketch]"
 Floats = NDArray[np.float64]
 CHUNK = 1 << 22  # numbers read at a time
-Kind = Literal["frobenius", "row-l2", "mmd", "tvd-lower"]
-
-
-def noise_variance_total(n: Floats, noise: Floats, cells: int) -> Floats:
-    """Expected squared norm of the noise in q, for noise of the given variance on each count."""
-    return np.asarray(cells * noise / n**2)
+Kind = Literal["frobenius", "mmd"]
 
 
 def error_variance(squares: Floats, n: Floats, noise: Floats, rows: int, buckets: int) -> Floats:
@@ -52,22 +42,13 @@ def error_variance(squares: Floats, n: Floats, noise: Floats, rows: int, buckets
     >>> error_variance(np.array([10 / 16]), np.array([4.0]), np.zeros(1), 1, 2).tolist()
     [0.125]
     """
-    noisy = noise_variance_total(n, noise, rows * buckets)
+    noisy = rows * buckets * noise / n**2
     degrees = np.where(n >= 2, n - 1, np.nan)
     return np.asarray((rows - squares + noisy) / degrees + noisy)
 
 
 class Stack:
-    """The sketches of N clients, given as stacked readings or as a sequence of sketches.
-
-    Examples
-    --------
-    >>> from fedcohort.signals.forms import sketch_dtype
-    >>> one = np.zeros(1, sketch_dtype(1, 2, "i2"))
-    >>> one["n"], one["counts"] = 4, [[3, 1]]
-    >>> Stack(one).error_variance().tolist()                     # (1 - (9 + 1) / 16) / 3
-    [0.125]
-    """
+    """The sketches of N clients, given as stacked readings or as a sequence of sketches."""
 
     def __init__(self, readings: Readings) -> None:
         if isinstance(readings, np.ndarray):
@@ -123,10 +104,7 @@ class Stack:
 
 
 def distance(a: RaceSketch, b: RaceSketch, kind: Kind = "frobenius", debias: bool = True) -> float:
-    """Distance between two sketches, normalized; kinds and `debias` as in `distance_matrix`.
-
-    ValueError if a sketch is empty, or too small to be debiased.
-    """
+    """Distance between two sketches; ValueError if one is empty, or too small to be debiased."""
     value = float(distance_matrix([a, b], kind, debias)[0, 1])
     if np.isnan(value):
         raise ValueError(f"no {kind} distance between sketches of n={a.n:g} and n={b.n:g} samples")
@@ -140,19 +118,23 @@ def distance_matrix(readings: Readings, kind: Kind = "frobenius", debias: bool =
     ----------
     readings : structured array (N,) or sequence of RaceSketch
         Alike sketches.
-    kind : {"frobenius", "row-l2", "mmd", "tvd-lower"}
-        See the module. "frobenius" and "mmd" take one matrix product; the others go pair by pair.
+    kind : {"frobenius", "mmd"}
+        See the module.
     debias : bool
         Whether to remove what is only sample size and noise.
     """
+    if kind not in ("frobenius", "mmd"):
+        raise ValueError(f"unknown kind {kind!r}; use frobenius or mmd")
+    if kind == "mmd" and not debias:
+        raise ValueError("mmd is debiased by definition; use kind='frobenius' for the raw distance")
     stack = Stack(readings)
-    if should_debias(stack, kind, debias):
+    products = _products(stack, centered=True)  # from the mean, so that like numbers lose no digits
+    lengths = np.diag(products)
+    out = np.maximum(lengths[:, None] + lengths - 2 * products, 0)
+    if debias:
         error = stack.error_variance()
-        out = _in_kind(stack, _squares(stack) - (error[:, None] + error), kind)
-    elif kind == "frobenius":
-        out = np.sqrt(_squares(stack))
-    else:
-        out = _pairwise(stack, kind)
+        out -= error[:, None] + error
+    out = out / stack.rows if kind == "mmd" else np.sqrt(np.maximum(out, 0))
     np.fill_diagonal(out, np.where(np.isnan(np.diag(out)), np.nan, 0.0))
     return out
 
@@ -172,14 +154,6 @@ def squares_to_global(readings: Readings) -> Floats:
     return np.asarray((stack.squares_to(stack.mixture(weights)) - excess) / stack.rows)
 
 
-def squares_to(stack: Stack, errors: Floats, other: RaceSketch) -> Floats:
-    """Debiased squared Frobenius distance of every client to one other sketch, (N,).
-
-    `errors` are the error variances of the clients, for callers that need them more than once.
-    """
-    return stack.squares_to(other.normalized()) - errors - Stack([other]).error_variance()
-
-
 def gram(readings: Readings) -> Floats:
     """Mean over rows of the inner products of normalized sketches, (N, N).
 
@@ -193,26 +167,6 @@ def gram(readings: Readings) -> Floats:
     return out
 
 
-def should_debias(stack: Stack, kind: Kind, debias: bool) -> bool:
-    """Say whether to debias; ValueError for a kind that is not known or not supported."""
-    if kind not in get_args(Kind):
-        raise ValueError(f"unknown kind {kind!r}; use one of {', '.join(get_args(Kind))}")
-    if kind == "tvd-lower" and (stack.noise > 0).any():
-        raise ValueError("tvd-lower: noise breaks the bound; see sketch.variation, or use 'mmd'")
-    if kind == "mmd" and not debias:
-        raise ValueError("mmd is debiased by definition; use kind='frobenius' for the raw distance")
-    return kind != "tvd-lower" and debias
-
-
-def _in_kind(stack: Stack, squares: Floats, kind: Kind) -> Floats:
-    """Turn debiased squared Frobenius distances into the wanted kind."""
-    if kind == "mmd":
-        out: Floats = squares / stack.rows
-    else:
-        out = np.sqrt(np.maximum(squares, 0) / (stack.rows if kind == "row-l2" else 1))
-    return out
-
-
 def _products(stack: Stack, centered: bool) -> Floats:
     """Inner products of the sketches, as seen from the origin or from their mean."""
     out = np.zeros((len(stack), len(stack)))
@@ -222,25 +176,4 @@ def _products(stack: Stack, centered: bool) -> Floats:
             q -= q[full].mean(axis=0) if len(full) < len(q) else q.mean(axis=0)
         flat = q.reshape(len(q), -1)
         out += flat @ flat.T
-    return out
-
-
-def _squares(stack: Stack) -> Floats:
-    """Squared Frobenius distances, seen from the mean: like numbers lose no digits."""
-    products = _products(stack, centered=True)
-    lengths = np.diag(products)
-    return np.maximum(lengths[:, None] + lengths - 2 * products, 0)
-
-
-def _pairwise(stack: Stack, kind: Kind) -> Floats:
-    from scipy.spatial.distance import cdist
-
-    out = np.zeros((len(stack), len(stack)))
-    for _, q in stack.chunks():
-        if kind == "tvd-lower":
-            out += cdist(q.reshape(len(q), -1), q.reshape(len(q), -1), "cityblock") / 2
-        else:
-            for row in range(q.shape[1]):
-                out += cdist(q[:, row], q[:, row], "euclidean")
-    out /= stack.rows
     return out

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedcohort.rounds import ClientId
 from fedcohort.signals.table import Signals
-from fedcohort.sketch.distances import Readings, Stack, error_variance, noise_variance_total
+from fedcohort.sketch.distances import Readings, Stack, error_variance
 from fedcohort.sketch.hashing import SRP
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
@@ -142,10 +142,10 @@ def shrink(readings: NDArray[Any], center: Array) -> Shrunken:
 def errors(readings: NDArray[Any], squares: Array, center: Array) -> Array:
     """Return the error variance of sketches with data, given their squared lengths."""
     n = readings["n"]
-    noisy = noise_variance_total(n, readings["noise"], center.size)
+    noisy = center.size * readings["noise"] / n**2
     error = error_variance(squares, n, readings["noise"], *center.shape)
     alone = noisy + len(center) - float((center**2).sum())  # one record does not show its scatter
-    return np.where(np.isnan(error), alone, np.maximum(error, noisy))
+    return np.asarray(np.where(np.isnan(error), alone, np.maximum(error, noisy)))
 
 
 def _centered(

@@ -34,7 +34,7 @@ MAX_DIM = 1 << 20
 MIN_PADDED = 256  # below, few-valued inputs (one-hot vectors) feel the lattice of the signs
 PACKED = 1024  # from here on the directions of one rotation are as good as independent
 WHOLE = np.uint64(0x9E3779B97F4A7C15)  # sets integer tokens apart from hashed strings
-MAX_REMEMBERED = 1 << 20  # strings whose hash is kept
+MAX_REMEMBERED = 1 << 20  # tokens whose hash is kept
 
 
 class HashFamily(ABC):
@@ -61,22 +61,7 @@ class SRP(HashFamily):
     """Signed random projections (paper 0, definition A.1), `bits` of them to a row.
 
     Two vectors at angle theta meet in a row with probability (1 - theta / pi) ** bits. Only the
-    angle counts: x and 3x always meet. A projection of exactly zero counts as negative, so the
-    zero vector falls into bucket 0 of every row.
-
-    Parameters
-    ----------
-    dim : int
-        Columns of the vectors.
-    rows, bits : int
-        Hash functions, and hyperplanes of each; 2 ** bits buckets.
-    seed : int
-        Equal seeds give equal functions.
-
-    Examples
-    --------
-    >>> SRP(dim=3, rows=4, bits=2).codes(np.array([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])).shape
-    (4, 2)
+    angle counts: x and 3x always meet. The zero vector falls into bucket 0 of every row.
     """
 
     name: ClassVar[str] = "srp"
@@ -106,8 +91,7 @@ class SRP(HashFamily):
         x = within_float32(block)
         turns = rotations(self.seed, self.name, self.dim, self.rows, self.bits, "f4")
         out = np.empty((self.rows, len(x)), np.int32)
-        flips = turns.first, turns.second, turns.third
-        kernels.srp_codes(x, *flips, turns.used, self.rows, self.bits, out)
+        kernels.srp_codes(x, *turns, self.rows, self.bits, out)
         return out
 
 
@@ -133,11 +117,6 @@ class PStable(HashFamily):
     (1 - p) / buckets to the probability p that two points take the same step.
 
     The width of a step is about the distance at which points should begin to count as different.
-
-    Examples
-    --------
-    >>> PStable(dim=2, rows=3).codes(np.array([[1.0, 2.0], [1.0, 2.0]])).shape
-    (3, 2)
     """
 
     name: ClassVar[str] = "pstable"
@@ -167,11 +146,10 @@ class PStable(HashFamily):
             )
         turns = rotations(self.seed, self.name, self.dim, self.rows, 1, "f8")
         along = np.empty((self.rows, len(x)))
-        flips = turns.first, turns.second, turns.third
-        kernels.projections(x, *flips, turns.used, self.rows, along)
+        kernels.projections(x, *turns, self.rows, along)
         raw = stream(self.seed, "pstable", "rows").bit_generator.random_raw((self.rows, 2))
         offsets = (raw[:, 0] >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        steps = np.floor(along / (turns.size * self.width) + offsets[:, None])
+        steps = np.floor(along / (len(turns[0]) * self.width) + offsets[:, None])
         return fold(steps.astype(np.int64).view(np.uint64), raw[:, 1].copy(), self.buckets)
 
 
@@ -217,11 +195,7 @@ class MinHash(HashFamily):
         return fold(minima, keys, self.buckets)
 
 
-FAMILIES: dict[str, type[SRP] | type[MinHash] | type[PStable]] = {
-    "srp": SRP,
-    "minhash": MinHash,
-    "pstable": PStable,
-}
+FAMILIES: dict[str, type[SRP | MinHash | PStable]] = {f.name: f for f in (SRP, MinHash, PStable)}
 
 
 def family_from(spec: Any) -> HashFamily:
@@ -254,25 +228,13 @@ def check_whole(family: str, name: str, value: object, low: int, high: int) -> N
         raise ValueError(f"{family}: {name}={value} is more than {high}")
 
 
-@dataclass(frozen=True)
-class Rotations:
-    """Rotations; direction i is coordinate i % used of rotation i // used."""
-
-    first: NDArray[Any]
-    second: NDArray[Any]
-    third: NDArray[Any]
-    used: int
-
-    @property
-    def size(self) -> int:
-        """The padded length, m; a projection is m times one on a Gaussian direction."""
-        return len(self.first)
-
-
 @lru_cache(maxsize=16)
-def rotations(seed: int, name: str, dim: int, rows: int, planes: int, kind: str) -> Rotations:
-    """Draw the rotations for rows * planes directions; direction b * rows + r serves row r.
+def rotations(
+    seed: int, name: str, dim: int, rows: int, planes: int, kind: str
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], int]:
+    """Draw D1, D2, D3 for rows * planes directions, and how many coordinates of each are used.
 
+    Direction i = b * rows + r is coordinate i % used of rotation i // used, and serves row r.
     Small rotations serve each row at most once, so that the planes of one row stay independent.
     D1 is shared by all rotations, so H D1 x is computed once per sample.
     """
@@ -281,7 +243,7 @@ def rotations(seed: int, name: str, dim: int, rows: int, planes: int, kind: str)
     count = -(-rows * planes // used)
     rng = stream(seed, name, m)
     first, second, third = _signs(rng, m), _signs(rng, count, m), _signs(rng, count, m)
-    return Rotations(first.astype(kind), second.astype(kind), third.astype(kind), used)
+    return first.astype(kind), second.astype(kind), third.astype(kind), used
 
 
 def _signs(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
@@ -306,10 +268,10 @@ def as_sets(sets: Iterable[Any]) -> Sets:
     items = [_sized(item) for item in sets]
     starts = np.zeros(len(items) + 1, np.int64)
     np.cumsum([len(item) for item in items], out=starts[1:])
-    arrays = [item for item in items if isinstance(item, np.ndarray)]
-    if items and len(arrays) == len(items):
-        return Sets(_scrambled(np.concatenate(arrays)), starts)
-    return Sets(_hashed(list(chain.from_iterable(items))), starts)
+    if items and all(isinstance(item, np.ndarray) for item in items):
+        return Sets(_scrambled(np.concatenate(items)), starts)
+    tokens = map(_token, chain.from_iterable(items))
+    return Sets(np.fromiter(tokens, np.uint64, int(starts[-1])), starts)
 
 
 def as_index_sets(indices: NDArray[Any], starts: NDArray[Any]) -> Sets:
@@ -317,7 +279,7 @@ def as_index_sets(indices: NDArray[Any], starts: NDArray[Any]) -> Sets:
     return Sets(_scrambled(indices), np.asarray(starts, np.int64))
 
 
-def _sized(item: Any) -> Collection[Any]:
+def _sized(item: Any) -> Any:
     if isinstance(item, (str, bytes)):
         raise ValueError(
             f"minhash: {item[:40]!r} is one string, not a set of tokens; "
@@ -328,31 +290,16 @@ def _sized(item: Any) -> Collection[Any]:
     return item if isinstance(item, Collection) else list(item)
 
 
-def _hashed(words: list[Any]) -> NDArray[np.uint64]:
-    """Hash tokens on end; all strings or all integers, the common cases, at once."""
-    kinds = set(map(type, words))
-    if kinds <= {str}:
-        return np.fromiter(map(_text, words), np.uint64, len(words))
-    if kinds <= {int}:
-        return _scrambled(_integers(words))
-    return np.fromiter(map(_token, words), np.uint64, len(words))
-
-
+@lru_cache(MAX_REMEMBERED, typed=True)
 def _token(word: Any) -> int:
-    if isinstance(word, str):
-        return _text(str(word))
-    if isinstance(word, bytes):
-        return _digest(word)
-    if isinstance(word, (int, np.integer)):
-        return int(_scrambled(_integers([word]))[0])
-    raise ValueError(f"minhash: token {word!r} is neither a string, bytes nor an integer")
-
-
-def _integers(words: list[Any]) -> NDArray[np.int64]:
-    try:
-        return np.array(words, np.int64)
-    except OverflowError:
-        raise ValueError("minhash: an integer token needs more than 64 bits") from None
+    if isinstance(word, (str, bytes)):
+        content = word.encode("utf-8", "surrogatepass") if isinstance(word, str) else word
+        return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+    if not isinstance(word, (int, np.integer)):
+        raise ValueError(f"minhash: token {word!r} is neither a string, bytes nor an integer")
+    if not -(2**63) <= word < 2**63:
+        raise ValueError("minhash: an integer token needs more than 64 bits")
+    return int(_scrambled(np.array([word]))[0])
 
 
 def _scrambled(numbers: NDArray[Any]) -> NDArray[np.uint64]:
@@ -364,12 +311,3 @@ def _scrambled(numbers: NDArray[Any]) -> NDArray[np.uint64]:
     z *= np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)
     return z
-
-
-def _digest(word: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(word, digest_size=8).digest(), "little")
-
-
-@lru_cache(MAX_REMEMBERED)
-def _text(word: str) -> int:
-    return _digest(word.encode("utf-8", "surrogatepass"))

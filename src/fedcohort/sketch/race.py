@@ -13,9 +13,11 @@ Federated Learning (paper 0), algorithms 1 and 4.
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Self
 
 import numpy as np
@@ -26,16 +28,10 @@ from fedcohort.privacy.calibration import Neighbors
 from fedcohort.privacy.release import Release, Size, release
 from fedcohort.signals.forms import sketch_reading
 from fedcohort.sketch import file
-from fedcohort.sketch.counting import codes_of, tally
+from fedcohort.sketch.counting import tally
 from fedcohort.sketch.distances import Floats, distance, distance_matrix
 from fedcohort.sketch.hashing import SRP, HashFamily, MinHash, PStable, family_from
-from fedcohort.sketch.transforms import (
-    Tokenizer,
-    Transform,
-    difference,
-    num_label_columns,
-    transform_from,
-)
+from fedcohort.sketch.transforms import Tokenizer, Transform, difference, transform_from
 from fedcohort.storage import write_atomically
 
 BINS = 16  # of the histogram of a single column
@@ -44,13 +40,38 @@ PUBLIC_ORIGIN = ("spec", "merged")  # of a sketch's origin, what was not compute
 __all__ = ["ColumnCounts", "RaceSketch", "distance", "distance_matrix", "empty_sketch", "pooled"]
 
 
-@dataclass
-class ColumnCounts:
-    """Histograms of single columns: records per column and public bin, (columns, 16)."""
+@dataclass(eq=False)
+class _Counts:
+    """Counts of n records, (rows, buckets): exact, or noisy as the release says."""
 
     counts: NDArray[np.int64]
     n: int | float = 0
     release: Release | None = None
+
+    def _same_counts(self, other: _Counts) -> bool:
+        same = self.n == other.n and self.release == other.release
+        return same and np.array_equal(self.counts, other.counts)
+
+    def _combine(self, a: _Counts, b: _Counts, sign: int) -> None:
+        """Take over a + b, or a - b."""
+        self.counts, self.n = a.counts + sign * b.counts, a.n + sign * b.n
+        self.release = a.release or b.release
+        if a.release is not None and b.release is not None:
+            joined = a.release.joined if sign > 0 else a.release.without
+            self.release = joined(b.release)
+
+    def _take_noisy(self, exact: _Counts, *budget: Any) -> None:
+        """Take over exact counts with noise; `budget` is what `release` wants."""
+        self.counts, self.release = release(exact.counts, *budget)
+        hidden = self.release.n == "private"
+        self.n = float(self.counts.sum()) / len(self.counts) if hidden else exact.n
+
+    def _stated(self) -> dict[str, Any]:
+        return {"n": self.n, "release": self.release and self.release.spec()}
+
+
+class ColumnCounts(_Counts):
+    """Histograms of single columns: records per column and public bin, (columns, 16)."""
 
     @classmethod
     def empty(cls, columns: int) -> ColumnCounts:
@@ -63,30 +84,15 @@ class ColumnCounts:
             self.counts[i] += np.bincount(column, minlength=BINS)
         self.n += len(bins)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ColumnCounts):
-            return NotImplemented
-        same = self.n == other.n and self.release == other.release
-        return same and np.array_equal(self.counts, other.counts)
 
-
-class RaceSketch:
+class RaceSketch(_Counts):
     """A distribution sketch; make one with `srp`, `minhash` or `pstable`.
 
-    Attributes
-    ----------
-    family, transform
-        Hash functions, and what happens to the data first. Both make sketches alike or unlike.
-    counts : int64 array (rows, buckets)
-        Raw counts, noisy in a private sketch.
-    n : int or float
-        Number of samples; an estimate in a private sketch that hides it.
-    release : Release or None
-        How the sketch was made private.
-    columns, marginals : tuple of dict, ColumnCounts or None
-        Of a table: what is stated of each column (see `files.columns`), and the single columns.
-    origin : dict
-        How the sketch came about: the digest of a spec, how many sketches were merged.
+    `family` and `transform`, the hash functions and what happens to the data first, make sketches
+    alike or unlike. `counts` (rows, buckets) and `n` are noisy in a private sketch, as `release`
+    says; there n may be an estimate. Of a table, `columns` states each column (see
+    `files.columns`), and `marginals` counts each by itself. `origin` says how the sketch came
+    about: the digest of a spec, how many sketches were merged.
 
     Examples
     --------
@@ -101,14 +107,12 @@ class RaceSketch:
     """
 
     def __init__(self, family: HashFamily, transform: Transform | Tokenizer | None = None) -> None:
+        super().__init__(np.zeros((family.rows, family.buckets), np.int64))
         self.family = family
         self.transform = Transform() if transform is None else transform
         self.columns: tuple[dict[str, Any], ...] = ()
         self.marginals: ColumnCounts | None = None
         self.origin: dict[str, Any] = {}
-        self.counts: NDArray[np.int64] = np.zeros((family.rows, family.buckets), np.int64)
-        self.n: int | float = 0
-        self.release: Release | None = None
 
     @classmethod
     def srp(
@@ -120,7 +124,7 @@ class RaceSketch:
         transform: Transform | None = None,
     ) -> Self:
         """Sketch of dense vectors by angle; see `hashing.SRP`. Labels add to `dim`."""
-        return cls(SRP(dim + num_label_columns(transform, dim), rows, bits, seed), transform)
+        return cls(SRP(_width(transform, dim), rows, bits, seed), transform)
 
     @classmethod
     def minhash(
@@ -142,8 +146,7 @@ class RaceSketch:
         transform: Transform | None = None,
     ) -> Self:
         """Sketch of vectors by Euclidean distance; see `hashing.PStable`. Labels add to `dim`."""
-        wide = dim + num_label_columns(transform, dim)
-        return cls(PStable(wide, rows, width, buckets, seed), transform)
+        return cls(PStable(_width(transform, dim), rows, width, buckets, seed), transform)
 
     @property
     def rows(self) -> int:
@@ -179,9 +182,12 @@ class RaceSketch:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RaceSketch):
             return NotImplemented
-        same = self.n == other.n and self.release == other.release and self.spec == other.spec
-        same = same and self.marginals == other.marginals
-        return same and np.array_equal(self.counts, other.counts)
+        mine, theirs = self.marginals, other.marginals
+        if mine is None or theirs is None:
+            same = mine is theirs
+        else:
+            same = mine._same_counts(theirs)
+        return same and self.spec == other.spec and self._same_counts(other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -233,15 +239,12 @@ class RaceSketch:
         if len(exact) == 1 and exact[0]:
             raise IncompatibleSketches("a private and an exact one: their sum would protect nobody")
         out = self.empty_like()
-        out.release = _combined_release(self.release, other.release, sign)
-        out.counts, out.n = self.counts + sign * other.counts, self.n + sign * other.n
-        out.marginals = None
-        if (mine := self.marginals) is not None and (theirs := other.marginals) is not None:
-            out.marginals = ColumnCounts(
-                mine.counts + sign * theirs.counts,
-                mine.n + sign * theirs.n,
-                _combined_release(mine.release, theirs.release, sign),
-            )
+        out._combine(self, other, sign)
+        mine, theirs = self.marginals, other.marginals
+        if out.marginals is None or mine is None or theirs is None:
+            out.marginals = None
+        else:
+            out.marginals._combine(mine, theirs, sign)
         if out.release is None and out.counts.min() < 0:
             raise ValueError("cannot subtract: the second sketch is not a part of the first")
         return out
@@ -255,17 +258,6 @@ class RaceSketch:
     def reading(self) -> NDArray[Any]:
         """Return the sketch as a signal: n, noise and counts in the smallest integers that fit."""
         return sketch_reading(self.n, self.noise, self.counts)
-
-    def density(self, x: Any, y: ArrayLike | None = None) -> Floats:
-        """Kernel density of the data at given samples, given as in `add` (algorithm 4).
-
-        The kernel is the probability to meet in a row; the mean over rows estimates its density
-        without bias. (The median over rows, which the paper writes, does not converge to it.)
-        """
-        q, rows = self.normalized(), np.arange(self.rows)[:, None]
-        blocks = codes_of(self.family, self.transform, x, y)
-        parts = [q[rows, codes].mean(axis=0) for codes in blocks]
-        return np.concatenate(parts) if parts else np.empty(0)
 
     def privatize(
         self,
@@ -283,23 +275,15 @@ class RaceSketch:
         """
         if self.release is not None:
             raise ValueError("already private: privatize the exact sketch, once")
-        if isinstance(self.transform, Transform) and self.transform.batched:
-            raise ValueError(
-                "an embedding with batched=True cannot be made private: one record may move "
-                "others of its batch to other buckets; embed record by record, batched=False"
-            )
         out = self.empty_like()
         out.origin = {k: v for k, v in self.origin.items() if k in PUBLIC_ORIGIN}
-        if (exact := self.marginals) is not None:
+        if out.marginals is not None and self.marginals is not None:
             if not 0 < explain < 1:
                 raise ValueError(f"explain={explain} must be a share between 0 and 1")
             part = epsilon * explain, delta * explain
-            counts, made = release(exact.counts, *part, neighbors, n, rng)
-            size = exact.n if n == "public" else float(counts.sum()) / len(counts)
-            out.marginals = ColumnCounts(counts, size, made)
+            out.marginals._take_noisy(self.marginals, *part, neighbors, n, rng)
             epsilon, delta = epsilon - part[0], delta - part[1]
-        out.counts, out.release = release(self.counts, epsilon, delta, neighbors, n, rng)
-        out.n = self.n if n == "public" else float(out.counts.sum()) / self.rows
+        out._take_noisy(self, epsilon, delta, neighbors, n, rng)
         return out
 
     def guarantee(self) -> tuple[float, float]:
@@ -335,33 +319,25 @@ class RaceSketch:
 
     def header(self) -> dict[str, Any]:
         """Return what a file says about the sketch, as plain values."""
-        header = {**self.spec, "n": self.n, "release": self.release and self.release.spec()}
-        if (single := self.marginals) is not None:
-            marginals = {"n": single.n, "release": single.release and single.release.spec()}
-            header["marginals"] = marginals
+        header = {**self.spec, **self._stated()}
+        if self.marginals is not None:
+            header["marginals"] = self.marginals._stated()
         return {**header, "origin": self.origin} if self.origin else header
 
     def to_bytes(self) -> bytes:
         """Return the sketch as a file's content; see `sketch.file`."""
-        counts = self.counts.ravel()
-        if self.marginals is not None:
-            counts = np.concatenate([counts, self.marginals.counts.ravel()])
-        return file.pack(self.header(), counts)
+        parts = [self.counts, *([] if self.marginals is None else [self.marginals.counts])]
+        return file.pack(self.header(), np.concatenate([part.ravel() for part in parts]))
 
     @classmethod
-    def from_bytes(cls, data: bytes, embedding: Callable[[Any], Any] | None = None) -> Self:
-        """Read a file's content; InvalidSketch for anything else.
-
-        `embedding` is the function whose name the file holds, needed to add or query.
-        """
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read a file's content; InvalidSketch for anything else."""
         header, packed = file.unpack(data)
         single = header.get("marginals")
         try:
-            family = family_from(header.get("hash"))
-            transform = transform_from(header.get("transform"), embedding)
-            columns, origin = _columns(header), header.get("origin", {})
-            stated = [header.get("release"), None if single is None else single["release"]]
-            made, single_made = (None if s is None else Release.from_spec(s) for s in stated)
+            family, columns = family_from(header.get("hash")), _columns(header)
+            transform, origin = transform_from(header.get("transform")), header.get("origin", {})
+            released, single_released = _release(header), _release(single or {})
             if not isinstance(origin, dict):
                 raise ValueError("the origin must be an object")
         except (ValueError, TypeError, KeyError, OverflowError) as error:
@@ -370,13 +346,13 @@ class RaceSketch:
         more = 0 if single is None else len(columns) * BINS
         flat = file.unpack_counts(packed, header.get("width"), cells + more)
         out = cls(family, transform)
-        out.columns, out.origin, out.release = columns, origin, made
-        out.counts = flat[:cells].reshape(out.rows, out.buckets)
+        out.columns, out.origin, out.release = columns, origin, released
+        out.counts = flat[:cells].reshape(out.counts.shape)
         out.n = file.checked_n(header.get("n"), out.counts, out.private)
         if single is not None:
             counts = flat[cells:].reshape(-1, BINS)
-            n = file.checked_n(single.get("n"), counts, single_made is not None)
-            out.marginals = ColumnCounts(counts, n, single_made)
+            n = file.checked_n(single.get("n"), counts, single_released is not None)
+            out.marginals = ColumnCounts(counts, n, single_released)
         return out
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -384,17 +360,23 @@ class RaceSketch:
         write_atomically(path, self.to_bytes())
 
     @classmethod
-    def load(
-        cls, path: str | os.PathLike[str], embedding: Callable[[Any], Any] | None = None
-    ) -> Self:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read one file; see `from_bytes`."""
-        return cls.from_bytes(file.read(path), embedding)
+        return cls.from_bytes(file.read(path))
 
 
-def _combined_release(mine: Release | None, theirs: Release | None, sign: int) -> Release | None:
-    if mine is None or theirs is None:
-        return mine or theirs
-    return mine.joined(theirs) if sign > 0 else mine.without(theirs)
+def _width(transform: Transform | None, dim: int) -> int:
+    """Columns that are hashed: the data's and the labels'."""
+    if transform is None:
+        return dim
+    if not isinstance(transform, Transform):
+        raise ValueError(f"vectors take a Transform, not a {type(transform).__name__}")
+    return transform.width(dim)
+
+
+def _release(stated: Mapping[str, Any]) -> Release | None:
+    content = stated.get("release")
+    return None if content is None else Release.from_spec(content)
 
 
 def _columns(header: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -427,11 +409,8 @@ def empty_sketch(
         vectors by sign projections of unit length. MinHash uses neither labels nor a center.
     x : array
         Some samples: their shape decides.
-    classes, center : int, array
-        Number of labels and the public center, where they are used.
     tokens : bool
-        Whether rows of integers are known to be tokens. Where they are not, "auto" refuses them:
-        they could be numbers as well.
+        Whether rows of integers are known to be tokens; where they are not, "auto" refuses them.
 
     Examples
     --------
@@ -480,7 +459,4 @@ def token_sets(x: NDArray[Any]) -> list[NDArray[Any]]:
 
 def pooled(sketches: Iterable[RaceSketch]) -> RaceSketch:
     """Return the sketch of all data together: the sum of counts."""
-    some = iter(sketches)
-    if (first := next(some, None)) is None:
-        raise ValueError("no sketches to pool")
-    return sum(some, start=first)
+    return reduce(operator.add, sketches)

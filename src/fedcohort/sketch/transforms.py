@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from numbers import Real
 from typing import Any, Literal
@@ -22,18 +22,12 @@ Constant = float | tuple[float, ...]
 
 @dataclass(frozen=True)
 class Transform:
-    """Prepare vectors: embed, center and scale, unit length, append the label; in this order.
+    """Prepare vectors: center and scale, unit length, append the label; in this order.
 
     Parameters
     ----------
     embedding : str, optional
-        Name of a function of the user's; a file holds the name alone.
-    function : callable, optional
-        The function itself: maps raw samples, one at a time, to an array (1, dim).
-    batched : bool
-        Call the function with many samples at once, which is faster. The vector of a record may
-        then depend on its neighbors in the batch (rounding, batch norm), so that such sketches
-        cannot be made private.
+        A name for what made the vectors, such as a network; sketches of other names are unlike.
     center, scale : float or sequence of float
         Public constants: x becomes (x - center) / scale. Sign projections see angles only, and
         vectors with positive entries all point the same way unless they are centered.
@@ -51,8 +45,6 @@ class Transform:
     """
 
     embedding: str | None = None
-    function: Callable[[Any], Any] | None = field(default=None, compare=False, repr=False)
-    batched: bool = False
     center: Any = 0.0
     scale: Any = 1.0
     unit: bool = False
@@ -62,8 +54,6 @@ class Transform:
     def __post_init__(self) -> None:
         if self.embedding is not None and not (isinstance(self.embedding, str) and self.embedding):
             raise ValueError(f"transform: embedding={self.embedding!r} must be a name")
-        if (self.function or self.batched) and self.embedding is None:
-            raise ValueError("transform: name the embedding function: embedding='...'")
         for name in ("center", "scale"):
             object.__setattr__(self, name, _constant(name, getattr(self, name)))
         if not np.all(np.asarray(self.scale) > 0):
@@ -82,30 +72,16 @@ class Transform:
                 "give both above 0, or neither"
             )
 
-    def embed(self, x: Any) -> Any:
-        """Return the raw samples as vectors."""
-        if self.embedding is None:
-            return x
-        if self.function is None:
-            raise ValueError(
-                f"this sketch needs the embedding {self.embedding!r}, of which a file holds only "
-                "the name: load it with embedding=your_function to add or query"
-            )
-        if self.batched:
-            return np.asarray(self.function(x))
-        rows = [np.asarray(self.function(x[i : i + 1])) for i in range(x.shape[0])]
-        if any(row.ndim < 2 or len(row) != 1 for row in rows):
-            raise ValueError(
-                f"transform: the embedding {self.embedding!r} must return one vector per sample, "
-                f"shape (1, dim), not {rows[0].shape}"
-            )
-        return np.concatenate(rows)
+    def width(self, dim: int) -> int:
+        """Columns of prepared vectors, after checking that the constants fit `dim` columns."""
+        for name in ("center", "scale"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(value) != dim:
+                raise ValueError(f"transform: {name} has {len(value)} numbers for dim={dim}")
+        return dim + self.classes
 
     def apply(self, x: NDArray[Any], y: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Do everything after the embedding to a dense block.
-
-        A row in which a number overflows is not finite.
-        """
+        """Prepare a dense block; a row in which a number overflows is not finite."""
         with np.errstate(over="ignore", invalid="ignore"):  # inf / inf
             if self.center != 0.0 or self.scale != 1.0:
                 x = (x - np.asarray(self.center)) / np.asarray(self.scale)
@@ -113,21 +89,17 @@ class Transform:
                 x = unit_length(x)
         if not self.classes:
             return x
-        return np.concatenate([x, self._one_hot(y)], axis=1)
-
-    def _one_hot(self, y: NDArray[Any] | None) -> NDArray[np.float64]:
         if y is None:
             raise ValueError(f"this sketch hashes {self.classes} labels too: call add(X, y)")
         if y.dtype.kind not in "iu" or (len(y) and not 0 <= y.min() <= y.max() < self.classes):
             raise ValueError(f"labels must be whole numbers from 0 to {self.classes - 1}")
-        chosen: NDArray[np.float64] = (y[:, None] == np.arange(self.classes)).astype(float)
-        return chosen * self.label_weight
+        one_hot = (y[:, None] == np.arange(self.classes)).astype(float)
+        return np.concatenate([x, one_hot * self.label_weight], axis=1)
 
     def spec(self) -> dict[str, Any]:
         """Return what the header states: only what differs from doing nothing."""
-        plain = Transform()
-        named = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
-        spec = {k: v for k, v in named.items() if v != getattr(plain, k)}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        spec = {f.name: values[f.name] for f in fields(self) if values[f.name] != f.default}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in spec.items()}
 
 
@@ -176,30 +148,11 @@ class Tokenizer:
         return asdict(self) | {"ngrams": list(self.ngrams)}
 
 
-def transform_from(
-    spec: Any, function: Callable[[Any], Any] | None = None
-) -> Transform | Tokenizer:
+def transform_from(spec: Any) -> Transform | Tokenizer:
     """Rebuild a transform from its `spec`; ValueError or TypeError for anything else."""
     if not isinstance(spec, dict):
         raise ValueError("a transform must be an object")
-    if "analyzer" in spec:
-        return Tokenizer(**spec)
-    if "function" in spec:
-        raise ValueError("a file cannot hold a function")
-    return Transform(**spec, function=function)
-
-
-def num_label_columns(transform: Transform | None, dim: int) -> int:
-    """How many columns the transform appends, after checking that it fits `dim` columns."""
-    if transform is None:
-        return 0
-    if not isinstance(transform, Transform):
-        raise ValueError(f"vectors take a Transform, not a {type(transform).__name__}")
-    for name in ("center", "scale"):
-        value = getattr(transform, name)
-        if isinstance(value, tuple) and len(value) != dim:
-            raise ValueError(f"transform: {name} has {len(value)} numbers for dim={dim}")
-    return transform.classes
+    return Tokenizer(**spec) if "analyzer" in spec else Transform(**spec)
 
 
 def difference(mine: dict[str, Any], theirs: dict[str, Any]) -> str:
@@ -209,26 +162,22 @@ def difference(mine: dict[str, Any], theirs: dict[str, Any]) -> str:
     --------
     >>> difference({"hash": {"seed": 0}}, {"hash": {"seed": 1}})
     'hash seed: 0 is not 1; make all sketches with the same settings'
-    >>> difference({"columns": [{"name": "a"}]}, {"columns": [{"name": "b"}]})
-    "column 'a': only in the first; column 'b': only in the second; make all ... same settings"
     """
-    messages = []
-    for part in ("hash", "transform"):
-        messages += _unlike(part, mine.get(part, {}), theirs.get(part, {}))
-    a, b = ({c["name"]: c for c in spec.get("columns", [])} for spec in (mine, theirs))
-    for name in dict.fromkeys((*a, *b)):
-        if name in a and name in b:
-            messages += _unlike(f"column {name!r}", a[name], b[name])
+    messages, a, b = [], _parts(mine), _parts(theirs)
+    for part in dict.fromkeys((*a, *b)):
+        if part in a and part in b:
+            pairs = [(key, a[part].get(key), b[part].get(key)) for key in a[part] | b[part]]
+            messages += [f"{part} {key}: {x!r} is not {y!r}" for key, x, y in pairs if x != y]
         else:
-            messages.append(f"column {name!r}: only in the {'first' if name in a else 'second'}")
+            messages.append(f"{part}: only in the {'first' if part in a else 'second'}")
     if not messages and list(a) != list(b):
         messages.append("the same columns in another order")
     return "; ".join((*messages, "make all sketches with the same settings"))
 
 
-def _unlike(what: str, mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    pairs = [(key, repr(mine.get(key)), repr(theirs.get(key))) for key in mine | theirs]
-    return [f"{what} {key}: {a} is not {b}" for key, a, b in pairs if a != b]
+def _parts(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    columns = {f"column {c['name']!r}": c for c in spec.get("columns", [])}
+    return {"hash": spec.get("hash", {}), "transform": spec.get("transform", {}), **columns}
 
 
 def unit_length(x: NDArray[Any]) -> NDArray[np.float64]:

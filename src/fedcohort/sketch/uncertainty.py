@@ -1,4 +1,4 @@
-"""Chance: standard errors of debiased squared distances, and who has too few records.
+"""Chance: standard errors of debiased squared distances, too few records, total variation.
 
 With the gap u = q_a - q_b, the debiased squared distance D is |u|^2 less both error variances. Two
 sources move it:
@@ -8,6 +8,25 @@ sources move it:
 - Sampling, as an upper bound. One row contributes 4 u'Cu + 2 tr(C^2), with C the covariance of
   the row's gap. All rows hash the same samples, and a sketch does not show how they move together;
   the standard error of their sum is at most sqrt(rows * the sum of their variances).
+
+Total variation of the distributions that two sketches were drawn from: half the summed absolute
+differences of a row, averaged over rows, is that of the *data sets*, and too high for what they
+were drawn from: two samples of 50 from one distribution are about 0.5 apart. Write d for the
+difference of a cell, m for its expectation and s for its standard deviation. The wanted number,
+T = sum |m| / 2 averaged over rows, never exceeds the true total variation. Two estimates
+enclose it:
+
+- Low, by splitting: half of the records say which side has more in a cell, the other half by how
+  much. The expectation is at most |m|, and 0 where there is no difference. Exact counts are split
+  by thinning; for noisy counts, the average over all splits is that of a normal d.
+- High: E|d| >= |m|, and for normal d it is s h(m / s) with a convex h. By Jensen's inequality,
+  the sum of |d| is in expectation at least S h(2 T / S), S being the sum of s, which is solved for
+  T. Cells of fewer than five records are not normal; their |d| counts in full.
+
+One record changes the average of |d| by at most 2 / n, so its variance is at most
+(1 / n_a + 1 / n_b) / 4 for T by the Efron-Stein inequality, whatever the rows share; noise adds
+its own. The interval reaches 1.96 standard deviations beyond both estimates, and the value lies in
+their middle.
 """
 
 from __future__ import annotations
@@ -15,12 +34,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
 
-from fedcohort.sketch.distances import Floats, Readings, Stack, distance
+from fedcohort.rounds import stream
+from fedcohort.sketch.distances import Floats, Kind, Readings, Stack, distance
 
 if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
@@ -28,6 +49,11 @@ if TYPE_CHECKING:
 BLOCK = 1 << 16  # counts compared at a time, so that they stay in a processor's cache
 MAX_ERROR = 0.5  # standard error of a squared distance, which is between 0 and 2
 LAPLACE = 3.0  # fourth cumulant of Laplace noise over its squared variance; of Gaussian noise 0
+SPLITS = 16  # thinnings that are averaged
+MIN_COUNT = 5  # records of a cell from which on its difference is taken as normal
+WIDTH = 1.96  # standard deviations on either side: 95 %
+STEEPEST = 1.7  # largest slope of the split estimate in d
+GRID = np.linspace(0.0, 12.0, 2401)
 
 
 def noise_variance(square: Any, cells: float, noise: Any, fourth: Any) -> Any:
@@ -45,14 +71,6 @@ def too_few(readings: Readings) -> NDArray[np.bool_]:
     few records do not show how much they scatter: a client is left out where the standard error of
     its squared distance may exceed a half, so that it could lie anywhere from 0 to 2. Without noise
     these are clients of fewer than four records.
-
-    Examples
-    --------
-    >>> from fedcohort.signals.forms import sketch_dtype
-    >>> sizes = np.zeros(3, sketch_dtype(2, 8, "i2"))
-    >>> sizes["n"], sizes["noise"] = [3, 4, 4], [0, 0, 8]
-    >>> too_few(sizes).tolist()
-    [True, False, True]
     """
     stack = Stack(readings)
     n, rows, cells = stack.n, stack.rows, stack.rows * stack.buckets
@@ -64,29 +82,20 @@ def too_few(readings: Readings) -> NDArray[np.bool_]:
     return ~enough
 
 
-class Estimate(NamedTuple):
-    """A distance and its standard error."""
-
-    value: float
-    error: float
-
-
 def distance_with_error(
-    a: RaceSketch, b: RaceSketch, kind: Literal["frobenius", "mmd"] = "frobenius"
-) -> Estimate:
+    a: RaceSketch, b: RaceSketch, kind: Kind = "frobenius"
+) -> tuple[float, float]:
     """Debiased distance of two sketches with its standard error, for fixed hash functions.
 
     For "frobenius" the error is how much the distance would grow if its square were one standard
     error larger: the delta method far from zero, and finite at zero.
     """
-    if kind not in ("frobenius", "mmd"):
-        raise ValueError(f"no standard error for kind {kind!r}; use 'frobenius' or 'mmd'")
     square = distance(a, b, "mmd") * a.rows
     error = float(squared_errors(a, [b])[0])
     if kind == "mmd":
-        return Estimate(square / a.rows, error / a.rows)
+        return square / a.rows, error / a.rows
     value = math.sqrt(max(square, 0.0))
-    return Estimate(value, math.sqrt(max(square, 0.0) + error) - value)
+    return value, math.sqrt(max(square, 0.0) + error) - value
 
 
 def squared_errors(a: RaceSketch, others: Sequence[RaceSketch]) -> Floats:
@@ -171,7 +180,7 @@ def errors_to_global(sketches: Sequence[RaceSketch]) -> Floats:
     counts, n = np.sum([s.counts for s in sketches], axis=0), float(sum(s.n for s in sketches))
     noise, fourth = _moments(sketches)
     some = next((s.release for s in sketches if s.release is not None), None)
-    trace = _trace(sketches)
+    trace = _trace(counts)
     rest, errors = sketches[0].empty_like(), np.empty(len(sketches))
     for i, s in enumerate(sketches):
         rest.counts, rest.n = counts - s.counts, n - s.n
@@ -198,13 +207,28 @@ def pair_errors(sketches: Sequence[RaceSketch]) -> Floats:
     one, two = _moments(sketches)
     inverse, noise, fourth = (np.add.outer(v, v) for v in (1 / n, one / n**2, two / n**4))
     noisy = noise_variance(rows * inverse, rows * buckets, noise, fourth)
-    errors: Floats = np.sqrt(2 * _trace(sketches) * inverse**2 + noisy / rows**2)
+    trace = _trace(np.sum([s.counts for s in sketches], axis=0))
+    errors: Floats = np.sqrt(2 * trace * inverse**2 + noisy / rows**2)
     return errors
 
 
-def _trace(sketches: Sequence[RaceSketch]) -> float:
-    """Return the mean over rows of trace((diag(p) - pp')^2)."""
-    p = np.maximum(np.sum([s.counts for s in sketches], axis=0), 0).astype(float)
+def possible_luck(counts: NDArray[Any], candidates: int) -> tuple[float, float]:
+    """How far below its truth the luckiest debiased square of many can be, with probability 95%.
+
+    With the (a, b) that is returned, it is a / n + b * noise / n**2 for a client of n records and
+    the given noise of a count: a normal quantile times the standard error that the client's own
+    records and noise would add if it were a twin. Rows count as independent, and the noise as
+    Laplace's. `counts` (clients, rows, buckets) of some clients show how the data scatter.
+    """
+    rows, buckets = counts.shape[1:]
+    quantile = float(ndtri(0.95 ** (1 / max(candidates, 1))))
+    trace = _trace(counts.sum(axis=0)) * rows
+    return quantile * (2 * trace) ** 0.5, quantile * ((2 + LAPLACE) * rows * buckets) ** 0.5
+
+
+def _trace(counts: NDArray[Any]) -> float:
+    """Return the mean over rows of trace((diag(p) - pp')^2), p from counts of all data."""
+    p = np.maximum(counts, 0).astype(float)
     p /= np.maximum(p.sum(axis=1, keepdims=True), 1)
     second, third = (p**2).sum(axis=1), (p**3).sum(axis=1)
     return float((second - 2 * third + second**2).mean())
@@ -238,3 +262,89 @@ def error_at_center(stack: Stack) -> Floats:
     sampling = np.maximum(stack.error_variance() - cells * noise, 0.0)
     noisy = np.sqrt(noise_variance(0.0, cells, noise, LAPLACE * noise**2))
     return np.asarray(np.sqrt(2) * sampling + noisy)
+
+
+class Variation(NamedTuple):
+    """An estimate of the total variation that the buckets see, and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def total_variation(
+    a: RaceSketch, b: RaceSketch, rng: np.random.Generator | None = None
+) -> Variation:
+    """Estimate the total variation between what two sketches were drawn from.
+
+    `rng` splits the records of exact sketches; by default the same splits for the same sketches.
+
+    Examples
+    --------
+    >>> from fedcohort.sketch.race import RaceSketch
+    >>> a = RaceSketch.srp(dim=2, rows=50, bits=4)
+    >>> b = a.empty_like()
+    >>> x = np.random.default_rng(0).standard_normal((2, 2000, 2))
+    >>> a.add(x[0]); b.add(x[1])                                        # one distribution
+    >>> value, low, high = total_variation(a, b)
+    >>> low == 0.0, value < 0.05, high < 0.15
+    (True, True, True)
+    """
+    a.check_alike(b)
+    p, q = a.normalized(), b.normalized()
+    d, cells = p - q, a.rows * a.buckets
+    noise = sum(s.noise / s.n**2 for s in (a, b))
+    drawn = [np.clip(r * (1 - r), 0, None) / s.n for r, s in ((p, a), (q, b))]
+    s = np.sqrt(drawn[0] + drawn[1] + noise)
+    if a.private or b.private:
+        normal = np.ones(d.shape, bool)
+        low = _split_normal(d, s)
+    else:
+        normal = a.counts + b.counts >= MIN_COUNT
+        low = _split_counts(a, b, rng or stream(0, "total variation"))
+    high = _unfolded(np.abs(d), s, normal)
+    error = math.sqrt((1 / a.n + 1 / b.n) / 4 + cells * noise / (4 * a.rows**2))
+    ends = low - STEEPEST * WIDTH * error, _unfolded(np.abs(d), s, normal, 2 * WIDTH * error)
+    value, first, last = np.clip([(low + high) / 2, *ends], 0.0, 1.0).tolist()
+    return Variation(value, first, last)
+
+
+def total_variations(sketches: Sequence[RaceSketch]) -> list[list[Variation]]:
+    """Return the estimate for every two sketches; nothing differs from itself."""
+    same = Variation(0.0, 0.0, 0.0)
+    out = [[same] * len(sketches) for _ in sketches]
+    for j, b in enumerate(sketches):
+        for i, a in enumerate(sketches[:j]):
+            out[i][j] = out[j][i] = total_variation(a, b)
+    return out
+
+
+def _split_normal(d: Floats, s: Floats) -> float:
+    """Average over all halves of a normal d: half tells the sign, half the size."""
+    t = np.abs(d) / np.where(s > 0, s, np.inf)
+    density = np.exp(-(t**2) / 2) / math.sqrt(2 * math.pi)
+    sizes = np.abs(d) * (1 - 2 * ndtr(-t)) - 2 * s * density
+    return float(sizes.sum()) / 2 / len(d)
+
+
+def _split_counts(a: RaceSketch, b: RaceSketch, rng: np.random.Generator) -> float:
+    total = 0.0
+    for _ in range(SPLITS):
+        halves = [rng.binomial(s.counts, 0.5) for s in (a, b)]
+        first = halves[0] / a.n - halves[1] / b.n
+        second = (a.counts - halves[0]) / a.n - (b.counts - halves[1]) / b.n
+        total += float((2 * second * np.sign(first)).sum())
+    return total / SPLITS / 2 / a.rows
+
+
+def _unfolded(size: Floats, s: Floats, normal: NDArray[np.bool_], more: float = 0.0) -> float:
+    """Return T for which the sums of |d| are expected, where `more` is added to their mean."""
+    rows = len(size)
+    rest = float(size[~normal].sum()) / rows
+    spread, seen = float(s[normal].sum()) / rows, float(size[normal].sum()) / rows + more
+    if spread == 0:
+        return (rest + seen) / 2
+    folded = 2 * np.exp(-(GRID**2) / 2) / math.sqrt(2 * math.pi) + GRID * (1 - 2 * ndtr(-GRID))
+    ratio = seen / spread
+    solved = ratio if ratio >= folded[-1] else float(np.interp(ratio, folded, GRID))
+    return (rest + spread * solved) / 2
