@@ -24,14 +24,15 @@ import numpy as np
 from provenance import ROOT, clean_commit, origin, source_digest
 from suite import CURVE_STEP, Part, Script
 
+from fedcohort import storage
 from fedcohort.datasets import Dataset
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.experiments import config
 from fedcohort.experiments.config import Experiment
-from fedcohort.experiments.results import read_histories, read_json
-from fedcohort.experiments.run import dataset_of, run
+from fedcohort.experiments.results import Summary, read_json
+from fedcohort.experiments.run import dataset_of, run, simulation_of
 from fedcohort.metrics import rounds_to_target
-from fedcohort.simulate.history import History
+from fedcohort.simulate.history import History, RoundRecord
 from fedcohort.simulate.simulation import Simulation
 from fedcohort.storage import write_atomically
 
@@ -140,31 +141,21 @@ def _train(
 ) -> list[dict[str, Any]]:
     """Run the part's seeds in a run folder, and return one row per seed."""
     _drop_other_code(folder)
-    simulations: list[Simulation] = []
-    clock = _Clock(until)
+    begun, longest = time.monotonic(), 0.0
 
-    def on_start(simulation: Simulation) -> None:
-        simulations.append(simulation)
-        for session in simulation.sessions:
-            clock.time_selection(session.policy)
+    def on_round(records: Sequence[RoundRecord]) -> None:
+        nonlocal begun, longest
+        now = time.monotonic()
+        longest = max(longest / 2, now - begun)  # the first round may compile
+        begun = now
+        if now + longest > until and records[0].round + 1 < experiment.rounds:
+            raise Unfinished(part.name)
 
-    summaries = run(
-        experiment,
-        folder,
-        resume=True,
-        on_start=on_start,
-        on_round=lambda records: clock.tick(),
-        should_stop=clock.is_over,
-        dataset=dataset,
-    )
-    if not summaries:
-        raise Unfinished(part.name)
-    histories = read_histories(folder)
-    return [
-        {**_row(simulations[-1], i, history, part), "select_seconds": clock.selecting(i)}
-        | {k: v for k, v in summary.as_dict().items() if k not in ("seed", "rounds")}
-        for i, (history, summary) in enumerate(zip(histories, summaries, strict=True))
-    ]
+    result = run(experiment, folder, resume=True, on_round=on_round, dataset=dataset)
+    simulation = simulation_of(experiment, dataset)
+    simulation.load_state_dict(storage.load(folder / "checkpoint"))
+    pairs = zip(result.histories, result.summaries, strict=True)
+    return [_row(simulation, i, *pair, part) for i, pair in enumerate(pairs)]
 
 
 def _drop_other_code(folder: Path) -> None:
@@ -174,40 +165,6 @@ def _drop_other_code(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         mark.write_text(source_digest(False))
-
-
-class _Clock:
-    """When the time is over, and how long each seed's policy takes to select."""
-
-    def __init__(self, until: float) -> None:
-        self.until, self.expected, self.rounds = until, 0.0, 0
-        self.seconds: list[float] = []
-        self.latest = time.monotonic()
-
-    def tick(self) -> None:
-        now = time.monotonic()
-        self.expected = max(self.expected / 2, now - self.latest)  # the first round may compile
-        self.latest, self.rounds = now, self.rounds + 1
-
-    def is_over(self) -> bool:
-        self.latest = time.monotonic()
-        return self.latest + self.expected > self.until
-
-    def time_selection(self, policy: Any) -> None:
-        select, index = policy.select, len(self.seconds)
-        self.seconds.append(0.0)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return select(*args, **kwargs)
-            finally:
-                self.seconds[index] += time.perf_counter() - started
-
-        policy.select = timed
-
-    def selecting(self, index: int) -> float | None:
-        return self.seconds[index] / self.rounds if self.rounds else None
 
 
 def run_script(script: Script) -> Any:
@@ -237,15 +194,24 @@ def _device(word: str, device: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
-def _row(simulation: Simulation, index: int, history: History, part: Part) -> dict[str, Any]:
-    """What a result file says of a seed beyond its summary."""
+def _row(
+    simulation: Simulation, index: int, history: History, summary: Summary, part: Part
+) -> dict[str, Any]:
+    """What a result file says of a seed."""
     accuracy = history.accuracy
     sent = np.cumsum([r.bytes_up + r.bytes_down for r in history.rounds])
     rounds = [rounds_to_target(accuracy, target) for target in part.targets]
     by_client, step = client_accuracy(simulation, index), part.curve_step
     tenth = np.sort(by_client)[: max(1, len(by_client) // 10)]
-    return {
-        "seed": history.seed,
+    row = summary._asdict()
+    overhead = {key: row.pop(f"overhead_{key}") for key in ("up", "down")}
+    overhead |= {
+        "skipped": row.pop("skipped"),
+        "down_to_all": down_to_all(simulation, index, history),
+    }
+    row = {k: None if v != v else v for k, v in row.items()}  # NaN is not JSON
+    return row | {
+        "overhead": overhead,
         "rounds_to": rounds,
         "rounds_to_mean": [rounds_to_mean(accuracy, target) for target in part.targets],
         "bytes_to": [None if r is None else int(sent[r - 1]) for r in rounds],
@@ -254,6 +220,18 @@ def _row(simulation: Simulation, index: int, history: History, part: Part) -> di
         "curve": [None if np.isnan(a) else round(float(a), 4) for a in thinned(accuracy, step)],
         "megabytes": [round(float(b) / 1e6, 3) for b in thinned(sent, step)],
     }
+
+
+def down_to_all(simulation: Simulation, index: int, history: History) -> float:
+    """The downlink in percent of FedAvg's, where both send every new model to all clients.
+
+    Paper 2 does not say who receives a model; the ledger counts those who train with it.
+    """
+    seed, rounds = simulation.seeds[index], len(history.rounds)
+    ledger, whole = seed.session.ledger, len(seed.clients) * seed.model_bytes
+    small = ledger.total("down") - ledger.by_kind("down").get("model", 0)
+    sent = rounds - sum(r.skipped for r in history.rounds)
+    return 100 * (sent * whole + small) / (rounds * whole)
 
 
 def rounds_to_mean(accuracy: np.ndarray, target: float, window: int = MEAN_OF) -> int | None:

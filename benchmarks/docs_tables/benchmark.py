@@ -118,7 +118,8 @@ def _selection_row(setting, target, name, part, base, gains):
     row |= {"worst tenth %": mean([100 * r["worst_tenth_accuracy"] for r in rows])}
     row |= {"GEMD": mean([r["gemd"] for r in rows], 3)}
     row |= {"entropy": mean([r["participation_entropy"] for r in rows], 3)}
-    return row | {"ms to select": mean([1e3 * r["select_seconds"] for r in rows], 2)}
+    select = [1e3 * r["select_seconds"] for r in rows if "select_seconds" in r]  # older results
+    return row | {"ms to select": mean(select, 2) if select else ""}
 
 
 def area(row):

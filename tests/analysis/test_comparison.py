@@ -7,8 +7,7 @@ import pytest
 from scipy import stats
 
 from fedcohort.analysis.comparison import Interval, comparison, curves, judge, paired_interval
-from fedcohort.experiments.results import Run
-from fedcohort.experiments.summary import Overhead, Summary
+from fedcohort.experiments.results import Run, Summary
 from fedcohort.simulate.history import History, RoundRecord
 
 TRIALS = 4000  # standard error of a coverage of 0.95: 0.0034
@@ -77,10 +76,10 @@ def result(policy, accuracies, reached):
         summaries.append(
             Summary(
                 seed, len(values), last, 0.0, last, last, last, rounds, None, 0.5, 0.9,
-                1000 * len(values), 2000 * len(values), {}, Overhead(0.0, 100.0, 100.0, 100.0),
+                1000 * len(values), 2000 * len(values), 0.0, 100.0, 100.0,
             )
         )  # fmt: skip
-    return Run(policy, summaries, histories, 1.0)
+    return Run(policy, summaries, histories)
 
 
 def test_rows_are_means_over_seeds_and_say_what_is_missing():

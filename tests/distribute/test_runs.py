@@ -34,7 +34,6 @@ def test_compare_equals_a_local_run(connected, tmp_path):
     found = local.compare(SMALL, POLICIES, there, on_round=on_round, runner=run_all)
     for policy in POLICIES:
         assert lines(there, policy.name) == lines(here, policy.name)
-    assert (there / "comparison.json").read_bytes() == (here / "comparison.json").read_bytes()
     assert [(r.policy, r.summaries, r.histories) for r in found] == [
         (r.policy, r.summaries, r.histories) for r in expected
     ]
@@ -77,7 +76,7 @@ def test_a_node_killed_mid_job_changes_nothing(connected, tmp_path):
     )
     here, there = tmp_path / "here", tmp_path / "there"
     go.touch()
-    expected = in_turn(settings, here)
+    in_turn(settings, here)
     go.unlink()
     at_death = {}
 
@@ -95,10 +94,10 @@ def test_a_node_killed_mid_job_changes_nothing(connected, tmp_path):
 
     killer = threading.Thread(target=kill)
     killer.start()
-    results = run_several(settings, there, "sweep.json", runner=run_all)
+    results = run_several(settings, there, runner=run_all)
     killer.join()
     connected.add_node(num_cpus=1, object_store_memory=100 << 20)
     assert set(at_death.values()) == {12}  # six rounds of two seeds, in both runs
-    assert [r.summaries for r in results] == expected
+    assert all(result.finished for result in results)
     for name, _ in settings:
         assert lines(there, name) == lines(here, name)

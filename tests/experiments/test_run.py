@@ -29,18 +29,16 @@ TINY = dataclasses.replace(SMALL, rounds=3, seeds=(0,), checkpoint_every=2)
 
 
 def test_a_folder_tells_the_whole_story(tmp_path):
-    summaries = run(SMALL, tmp_path / "run")
+    summaries = run(SMALL, tmp_path / "run").summaries
     lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     assert len(lines) == 12
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert parse(config) == SMALL
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert [s["seed"] for s in summary["seeds"]] == [0, 1]
-    assert summaries[0].rounds == 6
+    assert [(s.seed, s.rounds) for s in summaries] == [(0, 6), (1, 6)]
     assert summaries[0].bytes_up == sum(
         r.bytes_up for r in read_histories(tmp_path / "run")[0].rounds
     )
-    assert summaries[0].overhead.up == pytest.approx(100.0)
+    assert summaries[0].overhead_up == pytest.approx(100.0)
     assert 0 < summaries[0].participation_entropy <= 1
 
 
@@ -127,8 +125,8 @@ def test_compare_runs_each_policy_on_the_same_split(tmp_path):
     policies = [NamedConfig("uniform"), NamedConfig("power-of-choice", {"d": 8})]
     results = compare(SMALL, policies, tmp_path)
     assert [r.policy for r in results] == ["uniform", "power-of-choice"]
-    written = json.loads((tmp_path / "comparison.json").read_text())
-    assert set(written) == {"uniform", "power-of-choice"}
+    written = json.loads((tmp_path / "runs.json").read_text())
+    assert written == ["uniform", "power-of-choice"]
     # Power-of-choice downloads the model to its 8 candidates, uniform to its 5.
     down = [r.summaries[0].bytes_down for r in results]
     assert down[1] == down[0] * 8 // 5
@@ -154,10 +152,10 @@ def test_more_rounds_and_more_seeds_equal_a_run_that_had_them_at_once(tmp_path):
     first = dataclasses.replace(whole, rounds=4, seeds=(0,))
     run(first, tmp_path / "grown")
     run(dataclasses.replace(first, rounds=5), tmp_path / "grown", resume=True)
-    summaries = run(whole, tmp_path / "grown", resume=True)
+    grown = run(whole, tmp_path / "grown", resume=True)
     for name in ("rounds.jsonl", "config.json", "federation.json"):
         assert (tmp_path / "grown" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert [s.seed for s in summaries] == [0, 1, 5]
+    assert [s.seed for s in grown.summaries] == [0, 1, 5]
     assert not (tmp_path / "grown" / "added-seeds").exists()
     with pytest.raises(ConfigError, match="has 7 rounds already"):
         run(dataclasses.replace(whole, rounds=5), tmp_path / "grown", resume=True)
@@ -218,7 +216,7 @@ def test_policies_models_and_data_of_ones_own(tmp_path, monkeypatch):
         'model = "own.py:Net:hidden=5"\n'
         '[data]\ndataset = "own.py:load"\nclients = 8\npartition = "own.py:split"\n'
     )
-    (summary,) = run(read(path), tmp_path / "run")
+    (summary,) = run(read(path), tmp_path / "run").summaries
     assert summary.rounds == 1
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["imports"] == [str(tmp_path / "own.py")]  # found beside the file, from anywhere
@@ -235,7 +233,7 @@ def test_a_data_set_that_needs_another_model_is_named(tmp_path):
 
 def test_the_defaults_learn(tmp_path):
     """40 rounds of the defaults; one in ten would be guessing."""
-    (summary,) = run(Experiment(rounds=40, device="cpu"), tmp_path)
+    (summary,) = run(Experiment(rounds=40, device="cpu"), tmp_path).summaries
     assert summary.accuracy > 0.6
 
 
@@ -283,7 +281,7 @@ BROKEN = [b"", b"\xff\xfe", b"{", b"[]", b"{}", b"null", b"7", b"[" * 100_000, b
 
 
 @pytest.mark.parametrize("content", BROKEN)
-@pytest.mark.parametrize("name", ["config.json", "rounds.jsonl", "summary.json", "federation.json"])
+@pytest.mark.parametrize("name", ["config.json", "rounds.jsonl", "federation.json"])
 def test_damaged_files_of_a_run_are_our_errors(copy, name, content):
     (copy / name).write_bytes(content)
     for act in (lambda: results.read(copy), lambda: run(TINY, copy, resume=True)):
@@ -317,9 +315,9 @@ def test_a_line_that_is_not_a_round_is_named(copy, key, value):
         read_histories(copy)
 
 
-@pytest.mark.parametrize("link", ["comparison.json", "uniform", "uniform/summary.json"])
+@pytest.mark.parametrize("link", ["runs.json", "uniform", "uniform/rounds.jsonl"])
 def test_a_folder_that_somebody_sent_does_not_reach_out_of_itself(tmp_path, link):
-    """``summary.json -> ../precious`` was overwritten by --resume."""
+    """``rounds.jsonl -> ../precious`` was overwritten by --resume."""
     outside, folder = tmp_path / "precious", tmp_path / "sent"
     outside.mkdir() if link == "uniform" else outside.write_text("precious")
     (folder / link).parent.mkdir(parents=True)
@@ -340,6 +338,33 @@ def test_speeds_and_pace_are_settings(tmp_path):
     assert first[0].rounds[0].seconds != first[1].rounds[0].seconds
     assert hurried[0].rounds[-1].elapsed < first[0].rounds[-1].elapsed
     assert results.read(tmp_path / "fast")[0].experiment == fast
+
+
+def test_a_run_that_stops_learning_ends_early(tmp_path):
+    """With a rate of almost 0, no evaluation ever beats the first one."""
+    patient = parse({"rounds": 30, "seeds": [0, 1], "device": "cpu", "local": {"lr": 1e-12}})
+    patient = dataclasses.replace(patient, patience=4, checkpoint_every=3)
+    result = run(patient, tmp_path)
+    assert [len(h.rounds) for h in result.histories] == [5, 5]
+    assert result.finished and results.read(tmp_path)[0].finished
+    again = run(patient, tmp_path, resume=True)
+    assert again.histories == result.histories
+    longer = run(dataclasses.replace(patient, patience=6), tmp_path, resume=True)
+    straight = run(dataclasses.replace(patient, patience=6), tmp_path / "straight")
+    assert longer.histories == straight.histories and len(longer.histories[0].rounds) == 7
+
+
+def test_a_run_is_saved_when_a_callback_raises(tmp_path):
+    def stop(records):
+        if records[0].round == 2:
+            raise KeyboardInterrupt
+
+    experiment = dataclasses.replace(SMALL, checkpoint_every=100)
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment, tmp_path, on_round=stop)
+    seen = []
+    run(experiment, tmp_path, resume=True, on_round=lambda records: seen.append(records[0].round))
+    assert seen == [3, 4, 5]
 
 
 def test_options_that_do_not_fit_the_cohort_are_refused_before_anything_is_run(tmp_path):

@@ -71,11 +71,11 @@ def test_a_sweep_equals_its_runs(tmp_path):
     def on_round(name, records):
         seen.append(name)
 
-    results = run_several(settings, tmp_path, "sweep.json", on_round=on_round)
+    results = run_several(settings, tmp_path, on_round=on_round)
     assert seen == ["policy=uniform"] * 2 + ["policy=oort"] * 2
     for result, (name, experiment) in zip(results, settings, strict=True):
         assert result.policy == name
-        assert run(experiment, tmp_path / "alone" / name) == result.summaries
-    assert list(json.loads((tmp_path / "sweep.json").read_text())) == [s.name for s in settings]
+        assert run(experiment, tmp_path / "alone" / name).histories == result.histories
+    assert json.loads((tmp_path / "runs.json").read_text()) == [s.name for s in settings]
     with pytest.raises(ConfigError, match="--resume"):
-        run_several(settings, tmp_path, "sweep.json")
+        run_several(settings, tmp_path)

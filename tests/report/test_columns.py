@@ -5,8 +5,7 @@ import io
 from rich.console import Console
 
 from fedcohort.analysis.comparison import comparison, curves
-from fedcohort.experiments.results import Run
-from fedcohort.experiments.summary import Overhead, Summary
+from fedcohort.experiments.results import Run, Summary
 from fedcohort.report.tables import comparison_table, sparkline
 from fedcohort.simulate.history import History, RoundRecord
 
@@ -20,14 +19,13 @@ def result(policy, accuracies, reached):
         ]
         histories.append(History(seed, records))
         last = [v for v in values if v is not None][-1]
-        whole = Overhead(0.0, 100.0, 100.0, 100.0)
         summaries.append(
             Summary(
                 seed, len(values), last, 0.0, last, last, last, rounds, None, 0.5, 0.9,
-                1000 * len(values), 2000 * len(values), {}, whole,
+                1000 * len(values), 2000 * len(values), 0.0, 100.0, 100.0,
             )
         )  # fmt: skip
-    return Run(policy, summaries, histories, 1.0)
+    return Run(policy, summaries, histories)
 
 
 def printed(rows, lines, width):

@@ -9,8 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import stats
 
-from fedcohort.experiments.results import Results, Run
-from fedcohort.experiments.summary import Spread, Summary, spread
+from fedcohort.experiments.results import Results, Run, Spread, Summary, spread
 from fedcohort.simulate.history import History
 
 Verdict = Literal["better", "worse", "level", "cannot tell"]
@@ -103,10 +102,8 @@ class ComparisonRow(NamedTuple):
     participation_entropy: Spread
     megabytes_up: Spread
     megabytes_down: Spread
-    seconds: float
     overhead_up: Spread
     overhead_down: Spread
-    overhead_down_to_all: Spread
     skipped: Spread
     accuracy_change: Spread | None
     gain: Interval | None
@@ -148,11 +145,9 @@ def _comparison_row(r: Run, baseline: Run | None) -> ComparisonRow:
         participation_entropy=spread([s.participation_entropy for s in r.summaries]),
         megabytes_up=spread([s.bytes_up / 1e6 for s in r.summaries]),
         megabytes_down=spread([s.bytes_down / 1e6 for s in r.summaries]),
-        seconds=r.seconds,
-        overhead_up=spread([s.overhead.up for s in r.summaries]),
-        overhead_down=spread([s.overhead.down for s in r.summaries]),
-        overhead_down_to_all=spread([s.overhead.down_to_all for s in r.summaries]),
-        skipped=spread([s.overhead.skipped for s in r.summaries]),
+        overhead_up=spread([s.overhead_up for s in r.summaries]),
+        overhead_down=spread([s.overhead_down for s in r.summaries]),
+        skipped=spread([s.skipped for s in r.summaries]),
         accuracy_change=spread(changes) if pairs else None,
         gain=None if baseline is r else paired_interval([a - b for a, b in pairs]),
     )

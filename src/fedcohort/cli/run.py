@@ -81,7 +81,7 @@ def _run(experiment: Experiment, folder: Path, resume: bool, format: Format) -> 
 
     name = experiment.policy.label
     with RoundBars({name: experiment}) as bars:
-        summaries = run(experiment, folder, resume=resume, on_round=partial(bars, name))
+        summaries = run(experiment, folder, resume=resume, on_round=partial(bars, name)).summaries
     if format is Format.json:
         show_json({"folder": str(folder), "seeds": summaries})
     else:
@@ -97,9 +97,7 @@ def _sweep(
     from fedcohort.report.tables import comparison_table
 
     with on_cluster(ray), RoundBars(dict(settings)) as bars:
-        results = run_several(
-            settings, folder, "sweep.json", resume=resume, on_round=bars, runner=runner_on(ray)
-        )
+        results = run_several(settings, folder, resume=resume, on_round=bars, runner=runner_on(ray))
     rows = comparison(results)
     if format is Format.json:
         show_json({"folder": str(folder), "runs": rows})

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from fedcohort.datasets import Dataset
     from fedcohort.experiments.compare import OnRound, Setting
     from fedcohort.experiments.config import Experiment
-    from fedcohort.experiments.summary import Summary
 
 LOCAL, AUTO = "local", "auto"
 CONNECT_SECONDS = 5.0
@@ -132,7 +131,7 @@ def run_all(
     *,
     resume: bool = False,
     on_round: OnRound | None = None,
-) -> list[list[Summary]]:
+) -> None:
     """Run settings, one task each, on the cluster that this program is connected to.
 
     Parameters
@@ -158,14 +157,13 @@ def run_all(
             raise ConfigError(f"{root / name} holds a run already: continue it with --resume")
     names = _submit(settings, root)
     seen = dict.fromkeys((name for name, _ in settings), 0)  # bytes of each run's rounds.jsonl
-    summaries: dict[str, list[Summary]] = {}
     failed: dict[str, Exception] = {}
     while names:
         ready, _ = ray.wait(list(names), timeout=POLL_SECONDS)
         for task in ready:
             name = names.pop(task)
             try:
-                summaries[name] = ray.get(task)
+                ray.get(task)
             except ray.exceptions.RayError as error:
                 failed[name] = cluster_error(error, f"run {name}")
         for name, experiment in settings:
@@ -180,7 +178,6 @@ def run_all(
         )
     for only in failed.values():
         raise only
-    return [summaries[name] for name, _ in settings]
 
 
 def _submit(settings: Sequence[Setting], root: Path) -> dict[Any, str]:
@@ -202,7 +199,7 @@ def _submit(settings: Sequence[Setting], root: Path) -> dict[Any, str]:
     return names
 
 
-def _run(experiment: Experiment, folder: Path, dataset: Dataset) -> list[Summary]:
+def _run(experiment: Experiment, folder: Path, dataset: Dataset) -> None:
     """Run one setting on a worker, once a lost node's process has left the folder."""
     from fedcohort.experiments.run import run
 
@@ -214,7 +211,8 @@ def _run(experiment: Experiment, folder: Path, dataset: Dataset) -> list[Summary
     end = time.monotonic() + LOST_SECONDS
     while True:
         try:
-            return run(experiment, folder, resume=True, dataset=dataset)
+            run(experiment, folder, resume=True, dataset=dataset)
+            return
         except FolderInUse:
             if time.monotonic() > end:
                 raise

@@ -22,6 +22,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,6 @@ from fedcohort.experiments import config
 from fedcohort.experiments.config import NO_GATE, DataConfig, Experiment, NamedConfig
 from fedcohort.experiments.results import Results, read_run
 from fedcohort.experiments.run import check, dataset_of, run
-from fedcohort.experiments.summary import Summary
 from fedcohort.simulate.history import RoundRecord
 from fedcohort.storage import make_folder, remove_leftovers, write_atomically
 
@@ -55,8 +55,8 @@ class Setting(NamedTuple):
 #: Called with a setting's name and the records of every new round.
 OnRound = Callable[[str, Sequence[RoundRecord]], None]
 
-#: Runs settings, each in the folder of its name, and returns their summaries.
-Runner = Callable[..., list[list[Summary]]]
+#: Runs settings, each in the folder of its name: `in_turn`, or a cluster's.
+Runner = Callable[..., None]
 
 
 def in_turn(
@@ -65,81 +65,56 @@ def in_turn(
     *,
     resume: bool = False,
     on_round: OnRound | None = None,
-) -> list[list[Summary]]:
+) -> None:
     """Run settings one after the other; a data set is loaded once for all its neighbors."""
-    summaries, source, dataset = [], None, None
-    for _, experiment in settings:
-        check(experiment)["policy"].check_cohort(experiment.cohort_size)
+    source, dataset = None, None
     for name, experiment in settings:
         if dataset is None or experiment.data.source != source:
             source, dataset = experiment.data.source, dataset_of(experiment.data)
-
-        def report(records: Sequence[RoundRecord], name: str = name) -> None:
-            if on_round is not None:
-                on_round(name, records)
-
-        place = Path(folder) / name
-        summaries.append(run(experiment, place, resume=resume, on_round=report, dataset=dataset))
-    return summaries
+        report = None if on_round is None else partial(on_round, name)
+        run(experiment, Path(folder) / name, resume=resume, on_round=report, dataset=dataset)
 
 
 def run_several(
     settings: Sequence[Setting],
     folder: str | os.PathLike[str],
-    file: str,
     *,
     resume: bool = False,
     on_round: OnRound | None = None,
     runner: Runner = in_turn,
 ) -> Results:
-    """Run settings under `folder`, and write all their summaries to one `file` there.
+    """Run settings in folders of their own under `folder`; ``runs.json`` has their names, in order.
+
+    All names and options are checked before the first run starts.
 
     Parameters
     ----------
     settings : sequence of Setting
     folder : path
-    file : str
     resume : bool, default=False
         Continue what an interrupted call left.
     on_round : callable, optional
     runner : callable
         What runs them: `in_turn`, or `fedcohort.distribute.ray.run_all` on a cluster.
     """
+    for _, experiment in settings:
+        check(experiment)["policy"].check_cohort(experiment.cohort_size)
     root = make_folder(folder)
     remove_leftovers(root)
-    summaries = runner(settings, root, resume=resume, on_round=on_round)
-    runs = zip(settings, summaries, strict=True)
-    content = {name: [s.as_dict() for s in seeds] for (name, _), seeds in runs}
-    write_atomically(root / file, json.dumps(content, indent=2).encode())
-    return Results(read_run(root / name) for name, _ in settings)
+    names = [name for name, _ in settings]
+    write_atomically(root / "runs.json", json.dumps(names, indent=2).encode())
+    runner(settings, root, resume=resume, on_round=on_round)
+    return Results(read_run(root / name) for name in names)
 
 
 def compare(
-    setting: Experiment,
-    policies: Sequence[NamedConfig],
-    folder: str | os.PathLike[str],
-    *,
-    resume: bool = False,
-    on_round: OnRound | None = None,
-    runner: Runner = in_turn,
+    setting: Experiment, policies: Sequence[NamedConfig], folder: str | os.PathLike[str], **how: Any
 ) -> Results:
-    """Run each policy in a folder of its own under `folder`, and write ``comparison.json``.
+    """Run `setting` with each policy, as `run_several` does with its keyword arguments.
 
     With a gate, plain FedAvg runs first, named `BASELINE`: random cohorts and no gate.
-
-    Parameters
-    ----------
-    setting : Experiment
-        Everything but the policy.
-    policies : sequence of NamedConfig
-        The policies; all their options are checked before the first run starts.
-    folder, resume, on_round, runner
-        As for `run_several`.
     """
-    settings = settings_of(setting, policies)
-    return run_several(
-        settings, folder, "comparison.json", resume=resume, on_round=on_round, runner=runner
-    )
+    return run_several(settings_of(setting, policies), folder, **how)
 
 
 def settings_of(setting: Experiment, policies: Sequence[NamedConfig]) -> list[Setting]:

@@ -43,6 +43,7 @@ from fedcohort.options import (
 )
 from fedcohort.registry import lookup
 from fedcohort.simulate.clock import Pace
+from fedcohort.simulate.history import History
 from fedcohort.simulate.local import LocalTraining, Schedule
 from fedcohort.storage import read_toml
 
@@ -125,6 +126,8 @@ class Experiment:
         Each seed is a split, a model and a run of its own.
     target : float, optional
         Accuracy to reach: how many rounds that takes is reported.
+    patience : int, optional
+        Stop early, once no seed's accuracy has risen for so many evaluations.
     evaluate_every : int
         Rounds between evaluations on the test set.
     train_accuracy : bool
@@ -163,6 +166,7 @@ class Experiment:
     cohort_size: Count = 5
     seeds: tuple[Whole, ...] = (0,)
     target: Annotated[float, Range(0, 1, above=True)] | None = None
+    patience: Count | None = None
     evaluate_every: Count = 1
     train_accuracy: bool = False
     holdout: ShareBelowOne = 0.0
@@ -189,6 +193,11 @@ class Experiment:
         clients = self.data.num_clients
         if clients is not None and clients < self.cohort_size:
             raise ConfigError(f"cohort_size={self.cohort_size} exceeds data.clients={clients}")
+
+    def is_over(self, histories: Sequence[History]) -> bool:
+        """Whether all rounds are there, or no seed's accuracy has risen for `patience`."""
+        stalled = self.patience and all(h.stalled >= self.patience for h in histories)
+        return bool(stalled) or all(len(h.rounds) >= self.rounds for h in histories)
 
 
 def papers() -> dict[str, Path]:

@@ -1,7 +1,8 @@
-"""Results of runs, read from their folders, and handed on as tables.
+"""Results of runs: read from their folders, summarized per seed, handed on as tables.
 
-`read` finds the runs under a folder, finished or not. `Results.to_arrow` and `Results.records` give
-one row per run, seed and round.
+`read` finds the runs under a folder, finished or not; ``rounds.jsonl`` is the truth about each.
+`Results.to_arrow` and `Results.records` give one row per run, seed and round. `accuracy` has one
+meaning in every table: the mean test accuracy over the last rounds (see `Summary`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcohort import metrics
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import config
 from fedcohort.experiments.config import NO_GATE, Experiment, NamedConfig
-from fedcohort.experiments.summary import Summary, summarize
 from fedcohort.rounds import ClientId, check_id
 from fedcohort.simulate.history import History, record_from, whole_number
 
@@ -29,6 +30,127 @@ if TYPE_CHECKING:
 
 #: Names of the run that others are compared with, where settings are unknown.
 BASELINES = ("fedavg", "uniform")
+MAX_LAST_ROUNDS = 50  # evaluations that `accuracy` is the mean of
+
+
+class Summary(NamedTuple):
+    """The result of one seed of a run.
+
+    Attributes
+    ----------
+    accuracy, accuracy_deviation : float
+        Mean and standard deviation of the test accuracy over the last 50 evaluated rounds, or
+        over the last fifth if fewer than 250 rounds were evaluated.
+    last_accuracy, best_accuracy, mean_accuracy : float
+        Of the last evaluated round, of the best one, and the mean over all: the area under the
+        curve.
+    rounds_to_target, seconds_to_target : int and float, or None
+        Until the target accuracy was first reached, in simulated time; None if it was not.
+    gemd : float
+        Group earth mover's distance (paper 4, eq. 15), mean over the cohorts.
+    participation_entropy : float
+        1 if all clients took part equally often, 0 if one client did all the work.
+    skipped : float
+        Percent of the rounds in which no model was uploaded.
+    overhead_up, overhead_down : float
+        Bytes in percent of what plain FedAvg sends with as many clients per round (paper 2, section
+        4.1); NaN where the size of a model is unknown.
+    """
+
+    seed: int
+    rounds: int
+    accuracy: float
+    accuracy_deviation: float
+    last_accuracy: float
+    best_accuracy: float
+    mean_accuracy: float
+    rounds_to_target: int | None
+    seconds_to_target: float | None
+    gemd: float
+    participation_entropy: float
+    bytes_up: int
+    bytes_down: int
+    skipped: float
+    overhead_up: float
+    overhead_down: float
+
+
+def summarize(
+    history: History,
+    clients: Sequence[ClientId],
+    label_counts: NDArray[np.int64],
+    target: float | None,
+    model_bytes: int,
+) -> Summary:
+    """Summarize one seed's rounds; NaN is what cannot be known."""
+    rounds, accuracy = history.rounds, history.accuracy
+    measured = accuracy[np.isfinite(accuracy)]
+    measured = measured if len(measured) else np.array([np.nan])
+    last = measured[-min(MAX_LAST_ROUNDS, max(1, len(measured) // 5)) :]
+    up, down = sum(r.bytes_up for r in rounds), sum(r.bytes_down for r in rounds)
+    fedavg = sum(len(r.selected) for r in rounds) * model_bytes or math.nan
+    seconds = [r.seconds for r in rounds]
+    return Summary(
+        seed=history.seed,
+        rounds=len(rounds),
+        accuracy=float(last.mean()),
+        accuracy_deviation=float(last.std()),
+        last_accuracy=float(last[-1]),
+        best_accuracy=float(measured.max()),
+        mean_accuracy=float(measured.mean()),
+        rounds_to_target=None if target is None else metrics.rounds_to_target(accuracy, target),
+        seconds_to_target=(
+            None if target is None else metrics.time_to_target(accuracy, seconds, target)
+        ),
+        gemd=spread(gemd_by_round(history, clients, label_counts)).mean,
+        participation_entropy=metrics.participation_entropy(
+            metrics.participation(history.selections, clients)
+        ),
+        bytes_up=up,
+        bytes_down=down,
+        skipped=100 * sum(r.skipped for r in rounds) / len(rounds),
+        overhead_up=100 * up / fedavg,
+        overhead_down=100 * down / fedavg,
+    )
+
+
+def gemd_by_round(
+    history: History, clients: Sequence[ClientId], label_counts: NDArray[np.int64]
+) -> list[float]:
+    """Return the GEMD of each round's finished clients; NaN if none finished or without labels."""
+    position = {client: i for i, client in enumerate(clients)}
+    try:
+        cohorts = [[position[c] for c in r.finished] for r in history.rounds]
+    except KeyError as error:
+        name = error.args[0]
+        raise ConfigError(f"a round lists client {name!r:.80}, which is not a member") from None
+    labeled = label_counts.shape[1] > 0
+    return [metrics.gemd(label_counts, c) if labeled and c else math.nan for c in cohorts]
+
+
+class Spread(NamedTuple):
+    """Mean and sample standard deviation over seeds.
+
+    `std` is NaN for fewer than two values. `missing` counts the seeds without a value.
+    """
+
+    mean: float
+    std: float
+    missing: int
+
+
+def spread(values: Sequence[float | None]) -> Spread:
+    """Return the mean and sample standard deviation of the values that are finite.
+
+    Examples
+    --------
+    >>> spread([1.0, 3.0, None])
+    Spread(mean=2.0, std=1.4142135623730951, missing=1)
+    """
+    finite = [v for v in values if v is not None and math.isfinite(v)]
+    mean = float(np.mean(finite)) if finite else math.nan
+    std = float(np.std(finite, ddof=1)) if len(finite) > 1 else math.nan
+    return Spread(mean, std, len(values) - len(finite))
 
 
 class Members(NamedTuple):
@@ -39,37 +161,23 @@ class Members(NamedTuple):
 
 
 class Run(NamedTuple):
-    """All seeds of one run.
-
-    Attributes
-    ----------
-    policy : str
-        Name of the run. In a comparison it is the name of the policy.
-    summaries, histories : list
-        One per seed.
-    seconds : float
-        Wall-clock time of the run, over all its resumptions; NaN while it is not finished.
-    experiment : Experiment or None
-        The settings.
-    folder : Path or None
-        Where the run is stored.
-    """
+    """All seeds of one run; in a comparison, `policy` is the name of the policy."""
 
     policy: str
     summaries: list[Summary]
     histories: list[History]
-    seconds: float
     experiment: Experiment | None = None
     folder: Path | None = None
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are there."""
-        wanted = 0 if self.experiment is None else self.experiment.rounds
-        return bool(self.histories) and all(len(h.rounds) >= wanted for h in self.histories)
+        """Whether all rounds are there, or it ended early for want of progress."""
+        if not self.histories or self.experiment is None:
+            return bool(self.histories)
+        return self.experiment.is_over(self.histories)
 
     def members(self) -> list[Members]:
-        """Return the clients of each seed; an older folder knows only those that were selected."""
+        """Return the clients of each seed; while the folder does not list them, those selected."""
         members = {} if self.folder is None else _federation(self.folder)[1]
         return [members.get(h.seed) or _selected_members(h) for h in self.histories]
 
@@ -102,10 +210,7 @@ class Results(list[Run]):
         return None
 
     def varied(self) -> list[dict[str, Any]]:
-        """Return, for each run, the settings in which the runs differ.
-
-        Keys are dotted, as in ``local.lr``. A run without an option has no such key.
-        """
+        """Return, for each run, the settings in which the runs differ, by dotted key."""
         flat = [{} if r.experiment is None else config.flat(r.experiment) for r in self]
         keys = dict.fromkeys(key for values in flat for key in values)
         differ = [k for k in keys if len({repr(values.get(k)) for values in flat}) > 1]
@@ -156,7 +261,10 @@ def read(*folders: str | os.PathLike[str]) -> Results:
 
 
 def run_folders(folder: str | os.PathLike[str]) -> list[Path]:
-    """Return the run folders at or directly below `folder`, in the order in which they ran."""
+    """Return the run folders at or directly below `folder`, in the order in which they were asked.
+
+    ``runs.json`` names them in that order; runs that it does not name follow by age.
+    """
     root = Path(folder)
     if not root.is_dir():
         raise ConfigError(f"{folder}: no such folder; give the folder of a run or a comparison")
@@ -165,13 +273,10 @@ def run_folders(folder: str | os.PathLike[str]) -> list[Path]:
     runs = {p.parent.name: p.parent for p in root.glob("*/config.json")}
     if not runs:
         raise ConfigError(f"{folder}: no run found (no config.json in it or one level below)")
-    listed: list[str] = []
-    for file in ("comparison.json", "sweep.json"):
-        summaries = read_json(root / file, {})
-        if not isinstance(summaries, dict):
-            raise ConfigError(f"{root / file}: not the summaries of several runs")
-        listed += summaries
-    order = {name: position for position, name in enumerate(listed)}
+    listed = read_json(root / "runs.json", [])
+    if not isinstance(listed, list):
+        raise ConfigError(f"{root / 'runs.json'}: not a list of names")
+    order = {name: position for position, name in enumerate(map(str, listed))}
 
     def key(name: str) -> tuple[float, float, str]:
         return order.get(name, math.inf), (runs[name] / "config.json").stat().st_mtime, name
@@ -186,25 +291,14 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         experiment = None if "engine" in values else config.parse(values)
     except (ConfigError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder / 'config.json'}: {error}") from None
-    written = read_json(folder / "summary.json", {})
-    try:
-        seconds = float(written.get("seconds", math.nan))
-        kinds = {int(s["seed"]): _sizes(s["bytes_by_kind"]) for s in written.get("seeds", [])}
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{folder / 'summary.json'}: not a summary ({error!r})") from None
     histories = read_histories(folder)
     model_bytes, members = _federation(folder)
+    target = None if experiment is None else experiment.target
     summaries = [
-        summarize(
-            history,
-            *(members.get(history.seed) or _selected_members(history)),
-            None if experiment is None else experiment.target,
-            model_bytes,
-            kinds.get(history.seed),
-        )
-        for history in histories
+        summarize(h, *(members.get(h.seed) or _selected_members(h)), target, model_bytes)
+        for h in histories
     ]
-    return Run(name or folder.name, summaries, histories, seconds, experiment, folder)
+    return Run(name or folder.name, summaries, histories, experiment, folder)
 
 
 def read_histories(folder: str | os.PathLike[str]) -> list[History]:
@@ -222,8 +316,6 @@ def read_histories(folder: str | os.PathLike[str]) -> list[History]:
         try:
             record = record_from(json.loads(line))
             history = histories.setdefault(record.seed, History(record.seed))
-            if history.rounds:
-                record = record_from(json.loads(line), history.rounds[-1].elapsed)
             if record.round != len(history.rounds):
                 raise ValueError(f"round {record.round} in place of {len(history.rounds)}")
         except (ValueError, TypeError, RecursionError) as error:
@@ -231,11 +323,6 @@ def read_histories(folder: str | os.PathLike[str]) -> list[History]:
             raise ConfigError(f"{path}, line {number}: not a round record ({reason})") from None
         history.rounds.append(record)
     return list(histories.values())
-
-
-def _sizes(by_kind: Any) -> dict[str, int]:
-    """Return bytes by kind of message, if that is what was read."""
-    return {str(kind): whole_number(size) for kind, size in by_kind.items()}
 
 
 def read_json(path: Path, default: Any = None) -> Any:

@@ -2,9 +2,9 @@
 
 The folder holds ``config.json`` (every default filled in), ``provenance.json`` (versions),
 ``federation.json`` (who holds which labels), ``rounds.jsonl`` (one line per round and seed, flushed
-as it happens: the truth about the run), ``checkpoint`` (all that the next round depends on) and, at
-the end, ``summary.json``. A run that was killed continues with ``resume=True`` and leaves the same
-lines as one that was not. A finished run continues with more rounds or more seeds.
+as it happens: the truth about the run) and ``checkpoint`` (all that the next round depends on). A
+run that was killed continues with ``resume=True`` and leaves the same lines as one that was not. A
+finished run continues with more rounds or more seeds.
 
 `run` does this for an `Experiment`, `advance` for any `Simulation`.
 """
@@ -16,7 +16,6 @@ import inspect
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -32,10 +31,8 @@ from fedcohort.datasets import Dataset, Federation, federate, from_arrays, load
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.experiments import config
 from fedcohort.experiments.config import DataConfig, Experiment, NamedConfig
-from fedcohort.experiments.results import read_histories, read_json
-from fedcohort.experiments.summary import Summary, summarize
+from fedcohort.experiments.results import Run, read_histories, read_json, read_run
 from fedcohort.gates import GATES
-from fedcohort.ledger import Direction, Ledger
 from fedcohort.options import checked_options
 from fedcohort.policies import POLICIES
 from fedcohort.provenance import provenance
@@ -43,7 +40,7 @@ from fedcohort.registry import import_file, in_file, load_object, make
 from fedcohort.simulate.aggregation import AGGREGATIONS
 from fedcohort.simulate.availability import AVAILABILITIES
 from fedcohort.simulate.clock import Durations
-from fedcohort.simulate.history import RoundRecord, record_from
+from fedcohort.simulate.history import History, RoundRecord, record_from
 from fedcohort.simulate.models import build as build_model
 from fedcohort.simulate.simulation import Simulation
 from fedcohort.storage import (
@@ -62,12 +59,10 @@ def run(
     folder: str | os.PathLike[str],
     *,
     resume: bool = False,
-    on_start: Callable[[Simulation], None] | None = None,
     on_round: OnRound | None = None,
-    should_stop: Callable[[], bool] | None = None,
     dataset: Dataset | None = None,
-) -> list[Summary]:
-    """Run an experiment, or what is left of it, and return one summary per seed.
+) -> Run:
+    """Run an experiment, or what is left of it.
 
     Parameters
     ----------
@@ -77,13 +72,10 @@ def run(
         Made if it is not there. A folder with another run in it is refused.
     resume : bool, default=False
         Continue the run in the folder. It must be of the same experiment, but `rounds` may be
-        larger, `seeds` may be longer, and `target` and `checkpoint_every` may be others.
-    on_start : callable, optional
-        Called with the simulation before its first new round.
+        larger, `seeds` may be longer, and `target`, `patience` and `checkpoint_every` may be
+        others.
     on_round : callable, optional
-        Called with the records of every new round.
-    should_stop : callable, optional
-        Asked before every round; if true, the run is saved and an empty list returned.
+        Called with the records of every new round. If it raises, the run is saved first.
     dataset : Dataset, optional
         The data set, if it is loaded already.
     """
@@ -95,10 +87,8 @@ def run(
         dataset = dataset or dataset_of(experiment.data)
         _add_seeds(place, experiment, dataset, on_round)
         simulation = simulation_of(experiment, dataset)
-        every, rounds = experiment.checkpoint_every, experiment.rounds
-        if not _advance(place, simulation, rounds, every, on_start, on_round, should_stop):
-            return []
-        return _summarized(simulation, experiment, place)
+        _advance(place, simulation, experiment.is_over, experiment.checkpoint_every, on_round)
+        return read_run(place)
 
 
 def advance(
@@ -145,50 +135,46 @@ def advance(
         policies = [repr(session.policy) for session in simulation.sessions]
         about = {"engine": "simulation", "policy": policies[0], "rounds": rounds}
         write_atomically(place / "config.json", json.dumps(about, indent=2).encode())
-        _advance(place, simulation, rounds, checkpoint_every, None, on_round, None)
+        _advance(place, simulation, Experiment(rounds=rounds).is_over, checkpoint_every, on_round)
 
 
 def _advance(
     place: Path,
     simulation: Simulation,
-    rounds: int,
+    is_over: Callable[[Sequence[History]], bool],
     checkpoint_every: int,
-    on_start: Callable[[Simulation], None] | None,
     on_round: OnRound | None,
-    should_stop: Callable[[], bool] | None,
-) -> bool:
-    """Run from the checkpoint, if there is one, to the last round; return whether it got there."""
+) -> None:
+    """Run from the checkpoint, if there is one, until the histories say that it is over."""
     _describe(place, simulation)
-    state = _checkpoint(place)
+    state, lines = _checkpoint(place), place / "rounds.jsonl"
     if state is not None:
         storage.restore(place / "checkpoint", simulation.load_state_dict, state)
-    started = time.perf_counter() - _seconds(state)
-    lines = place / "rounds.jsonl"
     _keep_lines(lines, [s.seed for s in simulation.sessions], simulation.round_number)
-    if on_start is not None:
-        on_start(simulation)
     with lines.open("a", encoding="utf-8") as file:
         sync_folder(place)
+        histories = read_histories(place) or [History(s.seed) for s in simulation.sessions]
 
         def save() -> None:
             os.fsync(file.fileno())  # a checkpoint never knows rounds that can be lost
-            seconds = time.perf_counter() - started
-            state = {**simulation.state_dict(), "wall_seconds": seconds}
-            storage.save(place / "checkpoint", state)
+            storage.save(place / "checkpoint", simulation.state_dict())
 
-        while simulation.round_number < rounds:
-            if should_stop is not None and should_stop():
-                save()
-                return False
+        while not is_over(histories):
             records = simulation.step()
             file.writelines(json.dumps(asdict(r)) + "\n" for r in records)
             file.flush()
-            number = simulation.round_number
-            if number == rounds or number % checkpoint_every == 0:
+            for history, record in zip(histories, records, strict=True):
+                history.rounds.append(record)
+            due = is_over(histories) or simulation.round_number % checkpoint_every == 0
+            if due:
                 save()
-            if on_round is not None:
-                on_round(records)
-    return True
+            try:
+                if on_round is not None:
+                    on_round(records)
+            except BaseException:  # Ctrl-C, for example
+                if not due:
+                    save()
+                raise
 
 
 def _claim(folder: Path, experiment: Experiment, resume: bool) -> None:
@@ -208,7 +194,7 @@ def _claim(folder: Path, experiment: Experiment, resume: bool) -> None:
 
 
 def _check_same(folder: Path, wanted: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    free = {"rounds", "seeds", "target", "checkpoint_every"}
+    free = {"rounds", "seeds", "target", "patience", "checkpoint_every"}
     try:  # with the defaults of fields that came after it was written
         full = json.loads(json.dumps(config.dump(config.parse(saved))))
     except ConfigError:
@@ -245,12 +231,6 @@ def _checkpoint(folder: Path) -> dict[str, Any] | None:
     return storage.load(path) if path.exists() else None
 
 
-def _seconds(state: Mapping[str, Any] | None) -> float:
-    """Return the wall-clock time of the rounds in a checkpoint."""
-    seconds = 0.0 if state is None else state.get("wall_seconds", 0.0)
-    return seconds if isinstance(seconds, float) else 0.0
-
-
 def _add_seeds(
     place: Path, experiment: Experiment, dataset: Dataset, on_round: OnRound | None
 ) -> None:
@@ -268,13 +248,12 @@ def _add_seeds(
     if not new:
         shutil.rmtree(added, ignore_errors=True)  # merged already
         return
-    younger = dataclasses.replace(experiment, seeds=new, rounds=reached)
+    younger = dataclasses.replace(experiment, seeds=new, rounds=reached, patience=None)
     run(younger, added, resume=True, on_round=on_round, dataset=dataset)
     other = storage.load(added / "checkpoint")
     rows = _rows(place / "rounds.jsonl", old, reached) + _rows(added / "rounds.jsonl", new, reached)
     rows.sort(key=lambda row: (row[0], experiment.seeds.index(row[1])))
     merged = {**state, "seeds": [*state["seeds"], *other["seeds"]]}
-    merged["wall_seconds"] = _seconds(state) + _seconds(other)
     write_atomically(place / "rounds.jsonl", b"".join(line for _, _, line in rows))
     storage.save(place / "checkpoint", merged)
     shutil.rmtree(added)
@@ -303,35 +282,6 @@ def _rows(path: Path, seeds: Sequence[int], rounds: int) -> list[tuple[int, int,
             f"{len(seeds)} seeds"
         )
     return rows
-
-
-def _summarized(simulation: Simulation, experiment: Experiment, folder: Path) -> list[Summary]:
-    parts = zip(read_histories(folder), simulation.federations, simulation.sessions, strict=True)
-    summaries = [
-        summarize(
-            history,
-            federation.clients,
-            federation.label_counts(),
-            experiment.target,
-            session.model_bytes,
-            _bytes_by_kind(session.ledger),
-        )
-        for history, federation, session in parts
-    ]
-    content = {
-        "policy": experiment.policy.label,
-        "seconds": _seconds(_checkpoint(folder)),
-        "seeds": [s.as_dict() for s in summaries],
-        "dropped_readings": [dict(s.signals.dropped) for s in simulation.sessions],
-    }
-    write_atomically(folder / "summary.json", json.dumps(content, indent=2).encode())
-    return summaries
-
-
-def _bytes_by_kind(ledger: Ledger) -> dict[str, int]:
-    ways: tuple[Direction, ...] = ("up", "down")
-    kinds = ((kind, way, size) for way in ways for kind, size in ledger.by_kind(way).items())
-    return {f"{kind} {way}": size for kind, way, size in sorted(kinds, key=lambda k: (k[1], k[0]))}
 
 
 #: How fast clients are, from their names and a seed.

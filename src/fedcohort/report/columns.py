@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from fedcohort.analysis.comparison import ComparisonRow, Interval
     from fedcohort.analysis.ranking import Rank
-    from fedcohort.experiments.results import Results
-    from fedcohort.experiments.summary import Spread, Summary
+    from fedcohort.experiments.results import Results, Spread, Summary
 
 
 class Cell(NamedTuple):
@@ -90,8 +89,7 @@ def comparison_cells(
 ) -> Cells:
     """Lay out a comparison; the first columns are the settings in which the runs differ.
 
-    The columns of a gate appear only if a gate withheld something. They are in percent of plain
-    FedAvg; the downlink is given twice, with models going to the cohort and to all clients.
+    The columns of a gate appear only if a gate withheld something, in percent of plain FedAvg.
     """
     names = list(dict.fromkeys(key for values in settings for key in values))
     gated = any(row.skipped.mean or row.overhead_up.mean < 99 for row in rows)
@@ -107,7 +105,6 @@ def comparison_cells(
         Column("rounds skipped %", lambda r: number(r[0].skipped.mean)),
         Column("uplink %", lambda r: number(r[0].overhead_up.mean)),
         Column("downlink %", lambda r: number(r[0].overhead_down.mean)),
-        Column("downlink to all %", lambda r: number(r[0].overhead_down_to_all.mean)),
     ]
     columns += gate if gated else []
     columns += [
@@ -115,7 +112,6 @@ def comparison_cells(
         Column("evenness", lambda r: number(r[0].participation_entropy.mean, 2), detail=True),
         Column("MB up", lambda r: number(r[0].megabytes_up.mean), detail=gated),
         Column("MB down", lambda r: number(r[0].megabytes_down.mean), detail=gated),
-        Column("run time (s)", lambda r: number(r[0].seconds), detail=True),
     ]
     return cells(list(zip(rows, settings, strict=True)), columns)
 

@@ -17,8 +17,7 @@ from fedcohort.analysis.comparison import ComparisonRow, Curve, comparison, curv
 from fedcohort.analysis.ranking import Rank, saved_session, skew_ranks
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments.config import NO_GATE, Experiment, dump
-from fedcohort.experiments.results import Members, Results, Run
-from fedcohort.experiments.summary import gemd_by_round
+from fedcohort.experiments.results import Members, Results, Run, gemd_by_round
 from fedcohort.report.columns import setting_columns
 from fedcohort.rounds import ClientId, stream
 from fedcohort.sketch.distances import distance_matrix

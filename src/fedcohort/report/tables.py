@@ -16,7 +16,7 @@ from rich.text import Text
 from fedcohort.analysis.comparison import ComparisonRow, Curve
 from fedcohort.analysis.costs import CostRow
 from fedcohort.analysis.plan import Plan
-from fedcohort.experiments.summary import Summary
+from fedcohort.experiments.results import Summary
 from fedcohort.report.columns import (
     Cell,
     Cells,

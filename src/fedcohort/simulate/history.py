@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import ClientId, check_id
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -103,26 +99,11 @@ class History:
             for r in self.rounds
         ]
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return one row per round as a pandas frame (needs pandas)."""
-        try:
-            import pandas as pd
-        except ImportError:
-            raise ConfigError("History.to_frame: install pandas (pip install pandas)") from None
-        names = [field.name for field in fields(RoundRecord)]
-        return pd.DataFrame(self.records(), columns=names)
 
-
-def record_from(values: Any, elapsed: float = 0.0) -> RoundRecord:
-    """Make a record from what was read from disk; ValueError or TypeError if it is not one.
-
-    Lines of older versions have the time so far as `seconds`; `elapsed` is the one before.
-    """
+def record_from(values: Any) -> RoundRecord:
+    """Make a record from what was read from disk; ValueError or TypeError if it is not one."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{str(values)[:80]} is not an object")
-    if "elapsed" not in values and isinstance(values.get("seconds"), float):
-        total = values["seconds"]
-        values = {**values, "seconds": total - elapsed, "elapsed": total}
     cohort = {key: _clients(values.get(key, [])) for key in COHORTS}
     more = ("failed", "scores")  # of a Flower run, for people
     record = RoundRecord(**{k: v for k, v in values.items() if k not in more} | cohort)

@@ -111,7 +111,7 @@ class Folder(Target):
     name = "run-folder"
     needs = ("torch",)
     imports = ("fedcohort.experiments.results",)
-    files = ("config.json", "rounds.jsonl", "summary.json", "federation.json")
+    files = ("config.json", "rounds.jsonl", "federation.json")
     last = None  # the file that was damaged before; None while there are no files
 
     def examples(self):

@@ -92,14 +92,10 @@ def compare_arguments(inputs, folder):
 
 
 def rounds_of(folder):
-    """Rounds and summaries of every run below a folder, without wall-clock seconds."""
+    """The rounds of every run below a folder."""
     out = {}
     for path in sorted(folder.rglob("rounds.jsonl")):
         out[str(path.relative_to(folder))] = path.read_text()
-    for path in sorted(folder.rglob("summary.json")):
-        summary = json.loads(path.read_text())
-        summary.pop("seconds")
-        out[str(path.relative_to(folder))] = json.dumps(summary, sort_keys=True)
     return out
 
 
