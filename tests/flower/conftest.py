@@ -167,8 +167,8 @@ class Digits:
         part = self.federation.parts[client]
         return self.federation.dataset.x[part], self.federation.dataset.y[part]
 
-    def app(self, client: str, **options) -> ClientApp:
-        app = ClientApp()
+    def app(self, client: str, mods=(), **options) -> ClientApp:
+        app = ClientApp(mods=list(mods))
         attach(app, self.examples(client), self.model, local=self.local, **options)
         return app
 
@@ -254,8 +254,10 @@ class OneClient:
         self.y = np.arange(50) % 3
         self.arrays = ArrayRecord([np.zeros(4, np.float32)])
 
-    def app(self, **options) -> ClientApp:
-        app = ClientApp()
+    def app(self, train=None, mods=(), **options) -> ClientApp:
+        app = ClientApp(mods=list(mods))
+        if train is not None:
+            app.train()(train)
         attach(app, (self.x, self.y), **options)
         return app
 

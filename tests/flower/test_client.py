@@ -62,10 +62,6 @@ def test_an_app_keeps_its_own_handlers(client, digits, context):
     client.send(app, client.message("evaluate", client.arrays), context)
     client.send(app, client.message("train.fedcohort_probe", client.arrays, gate="cmfl"), context)
     assert seen == ["train", "evaluate", "train"]
-    other = ClientApp()
-    other.train()(train)
-    with pytest.raises(ConfigError, match="leave out train="):
-        attach(other, (client.x, client.y), train=train)
 
 
 def test_a_query_of_the_apps_own_stays(client, context):

@@ -24,7 +24,7 @@ def same(data, keys=None, n=10):
     x, y = examples.arrays()
     np.testing.assert_allclose(x, X[:n], rtol=1e-6)
     np.testing.assert_array_equal(y, Y[:n])
-    assert y.dtype.kind == "i" and x.dtype.kind == "f"
+    assert y.dtype.kind == "i"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,6 @@ def same(data, keys=None, n=10):
         (X.tolist(), Y.tolist()),
         (X, Y.astype(np.float32)[:, None]),
         (X, Y, X[:2], Y[:2]),
-        ((X, Y), (X[:2], Y[:2])),
         [{"img": x, "label": y} for x, y in zip(X, Y, strict=True)],
         [{"features": x, "weight": 1.0, "target": y} for x, y in zip(X, Y, strict=True)],
         {"train": (X, Y), "test": (X[:1], Y[:1])},
@@ -46,7 +45,6 @@ def same(data, keys=None, n=10):
         "lists",
         "column",
         "four",
-        "keras",
         "dicts",
         "named",
         "split",
@@ -103,17 +101,6 @@ def test_a_loader_is_read_batch_by_batch():
     assert examples._arrays is None
 
 
-def test_a_pandas_frame():
-    pd = pytest.importorskip("pandas")
-    frame = pd.DataFrame(X, columns=list("abcd")).assign(label=Y)
-    same(frame)
-    same(frame.rename(columns={"label": "income"}), keys=("", "income"))
-    with pytest.raises(ConfigError, match="attach\\(keys="):
-        Examples(frame.rename(columns={"label": "income"})).arrays()
-    with pytest.raises(ConfigError, match=r"\['town'\] are not numbers"):
-        Examples(frame.assign(town="Bergen")).arrays()
-
-
 def test_a_hugging_face_data_set():
     datasets = pytest.importorskip("datasets", reason="not installed: pip install datasets")
     made = datasets.Dataset.from_dict({"img": X.tolist(), "label": Y.tolist()})
@@ -146,11 +133,11 @@ def test_data_of_a_jax_or_tensorflow_kind():
         lambda partition_id, num_partitions, batch_size: (X[:partition_id], Y[: batch_size - 30]),
         lambda partition_id, num_partitions, batch_size=7: (X[:2], Y[: batch_size - 30]),
         lambda partition_id, num_partitions, alpha=0.5: (X[:2], Y[: int(4 * alpha)]),
-        lambda a, b: (X[:a], Y[: b - 3]),
         lambda partition_id: (X[:partition_id], Y[:2]),
+        lambda partition_id, num_clients: (X[:partition_id], Y[: num_clients - 3]),
         lambda: (X[:2], Y[:2]),
     ],
-    ids=["context", "two", "three", "default", "unknown default", "positions", "one", "none"],
+    ids=["context", "two", "three", "default", "unknown default", "one", "clients", "none"],
 )
 def test_functions_get_what_they_ask_for(function):
     x, y = data_function(function)(context(batch_size=32)).arrays()
@@ -176,7 +163,7 @@ def test_data_that_is_not_understood_is_named(data, message):
 def test_keys_and_settings_that_are_missing_are_named():
     rows = [{"a": X[0], "b": 1}]
     assert Examples(rows, ("a", "b")).arrays()[1].tolist() == [1]
-    with pytest.raises(ConfigError, match="no 'c', only \\['a', 'b'\\]"):
+    with pytest.raises(ConfigError, match=r"among \['a', 'b'\]"):
         Examples(rows, ("a", "c")).arrays()
     with pytest.raises(ConfigError, match="wants 'depth'"):
         data_function(lambda partition_id, num_partitions, batch_size, depth: 0)(

@@ -59,11 +59,9 @@ def quickstart_training(x, y, batch_norm):
 def quickstart_grid(digits, batch_norm=False, mods=(), attached=True):
     def make_app(client):
         app = ClientApp()
-        train = quickstart_training(*digits.examples(client), batch_norm)
+        app.train(mods=list(mods))(quickstart_training(*digits.examples(client), batch_norm))
         if attached:
-            attach(app, digits.examples(client), train=train, mods=mods)
-        else:
-            app.train(mods=list(mods))(train)
+            attach(app, digits.examples(client))
         return app
 
     return digits.grid_of(make_app)

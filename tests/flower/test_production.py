@@ -12,6 +12,7 @@ from flwr.serverapp import strategy as flower
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower import Directory, GridCollector, KeptSketches, Pace, attach
+from fedcohort.flower.client import answer
 from fedcohort.policies import POLICIES, Uniform
 from fedcohort.session import Session
 from fedcohort.simulate import Simulation
@@ -150,7 +151,7 @@ def test_sketches_of_other_columns_are_refused_with_words(digits, cohort, caplog
 
 
 def test_a_private_app_is_told_once_what_its_signals_reveal(digits, cohort, caplog, monkeypatch):
-    monkeypatch.setattr("fedcohort.flower.client.answer._warned_of", set())
+    answer.warn_of_exact.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "opacus", object())
     cohort("power-of-choice:d=4", cohort_size=2).start(digits.grid(), digits.arrays(), 2)
     told = [r.getMessage() for r in caplog.records if "Privacy(" in r.getMessage()]

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import strategy as flower
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.flower.wire import RECORD
 from fedcohort.gates import CMFL, SketchToSkip
 from fedcohort.policies import POLICIES, Uniform
 from fedcohort.policies.base import Policy
@@ -35,8 +36,14 @@ def test_the_ledger_counts_the_bytes_that_cross(digits, cohort, name, gate):
 
 
 def test_the_ledger_counts_models_sent_again(digits, cohort):
-    """Clients that do not keep the model receive it with the query and again for training."""
-    grid = digits.grid(cache=False)
+    """Clients that do not say that they keep it receive it with the query and for training."""
+
+    def forgetful(message, context, call_next):
+        reply = call_next(message, context)
+        reply.content.get(RECORD, {}).pop("held", None)
+        return reply
+
+    grid = digits.grid(mods=[forgetful])
     strategy = cohort(POLICIES["power-of-choice"](d=4), cohort_size=2)
     strategy.start(grid, digits.arrays(), 2)
     keeping = digits.grid()

@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
-
-from fedcohort.flower import attach
 
 
 def test_an_upload_without_a_probe_is_an_error(client, context):
@@ -60,33 +57,6 @@ def test_an_unknown_gate_is_named(client, context):
         )
 
 
-def test_mods_go_around_the_training(client, context):
-    seen = []
-
-    def mod(message, context, call_next):
-        seen.append(message.metadata.message_type)
-        return call_next(message, context)
-
-    app = client.app(train=client.echo, mods=[mod])
-    client.send(app, client.message("train", client.arrays), context)
-    client.send(app, client.message("train.fedcohort_probe", client.arrays, gate="cmfl"), context)
-    client.ask(app, context, "num_examples")
-    assert seen == ["train", "train.fedcohort_probe"]
-
-
-def test_mods_are_called_as_flower_calls_them(client, context):
-    """By position: a mod may give its arguments any names."""
-
-    def mod(msg, ctx, app):
-        reply = app(msg, ctx)
-        reply.content["metrics"]["num-examples"] = 7
-        return reply
-
-    app = client.app(train=client.echo, mods=[mod])
-    reply = client.send(app, client.message("train", client.arrays), context)
-    assert reply.content["metrics"]["num-examples"] == 7
-
-
 def test_an_app_level_clipping_mod_leaves_queries_alone(client, context):
     """Flower's clipping mods answer a message without a model with an error that reaches no one."""
     seen = []
@@ -100,8 +70,7 @@ def test_an_app_level_clipping_mod_leaves_queries_alone(client, context):
         reply.content["arrays"] = ArrayRecord([np.ones(4, np.float32)])
         return reply
 
-    app = ClientApp(mods=[fixedclipping_mod, watching])
-    attach(app, (client.x, client.y), train=train)
+    app = client.app(train, mods=[fixedclipping_mod, watching])
     assert client.ask(app, context, "num_examples") == 50
     message = client.message("train.fedcohort_probe", client.arrays, gate="cmfl", version="v")
     message.content["config"]["clipping_norm"] = 1.0

@@ -330,8 +330,8 @@ def grid_without_losses(digits, attached=True):
 
 MISSING = {
     "power-of-choice": "'loss'.*no @app.evaluate",
-    "kdpp": "'feature_profile'.*has no model.*model=",
-    "oort": "'loss_rms'.*came without it.*attach",
+    "kdpp": "'feature_profile'.*model=",
+    "oort": "'loss_rms'.*attach",
 }
 
 

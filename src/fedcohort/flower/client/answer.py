@@ -1,7 +1,7 @@
 """A client's answers to queries, from its own data and the model it was sent.
 
-With `model=` a client measures its PyTorch model. Without it, losses and updates come from the
-app's own handlers, whatever framework they use.
+With `model=` a client measures its PyTorch model (see `model`). Without it, losses and updates come
+from the app's own handlers, whatever framework they use.
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import ArrayLike, NDArray
 
-from fedcohort.exceptions import ConfigError
+from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.flower.client.data import Data, Examples
-from fedcohort.flower.client.memory import Memory
 from fedcohort.flower.client.privacy import Privacy, allowed_signals, check_covered, sketch
 from fedcohort.flower.wire import (
     LOG,
@@ -40,14 +39,12 @@ from fedcohort.signals.projection import Vectors
 if TYPE_CHECKING:
     import torch
 
-    from fedcohort.flower.client.model import ModelClient
     from fedcohort.simulate.local import LocalTraining
 
 MAX_BYTES = 1 << 26  # of what a server may send beside arrays
 SHORT = 1024  # numbers that a sketch may always have, however small the model
-DEFAULT_LOSS = "cross-entropy"
 LOSS_METRICS = ("train_loss", "eval_loss", "loss", "val_loss", "test_loss")
-_warned_of: set[str] = set()
+OURS = "fedcohort."
 
 Handler = Callable[[Message, Context], Message]
 
@@ -70,8 +67,7 @@ def own_id(context: Context) -> ClientId:
         digits = len(str(max(int(config.get("num-partitions", 1)) - 1, 0)))
         return f"client-{int(config['partition-id']):0{digits}d}"
     raise ConfigError(
-        "this client has no id: start the SuperNode with --node-config 'client-id=\"...\"', or "
-        "pass attach(identity=function of the context)"
+        "this client has no id: start the SuperNode with --node-config 'client-id=\"...\"'"
     )
 
 
@@ -97,7 +93,7 @@ def reading_in(config: ConfigRecord, name: str) -> NDArray[Any] | None:
     return from_record(config, name, MAX_BYTES) if name in config else None
 
 
-def loss_in(content: RecordDict, name: str | None) -> float | None:
+def loss_in(content: RecordDict, name: str | None) -> float:
     """Return the loss among a reply's metrics: the one named, or the one with a usual name.
 
     Examples
@@ -108,11 +104,79 @@ def loss_in(content: RecordDict, name: str | None) -> float | None:
     """
     metrics = {k: v for record in content.metric_records.values() for k, v in record.items()}
     numbers = {k: float(v) for k, v in metrics.items() if not isinstance(v, list)}
-    for key in LOSS_METRICS if name is None else (name,):
-        if key in numbers:
-            return numbers[key]
-    losses = [value for key, value in numbers.items() if "loss" in key.lower()]
-    return losses[0] if name is None and len(losses) == 1 else None
+    usual = [key for key in LOSS_METRICS if key in numbers]
+    similar = [key for key in numbers if "loss" in key.lower()]
+    key = name or (usual[0] if usual else similar[0] if len(similar) == 1 else "")
+    if key not in numbers:
+        raise ConfigError(
+            "the app reports no loss; name its metric, attach(loss='...'), or pass a function, "
+            "attach(loss=f) with f(arrays, x, y)"
+        )
+    return numbers[key]
+
+
+class Memory:
+    """What a client remembers between messages, in Flower's `Context.state`.
+
+    The state lives in memory only and can be lost: the client then replies with an error, or works
+    from what it is sent. Each entry has a stamp: a round, or the version of a model. What another
+    `run` left behind is forgotten.
+    """
+
+    def __init__(self, context: Context, run: str) -> None:
+        self.state: RecordDict = context.state
+        if self.stamps.get("run", "") != run:
+            for name in [key for key in self.state if key.startswith(OURS)]:
+                del self.state[name]
+            self.stamps["run"] = run
+
+    @property
+    def stamps(self) -> ConfigRecord:
+        """The stamp of each entry."""
+        if OURS + "stamps" not in self.state:
+            self.state[OURS + "stamps"] = ConfigRecord()
+        return self.state.config_records[OURS + "stamps"]
+
+    def keep(self, name: str, content: Mapping[str, Any], stamp: int | str) -> None:
+        """Keep records under a name, in place of those that were there."""
+        self.forget(name)
+        self.stamps[name] = stamp
+        self.state.update({f"{OURS}{name}.{key}": record for key, record in content.items()})
+
+    def forget(self, name: str) -> None:
+        """Drop the records under a name."""
+        self.stamps.pop(name, None)
+        for key in [key for key in self.state if key.startswith(f"{OURS}{name}.")]:
+            del self.state[key]
+
+    def recall(self, name: str, stamp: int | str | None = None) -> RecordDict | None:
+        """Return what is kept under a name; None if there is nothing, or not with this stamp."""
+        if name not in self.stamps or stamp not in (None, self.stamps[name]):
+            return None
+        start = f"{OURS}{name}."
+        kept = {key: record for key, record in self.state.items() if key.startswith(start)}
+        return RecordDict({key.removeprefix(start): record for key, record in kept.items()})
+
+    def vector(self, name: str, stamp: int | str | None = None) -> Flat | None:
+        """Return the arrays that are kept under a name, flat."""
+        kept = self.recall(name, stamp)
+        return None if kept is None else flatten(arrays_in(kept))
+
+
+def arrays_in(content: RecordDict) -> ArrayRecord:
+    """Return the first model of a message or reply."""
+    return next(iter(content.array_records.values()))
+
+
+@cache
+def warn_of_exact(private_by: str, name: str) -> None:
+    """Say once that a signal is without noise, in an app whose training is private."""
+    LOG.warning(
+        "%s makes this app's training private, but %r tells of the records without noise: pass "
+        "attach(privacy=Privacy(...)), or signals= without it",
+        private_by,
+        name,
+    )
 
 
 @dataclass(frozen=True)
@@ -126,14 +190,12 @@ class Answers:
     data: Data
     model: Callable[[Context], torch.nn.Module] | None
     local: LocalTraining | None
-    identity: Callable[[Context], ClientId]
     signals: frozenset[str] | None
     privacy: Privacy | None
     insight: Callable[[Any, Any], ArrayLike] | None
     classes: int
-    loss: str | Callable[..., Any]
+    loss: str | Callable[..., Any] | None
     device: str
-    cache: bool
     train: Handler | None
     evaluate: Handler | None
     private_by: str = ""
@@ -141,46 +203,33 @@ class Answers:
     def reply(self, message: Message, context: Context) -> Message:
         """Say who this client is, where the server does not know, and answer its questions."""
         request = request_of(message)
-        arrays = None
+        arrays, record = None, ConfigRecord()
         if any(SIGNALS[n].needs_model(request.options.get(n, {})) for n in request.signals):
             arrays = self.arrays(request, message, Memory(context, request.run))
-        record = ConfigRecord()
+            record["held"] = request.version
         if not request.client:
             try:
-                record["id"] = self.identity(context)
+                record["id"] = own_id(context)
             except ConfigError as error:  # it may be known by a key or name
                 record["id.error"] = error_line(error)
             record["tags"] = str(context.node_config.get("fedcohort-tags", ""))
-        record.update(self.record(request.signals, message, context, request, arrays))
-        if arrays is not None and self.cache:
-            record["held"] = request.version
+        record.update(self.asked(message, context, request, arrays).record(request.signals))
         return Message(RecordDict({RECORD: record}), reply_to=message)
 
-    def record(
+    def asked(
         self,
-        names: Collection[str],
         message: Message,
         context: Context,
         request: Request,
         arrays: ArrayRecord | None,
-    ) -> ConfigRecord:
-        """Return the readings of signals, and why there is none of the others."""
-        record, asked = ConfigRecord(), Asked(self, message, context, request, arrays)
-        for name in names:
-            try:
-                self.check_released(name, context)
-                record.update(to_record({name: asked.reading(name)}))
-                record.update({f"{name}.kind": kind for kind in asked.kinds(name)})
-            except Exception as error:  # an update, or another signal, is worth having without it
-                LOG.exception("signal %s", name)
-                record[f"{name}.error"] = error_line(error) + self._hint(name)
-        return record
+        reply: Message | None = None,
+    ) -> Asked:
+        """Return what answers one message."""
+        if self.model is None:
+            return Asked(self, message, context, request, arrays, reply)
+        from fedcohort.flower.client.model import Measured
 
-    def _hint(self, name: str) -> str:
-        """Say what may help where the measuring of the model fails."""
-        if self.model is None or SIGNALS[name].work == "data" or self.train is None:
-            return ""
-        return "; without attach(model=...), the app's own handlers answer"
+        return Measured(self, message, context, request, arrays, reply)
 
     def check_released(self, name: str, context: Context) -> None:
         """ConfigError unless app, operator and budget let a signal leave this client."""
@@ -195,14 +244,8 @@ class Answers:
         privacy = Privacy.on_node(context, self.privacy)
         check_covered(name, privacy)
         exact = SIGNALS[name].reveals not in ("nothing", "size") and privacy is None
-        if exact and self.private_by and name not in _warned_of:
-            _warned_of.add(name)
-            LOG.warning(
-                "%s makes this app's training private, but %r tells of the records without noise: "
-                "pass attach(privacy=Privacy(...)), or signals= without it",
-                self.private_by,
-                name,
-            )
+        if exact and self.private_by:
+            warn_of_exact(self.private_by, name)
 
     def hides_size(self, context: Context) -> bool:
         """Whether the number of this client's examples must not leave it."""
@@ -212,61 +255,29 @@ class Answers:
     def arrays(self, request: Request, message: Message, memory: Memory) -> ArrayRecord:
         """Return the model that a message is about: in it, or kept from an earlier one."""
         sent = message.content.array_records.get(request.arrays)
-        if sent is None:
-            return memory.model(request.version)
-        if self.cache and request.version:
-            memory.keep_model(sent, request.version)
-        return sent
+        if sent is not None:
+            if request.version:
+                memory.keep("model", {"": sent}, request.version)
+            return sent
+        kept = memory.recall("model", request.version)
+        if kept is None:
+            held = memory.stamps.get("model", "")
+            raise DataError(
+                f"no model in the message; the client holds {held!r}, not {request.version!r}"
+            )
+        return arrays_in(kept)
 
     def reads_metrics(self, name: str) -> bool:
         """Whether a signal is read from the metrics of a training reply: a loss, without model."""
         computed = self.model is not None or callable(self.loss)
         return SIGNALS[name].work == "forward" and not computed
 
-    def record_of_metrics(
-        self, names: Collection[str], reply: Message, context: Context
-    ) -> ConfigRecord:
-        """Return losses from the metrics of a training reply; nothing where it reports none."""
-        loss, record = loss_in(reply.content, self.loss_metric), ConfigRecord()
-        for name in names if loss is not None else ():
-            try:
-                self.check_released(name, context)
-                record.update(to_record({name: np.asarray(loss)}))
-            except ConfigError as error:
-                record[f"{name}.error"] = error_line(error)
-        return record
-
-    @property
-    def loss_metric(self) -> str | None:
-        """The metric that `loss` names, None where a usual name is looked for."""
-        return self.loss if isinstance(self.loss, str) and self.loss != DEFAULT_LOSS else None
-
-    def model_client(
-        self,
-        context: Context,
-        request: Request,
-        arrays: ArrayRecord,
-        mu: float = 0.0,
-        held: Flat | None = None,
-    ) -> ModelClient:
-        """Return what trains and measures a model; `mu` is FedProx's, where the server sets it."""
-        from fedcohort.flower.client.model import ModelClient
-        from fedcohort.simulate.local import LocalTraining
-
-        if self.model is None:
-            raise ConfigError("this client has no model: pass attach(model=...)")
-        local = self.local or LocalTraining()
-        if mu:
-            local = replace(local, prox_mu=mu)
-        x, y = self.data(context).arrays()
-        client, model = request.client or self.identity(context), self.model(context)
-        return ModelClient(
-            client, x, y, model, arrays, request, local, self.loss, self.device, held
-        )
-
 
 class Asked(Clients):
-    """One client, as a signal sees it: one row of everything."""
+    """One client that answers one message, as signals see it: one row of everything.
+
+    `reply` is that of the training, where signals are read from its metrics.
+    """
 
     def __init__(
         self,
@@ -275,36 +286,56 @@ class Asked(Clients):
         context: Context,
         request: Request,
         arrays: ArrayRecord | None,
+        reply: Message | None = None,
     ) -> None:
         self.answers, self.message, self.context = answers, message, context
-        self.request, self.arrays = request, arrays
-        self.ids = (request.client or self._account,)
-        self._kinds: tuple[str, ...] = ()
+        self.request, self.sent, self.trained_reply = request, arrays, reply
+        try:  # the name of the budget's account, which the server has no say in
+            self.account = own_id(context)
+        except ConfigError:
+            self.account = "this client"
+        self.ids = (request.client or self.account,)
+        self._kind = ""
+
+    def record(self, names: Iterable[str]) -> ConfigRecord:
+        """Return the readings of signals, and why there is none of the others."""
+        record = ConfigRecord()
+        for name in names:
+            try:
+                self.answers.check_released(name, self.context)
+                record.update(to_record({name: self.reading(name)}))
+                if SIGNALS[name].reveals == "sketch":
+                    record[f"{name}.kind"] = self._kind
+            except Exception as error:  # an update, or another signal, is worth having without it
+                LOG.exception("signal %s", name)
+                record[f"{name}.error"] = error_line(error) + self._hint(name)
+        return record
+
+    def _hint(self, name: str) -> str:
+        """Say what may help where the measuring of the model fails."""
+        if self.answers.model is None or SIGNALS[name].work == "data" or not self.answers.train:
+            return ""
+        return "; without attach(model=...), the app's own handlers answer"
 
     def reading(self, name: str) -> NDArray[Any]:
         """Compute a signal."""
         options = self.request.options.get(name, {})
-        if self.arrays is not None and int(options.get("k", 0)) > max(len(self.start), SHORT):
+        if self.sent is not None and int(options.get("k", 0)) > max(len(self.start), SHORT):
             size = len(self.start)
             raise ConfigError(f"k={options['k']} numbers to sketch a model of {size}: refused")
         return np.asarray(SIGNALS[name].compute(self, options)[0])
 
-    def kinds(self, name: str) -> tuple[str, ...]:
-        """Return what readings of all clients must have in common, where anything is known."""
-        return self._kinds if SIGNALS[name].reveals == "sketch" else ()
-
     @property
-    def _account(self) -> ClientId:
-        """The name of this client's budget account, which the server has no say in."""
-        try:
-            return self.answers.identity(self.context)
-        except ConfigError:
-            return "this client"
+    def arrays(self) -> ArrayRecord:
+        """The model that the question is about."""
+        if self.sent is None:
+            raise ConfigError("this question came without a model")
+        return self.sent
 
     @cached_property
     def start(self) -> Flat:
         """The model that the question is about, flat."""
-        return flatten(self._model())
+        return flatten(self.arrays)
 
     @cached_property
     def data(self) -> Examples:
@@ -338,89 +369,58 @@ class Asked(Clients):
         classes = self.answers.classes or self.request.classes
         exact = sketch(self.data, options, classes=classes, center=center)
         digest = hashlib.blake2b(json.dumps(exact.spec, sort_keys=True).encode(), digest_size=6)
-        appended = getattr(exact.transform, "classes", 0)  # columns for the labels
-        width = getattr(exact.family, "dim", 0) - appended
+        label_columns = getattr(exact.transform, "classes", 0)
+        width = getattr(exact.family, "dim", 0) - label_columns
         inputs = f"{width} inputs" if width > 0 else "tokens"
-        self._kinds = (f"{inputs}, hashed as {digest.hexdigest()}",)
+        self._kind = f"{inputs}, hashed as {digest.hexdigest()}"
         privacy = Privacy.on_node(self.context, self.answers.privacy)
         if privacy is not None:
-            return [privacy.release(self._account, exact).reading()]
+            return [privacy.release(self.account, exact).reading()]
         epsilon, delta = float(options.get("epsilon", 0.0)), float(options.get("delta", 0.0))
         return [(exact.privatize(epsilon, delta) if epsilon else exact).reading()]
 
     def losses(self, power: int = 1) -> NDArray[np.float64]:
         """Return the mean of loss^power over the client's examples.
 
-        Without `model=`: from the function `loss`, or from the loss that the app's own evaluation
+        From the function `loss`, or from the loss that the app's own training or evaluation
         reports, whose mean stands for every example.
         """
-        answers = self.answers
-        if answers.model is not None:
-            return self._measured.losses(power)
-        if callable(answers.loss):
+        loss = self.answers.loss
+        if callable(loss):
             x, y = self.data.arrays()
-            values = np.asarray(answers.loss(self._model().to_numpy_ndarrays(), x, y), np.float64)
+            values = np.asarray(loss(self.arrays.to_numpy_ndarrays(), x, y), np.float64)
             return np.array([np.mean(values**power)])
-        reply = self._handled(answers.evaluate, "@app.evaluate()")
-        loss = loss_in(reply.content, answers.loss_metric)
-        if loss is None:
-            raise ConfigError(
-                "the app's evaluation reports no loss; name its metric, attach(loss='...'), or "
-                "pass a function, attach(loss=f) with f(arrays, x, y)"
-            )
-        return np.array([loss**power])
-
-    def expected_durations(self) -> NDArray[np.float64]:
-        """Return the seconds that a round's training should take, timed on an untrained model."""
-        if self.answers.model is None:
-            raise ConfigError("a client times its training with attach(model=...) only")
-        arrays = ArrayRecord(self.answers.model(self.context).state_dict())
-        return self.answers.model_client(self.context, self.request, arrays).expected_durations()
-
-    def features(self) -> NDArray[Any]:
-        """Return the mean output of the first dense layer."""
-        return self._measured.features()
+        evaluate = self.answers.evaluate
+        reply = self.trained_reply or self._handled(evaluate, "@app.evaluate()")
+        return np.array([loss_in(reply.content, loss) ** power])
 
     def gradients(self) -> Vectors:
-        """Return the full-batch gradient; without `model=`, the step of the app's own training."""
-        if self.answers.model is None:
-            return Vectors(self.start - self.trained().numpy())
-        return self._measured.gradients()
-
-    def gradient_spreads(self) -> NDArray[np.float64]:
-        """Return the spread of the gradients of local batches."""
-        return self._measured.gradient_spreads()
+        """Return the step of the app's own training, negated."""
+        return Vectors(self.start - self.trained().numpy())
 
     def trained(self, fresh: bool = True) -> Vectors:
-        """Return the model after training now, by the app's own handler where there is one."""
-        if self.answers.train is None or not fresh:
-            return self._measured.trained(fresh)
-        reply = self._handled(self.answers.train, "@app.train()")
-        return Vectors(flatten(next(iter(reply.content.array_records.values())))[None])
+        """Return the model after training now, or (fresh=False) after the last training."""
+        if fresh:
+            return Vectors(
+                flatten(arrays_in(self._handled(self.answers.train, "@app.train()").content))
+            )
+        number, memory = self.request.held_round, Memory(self.context, self.request.run)
+        held = memory.vector("trained", number) if number >= 0 else None
+        return Vectors(self.start if held is None else held)
 
     def steps(self, fresh: bool = True) -> Vectors:
         """Return `trained` minus the model."""
         return Vectors(self.trained(fresh).numpy() - self.start)
 
-    def _model(self) -> ArrayRecord:
-        if self.arrays is None:
-            raise ConfigError("this question came without a model")
-        return self.arrays
-
     def _handled(self, handler: Handler | None, name: str) -> Message:
         """Call a handler of the app's own, on a copy of its state: a query leaves no trace."""
         if handler is None:
             raise ConfigError(f"attach: the app has no {name}; attach after it, or pass model=")
-        self.message.content[self.request.arrays] = self._model()
+        self.message.content[self.request.arrays] = self.arrays
         reply = handler(self.message, copy.deepcopy(self.context))
         if reply.has_error():
             raise ConfigError(f"the app's {name} failed: {reply.error.reason}")
         return reply
 
-    @cached_property
-    def _measured(self) -> ModelClient:
-        held, memory = None, Memory(self.context, self.request.run)
-        number = self.request.held_round
-        if number >= 0 and memory.stamp("trained") == number:
-            held = memory.vector("trained")
-        return self.answers.model_client(self.context, self.request, self._model(), held=held)
+    def _cannot(self, what: str) -> ConfigError:
+        return ConfigError(f"this client cannot give {what}; pass attach(model=...)")

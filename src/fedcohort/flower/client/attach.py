@@ -7,19 +7,40 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import Context, Error, Message
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import ArrayLike
 
-from fedcohort.exceptions import ConfigError
-from fedcohort.flower.client.answer import DEFAULT_LOSS, Answers, Handler, own_id
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.flower.client.answer import (
+    Answers,
+    Handler,
+    Memory,
+    arrays_in,
+    config_of,
+    reading_in,
+    request_of,
+)
 from fedcohort.flower.client.data import Keys, data_function, from_settings
 from fedcohort.flower.client.privacy import Privacy, check_covered, hide_size
-from fedcohort.flower.client.train import Training
-from fedcohort.flower.wire import LOG, PROBE, QUERY, RAISED, UPLOAD, error_line
+from fedcohort.flower.wire import (
+    LOG,
+    PROBE,
+    QUERY,
+    RAISED,
+    RECORD,
+    UPLOAD,
+    Request,
+    error_line,
+    flatten,
+    to_record,
+    unflatten,
+)
+from fedcohort.gates import GATES
 from fedcohort.registry import lookup
-from fedcohort.rounds import ClientId
 from fedcohort.signals.catalog import SIGNALS
+from fedcohort.signals.projection import Vectors
 
 if TYPE_CHECKING:
     import torch
@@ -33,49 +54,38 @@ def attach(
     model: Callable[..., torch.nn.Module] | None = None,
     *,
     keys: Keys | None = None,
-    train: Handler | None = None,
-    mods: Sequence[Any] = (),
     local: LocalTraining | None = None,
-    identity: Callable[[Context], ClientId] = own_id,
     signals: Collection[str] | None = None,
     privacy: Privacy | None = None,
     insight: Callable[[Any, Any], ArrayLike] | None = None,
     classes: int = 0,
-    loss: str | Callable[..., Any] = DEFAULT_LOSS,
+    loss: str | Callable[..., Any] | None = None,
     device: str = "cpu",
-    cache: bool = True,
 ) -> None:
     """Add to an app what a client must answer: signals, and the two phases of a gate.
 
-    Call it at the end of the module. An app that has ``@app.train()`` and ``@app.evaluate()`` keeps
-    them: they train and evaluate as before.
+    Call it at the end of the module. ``@app.train()`` and ``@app.evaluate()`` stay as they are.
 
     Parameters
     ----------
     app : ClientApp
     data : object
         This client's training data: ``(x, y)`` arrays, a torch ``DataLoader`` or ``Dataset``, a
-        Hugging Face ``Dataset``, a pandas ``DataFrame``; or a function that returns one of them,
-        or a tuple that starts with it. The function takes the context, or ``(partition_id,
-        num_partitions)`` and further arguments that are named as in the run config.
+        Hugging Face ``Dataset``; or a function that returns one of them, or a tuple that starts
+        with it. The function takes the context, or arguments named as in the node or run config,
+        such as ``partition_id``.
     model : callable, optional
-        Returns an ``nn.Module`` of the architecture that is trained; its arguments may be named as
-        in the run config. With it, signals are measured by our own code, and clients without
-        ``@app.train()`` train by it. Without it, losses and updates come from the app's handlers,
-        and feature profiles are not available.
+        Returns an ``nn.Module`` of the architecture that is trained; arguments as those of `data`.
+        With it, signals are measured by our own code, and clients without ``@app.train()`` train by
+        it. Without it, losses and updates come from the app's handlers, and feature profiles are
+        not available.
     keys : (str, str), optional
-        Names of the inputs and labels in batches that are dicts; the usual ones are found.
-    train : callable, optional
-        A training handler ``(message, context) -> message`` that is not registered with the app.
-    mods : sequence, optional
-        Flower mods around the training, such as a clipping mod.
+        Names of the inputs and labels in batches that are dicts; the usual ones are recognized.
     local : LocalTraining, optional
         How our training goes.
-    identity : callable, optional
-        ``identity(context)`` returns this client's stable id; by default from the node config.
     signals : collection of str, optional
-        The signals that this client answers; by default all that it can. The operator of a node
-        can restrict them further with ``fedcohort-signals`` in the node config.
+        The signals that this client answers; by default all that it can. The node config's
+        ``fedcohort-signals`` restricts them further.
     privacy : Privacy, optional
         Noise and budget of this client's sketches. The server has no say in it. What tells more
         about the records (losses, profiles, label counts, insights) is then not released.
@@ -84,13 +94,11 @@ def attach(
     classes : int, optional
         Number of labels, for label counts and sketches; by default the outputs of the model.
     loss : str or callable, optional
-        With `model`: as in `fedcohort.simulate`. Without: ``loss(arrays, x, y)`` returns the mean
-        loss or one loss per example; or the name of the metric that the app's handlers report, by
-        default ``train_loss``, ``eval_loss`` or the only one with "loss" in its name.
+        With `model`: ``loss(outputs, y)`` of each example. Without: ``loss(arrays, x, y)`` returns
+        the mean loss or one per example; or the name of the metric that the app's handlers report,
+        by default ``train_loss``, ``eval_loss`` or the only one with "loss" in its name.
     device : str
-        As in `fedcohort.simulate`.
-    cache : bool, default=True
-        Keep the model of the round in memory, so that it is not sent a second time.
+        Where our code measures and trains.
 
     Examples
     --------
@@ -111,27 +119,20 @@ def attach(
     for name in signals or ():
         lookup("signal", name, SIGNALS)
         check_covered(name, privacy)
-    own_train = handlers.get("train.default")
-    if train is not None and own_train is not None:
-        raise ConfigError("attach: the app has @app.train() already; leave out train=")
-    if train is not None:
-        own_train = through(app._mods, train)
-    own_evaluate = handlers.get("evaluate.default")
+    own_train, own_evaluate = (handlers.get(f"{kind}.default") for kind in ("train", "evaluate"))
     answers = Answers(
         data_function(data, keys),
         None if model is None else partial(from_settings, model),
         local,
-        identity,
         None if signals is None else frozenset(signals),
         privacy,
         insight,
         classes,
         loss,
         device,
-        cache,
-        None if own_train is None else through(mods, own_train),
+        own_train,
         own_evaluate,
-        _claims_privacy([*app._mods, *mods]),
+        _claims_privacy(app._mods),
     )
     around = [mod for mod in app._mods if not _is_private(mod)]  # which fail without a model
     handlers[QUERY] = replying_with_errors(through(around, answers.reply))
@@ -145,10 +146,99 @@ def attach(
     if model is not None or own_train is not None:
         training = Training(answers)
         if own_train is None:
-            training.handler = through([*app._mods, *mods], training.train_by_our_code)
+            training.handler = through(app._mods, training.train_by_our_code)
         handlers["train.default"] = replying_with_errors(training.train)
         handlers[PROBE] = replying_with_errors(training.probe)
         handlers[UPLOAD] = replying_with_errors(through(around, training.upload))
+
+
+class Training:
+    """The handlers of ``train`` and of a gate's two phases; `handler` is what trains."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+        self.handler: Handler = answers.train or self.train_by_our_code
+
+    def train(self, message: Message, context: Context) -> Message:
+        """Train, and reply with the update and the signals that were asked for."""
+        request = request_of(message)
+        memory = Memory(context, request.run)
+        arrays = self.answers.arrays(request, message, memory)
+        message.content[request.arrays] = arrays
+        reply = self._trained(message, context, request, arrays)
+        if request.remember and not reply.has_error():
+            memory.keep("trained", {"": arrays_in(reply.content)}, request.round)
+        return reply
+
+    def probe(self, message: Message, context: Context) -> Message:
+        """Train, keep the update, and answer the gate.
+
+        A client that was not asked for its last update goes on from what it learned, where the
+        gate says so: it starts from the global model plus the difference it kept.
+        """
+        request = request_of(message)
+        memory = Memory(context, request.run)
+        arrays = self.answers.arrays(request, message, memory)
+        start, difference = flatten(arrays), None
+        if request.on_skip == "keep":
+            stamp = None if request.carries_over else request.version
+            difference = memory.vector("difference", stamp)
+        begin = arrays if difference is None else unflatten(start + difference, arrays)
+        message.content[request.arrays] = begin
+        reply = self._trained(message, context, request, arrays)
+        if reply.has_error():
+            return reply
+        trained = flatten(arrays_in(reply.content))
+        if not np.isfinite(trained).all():
+            raise DataError("training gave a model that is not finite")
+        gate = lookup("gate", request.gate or "", GATES)(**request.options.get("gate", {}))
+        announced = reading_in(config_of(message), "announce")
+        answer = gate.probe(announced, Vectors(start), Vectors(trained))[0]
+        memory.keep("update", reply.content, request.round)
+        learned = ArrayRecord({"0": Array(trained - start)})
+        memory.keep("difference", {"": learned}, request.version)
+        record = to_record({"answer": answer})
+        record["held"] = request.version
+        return Message(RecordDict({RECORD: record}), reply_to=message)
+
+    def upload(self, message: Message, context: Context) -> Message:
+        """Send the update that the last probe was about."""
+        request = request_of(message)
+        memory = Memory(context, request.run)
+        content = memory.recall("update", request.round)
+        if content is None:
+            raise DataError(f"no update of round {request.round} is stored for an upload")
+        memory.forget("update")
+        memory.forget("difference")
+        if request.remember:
+            memory.keep("trained", {"": arrays_in(content)}, request.round)
+        return Message(content, reply_to=message)
+
+    def _trained(
+        self, message: Message, context: Context, request: Request, arrays: ArrayRecord
+    ) -> Message:
+        """Train, and add the signals; those are taken under the global model."""
+        answers, names = self.answers, request.signals
+        later = [name for name in names if answers.reads_metrics(name)]
+        now = [name for name in names if name not in later]
+        record = answers.asked(message, context, request, arrays).record(now)
+        reply = self.handler(message, context)
+        if names and not reply.has_error():
+            record.update(answers.asked(message, context, request, arrays, reply).record(later))
+            reply.content[RECORD] = record
+        return hide_size(reply) if answers.hides_size(context) else reply
+
+    def train_by_our_code(self, message: Message, context: Context) -> Message:
+        """Train as the simulator does, with FedProx's mu where the server sets it."""
+        from fedcohort.flower.client.model import Measured
+
+        request = request_of(message)
+        arrays = message.content.array_records[request.arrays]
+        mu = float(config_of(message).get("proximal-mu", 0.0))  # type: ignore[arg-type]
+        client = Measured(self.answers, message, context, request, arrays)
+        trained = unflatten(client.train(prox_mu=mu), arrays)
+        metrics = MetricRecord({"num-examples": len(client.data)})
+        return Message(RecordDict({request.arrays: trained, "metrics": metrics}), reply_to=message)
 
 
 def through(mods: Sequence[Any], handler: Handler) -> Handler:

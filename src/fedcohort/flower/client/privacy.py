@@ -1,9 +1,8 @@
 """A client's distribution sketch, and what it may reveal.
 
 The server says how sketches are made (rows, bits, seed), because they must be comparable. The
-client decides what a sketch may reveal: it adds its own noise and enters every release into a
-budget file before the sketch leaves. The release is kept in a file, so the same question gets the
-same answer at no further cost, also after a restart.
+client decides what a sketch may reveal: it adds its own noise, and pays for every release from a
+budget before the sketch leaves. The same question gets the same answer at no further cost.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from filelock import FileLock
 from flwr.app import Context, Message
 from numpy.typing import NDArray
 
@@ -30,7 +28,6 @@ from fedcohort.rounds import ClientId
 from fedcohort.signals.catalog import SIGNALS, Option
 from fedcohort.sketch.hashing import MAX_BITS, MAX_CELLS, MinHash
 from fedcohort.sketch.race import RaceSketch, empty_sketch, token_sets
-from fedcohort.storage import write_atomically
 
 SIGNALS_KEY = "fedcohort-signals"
 COUNT_METRICS = ("num-examples", "num_examples")
@@ -40,23 +37,20 @@ COUNT_METRICS = ("num-examples", "num_examples")
 class Privacy:
     """What a client's sketches may reveal, and where its budget is kept.
 
-    The operator of a node can set these in the node config, which wins over the app:
-    ``fedcohort-epsilon``, ``fedcohort-delta``, ``fedcohort-total``, ``fedcohort-folder`` and
-    ``fedcohort-n``.
+    The node config wins over the app: ``fedcohort-epsilon``, ``-delta``, ``-total``, ``-folder``
+    and ``-n``.
 
     Parameters
     ----------
     epsilon, delta : float
         Privacy of one release.
     folder : path
-        An absolute folder for the budget and the releases, by default in the home directory. It
-        belongs to the client; without it the budget would start anew.
+        An absolute folder for the budget and the releases, which belongs to the client.
     total : float, optional
         Epsilon of all releases together; by default that of one. The total delta is `delta`.
     n : {"public", "private"}
-        Whether the number of examples is published as it is. If it is private, sketches carry a
-        noisy one, signals that count examples are refused, and training and evaluation replies say
-        1 in place of it, so that the server weighs such clients equally.
+        Whether the number of examples is published. If it is private, sketches carry a noisy one,
+        signals that count examples are refused, and replies say 1, so that clients weigh the same.
     """
 
     epsilon: float
@@ -95,41 +89,20 @@ class Privacy:
         """Return the private sketch: the one released before, or a new one out of the budget."""
         folder = Path(self.folder).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
-        request = self._name(client, sketch)
-        path = folder / f"{request}.sketch"
-        with FileLock(folder / "release.lock"):  # the same question twice at once is one release
-            if path.exists():
-                return RaceSketch.load(path)
-            if (old := folder / "budget.json").exists():  # what it says was spent must not be lost
-                raise ConfigError(
-                    f"{old} is a ledger of an earlier version, which nothing can be paid from: "
-                    "lower fedcohort-total by what it says was spent, and remove it"
-                )
-            total = self.epsilon if self.total is None else self.total
-            account = hashlib.blake2b(client.encode(), digest_size=8).hexdigest()
-            ledger = BudgetLedger(folder / f"budget-{account}.json", total, self.delta)
-            content = ledger.charge_and_store(
-                [noise_for(sketch.rows, self.epsilon, self.delta, "add-remove")],
-                lambda: sketch.privatize(self.epsilon, self.delta, n=self.n).to_bytes(),
-                request=request,
-            )
-            write_atomically(path, content)
-            ledger.delivered(request)
-        LOG.info(
-            "released a sketch of %s: epsilon %g; %g of %g left",
-            client,
-            self.epsilon,
-            ledger.remaining(),
-            total,
+        total = self.epsilon if self.total is None else self.total
+        account = hashlib.blake2b(client.encode(), digest_size=8).hexdigest()
+        ledger = BudgetLedger(folder / f"budget-{account}.json", total, self.delta)
+        content = ledger.charge_and_store(  # and never "delivered": the answer stays the same
+            [noise_for(sketch.rows, self.epsilon, self.delta, "add-remove")],
+            lambda: sketch.privatize(self.epsilon, self.delta, n=self.n).to_bytes(),
+            request=self._name(client, sketch),
         )
+        left = ledger.remaining()
+        LOG.info("a sketch of %s: epsilon %g; %g of %g left", client, self.epsilon, left, total)
         return RaceSketch.from_bytes(content)
 
     def _name(self, client: ClientId, sketch: RaceSketch) -> str:
-        """Name a release by the client and by how, and of what, the sketch was made.
-
-        The counts are part of it: data that changed need a new release. The name never leaves the
-        client's folder.
-        """
+        """Name a release by its settings and by the counts: data that changed need a new one."""
         settings = [client, sketch.spec, self.epsilon, self.delta, self.n]
         digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
         digest.update(sketch.counts.tobytes())
@@ -184,19 +157,19 @@ def sketch(
     rows, bits = int(options["rows"]), int(options["bits"])
     if not (rows >= 1 and 1 <= bits <= MAX_BITS and rows << bits <= MAX_CELLS):
         raise ConfigError(f"a sketch of rows={rows}, bits={bits} is refused: too many counters")
-    made = None
+    result = None
     for x, y in examples:
-        if made is None:
-            made = empty_sketch(options, x, classes=classes, center=center)
-        flat: Any = x.reshape(len(x), -1)
-        if isinstance(made.family, MinHash):
-            flat = token_sets(flat)
-        made.add(flat, y if made.labeled else None)
-    if made is None:
+        numbers = x.astype(np.float32) if x.dtype.kind in "iub" else x
+        if result is None:
+            result = empty_sketch(options, numbers, classes=classes, center=center)
+            tokens = isinstance(result.family, MinHash)
+            if not tokens and x.dtype.kind in "iu" and x.ndim == 2 and x.itemsize > 1:
+                LOG.warning(
+                    "sketch: the inputs are rows of integers, hashed as vectors; if they are "
+                    "tokens, give the server's policy hash='minhash'"
+                )
+        flat: Any = numbers.reshape(len(x), -1)
+        result.add(token_sets(flat) if tokens else flat, y if result.labeled else None)
+    if result is None:
         raise ConfigError("attach(data=...): there are no examples to sketch")
-    if examples.may_be_tokens and not isinstance(made.family, MinHash):
-        LOG.warning(
-            "sketch: the inputs are rows of integers, hashed as vectors; if they are tokens, give "
-            "the server's policy hash='minhash'"
-        )
-    return made
+    return result
