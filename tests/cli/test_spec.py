@@ -177,11 +177,11 @@ def test_sketches_that_cannot_tell_anything_apart_warn(folder, capsys):
     assert run("sketch", "one.csv", "-o", "one.sketch") == 0
     said = capsys.readouterr().err
     assert "one bucket" in said
-    assert "only the sign of a single number" in said
+    assert "pstable" in said
     pairs = "\n".join(f"{1000 + i % 7},{1000 + i % 5}" for i in range(50))
     (folder / "two.csv").write_text(f"a,b\n{pairs}\n")
     assert run("sketch", "two.csv", "-o", "two.sketch") == 0
-    assert "all values are positive" in capsys.readouterr().err
+    assert "center=" in capsys.readouterr().err
     assert run("sketch", "two.csv", "-o", "ok.sketch", "--set=center=1003") == 0
     assert "one bucket" not in capsys.readouterr().err
 

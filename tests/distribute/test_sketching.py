@@ -86,7 +86,6 @@ def test_warnings_labels_and_single_columns_are_those_of_one_process(
         other = tmp_path / "there" / file.name if by else tmp_path / "there"
         assert file.read_bytes() == other.read_bytes()
         assert RaceSketch.load(other).marginals.n > 0
-        assert RaceSketch.load(other).origin["label_split"] > 0
 
 
 def test_noise_is_added_once_and_errors_are_the_users(connected, folder, tmp_path, capsys):

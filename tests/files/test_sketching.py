@@ -24,20 +24,19 @@ from fedcohort.files.sketching import (
     sketch_source,
 )
 from fedcohort.sketch.hashing import SRP
-from fedcohort.sketch.race import RaceSketch, distance_matrix
+from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Tokenizer, Transform
 
 RNG = np.random.default_rng(1)
 X = RNG.normal(size=(90, 3))
 WHO = RNG.choice(["a", "b", "c", "d"], 90)
-HALF = np.repeat(["a", "b"], 45)
 
 
 @pytest.fixture
 def table(tmp_path):
     path = tmp_path / "data.parquet"
     columns = {name: X[:, i] for i, name in enumerate("uvw")}
-    pq.write_table(pa.table({**columns, "who": WHO, "half": HALF, "y": np.arange(90) % 3}), path)
+    pq.write_table(pa.table({**columns, "who": WHO, "y": np.arange(90) % 3}), path)
     return path
 
 
@@ -86,6 +85,8 @@ def test_no_rows_and_wrong_labels(tmp_path, table):
         sketch_source(open_source(path, Want(columns=("u",))), empty)
     with pytest.raises(DataError, match="no rows"):
         list(sketch_clients(open_source(path, Want(columns=("u",), by="who")), empty))
+    pq.write_table(pa.table({"u": [1.0]}), tmp_path / "one.parquet")
+    assert sketch_source(open_source(tmp_path, Want(columns=("u",))), empty).n == 91
     two = RaceSketch.srp(1, rows=2, transform=Transform(classes=2, label_weight=1.0))
     with pytest.raises(DataError, match="whole numbers from 0 to 1"):
         sketch_source(open_source(table, Want(columns=("u",), label="y")), two)
@@ -184,48 +185,3 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
 
     with pytest.raises(ConfigError, match=r"pip install 'fedcohort\[files\]'"):
         open_source(tmp_path / "a.csv", Want())
-
-
-@pytest.mark.parametrize("by", [None, "half"])
-def test_labels_split_the_data_for_a_reference_and_change_no_count(table, by):
-    """The distance between classes, as the sketches of the classes themselves give it."""
-    step = Transform(unit=True, classes=3, label_weight=1.0)
-    empty = RaceSketch.srp(3, rows=40, bits=3, transform=step)
-    source = open_source(table, Want(columns=("u", "v", "w"), label="y", by=by, batch_rows=13))
-    if by is None:
-        found = {"": sketch_source(source, empty, by_label=True)}
-        plain = {"": sketch_source(source, empty)}
-    else:
-        few = 4 * empty.counts.nbytes  # one client per pass, in three classes
-        found = dict(sketch_clients(source, empty, memory=few, by_label=True))
-        plain = dict(sketch_clients(source, empty))
-    assert list(found) == list(plain)
-    labels, compared = np.arange(90) % 3, 0
-    for client, made in found.items():
-        assert np.array_equal(made.counts, plain[client].counts)
-        mine = np.array([by is None or half == client for half in HALF])
-        classes = []
-        for label in range(3):
-            own = mine & (labels == label)
-            if own.sum() >= 10:
-                classes.append(empty.empty_like())
-                classes[-1].add(X[own], labels[own])
-        if len(classes) < 2:
-            assert "label_split" not in made.origin
-            continue
-        compared += 1
-        squares = distance_matrix(classes, "mmd")[np.triu_indices(len(classes), 1)]
-        assert made.origin["label_split"] == pytest.approx(np.sqrt(max(np.median(squares), 0)))
-    assert compared
-
-
-def test_a_private_sketch_does_not_state_the_exact_distance_of_its_classes(table):
-    step = Transform(unit=True, classes=3, label_weight=1.0)
-    empty = RaceSketch.srp(3, rows=40, bits=3, transform=step)
-    source = open_source(table, Want(columns=("u", "v", "w"), label="y"))
-    made = sketch_source(source, empty, by_label=True)
-    made.origin["spec"] = "abc"
-    assert made.origin["label_split"] > 0
-    private = made.privatize(1.0)
-    assert private.origin == {"spec": "abc"}
-    assert b"label_split" not in private.to_bytes()

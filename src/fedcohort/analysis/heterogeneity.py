@@ -76,19 +76,6 @@ class LeftOut(NamedTuple):
     n: float
 
 
-class References(NamedTuple):
-    """What a large distance is compared with.
-
-    `random`: 95 of 100 pairs of random samples of the same data, of the median size and noise of
-    these clients, look less far apart. `label`: how far the classes of the label are apart within
-    the median client; None where no sketch says so: exact ones with a label and two classes of ten
-    records or more do.
-    """
-
-    random: float
-    label: float | None
-
-
 class Histogram(NamedTuple):
     """The values of a marked column at one client and at all others, as shares of each bin."""
 
@@ -119,7 +106,9 @@ class Heterogeneity(NamedTuple):
 
     `columns` holds, by client, how far each column is from that of the other clients; it is empty
     unless all sketches were made with `explain`. `blind` says that the sketches tell nothing.
-    `changes` compares clients with earlier sketches of them, if some were given.
+    Of 100 pairs of random samples of the same data, of the median size and noise of these clients,
+    95 look less than `random_distance` apart. `changes` compares clients with
+    earlier sketches of them, if some were given.
     """
 
     clients: list[ClientRow]
@@ -132,7 +121,7 @@ class Heterogeneity(NamedTuple):
     told_apart: float
     privacy: dict[str, int]
     sketch: dict[str, str]
-    references: References
+    random_distance: float
     columns: dict[str, list[ColumnGap]]
     histograms: list[Histogram]
     changes: list[Change]
@@ -185,7 +174,7 @@ class Heterogeneity(NamedTuple):
             "outliers": [c.name for c in self.outliers],
             "clusters": self.clusters.number,
             "verdict": self.verdict(plan)._asdict(),
-            "references": self.references._asdict(),
+            "random_distance": self.random_distance,
             "warnings": self.warnings,
         }
 
@@ -279,7 +268,7 @@ def measure(
         told_apart=float((squares[pairs] > TOLD_APART * errors[pairs]).mean()),
         privacy=dict(Counter(map(privacy, used))),
         sketch={k: shared[k] for k in shared if k not in ("records", "privacy", "signal to noise")},
-        references=_references(used, errors[pairs]),
+        random_distance=float(np.sqrt(ONE_SIDED * np.median(errors[pairs]))),
         columns=columns,
         histograms=_histograms(by_name, columns),
         changes=_changes(by_name, against or {}),
@@ -353,13 +342,6 @@ def _usable(sketches: Sequence[RaceSketch]) -> list[int]:
     """Return the clients that can be compared; all with two records if hardly any can."""
     sure = np.flatnonzero(~too_few(sketches)).tolist()
     return sure if len(sure) > 1 else [i for i, s in enumerate(sketches) if s.n >= 2]
-
-
-def _references(sketches: Sequence[RaceSketch], errors: Floats) -> References:
-    random = float(np.sqrt(ONE_SIDED * np.median(errors)))
-    split = [s.origin.get("label_split") for s in sketches]
-    stated = [float(v) for v in split if isinstance(v, (int, float)) and np.isfinite(v)]
-    return References(random, float(np.median(stated)) if stated else None)
 
 
 def _warnings(sketches: Sequence[RaceSketch]) -> tuple[list[str], bool]:

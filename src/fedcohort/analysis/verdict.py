@@ -111,12 +111,10 @@ def _reasons(profile: Heterogeneity) -> list[str]:
         f"where all clients are alike, it is below {BY_CHANCE:.0%}."
     ]
     median = float(np.median([c.distance for c in profile.clients]))
-    reference = profile.references
-    line = f"The median distance to all data together is {median:.3f}. Two random samples of the "
-    line += f"same data, of the size of these clients, look up to {reference.random:.3f} apart"
-    if reference.label is not None:
-        line += f"; the classes of the label are {reference.label:.3f} apart"
-    reasons.append(line + ".")
+    reasons.append(
+        f"The median distance to all data together is {median:.3f}. Two random samples of the same "
+        f"data, of the size of these clients, look up to {profile.random_distance:.3f} apart."
+    )
     sizes = sorted(c.n for c in profile.clients)
     if sizes[-1] > UNEQUAL * max(sizes[0], 1):
         reasons.append(f"The sizes differ, too: from {sizes[0]:,.0f} to {sizes[-1]:,.0f} records.")

@@ -229,18 +229,15 @@ def command(
     empty = recipe.empty_sketch(source)
     if spec is not None:
         empty.origin = {"spec": recipe.digest}
-    by_label = recipe.label.column is not None and recipe.release.epsilon is None
-    whole = partial(sketch_source, source, by_label=by_label)
-    each = partial(sketch_clients, source, by_label=by_label)
+    whole, each = partial(sketch_source, source), partial(sketch_clients, source)
     if ray is not None:
         from fedcohort.distribute.ray import sketch_folder, sketch_folder_clients
 
         if recipe.person is not None:
             raise ConfigError("--ray: people are counted in one pass over all rows, without --ray")
         want = replace(want, columns=source.columns or want.columns)
-        more: dict[str, Any] = {"by_label": by_label, "reading": source.reading}
-        whole = partial(sketch_folder, path, want, **more)
-        each = partial(sketch_folder_clients, path, want, **more)
+        whole = partial(sketch_folder, path, want, reading=source.reading)
+        each = partial(sketch_folder_clients, path, want, reading=source.reading)
     messages: list[str] = []
     with on_cluster(ray), _watching(data.name, source.rows) as on_rows:
         if by is None:

@@ -25,9 +25,7 @@ from fedcohort.files import Want
 from fedcohort.files.sketching import (
     ALL_ROWS,
     NO_ROWS,
-    Classes,
     OnRows,
-    join_classes,
     sketch_parts,
 )
 from fedcohort.files.source import Reading, find_files, open_files
@@ -239,10 +237,10 @@ def _new_rounds(folder: Path, seeds: int, start: int) -> tuple[list[list[Any]], 
 
 
 class Part(NamedTuple):
-    """What one worker made of some files: sketches by client and class, and what it left out."""
+    """What one worker made of some files: sketches by client, and what it left out."""
 
     rows: int
-    sketches: dict[str, Classes]
+    sketches: dict[str, RaceSketch]
     reading: Reading
 
 
@@ -251,7 +249,6 @@ def sketch_folder(
     want: Want,
     empty: RaceSketch,
     on_rows: OnRows | None = None,
-    by_label: bool = False,
     reading: Reading | None = None,
 ) -> RaceSketch:
     """Return the sketch of all rows of a folder's files.
@@ -260,14 +257,14 @@ def sketch_folder(
     ----------
     path : path
         A folder that every node of the cluster sees under this name.
-    want, empty, by_label
+    want, empty
         As in `files.sketching.sketch_source`.
     on_rows : callable, optional
         Called with the number of rows read, whenever a worker has finished some files.
     reading : Reading, optional
         Told what the workers left out and what looks wrong.
     """
-    return join_classes(_merged(path, want, empty, on_rows, by_label, reading)[ALL_ROWS])
+    return _merged(path, want, empty, on_rows, reading)[ALL_ROWS]
 
 
 def sketch_folder_clients(
@@ -275,15 +272,13 @@ def sketch_folder_clients(
     want: Want,
     empty: RaceSketch,
     on_rows: OnRows | None = None,
-    by_label: bool = False,
     reading: Reading | None = None,
 ) -> Iterator[tuple[str, RaceSketch]]:
     """Yield every client's name and sketch, in the order of their first rows.
 
     Unlike `files.sketching.sketch_clients`, it holds the sketches of all clients in memory.
     """
-    for client, classes in _merged(path, want, empty, on_rows, by_label, reading).items():
-        yield client, join_classes(classes)
+    yield from _merged(path, want, empty, on_rows, reading).items()
 
 
 def _merged(
@@ -291,20 +286,17 @@ def _merged(
     want: Want,
     empty: RaceSketch,
     on_rows: OnRows | None,
-    by_label: bool,
     reading: Reading | None,
-) -> dict[str, Classes]:
-    """Add up the sketches of all workers, by client and class, in the order of the files."""
+) -> dict[str, RaceSketch]:
+    """Add up the sketches of all workers, by client, in the order of the files."""
     root, ray = Path(path).resolve(), need_ray()
     if not root.is_dir():
         raise ConfigError(f"{path}: --ray spreads the files of a folder, this is one file")
     files = find_files(root)
     most = TASKS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
     task = ray.remote(_sketch).options(num_cpus=1, max_retries=RETRIES, retry_exceptions=[OSError])
-    shared, merged = ray.put(empty), dict[str, Classes]()
-    waiting = [
-        task.remote(files[0], part, root, want, shared, by_label) for part in split(files, most)
-    ]
+    shared, merged = ray.put(empty), dict[str, RaceSketch]()
+    waiting = [task.remote(files[0], part, root, want, shared) for part in split(files, most)]
     while waiting:
         try:
             part: Part = ray.get(waiting[0])
@@ -313,10 +305,8 @@ def _merged(
                 ray.cancel(other)
             raise cluster_error(error, f"sketching {path}") from None
         del waiting[0]  # its result may leave the object store
-        for client, classes in part.sketches.items():
-            whole = merged.setdefault(client, {})
-            for label, sketch in classes.items():
-                whole[label] = whole[label] + sketch if label in whole else sketch
+        for client, sketch in part.sketches.items():
+            merged[client] = merged[client] + sketch if client in merged else sketch
         if on_rows is not None:
             on_rows(part.rows)
         if reading is not None:
@@ -345,11 +335,9 @@ def split(files: Sequence[Path], most: int) -> list[list[Path]]:
     return [[files[i] for i in np.flatnonzero(part == p).tolist()] for p in np.unique(part)]
 
 
-def _sketch(
-    first: Path, files: Sequence[Path], root: Path, want: Want, empty: RaceSketch, by_label: bool
-) -> Part:
+def _sketch(first: Path, files: Sequence[Path], root: Path, want: Want, empty: RaceSketch) -> Part:
     """Sketch some files on a worker; the first of all says which columns are read."""
     source = open_files([first, *files], root, want, skip=1)
     rows: list[int] = []
-    sketches = sketch_parts(source, empty, by_label, on_rows=rows.append)
+    sketches = sketch_parts(source, empty, on_rows=rows.append)
     return Part(sum(rows), sketches, source.reading)

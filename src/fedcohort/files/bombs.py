@@ -86,7 +86,7 @@ def _pages(data: mmap.mmap, chunk: dict[int, Any]) -> tuple[int, int]:
     """Return the unpacked bytes and the values of a column's pages, or what the footer claims."""
     values, unpacked, packed, first = (chunk[i] for i in (5, 6, 7, 9))
     at = min(first, chunk[11]) if chunk.get(11, 0) > 0 else first
-    end, sums = at + packed, [0, 0]
+    end, sums = at + packed * (values > 0), [0, 0]
     while at < end:
         thrift = _Thrift(data, at)
         page = thrift.struct()

@@ -15,50 +15,38 @@ from fedcohort.files.columns import columns_of
 from fedcohort.files.marginals import bins_of
 from fedcohort.files.source import Block, Source
 from fedcohort.rounds import check_id
-from fedcohort.sketch.race import RaceSketch, distance_matrix, pooled
-from fedcohort.sketch.transforms import Transform
+from fedcohort.sketch.race import RaceSketch
 
 OnRows = Callable[[int], None]
-Classes = dict[int, RaceSketch]  # the sketch of each class of one client
 INDEX = "clients.json"
 ALL_ROWS = ""  # the client of data without client ids
 NO_ROWS = "the data have no rows, so there is nothing to sketch"
 MEMORY = 512 << 20  # for the sketches of one pass over the data
+ONE_BUCKET = 0.8  # share of the records in the fullest bucket of a row, on average
 
 
-def sketch_source(
-    source: Source, empty: RaceSketch, on_rows: OnRows | None = None, by_label: bool = False
-) -> RaceSketch:
-    """Return the sketch of all rows, begun with `empty`.
-
-    With `by_label` it also states how far the classes are apart; see `join_classes`.
-    """
-    by_client = sketch_parts(source, empty, by_label, on_rows=on_rows)
+def sketch_source(source: Source, empty: RaceSketch, on_rows: OnRows | None = None) -> RaceSketch:
+    """Return the sketch of all rows, begun with `empty`."""
+    by_client = sketch_parts(source, empty, on_rows=on_rows)
     if not by_client:
         raise DataError(NO_ROWS)
-    return join_classes(by_client[ALL_ROWS])
+    return by_client[ALL_ROWS]
 
 
 def sketch_clients(
-    source: Source,
-    empty: RaceSketch,
-    on_rows: OnRows | None = None,
-    memory: int = MEMORY,
-    by_label: bool = False,
+    source: Source, empty: RaceSketch, on_rows: OnRows | None = None, memory: int = MEMORY
 ) -> Iterator[tuple[str, RaceSketch]]:
     """Yield every client's name and sketch, in the order of their first rows.
 
     Where the sketches of all clients would take more than `memory` bytes, the data are read
     several times, and each pass makes those of the next clients.
     """
-    step = empty.transform
-    classes = step.classes if by_label and isinstance(step, Transform) else 1
-    most = max(1, memory // (empty.counts.nbytes * max(1, classes)))
+    most = max(1, memory // empty.counts.nbytes)
     done: set[str] = set()
-    while by_client := sketch_parts(source, empty, by_label, done, most, on_rows):
+    while by_client := sketch_parts(source, empty, done, most, on_rows):
         for client in by_client:  # all of them before the first is used
             check_id(client)
-        yield from ((client, join_classes(parts)) for client, parts in by_client.items())
+        yield from by_client.items()
         done |= by_client.keys()
         if len(by_client) < most:
             break
@@ -69,48 +57,33 @@ def sketch_clients(
 def sketch_parts(
     source: Source,
     empty: RaceSketch,
-    by_label: bool,
     done: Collection[str] = (),
     most: int | None = None,
     on_rows: OnRows | None = None,
-) -> dict[str, Classes]:
-    """Make one pass over the data; return a sketch per client, and with `by_label` per class.
+) -> dict[str, RaceSketch]:
+    """Make one pass over the data; return a sketch per client.
 
     Clients in `done` are left out, and at most `most` clients are sketched. Data without client
     ids are one client, `ALL_ROWS`.
     """
-    by_client: dict[str, Classes] = {}
+    by_client: dict[str, RaceSketch] = {}
     for block in source.blocks():
         bins = None if empty.marginals is None else bins_of(source.columns, block.parts)
         for client, rows in _groups(block):
-            begun = client in by_client
-            if not begun and (client in done or (most is not None and len(by_client) >= most)):
-                continue
-            classes = by_client.setdefault(client, {})
-            for label, positions in _by_label(block, rows) if by_label else ((0, rows),):
-                sketch = classes.setdefault(label, empty.empty_like())
-                y = None if block.y is None else block.y[positions]
-                _add(
-                    sketch, _take(block.x, positions), y, None if bins is None else bins[positions]
-                )
+            if client not in by_client:
+                if client in done or (most is not None and len(by_client) >= most):
+                    continue
+                by_client[client] = empty.empty_like()
+            sketch, y = by_client[client], None if block.y is None else block.y[rows]
+            try:
+                sketch.add(_take(block.x, rows), y)
+            except ValueError as error:  # such as a label beyond the last class
+                raise DataError(str(error)) from None
+            if sketch.marginals is not None and bins is not None:
+                sketch.marginals.add(bins[rows])
         if on_rows is not None:
             on_rows(len(block.x))
     return by_client
-
-
-def join_classes(classes: Classes) -> RaceSketch:
-    """Return the sketch of a client's classes together.
-
-    It states how far they are apart: the median distance over pairs of classes with ten records
-    or more, as `origin["label_split"]`. This is a reference for the distances between clients. It
-    is exact, so it belongs to exact sketches only.
-    """
-    total = pooled(list(classes.values())) if len(classes) > 1 else next(iter(classes.values()))
-    large = [sketch for sketch in classes.values() if sketch.n >= 10]
-    if len(large) > 1:
-        squares = distance_matrix(large, "mmd")[np.triu_indices(len(large), 1)]
-        total.origin["label_split"] = float(np.sqrt(max(np.median(squares), 0.0)))
-    return total
 
 
 def _groups(block: Block) -> Iterator[tuple[str, Any]]:
@@ -126,28 +99,10 @@ def _groups(block: Block) -> Iterator[tuple[str, Any]]:
         yield client, np.array(rows)
 
 
-def _by_label(block: Block, rows: Any) -> Iterator[tuple[int, Any]]:
-    if block.y is None:
-        raise ValueError("a source without labels cannot be divided by label")
-    positions = np.arange(len(block.y))[rows]
-    labels = block.y[positions]
-    for label in np.unique(labels).tolist():
-        yield label, positions[labels == label]
-
-
 def _take(items: Any, rows: Any) -> Any:
     if isinstance(items, np.ndarray) or isinstance(rows, slice):
         return items[rows]
     return [items[i] for i in rows]
-
-
-def _add(sketch: RaceSketch, x: Any, y: Any, bins: Any = None) -> None:
-    try:
-        sketch.add(x, y)
-        if sketch.marginals is not None:
-            sketch.marginals.add(bins)
-    except ValueError as error:  # such as a label beyond the last class
-        raise DataError(str(error)) from None
 
 
 def load_sketch(path: Path) -> RaceSketch:
@@ -189,7 +144,8 @@ def sketch_files(paths: Sequence[Path]) -> list[Path]:
         inside = sorted(path.glob("*.sketch")) if path.is_dir() else [path]
         if not inside:
             raise DataError(f"{path}: no .sketch files in this folder")
-        if path.is_dir() and (lost := lost_files(path)):
+        lost = [name for name in _index(path) if not (path / name).is_file()]
+        if lost:
             raise DataError(
                 f"{path}: the set of sketches is not complete, {len(lost)} are missing "
                 f"({lost[0]}, ...); make it again"
@@ -214,11 +170,6 @@ def client_names(paths: Sequence[Path]) -> list[str]:
     return [name if uses[name] == 1 else str(path) for path, name in zip(paths, names, strict=True)]
 
 
-def lost_files(folder: Path) -> list[str]:
-    """Return the sketches that a folder's index names and that are not there."""
-    return [name for name in _index(folder) if not (folder / name).is_file()]
-
-
 def _index(folder: Path) -> dict[str, str]:
     try:
         names = json.loads((folder / INDEX).read_text("utf-8"))
@@ -229,29 +180,19 @@ def _index(folder: Path) -> dict[str, str]:
     return {k: v for k, v in names.items() if isinstance(v, str) and v}
 
 
-def sketch_warnings(sketch: RaceSketch, source: Source) -> list[str]:
-    """Say why an exact sketch cannot tell anything apart, if it cannot."""
-    messages = source.reading.warnings()
-    if sketch.n >= 10 and concentration(sketch.counts, sketch.n) > ONE_BUCKET:
-        messages.append(_why_one_bucket(sketch, source))
-    return messages
-
-
-ONE_BUCKET = 0.8  # share of the records in the fullest bucket of a row, on average
-
-
 def concentration(counts: Any, n: float) -> float:
     """Return the share of the records in the fullest bucket, averaged over rows."""
     return float(counts.max(axis=1).mean() / n)
 
 
-def _why_one_bucket(sketch: RaceSketch, source: Source) -> str:
-    what = "most records fall into one bucket, so that every distance will be about 0"
-    ranges = source.reading.ranges.values()
-    if sketch.family.name != "srp":
-        return f"{what}: choose a smaller width, or scale the columns"
-    if source.dim == 1:
-        return f"{what}: srp sees only the sign of a single number; set center=... or hash=pstable"
-    if ranges and all(low >= 0 for low, _ in ranges):
-        return f"{what}: all values are positive, so all vectors point the same way; set center=..."
-    return f"{what}: all records point the same way; center and scale the columns"
+def sketch_warnings(sketch: RaceSketch, source: Source) -> list[str]:
+    """Say why an exact sketch cannot tell anything apart, if it cannot."""
+    messages = source.reading.warnings()
+    if sketch.n >= 10 and concentration(sketch.counts, sketch.n) > ONE_BUCKET:
+        remedy = "set center=... or hash=pstable: srp compares directions from 0"
+        if sketch.family.name != "srp":
+            remedy = "choose a smaller width, or scale the columns"
+        messages.append(
+            f"most records fall into one bucket, so that every distance will be about 0: {remedy}"
+        )
+    return messages

@@ -80,9 +80,6 @@ def profile_page(
         Mark(c.name, c.distance, c.low, c.high, _color(c), c.outlier, _tip(c))
         for c in profile.clients
     ]
-    lines = {"random samples": profile.references.random}
-    if profile.references.label is not None:
-        lines["classes"] = profile.references.label
     positions = np.array([(c.x, c.y) for c in profile.clients])
     return _rendered(
         "profile.html",
@@ -92,7 +89,7 @@ def profile_page(
         summary=profile.summary(plan),
         outliers=few([c.name for c in profile.outliers]),
         left_out=few([c.name for c in profile.left_out]),
-        bars=Markup(figures.distances_to_all(marks, lines)),
+        bars=Markup(figures.distances_to_all(marks, {"random samples": profile.random_distance})),
         hidden=max(0, len(marks) - MAX_BARS),
         map=Markup(figures.client_map(marks, positions, len(marks) <= MAX_NAMES_ON_MAP)),
         matrix=Markup(_matrix(profile)),
