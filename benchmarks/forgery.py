@@ -111,7 +111,8 @@ def average(value, others, rng):
     if value.dtype.names is None:
         return np.mean(others, axis=0).astype(value.dtype)
     out, shares = value.copy(), np.mean([o["counts"] / o["n"] for o in others], axis=0)
-    out["n"], out["noise"], out["counts"] = 400, 0, np.rint(400 * shares)
+    ends = np.rint(400 * np.cumsum(shares, axis=1)).astype(np.int64)  # so that each row sums to n
+    out["n"], out["noise"], out["counts"] = 400, 0, np.diff(ends, axis=1, prepend=0)
     return out
 
 
@@ -234,6 +235,9 @@ def share(make, liars, lies, *, rounds, seed, failing=0, first=0, renamed=False)
         federation.trained.update(c.split("'")[0] for c in finished)
         replies = {name: {c: answer(name, c) for c in finished} for name in policy.needs.reply}
         session.finish(replies, finished)
+    told = {name for name, lie in lies.items() if lie is not silent}
+    for name in session.signals.dropped.keys() & told:
+        raise AssertionError(f"a lie about {name} was dropped before it was tried")
     return got / (rounds - first) / min(liars, COHORT)
 
 

@@ -21,7 +21,7 @@ charges = st.lists(
 def test_all_views_add_up(entries):
     ledger = Ledger()
     for entry in entries:
-        ledger.charge_each(*entry)
+        ledger.charge(*entry)
     for way in ("up", "down"):
         total = sum(sum(sizes.values()) for _, _, w, sizes in entries if w == way)
         assert ledger.total(way) == total
@@ -32,8 +32,8 @@ def test_all_views_add_up(entries):
 
 def test_it_survives_a_file(tmp_path):
     ledger = Ledger()
-    ledger.charge(3, "model", "down", ["a", "b"], 10)
-    ledger.charge_each(4, "loss", "up", {"a": 8})
+    ledger.charge(3, "model", "down", {"a": 10, "b": 10})
+    ledger.charge(4, "loss", "up", {"a": 8})
     storage.save(tmp_path / "x", ledger.state_dict())
     copy = Ledger()
     copy.load_state_dict(storage.load(tmp_path / "x"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from fedcohort.rounds import ClientId
@@ -14,14 +14,14 @@ Direction = Literal["up", "down"]
 class Ledger:
     """Counts bytes that cross the network.
 
-    Totals by round, kind and direction are kept for ever; the split by client is kept as running
-    totals, so that memory grows with rounds plus clients, not with their product.
+    Totals are kept by round and by client, so memory grows with rounds plus clients, not with
+    their product.
 
     Examples
     --------
     >>> ledger = Ledger()
-    >>> ledger.charge(0, "model", "down", ["a", "b"], 1000)
-    >>> ledger.charge(0, "loss", "up", ["a"], 8)
+    >>> ledger.charge(0, "model", "down", {"a": 1000, "b": 1000})
+    >>> ledger.charge(0, "loss", "up", {"a": 8})
     >>> ledger.total("down"), ledger.total("up"), ledger.by_kind("up")
     (2000, 8, {'loss': 8})
     >>> ledger.by_client("down")
@@ -33,17 +33,6 @@ class Ledger:
         self._clients: dict[tuple[str, str], dict[ClientId, int]] = {}
 
     def charge(
-        self,
-        round_number: int,
-        kind: str,
-        direction: Direction,
-        clients: Iterable[ClientId],
-        bytes_each: int,
-    ) -> None:
-        """Charge the same number of bytes to each of `clients`."""
-        self.charge_each(round_number, kind, direction, dict.fromkeys(clients, bytes_each))
-
-    def charge_each(
         self, round_number: int, kind: str, direction: Direction, sizes: Mapping[ClientId, int]
     ) -> None:
         """Charge each client its own number of bytes."""
@@ -61,10 +50,9 @@ class Ledger:
 
     def by_kind(self, direction: Direction, round_number: int | None = None) -> dict[str, int]:
         """Bytes by kind of message, in all rounds or in one."""
-        one = [self._rounds.get(round_number, {})] if round_number is not None else None
-        rounds = self._rounds.values() if one is None else one
+        numbers = self._rounds if round_number is None else (round_number,)
         kinds: dict[str, int] = defaultdict(int)
-        for charged in rounds:
+        for charged in (self._rounds.get(number, {}) for number in numbers):
             for (kind, way), size in charged.items():
                 if way == direction:
                     kinds[kind] += size

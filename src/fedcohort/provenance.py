@@ -15,17 +15,9 @@ PACKAGES = ("fedcohort", "numpy", "scipy", "scikit-learn", "torch")
 
 
 def provenance(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
-    """Return what a run's folder says about how it was made.
-
-    Examples
-    --------
-    >>> sorted(provenance(["numpy"]))
-    ['machine', 'versions']
-    """
-    return {
-        "versions": {"python": platform.python_version(), **versions(packages)},
-        "machine": platform.machine(),
-    }
+    """Return what a run's folder says about how it was made."""
+    numbers = {"python": platform.python_version(), **versions(packages)}
+    return {"versions": numbers, "machine": platform.machine()}
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:

@@ -46,26 +46,10 @@ GROUPS = {
 
 
 def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
-    """Return the object of that name.
-
-    Parameters
-    ----------
-    kind : str
-        What the name is of, in words: "policy", "data set". A key of `GROUPS` also finds what
-        installed packages offer.
-    name : str
-    known : mapping of str to object
-        The registry.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such name; it lists the names and suggests the nearest.
+    """Return the object of that name, here or in an installed package.
 
     Examples
     --------
-    >>> lookup("color", "red", {"red": 1, "green": 2})
-    1
     >>> lookup("color", "gren", {"red": 1, "green": 2})
     Traceback (most recent call last):
     ...
@@ -116,13 +100,7 @@ _IN_FILE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
 
 
 def in_file(name: str) -> bool:
-    """Whether the name is that of an object in a Python file.
-
-    Examples
-    --------
-    >>> in_file("my_policy.py:Mine"), in_file("oort")
-    (True, False)
-    """
+    """Whether the name is that of an object in a Python file: ``my_policy.py:Mine``."""
     return _IN_FILE.fullmatch(name) is not None
 
 
@@ -133,10 +111,7 @@ def load_object(kind: str, name: str) -> Any:
         raise ConfigError(f"{kind} {name!r} must be written as FILE.py:NAME")
     module = import_file(match["path"])
     if not hasattr(module, match["name"]):
-        own = [
-            n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__
-        ]
-        raise unknown(kind, match["name"], own, f"in {match['path']}")
+        raise unknown(kind, match["name"], vars(module), f"in {match['path']}")
     return getattr(module, match["name"])
 
 
@@ -173,12 +148,12 @@ def _offered(kind: str) -> dict[str, EntryPoint]:
 def _enter(kind: str, point: EntryPoint, known: Mapping[str, T]) -> T:
     """Load an entry point; what it loads may have registered itself under that name."""
     try:
-        found: T = point.load()
+        loaded: T = point.load()
     except Exception as error:
         package = "a package" if point.dist is None else point.dist.name
         raise ConfigError(
             f"{kind} {point.name!r} of {package} cannot be imported from {point.value!r}: {error}"
         ) from error
     if point.name not in known and isinstance(known, MutableMapping):
-        known[point.name] = found
-    return known.get(point.name, found)
+        known[point.name] = loaded
+    return known.get(point.name, loaded)

@@ -20,19 +20,7 @@ ClientId: TypeAlias = str
 
 
 def check_id(client: object, whose: str = "client id") -> ClientId:
-    """Return a client id; ConfigError unless it is a non-empty string that UTF-8 can encode.
-
-    Sessions, registries, budgets and files all use this rule, so that an id that one of them
-    takes can be written by the others.
-
-    Examples
-    --------
-    >>> check_id("ann")
-    'ann'
-    >>> check_id(7)
-    Traceback (most recent call last):
-    fedcohort.exceptions.ConfigError: client id 7 is not a string
-    """
+    """Return a client id; ConfigError unless it is a non-empty string that UTF-8 can encode."""
     if not isinstance(client, str):
         raise ConfigError(f"{whose} {client!r:.80} is not a string")
     if not client:
@@ -46,25 +34,12 @@ def check_id(client: object, whose: str = "client id") -> ClientId:
 
 @dataclass(frozen=True)
 class Round:
-    """One communication round, as a policy sees it.
+    """One communication round, as a policy sees it."""
 
-    Parameters
-    ----------
-    number : int
-        0 for the first round.
-    available : tuple of str
-        The clients that can take part, sorted, each once.
-    cohort_size : int
-        How many the engine wants.
-    averaging : {"equal", "size"}, optional
-        How the engine averages the cohort's models: each equally, or by number of examples. None
-        if the engine does not say.
-    """
-
-    number: int
-    available: tuple[ClientId, ...]
+    number: int  # 0 for the first
+    available: tuple[ClientId, ...]  # sorted, each once
     cohort_size: int
-    averaging: Literal["equal", "size"] | None = None
+    averaging: Literal["equal", "size"] | None = None  # of models; None: the engine does not say
 
     @property
     def size(self) -> int:
@@ -74,21 +49,11 @@ class Round:
 
 @dataclass(frozen=True)
 class Selection:
-    """Whom to train with.
+    """Whom to train with."""
 
-    Parameters
-    ----------
-    clients : tuple of str
-        The cohort, in the order of choice.
-    weights : tuple of float, optional
-        Aggregation weights in the same order; None leaves them to the engine.
-    scores : mapping, optional
-        A number per client that explains the choice, for logs and plots.
-    """
-
-    clients: tuple[ClientId, ...]
-    weights: tuple[float, ...] | None = None
-    scores: Mapping[ClientId, float] | None = None
+    clients: tuple[ClientId, ...]  # in the order of choice
+    weights: tuple[float, ...] | None = None  # of aggregation; None leaves them to the engine
+    scores: Mapping[ClientId, float] | None = None  # explain the choice, for logs and plots
 
     def weights_of(self, finished: Sequence[ClientId]) -> list[float] | None:
         """Return the weights of those that finished, with the sum that the policy meant.
@@ -102,8 +67,8 @@ class Selection:
         """
         if self.weights is None:
             return None
-        known = dict(zip(self.clients, self.weights, strict=True))
-        arrived = [known[client] for client in finished]
+        weight_of = dict(zip(self.clients, self.weights, strict=True))
+        arrived = [weight_of[client] for client in finished]
         total = sum(arrived)
         if len(arrived) == len(self.clients) or not total > 0:
             return arrived
@@ -147,14 +112,7 @@ def stream(seed: int, *path: int | str) -> np.random.Generator:
 
 
 def stream_keys(seed: int, *path: int | str, ends: Iterable[int | str]) -> list[bytes]:
-    """Return the keys of ``stream(seed, *path, end)`` for many ends, for `generator`.
-
-    Examples
-    --------
-    >>> keys = stream_keys(0, "select", ends=(3, 4))
-    >>> float(generator(keys[1]).random()) == float(stream(0, "select", 4).random())
-    True
-    """
+    """Return the keys of ``stream(seed, *path, end)`` for many ends, for `generator`."""
     common, keys = _hashed(seed, path), []
     for end in ends:
         whole = common.copy()

@@ -44,30 +44,24 @@ MAX_REST = 64  # rounds; longer where clients are selected less often, see `Sess
 class Session:
     """Runs a policy round after round.
 
+    A client that did not finish `MAX_FAILURES` rounds in a row sits out: 4 rounds, then 8, 16 and
+    so on, until it finishes a round again. The longest rest is `MAX_REST` rounds, or twice the
+    rounds in which every client would have been selected once, if that is more: a client that never
+    finishes gets at most half a fair share in the end. Clients that sit out are called back when
+    too few others are available.
+
     Parameters
     ----------
-    policy : Policy or str
-        The policy, or its name with options (``"oort:alpha=2"``); the session calls it and keeps
-        its state with its own.
+    policy, gate : Policy, Gate or str
+        Objects, or names with options (``"oort:alpha=2"``).
     cohort_size : int
         Clients wanted in each round.
     seed : int
         All randomness of the selection is a function of it and of the round.
-    gate : Gate or str, optional
-        Decides after local training who uploads; see `announce` and `admit`.
     model_bytes : int, default=0
         Size of the model, charged for each download and upload.
     averaging : {"equal", "size"}, optional
         How the engine averages models, for policies that match the average.
-
-    Notes
-    -----
-    A client that did not finish `MAX_FAILURES` rounds in a row sits out: 4 rounds, then 8, 16 and
-    so on, until it finishes a round again. So its share falls soon, also under a policy that would
-    always select it, and one that recovers waits about as long as it failed. The
-    longest rest is `MAX_REST` rounds, or twice the rounds in which every client would have been
-    selected once, if that is more: a client that never finishes gets at most half a fair share in
-    the end. Clients that sit out are called back when too few others are available.
 
     Examples
     --------
@@ -119,19 +113,9 @@ class Session:
     def begin(self, available: Iterable[ClientId], collect: Collect) -> Selection:
         """Start a round: collect the signals that the policy needs and pick the cohort.
 
-        Parameters
-        ----------
-        available : iterable of str
-            The clients that can take part.
-        collect : callable
-            ``collect(signal_name, clients)`` returns a mapping from client to reading; a client
-            that did not answer is missing or None.
-
-        Returns
-        -------
-        Selection
-            As many clients as wanted, or all if fewer are available. After a round that a gate
-            skipped, the same clients go on: nobody is asked and no model is sent.
+        ``collect(signal_name, clients)`` returns a mapping from client to reading; a client that
+        did not answer is missing or None. The cohort has as many clients as wanted, or all if fewer
+        are available. After a round that a gate skipped, the same clients go on.
         """
         clients = self._sorted(available)
         if not clients:
@@ -183,7 +167,7 @@ class Session:
 
     def charge(self, kind: str, direction: Direction, sizes: Mapping[ClientId, int]) -> None:
         """Charge bytes of this round that only the engine can see, such as refused replies."""
-        self.ledger.charge_each(self.round_number, kind, direction, sizes)
+        self.ledger.charge(self.round_number, kind, direction, sizes)
 
     def admit(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
         """Let the gate decide, from the clients' answers after training, who uploads.
@@ -232,15 +216,8 @@ class Session:
     ) -> Outcome:
         """End the round: store the reply signals, charge the uploads, let the policy learn.
 
-        Parameters
-        ----------
-        replies : mapping
-            Reply signals by name, each a mapping from client to reading.
-        finished : iterable of str
-            The selected clients whose update arrived.
-        cut : iterable of str
-            Selected clients that the round did not wait for. They count as neither finished nor
-            failed.
+        `replies` are readings by signal and client. Updates of the `finished` arrived. For those
+        that are `cut` the round did not wait: they count as neither finished nor failed.
         """
         if self._round is None:
             raise RuntimeError("Session.finish was called before Session.begin")

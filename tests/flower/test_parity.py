@@ -102,7 +102,7 @@ def test_options_of_signals_travel_with_the_query(digits, policy):
     [
         SketchToSkip(threshold=0.45, k=20),
         SketchToSkip(threshold=0.45, k=20, on_skip="reset", max_skips=2),
-        SketchToSkip(threshold=0.15, k=50, mode="client", seed=3),
+        SketchToSkip(threshold=0.15, k=50, mode="client"),
         SketchToSkip(window=2, k=10, skip_rate=0.5),
         CMFL(threshold=0.55),
     ],

@@ -51,7 +51,7 @@ def test_a_model_that_stands_still_is_reported_once(caplog):
     assert "lower threshold=0.8" in record.getMessage()
 
 
-@pytest.mark.parametrize("bad", [{"threshold": 2}, {"on_skip": "forget"}])
+@pytest.mark.parametrize("bad", [{"threshold": 2}, {"threshold": -1}])
 def test_options_are_checked(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         CMFL(**bad)

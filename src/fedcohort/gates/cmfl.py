@@ -56,8 +56,6 @@ class CMFL(Gate):
         Smallest share of agreeing signs.
     decay : bool, default=False
         Divide it by the square root of the round number, as the convergence proof requires.
-    on_skip : {"reset", "keep"}
-        The paper's clients start again from the global model ("reset").
 
     References
     ----------
@@ -65,13 +63,10 @@ class CMFL(Gate):
        ICDCS.
     """
 
-    def __init__(
-        self,
-        threshold: Share = 0.6,
-        decay: bool = False,
-        on_skip: Literal["keep", "reset"] = "reset",
-    ) -> None:
-        self.threshold, self.decay, self.on_skip = threshold, decay, on_skip
+    on_skip: Literal["keep", "reset"] = "reset"
+
+    def __init__(self, threshold: Share = 0.6, decay: bool = False) -> None:
+        self.threshold, self.decay = threshold, decay
         self.state = CMFLState()
 
     def announce(self, model: Vectors) -> NDArray[np.uint8]:

@@ -85,11 +85,8 @@ class SketchToSkip(Gate):
         picks the threshold at which a cohort would skip `skip_rate` of the rounds;
         `state.threshold` says what it chose.
     k : int, default=100
-        Sketch size. A model with fewer parameters is compared as it is.
-    kind : {"uniform", "sparse"}
-        The projection; the paper draws from U(-1, 1).
-    seed : int, default=0
-        Of the projection, shared by server and clients.
+        Sketch size: a projection by draws from U(-1, 1), as in the paper. A model with fewer
+        parameters is compared as it is.
     mode : {"round", "client"}
         "round" is the paper's: all upload or none. "client" asks only those that moved. The mean
         is over those, so that a client which uploads alone moves the global model by all that it
@@ -103,11 +100,9 @@ class SketchToSkip(Gate):
         Skipped rounds in a row after which everybody is asked, so that it cannot skip forever.
     skip_rate : float, default=0.8
         Wanted share of skipped rounds, for "auto".
-    adaptive : bool, default=True
-        Keep adjusting an automatic threshold, so that the rate is met in the long run. Training
-        slows down, and a threshold fixed early would skip more and more.
     window : int, default=20
-        Rounds that "auto" watches, or a few more to complete a cycle.
+        Rounds that "auto" watches, or a few more to complete a cycle. Afterwards it goes on
+        adjusting: training slows down, and a threshold fixed early would skip more and more.
 
     Notes
     -----
@@ -120,7 +115,7 @@ class SketchToSkip(Gate):
     last is not skipped. While "auto" watches, cycles are just that long, and the threshold lies
     halfway between the median drift after m - 1 and after m rounds. In "reset" mode it is the
     s-quantile of the drifts. A cohort's drift is its median ("client"), or its largest one, but at
-    most twice its median ("round"). An adaptive threshold is multiplied by exp(g (u - (1 - s)))
+    most twice its median ("round"). An automatic threshold is multiplied by exp(g (u - (1 - s)))
     after every round, where u is the share of clients that were asked and g = 0.1.
     """
 
@@ -128,19 +123,16 @@ class SketchToSkip(Gate):
         self,
         threshold: Positive | Literal["auto"] = "auto",
         k: Count = 100,
-        kind: Literal["uniform", "sparse"] = "uniform",
-        seed: int = 0,
         *,
         mode: Literal["round", "client"] = "round",
         on_skip: Literal["keep", "reset"] = "keep",
         max_skips: Whole = 50,
         skip_rate: Annotated[float, Range(0.01, 0.99)] = 0.8,
-        adaptive: bool = True,
         window: Count = 20,
     ) -> None:
-        self.k, self.kind, self.seed, self.mode = k, kind, seed, mode
+        self.k, self.mode = k, mode
         self.on_skip, self.max_skips = on_skip, max_skips
-        self.skip_rate, self.adaptive, self.window = skip_rate, adaptive, window
+        self.skip_rate, self.window = skip_rate, window
         self.carries_over = mode == "client"
         self.automatic = threshold == "auto"
         self.state = SkipState(threshold=None if threshold == "auto" else float(threshold))
@@ -148,7 +140,7 @@ class SketchToSkip(Gate):
     @property
     def client_options(self) -> Mapping[str, int | float | str | bool]:
         """The projection; the threshold is announced."""
-        return {"k": self.k, "kind": self.kind, "seed": self.seed}
+        return {"k": self.k}
 
     def announce(self, model: Vectors) -> NDArray[np.float32]:
         """Return the model's sketch and the threshold; NaN asks clients for their drift."""
@@ -182,7 +174,7 @@ class SketchToSkip(Gate):
         else:
             self.state.skips = 0
             asked = tuple(close) if self.mode == "round" or not asked else asked
-        if self.automatic and self.adaptive:
+        if self.automatic:
             excess = len(asked) / len(close) - (1 - self.skip_rate)
             self.state.threshold *= math.exp(_GAIN * excess)
         return asked
@@ -223,7 +215,7 @@ class SketchToSkip(Gate):
 
     def _project(self, models: Vectors) -> NDArray[np.float64]:
         k = min(self.k, models.dim)
-        return models.project(Projection(models.dim, k, kind=self.kind, seed=self.seed))
+        return models.project(Projection(models.dim, k, seed=0))
 
 
 def _read(answers: Mapping[ClientId, NDArray[Any]], kinds: str) -> dict[ClientId, float]:

@@ -25,6 +25,7 @@ class BoundedState:
     taken: dict[ClientId, int] = field(default_factory=dict)
     due: dict[ClientId, float] = field(default_factory=dict)
     newcomers: float = 0.0
+    founders: list[ClientId] = field(default_factory=list)  # of the first round: no newcomers
 
 
 class Bounded(Policy):
@@ -36,10 +37,10 @@ class Bounded(Policy):
     that lies to a policy gains at most a factor of `cap`, and one that a policy never selects is
     heard from time to time.
 
-    Newcomers, to whom not even one place is due under the cap, share one cap: together they take
-    at most `cap` times their fair share. So a client gains nothing by coming back under a new name
-    each round. While they are more than half of the available clients, as at the start, the rule
-    rests.
+    Those who joined after the first round, and to whom not even one place is due under the cap,
+    share one cap: together they take at most `cap` times their fair share. So a client gains
+    nothing by coming back under a new name each round. While they are more than half of the
+    available clients, the rule rests.
 
     Parameters
     ----------
@@ -112,7 +113,9 @@ class Bounded(Policy):
         """Count places, and let the inner policy learn."""
         state, fair = self.state, round.size / len(round.available)
         due = values_for(state.due, round.available)
-        new = self._are_new(due)
+        if not state.due:
+            state.founders = list(round.available)
+        new = self._are_new(round.available, due)
         names = {c for c, is_new in zip(round.available, new.tolist(), strict=True) if is_new}
         income = self.cap * fair * len(names)
         state.newcomers -= len(names.intersection(outcome.selected))
@@ -126,13 +129,15 @@ class Bounded(Policy):
         taken = values_for(self.state.taken, round.available)
         return taken, values_for(self.state.due, round.available)
 
-    def _are_new(self, due: Array) -> Any:
-        return self.cap * due < 1 - _ROUNDING
+    def _are_new(self, clients: Sequence[ClientId], due: Array) -> Any:
+        founders = set(self.state.founders if self.state.due else clients)
+        joined = np.array([client not in founders for client in clients])
+        return joined & (self.cap * due < 1 - _ROUNDING)
 
     def _open(self, round: Round, taken: Array, due: Array, *, without: Indices) -> Round:
         """Return the round as the inner policy sees it: the clients within bounds."""
         size, excess = round.size - without.size, taken - self.cap * due
-        new = np.flatnonzero(self._are_new(due))
+        new = np.flatnonzero(self._are_new(round.available, due))
         if 2 * new.size <= len(round.available):  # those who waited longest may take what is due
             longest = new[np.argsort(-due[new], kind="stable")]
             excess[longest[max(int(self.state.newcomers), 0) :]] = 1.0

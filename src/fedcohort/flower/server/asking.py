@@ -203,7 +203,7 @@ class Delivery:
         number, size = session.round_number, session.model_bytes
         paid = (client, is_profile and number > 0)
         if paid in self._charged:
-            session.ledger.charge(number, "model", "down", [client], size)
+            session.ledger.charge(number, "model", "down", {client: size})
         self._charged.add(paid)
         return True
 

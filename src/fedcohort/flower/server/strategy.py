@@ -623,7 +623,7 @@ class CohortStrategy(Strategy):
             for c, u in updates.items()
         }
         other = {client: size for client, size in sizes.items() if size}
-        session.ledger.charge_each(session.round_number, "model", "up", other)
+        session.ledger.charge(session.round_number, "model", "up", other)
 
     def to_history(self) -> History:
         """Return the rounds in the form of a simulation's, for tables and frames."""
