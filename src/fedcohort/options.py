@@ -231,8 +231,10 @@ def in_words(hint: Any) -> str:
         return "a list"
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return "a table"
-    words = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a word"}
-    return {**words, type(None): "none"}.get(hint, getattr(hint, "__name__", str(hint)))
+    if hint is type(None):
+        return "none"
+    plain = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a word"}
+    return plain.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 @functools.lru_cache(maxsize=256)
