@@ -25,8 +25,7 @@ from docs_tables.results import RESULTS, parts, result, rounds_to
 from provenance import provenance, write
 from selection import readings as made_up
 
-from fedcohort.analysis.plan import FITTED, GainFit, plan
-from fedcohort.analysis.worth import uniform_discrepancy
+from fedcohort.analysis.plan import FITTED, BetweenClients, GainFit, plan
 from fedcohort.experiments import config
 from fedcohort.experiments.run import dataset_of, simulation_of
 
@@ -135,7 +134,7 @@ def row_of(file, setting, seeds):
         "seeds": len(logs),
         "measured": float(np.exp(np.mean(logs))),
         "log_ratios": [float(v) for v in logs],
-        "discrepancy": float(np.mean([uniform_discrepancy(one, size) for one in seen])),
+        "discrepancy": float(np.mean([BetweenClients(one).uniform(size) for one in seen])),
         "worth": worth_of(seen[0], size),
     }
 

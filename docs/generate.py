@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 from mkdocs.structure.files import File, Files
 
 import fedcohort
+from fedcohort.cli.planning import policy_costs
 from fedcohort.experiments.config import reference
 from fedcohort.gates import GATES
 from fedcohort.policies import POLICIES
-from fedcohort.analysis.costs import policy_costs
 
 ROOT = Path(__file__).parents[1]
 HIDDEN = re.compile(r"\._|triton")  # private modules, and one that only a GPU can import

@@ -12,15 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from fedcohort.analysis.comparison import comparison, curves
+from fedcohort.analysis.comparison import comparison
 from fedcohort.cli import invoke
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments.compare import DEFAULT_SETTING, Setting, compare, run_several
 from fedcohort.experiments.config import NamedConfig
 from fedcohort.experiments.results import Results, gemd_by_round, read, summarize
 from fedcohort.experiments.run import run
-from fedcohort.report.columns import setting_columns
-from fedcohort.report.tables import comparison_table
+from fedcohort.report.tables import comparison_cells, fitting, setting_columns
 
 SMALL = dataclasses.replace(
     DEFAULT_SETTING, rounds=5, seeds=(0, 1), checkpoint_every=2, device="cpu"
@@ -113,7 +112,7 @@ def test_an_arrow_table_holds_every_round(compared):
 def test_exports_agree(compared, tmp_path, to):
     returned, folder = compared
     out = tmp_path / f"rounds.{to}"
-    assert invoke(["export", str(folder), "--to", to, "-o", str(out)]) == 0
+    assert invoke(["export", str(folder), "--format", to, "-o", str(out)]) == 0
     if to == "csv":
         rows = list(csv.DictReader(io.StringIO(out.read_text())))
         rows = [{**row, "selected": json.loads(row["selected"])} for row in rows]
@@ -135,18 +134,19 @@ def test_swept_settings_are_columns(tmp_path):
     assert [c["policy"] for c in setting_columns(read(tmp_path / "lr=0.05"))] == ["lr=0.05"]
 
 
-def test_show_never_cuts_a_number(compared, capsys):
+def test_show_never_cuts_a_number(compared, capsys, monkeypatch):
     returned, folder = compared
-    rows, lines = comparison(returned), curves(returned)
+    rows = comparison(returned)
     numbers = [f"{100 * row.accuracy.mean:.1f}" for row in rows]
     for width in (24, 40, 60, 80, 120, 200):
-        assert invoke(["show", str(folder), "--width", str(width)]) == 0
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert invoke(["show", str(folder)]) == 0
         text = capsys.readouterr().out
         assert all(number in text for number in numbers)
         assert "…" not in text
         assert max(map(len, text.splitlines())) <= width
     wide = Console(width=400, record=True, file=io.StringIO())
-    wide.print(comparison_table(rows, lines, 0.8, "title", 400))
+    wide.print(fitting(comparison_cells(returned, sparklines=True), "title", 400))
     assert "accuracy by round" in wide.export_text()
 
 

@@ -4,9 +4,9 @@ import io
 
 from rich.console import Console
 
-from fedcohort.analysis.comparison import comparison, curves
-from fedcohort.experiments.results import Run, Summary
-from fedcohort.report.tables import comparison_table, sparkline
+from fedcohort.experiments.config import parse
+from fedcohort.experiments.results import Results, Run, Summary
+from fedcohort.report.tables import comparison_cells, fitting, sparkline
 from fedcohort.simulate.history import History, RoundRecord
 
 
@@ -25,31 +25,31 @@ def result(policy, accuracies, reached):
                 1000 * len(values), 2000 * len(values), 0.0, 100.0, 100.0,
             )
         )  # fmt: skip
-    return Run(policy, summaries, histories)
+    return Run(policy, summaries, histories, parse({"target": 0.8, "policy": policy}))
 
 
-def printed(rows, lines, width):
+def printed(results, width):
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(comparison_table(rows, lines, 0.8, "title", width))
+    cells = comparison_cells(Results(results), sparklines=True)
+    console.print(fitting(cells, "title", width))
     return console.export_text()
 
 
 def test_the_table_names_the_best_and_fits_its_terminal():
-    results = [result("good", [[0.5, 0.9]], [2]), result("bad", [[0.1, 0.2]], [None])]
-    rows, lines = comparison(results), curves(results)
+    results = [result("oort", [[0.5, 0.9]], [2]), result("uniform", [[0.1, 0.2]], [None])]
     for width in (80, 120):
-        text = printed(rows, lines, width)
-        assert "not reached" in text
+        text = printed(results, width)
+        assert "90.0" in text and "20.0" in text and "not reached" in text
         assert ("accuracy by round" in text) == (width == 120)
         assert max(map(len, text.splitlines())) <= width
 
 
 def test_one_seed_shows_no_deviation():
-    results = [result("p", [[0.5, 0.9]], [2])]
-    text = printed(comparison(results), curves(results), 120)
-    assert "90.0" in text and "2.0" in text and "±" not in text
-    two = [result("p", [[0.5, 0.9], [0.5, 0.8]], [2, 2])]
-    assert "85.0 ± 7.1" in printed(comparison(two), curves(two), 120)
+    results = [result("oort", [[0.5, 0.9]], [2])]
+    text = printed(results, 120)
+    assert "90.0" in text and "±" not in text
+    two = [result("oort", [[0.5, 0.9], [0.5, 0.8]], [2, 2])]
+    assert "85.0 ± 7.1" in printed(two, 120)
 
 
 def test_sparklines():

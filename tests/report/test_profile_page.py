@@ -11,7 +11,7 @@ import pytest
 
 from fedcohort.analysis.heterogeneity import measure
 from fedcohort.files.marginals import ColumnGap
-from fedcohort.report.figures import Mark, client_map, distances_to_all, matrix, picture
+from fedcohort.report.figures import Mark, client_map, distances_to_all, matrix
 from fedcohort.report.page import profile_page
 from fedcohort.sketch.race import RaceSketch
 
@@ -28,18 +28,19 @@ def profile(clients, names=None, kinds=3):
     return measure(made, names or [f"site-{i}" for i in range(clients)])
 
 
-@pytest.mark.parametrize("clients", [2, 12, 80])
+@pytest.mark.parametrize("clients", [2, 12, 300])
 def test_the_page_is_whole_and_loads_nothing(clients):
     shown = profile(clients)
     html = profile_page(shown)
     links = re.findall(r"""(?:href|src)=["']?([^"' >]+)""", html)
-    assert all(link.startswith(("data:image/png", "#results")) for link in links)
+    assert all(link == "#results" for link in links)
     assert not re.search(r"<(?:link|iframe|object|img)|https?:|@import|url\((?!#p)", html)
     assert "nan" not in re.sub(r"base64,[^\"]+", "", html.split("<script")[0]).lower()
     for client in shown.clients:
         assert f">{client.name}</th>" in html
         assert f"{client.distance:.4f}" in html
     assert html.count("<svg") == 3
+    assert len(html) < 1_000_000  # the matrix of many clients is one of averages
 
 
 def test_hostile_names_stay_text(browser):
@@ -74,17 +75,10 @@ def test_the_columns_that_differ_are_in_sight_and_a_phone_needs_no_sideways_scro
     tab.close()
 
 
-def test_a_matrix_of_many_clients_is_one_image_of_averages():
-    html = profile_page(profile(300))
-    (content,) = re.findall(r'href="data:image/png;base64,([^"]+)"', html)
-    assert base64.b64decode(content)[:8] == b"\x89PNG\r\n\x1a\n"
-    assert len(html) < 1_000_000
-
-
 def test_a_matrix_of_few_clients_has_their_names_and_colors():
-    figure = matrix(np.array([[0.0, 0.5], [0.5, 0.0]]), ["ann", "bob"], "", ["#112233", "#445566"])
-    svg = picture(figure, width=400)
-    assert all(text in svg for text in (">ann<", ">bob<", "#112233", "#445566"))
+    svg = matrix(np.array([[0.0, 0.5], [0.5, 0.0]]), ["ann", "bob"], ["#112233", "#445566"])
+    shown = (">ann<", ">bob<", "#112233", "#445566", "<title>ann, bob: 0.500</title>")
+    assert all(text in svg for text in shown)
 
 
 def test_marks_have_tooltips_and_pictures_have_ids_of_their_own():
@@ -114,4 +108,4 @@ def test_names_of_many_outliers_do_not_overlap():
     for i, a in enumerate(boxes):
         for b in boxes[:i]:
             wide, high = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
-            assert min(wide, high) <= 0 or wide * high <= 12.5
+            assert min(wide, high) <= 0.1

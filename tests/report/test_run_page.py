@@ -99,7 +99,6 @@ def test_every_figure_has_its_marks(tab, comparison_folder):
     cells = tab.locator("#chart-participation g.mark-rect > path").count()
     assert cells == 8 * 5  # each of 8 rounds selects 5 clients
     assert tab.locator("#chart-map g.mark-symbol.role-mark > path").count() == 24
-    assert tab.locator("#chart-distances g.mark-rect.role-mark > path").count() == 24 * 24
     assert tab.title() == "Client selection on digits"
 
 
@@ -252,7 +251,7 @@ def test_a_gate_is_reported(opened, gated_folder, tmp_path):
     found = content(read(gated_folder))
     history = read(gated_folder)[1].histories[0]
     share = [len(r.withheld) / len(r.selected) for r in history.rounds]
-    assert [line.policy for line in found.withheld] == ["sketch-to-select"]
+    assert {row["run"] for row in found.by_round["withheld"]} == {"sketch-to-select"}
     assert any(share) and found.window == 1
     path = tmp_path / "report.html"
     path.write_text(run_page(read(gated_folder)), encoding="utf-8")
@@ -269,7 +268,7 @@ def test_figures_and_markdown(comparison_folder, tmp_path):
     text = out.read_text()
     assert "| policy | accuracy % | against uniform |" in text
     linked = re.findall(r"!\[.*?\]\((.*?)\)", text)
-    assert len(linked) >= 8
+    assert len(linked) == 7
     for name in linked:
         svg = (tmp_path / name).read_text()
         assert svg.startswith("<svg")

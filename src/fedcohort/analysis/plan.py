@@ -1,12 +1,17 @@
 """What choosing cohorts by sketches is worth, before any training.
 
-`fedcohort.analysis.worth` judges the cohorts; here are the questions that a plan answers, an
-estimate of the rounds saved, and the sentences.
+A policy's cohorts are worth as many random clients as have the same discrepancy: the squared
+maximum mean discrepancy between the cohort's merged data and the federation's, less the expected
+part of sample size and noise. For k of N random clients that is (V / k) (N - k) / (N - 1) in
+expectation, with V the variance between clients. Cohorts are chosen on one half of the sketches'
+rows and judged on the other half, both ways, because a chosen cohort fits the noise by which it was
+chosen.
 
-The estimate: training with uniform cohorts took exp(slope * D) times as many rounds to a target
-accuracy as with SketchMatch, where D is the discrepancy of uniform cohorts. Each measured setting
-has a slope. Their mean gives the estimate and their spread its interval, which shrinks to "no gain"
-where D is 0. ``plan_gain.json`` holds the fit; ``benchmarks/plan_gain.py`` makes that file.
+The estimate of the rounds saved: training with uniform cohorts took exp(slope * D) times as many
+rounds to a target accuracy as with SketchMatch, where D is the discrepancy of uniform cohorts. Each
+measured setting has a slope. Their mean gives the estimate and their spread its interval, which
+shrinks to "no gain" where D is 0. ``plan_gain.json`` holds the fit; ``benchmarks/plan_gain.py``
+makes that file.
 """
 
 from __future__ import annotations
@@ -17,17 +22,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.analysis.worth import Average, BetweenClients, Trial, Worth
 from fedcohort.exceptions import ConfigError
 from fedcohort.policies import POLICIES, Policy
 from fedcohort.registry import make
-from fedcohort.rounds import ClientId
+from fedcohort.rounds import ClientId, Outcome, Round, stream
 from fedcohort.signals.forms import sketch_dtype
-from fedcohort.sketch.distances import Readings, Stack
+from fedcohort.signals.table import Signals
+from fedcohort.sketch.distances import Readings, Stack, error_variance
+from fedcohort.sketch.federation import blocks
 from fedcohort.sketch.hashing import SRP
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
@@ -37,6 +44,11 @@ SIGNIFICANT = 3.0  # standard errors
 WITH_TIME = "sketch-match with time"
 FITTED = Path(__file__).with_name("plan_gain.json")
 BUCKETS, LABEL_WEIGHT = 64, 2.0  # of the measured sketches; D depends on them
+MAX_CLIENTS = 1000  # policies are tried on a random part of more clients
+MAX_ROUNDS = 400
+DRAWS = 400  # random cohorts
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -82,55 +94,78 @@ def shipped_fit() -> GainFit:
 
 
 @dataclass(frozen=True)
+class Worth:
+    """What the cohorts of one policy and size are worth.
+
+    `discrepancy` is their mean squared MMD to the federation, with its standard `error`, `uniform`
+    that of random cohorts, and `random_clients` how many of these represent the federation as well.
+    Every client had taken part by `rounds_until_all` (None: not all did); `fewest` and `most` are
+    picks per client as a multiple of the equal share, and `waiting` are clients never picked, at
+    most ten. A round took `seconds` on average, those of its slowest client.
+    """
+
+    policy: str
+    cohort_size: int
+    discrepancy: float
+    error: float
+    uniform: float
+    random_clients: float
+    rounds: int
+    rounds_until_all: int | None
+    fewest: float
+    most: float
+    waiting: tuple[ClientId, ...]
+    seconds: float | None = None
+
+    @property
+    def beats_uniform(self) -> bool:
+        """Whether the cohorts are closer to the federation than random ones, beyond chance."""
+        return self.uniform - self.discrepancy > SIGNIFICANT * self.error
+
+
+@dataclass(frozen=True)
 class Plan:
     """What to expect of cohorts, by size and policy.
 
     `left_out` are clients that say nothing; the policies were `tried_on` so many of the others.
-    `variance` is that between clients, as squared MMD. By cohort size: `floor` is what random
-    cohorts show from sample size alone, `uniform` their discrepancy and `uniform_seconds` how long
-    their rounds take. `smallest` is, by policy, the smallest cohort that is worth `present` random
-    clients, and `gain` how many times fewer rounds SketchMatch is expected to take; `no_gain` says
-    why an estimate is missing.
+    `variance` is that between clients, as squared MMD; matching is `worthwhile` if it is beyond
+    chance and random cohorts differ by more than their sample size explains. By cohort size:
+    `uniform` is the discrepancy of random cohorts, and `uniform_seconds` how long their rounds
+    take. `smallest` is, by policy, the smallest cohort that is worth `present` random clients, and
+    `gain` how many times fewer rounds SketchMatch is expected to take; `no_gain` says why an
+    estimate is missing.
     """
 
     clients: int
     records: float
     left_out: tuple[ClientId, ...]
     tried_on: int
-    average: Average
     variance: float
-    variance_error: float
-    floor: dict[int, float]
+    worthwhile: bool
     uniform: dict[int, float]
-    uniform_by_draws: dict[int, tuple[float, float]]
     uniform_seconds: dict[int, float]
     worths: tuple[Worth, ...]
     present: int | None
     smallest: dict[str, int | None]
-    model_bytes: int | None
     gain: dict[int, Gain]
     no_gain: str
     verdict: str
 
-    @property
-    def worthwhile(self) -> bool:
-        """Whether matching cohorts can gain anything."""
-        return _worthwhile(self.variance, self.variance_error, self.floor, self.uniform)
-
     def lines(self) -> list[str]:
         """Say in sentences what to expect, the conclusion first."""
         out = [self.verdict]
-        for cohort, gain in self.gain.items():
-            if self.present is None or cohort == self.present:
-                out.append(f"Estimate for sketch-match with cohorts of {cohort}: {gain}.")
+        for k, gain in self.gain.items():
+            if self.present in (None, k):
+                out.append(f"Estimate for sketch-match with cohorts of {k}: {gain}.")
         if self.worthwhile and not self.gain:
             out.append(f"No estimate of the rounds saved: {self.no_gain}.")
-        if self.present is not None:
-            out += [self._smaller(policy, size) for policy, size in self.smallest.items()]
-        for cohort, seconds in self.uniform_seconds.items():
-            rest = [w for w in self.worths if w.cohort_size == cohort and w.seconds is not None]
+        for policy, size in self.smallest.items():
+            cohort = "no smaller cohort is" if size is None else f"{size} matched clients are"
+            out.append(f"{policy}: {cohort} worth {self.present} random ones.")
+        for k, seconds in self.uniform_seconds.items():
+            rest = [w for w in self.worths if w.cohort_size == k and w.seconds is not None]
             times = "".join(f", {w.seconds:,.1f} s with {w.policy}" for w in rest)
-            out.append(f"A round of {cohort} takes {seconds:,.1f} s at random{times}.")
+            out.append(f"A round of {k} takes {seconds:,.1f} s at random{times}.")
         for worth in self.worths:
             if worth.waiting and self.worthwhile:
                 names = ", ".join(worth.waiting)
@@ -143,15 +178,6 @@ class Plan:
             out.append(f"Left out, with too few records for their noise: {names}.")
         return out
 
-    def _smaller(self, policy: str, size: int | None) -> str:
-        if size is None:
-            return f"{policy}: no smaller cohort is worth {self.present} random clients."
-        text = f"{policy}: {size} matched clients are worth {self.present} random ones"
-        if self.model_bytes is None or self.present is None:
-            return f"{text}."
-        saved = 2 * (self.present - size) * self.model_bytes / 1e6
-        return f"{text}; that saves {saved:,.1f} MB per round."
-
 
 def plan(
     sketches: Readings,
@@ -159,9 +185,7 @@ def plan(
     policies: Sequence[str] = ("sketch-match",),
     *,
     names: Sequence[ClientId] | None = None,
-    average: Average = "equal",
     present: int | None = None,
-    model_bytes: int | None = None,
     durations: Mapping[ClientId, float] | None = None,
     seed: int = 0,
 ) -> Plan:
@@ -177,13 +201,9 @@ def plan(
         Policies that need sketches only, as name:key=value. Uniform cohorts are always judged.
     names : sequence of str, optional
         The clients' names; numbers by default.
-    average : {"equal", "size"}
-        How models are averaged.
     present : int, optional
         The random cohort size in use today: the plan looks for the smallest matched cohort that is
         worth as much.
-    model_bytes : int, optional
-        Bytes of a model, for what a smaller cohort saves.
     durations : mapping of str to float, optional
         Seconds that clients take for a round; SketchMatch that minds time is then judged, too.
     seed : int
@@ -210,49 +230,33 @@ def plan(
     if durations:
         options = {"time": dict(durations)}
         makers[WITH_TIME] = lambda: make("policy", "sketch-match", POLICIES, options)
-    between = BetweenClients(readings, average)
-    trial = Trial(readings, ids, average, seed, durations)
-    drawn = {k: trial.uniform(k) for k in sizes}
-    draws = {k: (mean, error) for k, (mean, error, _) in drawn.items()}
-    # The closed form is for equal weights.
-    uniform = {k: between.uniform(k) if average == "equal" else draws[k][0] for k in sizes}
+    between = BetweenClients(readings)
+    trial = Trial(readings, ids, seed, durations)
+    uniform = {k: between.uniform(k) for k in sizes}
     worths = tuple(
         trial.worth(text, maker, k, uniform[k], len(readings))
         for text, maker in makers.items()
         for k in sizes
     )
-    smallest = {text: _smallest(text, worths, present) for text in makers}
-    floor = {k: between.floor / k for k in sizes}
-    useful = _worthwhile(between.variance, between.variance_error, floor, uniform)
-    gain, no_gain = _gains(sketches, uniform, worths) if useful else ({}, "nothing to gain")
+    seen = between.variance > SIGNIFICANT * between.variance_error
+    useful = seen and any(value > between.floor / k for k, value in uniform.items())
+    gain, no_gain = _gains(sketches, worths) if useful else ({}, "nothing to gain")
     return Plan(
         clients=len(readings),
         records=float(readings["n"].sum()),
         left_out=left_out,
         tried_on=len(trial.ids),
-        average=average,
         variance=between.variance,
-        variance_error=between.variance_error,
-        floor=floor,
+        worthwhile=useful,
         uniform=uniform,
-        uniform_by_draws=draws,
-        uniform_seconds={k: seconds for k, (_, _, seconds) in drawn.items()} if durations else {},
+        uniform_seconds={k: trial.seconds_of(k) for k in sizes} if durations else {},
         worths=worths,
         present=present,
-        smallest=smallest,
-        model_bytes=model_bytes,
+        smallest={} if present is None else {p: _smallest(p, worths, present) for p in makers},
         gain=gain,
         no_gain=no_gain,
         verdict=_verdict(useful, worths),
     )
-
-
-def _worthwhile(
-    variance: float, error: float, floor: Mapping[int, float], uniform: Mapping[int, float]
-) -> bool:
-    """Whether clients differ by more than chance, and random cohorts by more than sample size."""
-    seen = variance > SIGNIFICANT * error
-    return seen and any(uniform[k] > floor[k] for k in uniform)
 
 
 def _readings(sketches: Readings) -> NDArray[np.void]:
@@ -302,28 +306,23 @@ def _maker(text: str) -> Callable[[], Policy]:
     return lambda: make("policy", text, POLICIES)
 
 
-def _smallest(policy: str, worths: Sequence[Worth], present: int | None) -> int | None:
-    if present is None:
-        return None
+def _smallest(policy: str, worths: Sequence[Worth], present: int) -> int | None:
     enough = [w.cohort_size for w in worths if w.policy == policy and w.random_clients >= present]
     return min(enough, default=None)
 
 
-def _gains(
-    sketches: Readings, uniform: Mapping[int, float], worths: Sequence[Worth]
-) -> tuple[dict[int, Gain], str]:
+def _gains(sketches: Readings, worths: Sequence[Worth]) -> tuple[dict[int, Gain], str]:
     """Estimate the rounds saved, by cohort size, and say why an estimate is missing."""
     gains: dict[int, Gain] = {}
     reason = "" if worths else "no policy was tried"
     for worth in worths:
         if not worth.policy.startswith("sketch-match") or worth.policy == WITH_TIME:
             continue
-        size, better = worth.cohort_size, worth.uniform - worth.discrepancy
-        why = _not_measured(sketches, uniform[size])
-        if better <= SIGNIFICANT * worth.error:
+        why = _not_measured(sketches, worth.uniform)
+        if not worth.beats_uniform:
             why = "matched cohorts are not closer to the federation than random ones"
         if why is None:
-            gains.setdefault(size, shipped_fit().predict(uniform[size]))
+            gains.setdefault(worth.cohort_size, shipped_fit().predict(worth.uniform))
         else:
             reason = why
     return gains, reason
@@ -356,10 +355,171 @@ def _verdict(useful: bool, worths: Sequence[Worth]) -> str:
     best = max(worths, key=lambda w: w.random_clients / w.cohort_size, default=None)
     if best is None:
         return "Clients differ; no policy was tried."
-    better = best.uniform - best.discrepancy > SIGNIFICANT * best.error
-    if not better or round(best.random_clients) <= best.cohort_size:
+    if not best.beats_uniform or round(best.random_clients) <= best.cohort_size:
         return "Clients differ, but matched cohorts are no better than random ones."
     return (
         f"{best.cohort_size} clients chosen by {best.policy} represent the federation as well as "
         f"{best.random_clients:.0f} random ones."
     )
+
+
+def random_clients(discrepancy: float, uniform: float, cohort_size: int, clients: int) -> float:
+    """How many random clients have this discrepancy, if `cohort_size` of them have `uniform`.
+
+    Solves uniform * (k_0 / (N - k_0)) * (N - k) / k = discrepancy for k.
+
+    Examples
+    --------
+    >>> random_clients(0.1, 0.1, 5, 100), random_clients(0.0, 0.1, 5, 100)
+    (5.0, 100.0)
+    """
+    if not uniform > 0 or cohort_size >= clients:
+        return float(cohort_size)
+    if discrepancy <= 0:
+        return float(clients)
+    unit = uniform * cohort_size / (clients - cohort_size)
+    return float(clients / (1 + discrepancy / unit))
+
+
+class BetweenClients:
+    """Center, error variances and the variance between clients, over all rows of all sketches."""
+
+    def __init__(self, readings: NDArray[Any]) -> None:
+        n, (rows, buckets) = readings["n"], readings["counts"].shape[1:]
+        self.rows, self.clients, cells = rows, len(n), rows * buckets
+        self.center = np.zeros(cells)
+        self.errors = np.empty(len(n))
+        for part in blocks(readings):
+            q = _normalized(readings[part])
+            self.center += q.sum(axis=0) / len(n)
+            squares = np.einsum("ij,ij->i", q, q)
+            noise = readings["noise"][part]
+            self.errors[part] = error_variance(squares, n[part], noise, rows, buckets)
+        self.center_error = float(self.errors.mean()) / len(n)
+        squares = np.empty(len(n))
+        for part in blocks(readings):
+            gap = _normalized(readings[part]) - self.center
+            squares[part] = np.einsum("ij,ij->i", gap, gap)
+        debiased = (squares - self.center_error - (1 - 2 / len(n)) * self.errors) / rows
+        self.variance = float(debiased.mean())
+        self.variance_error = float(debiased.std() / math.sqrt(len(n)))
+        sampling = self.errors - cells * readings["noise"] / n**2
+        self.floor = float(sampling.mean()) / rows
+
+    def uniform(self, k: int) -> float:
+        """Expected discrepancy of k random clients."""
+        return self.variance / k * (self.clients - k) / max(self.clients - 1, 1)
+
+
+class Trial:
+    """Cohorts of some clients, chosen on one half of the rows and judged on the other.
+
+    `durations` are seconds by client; clients without one count as the median.
+    """
+
+    def __init__(
+        self,
+        readings: NDArray[Any],
+        ids: tuple[ClientId, ...],
+        seed: int,
+        durations: Mapping[ClientId, float] | None = None,
+    ) -> None:
+        self.seed = seed
+        at = np.arange(len(ids))
+        if len(ids) > MAX_CLIENTS:
+            drawn = stream(seed, "plan", "clients").choice(len(ids), MAX_CLIENTS, replace=False)
+            at = np.sort(drawn)
+        self.ids = tuple(ids[i] for i in at.tolist())
+        stated = durations or {}
+        usual = float(np.median(list(stated.values()))) if stated else math.nan
+        self.seconds = np.array([stated.get(client, usual) for client in self.ids])
+        rows = np.arange(readings["counts"].shape[1])
+        self.halves = [Half(readings, at, rows % 2 == side) for side in (0, 1)]
+
+    def seconds_of(self, k: int) -> float:
+        """Mean seconds of a round with random cohorts of k."""
+        rng, n = stream(self.seed, "plan", "uniform", k), len(self.ids)
+        cohorts = [rng.choice(n, k, replace=False) for _ in range(DRAWS)]
+        return float(np.mean([self.seconds[cohort].max() for cohort in cohorts]))
+
+    def worth(
+        self, label: str, make: Callable[[], Policy], k: int, uniform: float, clients: int
+    ) -> Worth:
+        """Try one policy with cohorts of k."""
+        values: list[float] = []
+        picks = np.zeros(len(self.ids))
+        lengths, until, waits = [], [], []
+        for chooser, judge in (self.halves, self.halves[::-1]):
+            cohorts = self.cohorts(make(), chooser, k)
+            values += [judge.judge(cohort) for cohort in cohorts]
+            waits += [float(self.seconds[cohort].max()) for cohort in cohorts]
+            first = np.full(len(self.ids), math.inf)
+            for number in range(len(cohorts), 0, -1):
+                first[cohorts[number - 1]] = number
+            until.append(first.max())
+            picks += np.bincount(np.concatenate(cohorts), minlength=len(self.ids))
+            lengths.append(len(cohorts))
+        mean, error = float(np.mean(values)), float(np.std(values) / math.sqrt(len(values)))
+        share = picks / picks.mean()
+        return Worth(
+            policy=label,
+            cohort_size=k,
+            discrepancy=mean,
+            error=error,
+            uniform=uniform,
+            random_clients=random_clients(mean, uniform, k, clients),
+            rounds=max(lengths),
+            rounds_until_all=int(max(until)) if math.isfinite(max(until)) else None,
+            fewest=float(share.min()),
+            most=float(share.max()),
+            waiting=tuple(self.ids[i] for i in np.flatnonzero(picks == 0)[:10].tolist()),
+            seconds=None if math.isnan(waits[0]) else float(np.mean(waits)),
+        )
+
+    def cohorts(self, policy: Policy, half: Half, k: int) -> list[NDArray[np.int64]]:
+        """Run the policy until everybody took part, at most 20 times as long as that must take."""
+        signals, at = Signals(), {c: i for i, c in enumerate(self.ids)}
+        signals.record("race_sketch", dict(zip(self.ids, half.readings, strict=True)), 0)
+        unused, cohorts = set(self.ids), []
+        shortest = math.ceil(len(self.ids) / k)
+        for number in range(min(MAX_ROUNDS, max(20, 20 * shortest))):
+            round = Round(number, self.ids, k, "equal")
+            chosen = policy.select(round, signals, stream(self.seed, "plan", k, number)).clients
+            policy.observe(round, Outcome(chosen, chosen), signals)
+            cohorts.append(np.array([at[c] for c in chosen]))
+            unused.difference_update(chosen)
+            if not unused and number + 1 >= shortest:
+                break
+        return cohorts
+
+
+class Half:
+    """Some rows of the sketches: a federation of its own."""
+
+    def __init__(self, readings: NDArray[Any], at: NDArray[np.int64], rows: NDArray[Any]) -> None:
+        whole = BetweenClients(_some_rows(readings, rows))
+        self.readings = _some_rows(readings[at], rows)
+        self.center_error, self.rows = whole.center_error, whole.rows
+        self.errors, self.share = whole.errors[at], 1 / whole.clients
+        self.points = (_normalized(self.readings) - whole.center).astype(np.float32)
+
+    def judge(self, cohort: NDArray[np.int64]) -> float:
+        """Debiased squared MMD between a cohort's merged data and the federation's."""
+        weight = 1 / len(cohort)
+        gap = self.points[cohort].mean(axis=0, dtype=np.float64)
+        counted_twice = weight * (weight - 2 * self.share)
+        error = self.center_error + counted_twice * self.errors[cohort].sum()
+        return float((gap @ gap - error) / self.rows)
+
+
+def _normalized(readings: NDArray[Any]) -> Floats:
+    """Counts / n, one flat row per client."""
+    return np.asarray(readings["counts"].reshape(len(readings), -1) * (1 / readings["n"])[:, None])
+
+
+def _some_rows(readings: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
+    counts = readings["counts"][:, rows]
+    form = sketch_dtype(counts.shape[1], counts.shape[2], counts.dtype.str)
+    out = np.zeros(len(readings), form)
+    out["n"], out["noise"], out["counts"] = readings["n"], readings["noise"], counts
+    return out

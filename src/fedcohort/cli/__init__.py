@@ -16,22 +16,9 @@ import click
 import typer
 
 from fedcohort import __version__
-from fedcohort.cli import (
-    compare,
-    config,
-    data,
-    export,
-    planning,
-    registry,
-    results,
-    run,
-    sketch,
-    sketches,
-    spec,
-)
+from fedcohort.cli import experiments, planning, registry, results, sketch, sketches, spec
 from fedcohort.cli.common import plain
 from fedcohort.exceptions import FedcohortError
-from fedcohort.options import unknown
 
 INTERRUPTED = 130  # what shells report for Ctrl-C, and Typer returns
 
@@ -56,13 +43,13 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("compare")(compare.command)
-app.command("run")(run.command)
+app.command("compare")(experiments.compare)
+app.command("run")(experiments.run_command)
 app.command("report")(results.report)
 app.command("watch")(results.watch)
 app.command("show")(results.show)
 app.command("rank")(results.rank)
-app.command("export")(export.command)
+app.command("export")(results.export)
 app.command("policies")(planning.policies)
 app.command("sketch")(sketch.command)
 app.command("distance")(sketches.distance)
@@ -74,8 +61,8 @@ app.command("plan")(planning.plan)
 app.command("nearest")(registry.nearest)
 app.add_typer(registry.app, name="registry")
 app.add_typer(spec.app, name="spec")
-app.add_typer(data.app, name="data")
-app.add_typer(config.app, name="config")
+app.add_typer(experiments.data_app, name="data")
+app.add_typer(experiments.config_app, name="config")
 
 
 def _version(wanted: bool) -> None:
@@ -115,7 +102,8 @@ def invoke(arguments: list[str]) -> int:
         print(error.format_message())
         return 2
     except click.ClickException as error:
-        return _fail(_usage(error))
+        # Both Typer and Click may add the same hint.
+        return _fail(re.sub(r"( Did you mean .*\?)\1", r"\1", error.format_message()))
     except (click.Abort, KeyboardInterrupt):
         return _interrupted(arguments)
     except BrokenPipeError:
@@ -152,16 +140,6 @@ def _missing(error: ImportError) -> str | None:
     return (
         f"this needs {package}, which is not installed: pip install 'fedcohort[{EXTRAS[package]}]'"
     )
-
-
-def _usage(error: click.ClickException) -> str:
-    """Return the message of a wrong command or option, with the nearest name."""
-    text = error.format_message()
-    found = re.match(r"No such command '(.*?)'\.", text, re.S)
-    group = getattr(getattr(error, "ctx", None), "command", None)
-    if found is None or not isinstance(group, click.Group):
-        return text
-    return str(unknown("command", found[1], group.commands))
 
 
 def _interrupted(arguments: list[str]) -> int:

@@ -1,29 +1,23 @@
-"""What several commands share: options, the output format, tables, progress."""
+"""What several commands share: options, the output format, tables."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcohort.exceptions import ConfigError
-from fedcohort.progress import Progress
-
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.segment import Segment
-    from rich.table import Table
 
-    from fedcohort.experiments.compare import Runner
-    from fedcohort.experiments.config import Experiment
-    from fedcohort.simulate.history import RoundRecord
+    from fedcohort.report.tables import Cells
 
 RayOption = Annotated[
     str | None,
@@ -34,38 +28,6 @@ RayOption = Annotated[
         "finds the running one, or HOST:PORT of its head.",
     ),
 ]
-
-
-Completion = Callable[[str], list[str]]
-
-
-def completing(names: Callable[[], Iterable[str]]) -> Completion:
-    """Return a completion of names; after a comma, of the last one."""
-
-    def complete(incomplete: str) -> list[str]:
-        start, comma, last = incomplete.rpartition(",")
-        return [start + comma + name for name in names() if name.startswith(last)]
-
-    return complete
-
-
-def _registered(module: str, registry: str, *more: str) -> Completion:
-    return completing(lambda: [*more, *getattr(import_module(f"fedcohort.{module}"), registry)])
-
-
-def _settings() -> list[str]:
-    from fedcohort.experiments.config import papers
-
-    return [f"paper:{name}" for name in papers()] + [str(p) for p in Path().glob("*.toml")]
-
-
-complete_policies = _registered("policies", "POLICIES", "all")
-complete_gates = _registered("gates", "GATES", "none")
-complete_datasets = _registered("datasets", "DATASETS")
-complete_partitions = _registered("partition", "PARTITIONS", "natural")
-complete_models = _registered("simulate.models", "MODELS")
-complete_settings = completing(_settings)
-
 ImportOption = Annotated[
     list[Path] | None,
     typer.Option(
@@ -76,36 +38,6 @@ ImportOption = Annotated[
         show_default=False,
     ),
 ]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Set any key of the configuration, such as local.lr=0.1. May be repeated; "
-        "`fedcohort config keys` lists the keys.",
-        show_default=False,
-    ),
-]
-
-
-def on_cluster(address: str | None) -> AbstractContextManager[None]:
-    """Connect to the cluster while the command works; without an address, to none."""
-    if address is None:
-        return nullcontext()
-    from fedcohort.distribute.ray import cluster
-
-    return cluster(address)
-
-
-def runner_on(address: str | None) -> Runner:
-    """Return what runs several experiments: one after another, or as tasks of the cluster."""
-    if address is None:
-        from fedcohort.experiments.compare import in_turn
-
-        return in_turn
-    from fedcohort.distribute.ray import run_all
-
-    return run_all
 
 
 class Format(StrEnum):
@@ -120,6 +52,24 @@ FormatOption = Annotated[
 ]
 
 
+def import_all(files: Sequence[Path] | None) -> list[str]:
+    """Run the files of ``--import`` and return their absolute names."""
+    from fedcohort.registry import import_file
+
+    for file in files or ():
+        import_file(str(file))
+    return [str(file.resolve()) for file in files or ()]
+
+
+def on_cluster(address: str | None) -> AbstractContextManager[None]:
+    """Connect to the cluster while the command works; without an address, to none."""
+    if address is None:
+        return nullcontext()
+    from fedcohort.distribute.ray import cluster
+
+    return cluster(address)
+
+
 def console(width: int | None = None) -> Console:
     """Return the console on standard output; lines may be long where it is not a terminal.
 
@@ -132,8 +82,8 @@ def console(width: int | None = None) -> Console:
         def process_renderables(self, renderables: list[Any]) -> list[Any]:
             return [_Harmless(one) for one in renderables]
 
-    plain_width = None if Console().is_terminal else 120
-    made = Console(width=width or plain_width)
+    sized = Console().is_terminal or "COLUMNS" in os.environ
+    made = Console(width=width or (None if sized else 120))
     made.push_render_hook(Harmless())
     return made
 
@@ -166,9 +116,22 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def show(table: Table, width: int | None = None) -> None:
-    """Print a table to standard output, `width` columns wide or as wide as the terminal."""
-    console(width).print(table)
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, and make its folder."""
+    from fedcohort.files.publish import writing
+    from fedcohort.storage import write_atomically
+
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+
+
+def show_table(table: Cells, title: str) -> None:
+    """Print a table; where it is too wide, one block of lines per row."""
+    from fedcohort.report.tables import fitting
+
+    out = console()
+    out.print(fitting(table, title, out.width))
 
 
 def show_facts(facts: Mapping[str, str], title: str) -> None:
@@ -181,12 +144,20 @@ def show_facts(facts: Mapping[str, str], title: str) -> None:
     table.add_column()
     for key, value in facts.items():
         table.add_row(key, Text(value))
-    show(table)
+    console().print(table)
 
 
 def show_json(value: Any) -> None:
     """Print a value as JSON; numbers that are not finite become null."""
     typer.echo(json.dumps(finite(value), indent=2))
+
+
+def say(format: Format, value: Any, sentence: str) -> None:
+    """Print a value as JSON, or a sentence for people."""
+    if format is Format.json:
+        show_json(value)
+    else:
+        typer.echo(plain(sentence))
 
 
 def finite(value: Any) -> Any:
@@ -202,50 +173,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(v) for v in value]
     return value
-
-
-class RoundBars:
-    """The progress of runs by name: one bar per run, and one for all of them."""
-
-    def __init__(self, settings: Mapping[str, Experiment]) -> None:
-        self._rounds = {name: experiment.rounds for name, experiment in settings.items()}
-        self._show = Progress(whole=sum(self._rounds.values()))
-
-    def __enter__(self) -> RoundBars:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._show.__exit__(*error)
-
-    def __call__(self, name: str, records: Sequence[RoundRecord]) -> None:
-        """Show that a round is over."""
-        known = [r.accuracy for r in records if r.accuracy is not None]
-        note = f"accuracy {sum(known) / len(known):.3f}" if known else ""
-        rounds = self._rounds.get(name, max(self._rounds.values()))
-        self._show(name, records[0].round + 1, rounds, note)
-
-
-def overrides(given: Mapping[str, Any], pairs: Sequence[str] | None) -> dict[str, Any]:
-    """Return dotted keys and values: the options that were given, then those of ``--set``."""
-    from fedcohort.options import parse_options, parse_value
-
-    found = {key: value for key, value in given.items() if value is not None}
-    if "seeds" in found:
-        found["seeds"] = list(range(found["seeds"]))
-    if "local" in found:
-        found |= {f"local.{k}": v for k, v in parse_options(found.pop("local")).items()}
-    for pair in pairs or ():
-        key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"--set {pair!r} must be written as key=value, such as local.lr=0.1")
-        found[key.strip()] = parse_value(value.strip())
-    return found
-
-
-def import_all(files: Sequence[Path] | None) -> list[str]:
-    """Run the files of ``--import`` and return their absolute names."""
-    from fedcohort.registry import import_file
-
-    for file in files or ():
-        import_file(str(file))
-    return [str(file.resolve()) for file in files or ()]

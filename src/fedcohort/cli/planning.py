@@ -6,9 +6,8 @@ import csv
 import json
 import math
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -16,13 +15,13 @@ from fedcohort.cli.common import (
     Format,
     FormatOption,
     ImportOption,
-    console,
     finite,
     import_all,
     plain,
-    show,
     show_facts,
     show_json,
+    show_table,
+    write_file,
 )
 from fedcohort.cli.sketch import ForceOption
 from fedcohort.cli.sketches import Sketches, load_several
@@ -60,10 +59,9 @@ def profile(
     Example: `fedcohort profile site-*.sketch -o heterogeneity.html`
     """
     from fedcohort.analysis.heterogeneity import measure
-    from fedcohort.files.publish import check_output, writing
+    from fedcohort.files.publish import check_output
     from fedcohort.files.sketching import client_names
     from fedcohort.report.page import profile_page
-    from fedcohort.storage import write_atomically
 
     if out.suffix == ".json":
         raise ConfigError(f"-o {out}: name the page, such as {out.with_suffix('.html')}")
@@ -75,10 +73,8 @@ def profile(
     measured = measure(loaded, names, _earlier(against, loaded[0]))
     cohorts = _cohorts(loaded, names, cohort_size)
     numbers = finite({**measured.as_dict(cohorts), "plan": cohorts})
-    with writing(out):
-        write_atomically(out, profile_page(measured, title, cohorts).encode())
-    with writing(beside):
-        write_atomically(beside, json.dumps(numbers).encode())
+    write_file(out, profile_page(measured, title, cohorts).encode())
+    write_file(beside, json.dumps(numbers).encode())
     written = {"page": str(out), "numbers": str(beside)}
     if format is Format.json:
         show_json({**written, **measured.summary(cohorts)})
@@ -113,13 +109,6 @@ def _cohorts(sketches: Sequence[RaceSketch], names: Sequence[str], size: int) ->
     return plan(sketches, [size], names=names)
 
 
-class Average(StrEnum):
-    """How models are averaged."""
-
-    equal = "equal"
-    size = "size"
-
-
 def plan(
     sketches: Sketches,
     cohort_size: Annotated[
@@ -133,9 +122,6 @@ def plan(
             show_default=False,
         ),
     ] = None,
-    average: Annotated[
-        Average, typer.Option(help="How models are averaged: equally, or by records.")
-    ] = Average.equal,
     present: Annotated[
         int | None,
         typer.Option(
@@ -144,9 +130,6 @@ def plan(
             show_default=False,
         ),
     ] = None,
-    model_bytes: Annotated[
-        int | None, typer.Option(help="Bytes of a model, for what a smaller cohort saves.")
-    ] = None,
     durations: Annotated[
         Path | None,
         typer.Option(
@@ -154,7 +137,6 @@ def plan(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the drawn cohorts and of the policies.")] = 0,
     format: FormatOption = Format.table,
 ) -> None:
     """Estimate, before any training, what choosing cohorts by sketches is worth.
@@ -176,18 +158,15 @@ def plan(
         sizes,
         policy or ["sketch-match", "sketch-match:turns=1"],
         names=client_names(paths),
-        average=average.value,
         present=present,
-        model_bytes=model_bytes,
         durations=None if durations is None else _durations(durations),
-        seed=seed,
     )
     if format is Format.json:
         show_json(expected)
         return
-    from fedcohort.report.tables import worth_table
+    from fedcohort.report.tables import worth_cells
 
-    show(worth_table(expected, console().width))
+    show_table(worth_cells(expected), "Worth of a cohort")
     for line in expected.lines():
         typer.echo(plain(line))
 
@@ -221,9 +200,9 @@ def policies(
 
     Example: `fedcohort policies --clients 1000 --parameters 1000000`
     """
-    from fedcohort.analysis.costs import policy_costs
     from fedcohort.policies import POLICIES
     from fedcohort.registry import load_installed
+    from fedcohort.report.tables import Cell, Column, cells, number
 
     import_all(imports)
     load_installed("policy", POLICIES)
@@ -231,6 +210,74 @@ def policies(
     if format is Format.json:
         show_json(rows)
         return
-    from fedcohort.report.tables import cost_table
+    columns = [
+        Column("policy", lambda r: Cell(r.policy), number=False),
+        Column("asks for", lambda r: Cell(r.asks_for), number=False, wraps=True),
+        Column("kB once", lambda r: number(r.once / 1e3)),
+        Column("kB per round", lambda r: number(r.each_round / 1e3)),
+        Column("models per round", lambda r: number(r.models_each_round)),
+        Column("use it when", lambda r: Cell(r.when), number=False, wraps=True),
+    ]
+    title = f"{clients} clients, cohorts of {cohort_size}, a model of {parameters:,} parameters"
+    show_table(cells(rows, columns), title)
 
-    show(cost_table(rows, clients, cohort_size, parameters))
+
+class CostRow(NamedTuple):
+    """Bytes of one policy, all messages, for all clients together."""
+
+    policy: str
+    profile: str
+    query: str
+    reply: str
+    once: int
+    each_round: float
+    models_each_round: float
+    when: str
+
+    @property
+    def asks_for(self) -> str:
+        """The signals by the time of asking."""
+        signals = {"once": self.profile, "before": self.query, "after": self.reply}
+        return "; ".join(f"{when}: {what}" for when, what in signals.items() if what) or "nothing"
+
+
+def policy_costs(
+    clients: int, cohort_size: int, model_bytes: int, rounds: int = 20
+) -> list[CostRow]:
+    """Run every policy for some rounds and read its ledger.
+
+    `once` is what clients send about themselves in the first round; `each_round` the mean of the
+    signals in later rounds; `models_each_round` counts model transfers, down and up, in units of
+    one model. Readings have the sizes of `fedcohort.testing.reading`.
+    """
+    from fedcohort.policies import POLICIES
+
+    return [_costs(name, clients, cohort_size, model_bytes, rounds) for name in sorted(POLICIES)]
+
+
+def _costs(name: str, clients: int, cohort_size: int, model_bytes: int, rounds: int) -> CostRow:
+    from fedcohort.policies import POLICIES
+    from fedcohort.session import Session
+    from fedcohort.testing import drive
+
+    policy = POLICIES[name]()
+    size = min(cohort_size, clients)
+    session = Session(policy, cohort_size=size, seed=0, model_bytes=model_bytes)
+    names = [f"{i:07d}" for i in range(clients)]
+    for _ in range(rounds):
+        drive(session, names)
+    up = [session.ledger.by_kind("up", r) for r in range(rounds)]
+    down = [session.ledger.by_kind("down", r) for r in range(rounds)]
+    profiles = policy.needs.profile
+    signals = [sum(n for kind, n in u.items() if kind not in ("model", *profiles)) for u in up]
+    models = sum(u.get("model", 0) + d.get("model", 0) for u, d in zip(up, down, strict=True))
+    return CostRow(
+        policy=name,
+        profile=", ".join(sorted(profiles)),
+        query=", ".join(sorted(policy.needs.query)),
+        reply=", ".join(sorted(policy.needs.reply)),
+        once=sum(n for u in up for kind, n in u.items() if kind in profiles),
+        each_round=sum(signals) / rounds,
+        models_each_round=models / model_bytes / rounds,
+        when=policy.when,
+    )

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
 from dataclasses import asdict
 from enum import StrEnum
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, plain, show, show_facts, show_json
+from fedcohort.cli.common import (
+    Format,
+    FormatOption,
+    plain,
+    say,
+    show_facts,
+    show_json,
+    show_table,
+)
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -68,7 +75,7 @@ def add(
             _add_folder(registry, Path(client), replace, format)
             return
         registry.add(client, loaded, model, reference=reference, metadata=facts, replace=replace)
-        _say(format, {"client": client, "clients": len(registry)}, f"{len(registry)} clients")
+        say(format, {"client": client, "clients": len(registry)}, f"{len(registry)} clients")
 
 
 def _add_folder(registry: Registry, source: Path, replace: bool, format: Format) -> None:
@@ -78,7 +85,7 @@ def _add_folder(registry: Registry, source: Path, replace: bool, format: Format)
     for name, reason in skipped.items():
         typer.echo(f"skipped {name!r}: {plain(reason)}", err=True)
     result = {"added": count, "skipped": skipped, "clients": len(registry)}
-    _say(format, result, f"{count} clients added, {len(skipped)} skipped; {len(registry)} in all")
+    say(format, result, f"{count} clients added, {len(skipped)} skipped; {len(registry)} in all")
     if skipped:
         raise typer.Exit(1)
 
@@ -117,7 +124,7 @@ def export(
 
     with Registry(folder) as registry:
         count = transfer.export(registry, out)
-    _say(format, {"clients": count, "folder": str(out)}, f"{count} clients written to {out}")
+    say(format, {"clients": count, "folder": str(out)}, f"{count} clients written to {out}")
 
 
 @app.command("global")
@@ -135,15 +142,12 @@ def global_(
 
     with Registry(folder) as registry:
         registry.set_global(model, reference=reference)
-        _say(format, registry.global_entry(), "the global model is set")
+        say(format, registry.global_entry(), "the global model is set")
 
 
 @app.command("list")
 def list_(
     folder: Folder,
-    limit: Annotated[
-        int | None, typer.Option(help="Show at most this many.", min=1, show_default=False)
-    ] = None,
     format: FormatOption = Format.table,
 ) -> None:
     """List the registered clients.
@@ -151,25 +155,22 @@ def list_(
     Example: `fedcohort registry list warm/`
     """
     from fedcohort.personalize import Registry
+    from fedcohort.report.tables import Cell, Column, cells, number
 
     with Registry(folder) as registry:
-        entries, count = list(islice(registry.entries(), limit)), len(registry)
+        entries, count = list(registry.entries()), len(registry)
     if format is Format.json:
         show_json({"clients": count, "entries": [asdict(entry) for entry in entries]})
         return
-    rows = [
-        (
-            entry.client,
-            f"{entry.n:,.0f}",
-            "" if entry.epsilon is None else f"{entry.epsilon:g}",
-            _model(entry),
-            json.dumps(entry.metadata) if entry.metadata else "",
-            entry.registered,
-        )
-        for entry in entries
+    columns = [
+        Column("client", lambda e: Cell(e.client), number=False),
+        Column("samples", lambda e: number(e.n, 0)),
+        Column("epsilon", lambda e: Cell("" if e.epsilon is None else f"{e.epsilon:g}")),
+        Column("model", lambda e: Cell(_model(e)), number=False),
+        Column("metadata", lambda e: Cell(json.dumps(e.metadata) if e.metadata else ""), False),
+        Column("registered", lambda e: Cell(e.registered), number=False, detail=True),
     ]
-    columns = ("client", "samples", "epsilon", "model", "metadata", "registered")
-    _show_table(columns, rows, f"{count:,} clients")
+    show_table(cells(entries, columns), f"{count:,} clients")
 
 
 @app.command("check")
@@ -211,7 +212,7 @@ def remove(folder: Folder, client: Client, format: FormatOption = Format.table) 
 
     with Registry(folder) as registry:
         registry.remove(client)
-        _say(format, {"client": client, "clients": len(registry)}, f"{len(registry)} clients left")
+        say(format, {"client": client, "clients": len(registry)}, f"{len(registry)} clients left")
 
 
 @app.command("calibrate")
@@ -226,7 +227,7 @@ def calibrate(folder: Folder, format: FormatOption = Format.table) -> None:
         advice.store_limit(registry, limit := advice.calibrated(registry))
         distance = max(limit.squared, 0.0) ** 0.5
         what = {"clients": len(registry), "max_distance": distance}
-        _say(format, what, f"{len(registry):,} clients; near is up to a distance of {distance:.4g}")
+        say(format, what, f"{len(registry):,} clients; near is up to a distance of {distance:.4g}")
 
 
 class Strategy(StrEnum):
@@ -290,12 +291,15 @@ def _show_advice(registry: Registry, advice: Advice, format: Format) -> None:
         ]
         show_json({**asdict(advice), "near": advice.near, "neighbors": rows})
         return
-    shares = {client: f"{weight:.3f}" for client, weight in advice.weights.items()}
-    lines = [
-        (near.client, f"{near.distance:.4f}", shares.get(near.client, ""), _model(entry))
-        for near, entry in pairs
+    from fedcohort.report.tables import Cell, Column, cells, number
+
+    columns = [
+        Column("client", lambda p: Cell(p[0].client), number=False),
+        Column("distance", lambda p: number(p[0].distance, 4)),
+        Column("weight", lambda p: number(advice.weights.get(p[0].client, math.nan), 3)),
+        Column("model", lambda p: Cell(_model(p[1])), number=False),
     ]
-    _show_table(("client", "distance", "weight", "model"), lines)
+    show_table(cells(pairs, columns), "Nearest clients")
     far = f"distance {advice.distance:.4g}, limit {advice.max_distance:.4g}"
     if advice.near:
         typer.echo(f"near: {far}")
@@ -305,22 +309,6 @@ def _show_advice(registry: Registry, advice: Advice, format: Format) -> None:
         typer.echo(f"use the global model; the nearest client: {far}")
     else:
         typer.echo(f"no client is close enough: {far}; use the global model")
-
-
-def _show_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None
-) -> None:
-    """Print text that may come from strangers: no markup, no control characters."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for name in columns:
-        numbers = name in ("samples", "epsilon", "distance", "weight")
-        table.add_column(name, justify="right" if numbers else "left")
-    for row in rows:
-        table.add_row(*(Text(plain(cell)) for cell in row))
-    show(table)
 
 
 def _model(entry: Entry) -> str:
@@ -345,10 +333,3 @@ def _object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"--metadata {text!r} is not a JSON object")
     return value
-
-
-def _say(format: Format, value: Any, sentence: str) -> None:
-    if format is Format.json:
-        show_json(value)
-    else:
-        typer.echo(sentence)

@@ -1,20 +1,21 @@
-"""``fedcohort show``, ``rank``, ``report`` and ``watch``: runs, once they have begun."""
+"""``fedcohort show``, ``rank``, ``report``, ``watch`` and ``export``: runs that have begun."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, console, show_json
-from fedcohort.cli.common import show as print_table
+from fedcohort.cli.common import Format, FormatOption, finite, show_json, show_table, write_file
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fedcohort.experiments.results import Results
 
 RunFolders = Annotated[
@@ -23,13 +24,23 @@ RunFolders = Annotated[
 ]
 
 
-def show(
-    runs: RunFolders,
-    width: Annotated[
-        int | None, typer.Option(help="Columns of the table [those of the terminal].", min=1)
-    ] = None,
-    format: FormatOption = Format.table,
-) -> None:
+def show_results(results: Results, folders: Sequence[Path], format: Format) -> None:
+    """Print a table of runs, or of the seeds of one run."""
+    from fedcohort.analysis.comparison import comparison
+    from fedcohort.report.tables import comparison_cells, seed_cells
+
+    names = ", ".join(map(str, folders))
+    if format is Format.json:
+        show_json({"folder": names, "runs": comparison(results)})
+    elif len(results) == 1:
+        show_table(
+            seed_cells(results[0].summaries), f"{results[0].policy}, {results.state()}: {names}"
+        )
+    else:
+        show_table(comparison_cells(results, sparklines=True), f"{results.state()}: {names}")
+
+
+def show(runs: RunFolders, format: FormatOption = Format.table) -> None:
     """Show the results in a folder, finished or not.
 
     Swept settings are columns. A table that is too wide becomes one block of lines per run, so
@@ -37,27 +48,9 @@ def show(
 
     Example: `fedcohort show runs/compare`
     """
-    from fedcohort.analysis.comparison import comparison
     from fedcohort.experiments.results import read
 
-    results = read(*runs)
-    if format is Format.json:
-        show_json({"runs": comparison(results)})
-        return
-    wide = width or console().width
-    title = f"{results.state()}: {', '.join(map(str, runs))}"
-    print_table(_table(results, title, wide), wide)
-
-
-def _table(results: Results, title: str, width: int) -> Table:
-    from fedcohort.analysis.comparison import comparison, curves
-    from fedcohort.report.columns import setting_columns
-    from fedcohort.report.tables import comparison_table, summary_table
-
-    if len(results) == 1:
-        return summary_table(results[0].summaries, f"{results[0].policy}, {title}", width)
-    rows, lines = comparison(results), curves(results)
-    return comparison_table(rows, lines, results.target, title, width, setting_columns(results))
+    show_results(read(*runs), runs, format)
 
 
 def rank(
@@ -72,32 +65,20 @@ def rank(
     Example: `fedcohort rank runs/compare/fedacs`
     """
     from fedcohort.analysis.ranking import skew_ranks
-    from fedcohort.report.columns import rank_cells
-    from fedcohort.report.tables import fitting
+    from fedcohort.report.tables import rank_cells
 
     ranks = skew_ranks(run, seed - 1)
     if format is Format.json:
         show_json({"clients": ranks})
-        return
-    cells, title = rank_cells(ranks), f"{run}, the least skewed first"
-    print_table(fitting([cells], cells, title, console().width))
-
-
-class Kind(StrEnum):
-    """A format of the report."""
-
-    html = "html"
-    md = "md"
+    else:
+        show_table(rank_cells(ranks), f"{run}, the least skewed first")
 
 
 def report(
     runs: RunFolders,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File to write [report.html or report.md].")
-    ] = None,
-    format: Annotated[
-        Kind | None, typer.Option("--format", help="Format [by the ending of --out, or html].")
-    ] = None,
+        Path, typer.Option("--out", "-o", help="File to write; FILE.md is Markdown.")
+    ] = Path("report.html"),
     figures: Annotated[
         Path | None,
         typer.Option(help="Also write every figure to this folder, as SVG and PNG."),
@@ -105,39 +86,27 @@ def report(
 ) -> None:
     """Report on runs: curves, costs, cohorts and clients on one interactive page.
 
-    The page needs no network and opens from disk. With `--format md`, the report is Markdown,
-    and its figures are SVG files beside it.
+    The page needs no network and opens from disk. A report in Markdown has its figures as SVG
+    files beside it.
 
     Example: `fedcohort report runs/compare -o report.html`
     """
     from fedcohort.experiments.results import read
-    from fedcohort.files.publish import writing
     from fedcohort.report.content import content
     from fedcohort.report.figures import rendered, run_figures
     from fedcohort.report.page import run_markdown, run_page
-    from fedcohort.storage import write_atomically
-
-    def write(target: Path, data: bytes) -> None:
-        with writing(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(target, data)
 
     results = read(*runs)
-    kind = format or (Kind.md if out is not None and out.suffix == ".md" else Kind.html)
-    path = out or Path(f"report.{kind.value}")
-    beside = path.with_name(f"{path.stem}-figures")
+    markdown, beside = out.suffix == ".md", out.with_name(f"{out.stem}-figures")
     targets = [] if figures is None else [(figures, ".svg"), (figures, ".png")]
-    targets += [(beside, ".svg")] if kind is Kind.md else []
+    targets += [(beside, ".svg")] if markdown else []
     drawn = run_figures(content(results)) if targets else []
     for folder, ending in targets:
         for figure in drawn:
-            write(folder / f"{figure.name}{ending}", rendered(figure, ending))
-    if kind is Kind.html:
-        write(path, run_page(results).encode())
-    else:
-        names = {figure.name: f"{beside.name}/{figure.name}.svg" for figure in drawn}
-        write(path, run_markdown(results, names).encode())
-    typer.echo(f"Wrote {path}")
+            write_file(folder / f"{figure.name}{ending}", rendered(figure, ending))
+    page = run_markdown(results, beside.name) if markdown else run_page(results)
+    write_file(out, page.encode())
+    typer.echo(f"Wrote {out}")
 
 
 def watch(
@@ -168,3 +137,64 @@ def watch(
         typer.echo("Stopped.")
     finally:
         serving.server_close()
+
+
+class TableFormat(StrEnum):
+    """A format to export to."""
+
+    csv = "csv"
+    parquet = "parquet"
+    json = "json"
+
+
+def export(
+    runs: RunFolders,
+    format: Annotated[TableFormat, typer.Option(help="Format of the table.")] = TableFormat.csv,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="File to write [standard output; not for parquet]."),
+    ] = None,
+) -> None:
+    """Export one row per run, seed and round: accuracy, loss, cohorts, bytes, simulated time.
+
+    Swept settings are columns. In CSV, cohorts are JSON lists.
+
+    Example: `fedcohort export runs/compare --format parquet -o rounds.parquet`
+    """
+    from fedcohort.experiments.results import read
+
+    results = read(*runs)
+    if format is TableFormat.parquet:
+        if out is None:
+            raise ConfigError("export --format parquet: name the file to write with -o")
+        content = _parquet(results)
+    else:
+        content = _text(results, format).encode()
+    if out is None:
+        typer.echo(content.decode(), nl=False)
+        return
+    write_file(out, content)
+    typer.echo(f"Wrote {out}")
+
+
+def _text(results: Results, format: TableFormat) -> str:
+    rows = [finite(row) for row in results.records()]
+    if format is TableFormat.json:
+        return json.dumps(rows, indent=1) + "\n"
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow(
+            {k: json.dumps(v) if isinstance(v, list | dict | bool) else v for k, v in row.items()}
+        )
+    return file.getvalue()
+
+
+def _parquet(results: Results) -> bytes:
+    table = results.to_arrow()
+    import pyarrow.parquet as pq
+
+    file = io.BytesIO()
+    pq.write_table(table, file)
+    return file.getvalue()

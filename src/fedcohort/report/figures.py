@@ -8,10 +8,8 @@ holds `picture`: SVG that loads nothing, with tooltips and words for screen read
 
 from __future__ import annotations
 
-import base64
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import count
@@ -21,12 +19,12 @@ from typing import Any, Literal, NamedTuple
 import altair as alt
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 
 from fedcohort.analysis.comparison import Curve
-from fedcohort.report.content import Content, FederationMap, Line, Roles
+from fedcohort.report.content import MAX_WAITED_FOR, Content, Roles, Rows
 
 Floats = NDArray[np.float64]
-Rows = list[dict[str, Any]]
 Theme = Literal["light", "dark"]
 #: Okabe and Ito's colors for readers with any color vision, the most legible ones first.
 COLORS: dict[Theme, list[str]] = {
@@ -52,15 +50,6 @@ LABEL_GAP = 15  # pixels between labels at lines
 LABEL_ROOM = 36  # pixels to the right of a plot, in a page
 DASHES = [[1, 0], [6, 3], [2, 2]]
 MAX_BARS = 60  # clients, the farthest
-MAX_NAMES = 40  # at marks or at a matrix
-MAX_COVERED = 12.0  # square pixels of other marks and names
-#: Where a name stands beside its mark: how it is aligned, and how far it is moved.
-PLACES = {
-    "right": ("left", 8, 4),
-    "left": ("right", -8, 4),
-    "above": ("center", 0, -9),
-    "below": ("center", 0, 17),
-}
 _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _pictures = count()
 
@@ -137,8 +126,6 @@ def specification(figure: Figure, *, width: int | str = WIDTH) -> dict[str, Any]
 def without_controls(value: Any) -> Any:
     r"""Replace characters that an SVG cannot hold in all texts; vl-convert aborts the process.
 
-    These are control characters, lone surrogates, U+FFFE and U+FFFF.
-
     Examples
     --------
     >>> without_controls({"client": ["eve\x1b[2J", "\uffff"]})
@@ -148,26 +135,14 @@ def without_controls(value: Any) -> Any:
         return _NOT_IN_XML.sub("\ufffd", value)
     if isinstance(value, Mapping):
         return {without_controls(k): without_controls(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_controls(v) for v in value]
-    return value
+    return [without_controls(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def only_visible(svg: str) -> str:
-    """Leave out paths that nobody sees: they react to the pointer, which a still picture has not.
+def _svg(spec: dict[str, Any]) -> str:
+    """Draw a figure without the paths that nobody sees: they react to a pointer."""
+    import vl_convert
 
-    Examples
-    --------
-    >>> only_visible('<g><path d="M0,0" opacity="0"/><path d="M1,1" stroke="red"/></g>')
-    '<g><path d="M1,1" stroke="red"/></g>'
-    """
-
-    def kept(match: re.Match[str]) -> str:
-        path = match[0]
-        painted = " fill=" in path or " stroke=" in path or " class=" in path
-        return path if painted and ' opacity="0"' not in path else ""
-
-    return re.sub(r"<path [^>]*/>", kept, svg)
+    return re.sub(r'<path [^>]*opacity="0"[^>]*/>', "", vl_convert.vegalite_to_svg(spec))
 
 
 def rendered(figure: Figure, ending: str, *, width: int = WIDTH) -> bytes:
@@ -177,10 +152,8 @@ def rendered(figure: Figure, ending: str, *, width: int = WIDTH) -> bytes:
     spec = {**specification(figure, width=width), "config": config()}
     spec["title"] = {"text": without_controls(figure.title), "offset": 14}
     if ending == ".svg":
-        return only_visible(vl_convert.vegalite_to_svg(spec)).encode()
-    if ending == ".png":
-        return bytes(vl_convert.vegalite_to_png(spec, scale=2))
-    raise ValueError(f"{ending!r}: figures are written as .svg or .png")
+        return _svg(spec).encode()
+    return bytes(vl_convert.vegalite_to_png(spec, scale=2))
 
 
 def save(figure: Figure, path: Path, *, width: int = WIDTH) -> None:
@@ -188,24 +161,12 @@ def save(figure: Figure, path: Path, *, width: int = WIDTH) -> None:
     path.write_bytes(rendered(figure, path.suffix, width=width))
 
 
-def picture(figure: Figure, *, width: int, image: bool = False) -> str:
-    """Return a figure as SVG inside HTML: it scales, and marks have their words as tooltips.
-
-    A picture of very many marks becomes one `image`.
-    """
-    import vl_convert
-
+def picture(figure: Figure, *, width: int) -> str:
+    """Return a figure as SVG inside HTML: it scales, and marks have their words as tooltips."""
     spec = {**specification(figure, width=width), "config": config()}
-    label = escape(without_controls(f"{figure.title}. {figure.caption}"))
-    if image:
-        content = base64.b64encode(vl_convert.vegalite_to_png(spec, scale=1.5)).decode()
-        return (
-            f'<svg viewBox="0 0 {width + 20} {width + 60}" role="img" aria-label="{label}" '
-            f'style="max-width:{width + 20}px"><image width="100%" height="100%" '
-            f'href="data:image/png;base64,{content}"/></svg>'
-        )
-    svg = re.sub(r' xmlns(?::\w+)?="[^"]*"', "", vl_convert.vegalite_to_svg(spec))
+    svg = re.sub(r' xmlns(?::\w+)?="[^"]*"', "", _svg(spec))
     wide, high = re.findall(r'<svg[^>]*? width="([\d.]+)" height="([\d.]+)"', svg)[0]
+    label = escape(without_controls(f"{figure.title}. {figure.caption}"))
     head = (
         f'<svg viewBox="0 0 {wide} {high}" role="img" aria-label="{label}" '
         f'style="max-width:{float(wide):.0f}px">'
@@ -223,16 +184,18 @@ def picture(figure: Figure, *, width: int, image: bool = False) -> str:
 
 def run_figures(content: Content) -> list[Figure]:
     """Return all figures for which there are data; time comes first where it differs most."""
-    figures: list[Figure | None] = [_accuracy(content, over) for over in content.axes]
-    figures += [_by_round(content, name) for name in BY_ROUND if getattr(content, name)]
+    figures = []
+    if content.curves:
+        figures += [_accuracy(content, over) for over in content.axes]
+    figures += [_by_round(content, name) for name in content.by_round]
     if content.waiting:
         figures.append(_waiting(content))
-    if content.participation:
-        figures += [_evenness(content), _participation(content)]
-    figures += [_ranks(content, policy) for policy in content.ranks]
-    figures += [_map(content, one) for one in content.maps]
-    figures += [_distances(content, one) for one in content.maps[:1]]
-    return [figure for figure in figures if figure is not None]
+    if content.cohorts:
+        figures.append(_participation(content))
+    if content.map is not None:
+        figures.append(_map(content))
+    end = f" {content.setting[:1].upper()}{content.setting[1:]}." if content.setting else ""
+    return [figure._replace(caption=figure.caption + end) for figure in figures]
 
 
 #: The horizontal axes of accuracy: title, the words of the figure's title, whether logarithmic.
@@ -243,24 +206,21 @@ AXES = {
 }
 
 
-def _accuracy(content: Content, over: str) -> Figure | None:
-    curves = [c for c in content.curves if c.rounds]
-    if not curves:
-        return None
+def _accuracy(content: Content, over: str) -> Figure:
     title, words, log = AXES[over]
-    values = [v for c in curves for v in (*c.mean, *c.low, *c.high) if math.isfinite(v)]
+    values = [v for c in content.curves for v in (*c.mean, *c.low, *c.high) if math.isfinite(v)]
     low = 0.0 if min(values) < 0.3 else math.floor(10 * min(values)) / 10
-    bands = any(math.isfinite(v) for c in curves for v in c.low)
+    bands = any(math.isfinite(v) for c in content.curves for v in c.low)
     caption = "Test accuracy of the global model, mean over seeds."
     caption += " Bands are one standard deviation over seeds." if bands else ""
     caption += " The axis is logarithmic." if log else ""
     titles = {"run:N": "run", "round:Q": "round", "y:Q": "accuracy"}
     titles |= {"low:Q": "low", "high:Q": "high"} if bands else {}
-    rows = [row for c in curves for row in _curve_rows(c, over)]
+    rows = [row for curve in content.curves for row in _curve_rows(curve, over)]
     return line_chart(
         f"accuracy-{over}",
         f"Accuracy over {words}",
-        f"{caption} {_end(content)}",
+        caption,
         rows,
         content.roles,
         x=x_axis(title, rows, log),
@@ -270,10 +230,6 @@ def _accuracy(content: Content, over: str) -> Figure | None:
         target=content.target,
         wide=over == content.axes[0],
     )
-
-
-def _end(content: Content) -> str:
-    return f"{content.setting[:1].upper()}{content.setting[1:]}." if content.setting else ""
 
 
 def tips(titles: Mapping[str, str], **formats: str) -> list[alt.Tooltip]:
@@ -286,13 +242,17 @@ def tips(titles: Mapping[str, str], **formats: str) -> list[alt.Tooltip]:
 
 
 def _curve_rows(curve: Curve, over: str) -> Rows:
-    xs = getattr(curve, over)
     names = ("round", "x", "y", "low", "high")
-    points = zip(curve.rounds, xs, curve.mean, curve.low, curve.high, strict=True)
+    columns = (curve.rounds, getattr(curve, over), curve.mean, curve.low, curve.high)
     return [
-        {"run": curve.policy, **{k: rounded(v) for k, v in zip(names, point, strict=True)}}
-        for point in points
+        {"run": curve.policy, **{k: _rounded(v) for k, v in zip(names, point, strict=True)}}
+        for point in zip(*columns, strict=True)
     ]
+
+
+def _rounded(value: float) -> float | None:
+    """Return five significant digits, which no screen tells from more; None for NaN."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def x_axis(title: str, rows: Rows, log: bool = False) -> alt.X:
@@ -302,11 +262,6 @@ def x_axis(title: str, rows: Rows, log: bool = False) -> alt.X:
     scale = alt.Scale(type="log" if log else "linear", domain=domain, nice=False)
     axis = alt.Axis(grid=False, tickCount=6, labelFlush=True, format="~g" if log else "d")
     return alt.X("x:Q", title=title, scale=scale, axis=axis)
-
-
-def rounded(value: float) -> float | None:
-    """Return five significant digits, which no screen tells from more; None for NaN."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def line_chart(
@@ -397,6 +352,8 @@ def separated(
 ) -> dict[str, float]:
     """Move values apart, in order and inside the chart, so that labels at them do not overlap.
 
+    Each moves as little as possible, in squares: isotonic regression of values less their gaps.
+
     Examples
     --------
     >>> separated({"a": 0.5, "b": 0.5}, (0.0, 1.0), height=100)
@@ -404,30 +361,14 @@ def separated(
     >>> separated({"a": 0.99, "b": 1.0}, (0.0, 1.0), height=100)
     {'a': 0.85, 'b': 1.0}
     """
-    gap = LABEL_GAP / height * (domain[1] - domain[0])
-
-    def inside(center: float, members: list[str]) -> float:
-        room = gap * (len(members) - 1) / 2
-        return max(min(center, domain[1] - room), domain[0] + room)
-
-    groups: list[tuple[float, list[str]]] = []
-    for name in sorted(values, key=lambda name: (values[name], name)):
-        members = [name]
-        center = inside(values[name], members)
-        while groups:
-            other, above = groups[-1]
-            if center - gap * len(members) / 2 >= other + gap * len(above) / 2:
-                break
-            groups.pop()
-            center = (center * len(members) + other * len(above)) / (len(members) + len(above))
-            members = above + members
-            center = inside(center, members)
-        groups.append((center, members))
-    return {
-        name: round(center + gap * (i - (len(members) - 1) / 2), 6)
-        for center, members in groups
-        for i, name in enumerate(members)
-    }
+    if not values:
+        return {}
+    low, high = domain
+    names = sorted(values, key=lambda name: (values[name], name))
+    gaps = LABEL_GAP / height * (high - low) * np.arange(len(names))
+    level = isotonic_regression([values[name] for name in names] - gaps).x
+    placed = np.clip(level, low, max(low, high - gaps[-1])) + gaps
+    return dict(zip(names, placed.round(6).tolist(), strict=True))
 
 
 #: Quantities by round: title of the figure, its caption, title of the axis.
@@ -448,270 +389,108 @@ BY_ROUND = {
 def _by_round(content: Content, name: str) -> Figure:
     """Draw a quantity by round; shares in percent, others from zero."""
     title, caption, axis = BY_ROUND[name]
-    lines: list[Line] = getattr(content, name)
-    rows = [
-        {"run": line.policy, "round": n, "x": n, "y": rounded(v)}
-        for line in lines
-        for n, v in zip(line.rounds, line.values, strict=True)
-    ]
+    rows = [{**row, "y": _rounded(row["y"])} for row in content.by_round[name]]
     percent = name == "withheld"
-    top = 1.0 if percent else math.ceil(10 * max(max(line.values) for line in lines)) / 10
+    top = 1.0 if percent else math.ceil(10 * max(row["y"] for row in rows)) / 10
     window = f", running mean over {content.window} rounds" if content.window > 1 else ""
+    titles = {"run:N": "run", "x:Q": "round", "y:Q": axis}
     return line_chart(
         name,
         title,
-        f"{caption} Mean over seeds{window}. {_end(content)}",
+        f"{caption} Mean over seeds{window}.",
         rows,
         content.roles,
         x=x_axis("round", rows),
         y=alt.Y("y:Q", title=axis, axis=alt.Axis(format=".0%" if percent else ".2~f")),
         domain=(0.0, max(0.1, top)),
-        tooltip=tips(
-            {"run:N": "run", "round:Q": "round", "y:Q": axis}, y=".1%" if percent else ".3f"
-        ),
+        tooltip=tips(titles, y=".1%" if percent else ".3f"),
     )
+
+
+def _of_one_run(
+    content: Content, name: str, title: str, caption: str, chart: alt.Chart, rows: Rows, height: int
+) -> Figure:
+    """Return a figure of one run at a time, which the reader chooses."""
+    chart = chart.properties(height=max(120, height))
+    chart = chart.add_params(alt.param(name="chosen", value=content.chosen))
+    return Figure(name, title, f"{caption} First seed.", chart, {"rows": rows}, "chosen")
+
+
+def _rows_of_chosen() -> alt.Chart:
+    return alt.Chart(alt.NamedData("rows")).transform_filter("datum.run == chosen")
 
 
 def _waiting(content: Content) -> Figure:
-    """Draw who made the rounds wait, as bars of hours or seconds per client."""
-    chart = (
-        alt.Chart(alt.NamedData("rows"))
-        .transform_filter("datum.run == chosen")
-        .mark_bar(cornerRadius=2, color=GREY)
-        .encode(
-            x=alt.X("seconds:Q", title="simulated seconds in which it was the slowest"),
-            y=alt.Y("client:N", sort="-x", title=None),
-            tooltip=tips(
-                {
-                    "client:N": "client",
-                    "rounds:Q": "rounds",
-                    "seconds:Q": "seconds of these rounds",
-                },
-                seconds=",.1f",
-            ),
-        )
-        .properties(height=max(120, 20 * max(len(w.clients) for w in content.waiting)))
-        .add_params(_chosen(content))
+    """Draw who made the rounds wait, as bars of seconds per client."""
+    titles = {"client:N": "client", "rounds:Q": "rounds", "seconds:Q": "seconds of these rounds"}
+    chart = _rows_of_chosen().mark_bar(cornerRadius=2, color=GREY)
+    chart = chart.encode(
+        x=alt.X("seconds:Q", title="simulated seconds in which it was the slowest"),
+        y=alt.Y("client:N", sort="-x", title=None),
+        tooltip=tips(titles, seconds=",.1f"),
     )
-    rows = [
-        {"run": w.policy, "client": client, "rounds": rounds, "seconds": rounded(seconds)}
-        for w in content.waiting
-        for client, rounds, seconds in w.clients
-    ]
-    return Figure(
-        "waiting",
-        "Who made the round wait",
-        "A round lasts as long as its slowest client. The clients whose rounds took most time in "
-        f"all, first seed. {_end(content)}",
-        chart,
-        {"rows": rows},
-        "chosen",
-    )
-
-
-def _ranks(content: Content, policy: str) -> Figure:
-    """Draw the clients that FedACS finds most skewed, with intervals."""
-    rows = [rank._asdict() for rank in content.ranks[policy][::-1][:MAX_BARS]]
-    y = alt.Y("client:N", sort=alt.EncodingSortField("rank", order="descending"), title=None)
-    x = alt.X("rank:Q", title="rank by skew, 1 is the least skewed")
-    base = alt.Chart(alt.NamedData("rows")).encode(y=y)
-    titles = {"client:N": "client", "rank:Q": "rank", "low:Q": "low", "high:Q": "high"}
-    layers = [
-        base.mark_rule(color=GREY, aria=False).encode(x="low:Q", x2="high:Q"),
-        base.mark_circle(size=60, opacity=1).encode(x=x, tooltip=tips(titles, rank=".1f")),
-    ]
-    hidden = len(content.ranks[policy]) - len(rows)
-    few = f" {hidden} less skewed clients are not drawn." if hidden else ""
-    return Figure(
-        f"ranks-{list(content.ranks).index(policy) + 1}",
-        f"Who is skewed, by the duels of {policy}",
-        f"Posterior mean and 95 % interval of each client's rank.{few} First seed. {_end(content)}",
-        alt.layer(*layers).properties(height=max(120, 16 * len(rows))),
-        {"rows": rows},
-    )
-
-
-def _evenness(content: Content) -> Figure:
-    rows = [
-        {"run": p.policy, "times": times, "clients": clients}
-        for p in content.participation
-        for times, clients in Counter(p.totals.values()).items()
-    ]
-    chart = (
-        alt.Chart(alt.NamedData("rows"))
-        .mark_circle(opacity=0.75)
-        .encode(
-            x=alt.X("times:Q", title="times selected", axis=alt.Axis(format="d", tickMinStep=1)),
-            y=alt.Y("run:N", sort=content.roles.baselines + content.roles.ranked, title=None)
-            .axis(grid=True),
-            size=alt.Size("clients:Q", scale=alt.Scale(range=[12, 260]), legend=None),
-            color=alt.condition(
-                alt.FieldOneOfPredicate("run", content.roles.highlighted),
-                alt.Color("run:N", scale=alt.Scale(domain=content.roles.ranked), legend=None),
-                alt.value(GREY),
-            ),
-            tooltip=tips({"run:N": "run", "times:Q": "times selected", "clients:Q": "clients"}),
-        )
-        .properties(height=22 * len(content.participation))
-    )  # fmt: skip
-    caption = "Each circle stands for the clients that were selected that often; its area is their "
-    caption += f"number. First seed. {_end(content)}"
-    return Figure("evenness", "How evenly clients take part", caption, chart, {"rows": rows})
-
-
-def _chosen(content: Content) -> alt.Parameter:
-    return alt.param(name="chosen", value=content.chosen)
+    caption = "A round lasts as long as its slowest client. The clients whose rounds took most time"
+    caption += " in all."
+    title, rows = "Who made the round wait", content.waiting
+    return _of_one_run(content, "waiting", title, caption, chart, rows, 20 * MAX_WAITED_FOR)
 
 
 def _participation(content: Content) -> Figure:
-    rows = [cell for p in content.participation for cell in p.cells]
-    most = max((row["row"] for row in rows), default=1)
-    grouped = any(p.grouped for p in content.participation)
+    grouped, rows = content.grouped, content.cohorts
     legend = alt.Legend(title="times", tickMinStep=1, format="d") if grouped else None
     titles = {"client:N": "client", "first:Q": "first round" if grouped else "round"}
     titles |= {"last:Q": "last round"} if grouped else {}
-    chart = (
-        alt.Chart(alt.NamedData("rows"))
-        .transform_filter("datum.run == chosen")
-        .transform_calculate(left="datum.first - 0.5", right="datum.last + 0.5")
-        .mark_rect()
-        .encode(
-            x=alt.X("left:Q", title="round", scale=alt.Scale(zero=False, nice=False))
-            .axis(grid=False, format="d"),
-            x2="right:Q",
-            y=alt.Y("row:O", title="clients, the most selected first")
-            .axis(labels=False, ticks=False, domain=False),
-            color=alt.Color("times:Q", scale=alt.Scale(domainMin=0), legend=legend),
-            tooltip=tips(titles | {"times:Q": "times selected"}),
-        )
-        .properties(height=max(120, min(HEIGHT, 7 * most)))
-        .add_params(_chosen(content))
-    )  # fmt: skip
-    extra = " Neighboring clients and rounds are counted together." if grouped else ""
-    caption = f"One row per client, one column per round, first seed.{extra} {_end(content)}"
-    return Figure(
-        "participation", "Who was selected when", caption, chart, {"rows": rows}, "chosen"
+    chart = _rows_of_chosen().transform_calculate(
+        left="datum.first - 0.5", right="datum.last + 0.5"
     )
+    chart = chart.mark_rect().encode(
+        x=alt.X("left:Q", title="round", scale=alt.Scale(zero=False, nice=False)).axis(
+            grid=False, format="d"
+        ),
+        x2="right:Q",
+        y=alt.Y("row:O", title="clients, the most selected first").axis(
+            labels=False, ticks=False, domain=False
+        ),
+        color=alt.Color("times:Q", scale=alt.Scale(domainMin=0), legend=legend),
+        tooltip=tips(titles | {"times:Q": "times selected"}),
+    )
+    caption = "One row per client, one column per round."
+    caption += " Neighboring clients and rounds are counted together." if grouped else ""
+    height = min(HEIGHT, 7 * max(row["row"] for row in rows))
+    title = "Who was selected when"
+    return _of_one_run(content, "participation", title, caption, chart, rows, height)
 
 
-SOURCES = {
-    "race_sketch": "their RACE sketches",
-    "feature_profile": "their feature profiles",
-    "model_sketch": "sketches of their models",
-    "update_sketch": "sketches of their updates",
-    "gradient_sketch": "sketches of their gradients",
-    "FedCor embedding": "FedCor's embedding of their loss changes",
-    "labels": "their label distributions, because no run saved sketches",
-}
-
-
-def _map(content: Content, one: FederationMap) -> Figure:
-    points = [{**p, "x": rounded(p["x"]), "y": rounded(p["y"])} for p in one.points]
+def _map(content: Content) -> Figure:
+    source, points, share, sampled = content.map  # type: ignore[misc]
     rows = [
-        {"run": p.policy, **point, "times": p.totals.get(point["client"], 0)}
-        for p in content.participation
+        {"run": run, **point, "times": picks.get(point["client"], 0)}
+        for run, picks in content.picks.items()
         for point in points
     ]
     span = alt.Scale(zero=False, nice=True)
     plain = alt.Axis(labels=False, ticks=False, grid=False, domain=False)
-    base = (
-        alt.Chart(alt.NamedData("rows"))
-        .transform_filter("datum.run == chosen")
-        .encode(
-            x=alt.X("x:Q", scale=span, axis=plain, title=None),
-            y=alt.Y("y:Q", scale=span, axis=plain, title=None),
-        )
+    base = _rows_of_chosen().encode(
+        x=alt.X("x:Q", scale=span, axis=plain, title=None),
+        y=alt.Y("y:Q", scale=span, axis=plain, title=None),
     )
     legend = alt.Legend(title="times", tickMinStep=1, format="d")
-    layers = [
-        base.mark_circle(size=150, opacity=0.95, stroke=GREY, strokeWidth=0.6).encode(
-            color=alt.Color("times:Q", scale=alt.Scale(domainMin=0), legend=legend),
-            tooltip=tips(
-                {
-                    "client:N": "client",
-                    "examples:Q": "examples",
-                    "label:N": "most frequent label",
-                    "times:Q": "times selected",
-                }
-            ),
-        )
-    ]
-    caption = (
-        f"Clients placed by {SOURCES[one.source]}: close clients are alike. Two dimensions keep "
-        f"{one.share:.0%} of the variation. The stronger the color, the more often a client was "
-        "selected."
+    titles = {"client:N": "client", "examples:Q": "examples", "label:N": "most frequent label"}
+    chart = base.mark_circle(size=150, opacity=0.95, stroke=GREY, strokeWidth=0.6).encode(
+        color=alt.Color("times:Q", scale=alt.Scale(domainMin=0), legend=legend),
+        tooltip=tips(titles | {"times:Q": "times selected"}),
     )
-    if len(one.points) <= 120:
+    by = "label distributions, because no run saved sketches"
+    by = by if source == "labels" else f"{source.replace('_', ' ')}s"
+    caption = f"Clients placed by their {by}: close clients are alike. Two dimensions keep "
+    caption += f"{share:.0%} of the variation. The stronger the color, the more often a client was "
+    caption += "selected."
+    if len(points) <= 120:
         text = base.mark_text(style="small-label", dy=-12, aria=False, tooltip=False)
-        layers.append(text.encode(text="label:N"))
+        chart = alt.layer(chart, text.encode(text="label:N"))
         caption += " Digits are the most frequent label."
-    caption += " A random part of the clients is shown." if one.sampled else ""
-    by_fedcor = one.source == "FedCor embedding"
-    return Figure(
-        "map" if one is content.maps[0] else "map-fedcor",
-        "Map of the federation" + (" by FedCor" if by_fedcor else ""),
-        f"{caption} First seed. {_end(content)}",
-        alt.layer(*layers).properties(height=HEIGHT).add_params(_chosen(content)),
-        {"rows": rows},
-        "chosen",
-    )
-
-
-def _distances(content: Content, one: FederationMap) -> Figure:
-    grouped = " Groups of neighbors are averaged." if len(one.names) < len(one.points) else ""
-    caption = (
-        f"By {SOURCES[one.source]}; clients are ordered so that like ones are neighbors."
-        f"{grouped} First seed. {_end(content)}"
-    )
-    return matrix(one.distances, one.names, caption)
-
-
-def matrix(
-    values: Floats, names: Sequence[str], caption: str, colors: Sequence[str] = ()
-) -> Figure:
-    """Draw the distances between clients, or groups of them, in the order given.
-
-    A strip at the left shows the clients' `colors`, if given, and their names.
-    """
-    cells = [
-        {"a": i, "b": j, "distance": rounded(float(values[i, j]))}
-        for i in range(len(names))
-        for j in range(len(names))
-    ]
-    rows = [{"i": i, "name": name, "short": short(name, 18)} for i, name in enumerate(names)]
-    for row, color in zip(rows, colors, strict=False):
-        row["color"] = color
-    lookup = alt.LookupData(alt.NamedData("names"), key="i", fields=["name"])
-    plain = alt.Axis(labels=False, ticks=False, domain=False, title=None)
-    # A few extreme pairs must not pale all others.
-    scale = alt.Scale(domain=[0, float(np.quantile(values, 0.99)) or 1.0], clamp=True)
-    chart = (
-        alt.Chart(alt.NamedData("cells"))
-        .transform_lookup(lookup="a", from_=lookup, as_=["first"])
-        .transform_lookup(lookup="b", from_=lookup, as_=["second"])
-        .mark_rect(aria=False)
-        .encode(
-            x=alt.X("a:O", axis=plain),
-            y=alt.Y("b:O", axis=plain),
-            color=alt.Color("distance:Q", legend=alt.Legend(title="distance", format=".2~g"))
-            .scale(scale),
-            tooltip=tips(
-                {"first:N": "client", "second:N": "and", "distance:Q": "distance"}, distance=".3~f"
-            ),
-        )
-    )  # fmt: skip
-    if colors:
-        side = alt.Chart(alt.NamedData("names")).encode(y=alt.Y("i:O", axis=plain))
-        strip = side.mark_rect(aria=False).encode(
-            x=alt.value(-10), x2=alt.value(-3), fill=alt.Color("color:N", scale=None)
-        )
-        text = side.mark_text(align="right", fontSize=10, aria=False)
-        chart = alt.layer(chart, strip)
-        if len(names) <= MAX_NAMES:
-            chart += text.encode(x=alt.value(-14), text="short:N")
-    title = "Distance between every two clients"
-    chart = chart.properties(height=HEIGHT if not colors else 380)
-    return Figure("distances", title, caption, chart, {"cells": cells, "names": rows})
+    caption += " A random part of the clients is shown." if sampled else ""
+    return _of_one_run(content, "map", "Map of the federation", caption, chart, rows, HEIGHT)
 
 
 # The pictures of a profile.
@@ -732,6 +511,45 @@ class Mark(NamedTuple):
 def short(name: str, most: int = 22) -> str:
     """Cut a long name in the middle."""
     return name if len(name) <= most else f"{name[: most - 9]}…{name[-8:]}"
+
+
+def matrix(values: Floats, names: Sequence[str], colors: Sequence[str] = ()) -> str:
+    """Draw the distances between clients, or groups of them, in the order given.
+
+    A strip at the left shows the clients' `colors` and names.
+    """
+    cells = [
+        {"a": i, "b": j, "distance": _rounded(float(value)), "tip": f"{a}, {b}: {value:.3f}"}
+        for (i, a), row in zip(enumerate(names), values, strict=True)
+        for (j, b), value in zip(enumerate(names), row, strict=True)
+    ]
+    plain = alt.Axis(labels=False, ticks=False, domain=False, title=None)
+    # A few extreme pairs must not pale all others.
+    scale = alt.Scale(domain=[0, float(np.quantile(values, 0.99)) or 1.0], clamp=True)
+    legend = alt.Legend(title="distance", format=".2~g")
+    chart = alt.Chart(alt.NamedData("cells")).mark_rect()
+    chart = chart.encode(
+        x=alt.X("a:O", axis=plain),
+        y=alt.Y("b:O", axis=plain),
+        color=alt.Color("distance:Q", legend=legend, scale=scale),
+        description="tip:N",
+    )
+    rows: Rows = [
+        {"i": i, "short": short(name, 18), "color": color}
+        for i, (name, color) in enumerate(zip(names, colors, strict=False))
+    ]
+    side = alt.Chart(alt.NamedData("names")).encode(y=alt.Y("i:O", axis=plain))
+    strip = side.mark_rect(aria=False).encode(
+        x=alt.value(-10), x2=alt.value(-3), fill=alt.Color("color:N", scale=None)
+    )
+    text = side.mark_text(align="right", fontSize=10, aria=False)
+    if colors:
+        chart = alt.layer(chart, strip, text.encode(x=alt.value(-14), text="short:N"))
+    title, caption = "Distance between every two clients", "Light pairs are alike."
+    data = {"cells": cells, "names": rows}
+    return picture(
+        Figure("distances", title, caption, chart.properties(height=380), data), width=400
+    )
 
 
 def distances_to_all(marks: Sequence[Mark], lines: Mapping[str, float]) -> str:
@@ -768,21 +586,19 @@ def distances_to_all(marks: Sequence[Mark], lines: Mapping[str, float]) -> str:
 
 
 def client_map(marks: Sequence[Mark], positions: Floats, name_all: bool) -> str:
-    """Draw a map with equal scales on both axes; names are placed where they cover least."""
+    """Draw a map with equal scales on both axes; a name that would cover another is left out."""
     width, height, rim = 540, 440, 46
     span = float(np.ptp(positions, axis=0).max()) or 1.0
     unit = span / (min(width, height) - 2 * rim)  # distance per pixel
     middle = (positions.max(axis=0) + positions.min(axis=0)) / 2
     low, high = (middle + side * np.array([width, height]) * unit / 2 for side in (-1, 1))
-    at = [((x - low[0]) / unit, (high[1] - y) / unit) for x, y in positions.tolist()]
-    rows = _mark_rows(marks)
-    named = [i for i, m in enumerate(marks) if name_all or m.strong]
-    names, spots = [short(marks[i].name, 18) for i in named], [at[i] for i in named]
-    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in at]
-    for i, place in zip(named, places(names, spots, taken, width), strict=True):
-        rows[i]["place"] = place
-    for row, (px, py) in zip(rows, positions.tolist(), strict=True):
-        row |= {"x": px, "y": py}
+    spots = [((x - low[0]) / unit, (high[1] - y) / unit) for x, y in positions.tolist()]
+    named = [short(m.name, 18) if name_all or m.strong else "" for m in marks]
+    sides = beside(named, spots, width)
+    rows = [
+        {**row, "x": x, "y": y, "side": side}
+        for row, (x, y), side in zip(_mark_rows(marks), positions.tolist(), sides, strict=True)
+    ]
     x, y = (
         channel(f"{axis}:Q", axis=None, scale=alt.Scale(domain=[a, b], nice=False))
         for channel, axis, a, b in zip((alt.X, alt.Y), "xy", low, high, strict=True)
@@ -794,22 +610,13 @@ def client_map(marks: Sequence[Mark], positions: Floats, name_all: bool) -> str:
         stroke=alt.condition("datum.strong", alt.value("#111"), alt.value("#fff")),
         strokeWidth=alt.condition("datum.strong", alt.value(2), alt.value(1)),
     )
-    length = _round_below(span / 4)
-    left, bottom = low + 16 * unit
-    ends = alt.Data(values=[{"x": left, "x2": left + length, "y": bottom}])
-    bar = alt.Chart(ends).encode(x="x:Q", y="y:Q")
-    layers = [
-        points,
-        *(
-            base.transform_filter(f"datum.place == '{place}'")
-            .mark_text(align=align, dx=dx, dy=dy - 4, fontSize=11, aria=False, tooltip=None)
-            .encode(text="name:N")
-            for place, (align, dx, dy) in PLACES.items()
-        ),
-        bar.mark_rule(color="#555", strokeWidth=2, aria=False).encode(x2="x2:Q"),
-        bar.mark_text(align="left", dy=-8, text=f"{length:g}", aria=False),
+    names = [
+        base.transform_filter(f"datum.side == '{side}'")
+        .mark_text(align=align, dx=dx, fontSize=11, aria=False, tooltip=None)
+        .encode(text="name:N")
+        for side, align, dx in (("right", "left", 8), ("left", "right", -8))
     ]
-    chart = alt.layer(*layers).properties(height=height)
+    chart = alt.layer(points, *names).properties(height=height)
     caption = "Clients drawn close are alike."
     return picture(Figure("map", "Map", caption, chart, {"marks": rows}), width=width)
 
@@ -835,50 +642,33 @@ def histogram(bins: Sequence[str], client: Floats, rest: Floats, title: str) -> 
 
 
 def _mark_rows(marks: Sequence[Mark]) -> Rows:
-    return [
-        {**m._asdict(), "name": short(m.name), "row": i, "place": None} for i, m in enumerate(marks)
-    ]
+    return [{**m._asdict(), "name": short(m.name), "row": i} for i, m in enumerate(marks)]
 
 
-def places(
-    names: Sequence[str],
-    at: Sequence[tuple[float, float]],
-    taken: Sequence[tuple[float, ...]],
-    width: float,
+def beside(
+    names: Sequence[str], spots: Sequence[tuple[float, float]], width: float
 ) -> list[str | None]:
-    """Say where each name stands beside its mark; None where it would cover another.
+    """Say on which side of its mark each name stands; None where it would cover another.
 
     Examples
     --------
-    >>> places(["a", "b", "c"], [(50, 50), (50, 50), (50, 52)], [], 100)
-    ['right', 'left', 'above']
+    >>> beside(["a", "b", "c"], [(50, 50), (50, 50), (50, 52)], 100)
+    ['right', 'left', None]
     """
-    boxes, chosen = list(taken), list[str | None]()
-    for name, (x, y) in zip(names, at, strict=True):
+    boxes = [(x - 5, y - 5, x + 5, y + 5) for x, y in spots]
+    sides: list[str | None] = []
+    for name, (x, y) in zip(names, spots, strict=True):
         long = 6.2 * len(name)
-        left = {"right": x + 8, "left": x - 8 - long, "above": x - long / 2, "below": x - long / 2}
-        covered = {}
-        for place, (_, _, dy) in PLACES.items():
-            px = left[place]
-            box = px, y + dy - 9, px + long, y + dy + 2
-            outside = 1000.0 if px < 0 or px + long > width else 0.0
-            covered[place] = outside + sum(_overlap(box, other) for other in boxes), box
-        best = min(covered, key=lambda place: covered[place][0])
-        if covered[best][0] > MAX_COVERED:
-            chosen.append(None)
-        else:
-            boxes.append(covered[best][1])
-            chosen.append(best)
-    return chosen
+        sides.append(None)
+        for side, left in (("right", x + 8), ("left", x - 8 - long)):
+            box = (left, y - 6, left + long, y + 5)
+            inside = left >= 0 and left + long <= width
+            if name and inside and not any(_overlap(box, other) for other in boxes):
+                boxes.append(box)
+                sides[-1] = side
+                break
+    return sides
 
 
-def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> float:
-    wide = min(a[2], b[2]) - max(a[0], b[0])
-    high = min(a[3], b[3]) - max(a[1], b[1])
-    return wide * high if wide > 0 and high > 0 else 0.0
-
-
-def _round_below(value: float) -> float:
-    """Return the largest of 1, 2 and 5 times a power of ten that is at most `value`."""
-    power = 10.0 ** np.floor(np.log10(value))
-    return float(f"{max(m * power for m in (1, 2, 5) if m * power <= value * 1.0001):.6g}")
+def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return min(a[2], b[2]) > max(a[0], b[0]) and min(a[3], b[3]) > max(a[1], b[1])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,14 @@ from fedcohort.analysis.plan import Plan
 from fedcohort.analysis.verdict import BY_CHANCE, few, marked_in_words
 from fedcohort.experiments.results import Results
 from fedcohort.report import figures
-from fedcohort.report.columns import Cell, Cells, Column, cells, comparison_cells, number
-from fedcohort.report.content import Content, content, grouped
-from fedcohort.report.figures import CLUSTERS, MAX_BARS, MAX_NAMES, Figure, Mark, run_figures
+from fedcohort.report.content import Content, content, group_name, group_neighbors
+from fedcohort.report.figures import CLUSTERS, MAX_BARS, Figure, Mark, run_figures
+from fedcohort.report.tables import Cell, Cells, Column, cells, number
 
 TEMPLATES = Path(__file__).with_name("templates")
 VEGA_LITE = "6.4"  # the version of Altair's specifications
 MAX_NAMES_ON_MAP = 25
+MAX_NAMES_AT_MATRIX = 40  # of more clients, groups of neighbors are averaged
 
 
 def run_page(results: Results, *, live: bool = False) -> str:
@@ -46,28 +47,16 @@ def run_page(results: Results, *, live: bool = False) -> str:
         live=live,
         title=shown.title,
         shown=shown,
-        table=comparison_cells(shown.rows, shown.target, shown.settings_of_rows),
         lines=lines,
         others=[figure for figure in drawn if figure.control != "highlighted"],
     )
 
 
-def run_markdown(results: Results, figure_paths: Mapping[str, str]) -> str:
-    """Lay out runs in Markdown, for a paper or a pull request.
-
-    `figure_paths` maps the names of figures to files.
-    """
+def run_markdown(results: Results, figure_folder: str) -> str:
+    """Lay out runs in Markdown, for a paper or a pull request, with SVG figures in a folder."""
     shown = content(results)
-    return (
-        _templates()
-        .get_template("runs.md")
-        .render(
-            shown=shown,
-            table=comparison_cells(shown.rows, shown.target, shown.settings_of_rows),
-            figures=[figure for figure in run_figures(shown) if figure.name in figure_paths],
-            paths=figure_paths,
-        )
-    )
+    template = _templates().get_template("runs.md")
+    return template.render(shown=shown, figures=run_figures(shown), folder=figure_folder)
 
 
 def profile_page(
@@ -104,11 +93,12 @@ def profile_page(
 
 
 def _matrix(profile: Heterogeneity) -> str:
-    names = [c.name for c in profile.clients]
-    values, shown = grouped(profile.matrix, profile.order, names)
-    colors = [_color(profile.clients[i]) for i in profile.order] if len(shown) == len(names) else []
-    figure = figures.matrix(values, shown, "Light pairs are alike.", colors)
-    return figures.picture(figure, width=400, image=len(shown) > MAX_NAMES)
+    groups = group_neighbors(len(profile.order), MAX_NAMES_AT_MATRIX)
+    clients = [[profile.order[i] for i in group] for group in groups]
+    means = np.array([[profile.matrix[np.ix_(a, b)].mean() for b in clients] for a in clients])
+    names = [group_name([profile.clients[i].name for i in group]) for group in clients]
+    colors = [_color(profile.clients[group[0]]) for group in clients]
+    return figures.matrix(means, names, colors)
 
 
 def client_cells(profile: Heterogeneity) -> Cells:

@@ -1,11 +1,12 @@
-"""Rows and curves computed from results, and the tables that a terminal shows."""
+"""Tables: one list of columns for the terminal, for Markdown and for pages."""
 
 from __future__ import annotations
 
-import itertools
+import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -13,61 +14,228 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from fedcohort.analysis.comparison import ComparisonRow, Curve
-from fedcohort.analysis.costs import CostRow
-from fedcohort.analysis.plan import Plan
-from fedcohort.experiments.results import Summary
-from fedcohort.report.columns import (
-    Cell,
-    Cells,
-    Column,
-    comparison_cells,
-    number,
-    seed_cells,
-)
+if TYPE_CHECKING:
+    from fedcohort.analysis.comparison import ComparisonRow, Interval
+    from fedcohort.analysis.plan import Plan
+    from fedcohort.analysis.ranking import Rank
+    from fedcohort.experiments.results import Results, Spread, Summary
 
 BARS = "▁▂▃▄▅▆▇█"
+WRAPPED = 24  # columns at least of a text that may be broken
 UNLIMITED = 100_000  # columns of a console that never wraps
 
 
-def comparison_table(
-    rows: Sequence[ComparisonRow],
-    curves: Sequence[Curve],
-    target: float | None,
-    title: str,
-    width: int = 120,
-    settings: Sequence[Mapping[str, str]] | None = None,
-) -> Table:
-    """Lay out a comparison, with the best accuracy and the fewest rounds in bold.
+class Cell(NamedTuple):
+    """A text, the value that it is sorted by (empty if unknown), and how it stands out.
 
-    A terminal that is too narrow gets no sparklines, then only the most important columns, and if
-    that does not suffice, one block of lines per run: no number is ever cut.
+    `mark` is "best", "odd" or nothing; `color` is that of a dot before the text.
     """
-    table = comparison_cells(rows, target, settings or [{"policy": r.policy} for r in rows])
-    by_round = Column("accuracy by round", lambda _: Cell(""), number=False)
-    lines = [Cell(sparkline(curve.mean)) for curve in curves]
 
-    def with_lines(table: Cells) -> Cells:
-        drawn = [[*row, line] for row, line in zip(table.rows, lines, strict=True)]
-        return Cells([*table.columns, by_round], drawn)
-
-    short = table.without_details()
-    return fitting([with_lines(table), with_lines(short), short], table, title, width)
+    text: str
+    value: float | str = ""
+    mark: str = ""
+    color: str = ""
 
 
-def summary_table(summaries: Sequence[Summary], title: str, width: int = 120) -> Table:
-    """Lay out one run, one row per seed; no number is ever cut."""
-    table = seed_cells(summaries)
-    return fitting([table], table, title, width)
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: the cell of each row, and how it is shown.
+
+    The `best` value, "high" or "low", stands out. A narrow terminal may leave a `detail` out, and
+    the text of a column that `wraps` may be broken.
+    """
+
+    header: str
+    cell: Callable[[Any], Cell]
+    number: bool = True
+    best: str = ""
+    detail: bool = False
+    wraps: bool = False
 
 
-def fitting(attempts: Sequence[Cells], whole: Cells, title: str, width: int) -> Table:
-    """Return the first table that fits the width, or else all of it as one block per row."""
+class Cells(NamedTuple):
+    """A table: its columns, and a row of cells for each."""
+
+    columns: list[Column]
+    rows: list[list[Cell]]
+
+    def without_details(self) -> Cells:
+        """Return the table without the columns that a narrow terminal may leave out."""
+        kept = [i for i, column in enumerate(self.columns) if not column.detail]
+        return Cells([self.columns[i] for i in kept], [[row[i] for i in kept] for row in self.rows])
+
+
+def cells(rows: Sequence[Any], columns: Sequence[Column]) -> Cells:
+    """Lay rows out; columns without any value are left out, and the best values stand out."""
+    table = [[column.cell(row) for row in rows] for column in columns]
+    kept = [i for i, texts in enumerate(table) if any(cell.text for cell in texts)]
+    for i in kept:
+        table[i] = _best_marked(table[i], columns[i].best)
+    lines = zip(*(table[i] for i in kept), strict=True)
+    return Cells([columns[i] for i in kept], [list(line) for line in lines])
+
+
+def _best_marked(column: list[Cell], best: str) -> list[Cell]:
+    values = [cell.value for cell in column if isinstance(cell.value, float)]
+    if not best or not values:
+        return column
+    top = max(values) if best == "high" else min(values)
+    return [cell._replace(mark="best") if cell.value == top else cell for cell in column]
+
+
+def number(value: float, digits: int = 1) -> Cell:
+    """Return the cell of a number; NaN is unknown."""
+    return Cell(f"{value:,.{digits}f}", float(value)) if math.isfinite(value) else Cell("")
+
+
+def plus_minus(spread: Spread, unit: float = 1.0) -> Cell:
+    """Return the cell of a mean with its deviation, or alone if there is only one value."""
+    mean, std = spread.mean * unit, spread.std * unit
+    if math.isnan(mean):
+        return Cell("")
+    return Cell(f"{mean:.1f}" + ("" if math.isnan(std) else f" ± {std:.1f}"), mean)
+
+
+def comparison_cells(results: Results, *, sparklines: bool = False) -> Cells:
+    """Lay out a comparison; the first columns are the settings in which the runs differ.
+
+    The columns of a gate appear only if a gate withheld something, in percent of plain FedAvg.
+    """
+    from fedcohort.analysis.comparison import comparison, curves
+
+    runs, settings, target = comparison(results), setting_columns(results), results.target
+    lines = [sparkline(curve.mean) for curve in curves(results)]
+    names = list(dict.fromkeys(key for values in settings for key in values))
+    gated = any(run.skipped.mean or run.overhead_up.mean < 99 for run in runs)
+    columns = [
+        *(Column(name, _setting(name), number=False) for name in names),
+        Column("accuracy %", lambda r: plus_minus(r[0].accuracy, 100), best="high"),
+        Column("against uniform", lambda r: _gain(r[0].gain)),
+    ]
+    if target is not None:
+        columns.append(Column(f"rounds to {target:.0%}", lambda r: _reached(r[0]), best="low"))
+    gate = [
+        Column("change %", lambda r: _change(r[0].accuracy_change)),
+        Column("rounds skipped %", lambda r: number(r[0].skipped.mean)),
+        Column("uplink %", lambda r: number(r[0].overhead_up.mean)),
+        Column("downlink %", lambda r: number(r[0].overhead_down.mean)),
+    ]
+    columns += gate if gated else []
+    columns += [
+        Column("GEMD", lambda r: number(r[0].gemd.mean, 2), detail=gated),
+        Column("evenness", lambda r: number(r[0].participation_entropy.mean, 2), detail=True),
+        Column("MB up", lambda r: number(r[0].megabytes_up.mean), detail=gated),
+        Column("MB down", lambda r: number(r[0].megabytes_down.mean), detail=gated),
+    ]
+    if sparklines:
+        columns.append(Column("accuracy by round", lambda r: Cell(r[2]), number=False, detail=True))
+    return cells(list(zip(runs, settings, lines, strict=True)), columns)
+
+
+def seed_cells(summaries: Sequence[Summary]) -> Cells:
+    """Lay out one run, one row per seed."""
+    columns = [
+        Column("seed", lambda s: Cell(str(s.seed), float(s.seed)), number=False),
+        Column("rounds", lambda s: number(s.rounds, 0)),
+        Column("accuracy %", lambda s: number(100 * s.accuracy)),
+        Column("rounds to target", lambda s: number(s.rounds_to_target or math.nan, 0)),
+        Column("GEMD", lambda s: number(s.gemd, 2)),
+        Column("MB up", lambda s: number(s.bytes_up / 1e6)),
+        Column("MB down", lambda s: number(s.bytes_down / 1e6)),
+    ]
+    return cells(summaries, columns)
+
+
+def rank_cells(ranks: Sequence[Rank]) -> Cells:
+    """Lay out clients by skew."""
+    columns = [
+        Column("client", lambda r: Cell(r.client), number=False),
+        Column("rank by skew", lambda r: number(r.rank)),
+        Column("95 % interval", lambda r: Cell(f"{r.low:.0f} to {r.high:.0f}", r.low)),
+        Column("duels", lambda r: number(r.duels, 0)),
+    ]
+    return cells(ranks, columns)
+
+
+def _setting(name: str) -> Callable[[Any], Cell]:
+    return lambda row: Cell(row[1].get(name, ""), row[1].get(name, ""))
+
+
+def _gain(gain: Interval | None) -> Cell:
+    """Format a difference of accuracies in percentage points, with its interval."""
+    if gain is None:
+        return Cell("")
+    mean, low, high = (100 * value for value in gain)
+    return Cell(f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]", gain.mean)
+
+
+def _change(change: Spread | None) -> Cell:
+    return Cell("") if change is None else Cell(f"{change.mean:+.1f}", change.mean)
+
+
+def _reached(row: ComparisonRow) -> Cell:
+    """Return the rounds to the target, with the share of seeds that reached it if not all did."""
+    value = row.rounds_to_target
+    if value.missing == row.seeds:
+        return Cell("not reached")
+    cell = plus_minus(value)
+    if not value.missing:
+        return cell
+    return Cell(f"{cell.text} ({row.seeds - value.missing}/{row.seeds})", "")
+
+
+def setting_columns(results: Results) -> list[dict[str, str]]:
+    """Return what tells the runs apart: swept settings by column, or the name of the policy.
+
+    A column has the last words of the setting's key, as many as make it unique.
+    """
+    varied = results.varied()
+    keys = list(dict.fromkeys(key for values in varied for key in values))
+    if all(key.startswith(("policy.", "gate.")) for key in keys):
+        return [{"policy": r.policy} for r in results]
+    short = {key: _short_key(key, keys) for key in keys}
+    return [{short[key]: _word(values.get(key, "")) for key in keys} for values in varied]
+
+
+def _short_key(key: str, keys: Sequence[str]) -> str:
+    """Shorten a dotted key.
+
+    Examples
+    --------
+    >>> _short_key("local.lr", ["local.lr", "policy.name"])
+    'lr'
+    >>> _short_key("policy.name", ["policy.name", "gate.name"])
+    'policy'
+    """
+    if key.endswith(".name"):
+        return key.removesuffix(".name")
+    parts = key.split(".")
+    for start in range(len(parts) - 1, -1, -1):
+        text = ".".join(parts[start:])
+        if sum(k == text or k.endswith(f".{text}") for k in keys) == 1:
+            return text
+    return key
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def fitting(table: Cells, title: str, width: int) -> Table:
+    """Lay a table out in a terminal; no number is ever cut.
+
+    If it is too wide, it loses its details; if that does not suffice, it becomes one block per row.
+    """
     console = Console(width=UNLIMITED)
-    for table in map(_columns, attempts, itertools.repeat(title)):
-        if Measurement.get(console, console.options, table).maximum <= width:
-            return table
-    return _blocks(whole, title)
+    for attempt in (table, table.without_details()):
+        drawn = _columns(attempt, title)
+        spare = width - Measurement.get(console, console.options, drawn).maximum
+        if spare >= 0:
+            wrapped = [column for column in drawn.columns if column.max_width]
+            for column in wrapped:
+                column.max_width = WRAPPED + spare // len(wrapped)
+            return drawn
+    return _blocks(table, title)
 
 
 def _columns(cells: Cells, title: str) -> Table:
@@ -75,11 +243,11 @@ def _columns(cells: Cells, title: str) -> Table:
     table = Table(title=Text(title), title_justify="left", header_style="bold", box=SIMPLE_HEAD)
     for column in cells.columns:
         justify: Literal["left", "right"] = "right" if column.number else "left"
-        table.add_column(Text(column.header), justify=justify, no_wrap=True)
+        most = WRAPPED if column.wraps else None
+        table.add_column(Text(column.header), justify=justify, no_wrap=not most, max_width=most)
     for row in cells.rows:
-        table.add_row(
-            *(Text(cell.text, "bold green" if cell.mark == "best" else "") for cell in row)
-        )
+        texts = [Text(cell.text, "bold green" if cell.mark == "best" else "") for cell in row]
+        table.add_row(*texts, end_section=any(column.wraps for column in cells.columns))
     return table
 
 
@@ -110,29 +278,7 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
     return "".join(BARS[min(int(max(v, 0.0) * len(BARS)), len(BARS) - 1)] for v in shown)
 
 
-def cost_table(rows: Sequence[CostRow], clients: int, cohort_size: int, parameters: int) -> Table:
-    """Lay out which signals the policies need and what these cost."""
-    title = f"{clients} clients, cohorts of {cohort_size}, a model of {parameters:,} parameters"
-    table = Table(title=title, title_justify="left", header_style="bold", show_lines=True)
-    for name in (
-        "policy",
-        "asks for",
-        "kB once",
-        "kB per round",
-        "models per round",
-        "use it when",
-    ):
-        right = name.startswith(("kB", "models"))
-        table.add_column(name, justify="right" if right else "left", no_wrap=name == "policy")
-    for row in rows:
-        asks = [("once", row.profile), ("before", row.query), ("after", row.reply)]
-        signals = "\n".join(f"{when}: {what}" for when, what in asks if what) or "nothing"
-        numbers = (row.once / 1e3, row.each_round / 1e3, row.models_each_round)
-        table.add_row(row.policy, signals, *(f"{value:.1f}" for value in numbers), row.when)
-    return table
-
-
-def worth_table(plan: Plan, width: int) -> Table:
+def worth_cells(plan: Plan) -> Cells:
     """Lay out what the cohorts of each policy and size are worth."""
     columns = [
         Column("policy", lambda w: Cell(w.policy), number=False),
@@ -150,5 +296,4 @@ def worth_table(plan: Plan, width: int) -> Table:
         for k, value in plan.uniform.items()
     ]
     rows = [[column.cell(worth) for column in columns] for worth in plan.worths]
-    table = Cells(columns, uniform + rows)
-    return fitting([table], table, "Worth of a cohort", width)
+    return Cells(columns, uniform + rows)

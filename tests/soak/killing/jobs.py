@@ -86,7 +86,7 @@ def run_arguments(inputs, folder):
 
 def compare_arguments(inputs, folder):
     setting = ["--rounds", 6, "--seeds", 1, "--cohort-size", 3, "--clients", 12]
-    setting += ["--device", "cpu", "--set", "checkpoint_every=2", "--local", "epochs=1"]
+    setting += ["--set", "device=cpu", "--set", "checkpoint_every=2", "--set", "local.epochs=1"]
     policies = ["--policies", "uniform,active-fl"]
     return ["compare", *policies, *setting, "--out", folder / "compare", "--resume"]
 

@@ -43,35 +43,24 @@ function drawRuns(page) {
   const theme = () => chosenTheme ?? (prefersDark.matches ? "dark" : "light");
   const chosenRun = () => document.querySelector("[data-choose]")?.value ?? page.chosen;
 
-  // The same rule as `separated` in figures.py: labels in order, inside the chart, a gap apart.
-  function separated(values, domain, height) {
-    const gap = (page.label_gap / height) * (domain[1] - domain[0]);
+  // Labels in order, inside the chart, a gap apart: `separated` in figures.py.
+  function separated(values, [low, high], height) {
+    const gap = (page.label_gap / height) * (high - low);
     const names = Object.keys(values).sort((a, b) => values[a] - values[b] || (a < b ? -1 : 1));
-    const inside = (center, members) => {
-      const room = (gap * (members.length - 1)) / 2;
-      return Math.max(Math.min(center, domain[1] - room), domain[0] + room);
-    };
-    const groups = [];
-    for (const name of names) {
-      let members = [name];
-      let center = inside(values[name], members);
-      for (;;) {
-        const last = groups.at(-1);
-        if (!last) break;
-        const top = last.center + (gap * last.members.length) / 2;
-        if (center - (gap * members.length) / 2 >= top) break;
-        groups.pop();
-        const total = members.length + last.members.length;
-        center = (center * members.length + last.center * last.members.length) / total;
-        members = [...last.members, ...members];
-        center = inside(center, members);
+    const pools = []; // of values less their gaps: a later pool is never lower
+    names.forEach((name, i) => {
+      let pool = { mean: values[name] - i * gap, count: 1 };
+      while (pools.length && pools.at(-1).mean > pool.mean) {
+        const last = pools.pop();
+        const count = last.count + pool.count;
+        pool = { mean: (last.mean * last.count + pool.mean * pool.count) / count, count };
       }
-      groups.push({ center, members });
-    }
-    const placed = {};
-    for (const { center, members } of groups)
-      members.forEach((name, i) => (placed[name] = center + gap * (i - (members.length - 1) / 2)));
-    return placed;
+      pools.push(pool);
+    });
+    const top = Math.max(low, high - gap * (names.length - 1));
+    const levels = pools.flatMap(({ mean, count }) => Array(count).fill(mean));
+    const inside = levels.map((level) => Math.min(Math.max(level, low), top));
+    return Object.fromEntries(names.map((name, i) => [name, inside[i] + i * gap]));
   }
 
   function show(figure) {

@@ -1,0 +1,384 @@
+"""``fedcohort run``, ``compare``, ``config`` and ``data``: experiments and their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedcohort.cli.common import (
+    Format,
+    FormatOption,
+    ImportOption,
+    RayOption,
+    import_all,
+    on_cluster,
+    say,
+    show_json,
+    show_table,
+    write_file,
+)
+from fedcohort.cli.results import show_results
+from fedcohort.exceptions import ConfigError
+from fedcohort.progress import Progress
+
+if TYPE_CHECKING:
+    from fedcohort.experiments.compare import Runner, Setting
+    from fedcohort.experiments.config import Experiment, NamedConfig
+    from fedcohort.simulate.history import RoundRecord
+
+Completion = Callable[[str], list[str]]
+
+
+def completing(names: Callable[[], Iterable[str]]) -> Completion:
+    """Return a completion of names; after a comma, of the last one."""
+
+    def complete(incomplete: str) -> list[str]:
+        start, comma, last = incomplete.rpartition(",")
+        return [start + comma + name for name in names() if name.startswith(last)]
+
+    return complete
+
+
+def _registered(module: str, registry: str, *more: str) -> Completion:
+    return completing(lambda: [*more, *getattr(import_module(f"fedcohort.{module}"), registry)])
+
+
+def _settings() -> list[str]:
+    from fedcohort.experiments.config import papers
+
+    return [f"paper:{name}" for name in papers()] + [str(p) for p in Path().glob("*.toml")]
+
+
+complete_policies = _registered("policies", "POLICIES", "all")
+complete_gates = _registered("gates", "GATES", "none")
+complete_datasets = _registered("datasets", "DATASETS")
+complete_partitions = _registered("partition", "PARTITIONS", "natural")
+complete_models = _registered("simulate.models", "MODELS")
+complete_settings = completing(_settings)
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set any key of the configuration, such as local.lr=0.1. May be repeated; "
+        "`fedcohort config init` shows the keys.",
+        show_default=False,
+    ),
+]
+RoundsOption = Annotated[
+    int | None, typer.Option(help="Rounds of training [those of the setting].")
+]
+SeedsOption = Annotated[
+    int | None, typer.Option(help="How many seeds [those of the setting].", min=1)
+]
+ResumeOption = Annotated[
+    bool,
+    typer.Option(
+        "--resume", help="Continue in the folder, also with more rounds, seeds or policies."
+    ),
+]
+
+
+def overrides(given: Mapping[str, Any], pairs: Sequence[str] | None) -> dict[str, Any]:
+    """Return dotted keys and values: the options that were given, then those of ``--set``."""
+    from fedcohort.options import parse_value
+
+    values = {key: value for key, value in given.items() if value is not None}
+    if "seeds" in values:
+        values["seeds"] = list(range(values["seeds"]))
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {pair!r} must be written as key=value, such as local.lr=0.1")
+        values[key.strip()] = parse_value(value.strip())
+    return values
+
+
+class RoundBars:
+    """The progress of runs by name: one bar per run, and one for all of them."""
+
+    def __init__(self, settings: Mapping[str, Experiment]) -> None:
+        self._rounds = {name: experiment.rounds for name, experiment in settings.items()}
+        self._show = Progress(whole=sum(self._rounds.values()))
+
+    def __enter__(self) -> RoundBars:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._show.__exit__(*error)
+
+    def __call__(self, name: str, records: Sequence[RoundRecord]) -> None:
+        """Show that a round is over."""
+        measured = [r.accuracy for r in records if r.accuracy is not None]
+        note = f"accuracy {sum(measured) / len(measured):.3f}" if measured else ""
+        self._show(name, records[0].round + 1, self._rounds[name], note)
+
+
+def run_command(
+    config: Annotated[
+        Path,
+        typer.Argument(
+            help="The experiment: a TOML file or paper:NAME.", autocompletion=complete_settings
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="Run folder [runs/NAME].")] = None,
+    rounds: RoundsOption = None,
+    seeds: SeedsOption = None,
+    resume: ResumeOption = False,
+    imports: ImportOption = None,
+    set_: SetOption = None,
+    ray: RayOption = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """Run an experiment, or a sweep; every round is on disk as soon as it is over.
+
+    Example: `fedcohort run exp.toml`, and after an interruption `fedcohort run exp.toml --resume`
+
+    Example: `fedcohort run exp.toml --rounds 200 --resume` adds rounds to a finished run
+
+    Example: `fedcohort run sweep.toml --ray local`, where the file has a `[sweep]` table
+    """
+    from fedcohort.experiments.compare import read
+
+    given = overrides({"rounds": rounds, "seeds": seeds}, set_)
+    if imports:
+        given["imports"] = import_all(imports)
+    experiment = read(config, given)
+    folder = out or Path("runs") / config.stem.removeprefix("paper:")
+    if isinstance(experiment, list):
+        _run_several(experiment, folder, resume, ray, format)
+        return
+    if ray is not None:
+        raise ConfigError(f"--ray spreads a sweep, and {config} has no [sweep] table")
+    from fedcohort.experiments.results import Results
+    from fedcohort.experiments.run import run
+
+    name = experiment.policy.label
+    with RoundBars({name: experiment}) as bars:
+        finished = run(experiment, folder, resume=resume, on_round=partial(bars, name))
+    show_results(Results([finished]), [folder], format)
+
+
+def compare(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="Setting from a TOML file or paper:NAME; other options override it.",
+            autocompletion=complete_settings,
+        ),
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="Data set, or FILE.py:FUNCTION [digits].", autocompletion=complete_datasets
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            help="Split over clients, as name:key=value [shards].",
+            autocompletion=complete_partitions,
+        ),
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Clients in the federation [60; natural: all].")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Reference model, or FILE.py:CLASS [mlp-64-30].", autocompletion=complete_models
+        ),
+    ] = None,
+    policies: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated names, each with options as name:key=value,key=value; or 'all'.",
+            autocompletion=complete_policies,
+        ),
+    ] = "all",
+    gate: Annotated[
+        str | None,
+        typer.Option(
+            help="Hold models back, as name:key=value [none].", autocompletion=complete_gates
+        ),
+    ] = None,
+    cohort_size: Annotated[int | None, typer.Option(help="Clients per round [5].")] = None,
+    target: Annotated[float | None, typer.Option(help="Accuracy to reach [0.8].")] = None,
+    rounds: RoundsOption = None,
+    seeds: SeedsOption = None,
+    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("runs/compare"),
+    resume: ResumeOption = False,
+    imports: ImportOption = None,
+    set_: SetOption = None,
+    ray: RayOption = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """Compare selection policies on one setting, by default on label-skewed digits.
+
+    Example: `fedcohort compare --policies uniform,power-of-choice:d=15 --rounds 40 --seeds 3`
+
+    Example: `fedcohort compare --gate sketch-to-skip:threshold=0.1 --set local.lr=0.05`
+
+    Example: `fedcohort compare --import my_policy.py --policies uniform,my-policy`
+    """
+    from fedcohort.experiments.compare import settings_of
+
+    given: dict[str, Any] = {
+        "data.dataset": dataset,
+        "data.partition": partition,
+        "data.clients": clients,
+        "model": model,
+        "rounds": rounds,
+        "seeds": seeds,
+        "cohort_size": cohort_size,
+        "target": target,
+        "gate": gate,
+    }
+    setting = _setting(config, overrides(given, set_), import_all(imports))
+    settings = settings_of(setting, _policies(policies))
+    _run_several(settings, out, resume, ray, format)
+    if format is Format.table:
+        typer.echo(f"Rounds are in {out}; `fedcohort report {out}` makes a page of them")
+
+
+def _setting(config: Path | None, given: dict[str, Any], imports: list[str]) -> Experiment:
+    """Return the setting of a file, or the default one, with the given keys on top."""
+    from fedcohort.experiments.compare import DEFAULT_SETTING
+    from fedcohort.experiments.config import dump, parse, put, read
+
+    values = dump(DEFAULT_SETTING if config is None else read(config))
+    if "data.partition" in given:
+        values["data"]["options"] = {}  # those of another partition
+    values["imports"] = [*values["imports"], *imports]
+    for key, value in given.items():
+        put(values, key, value)
+    return parse(values)
+
+
+def _policies(text: str) -> list[NamedConfig]:
+    from fedcohort.experiments.config import NamedConfig, parse_list
+    from fedcohort.policies import POLICIES
+    from fedcohort.registry import load_installed
+
+    if text == "all":
+        load_installed("policy", POLICIES)
+        return [NamedConfig(name) for name in POLICIES]
+    chosen = parse_list(text)
+    if not chosen:
+        raise ConfigError(f"--policies {text!r}: name at least one policy")
+    return chosen
+
+
+def _run_several(
+    settings: list[Setting], folder: Path, resume: bool, ray: str | None, format: Format
+) -> None:
+    from fedcohort.experiments.compare import in_turn, run_several
+
+    runner: Runner = in_turn
+    if ray is not None:
+        from fedcohort.distribute.ray import run_all as runner
+    with on_cluster(ray), RoundBars(dict(settings)) as bars:
+        results = run_several(settings, folder, resume=resume, on_round=bars, runner=runner)
+    show_results(results, [folder], format)
+
+
+config_app = typer.Typer(help="Configurations: show one, start one.", no_args_is_help=True)
+
+
+@config_app.command("show")
+def config_show(
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A TOML file or paper:NAME [all defaults].",
+            autocompletion=complete_settings,
+            show_default=False,
+        ),
+    ] = None,
+    set_: SetOption = None,
+    format: Annotated[Format, typer.Option("--format", help="Print TOML or JSON.")] = Format.table,
+) -> None:
+    """Print a configuration with every default filled in.
+
+    Example: `fedcohort config show paper:fedcor-2spc`
+    """
+    from fedcohort.experiments.config import dump, parse, put, read_values, to_toml
+
+    given = overrides({}, set_)
+    values: dict[str, Any] = {} if config is None else read_values(config, given)
+    if "sweep" in values:
+        raise ConfigError(f"{config} is a sweep: remove its [sweep] table")
+    for key, value in given.items():
+        put(values, key, value)
+    experiment = parse(values)
+    if format is Format.json:
+        show_json(dump(experiment))
+    else:
+        typer.echo(to_toml(experiment), nl=False)
+
+
+@config_app.command("init")
+def config_init(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="The file to write [standard output].", show_default=False),
+    ] = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """Write a TOML file with every key, its default and what it means.
+
+    Example: `fedcohort config init exp.toml`, then edit it and `fedcohort run exp.toml`
+    """
+    from fedcohort.experiments.config import reference, template
+
+    if file is None and format is Format.json:
+        show_json(reference())
+        return
+    if file is None:
+        typer.echo(template(), nl=False)
+        return
+    if file.exists():
+        raise ConfigError(f"{file} exists already; choose another name")
+    write_file(file, template().encode())
+    say(format, {"file": str(file)}, f"Wrote {file}: edit it, then: fedcohort run {file}")
+
+
+data_app = typer.Typer(help="List data sets and verify their files.", no_args_is_help=True)
+
+
+@data_app.callback()
+def _group() -> None:
+    """List data sets and verify their files."""
+
+
+@data_app.command("list")
+def data_list(
+    root: Annotated[str | None, typer.Option(help="Folder to look in.")] = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """List the known data sets, check their files and say where they were looked for.
+
+    Example: `fedcohort data list --root ~/data`
+    """
+    from fedcohort.datasets import available
+    from fedcohort.report.tables import Cell, Column, cells, number
+
+    rows = available(root)
+    if format is Format.json:
+        show_json(rows)
+        return
+    columns = [
+        Column("name", lambda r: Cell(r.name), number=False),
+        Column("status", lambda r: Cell(r.status), number=False),
+        Column("examples", lambda r: Cell("") if r.samples is None else number(r.samples, 0)),
+        Column("clients", lambda r: Cell("") if r.clients is None else number(r.clients, 0)),
+        Column("where", lambda r: Cell(r.where), number=False),
+        Column("detail", lambda r: Cell(r.detail), number=False),
+    ]
+    show_table(cells(rows, columns), "Data sets")
