@@ -5,16 +5,7 @@ import pytest
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import stream
-from fedcohort.simulate.availability import (
-    HOURS,
-    PHONES,
-    Always,
-    Bernoulli,
-    Diurnal,
-    Trace,
-    UniformSubset,
-    dropouts,
-)
+from fedcohort.simulate.clock import HOURS, PHONES, Always, Bernoulli, Diurnal, Trace, UniformSubset
 
 CLIENTS = tuple("abcdefgh")
 
@@ -30,13 +21,10 @@ def test_a_subset_has_its_size():
     assert len(UniformSubset(30).available(0, CLIENTS, stream(0))) == 8
 
 
-def test_each_client_has_its_own_probability():
-    chances = dict.fromkeys(CLIENTS, 0.0) | {"a": 1.0, "b": 0.25}
-    draws = [Bernoulli(chances).available(i, CLIENTS, stream(0, i)) for i in range(2000)]
-    assert all("a" in there for there in draws)
-    # Binomial(2000, 1/4): standard deviation 19.4.
-    assert abs(sum("b" in there for there in draws) - 500) < 100
-    assert not any(set(there) - {"a", "b"} for there in draws)
+def test_clients_are_there_with_their_probability():
+    draws = [Bernoulli(0.25).available(i, CLIENTS, stream(0, i)) for i in range(2000)]
+    # Standard deviation 19.4; a round without anybody, one in ten, is drawn again.
+    assert abs(sum("b" in there for there in draws) - 2000 * 0.25 / (1 - 0.75**8)) < 100
 
 
 def test_somebody_is_always_there():
@@ -46,42 +34,29 @@ def test_somebody_is_always_there():
 
 
 def test_a_trace_holds_until_the_next_entry(tmp_path):
-    lines = '{"round": 0, "clients": ["a", "b"]}\n{"round": 3, "clients": ["c", "stranger"]}\n'
-    (tmp_path / "trace.jsonl").write_text(lines)
     (tmp_path / "trace.csv").write_text("round,client\n0,a\n0,b\n3,c\n3,stranger\n")
-    for name in ("trace.jsonl", "trace.csv"):
-        trace = Trace.read(tmp_path / name)
-        rounds = [trace.available(i, CLIENTS, stream(0)) for i in (0, 2, 3, 9)]
-        assert rounds == [["a", "b"], ["a", "b"], ["c"], ["c"]]
-    cycle = Trace.read(tmp_path / "trace.csv", cycle=True)
-    assert cycle.available(4, CLIENTS, stream(0)) == ["a", "b"]
+    trace = Trace.read(tmp_path / "trace.csv")
+    rounds = [trace.available(i, CLIENTS, stream(0)) for i in (0, 2, 3, 9)]
+    assert rounds == [["a", "b"], ["a", "b"], ["c"], ["c"]]
 
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("", "start with round 0"),
-        ('{"round": 1, "clients": ["a"]}', "start with round 0"),
-        ("{", "not a trace"),
-        ('{"round": 0, "clients": []}', "no client is available in round 0"),
+        ("round,client\n", "start with round 0"),
+        ("round,client\n1,a\n", "start with round 0"),
+        ("round\n1\n", "no column 'client'"),
+        ("round,client\n-1,a\n", "line 2: round='-1'"),
+        ("round,client\n0\n", "line 2: client"),
     ],
 )
 def test_bad_traces_are_refused(tmp_path, content, complaint):
-    path = tmp_path / "trace.jsonl"
+    path = tmp_path / "trace.csv"
     path.write_text(content)
     with pytest.raises(ConfigError, match=complaint):
         Trace.read(path)
-    with pytest.raises(ConfigError, match="no such trace"):
+    with pytest.raises(ConfigError, match="missing"):
         Trace.read(tmp_path / "missing")
-
-
-def test_dropouts_split_the_cohort_in_order():
-    finished, gone = dropouts(CLIENTS, 0.5, stream(0))
-    assert sorted(finished + gone) == list(CLIENTS)
-    assert finished == sorted(finished)
-    assert dropouts(CLIENTS, {c: float(c == "c") for c in CLIENTS}, stream(0))[1] == ["c"]
-    with pytest.raises(ConfigError, match="'b'"):
-        dropouts(("a", "b"), {"a": 0.5}, stream(0))
 
 
 def test_phones_are_there_at_night_and_some_hardly_ever():

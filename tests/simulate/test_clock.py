@@ -96,7 +96,7 @@ def test_a_wrong_pace_is_named(field, value):
         Pace(**{field: value})
 
 
-def test_durations_are_drawn_read_and_written(tmp_path):
+def test_durations_are_drawn_and_read(tmp_path):
     alike = Durations.draw("ab", 0, speed=100, bandwidth=1000, sigma=0)
     assert alike.seconds("a", samples=50, bytes_moved=2000) == pytest.approx(0.5 + 2.0)
     with pytest.raises(ConfigError, match="'c'"):
@@ -105,8 +105,10 @@ def test_durations_are_drawn_read_and_written(tmp_path):
     speeds = np.log(list(drawn.samples_per_second.values()))
     assert np.median(speeds) == pytest.approx(np.log(100), abs=0.05)  # 5 standard errors: 0.05
     assert speeds.std() == pytest.approx(0.5, abs=0.03)
-    drawn.write(tmp_path / "trace.csv")
-    assert Durations.read(tmp_path / "trace.csv") == drawn
+    (tmp_path / "trace.csv").write_text(
+        "client,samples_per_second,bytes_per_second\na,100,1000\nb,100,1000.0\n"
+    )
+    assert Durations.read(tmp_path / "trace.csv") == alike
 
 
 def test_phones_are_those_that_were_measured():
@@ -133,7 +135,7 @@ def test_a_wrong_trace_is_named(tmp_path, text, words):
     (tmp_path / "trace.csv").write_text(text)
     with pytest.raises(ConfigError, match=words):
         Durations.read(tmp_path / "trace.csv")
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="missing"):
         Durations.read(tmp_path / "missing")
 
 

@@ -38,8 +38,7 @@ from fedcohort.policies import POLICIES
 from fedcohort.provenance import provenance
 from fedcohort.registry import import_file, in_file, load_object, make
 from fedcohort.simulate.aggregation import AGGREGATIONS
-from fedcohort.simulate.availability import AVAILABILITIES
-from fedcohort.simulate.clock import Durations
+from fedcohort.simulate.clock import AVAILABILITIES, Durations
 from fedcohort.simulate.history import History, RoundRecord, record_from
 from fedcohort.simulate.models import build as build_model
 from fedcohort.simulate.simulation import Simulation

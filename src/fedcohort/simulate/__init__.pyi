@@ -1,12 +1,12 @@
 """The names of the package and where they live: the one table of them."""
 
-from .availability import Always as Always
-from .availability import Bernoulli as Bernoulli
-from .availability import Diurnal as Diurnal
-from .availability import Trace as Trace
-from .availability import UniformSubset as UniformSubset
+from .clock import Always as Always
+from .clock import Bernoulli as Bernoulli
+from .clock import Diurnal as Diurnal
 from .clock import Durations as Durations
 from .clock import Pace as Pace
+from .clock import Trace as Trace
+from .clock import UniformSubset as UniformSubset
 from .history import History as History
 from .history import RoundRecord as RoundRecord
 from .local import LocalTraining as LocalTraining

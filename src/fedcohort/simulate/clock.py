@@ -1,27 +1,40 @@
-"""Simulated time: how long clients take, when a round ends, and whose updates it uses.
+"""Simulated devices and time: who is there, how fast they are, and how long a round waits.
 
-`Durations` says how fast each client computes and communicates. `Pace` says how long a round waits:
-for everybody, for the first of more clients than needed, or until a deadline. `Pace.close` decides
-from the arrivals alone, so that the simulator and a real server come to the same result.
+An `Availability` says who can take part in a round, `Durations` how fast each client computes and
+communicates, and `Pace` how long a round waits: for everybody, for the first of more clients than
+needed, or until a deadline. `Pace.close` decides from the arrivals alone, so that the simulator and
+a real server come to the same result.
 """
 
 from __future__ import annotations
 
 import csv
-import io
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.options import Configurable, Count, Range, Share
 from fedcohort.rounds import ClientId, check_id, stream
-from fedcohort.storage import write_atomically
+
+# The share of phones that are idle, charging and on Wi-Fi, by hour of the day, and the percentiles
+# 2.5, 7.5, ... 97.5 of that share between phones: 710 phones of FLASH (Yang et al., WWW 2021),
+# computed from the traces that FLHetBench (Zhang et al., CVPR 2024) released.
+HOURS = (
+    0.107, 0.118, 0.130, 0.136, 0.137, 0.135, 0.124, 0.112, 0.102, 0.091, 0.079, 0.071,
+    0.071, 0.068, 0.069, 0.073, 0.080, 0.084, 0.094, 0.080, 0.072, 0.077, 0.090, 0.100,
+)  # fmt: skip
+PHONES = (
+    0.0002, 0.0010, 0.0035, 0.0076, 0.0115, 0.0161, 0.0239, 0.0348, 0.0419, 0.0516,
+    0.065, 0.078, 0.094, 0.106, 0.123, 0.147, 0.184, 0.224, 0.291, 0.405,
+)  # fmt: skip
 
 # Milliseconds that phones take for a ResNet: the 5th, 15th, ... 95th percentile of the 997 phones
 # that FLHetBench released (Zhang et al., CVPR 2024; training_latency.json of its code).
@@ -29,7 +42,164 @@ PHONE_MILLISECONDS = (60, 80, 96, 125, 148, 194, 235, 309, 406, 559)
 # Kilobytes per second of a model that goes down and up (harmonic means): the same percentiles of
 # the 19 phones that FLASH measured (Yang et al., WWW 2021; speed_distri.json of its code).
 PHONE_KILOBYTES = (1164, 2682, 3053, 3462, 3739, 3923, 4266, 5565, 6699, 8006)
-COLUMNS = ("client", "samples_per_second", "bytes_per_second")
+MAX_DRAWS = 1000  # of a round in which nobody is there
+
+
+class Availability(Protocol):
+    """Says which clients can take part in a round."""
+
+    def available(
+        self, round_number: int, clients: tuple[ClientId, ...], rng: Generator
+    ) -> Sequence[ClientId]:
+        """Return the available ones among `clients`."""
+
+
+class Always:
+    """All clients, in every round."""
+
+    def available(
+        self, round_number: int, clients: tuple[ClientId, ...], rng: Generator
+    ) -> Sequence[ClientId]:
+        """Return all clients."""
+        return clients
+
+
+class UniformSubset(Configurable):
+    """A fixed number of clients per round, drawn uniformly (paper 0's L active clients).
+
+    Examples
+    --------
+    >>> available = UniformSubset(2).available(0, ("a", "b", "c"), np.random.default_rng(0))
+    >>> len(available)
+    2
+    """
+
+    def __init__(self, count: Count) -> None:
+        self.count = count
+
+    def available(
+        self, round_number: int, clients: tuple[ClientId, ...], rng: Generator
+    ) -> Sequence[ClientId]:
+        """Draw without replacement; all if there are fewer than `count`."""
+        count = min(self.count, len(clients))
+        return [clients[i] for i in rng.choice(len(clients), count, replace=False)]
+
+
+class Bernoulli(Configurable):
+    """Each client independently; a round in which nobody is there is drawn again."""
+
+    def __init__(self, probability: Share) -> None:
+        self.probability = probability
+
+    def chances(self, round_number: int, clients: Sequence[ClientId]) -> NDArray[np.float64]:
+        """Return each client's probability to be there in a round."""
+        return np.full(len(clients), self.probability)
+
+    def available(
+        self, round_number: int, clients: tuple[ClientId, ...], rng: Generator
+    ) -> Sequence[ClientId]:
+        """Draw each client independently."""
+        chances = self.chances(round_number, clients)
+        for _ in range(MAX_DRAWS):
+            present = np.flatnonzero(rng.random(len(clients)) < chances)
+            if len(present):
+                return [clients[int(i)] for i in present]
+        raise ConfigError(
+            f"{self!r}: no client was available in {MAX_DRAWS} draws; increase the probability"
+        )
+
+
+class Diurnal(Bernoulli):
+    """Phones that are there at night rather than by day, some of them often and others hardly ever.
+
+    Each client is like one of the measured phones (see `PHONES`), and its probability follows the
+    hour of the day (see `HOURS`).
+
+    Parameters
+    ----------
+    rounds_per_day : int, default=24
+        The first round begins at midnight.
+    share : float, default=0.1
+        Mean share of the clients that are there; about what was measured.
+    """
+
+    def __init__(
+        self,
+        rounds_per_day: Count = 24,
+        share: Annotated[float, Range(0, 1, above=True)] = 0.1,
+    ) -> None:
+        self.rounds_per_day, self.share = rounds_per_day, share
+        self._habits: dict[ClientId, float] = {}
+
+    def chances(self, round_number: int, clients: Sequence[ClientId]) -> NDArray[np.float64]:
+        """Return each client's probability to be there in a round."""
+        hour = 24 * (round_number % self.rounds_per_day) // self.rounds_per_day
+        for client in clients:
+            if client not in self._habits:
+                self._habits[client] = float(stream(0, "diurnal", client).choice(PHONES))
+        habits = np.array([self._habits[c] for c in clients])
+        factor = HOURS[hour] / np.mean(HOURS) * self.share / np.mean(PHONES)
+        chances: NDArray[np.float64] = np.minimum(habits * factor, 1.0)
+        return chances
+
+
+class Trace:
+    """Available clients by round; a round that is not listed repeats the last listed before it."""
+
+    def __init__(self, rounds: Mapping[int, Sequence[ClientId]]) -> None:
+        if not rounds or min(rounds) != 0:
+            raise ConfigError("Trace: the trace must start with round 0")
+        for number, clients in rounds.items():
+            if not clients:
+                raise ConfigError(f"Trace: no client is available in round {number}")
+        self.rounds = {number: set(rounds[number]) for number in sorted(rounds)}
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Trace:
+        """Read a CSV file with the columns round and client."""
+        rounds: dict[int, list[ClientId]] = {}
+        for where, row in _rows(path, ("round", "client")):
+            if not (row["round"].isascii() and row["round"].isdigit()) or len(row["round"]) > 15:
+                raise ConfigError(f"{where}: round={row['round']!r:.40} must be a whole number")
+            client = check_id(row["client"], f"{where}: client")
+            rounds.setdefault(int(row["round"]), []).append(client)
+        return cls(rounds)
+
+    def available(
+        self, round_number: int, clients: tuple[ClientId, ...], rng: Generator
+    ) -> Sequence[ClientId]:
+        """Look up the round; clients that are not in the federation are ignored."""
+        present = self.rounds[max(n for n in self.rounds if n <= round_number)]
+        return [c for c in clients if c in present]
+
+
+AVAILABILITIES: dict[str, Callable[..., Any]] = {
+    "always": Always,
+    "uniform-subset": UniformSubset,
+    "bernoulli": Bernoulli,
+    "diurnal": Diurnal,
+    "trace": Trace.read,
+}
+
+
+def _rows(
+    path: str | os.PathLike[str], columns: Sequence[str]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield where each row of a CSV file stands, and its values."""
+    try:
+        with Path(path).open(newline="", encoding="utf-8") as lines:
+            rows = csv.DictReader(lines, restval="")
+            missing = set(columns).difference(rows.fieldnames or ())
+            if missing:
+                needed = ", ".join(columns)
+                raise ConfigError(f"{path}: no column {min(missing)!r}; needed: {needed}")
+            for row in rows:
+                yield f"{path}, line {rows.line_num}", row
+    except ConfigError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read as CSV ({reason})") from None
 
 
 @dataclass(frozen=True)
@@ -81,33 +251,14 @@ class Durations:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Durations:
         """Read a CSV file with the columns client, samples_per_second and bytes_per_second."""
-        file = Path(path)
-        if not file.exists():
-            raise ConfigError(f"{path}: no such file of durations")
-        clients, speeds = [], []
-        with file.open(newline="", encoding="utf-8") as lines:
-            rows = csv.DictReader(lines)
-            missing = set(COLUMNS).difference(rows.fieldnames or ())
-            if missing:
-                raise ConfigError(
-                    f"{path}: no column {min(missing)!r}; needed: {', '.join(COLUMNS)}"
-                )
-            for row in rows:
-                where = f"{path}, line {rows.line_num}"
-                clients.append(check_id(row["client"], f"{where}: client"))
-                speeds.append([_rate(row, name, where) for name in COLUMNS[1:]])
-        if len(set(clients)) < len(clients):
-            raise ConfigError(f"{path}: a client appears twice")
-        return cls._of(clients, *np.array(speeds, float).reshape(-1, 2).T)
-
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the CSV file that `read` reads."""
-        text = io.StringIO()
-        speeds = self.samples_per_second.items()
-        csv.writer(text).writerows(
-            [COLUMNS, *((c, s, self.bytes_per_second[c]) for c, s in speeds)]
-        )
-        write_atomically(path, text.getvalue().encode())
+        names = ("samples_per_second", "bytes_per_second")
+        speeds: dict[ClientId, list[float]] = {}
+        for where, row in _rows(path, ("client", *names)):
+            client = check_id(row["client"], f"{where}: client")
+            if client in speeds:
+                raise ConfigError(f"{where}: client {client!r} appears twice")
+            speeds[client] = [_rate(row, name, where) for name in names]
+        return cls._of(list(speeds), *np.array(list(speeds.values()), float).reshape(-1, 2).T)
 
     @classmethod
     def _of(
@@ -127,7 +278,7 @@ class Durations:
 def _rate(row: Mapping[str, str], name: str, where: str) -> float:
     try:
         value = float(row[name])
-    except (TypeError, ValueError):
+    except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(f"{where}: {name}={row[name]!r} must be a number above 0")

@@ -20,7 +20,6 @@ from fedcohort.registry import make
 from fedcohort.rounds import ClientId, Selection, stream
 from fedcohort.session import LOG, Session
 from fedcohort.simulate.aggregation import AGGREGATIONS, Aggregation, Mean
-from fedcohort.simulate.availability import Always, Availability, dropouts
 from fedcohort.simulate.clients import (
     Collector,
     Embed,
@@ -29,7 +28,7 @@ from fedcohort.simulate.clients import (
     SimulatedClients,
     TensorVectors,
 )
-from fedcohort.simulate.clock import Arrivals, Durations, Pace
+from fedcohort.simulate.clock import Always, Arrivals, Availability, Durations, Pace
 from fedcohort.simulate.local import Data, Trainer
 
 Policies = str | Policy | Callable[[], Policy]
@@ -129,12 +128,11 @@ class Seed:
             self.session.profile(self.clients, self.collector)
         self.selection = self.session.begin(available, self.collector)
         selected = self.selection.clients
-        lost: Sequence[ClientId] = ()
-        if dropout:
-            _, lost = dropouts(selected, dropout, stream(self.seed, "dropout", number))
+        gone = stream(self.seed, "dropout", number).random(len(selected)) < dropout
+        lost = {c for c, is_gone in zip(selected, gone, strict=True) if is_gone}
         self._round_seconds = seconds = {c: self._seconds(c) for c in selected}
         limit = self.pace.limit(self._measured.values())
-        self.arrivals = self.pace.close(self._wanted(), seconds, set(lost), limit)
+        self.arrivals = self.pace.close(self._wanted(), seconds, lost, limit)
         if self.arrivals.extended:
             LOG.info("round %d: nobody met the deadline; it waited for the first update", number)
         training = {*self.arrivals.used, *(self.arrivals.cut if self.pace.late == "next" else ())}

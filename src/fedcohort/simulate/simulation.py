@@ -18,9 +18,8 @@ from fedcohort.gates import Gate
 from fedcohort.progress import watched
 from fedcohort.session import LOG, Session
 from fedcohort.simulate.aggregation import Aggregation, equal_means, mean_step
-from fedcohort.simulate.availability import Always, Availability
 from fedcohort.simulate.clients import Embed, Insight
-from fedcohort.simulate.clock import Durations, Pace
+from fedcohort.simulate.clock import Always, Availability, Durations, Pace
 from fedcohort.simulate.history import History, RoundRecord
 from fedcohort.simulate.local import (
     Data,

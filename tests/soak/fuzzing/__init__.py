@@ -22,7 +22,6 @@ TARGETS = {
         settings.Toml,
         settings.SketchSpec,
         settings.Trace,
-        settings.TraceCsv,
         messages.FlowerReading,
         messages.FlowerRequest,
         messages.FlowerUpdate,

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedcohort.exceptions import FedcohortError
 
-from .mutate import damaged_bytes, damaged_lines, damaged_text, odd
+from .mutate import damaged_bytes, damaged_text, odd
 from .target import Target
 
 
@@ -60,27 +60,8 @@ class SketchSpec(Target):
 
 
 class Trace(Target):
-    name, file = "trace", "x.jsonl"
-    imports = ("fedcohort.simulate.availability",)
-
-    def examples(self):
-        lines = [json.dumps({"round": i, "clients": ["a", "b"][: 1 + i % 2]}) for i in range(4)]
-        return ["\n".join(lines).encode() + b"\n"]
-
-    def damaged(self, data, rng):
-        return damaged_lines(data, rng)
-
-    def parse(self):
-        from fedcohort.simulate.availability import Trace as Availability
-
-        trace = Availability.read(self.path, cycle=True)
-        rng = np.random.default_rng(0)
-        for number in range(6):
-            trace.available(number, ("a", "b"), rng)
-
-
-class TraceCsv(Trace):
-    name, file = "trace-csv", "x.csv"
+    name, file = "trace", "x.csv"
+    imports = ("fedcohort.simulate.clock",)
 
     def examples(self):
         out = io.StringIO()
@@ -89,6 +70,14 @@ class TraceCsv(Trace):
 
     def damaged(self, data, rng):
         return damaged_bytes(data, rng)
+
+    def parse(self):
+        from fedcohort.simulate.clock import Trace as Availability
+
+        trace = Availability.read(self.path)
+        rng = np.random.default_rng(0)
+        for number in range(6):
+            trace.available(number, ("a", "b"), rng)
 
 
 class Policy(Target):
