@@ -1,8 +1,13 @@
-"""One client's PyTorch model: measured by `simulate.measuring`, trained as the simulator trains."""
+"""One client's PyTorch model: measured in plain PyTorch, trained as the simulator trains.
+
+The simulator's engines, which measure many clients at once, agree with the functions here. A model
+is measured as it evaluates: without dropout, and with the running statistics that it has.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -17,8 +22,11 @@ from fedcohort.flower.client.answer import Asked
 from fedcohort.flower.wire import Flat
 from fedcohort.rounds import stream
 from fedcohort.signals.projection import Vectors
-from fedcohort.simulate import measuring
-from fedcohort.simulate.local import LocalTraining, Trainer, config_errors, jobs
+from fedcohort.simulate.local import LocalTraining, Trainer, config_errors, first_dense, jobs
+
+SampleLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
+BATCH = 256
 
 
 class Measured(Asked):
@@ -46,9 +54,9 @@ class Measured(Asked):
         return x.astype(np.int64 if has_tokens else np.float32), y
 
     @cached_property
-    def batches(self) -> measuring.Batches:
+    def batches(self) -> Batches:
         """The client's examples on the device."""
-        return measuring.batches_of(*self.tensors, self.answers.device)
+        return batches_of(*self.tensors, self.answers.device)
 
     @property
     def local(self) -> LocalTraining:
@@ -56,32 +64,30 @@ class Measured(Asked):
         return self.answers.local or LocalTraining()
 
     @property
-    def sample_loss(self) -> measuring.SampleLoss | None:
+    def sample_loss(self) -> SampleLoss | None:
         """The app's loss of each sample, None for the usual one."""
         return self.answers.loss if callable(self.answers.loss) else None
 
     def losses(self, power: int = 1) -> NDArray[np.float64]:
         """Return the mean of loss^power."""
-        return np.array([measuring.mean_loss(self.model, self.batches, self.sample_loss, power)])
+        return np.array([mean_loss(self.model, self.batches, self.sample_loss, power)])
 
     def features(self) -> NDArray[Any]:
         """Return the mean output of the first dense layer."""
-        return measuring.mean_profile(self.model, self.batches)[None]
+        return mean_profile(self.model, self.batches)[None]
 
     def gradients(self) -> Vectors:
         """Return the full-batch gradient."""
-        return Vectors(measuring.full_gradient(self.model, self.batches, self.sample_loss))
+        return Vectors(full_gradient(self.model, self.batches, self.sample_loss))
 
     def gradient_spreads(self) -> NDArray[np.float64]:
         """Return the spread of the gradients of the client's batches, in a random order."""
         x, y = self.tensors
         rng = stream(self.request.seed, "gradient spread", self.request.round, self.ids[0])
         order = rng.permutation(len(y))
-        batches = measuring.batches_of(
-            x[order], y[order], self.answers.device, self.local.batch_size
-        )
+        batches = batches_of(x[order], y[order], self.answers.device, self.local.batch_size)
         loss = self.sample_loss
-        rows = np.stack([measuring.full_gradient(self.model, [batch], loss) for batch in batches])
+        rows = np.stack([full_gradient(self.model, [batch], loss) for batch in batches])
         distances = np.square(rows - rows.mean(axis=0), dtype=np.float64).sum(axis=1)
         return np.array([np.sqrt(distances.mean())])
 
@@ -89,10 +95,10 @@ class Measured(Asked):
         """Return the seconds of a round's training: those of one batch, times the batches."""
         x, y = self.tensors
         size, seconds = self.local.batch_size, 0.0
-        batch = measuring.batches_of(x[:size], y[:size], self.answers.device, size)
+        batch = batches_of(x[:size], y[:size], self.answers.device, size)
         for _ in range(2):  # the first time includes what is set up once
             started = time.perf_counter()
-            measuring.full_gradient(self.network, batch, self.sample_loss)
+            full_gradient(self.network, batch, self.sample_loss)
             seconds = time.perf_counter() - started
         steps = self.local.steps or self.local.epochs * -(-len(y) // size)
         return np.array([steps * seconds])
@@ -116,7 +122,7 @@ class Measured(Asked):
             )
         with torch.no_grad():
             outputs = model.eval()(next(iter(self.batches))[0])
-        loss = self.sample_loss or measuring.usual_loss(model, outputs)
+        loss = self.sample_loss or usual_loss(model, outputs)
         multiclass = self.sample_loss is None and outputs.ndim > 1 and outputs.shape[-1] > 1
         local = replace(self.local, prox_mu=prox_mu) if prox_mu else self.local
         number, names = self.request.round, [batches_for or self.ids[0]]
@@ -147,3 +153,89 @@ def load(model: torch.nn.Module, arrays: ArrayRecord) -> None:
             )
         state = dict(zip(order, state.values(), strict=True))
     model.load_state_dict(state, strict=False)
+
+
+def batches_of(
+    x: NDArray[Any], y: NDArray[Any], device: str | torch.device = "cpu", size: int = BATCH
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return arrays as batches of tensors: labels and tokens are int64, other numbers float32."""
+
+    def tensors(values: NDArray[Any]) -> tuple[torch.Tensor, ...]:
+        tensor = torch.from_numpy(np.ascontiguousarray(values))
+        kind = torch.float32 if tensor.is_floating_point() else torch.int64
+        return torch.split(tensor.to(device, kind), size)
+
+    return list(zip(tensors(x), tensors(y), strict=True))
+
+
+def mean_loss(
+    model: torch.nn.Module, batches: Batches, loss: SampleLoss | None = None, power: float = 1.0
+) -> float:
+    """Return the mean of loss^power over all samples; `loss` is by default `usual_loss`'s.
+
+    Examples
+    --------
+    >>> data = batches_of(np.zeros((3, 2), np.float32), np.array([0, 1, 1]))
+    >>> round(mean_loss(torch.nn.Linear(2, 2, bias=False), data), 4)
+    0.6931
+    """
+    total, n = 0.0, 0
+    model.eval()
+    with torch.no_grad():
+        for x, y in batches:
+            outputs = model(x)
+            loss = loss or usual_loss(model, outputs)
+            total += float((loss(outputs, y).double() ** power).sum())
+            n += len(y)
+    return total / n
+
+
+def mean_profile(model: torch.nn.Module, batches: Batches) -> NDArray[np.float32]:
+    """Return the mean output, before the activation, of the first dense layer that runs."""
+    sums, n = [], 0
+    model.eval()
+    with torch.no_grad(), config_errors(), first_dense(model) as output:
+        for x, _ in batches:
+            sums.append(output(x).double().flatten(1).sum(0))
+            n += len(x)
+    return np.asarray(torch.stack(sums).sum(0).cpu().numpy() / n, np.float32)
+
+
+def full_gradient(
+    model: torch.nn.Module, batches: Batches, loss: SampleLoss | None = None
+) -> NDArray[np.float32]:
+    """Return the gradient of the mean loss; parameters that are not used have gradient 0."""
+    parameters, n = list(model.parameters()), 0
+    model.eval()
+    for parameter in parameters:
+        parameter.grad = None
+    for x, y in batches:
+        outputs = model(x)
+        loss = loss or usual_loss(model, outputs)
+        loss(outputs, y).sum().backward()  # type: ignore[no-untyped-call]
+        n += len(y)
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    return (torch.cat([part.ravel() for part in parts]) / n).cpu().numpy()
+
+
+def usual_loss(model: torch.nn.Module, outputs: torch.Tensor) -> SampleLoss:
+    """Return the loss of each sample for a classifier: cross-entropy, binary for a single output.
+
+    The softmax of one output is always 1, so its cross-entropy would be 0. An output that went
+    through a sigmoid is a probability; any other one is a logit.
+    """
+    function = torch.nn.functional
+    if outputs.ndim > 1 and outputs.shape[-1] != 1:
+        return lambda outputs, y: function.cross_entropy(outputs, y, reduction="none")
+    is_probability = any(isinstance(m, torch.nn.Sigmoid) for m in model.modules()) or bool(
+        ((outputs > 0) & (outputs < 1)).all()
+    )
+    entropy = function.binary_cross_entropy
+    if not is_probability:
+        entropy = function.binary_cross_entropy_with_logits
+
+    def loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        flat = outputs.squeeze(-1) if outputs.ndim > y.ndim else outputs
+        return entropy(flat, y.to(flat.dtype), reduction="none")
+
+    return loss

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.flower.client.model import batches_of, full_gradient, mean_loss, mean_profile
 from fedcohort.simulate import LocalTraining, build
 from fedcohort.simulate.local import Job, Trainer
-from fedcohort.simulate.measuring import batches_of, full_gradient, mean_loss, mean_profile
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(300, 6)).astype(np.float32), np.arange(300) % 3
