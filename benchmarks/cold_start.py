@@ -32,7 +32,7 @@ from fedcohort.datasets import Federation, federate, load
 from fedcohort.personalize import ColdStart, Record, Registry
 from fedcohort.personalize.advice import gains_limit
 from fedcohort.personalize.finetune import finetune
-from fedcohort.privacy.planning import sketch_size
+from fedcohort.privacy.release import sketch_size
 from fedcohort.rounds import stream
 from fedcohort.simulate import LocalTraining, Simulation, build
 from fedcohort.sketch.race import RaceSketch

@@ -5,7 +5,7 @@ python benchmarks/selection_cases.py --seeds 1000-1009 --out benchmarks/results/
 Seeds below 1000 are for development. Results are written after every variant. Run the command
 again to continue, or with --cases on several machines and different --out; --join puts such files
 together. The data are Fashion-MNIST (FEMNIST in one case); the model is an MLP 784-64-30-10.
-Sketches of 2 x 8 are what `fedcohort.privacy.planning.sketch_size` gives for 157 records at
+Sketches of 2 x 8 are what `fedcohort.privacy.release.sketch_size` gives for 157 records at
 epsilon 1.
 """
 

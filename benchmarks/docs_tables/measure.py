@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from docs_tables.results import NOT_RUN, result, table
 
-from fedcohort.privacy.planning import sketch_size
+from fedcohort.privacy.release import sketch_size
 
 
 def explained(file):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedcohort.cli import invoke
-from fedcohort.privacy.planning import sketch_size
+from fedcohort.privacy.release import sketch_size
 
 PAGE = Path(__file__).parents[2] / "docs" / "measure.md"
 

@@ -15,7 +15,7 @@ import pytest
 
 from fedcohort.cli import invoke
 from fedcohort.files.columns import Column, columns_of
-from fedcohort.privacy.planning import sketch_size
+from fedcohort.privacy.release import sketch_size
 from fedcohort.sketch.race import RaceSketch, distance_matrix
 from fedcohort.sketch.transforms import Tokenizer, Transform
 from fedcohort.sketch.uncertainty import distance_with_error, total_variation

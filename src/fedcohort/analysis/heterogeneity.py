@@ -22,7 +22,7 @@ from fedcohort.exceptions import DataError
 from fedcohort.files.columns import columns_of
 from fedcohort.files.marginals import FALSE_MARKS, ColumnGap, bin_labels, column_gaps, gaps_to_rest
 from fedcohort.files.sketching import ONE_BUCKET, concentration
-from fedcohort.privacy.planning import signal_to_noise
+from fedcohort.privacy.release import signal_to_noise
 from fedcohort.sketch.distances import distance_matrix, squares_to_global
 from fedcohort.sketch.race import RaceSketch, pooled
 from fedcohort.sketch.uncertainty import (

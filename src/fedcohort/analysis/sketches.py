@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedcohort.files.columns import Column, columns_of
-from fedcohort.privacy.planning import signal_to_noise
+from fedcohort.privacy.release import signal_to_noise
 from fedcohort.sketch.race import RaceSketch
 
 

@@ -113,7 +113,7 @@ def inspect(
     """
     from fedcohort.analysis.sketches import describe
     from fedcohort.files.sketching import load_sketch
-    from fedcohort.privacy.planning import signal_to_noise
+    from fedcohort.privacy.release import signal_to_noise
 
     loaded, size = load_sketch(sketch), sketch.stat().st_size
     if format is Format.json:

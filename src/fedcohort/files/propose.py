@@ -37,7 +37,7 @@ from fedcohort.files.source import (
 from fedcohort.files.spec import user_values
 from fedcohort.files.tables import Table, open_table
 from fedcohort.privacy.budget import BudgetLedger
-from fedcohort.privacy.calibration import Neighbors
+from fedcohort.privacy.noise import Neighbors
 from fedcohort.privacy.quantiles import (
     CELLS,
     Constants,

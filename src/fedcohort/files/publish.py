@@ -23,7 +23,7 @@ from fedcohort.files.sketching import INDEX
 from fedcohort.files.source import find_files
 from fedcohort.files.spec import ReleaseOptions, user_values
 from fedcohort.privacy.budget import BudgetLedger
-from fedcohort.privacy.planning import signal_to_noise
+from fedcohort.privacy.release import signal_to_noise
 from fedcohort.rounds import check_id
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.storage import write_atomically

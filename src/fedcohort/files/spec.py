@@ -31,9 +31,8 @@ from fedcohort.exceptions import ConfigError, FedcohortError
 from fedcohort.files.columns import Column, SiteColumn, check_names
 from fedcohort.files.source import NULL_VALUES, CsvOptions, Form, Nulls, Source, Want
 from fedcohort.options import checked_options, parse_value, unknown
-from fedcohort.privacy.calibration import Neighbors
-from fedcohort.privacy.planning import sketch_size
-from fedcohort.privacy.release import Release, Size, noise_for
+from fedcohort.privacy.noise import Neighbors
+from fedcohort.privacy.release import Release, Size, noise_for, sketch_size
 from fedcohort.sketch.race import ColumnCounts, RaceSketch
 from fedcohort.sketch.transforms import Tokenizer, Transform
 from fedcohort.storage import read_toml

@@ -15,7 +15,7 @@ from fedcohort.exceptions import ConfigError, IncompatibleSketches
 from fedcohort.numerics import herding
 from fedcohort.options import Count, NonNegative, Whole
 from fedcohort.policies.base import Array, Indices, Policy, count_up, register, take, values_for
-from fedcohort.privacy.planning import sketch_size
+from fedcohort.privacy.release import sketch_size
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
@@ -98,7 +98,7 @@ class SketchMatch(Policy):
         Privacy budget of a sketch (0: exact).
     records : int, default=0
         Records of a typical client. With `epsilon`, rows and bits are then those of
-        `fedcohort.privacy.planning.sketch_size`, because a large private sketch of few records
+        `fedcohort.privacy.release.sketch_size`, because a large private sketch of few records
         is mostly noise. 0 keeps `rows` and `bits`.
     rows, bits : int
         Size of a sketch: rows of 2^bits buckets (10 x 64 take 1.3 kB).

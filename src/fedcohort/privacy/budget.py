@@ -18,19 +18,24 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence, Set
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
 from fedcohort.exceptions import BudgetExceeded, DataError
-from fedcohort.privacy.calibration import Neighbors, check_budget, sensitivity
+from fedcohort.privacy.noise import Neighbors, check_budget, sensitivity
 from fedcohort.privacy.release import Release
 from fedcohort.storage import remove_leftovers, write_atomically
 
 MAX_AMOUNT = 1e100  # of epsilon, delta, rho or releases: arithmetic on amounts cannot overflow
+
+
+DAMAGE = (
+    OSError, ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,13 +64,8 @@ class Account:
                 f"earlier releases were for neighbors={self.neighbors!r}, this one for "
                 f"{release.neighbors!r}; they do not add up"
             )
-        return Account(
-            self.epsilon + release.epsilon,
-            self.delta + release.delta,
-            self.rho + release.rho,
-            self.releases + 1,
-            release.neighbors,
-        )
+        added = [getattr(self, k) + getattr(release, k) for k in ("epsilon", "delta", "rho")]
+        return Account(*added, self.releases + 1, release.neighbors)
 
     def total(self, delta: float) -> float:
         """Return the epsilon of everything spent, at the ledger's delta."""
@@ -73,14 +73,6 @@ class Account:
         if delta == 0 or self.releases == 0:
             return plain
         return min(plain, self.rho + 2 * math.sqrt(self.rho * math.log(1 / delta)))
-
-
-@dataclass
-class _Content:
-    """What a ledger file holds."""
-
-    account: Account = Account()
-    undelivered: list[str] = field(default_factory=list)
 
 
 class BudgetLedger:
@@ -120,16 +112,11 @@ class BudgetLedger:
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> BudgetLedger:
         """Open a ledger that exists, with the budget that it holds."""
-        try:
-            content = json.loads(Path(path).read_text("utf-8"))
-            epsilon, delta = float(content["epsilon"]), float(content["delta"])
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise DataError(f"{path} is not a budget ledger: {error}") from None
-        return cls(path, epsilon, delta)
+        return cls(path, *_load(Path(path))[:2])
 
     def spent(self) -> float:
         """Epsilon that has been spent, at the ledger's delta."""
-        return self._read().account.total(self.delta)
+        return self._read()[0].total(self.delta)
 
     def remaining(self) -> float:
         """Epsilon left under plain addition; composition may allow a little more."""
@@ -138,9 +125,8 @@ class BudgetLedger:
     def charge(self, *releases: Release) -> None:
         """Enter releases before they leave; BudgetExceeded, and nothing entered, if too much."""
         with self._lock():
-            content = self._read()
-            content.account = self._after(content.account, releases)
-            self._write(content)
+            account, undelivered = self._read()
+            self._write(self._after(account, releases), undelivered)
 
     def charge_and_store(
         self, releases: Sequence[Release], make: Callable[[], bytes], *, request: str
@@ -155,28 +141,26 @@ class BudgetLedger:
         if not request.isalnum():
             raise ValueError(f"request={request!r} must be letters and digits")
         with self._lock():
-            content = self._read()
-            self._remove_unpaid(content)
+            account, undelivered = self._read()
+            self._remove_unpaid(undelivered)
             stored = self._store / request
-            if request in content.undelivered and stored.exists():
+            if request in undelivered and stored.exists():
                 return stored.read_bytes()
-            content.account = self._after(content.account, releases)
+            account = self._after(account, releases)
             self._store.mkdir(exist_ok=True)
             data = make()
             write_atomically(stored, data)
-            content.undelivered = sorted({*content.undelivered, request})
-            self._write(content)  # from here on it is paid for, and stored
+            self._write(account, {*undelivered, request})  # now it is paid for, and stored
         return data
 
     def delivered(self, *requests: str) -> None:
         """Forget the stored bytes of releases that have reached their place, all in one step."""
         with self._lock():
-            content = self._read()
-            left = [r for r in content.undelivered if r not in requests]
-            if left != content.undelivered:
-                content.undelivered = left
-                self._write(content)
-            self._remove_unpaid(content)
+            account, undelivered = self._read()
+            if undelivered & set(requests):
+                undelivered -= set(requests)
+                self._write(account, undelivered)
+            self._remove_unpaid(undelivered)
 
     def _lock(self) -> FileLock:
         """Keep other processes from spending at the same time."""
@@ -186,10 +170,10 @@ class BudgetLedger:
     def _store(self) -> Path:
         return self.path.with_name(self.path.name + ".undelivered")
 
-    def _remove_unpaid(self, content: _Content) -> None:
+    def _remove_unpaid(self, undelivered: Set[str]) -> None:
         """Delete stored releases that were delivered, or that a crash left before the payment."""
         for path in self._store.iterdir() if self._store.is_dir() else ():
-            if path.name not in content.undelivered:
+            if path.name not in undelivered:
                 path.unlink(missing_ok=True)
 
     def _after(self, account: Account, releases: Sequence[Release]) -> Account:
@@ -206,36 +190,43 @@ class BudgetLedger:
             )
         return account
 
-    def _read(self) -> _Content:
+    def _read(self) -> tuple[Account, set[str]]:
+        """Return what was spent, and the requests that are paid for and not yet delivered."""
         if not self.path.exists():
-            return _Content()
+            return Account(), set()
         if (links := self.path.stat().st_nlink) > 1:
             raise DataError(
                 f"{self.path}: the ledger has {links} hard links, so its budget could be spent "
                 "under each of them; keep one and delete the others"
             )
-        try:
-            content = json.loads(self.path.read_text("utf-8"))
-            undelivered = content.get("undelivered", [])
-            if not isinstance(undelivered, list) or not all(map(str.isalnum, undelivered)):
-                raise ValueError("undelivered must be a list of requests")
-            out = _Content(Account(**content["spent"]), undelivered)
-            budget = content["epsilon"], content["delta"]
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise DataError(f"{self.path} is not a budget ledger: {error}") from None
-        if budget != (self.epsilon, self.delta):
+        epsilon, delta, account, undelivered = _load(self.path)
+        if (epsilon, delta) != (self.epsilon, self.delta):
             raise DataError(
-                f"{self.path} holds a budget of epsilon={budget[0]}, delta={budget[1]}, not "
+                f"{self.path} holds a budget of epsilon={epsilon}, delta={delta}, not "
                 f"{self.epsilon:g}, {self.delta:g}; open it with its own"
             )
-        return out
+        return account, undelivered
 
-    def _write(self, content: _Content) -> None:
-        held: dict[str, Any] = {
+    def _write(self, account: Account, undelivered: Set[str]) -> None:
+        content: dict[str, Any] = {
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "spent": asdict(content.account),
+            "spent": asdict(account),
         }
-        if content.undelivered:
-            held["undelivered"] = content.undelivered
-        write_atomically(self.path, json.dumps(held, indent=1).encode())
+        if undelivered:
+            content["undelivered"] = sorted(undelivered)
+        write_atomically(self.path, json.dumps(content, indent=1).encode())
+
+
+def _load(path: Path) -> tuple[float, float, Account, set[str]]:
+    """Read a ledger file: its budget, what was spent, and the requests not yet delivered."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        undelivered = content.get("undelivered", [])
+        if not isinstance(undelivered, list) or not all(map(str.isalnum, undelivered)):
+            raise ValueError("undelivered must be a list of requests")
+        budget = float(content["epsilon"]), float(content["delta"])
+        check_budget(*budget)
+        return *budget, Account(**content["spent"]), set(undelivered)
+    except DAMAGE as error:
+        raise DataError(f"{path} is not a budget ledger: {error}") from None

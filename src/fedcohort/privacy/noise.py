@@ -1,14 +1,31 @@
-"""Exact samples of discrete noise, by comparing whole random numbers only.
+"""Noise for counts: exact samples, and how much of it a privacy budget asks for.
 
 Floating-point samplers of Laplace or Gaussian noise leak through the gaps between floating-point
 numbers. These follow Canonne, Kamath, Steinke: The Discrete Gaussian for Differential Privacy
 (2020), algorithms 1 to 3, for many cells at once: every decision compares integers of 64 bits.
+
+One record changes exactly one count in each row: adding or removing it moves `rows` counts by
+one, replacing it moves at most 2 * rows. That is the L1 sensitivity of Laplace noise; the L2
+sensitivity of Gaussian noise is its root.
+
+Laplace: integers with scale >= sensitivity / epsilon give epsilon, exactly.
+
+Gaussian: sigma starts from the analytic calibration of Balle and Wang (2018), which is exact for
+the continuous Gaussian, and is raised in steps of 1/16 until the discrete one meets delta. With
+c counts moved by one each, the privacy loss depends on the sum of c discrete Gaussians alone. For
+sigma >= 2 that sum's probabilities equal those of one discrete Gaussian of variance c sigma^2 up
+to a factor within 1 +- 4 c exp(-(pi sigma)^2), and its delta is summed term by term. Fewer moved
+counts are a function of more, so c = the sensitivity is the worst case.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +33,11 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Words = Callable[[int], NDArray[np.uint64]]
+Neighbors = Literal["add-remove", "replace"]
+FINE = 16  # sigma is a multiple of 1 / FINE
+MIN_SIGMA = 2.0
+MAX_TERMS = 1 << 21
+LAPLACE = 3.0  # fourth cumulant of Laplace noise over its squared variance; of Gaussian noise 0
 MAX_SCALE = 1 << 50  # of a Laplace scale's numerator
 MAX_SIGMA = 1 << 24  # of a standard deviation's numerator: its square fits 64 bits
 
@@ -73,14 +95,7 @@ def _repeats(source: Words, count: int) -> Ints:
 
 
 def discrete_laplace(source: Words, size: int, t: int, s: int = 1) -> Ints:
-    """Integers x with probability proportional to exp(-|x| s / t).
-
-    Examples
-    --------
-    >>> x = discrete_laplace(words(np.random.default_rng(0)), 10_000, t=3)
-    >>> abs(float(x.var()) - laplace_moments(3.0)[0]) < 1.5
-    True
-    """
+    """Integers x with probability proportional to exp(-|x| s / t)."""
 
     def tries(count: int) -> Ints:
         scale = np.full(count, t, np.int64)
@@ -98,10 +113,8 @@ def discrete_gaussian(source: Words, size: int, u: int, s: int = 1) -> Ints:
     """Integers x with probability proportional to exp(-x^2 / (2 sigma^2)), sigma = u / s."""
 
     def tries(count: int) -> Ints:
-        x = discrete_laplace(source, count, u, s)
-        return x[
-            bernoulli_exp(source, (s * np.abs(x) - u) ** 2, np.full(count, 2 * u * u, np.int64))
-        ]
+        x, den = discrete_laplace(source, count, u, s), np.full(count, 2 * u * u, np.int64)
+        return x[bernoulli_exp(source, (s * np.abs(x) - u) ** 2, den)]
 
     return _gather(tries, size)
 
@@ -117,14 +130,95 @@ def _gather(tries: Callable[[int], Ints], size: int) -> Ints:
 
 
 def laplace_moments(scale: float) -> tuple[float, float]:
-    """Variance and fourth cumulant of the discrete Laplace distribution exp(-|x| / scale).
-
-    Examples
-    --------
-    >>> variance, fourth = laplace_moments(100.0)      # close to the continuous 2 b^2 and 12 b^4
-    >>> round(variance), round(fourth / 100**4, 3)
-    (20000, 12.0)
-    """
+    """Variance and fourth cumulant of the discrete Laplace distribution exp(-|x| / scale)."""
     p = float(np.exp(-1 / scale))
     q = float(-np.expm1(-1 / scale))
     return 2 * p / q**2, 2 * p * (1 + 4 * p + p * p) / q**4
+
+
+def noise_variance(square: Any, cells: float, noise: Any, fourth: Any) -> Any:
+    """Variance of a debiased squared distance over noise, from the square without noise.
+
+    `noise` and `fourth` are the variance and the fourth cumulant of each cell's gap.
+    """
+    return 4 * noise * square + cells * (2 * noise**2 + fourth)
+
+
+def sensitivity(rows: int, neighbors: Neighbors) -> int:
+    """How many counts one record can change, by one each."""
+    if neighbors not in ("add-remove", "replace"):
+        raise ValueError(f"neighbors={neighbors!r} is neither 'add-remove' nor 'replace'")
+    return rows if neighbors == "add-remove" else 2 * rows
+
+
+def check_budget(epsilon: float, delta: float) -> None:
+    """Refuse what is not a privacy budget."""
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise ValueError(f"epsilon={epsilon} must be a finite number above 0")
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta={delta} must be at least 0 and below 1")
+
+
+def laplace_scale(cells: int, epsilon: float) -> tuple[int, int]:
+    """Return (t, s): noise of scale t / s >= cells / epsilon on each count gives epsilon."""
+    for s in (1024, 1):
+        t = math.ceil(Fraction(cells * s) / Fraction(epsilon))
+        if t <= MAX_SCALE:
+            return t, s
+    raise ValueError(f"epsilon={epsilon} is too small for {cells} counts per record")
+
+
+@lru_cache(maxsize=256)
+def gaussian_scale(cells: int, epsilon: float, delta: float) -> tuple[int, int]:
+    """Return (u, s): noise of sigma = u / s on each count gives (epsilon, delta)."""
+    sigma = max(MIN_SIGMA, _analytic_sigma(cells, epsilon, delta))
+    s = FINE if FINE * sigma < MAX_SIGMA / 2 else 1
+    u = math.ceil(s * sigma)
+    while u <= MAX_SIGMA and discrete_delta(u / s, cells, epsilon) > delta:
+        u += 1
+    if u > MAX_SIGMA:
+        raise ValueError(f"epsilon={epsilon} is too small for {cells} counts per record")
+    return u, s
+
+
+def analytic_delta(sigma: float, cells: int, epsilon: float) -> float:
+    """Delta of continuous Gaussian noise (Balle and Wang 2018, theorem 8)."""
+    from scipy.special import log_ndtr
+
+    shift = math.sqrt(cells) / sigma
+    left = float(log_ndtr(shift / 2 - epsilon / shift))
+    right = epsilon + float(log_ndtr(-shift / 2 - epsilon / shift))
+    return max(0.0, math.exp(left) * -math.expm1(right - left))
+
+
+def discrete_delta(sigma: float, cells: int, epsilon: float) -> float:
+    """Upper bound of delta for discrete Gaussian noise; tight but for rounding (see above)."""
+    slack = 4 * cells * math.exp(-((math.pi * sigma) ** 2))
+    epsilon -= 2 * slack
+    variance = cells * sigma**2
+    start = math.floor(epsilon * sigma**2 - cells / 2) + 1
+    spread = math.sqrt(2 * math.pi * variance)
+    terms = math.ceil(12 * math.sqrt(variance))
+    if terms > MAX_TERMS:  # a sum of a function with one peak is its integral and one term more
+        peak = math.exp(-(max(start, 0) ** 2) / (2 * variance)) / spread
+        return (1 + slack) * (analytic_delta(sigma, cells, epsilon) + peak)
+    k = np.arange(start, start + terms, dtype=float)
+    gain = -np.expm1(epsilon - (2 * k + cells) / (2 * sigma**2))
+    chance = np.exp(-(k**2) / (2 * variance)) / spread
+    return float((1 + slack) * np.sum(chance * np.maximum(gain, 0)))
+
+
+def _analytic_sigma(cells: int, epsilon: float, delta: float) -> float:
+    """Smallest sigma with the wanted delta, by bisection on a logarithmic scale."""
+    low, high = 1e-3, 1.0
+    while analytic_delta(high, cells, epsilon) > delta:
+        low, high = high, 2 * high
+        if high > MAX_SIGMA:
+            raise ValueError(f"epsilon={epsilon} is too small for {cells} counts per record")
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        if analytic_delta(middle, cells, epsilon) > delta:
+            low = middle
+        else:
+            high = middle
+    return high

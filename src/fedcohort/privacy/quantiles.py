@@ -28,8 +28,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.privacy.calibration import Neighbors, check_budget, sensitivity
-from fedcohort.privacy.noise import bernoulli_exp, uniform_below, words
+from fedcohort.privacy.noise import (
+    Neighbors,
+    bernoulli_exp,
+    check_budget,
+    sensitivity,
+    uniform_below,
+    words,
+)
 from fedcohort.privacy.release import Release
 
 Ints = NDArray[np.int64]
@@ -48,13 +54,7 @@ class Constants(NamedTuple):
 
 
 def quantile_misses(counts: Ints, a: int, b: int) -> Ints:
-    """Return d of every cell for the quantile a/b: by how much it misses, times b.
-
-    Examples
-    --------
-    >>> quantile_misses(np.array([2, 0, 1, 1]), 1, 2)
-    array([0, 0, 0, 2])
-    """
+    """Return d of every cell for the quantile a/b: by how much it misses, times b."""
     upto = np.cumsum(counts)
     misses = np.maximum(b * (upto - counts) - a * upto[-1], a * upto[-1] - b * upto)
     limited: Ints = np.clip(misses, 0, MAX_MISS)
@@ -78,12 +78,6 @@ def private_quantile(
 
     `counts` are the values per cell. `rng` is a seeded source, for tests only; by default the
     operating system's.
-
-    Examples
-    --------
-    >>> counts = np.array([100, 500, 100, 0])
-    >>> private_quantile(counts, 1, 2, epsilon=1.0, rng=np.random.default_rng(0))
-    1
     """
     check_budget(epsilon, 0.0)
     if not 0 < a < b:
@@ -114,7 +108,7 @@ def private_constants(
     Each quartile gets an equal part of epsilon.
     """
     part = epsilon / (len(QUARTILES) * len(counts))
-    made = []
+    estimates = []
     for column, (low, high) in zip(counts, bounds, strict=True):
         first, third = sorted(
             private_quantile(column, a, b, part, neighbors, rng) for a, b in QUARTILES
@@ -122,8 +116,8 @@ def private_constants(
         cell = (high - low) / len(column)
         center = low + cell * (first + third + 1) / 2
         spread = cell * (third - first) / NORMAL_IQR
-        made.append(Constants(float(f"{center:.4g}"), float(f"{spread:.3g}") or None))
-    return made
+        estimates.append(Constants(float(f"{center:.4g}"), float(f"{spread:.3g}") or None))
+    return estimates
 
 
 def constants_release(columns: int, epsilon: float, neighbors: Neighbors) -> Release:
@@ -140,9 +134,7 @@ def constants_release(columns: int, epsilon: float, neighbors: Neighbors) -> Rel
 
 
 def quartile_error(columns: int, epsilon: float, neighbors: Neighbors) -> int:
-    """Return by how many records a quartile is off at most, for 95 of 100 quartiles.
-
-    A public number: the bound of the exponential mechanism for 1024 cells.
+    """Bound by how many records a quartile is off, for 95 of 100; a public number.
 
     Examples
     --------

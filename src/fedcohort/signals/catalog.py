@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.privacy.calibration import laplace_scale
-from fedcohort.privacy.noise import discrete_laplace, words
+from fedcohort.privacy.noise import discrete_laplace, laplace_scale, words
 from fedcohort.registry import lookup
 from fedcohort.rounds import ClientId
 from fedcohort.signals.forms import MAX_COUNT, Form, Numbers, Sketch

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError, IncompatibleSketches, InvalidSketch
-from fedcohort.privacy.calibration import Neighbors
+from fedcohort.privacy.noise import Neighbors
 from fedcohort.privacy.release import Release, Size, release
 from fedcohort.signals.forms import sketch_reading
 from fedcohort.sketch import file

@@ -3,8 +3,8 @@
 With the gap u = q_a - q_b, the debiased squared distance D is |u|^2 less both error variances. Two
 sources move it:
 
-- Noise, exactly: see `noise_variance`. If n was estimated from noisy counts with relative variance
-  v, that side adds 4 v (q . u)^2.
+- Noise, exactly: see `privacy.noise.noise_variance`. If n was estimated from noisy counts with
+  relative variance v, that side adds 4 v (q . u)^2.
 - Sampling, as an upper bound. One row contributes 4 u'Cu + 2 tr(C^2), with C the covariance of
   the row's gap. All rows hash the same samples, and a sketch does not show how they move together;
   the standard error of their sum is at most sqrt(rows * the sum of their variances).
@@ -40,6 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
+from fedcohort.privacy.noise import LAPLACE, noise_variance
 from fedcohort.rounds import stream
 from fedcohort.sketch.distances import Floats, Kind, Readings, Stack, distance
 
@@ -48,20 +49,11 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 16  # counts compared at a time, so that they stay in a processor's cache
 MAX_ERROR = 0.5  # standard error of a squared distance, which is between 0 and 2
-LAPLACE = 3.0  # fourth cumulant of Laplace noise over its squared variance; of Gaussian noise 0
 SPLITS = 16  # thinnings that are averaged
 MIN_COUNT = 5  # records of a cell from which on its difference is taken as normal
 WIDTH = 1.96  # standard deviations on either side: 95 %
 STEEPEST = 1.7  # largest slope of the split estimate in d
 GRID = np.linspace(0.0, 12.0, 2401)
-
-
-def noise_variance(square: Any, cells: float, noise: Any, fourth: Any) -> Any:
-    """Variance of a debiased squared distance over noise, from the square without noise.
-
-    `noise` and `fourth` are the variance and the fourth cumulant of each cell's gap.
-    """
-    return 4 * noise * square + cells * (2 * noise**2 + fourth)
 
 
 def too_few(readings: Readings) -> NDArray[np.bool_]:
