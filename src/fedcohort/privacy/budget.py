@@ -64,8 +64,8 @@ class Account:
                 f"earlier releases were for neighbors={self.neighbors!r}, this one for "
                 f"{release.neighbors!r}; they do not add up"
             )
-        added = [getattr(self, k) + getattr(release, k) for k in ("epsilon", "delta", "rho")]
-        return Account(*added, self.releases + 1, release.neighbors)
+        added = {k: getattr(self, k) + getattr(release, k) for k in ("epsilon", "delta", "rho")}
+        return Account(**added, releases=self.releases + 1, neighbors=release.neighbors)
 
     def total(self, delta: float) -> float:
         """Return the epsilon of everything spent, at the ledger's delta."""
