@@ -62,21 +62,16 @@ VARIANTS = {
     "fedacs, insight": ("fedacs", {"reward": "insight"}),
     "fedcor, short warm-up": ("fedcor", {"warmup": 3, "interval": 2}),
     "fedcor, gradient": ("fedcor", {"warmup": 2, "fit": "gradient"}),
-    "fedcor, panel": ("fedcor", {"warmup": 3, "panel": 8}),
-    "kdpp, sketches": ("kdpp", {"signal": "race_sketch", "weights": "inverse-inclusion"}),
-    "kdpp, features": ("kdpp", {"kernel": "features", "candidates": 12}),
-    "oort, no exploration": ("oort", {"exploration": 0.2, "window": 2}),
+    "kdpp, sketches": ("kdpp", {"signal": "race_sketch"}),
+    "kdpp, features": ("kdpp", {"kernel": "features"}),
+    "oort, no exploration": ("oort", {"exploration": 0.2}),
     "power-of-choice, 15": ("power-of-choice", {"d": 15}),
     "race-softmax, pooled": (
         "race-softmax",
-        {"center": "pooled", "distance": "row-l2", "weights": "inverse-inclusion"},
+        {"center": "pooled", "distance": "row-l2"},
     ),
     "sketch-match, random": ("sketch-match", {"pool": "random", "turns": 2}),
-    "sketch-to-select, often": ("sketch-to-select", {"interval": 2, "candidates": 12}),
-    "sketch-to-select, profiles": (
-        "sketch-to-select",
-        {"signal": "feature_profile"},
-    ),
+    "sketch-to-select, often": ("sketch-to-select", {"interval": 2}),
 }
 
 

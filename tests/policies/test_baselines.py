@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.policies import ActiveFL, FedSAE, Oort, PowerOfChoice, Uniform
+from fedcohort.policies import ActiveFL, FedSAE, Oort, PowerOfChoice, Uniform, oort
 from fedcohort.policies.base import inverse_inclusion, pick, sizes
 from fedcohort.policies.oort import OortState
 from fedcohort.rounds import Outcome, Round, stream
@@ -176,13 +176,14 @@ class TestOort:
         round = Round(number, tuple(sorted(losses)), 2)
         policy.observe(round, Outcome(tuple(losses), tuple(losses)), signals)
 
-    def test_scores_by_hand(self):
+    def test_scores_by_hand(self, monkeypatch):
         """Round 9 (the tenth). The unexplored count with their sizes when utilities are scaled.
 
         Of 5, 10, 20, 40, 90 the clip at .5 is sorted[2] = 20, the floor .999 x 5 and the range up
         to 90. Durations 1, 2, 4, 8: the quantile .5 is sorted[2] = 4.
         """
-        policy = Oort(clip=0.5, alpha=2.0, preferred=0.5)
+        monkeypatch.setattr(oort, "_CLIP", 0.5)
+        policy = Oort(alpha=2.0)
         policy.state = OortState(
             utility={"a": 10.0, "b": 20.0, "c": 90.0, "d": 40.0},
             last={"a": 0, "b": 4, "c": 9, "d": 9},
@@ -205,7 +206,7 @@ class TestOort:
 
     def test_exploitation_keeps_to_the_pool(self):
         """Utilities 100, 98, 95, 1; one place. The cut is .95 of the second score: a, b and c."""
-        policy = Oort(exploration=0, clip=1.0)
+        policy = Oort(exploration=0)
         utility = {"a": 100.0, "b": 98.0, "c": 95.0, "d": 1.0}
         policy.state = OortState(utility, dict.fromkeys("abcd", 0), exploration=0.0)
         round = Round(0, tuple("abcd"), 1)  # round 0: log 1 = 0, no bonus
@@ -244,9 +245,10 @@ class TestOort:
     @pytest.mark.parametrize(
         ("losses", "preferred"), [([4, 4, 4, 4.2], 0.15), ([4, 4, 1, 1], 0.1), ([1, 1, 9, 9], 0.05)]
     )
-    def test_the_pacer_moves_where_utility_is_flat_or_jumps(self, losses, preferred):
+    def test_the_pacer_moves_where_utility_is_flat_or_jumps(self, losses, preferred, monkeypatch):
         """Sums of two windows: within a tenth, between, and more than fivefold apart."""
-        policy = Oort(window=2)
+        monkeypatch.setattr(oort, "_PACER_ROUNDS", 2)
+        policy = Oort()
         for number, loss in enumerate(losses):
             self.finish(policy, number, {"a": loss})
         assert policy.state.preferred == pytest.approx(preferred)

@@ -101,9 +101,6 @@ def test_skewed_clients_train_less() -> None:
         policy.observe(round, Outcome(chosen, chosen), signals)
         counts[[int(c) for c in chosen]] += number >= 20
     assert counts[:12].mean() > 3 * counts[18:].mean()
-    ranks = policy.ranks(ids, np.random.default_rng(0))
-    assert np.corrcoef(ranks.mean, np.arange(30))[0, 1] > 0.9
-    assert (ranks.lower <= ranks.upper).all()
 
 
 def test_a_users_insight_needs_no_training() -> None:
@@ -142,21 +139,8 @@ def test_many_different_standings_use_one_draw(monkeypatch: pytest.MonkeyPatch) 
     assert set(policy.select(Round(0, IDS, 2), Signals(), stream(0)).clients) == {"a", "b"}
 
 
-def test_rewards_reach_the_signal() -> None:
-    policy = FedACS(reward="gradients", by_size=True)
-    assert all(policy.signal_options["update_distance"].values())
-
-
 def test_projected_gradients_duel_like_the_gradients() -> None:
-    """By hand on a few numbers, sizes included; then 100 numbers in place of 10,000."""
-    policy, signals = FedACS(reward="gradient-sketch", by_size=True), Signals()
-    assert policy.needs.reply == {"gradient_sketch"}
-    signals.record("num_examples", {"a": 1, "b": 9, "c": 4}, 0)
-    signals.record("gradient_sketch", {"a": [0.0, 0.0], "b": [2.0, 0.0], "c": [8.0, 0.0]}, 0)
-    policy.observe(Round(0, IDS, 3), Outcome(("a", "b", "c"), ("a", "b", "c")), signals)
-    # mean 50 / 14: a is 3.57 away, b 1.57 * 3 = 4.71, c 4.43 * 2 = 8.86
-    assert policy.state.wins == {"a": 2.0, "b": 1.0, "c": 0.0}
-
+    """100 numbers in place of 10,000."""
     rng = np.random.default_rng(0)
     clients = tuple(f"{i:02d}" for i in range(30))
     gradients = np.linspace(1, 2, 30)[:, None] * rng.normal(size=(30, 10_000))
@@ -165,6 +149,6 @@ def test_projected_gradients_duel_like_the_gradients() -> None:
     signals.record("gradient_sketch", dict(zip(clients, projected, strict=True)), 0)
     policy.observe(Round(0, clients, 30), Outcome(clients, clients), signals)
     wins = [policy.state.wins[c] for c in clients]
-    exact = -update_distance(gradients, np.ones(30))
+    exact = -update_distance(gradients)
     # a projection is off by 1 / sqrt(200), 7 %; distances grow by 100 % from first to last
     assert spearmanr(wins, exact).statistic > 0.9

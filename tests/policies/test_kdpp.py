@@ -10,7 +10,7 @@ from scipy.spatial.distance import pdist
 from scipy.stats import chi2
 
 from fedcohort.numerics import dpp
-from fedcohort.policies import KDPP
+from fedcohort.policies import KDPP, kdpp
 from fedcohort.rounds import Round, stream
 from fedcohort.signals.forms import sketch_dtype
 from fedcohort.signals.table import Signals
@@ -49,29 +49,22 @@ def test_cohorts_follow_the_k_dpp_of_equation_14() -> None:
     assert statistic < chi2.isf(1e-4, common.sum() - 1)
 
 
-def test_scores_are_inclusion_probabilities_and_weights_are_unbiased() -> None:
-    signals = recorded()
-    n = dict(zip(IDS, (5, 10, 20, 40, 15, 10), strict=True))
-    signals.record("num_examples", n, 0)
-    policy = KDPP(weights="inverse-inclusion")
+def test_scores_are_inclusion_probabilities() -> None:
     law = enumerated(dpp.similarity_kernel(pdist(PROFILES)), 2)
     chance = np.zeros(6)
     for subset, probability in law.items():
         chance[list(subset)] += probability
-    selection = policy.select(Round(0, IDS, 2), signals, stream(0))
-    for client, weight in zip(selection.clients, selection.weights, strict=True):
-        i = IDS.index(client)
-        assert selection.scores[client] == pytest.approx(chance[i])
-        # expected weight: chance times weight, the share of the data
-        assert chance[i] * weight == pytest.approx(n[client] / 100)
+    selection = KDPP().select(Round(0, IDS, 2), recorded(), stream(0))
+    for client, score in selection.scores.items():
+        assert score == pytest.approx(chance[IDS.index(client)])
 
 
-def test_candidates_are_drawn_uniformly_and_counted_in_the_inclusion() -> None:
-    """With 3 of 6 candidates and a cohort of 3, everybody is included with probability 1/2."""
-    policy, signals = KDPP(candidates=3), recorded()
+def test_of_many_clients_some_are_drawn_uniformly(monkeypatch) -> None:
+    """With 3 of 6 and a cohort of 3, everybody is included with probability 1/2."""
+    monkeypatch.setattr(kdpp, "_MAX_CLIENTS", 3)
     counts = dict.fromkeys(IDS, 0)
     for i in range(1500):
-        selection = policy.select(Round(0, IDS, 3), signals, stream(0, i))
+        selection = KDPP().select(Round(0, IDS, 3), recorded(), stream(0, i))
         assert list(selection.scores.values()) == pytest.approx([0.5] * 3)
         for client in selection.clients:
             counts[client] += 1

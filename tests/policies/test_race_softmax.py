@@ -62,29 +62,10 @@ def test_cohorts_follow_algorithm_3(temperature: float) -> None:
     assert statistic < chi2.isf(1e-4, len(expected) - 1)
 
 
-def test_scores_are_inclusion_probabilities_and_weights_their_inverse() -> None:
-    readings = sketches()
-    policy = RaceSoftmax(weights="inverse-inclusion")
-    selection = policy.select(Round(0, IDS, 2), recorded(readings), stream(0))
-    q = readings["counts"] / readings["n"][:, None, None]
-    far = np.sqrt(((q - q.mean(axis=0)) ** 2).sum(axis=(1, 2)))
-    chance = dict.fromkeys(range(6), 0.0)
-    for order, probability in law(np.exp(1 / far), 2).items():
-        for i in order:
-            chance[i] += probability
-    share = readings["n"] / readings["n"].sum()
-    for client, weight in zip(selection.clients, selection.weights, strict=True):
-        i = IDS.index(client)
-        assert selection.scores[client] == pytest.approx(chance[i])
-        assert weight == pytest.approx(share[i] / chance[i])
-    # so that the expected weight of every client is its share of the data
-    assert sum(chance.values()) == pytest.approx(2)
-
-
 @pytest.mark.parametrize("center", ["mean", "pooled"])
 @pytest.mark.parametrize("distance", ["frobenius", "row-l2"])
 def test_laws_of_all_distances_and_centers(center, distance) -> None:
-    """Inclusion in cohorts of one is exp(1 / distance) normalized, by the definition."""
+    """Scores are 1 / distance, by the definition."""
     readings = sketches()
     policy, scores = RaceSoftmax(distance=distance, center=center), {}
     for n in range(200):
@@ -93,9 +74,8 @@ def test_laws_of_all_distances_and_centers(center, distance) -> None:
     goal = q.mean(axis=0) if center == "mean" else readings["counts"].sum(0) / readings["n"].sum()
     rows = ((q - goal) ** 2).sum(axis=2)
     far = np.sqrt(rows.sum(axis=1)) if distance == "frobenius" else np.sqrt(rows).mean(axis=1)
-    p = np.exp(1 / far - (1 / far).max())
-    for client, chance in scores.items():
-        assert chance == pytest.approx((p / p.sum())[IDS.index(client)], rel=1e-6)
+    for client, score in scores.items():
+        assert score == pytest.approx(1 / far[IDS.index(client)], rel=1e-6)
 
 
 def noisy(epsilon: float, seed: int = 0):
@@ -117,7 +97,7 @@ def noisy(epsilon: float, seed: int = 0):
 
 
 def inclusion(policy, ids, readings) -> np.ndarray:
-    """Inclusion probabilities of all clients, collected over many cohorts."""
+    """Log-weights of all clients, collected over many cohorts; they rank as inclusion does."""
     signals, scores, n = recorded(readings, ids), {}, 0
     while len(scores) < len(ids):
         scores |= policy.select(Round(0, ids, 20), signals, stream(n)).scores
@@ -144,8 +124,7 @@ def test_size_does_not_decide_who_is_near_when_sketches_are_private() -> None:
 def test_it_warns_once_where_noise_decides(caplog) -> None:
     ids, readings, _ = noisy(0.001)
     policy = RaceSoftmax()
-    chances = inclusion(policy, ids, readings)
-    assert chances == pytest.approx([0.1] * 200)  # 20 of 200, at random
+    assert len(set(inclusion(policy, ids, readings))) == 1  # cohorts are random
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     assert "noise" in caplog.text
 
@@ -178,7 +157,6 @@ def test_zero_distances_come_first_and_do_not_blow_up() -> None:
     signals = recorded(readings[[0, 1]], ("a", "b"))
     chosen = RaceSoftmax(temperature=1e-9).select(Round(0, ("a", "b"), 1), signals, stream(0))
     assert chosen.clients[0] in "ab"  # both at distance zero
-    assert chosen.scores[chosen.clients[0]] == pytest.approx(0.5)
 
 
 def test_clients_without_data_are_not_drawn() -> None:

@@ -52,8 +52,7 @@ def test_one_start_of_k_means_misses_groups_that_ten_find() -> None:
     assert missed[10] == 0 < missed[1]
 
 
-@pytest.mark.parametrize("signal", ["model_sketch", "gradient_sketch"])
-def test_clients_that_hardly_move_are_told_apart_by_where_they_move(signal: str) -> None:
+def test_clients_that_hardly_move_are_told_apart_by_where_they_move() -> None:
     """Ten labels, learned to different degrees: steps from 1 down to 0.001, noise of a fifth."""
     ids = tuple(f"{i:02d}" for i in range(50))
     found = {"steps": [], "models": []}
@@ -63,22 +62,13 @@ def test_clients_that_hardly_move_are_told_apart_by_where_they_move(signal: str)
         labels = {c: int(c) % 10 for c in ids}
         steps = {c: size[y] * (towards[y] + 0.2 * rng.normal(size=10)) for c, y in labels.items()}
         signals = Signals()
-        signals.record(signal, steps, 0)
+        signals.record("model_sketch", steps, 0)
         for compare, covered in found.items():
-            policy = SketchToSelect(signal=signal, compare=compare)
+            policy = SketchToSelect(compare=compare)
             chosen = policy.select(Round(0, ids, 10), signals, stream(trial)).clients
             covered.append(len({labels[c] for c in chosen}))
     assert np.mean(found["steps"]) > 9.9
     assert np.mean(found["models"]) < 6
-
-
-def test_profiles_of_data_are_compared_as_they_are() -> None:
-    """On a line there are but two directions."""
-    signals = Signals()
-    signals.record("feature_profile", {c: [float(int(c) % 4) ** 2] for c in IDS}, 0)
-    policy = SketchToSelect(signal="feature_profile")
-    chosen = policy.select(Round(0, IDS, 4), signals, stream(0)).clients
-    assert sorted(int(c) % 4 for c in chosen) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("size", [1e20, 1e39, 1e300, 1e-300])
@@ -91,12 +81,6 @@ def test_a_hostile_sketch_neither_stops_a_selection_nor_takes_it_over(size: floa
         warnings.simplefilter("error")
         chosen = SketchToSelect().select(Round(0, IDS, 5), signals, stream(0)).clients
     assert {int(c) % 4 for c in chosen if c != "00"} == {0, 1, 2, 3}
-
-
-def test_gradients_have_directions_whether_models_are_fresh_or_not() -> None:
-    assert SketchToSelect(signal="gradient_sketch", fresh=False).by_direction
-    assert not SketchToSelect(fresh=False).by_direction
-    assert not SketchToSelect(signal="race_sketch").by_direction
 
 
 def test_a_client_that_does_not_move_has_no_direction() -> None:
@@ -168,25 +152,9 @@ def test_literal_sketches_pick_the_old_cohort_again_fresh_ones_do_not() -> None:
     assert SketchToSelect(fresh=False).signal_options["model_sketch"]["fresh"] is False
 
 
-def test_only_some_are_asked() -> None:
-    policy = SketchToSelect(candidates=7)
-    asked = policy.candidates(Round(0, IDS, 4), Signals(), stream(0))
-    assert len(asked) == len(set(asked)) == 7
-    assert SketchToSelect(interval=5).candidates(Round(1, IDS, 4), Signals(), stream(0))
-
-
 def test_stale_sketches_are_not_clustered() -> None:
     policy = SketchToSelect()
     assert policy.select(Round(100, IDS, 4), clustered(0), stream(0)).clients == ()
-
-
-def test_profiles_are_clustered_without_asking() -> None:
-    policy = SketchToSelect(signal="feature_profile", interval=1)
-    signals = Signals()
-    signals.record("feature_profile", {c: [float(int(c) % 3 * 50)] for c in IDS}, 0)
-    assert policy.candidates(Round(0, IDS, 3), signals, stream(0)) == ()
-    chosen = policy.select(Round(9, IDS, 3), signals, stream(0)).clients
-    assert sorted(int(c) % 3 for c in chosen) == [0, 1, 2]
 
 
 def test_many_sketches_are_fitted_on_a_part(monkeypatch: pytest.MonkeyPatch) -> None:

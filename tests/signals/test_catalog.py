@@ -55,26 +55,14 @@ def test_bias_updates_are_the_last_array() -> None:
 
 
 UPDATES = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
-SIZES = [3, 1, 4, 1, 5]
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("scale_by_size", [False, True])
-def test_distances_against_plain_python(weighted, scale_by_size):
-    found = update_distance(UPDATES, SIZES, weighted=weighted, scale_by_size=scale_by_size)
-    weights = SIZES if weighted else [1] * 5
-    total = sum(weights)
-    mean = [
-        sum(w * float(u[j]) for w, u in zip(weights, UPDATES, strict=True)) / total
-        for j in range(7)
-    ]
+def test_distances_against_plain_python():
+    distances = update_distance(UPDATES)
+    mean = [sum(float(u[j]) for u in UPDATES) / 5 for j in range(7)]
     for i, update in enumerate(UPDATES):
         far = math.sqrt(sum((float(update[j]) - mean[j]) ** 2 for j in range(7)))
-        assert found[i] == pytest.approx(far * (math.sqrt(SIZES[i]) if scale_by_size else 1))
-
-
-def test_one_client_is_the_mean():
-    assert update_distance(UPDATES[:1], [3]).tolist() == [0.0]
+        assert distances[i] == pytest.approx(far)
 
 
 def test_the_last_layer_of_every_reference_model():

@@ -1,7 +1,9 @@
 """Thompson sampling without replacement, with fresh draws for every pick, in sublinear time.
 
 Each pick of FedACS's Algorithm 1 takes the client with the largest of independent Beta draws, and
-every pick draws again. Literally, a pool of 4,000 out of 10,000 clients costs 32 million draws.
+every pick draws again: a pool of 4,000 out of 10,000 clients costs 32 million draws.
+
+Import this module inside the function that needs it, because importing Numba takes a second.
 
 Instead, represent client i by a Poisson process on (0, 1) with intensity r_i = f_i / F_i, its
 reversed hazard. The highest point of that process lies below x with probability F_i(x), so it is a
@@ -15,14 +17,23 @@ a bound at the lower end of an interval holds on the whole interval.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.numerics._loops import jit
+from fedcohort.compiled import compiled
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def jit(function: F) -> F:
+    """Compile `function`."""
+    return cast(F, compiled(nogil=True)(function))
+
 
 _INTERVALS = 32  # when these are used up, the table is rebuilt for the remaining clients
 _MASS = (

@@ -27,29 +27,20 @@ class RankPosterior(NamedTuple):
     upper: Array
 
 
-def duel(
-    wins: ArrayLike,
-    losses: ArrayLike,
-    participants: ArrayLike,
-    rewards: ArrayLike,
-    rate: float = 1.0,
-) -> tuple[Array, Array]:
+def duel(wins: Array, losses: Array, rewards: Array, rate: float = 1.0) -> tuple[Array, Array]:
     """Let all participants of a round duel each other (Algorithm 2), in O(k log k).
 
-    For each pair of `participants` (positions) with unequal rewards the higher wins `rate`; ties
-    change nothing. Returns the new wins and losses of all clients.
+    Of each pair with unequal rewards the higher wins `rate`; returns the new wins and losses.
 
     Examples
     --------
-    >>> wins, losses = duel([0, 0, 0, 0], [0, 0, 0, 0], [0, 2, 3], [-5.0, -1.0, -1.0])
+    >>> wins, losses = duel(np.zeros(3), np.zeros(3), np.array([-5.0, -1.0, -1.0]))
     >>> wins.tolist(), losses.tolist()
-    ([0.0, 0.0, 1.0, 1.0], [2.0, 0.0, 0.0, 0.0])
+    ([0.0, 1.0, 1.0], [2.0, 0.0, 0.0])
     """
-    won, lost = np.array(wins, np.float64), np.array(losses, np.float64)
-    who, reward = np.asarray(participants, np.int64), np.asarray(rewards, np.float64)
-    order = np.sort(reward)
-    won[who] += rate * np.searchsorted(order, reward, side="left")
-    lost[who] += rate * (reward.size - np.searchsorted(order, reward, side="right"))
+    order = np.sort(rewards)
+    won = wins + rate * np.searchsorted(order, rewards, side="left")
+    lost = losses + rate * (rewards.size - np.searchsorted(order, rewards, side="right"))
     return won, lost
 
 
@@ -59,8 +50,7 @@ def thompson_pool(
     """Draw the pool of Algorithm 1: `size` times the largest of fresh Beta draws, then remove it.
 
     The law is exact, although few of the draws are made: clients with equal counts are handled
-    together, and the largest draw is found by thinning a Poisson process from the top. Returns
-    positions in the order in which they were taken.
+    together, and the largest draw is found by thinning a Poisson process from the top.
 
     Examples
     --------
@@ -88,9 +78,8 @@ def thompson_pool_one_draw(
 ) -> Indices:
     """Approximate the pool by the `size` largest of one Beta draw per client, in O(N).
 
-    This is not Algorithm 1: a client gets one draw instead of a new one for every pick, which
-    favors uncertain clients less. For a pair of clients the probabilities can differ by 15
-    percent. Meant for millions of clients whose counts are all different.
+    This is not Algorithm 1, in which a client gets a new draw for every pick, and favors uncertain
+    clients less: for a pair of clients the probabilities can differ by 15 percent.
     """
     draws = rng.beta(np.asarray(wins) + 1.0, np.asarray(losses) + 1.0)
     top = np.argpartition(-draws, max(size - 1, 0))[:size]

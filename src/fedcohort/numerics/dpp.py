@@ -77,13 +77,11 @@ class FixedSizeDPP:
         Eigenvectors are drawn first (Kulesza and Taskar, Algorithm 2), then the items of the
         projection that they span. The cost is O(N k + k^3 log k).
         """
-        from fedcohort.numerics._loops import draw_eigenvectors, draw_projection
-
         core = min(k, self.rank)
         chosen = np.empty(0, np.int64)
         if core:
             vectors = draw_eigenvectors(self._chance_table(core), core, rng)
-            chosen = draw_projection(self.eigenvectors, vectors, rng)
+            chosen = draw_projection(self.eigenvectors[vectors], rng)
         if core < k:
             rest = np.setdiff1d(np.arange(self.size), chosen)
             chosen = np.append(chosen, rng.choice(rest, k - core, replace=False))
@@ -121,6 +119,42 @@ class FixedSizeDPP:
                 chances[:, 1:] = np.exp(logs[:, None] + table[:-1, :-1] - table[1:, 1:])
             self._chance = {k: np.nan_to_num(chances)}  # keep the latest size only
         return self._chance[k]
+
+
+def draw_eigenvectors(chances: Array, k: int, rng: np.random.Generator) -> Indices:
+    """Draw k eigenvectors; `chances[i, j]` is the probability to take i if j are still wanted."""
+    chosen: list[int] = []
+    index = len(chances) - 1
+    while len(chosen) < k:
+        if rng.random() < chances[index, k - len(chosen)]:
+            chosen.append(index)
+        index -= 1
+    return np.array(chosen[::-1], np.int64)
+
+
+def draw_projection(rows: Array, rng: np.random.Generator) -> Indices:
+    """Draw the items of the projection DPP that orthonormal rows span.
+
+    The chain rule picks an item in proportion to its squared distance from the span of the items
+    picked before. Rejection sampling with the unconditional squared norms as proposal needs about
+    k log k distances instead of N k.
+    """
+    norms = np.square(rows).sum(axis=0)
+    cumulative = np.cumsum(norms)
+    basis, items = np.empty((0, len(rows))), list[int]()
+    while len(items) < len(rows):
+        mark = rng.random() * cumulative[-1]
+        item = min(int(np.searchsorted(cumulative, mark, "right")), norms.size - 1)
+        limit = rng.random() * norms[item]
+        vector = rows[:, item]
+        along = basis @ vector
+        if norms[item] - along @ along <= limit or item in items:
+            continue
+        vector = vector - along @ basis
+        vector -= (basis @ vector) @ basis  # again, to remove the rounding error
+        basis = np.vstack([basis, vector / np.linalg.norm(vector)])
+        items.append(item)
+    return np.array(items, np.int64)
 
 
 def similarity_kernel(distances: Array, scale: float | None = None) -> Array:

@@ -3,12 +3,11 @@
 Fit. The loss changes y of N clients in one round follow N(0, X^T X + noise_std^2 I) with X of
 shape (rank, N). This is probabilistic PCA (Tipping and Bishop 1999) with known noise and zero
 mean, so the likelihood has a closed-form maximum; EM handles missing losses, and gradient steps
-follow the paper. Without the noise, a rank below N has no density, so the paper's eq. 15 needs it.
+follow the paper.
 
 Selection (Algorithm 1). Choosing client k predicts its own change as mu_k - alpha_k sigma_k, which
 moves the expected overall loss by -alpha_k (p^T Sigma_k) / sigma_k. The algorithm takes the client
-with the largest decrease, conditions the model on the prediction, and repeats. The mean cancels;
-only the covariance matters.
+with the largest decrease, conditions the model on the prediction, and repeats.
 
 References
 ----------
@@ -42,12 +41,10 @@ def fit_low_rank(
 ) -> Array:
     """Fit X of maximal weighted likelihood (FedCor, eq. 17), in closed form.
 
-    The leading eigenvectors of the weighted second moment, scaled by sqrt(eigenvalue - noise).
     Only a samples x samples matrix is decomposed, so N may be a million. `loss_changes` has one row
     per sample and one column per client, NaN where a loss is missing. Then `em_steps` of
-    expectation-maximization follow, from a start in which a missing change is the mean change of
-    its sample; with more than 2,000 clients they use 2,000, evenly spaced. A client without any
-    loss gets a zero column.
+    expectation-maximization follow, on at most 2,000 clients, from a start in which a missing
+    change is the mean change of its sample.
 
     Examples
     --------
@@ -214,12 +211,11 @@ def greedy(
 ) -> list[int]:
     """Select clients one by one with Algorithm 1, for cov = X^T X + noise_std^2 I.
 
-    The covariance is never formed: a pick costs O(N rank). Pass the noise of the fit. Without it,
-    the tiny variance that conditioning leaves counts as much as a full one, and the picks after
-    the first few repeat those before. Clients that are not `available` still count in the overall
-    loss, with weights `p`. Where all scores are negative, a smaller alpha would raise a client's
-    score; `demote` divides negative scores by alpha instead. A client whose remaining variance is
-    zero scores 0; when only such are left, the selection starts again from the given covariance.
+    The covariance is never formed: a pick costs O(N rank). Without the noise of the fit, the tiny
+    variance that conditioning leaves counts as much as a full one. Clients that are not `available`
+    still count in the overall loss, with weights `p`. A smaller alpha would raise a negative score;
+    `demote` divides negative scores by alpha instead. When nothing is left to explain, the
+    selection starts again from the given covariance.
 
     Examples
     --------
@@ -227,33 +223,38 @@ def greedy(
     >>> greedy(x, np.ones(3), np.ones(3), size=2)          # not the two that say the same
     [0, 2]
     """
-    from fedcohort.numerics._loops import condition_on_pick, score_clients
-
-    model, clients = _LowRank(embedding, noise_std**2), embedding.shape[1]
+    model = _LowRank(embedding, noise_std**2)
     negative_alpha = 1 / np.maximum(alpha, _TINY) if demote else alpha
-    penalty = np.zeros(clients)
-    if available is not None:
-        penalty[:] = -np.inf
-        penalty[available] = 0.0
+    open_places = np.zeros(embedding.shape[1], bool)
+    open_places[slice(None) if available is None else available] = True
     negligible = np.maximum(_NEGLIGIBLE * model.variance, _TINY)
-    variances, scores = model.variance.copy(), np.empty(clients)
-    prior_gain = model.times(p)
-    gain = prior_gain.copy()
+    prior_gain = (embedding @ p) @ embedding + noise_std**2 * p  # Sigma p
+    variances, gain = model.variance.copy(), prior_gain
     chosen: list[int] = []
+
+    def scores() -> Array:
+        """Sigma p over the standard deviation, annealed."""
+        values = gain / np.sqrt(np.maximum(variances, negligible))
+        values *= np.where(values >= 0, alpha, negative_alpha)
+        values[variances <= negligible] = 0.0
+        values[~open_places] = -np.inf
+        return np.asarray(values)
+
     for _ in range(size):
-        score_clients(variances, gain, negligible, alpha, negative_alpha, penalty, scores)
-        if scores.max() <= 0 and not ((variances > negligible) & (penalty == 0)).any():
+        score = scores()
+        if score.max() <= 0 and not (open_places & (variances > negligible)).any():
             model = _LowRank(embedding, noise_std**2)
-            variances, gain = model.variance.copy(), prior_gain.copy()
-            score_clients(variances, gain, negligible, alpha, negative_alpha, penalty, scores)
-        top = scores.max()
-        pick = int(np.argmax(scores >= top - _TIE * abs(top)))
+            variances, gain = model.variance.copy(), prior_gain
+            score = scores()
+        top = score.max()
+        pick = int(np.argmax(score >= top - _TIE * abs(top)))
         chosen.append(pick)
-        penalty[pick] = -np.inf
+        open_places[pick] = False
         if variances[pick] > negligible[pick]:
             # With c, column k of Sigma over its standard deviation, conditioning subtracts c c^T
             column = model.condition(pick)
-            condition_on_pick(variances, gain, column, float(column @ p))
+            variances -= column * column
+            gain = gain - float(column @ p) * column
     return chosen
 
 
@@ -265,9 +266,6 @@ class _LowRank:
         self.variance = np.einsum("ij,ij->j", factors, factors) + noise
         self.latent = np.eye(len(factors))
         self.picked: list[int] = []
-
-    def times(self, p: Array) -> Array:
-        return np.asarray((self.factors @ p) @ self.factors + self.noise * p)
 
     def condition(self, k: int) -> Array:
         gain = self.latent @ self.factors[:, k]

@@ -1,15 +1,8 @@
 """Sampling designs: who is drawn with which probability, when some must weigh more than others.
 
-`successive_inclusion` belongs to drawing clients one by one in proportion to exp(logit), which
-does not include client i with probability k p_i. Give client i an exponential waiting time of rate
-p_i: the first k to arrive are exactly such a sample, so i is included if fewer than k others arrive
-before it. `proportional_inclusion` and `systematic` go the other way: inclusion probabilities are
-given, and a sample has them exactly. `one_per_unit` does so with one client per group.
-
-References
-----------
-Rosén. Asymptotic Theory for Successive Sampling with Varying Probabilities. 1972.
-Fraboni, Vidal, Kameni, Lorenzi. Clustered Sampling. ICML 2021.
+`proportional_inclusion` and `systematic`: a sample with given inclusion probabilities;
+`one_per_unit` draws one client per group, as clustered sampling does (Fraboni, Vidal, Kameni,
+Lorenzi. Clustered Sampling. ICML 2021).
 """
 
 from __future__ import annotations
@@ -18,101 +11,10 @@ from typing import Any
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
-
-_NODES = 96  # of the integral over time; with 60 or more, errors are below 1e-9
-_EXACT = 100_000  # clients times k up to which the exact integral is used
-
-
-def successive_inclusion(logits: ArrayLike, k: int) -> Array:
-    """Probability of each client to be among k successive draws in proportion to exp(logits).
-
-    Exact up to rounding for clients times k up to 100,000; beyond that by Rosén's limit, whose
-    error falls with the number of clients.
-
-    Examples
-    --------
-    >>> successive_inclusion(np.log([0.5, 0.3, 0.2]), 2).round(4).tolist()
-    [0.8393, 0.675, 0.4857]
-    """
-    values = np.asarray(logits, dtype=np.float64)
-    possible = np.flatnonzero(values > -np.inf)
-    result = np.zeros(values.size)
-    if k >= possible.size:
-        result[possible] = 1.0
-    elif k > 0:
-        finite = values[possible]
-        reference = np.partition(finite, -k)[-k]
-        rates = np.exp(np.clip(finite - reference, -300.0, 300.0))
-        solve = _exact if possible.size * k <= _EXACT else _limit
-        result[possible] = solve(rates, k)
-    return result
-
-
-def _exact(rates: Array, k: int) -> Array:
-    """Integrate P(i arrives at t) P(fewer than k others arrive before t) over log t."""
-    low, high = _range(rates, k)
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    t = np.exp(low + (nodes + 1) / 2 * (high - low))
-    arrived = -np.expm1(-np.outer(rates, t))  # probability to have arrived by t, (N, nodes)
-    density = rates[:, None] * t * np.exp(-np.outer(rates, t)) * weights * (high - low) / 2
-    before = -np.expm1(-rates * np.exp(low))  # until then nobody is left out
-    return np.asarray(np.clip(before + (density * _few_others(arrived, k)).sum(axis=1), 0.0, 1.0))
-
-
-def _few_others(arrived: Array, k: int) -> Array:
-    """P(fewer than k of the others have arrived), for every client: prefix times suffix sums."""
-    clients, nodes = arrived.shape
-    prefix = np.zeros((clients + 1, k, nodes))
-    prefix[0, 0] = 1.0
-    for i in range(clients):
-        _add_one(prefix[i], arrived[i], prefix[i + 1])
-    result = np.empty((clients, nodes))
-    suffix = np.zeros((k, nodes))
-    suffix[0] = 1.0
-    for i in range(clients - 1, -1, -1):
-        at_most = np.cumsum(suffix, axis=0)
-        result[i] = np.einsum("an,an->n", prefix[i], at_most[::-1])
-        suffix = _add_one(suffix, arrived[i], np.empty_like(suffix))
-    return result
-
-
-def _add_one(counts: Array, chance: Array, out: Array) -> Array:
-    """Distribution of a count, cut at k, with one more client."""
-    np.multiply(counts, 1 - chance, out=out)
-    out[1:] += counts[:-1] * chance
-    return out
-
-
-def _range(rates: Array, k: int) -> tuple[float, float]:
-    """Log-times between which the k-th client arrives, but for a probability of 1e-13."""
-    low, high = np.log(1e-14 / rates.sum()), np.log(60.0 / rates.min())
-    for _ in range(3):
-        grid = np.linspace(low, high, 200)
-        counts = np.zeros((k, grid.size))
-        counts[0] = 1.0
-        for rate in rates:
-            counts = _add_one(counts, -np.expm1(-rate * np.exp(grid)), np.empty_like(counts))
-        few = counts.sum(axis=0)
-        started, over = few < 1 - 1e-13, few < 1e-13
-        first = max(int(np.argmax(started)) - 1, 0) if started.any() else 0
-        last = int(np.argmax(over)) if over.any() else grid.size - 1
-        low, high = float(grid[first]), float(grid[last])
-        if last - first > 100:
-            break
-    return float(low), float(high)
-
-
-def _limit(rates: Array, k: int) -> Array:
-    """Probability to arrive before the time by which k arrive on average (Rosén)."""
-    from scipy.optimize import brentq
-
-    low, high = float(np.log(1e-14 / rates.sum())), float(np.log(700.0 / rates.min()))
-    at = brentq(lambda t: -np.expm1(-rates * np.exp(t)).sum() - k, low, high, xtol=1e-14)
-    return np.asarray(-np.expm1(-rates * np.exp(at)))
 
 
 def proportional_inclusion(importance: Array, size: int) -> Array:

@@ -38,17 +38,15 @@ class ActiveFL(Policy):
     alpha2 : float, default=0.01
         Softness of the softmax.
     alpha3 : float, default=0.1
-        Share of the cohort that is drawn uniformly, on average over rounds: a fraction of a place
-        is given with that probability.
+        Share of the cohort that is drawn uniformly, on average over rounds.
 
     Notes
     -----
     Source: paper; authors' code could not be had.
     Checked: values, law and shares by hand and by frequencies.
 
-    The share of zeroed clients is capped so that enough remain to fill the softmax part. Added
-    here: each time a client finishes and does not report a loss, its value is halved until it
-    reports again (the median of all others if it never did), so that never reporting does not pay.
+    Added here: a client that finishes without reporting a loss has its value halved each time (the
+    median of all others if it never reported).
 
     References
     ----------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
@@ -13,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from fedcohort.options import Configurable, Range, unknown
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
-from fedcohort.signals.catalog import SIGNALS, Needs, Option
+from fedcohort.signals.catalog import SIGNALS, Needs, Option, When
 from fedcohort.signals.table import Signals
 from fedcohort.sketch.federation import MAX_SIZE_RATIO, MIN_SIZES
 
@@ -31,25 +32,13 @@ class Policy(Configurable, ABC):
 
     A policy does no I/O and owns no generator. All it remembers is in `state`, one dataclass of
     numbers, strings, arrays and dicts or lists of those, so that a session can save and restore it.
-
-    Attributes
-    ----------
-    needs : Needs
-        The signals, by when they are collected.
-    signal_options : mapping
-        How the policy's signals are made, by signal name: sizes, seeds, kinds.
-    profile_first : bool
-        Whether all clients are asked for their profile before the first round, as far as the
-        engine can reach them; otherwise each when it is first available.
-    state : dataclass instance or None
-        All that the policy remembers between rounds.
     """
 
     name: ClassVar[str] = ""
     when: ClassVar[str] = ""
-    needs: Needs = Needs()
-    profile_first: bool = False
-    signal_options: Mapping[str, Mapping[str, Option]] = {}
+    needs: Needs = Needs()  # signals, by when they are collected
+    signal_options: Mapping[str, Mapping[str, Option]] = {}  # how they are made, by name
+    profile_first: bool = False  # ask all for their profile before the first round
 
     def check_cohort(self, size: int) -> None:
         """Raise ConfigError if the options do not fit cohorts of this size; fine by default."""
@@ -74,15 +63,7 @@ P = TypeVar("P", bound=type[Policy])
 
 
 def register(name: str, when: str) -> Callable[[P], P]:
-    """Class decorator: enter a policy into `POLICIES`.
-
-    Parameters
-    ----------
-    name : str
-        Kebab-case name, as configs and the command line spell it.
-    when : str
-        One line on when to use it.
-    """
+    """Class decorator: enter a policy into `POLICIES`; `when` says when to use it, in a line."""
 
     def enter(policy: P) -> P:
         policy.name, policy.when = name, when
@@ -127,26 +108,51 @@ def take(clients: Sequence[ClientId], positions: Indices) -> tuple[ClientId, ...
     return tuple(clients[i] for i in positions.tolist())
 
 
-def sample_positions(count: int, limit: int | None, rng: Generator) -> Indices:
-    """Draw at most `limit` of `count` positions uniformly, sorted; all of them for None."""
-    if limit is None or count <= limit:
+def scored(
+    clients: tuple[ClientId, ...], scores: Array, weights: tuple[float, ...] | None = None
+) -> Selection:
+    """Return the selection of clients with these scores, in their order."""
+    return Selection(clients, weights, dict(zip(clients, scores.tolist(), strict=True)))
+
+
+def sample_positions(count: int, limit: int, rng: Generator) -> Indices:
+    """Draw at most `limit` of `count` positions uniformly, sorted."""
+    if count <= limit:
         return np.arange(count)
     return np.sort(rng.choice(count, limit, replace=False))
 
 
-def vector_needs(policy: str, signal: str, *profile: str, when: Sequence[str] = ()) -> Needs:
-    """Return the needs of a policy that compares clients by the vectors or sketches of `signal`.
+def kmeans(rows: NDArray[Any], clusters: int, starts: int, rng: Generator) -> Any:
+    """Return scikit-learn's model fitted to the rows."""
+    from sklearn.cluster import KMeans
+
+    model = KMeans(clusters, n_init=starts, random_state=int(rng.integers(2**31 - 1)))
+    with warnings.catch_warnings():  # rows that differ by rounding only may share a cluster
+        warnings.filterwarnings("ignore", message="Number of distinct clusters")
+        return model.fit(rows)
+
+
+def vector_needs(
+    policy: str, signal: str, *profile: str, when: Sequence[When] = ("profile", "query", "reply")
+) -> Needs:
+    """Return the needs of a policy that compares clients by a signal's vectors or sketches.
 
     `profile` names further profile signals; `when` limits the signals that the policy can use.
     """
-    moments = when or ("profile", "query", "reply")
-    scalar = [name for name, s in SIGNALS.items() if getattr(s.form({}), "shape", None) == ()]
-    possible = [n for n, s in SIGNALS.items() if s.when in moments and n not in scalar]
+    vector = [n for n, s in SIGNALS.items() if getattr(s.form({}), "shape", None) != ()]
+    possible = [name for name in vector if SIGNALS[name].when in when]
     if signal not in possible:
         raise unknown("signal", signal, possible, f"of {policy}")
     needs = {"profile": frozenset(profile), "query": frozenset[str](), "reply": frozenset[str]()}
     needs[SIGNALS[signal].when] |= {signal}
     return Needs(**needs)
+
+
+def vector_options(signal: str) -> Mapping[str, Mapping[str, Option]]:
+    """Return how the vectors of a signal are made: small sketches, or projections."""
+    if signal == "race_sketch":
+        return {signal: SKETCH}
+    return {signal: PROJECTION} if SIGNALS[signal].when != "profile" else {}
 
 
 def vectors(
@@ -176,10 +182,7 @@ def vectors(
 
 
 def unit_rows(rows: NDArray[Any]) -> NDArray[Any]:
-    """Scale rows to length one; rows that are zero or too long for their dtype become zero.
-
-    So no client can move a cluster's center more than another.
-    """
+    """Scale rows to length one; rows that are zero or too long for their dtype become zero."""
     with np.errstate(over="ignore"):
         lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
     usable = np.isfinite(lengths) & (lengths > 0)
@@ -216,8 +219,8 @@ def shares(signals: Signals, clients: Sequence[ClientId]) -> Array:
 def label_counts(signals: Signals, clients: Sequence[ClientId]) -> tuple[Indices, Array]:
     """Return the positions of clients with labels, and their label counts, one row per client.
 
-    Counts below zero, which privacy noise makes, are set to zero; clients without any label are
-    left out. Rows that claim more examples than are believed are scaled down.
+    Counts below zero, which privacy noise makes, are set to zero. Rows that claim more examples
+    than are believed are scaled down.
     """
     positions, rows = signals.read("label_histogram", clients)
     rows = rows.reshape(len(positions), -1) if len(positions) else np.empty((0, 0))
@@ -263,8 +266,7 @@ def count_up(counts: dict[ClientId, int], clients: Sequence[ClientId]) -> None:
 def unreported(round: Round, outcome: Outcome, signals: Signals, name: str) -> list[ClientId]:
     """Return the clients that finished and sent no valid reading of a reply signal this round.
 
-    Policies that score clients count it against them, so that never reporting does not pay. Clients
-    that dropped out are not among them: the session lets those sit out.
+    Policies count it against them, so that never reporting does not pay.
     """
     fresh = signals.rounds(name, outcome.finished) == round.number
     return [c for c, sent in zip(outcome.finished, fresh.tolist(), strict=True) if not sent]
@@ -281,10 +283,8 @@ def equal_weights(round: Round, size: int) -> tuple[float, ...] | None:
 def inverse_inclusion(share: Array, inclusion: Array) -> tuple[float, ...]:
     """Return the Horvitz-Thompson weights p_i / pi_i: the expected aggregate is sum p_i x_i.
 
-    `share` is p, each client's share of the data; `inclusion` is pi, its probability to be picked.
     A weight is at most `MAX_SIZE_RATIO` times the mean weight 1 / size, so that one client that
-    was picked against all odds cannot multiply the model. Where this binds, the aggregate is
-    biased by what was cut.
+    was picked against all odds cannot multiply the model.
 
     Examples
     --------

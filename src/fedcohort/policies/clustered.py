@@ -9,16 +9,16 @@ from numpy.random import Generator
 
 from fedcohort.numerics import sampling
 from fedcohort.policies.base import (
-    PROJECTION,
-    SKETCH,
     Array,
     Indices,
     Policy,
     register,
+    scored,
     shares,
     take,
     unit_rows,
     vector_needs,
+    vector_options,
     vectors,
 )
 from fedcohort.rounds import ClientId, Round, Selection
@@ -57,9 +57,8 @@ class ClusteredSampling(Policy):
 
     The paper draws from the distributions independently, so a client may be drawn twice. Here,
     draws from neighboring distributions are coupled so that no client is drawn twice and each
-    keeps its probability: a cohort always has the wanted number of clients. A client whose share
-    of the data exceeds one place in the cohort is always selected, with its share as weight. The
-    scores are the inclusion probabilities.
+    keeps its probability. A client whose share of the data exceeds one place in the cohort is
+    always selected, with its share as weight. The scores are the inclusion probabilities.
 
     References
     ----------
@@ -85,7 +84,7 @@ class ClusteredSampling(Policy):
             self.needs = Needs(profile=frozenset({"num_examples"}))
         else:
             self.needs = needs
-            self.signal_options = {signal: SKETCH if signal == "race_sketch" else PROJECTION}
+            self.signal_options = vector_options(signal)
         self._groups: tuple[tuple[ClientId, ...], int, bytes, Indices] | None = None
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
@@ -100,10 +99,8 @@ class ClusteredSampling(Policy):
             chosen = np.append(always, drawn)
             rest = 1 - share[always].sum()
             weights = np.append(weights, np.full(places, rest / places))
-        clients = take(round.available, chosen)
         inclusion = np.append(np.ones(always.size), mass[chosen[always.size :]])
-        scores = dict(zip(clients, inclusion.tolist(), strict=True))
-        return Selection(clients, tuple(weights.tolist()), scores)
+        return scored(take(round.available, chosen), inclusion, tuple(weights.tolist()))
 
     def _order(self, round: Round, signals: Signals, mass: Array, places: int) -> Indices:
         """Order in which clients fill the distributions; `mass` is in units of places."""

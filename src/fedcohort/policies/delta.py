@@ -14,6 +14,7 @@ from fedcohort.policies.base import (
     Policy,
     inverse_inclusion,
     register,
+    scored,
     shares,
     sizes,
     take,
@@ -91,10 +92,9 @@ class DELTA(Policy):
         probability = values_for(self.state.probability, round.available, 1.0)
         inclusion = proportional_inclusion(probability, round.size)
         chosen = systematic(inclusion, rng)
-        clients = take(round.available, chosen)
         weights = inverse_inclusion(shares(signals, round.available)[chosen], inclusion[chosen])
-        scores = dict(zip(clients, inclusion[chosen].tolist(), strict=True))
-        return Selection(clients, weights if sum(weights) > 0 else None, scores)
+        clients = take(round.available, chosen)
+        return scored(clients, inclusion[chosen], weights if sum(weights) > 0 else None)
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Divide the probability of those whose update arrived among them again."""

@@ -8,10 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.random import Generator
 
-from fedcohort.options import Count
 from fedcohort.policies.base import (
-    PROJECTION,
-    SKETCH,
     Array,
     Policy,
     pick,
@@ -20,11 +17,13 @@ from fedcohort.policies.base import (
     shares,
     take,
     vector_needs,
+    vector_options,
     vectors,
 )
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.table import Signals
 
+_MAX_CLIENTS = 2_000  # that are compared
 _BLOCK = 1 << 15  # distances handled at a time: they stay in the processor's cache
 
 
@@ -40,10 +39,7 @@ class DivFL(Policy):
     signal : str, default="gradient_sketch"
         Asked of all clients each round. "update_sketch" uses each client's last update, which
         arrives anyway (the paper's variant without extra cost). "race_sketch" needs no model.
-    candidates : int, optional
-        With more clients than this, this many are drawn uniformly and represent all clients. None
-        always uses all clients.
-    weights : {None, "coverage"}
+    weights : {"coverage"}, optional
         "coverage" counts clients by their share of the data in the cost, and weights a picked
         client by the share of the clients that are nearest to it. None counts all alike, as the
         authors' code does.
@@ -53,7 +49,8 @@ class DivFL(Policy):
     Source: authors' code melodi-lab/divfl.
     Checked: greedy choices by enumeration.
 
-    Clients without a sketch get places in proportion to their number, drawn uniformly.
+    Of more than 2,000 clients, 2,000 are drawn uniformly and represent all. Clients without a
+    sketch get places in proportion to their number, drawn uniformly.
 
     References
     ----------
@@ -66,30 +63,21 @@ class DivFL(Policy):
     >>> gradients = {"a": [0.0], "b": [0.2], "c": [0.1], "d": [9.0]}
     >>> _ = signals.record("gradient_sketch", gradients, stamp=0)
     >>> round = Round(number=0, available=("a", "b", "c", "d"), cohort_size=2)
-    >>> policy = DivFL(weights="coverage")
-    >>> selection = policy.select(round, signals, np.random.default_rng(0))
-    >>> selection.clients, selection.weights
-    (('b', 'd'), (0.75, 0.25))
+    >>> sorted(DivFL().select(round, signals, np.random.default_rng(0)).clients)
+    ['b', 'd']
     """
 
     def __init__(
-        self,
-        signal: str = "gradient_sketch",
-        candidates: Count | None = 2000,
-        weights: Literal["coverage"] | None = None,
+        self, signal: str = "gradient_sketch", weights: Literal["coverage"] | None = None
     ) -> None:
-        self.needs = vector_needs("DivFL", signal, "num_examples")
-        self.signal, self.limit, self.weights = signal, candidates, weights
-        if signal not in self.needs.profile:
-            self.signal_options = {signal: PROJECTION}
-        elif signal == "race_sketch":
-            self.signal_options = {signal: SKETCH}
+        self.needs = vector_needs("DivFL", signal, *(["num_examples"] if weights else []))
+        self.signal, self.signal_options, self.weights = signal, vector_options(signal), weights
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
         """Ask all clients, or a sample if there are many."""
         if not self.needs.query:
             return ()
-        return take(round.available, sample_positions(len(round.available), self.limit, rng))
+        return take(round.available, sample_positions(len(round.available), _MAX_CLIENTS, rng))
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Pick by facility location among those with a sketch."""
@@ -97,35 +85,29 @@ class DivFL(Policy):
         asked = bool(self.needs.query)
         answered = np.flatnonzero(stamps >= (round.number if asked else 0))
         strangers = np.flatnonzero(stamps < 0) if not asked else np.empty(0, np.int64)
-        part = answered[sample_positions(answered.size, self.limit, rng)]
+        part = answered[sample_positions(answered.size, _MAX_CLIENTS, rng)]
         clients = take(round.available, part)
         positions, rows = vectors(signals, self.signal, clients)
         if not positions.size:
             return Selection(())
-        clients = take(clients, positions)
         places = int(np.floor(round.size * strangers.size / len(round.available) + 0.5))
-        share = shares(signals, clients)
-        distances = _distances(rows)
-        taken = lazy_greedy(
-            distances, min(round.size - places, len(clients)), share if self.weights else None
-        )
-        chosen = tuple(clients[i] for i in taken)
-        covered: tuple[float, ...] = ()
-        if taken:
-            nearest = np.argmin(distances[:, taken], axis=1)
-            covered = tuple(np.bincount(nearest, share, len(taken)).tolist())
-        scores = dict(zip(chosen, covered, strict=True))
-        weights = covered if self.weights and not places else None
+        size = min(round.size - places, positions.size)
+        clients, distances = take(clients, positions), _distances(rows)
+        share = shares(signals, clients) if self.weights else np.ones(len(rows))
+        taken = lazy_greedy(distances, size, share)
         new = take(round.available, strangers) if places else ()
-        return Selection(chosen + pick(new, places, rng), weights or None, scores)
+        chosen = tuple(clients[i] for i in taken) + pick(new, places, rng)
+        if not self.weights or places:
+            return Selection(chosen)
+        nearest = np.argmin(distances[:, taken], axis=1)
+        return Selection(chosen, tuple(np.bincount(nearest, share, len(taken)).tolist()))
 
 
-def lazy_greedy(distances: Array, size: int, weights: Array | None = None) -> list[int]:
-    """Pick candidates (columns), each with the largest decrease of the clients' summed distance.
+def lazy_greedy(distances: Array, size: int, shares: Array | float = 1.0) -> list[int]:
+    """Pick candidates (columns), each with the largest decrease of the clients' mean distance.
 
     A gain computed earlier is an upper bound of the gain now, so most candidates are evaluated
-    once (Minoux 1978). The picks are those of plain greedy, which reaches 63 percent of the best
-    possible decrease.
+    once (Minoux 1978). The picks are those of plain greedy.
 
     Examples
     --------
@@ -133,10 +115,20 @@ def lazy_greedy(distances: Array, size: int, weights: Array | None = None) -> li
     >>> lazy_greedy(np.array(far, float), size=2)
     [0, 2]
     """
-    from fedcohort.numerics._loops import lazy_loop
-
-    shares = np.ones(len(distances)) if weights is None else weights
-    return [int(j) for j in lazy_loop(np.ascontiguousarray(distances.T), shares, size)]
+    table, nearest = np.ascontiguousarray(distances.T), distances.max(axis=1)
+    gains = np.array([(shares * np.maximum(nearest - row, 0)).sum() for row in table])
+    computed = np.zeros(len(table), np.int64)  # how many were picked when a gain was computed
+    chosen: list[int] = []
+    while len(chosen) < size:
+        best = int(gains.argmax())
+        if computed[best] < len(chosen):
+            gains[best] = (shares * np.maximum(nearest - table[best], 0)).sum()
+            computed[best] = len(chosen)
+        else:
+            chosen.append(best)
+            gains[best] = -np.inf
+            nearest = np.minimum(nearest, table[best])
+    return chosen
 
 
 def _distances(rows: Array) -> Array:

@@ -17,6 +17,7 @@ from fedcohort.policies.base import (
     label_distances,
     register,
     sample_positions,
+    scored,
     take,
     values_for,
 )
@@ -101,9 +102,8 @@ class FedCBS(Policy):
             taken = int(draw(logits, 1, rng)[0])
             chosen.append(taken)
             pooled, free[taken] = pooled + counts[taken], -np.inf
-        clients = take(round.available, positions[chosen])
         left = imbalance(np.cumsum(counts[chosen], axis=0)) if chosen else np.empty(0)
-        return Selection(clients, scores=dict(zip(clients, left.tolist(), strict=True)))
+        return scored(take(round.available, positions[chosen]), left)
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Count the selections."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -12,18 +12,19 @@ from numpy.random import Generator
 from fedcohort.numerics import bandits
 from fedcohort.options import Range
 from fedcohort.policies.base import (
+    PROJECTION,
     Array,
     Policy,
     PositiveShare,
     register,
-    sizes,
+    scored,
     take,
     unreported,
     values_for,
     vectors,
 )
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
-from fedcohort.signals.catalog import Needs, update_distance
+from fedcohort.signals.catalog import Needs, Option, update_distance
 from fedcohort.signals.table import Signals
 
 _GROUPS = 20_000  # different (wins, losses) up to which the exact pool takes well below a second
@@ -50,8 +51,8 @@ class FedACS(Policy):
     Parameters
     ----------
     pool_share : float, default=0.4
-        Size of the pool as a share of the available clients, lambda. Smaller values prefer little
-        skew more strongly; 1 is uniform selection. The pool is never smaller than the cohort.
+        Size of the pool as a share of the available clients, lambda, but at least the cohort's.
+        Smaller values prefer little skew more strongly; 1 is uniform selection.
     rate : float, default=1.0
         How much one duel counts, eta; at most 100, where one duel nearly decides.
     reward : {"updates", "gradients", "gradient-sketch", "insight"}
@@ -59,8 +60,6 @@ class FedACS(Policy):
         theory assumes and the released code does, at the price of one more pass and upload each;
         projections of those to 100 numbers; or, without any training, vectors of the user's own
         (signal `insight`, sent once), by which all available clients duel.
-    by_size : bool, default=False
-        Weight the mean by size and multiply distances by its root, as unequal sizes need.
     memory : float, default=1.0
         Factor by which earlier duels count less after each round; below 1, FedACS notices that
         clients' data changed. The paper forgets nothing.
@@ -70,11 +69,9 @@ class FedACS(Policy):
     Source: paper, and the authors' released code for "gradients".
     Checked: duels by hand, the pool's law by quadrature and frequencies, ranks exactly.
 
-    Duels are held among those whose distances arrived. A client that finished without one loses a
-    duel against each of them, so that it does not pay; one that dropped out does not duel. The pool
-    has the exact law of Algorithm 1 unless clients have more than 20,000 different standings; then
-    one draw per client decides, see `thompson_pool_one_draw`. A client can forge what it sends
-    beside its update, but not the distance of the update itself.
+    A client that finished without a distance loses a duel against each of the others; one that
+    dropped out does not duel. The pool has the exact law of Algorithm 1 unless clients have more
+    than 20,000 different standings; then one draw per client decides.
 
     References
     ----------
@@ -88,8 +85,6 @@ class FedACS(Policy):
     >>> round = Round(number=9, available=("a", "b", "c", "d"), cohort_size=2)
     >>> sorted(policy.select(round, Signals(), np.random.default_rng(0)).clients)
     ['a', 'b']
-    >>> policy.ranks(("a", "b", "c", "d"), np.random.default_rng(0)).mean.round(1).tolist()
-    [1.5, 1.5, 3.5, 3.5]
     """
 
     def __init__(
@@ -97,23 +92,18 @@ class FedACS(Policy):
         pool_share: PositiveShare = 0.4,
         rate: Annotated[float, Range(0, 100, above=True)] = 1.0,
         reward: Literal["updates", "gradients", "gradient-sketch", "insight"] = "updates",
-        by_size: bool = False,
         memory: PositiveShare = 1.0,
     ) -> None:
-        self.pool_share, self.rate, self.reward = pool_share, rate, reward
-        self.by_size, self.memory = by_size, memory
+        self.pool_share, self.rate, self.reward, self.memory = pool_share, rate, reward, memory
         self.signal = "gradient_sketch" if reward == "gradient-sketch" else "update_distance"
         if reward == "insight":
             self.needs = Needs(profile=frozenset({"insight"}))
-        elif reward == "gradient-sketch":
-            sized = frozenset({"num_examples"} if by_size else ())
-            self.needs = Needs(profile=sized, reply=frozenset({"gradient_sketch"}))
-            self.signal_options = {"gradient_sketch": {"k": _LENGTH, "kind": "sparse", "seed": 0}}
         else:
-            self.needs = Needs(reply=frozenset({"update_distance"}))
-            options = {"weighted": by_size, "scale_by_size": by_size}
-            options |= {"insight_step": reward == "gradients"}
-            self.signal_options = {"update_distance": options}
+            self.needs = Needs(reply=frozenset({self.signal}))
+            options: Mapping[str, Option] = {"insight_step": reward == "gradients"}
+            if reward == "gradient-sketch":
+                options = {**PROJECTION, "k": _LENGTH}
+            self.signal_options = {self.signal: options}
         self.state = FedACSState()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
@@ -128,8 +118,7 @@ class FedACS(Policy):
         fill = bandits.thompson_pool if groups <= _GROUPS else bandits.thompson_pool_one_draw
         pool = fill(wins, losses, size, rng)
         at = pool[rng.choice(len(pool), round.size, replace=False)]
-        chosen, mean = take(round.available, at), (wins + 1) / (wins + losses + 2)
-        return Selection(chosen, scores=dict(zip(chosen, mean[at].tolist(), strict=True)))
+        return scored(take(round.available, at), ((wins + 1) / (wins + losses + 2))[at])
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Let those whose distance arrived this round duel (Algorithm 2)."""
@@ -145,27 +134,16 @@ class FedACS(Policy):
             state.losses[client] = state.losses.get(client, 0.0) + self.rate * len(clients)
         if len(clients) < 2:
             return
-        rewards = -self._distances(clients, signals)
-        everyone = np.arange(len(clients))
-        won, lost = bandits.duel(*self._standing(clients), everyone, rewards, self.rate)
+        _, rows = vectors(signals, self.signal, clients)
+        far = rows[:, 0] if self.signal == "update_distance" else update_distance(rows)
+        won, lost = bandits.duel(*self._standing(clients), -far, self.rate)
         state.wins.update(zip(clients, won.tolist(), strict=True))
         state.losses.update(zip(clients, lost.tolist(), strict=True))
-
-    def _distances(self, clients: Sequence[ClientId], signals: Signals) -> Array:
-        """Return how far each client is from the mean of them all."""
-        if self.signal == "update_distance":
-            return np.asarray(signals.values(self.signal, clients), np.float64)
-        _, rows = vectors(signals, self.signal, clients)
-        counts = np.maximum(sizes(signals, clients), 1.0)  # some say that they have no examples
-        return update_distance(rows, counts, weighted=self.by_size, scale_by_size=self.by_size)
 
     def ranks(
         self, clients: Sequence[ClientId], rng: Generator, *, level: float = 0.95, draws: int = 1000
     ) -> bandits.RankPosterior:
-        """Posterior mean and interval of each client's rank by skew; 1 is the least skewed.
-
-        The analytics view of the bandit: what all duels so far say about the clients.
-        """
+        """Posterior mean and interval of each client's rank by skew; 1 is the least skewed."""
         return bandits.rank_posterior(*self._standing(clients), rng, level=level, draws=draws)
 
     def _duel_by_insight(self, clients: tuple[ClientId, ...], signals: Signals) -> None:
@@ -173,8 +151,8 @@ class FedACS(Policy):
         positions, rows = vectors(signals, "insight", clients)
         if not len(positions):
             return
-        rewards, zeros = -np.linalg.norm(rows - rows.mean(axis=0), axis=1), np.zeros(len(rows))
-        won, lost = bandits.duel(zeros, zeros, np.arange(len(rows)), rewards, self.rate)
+        zeros = np.zeros(len(rows))
+        won, lost = bandits.duel(zeros, zeros, -update_distance(rows), self.rate)
         names = take(clients, positions)
         self.state.wins = dict(zip(names, won.tolist(), strict=True))
         self.state.losses = dict(zip(names, lost.tolist(), strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -21,7 +20,6 @@ from fedcohort.policies.base import (
     PositiveShare,
     pick,
     register,
-    sample_positions,
     shares,
     take,
 )
@@ -29,10 +27,8 @@ from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
 
-LOG = logging.getLogger("fedcohort")
-
 _MAX_CHANGE = 10.0  # times the median absolute change of a sample; larger ones are clipped
-_MIN_REPORTED = 0.5  # share of reported loss changes below which the fit is not to be trusted
+_RANK = 15  # rows of the embedding X
 _DISCOUNT, _HISTORY = 0.95, 30  # of a sample relative to the next newer one; samples kept
 _NOISE = 0.1  # standard deviation of the noise over the median absolute change
 _FORGET = 30  # selections in a row without a client, after which its column goes
@@ -41,26 +37,19 @@ _STEPS, _LEARNING_RATE = 100, 0.01  # of the gradient fit
 
 @dataclass
 class FedCorState:
-    """Loss changes by sample and client, the model fitted to them, and the annealing.
-
-    `last_seen` is the selection in which each client was last available. `pending` says that a
-    probe ended and that the losses after it are still to be asked for. `warm` is the selection with
-    which the warm-up ended, -1 before.
-    """
+    """Loss changes by sample and client, the model fitted to them, and the annealing."""
 
     clients: list[ClientId] = field(default_factory=list)
-    last_seen: Indices = field(default_factory=lambda: np.empty(0, np.int64))
+    last_seen: Indices = field(default_factory=lambda: np.empty(0, np.int64))  # selection number
     changes: Array = field(default_factory=lambda: np.empty((0, 0)))
     embedding: Array | None = None
     noise_std: float = 0.01
     alpha: dict[ClientId, float] = field(default_factory=dict)
     before: Array = field(default_factory=lambda: np.empty(0))
     selections: int = 0
-    warm: int = -1
+    warm: int = -1  # the selection with which the warm-up ended
     probing: bool = False
-    pending: bool = False
-    panel: list[ClientId] | None = None
-    warned: bool = False
+    pending: bool = False  # a probe ended; the losses after it are still to be asked for
 
 
 @register("fedcor", when="all clients can report a loss now and then; learns who helps whom")
@@ -82,8 +71,6 @@ class FedCor(Policy):
         Selections from one probe to the next, Delta t.
     beta : float, default=0.95
         Annealing: a client's scale factor is multiplied by it when the client is picked.
-    rank : int, default=15
-        Rows of X, d.
     noise_std : float, optional
         Standard deviation of the noise that makes the likelihood proper. None takes a tenth of the
         median absolute loss change; the released code uses 0.01.
@@ -94,20 +81,17 @@ class FedCor(Policy):
         The maximum of the likelihood, or 100 Adam steps from the last fit, as in the paper.
     first_steps : int, default=100
         Steps of the first gradient fit. The released code takes 1,000.
-    panel : int, optional
-        Ask only this many clients for losses, drawn anew for every probe; None asks all. The fit
-        treats the other losses as missing.
 
     Notes
     -----
     Source: paper, and the authors' released code where options say so.
     Checked: selection against literal conditioning, fits against the likelihood.
 
-    Where the paper trains an extra, discarded round to probe, the probe is a round of its own here.
-    Rounds that a gate skips keep their cohort and count as one selection. Loss changes beyond 10
-    times the median of their sample are clipped. A client that was away in 30 selections in a row
-    is forgotten. If fewer than half of the changes are known, a warning is logged once. Clients
-    without any loss change get places in proportion to their number, drawn uniformly.
+    X has 15 rows. Where the paper trains an extra, discarded round to probe, the probe is a round
+    of its own here. Rounds that a gate skips keep their cohort and count as one selection. Changes
+    beyond 10 times the median of their sample are clipped. A client that was away in 30 selections
+    in a row is forgotten. Clients without any loss change get places in proportion to their number,
+    drawn uniformly; where most are away before or after a probe, the choice is close to random.
 
     References
     ----------
@@ -132,37 +116,23 @@ class FedCor(Policy):
         warmup: Count = 15,
         interval: Count = 10,
         beta: PositiveShare = 0.95,
-        rank: Count = 15,
         noise_std: Positive | None = None,
         selection_noise: bool = True,
         fit: Literal["closed-form", "gradient"] = "closed-form",
         first_steps: Count = _STEPS,
-        panel: Count | None = None,
     ) -> None:
         if interval < 2:
             raise ConfigError(f"FedCor: {interval=} must be at least 2; not every round is a probe")
-        self.warmup, self.interval, self.beta, self.rank = warmup, interval, beta, rank
+        self.warmup, self.interval, self.beta = warmup, interval, beta
         self.noise_std, self.selection_noise = noise_std, selection_noise
-        self.fit, self.first_steps, self.panel = fit, first_steps, panel
+        self.fit, self.first_steps = fit, first_steps
         self.state = FedCorState()
-        self._cache: tuple[list[ClientId], tuple[ClientId, ...], dict[ClientId, int]] = (
-            self.state.clients,
-            (),
-            {},
-        )
+        nobody: tuple[ClientId, ...] = ()
+        self._cache = (self.state.clients, nobody, dict[ClientId, int]())
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
         """Ask for losses at the start of a probe, and in the selection after it."""
-        state = self.state
-        if not state.pending and not self._probes(round):
-            return ()
-        if self.panel is None:
-            return round.available
-        if not state.pending or state.panel is None:
-            chosen = sample_positions(len(round.available), self.panel, rng)
-            state.panel = list(take(round.available, chosen))
-        present = set(round.available)
-        return tuple(c for c in state.panel if c in present)
+        return round.available if self.state.pending or self._probes(round) else ()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Learn from a probe that just ended; then probe, or select by Algorithm 1."""
@@ -229,11 +199,10 @@ class FedCor(Policy):
             self.state.changes = np.vstack([past, change])[-_HISTORY:]
 
     def _refit(self, rng: Generator) -> None:
-        self._warn()
         changes, state = self.state.changes, self.state
         weights = _DISCOUNT ** np.arange(len(changes) - 1, -1, -1.0)
         state.noise_std = self.noise_std or _NOISE * _typical_size(changes)
-        data = (changes, weights, self.rank, state.noise_std)
+        data = (changes, weights, _RANK, state.noise_std)
         if self.fit == "closed-form":
             state.embedding = gp.fit_low_rank(*data)
         else:
@@ -259,20 +228,6 @@ class FedCor(Policy):
         if state.embedding is not None:
             state.embedding = _widened(state.embedding, kept.size, 0.0)[:, kept]
 
-    def _warn(self) -> None:
-        """Log once that too few changes are known."""
-        if self.state.warned or self.panel is not None:
-            return
-        share = 1 - float(np.isnan(self.state.changes).mean())
-        if share < _MIN_REPORTED:
-            self.state.warned = True
-            LOG.warning(
-                "FedCor: only %.0f %% of the loss changes are known, because clients are away "
-                "before or after a probe; its choice is close to random. Use a policy that asks "
-                "once, such as sketch-match, or a longer warm-up",
-                100 * share,
-            )
-
     def _by_posterior(
         self, round: Round, columns: Indices, signals: Signals, rng: Generator
     ) -> Selection:
@@ -294,9 +249,8 @@ class FedCor(Policy):
         noise_std = state.noise_std if self.selection_noise else 0.0
         taken = gp.greedy(*model, noise_std=noise_std, demote=True)
         chosen = tuple(members[i] for i in taken)
-        scores = dict(zip(chosen, alpha[taken].tolist(), strict=True))
         others = pick(take(round.available, unknown), round.size - size, rng)
-        return Selection(chosen + others, scores=scores)
+        return Selection(chosen + others)
 
     def _members(self) -> tuple[tuple[ClientId, ...], dict[ClientId, int]]:
         """Return the modeled clients and their columns; `state.clients` is never changed in place.

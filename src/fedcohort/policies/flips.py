@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,9 +13,11 @@ from fedcohort.policies.base import (
     Indices,
     Policy,
     count_up,
+    kmeans,
     label_counts,
     register,
     sample_positions,
+    scored,
     take,
     values_for,
 )
@@ -110,8 +111,7 @@ class FLIPS(Policy):
         chosen = [i for queue, places in zip(queues, quota, strict=True) for i in queue[:places]]
         rest = [i for i in order.tolist() if i not in set(chosen)]
         chosen += rest[: round.size - len(chosen)]
-        clients = take(round.available, positions[chosen])
-        return Selection(clients, scores=dict(zip(clients, picks[chosen].tolist(), strict=True)))
+        return scored(take(round.available, positions[chosen]), picks[chosen])
 
     def _fit(self, shares: Array, rng: Generator) -> None:
         """Fit the centers where that is due."""
@@ -138,7 +138,6 @@ class FLIPS(Policy):
 
 def _centers(rows: Array, clusters: int | None, rng: Generator) -> Array:
     """Return k-means centers, for the wanted number or the smallest Davies-Bouldin index."""
-    from sklearn.cluster import KMeans
     from sklearn.metrics import davies_bouldin_score
 
     different = len(np.unique(rows.round(12), axis=0))
@@ -147,10 +146,7 @@ def _centers(rows: Array, clusters: int | None, rng: Generator) -> Array:
         numbers = [min(clusters or different, different)]
     best: tuple[float, Array] = (np.inf, rows[:1])
     for count in numbers:
-        model = KMeans(count, n_init=3, random_state=int(rng.integers(2**31 - 1)))
-        with warnings.catch_warnings():  # rows that differ by rounding only may share a cluster
-            warnings.filterwarnings("ignore", message="Number of distinct clusters")
-            model.fit(rows)
+        model = kmeans(rows, count, 3, rng)
         score = 0.0
         if len(numbers) > 1 and len(np.unique(model.labels_)) > 1:
             score = float(davies_bouldin_score(rows, model.labels_))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.numerics import sampling
-from fedcohort.options import Count, NonNegative, Positive
+from fedcohort.options import Count, Positive
 from fedcohort.policies.base import (
     Array,
     Indices,
@@ -28,6 +28,8 @@ from fedcohort.signals.table import Signals
 
 _MAX_TREE_CLIENTS = 1_000  # clients that are clustered; of more, a random part
 _SIMILAR = 0.1  # variance of the entropies below which clusters are drawn by entropy
+_ENTROPY_WEIGHT = 10.0  # in the distance between clients, lambda
+_GAMMA = 4.0  # how strongly balanced clusters are preferred in the first round
 _CONTRAST = 7.0  # largest entry of a typical update over the temperature
 
 
@@ -45,13 +47,13 @@ class HiCSFL(Policy):
 
     The update of the output layer's biases tells how a client's labels are distributed. The
     entropy of softmax(update / temperature) estimates how balanced they are. Clients are clustered
-    by the angle between their updates plus `entropy_weight` times the difference of their
-    entropies, into as many clusters as the cohort is large. For each place a cluster is drawn in
-    proportion to exp(gamma_t * its mean entropy), and in it a client in proportion to its size.
-    gamma_t = gamma (1 - t / rounds) falls to zero, so balanced clients come first and all
-    clusters are equal in the end. While the variance of the entropies is 0.1 or more, clients are
-    drawn by clustered sampling instead, one from each group of similar clients. Models are averaged
-    equally. Clients that were never tried come before all others.
+    by the angle between their updates plus 10 times the difference of their entropies, into as many
+    clusters as the cohort is large. For each place a cluster is drawn in proportion to exp(gamma_t
+    * its mean entropy), and in it a client in proportion to its size. gamma_t = 4 (1 - t / rounds)
+    falls to zero, so balanced clients come first and all clusters are equal in the end. While the
+    variance of the entropies is 0.1 or more, clients are drawn by clustered sampling instead, one
+    from each group of similar clients. Models are averaged equally. Clients that were never tried
+    come before all others.
 
     Parameters
     ----------
@@ -59,25 +61,18 @@ class HiCSFL(Policy):
         Of the softmax. The paper's 0.0025 belongs to its learning rate of 0.001; updates grow with
         the learning rate and the local steps. None takes a seventh of the typical update's largest
         entry.
-    entropy_weight : float, default=10.0
-        Weight of the entropies in the distance, lambda.
-    gamma : float, default=4.0
-        How strongly balanced clusters are preferred in the first round.
     rounds : int, default=200
         Rounds until gamma_t is zero; set it to those of the run.
-    frozen : bool, default=True
-        Keep each client's first update. A client that has learned its labels sends small updates,
-        which look balanced; it would be picked again and again. False takes the newest.
 
     Notes
     -----
     Source: paper with appendix, and authors' code CityChan/HiCS-FL.
     Checked: entropies, clusters, guard and laws by hand.
 
-    The code freezes updates where clients were generated with different Dirichlet parameters; a
-    server cannot know that. As in the code, Ward's linkage clusters the rows of the distance
-    matrix. The code takes the mean update per class of the output layer's weights; here it is that
-    of the biases, as the paper derives it. The model's last array must be these biases.
+    Each client's first update is kept: one that has learned its labels sends small updates, which
+    look balanced. As in the code, Ward's linkage clusters the rows of the distance matrix. The code
+    takes the mean update per class of the output layer's weights; here it is that of the biases, as
+    the paper derives it. The model's last array must be these biases.
 
     References
     ----------
@@ -92,16 +87,8 @@ class HiCSFL(Policy):
 
     needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"bias_update"}))
 
-    def __init__(
-        self,
-        temperature: Positive | None = None,
-        entropy_weight: NonNegative = 10.0,
-        gamma: NonNegative = 4.0,
-        rounds: Count = 200,
-        frozen: bool = True,
-    ) -> None:
-        self.temperature, self.entropy_weight = temperature, entropy_weight
-        self.gamma, self.rounds, self.frozen = gamma, rounds, frozen
+    def __init__(self, temperature: Positive | None = None, rounds: Count = 200) -> None:
+        self.temperature, self.rounds = temperature, rounds
         self.state = HiCSFLState()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
@@ -117,7 +104,7 @@ class HiCSFL(Policy):
             return Selection(first, equal_weights(round, len(first)))
         rows = np.array([updates[c] for c in clients])
         entropy = entropies(rows, self._temperature(rows))
-        tree = _tree(rows, entropy, self.entropy_weight)
+        tree = _tree(rows, entropy)
         size = np.maximum(sizes(signals, clients), 1e-12)
         if entropy.var() < _SIMILAR:
             labels = _cut(tree, len(rows), round.size)
@@ -142,7 +129,7 @@ class HiCSFL(Policy):
         rng: Generator,
     ) -> list[int]:
         """Draw a cluster for each place, and a client of it that is not taken."""
-        gamma = self.gamma * max(0.0, 1 - round.number / self.rounds)
+        gamma = _GAMMA * max(0.0, 1 - round.number / self.rounds)
         means = np.bincount(labels, entropy) / np.bincount(labels)
         weights, chosen = size.copy(), []
         for _ in range(places):
@@ -162,9 +149,7 @@ class HiCSFL(Policy):
         if len(rows) and any(len(u) != rows.shape[1] for u in list(updates.values())[:1]):
             updates.clear()  # the model changed
         for position, row in zip(positions.tolist(), rows, strict=True):
-            client = outcome.finished[position]
-            if not (self.frozen and client in updates):
-                updates[client] = row
+            updates.setdefault(outcome.finished[position], row)
 
 
 def entropies(updates: Array, temperature: float) -> Array:
@@ -176,7 +161,7 @@ def entropies(updates: Array, temperature: float) -> Array:
     return np.asarray(np.log(total[:, 0]) - (weights * logits).sum(axis=1) / total[:, 0])
 
 
-def _tree(rows: Array, entropy: Array, weight: float) -> Array:
+def _tree(rows: Array, entropy: Array) -> Array:
     """Return Ward's linkage of the rows of the matrix of distances between clients."""
     from scipy.cluster.hierarchy import ward
     from scipy.spatial.distance import pdist
@@ -184,7 +169,7 @@ def _tree(rows: Array, entropy: Array, weight: float) -> Array:
     unit = unit_rows(rows)
     distances = np.arccos(np.clip(unit @ unit.T, -1, 1))
     np.fill_diagonal(distances, 0.0)
-    distances += weight * np.abs(entropy[:, None] - entropy)
+    distances += _ENTROPY_WEIGHT * np.abs(entropy[:, None] - entropy)
     return np.asarray(ward(pdist(distances))) if len(rows) > 1 else np.empty((0, 4))
 
 

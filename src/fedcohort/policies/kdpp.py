@@ -9,25 +9,25 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.numerics.dpp import FixedSizeDPP, similarity_kernel
-from fedcohort.options import Count
 from fedcohort.policies.base import (
-    SKETCH,
+    PROJECTION,
     Array,
     Indices,
     Policy,
-    inverse_inclusion,
     register,
     sample_positions,
-    sizes,
+    scored,
     take,
     vector_needs,
+    vector_options,
     vectors,
 )
 from fedcohort.rounds import ClientId, Round, Selection
-from fedcohort.signals.catalog import Needs, Option
+from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
 
 _GRADIENTS = ("gradient_sketch", "model_sketch")
+_MAX_CLIENTS = 1_000  # that the k-DPP runs among
 _QUANTILE, _MAX_RATIO = 0.9, 2.0  # lengths above 2 times their 0.9 quantile are clipped there
 
 
@@ -56,24 +56,17 @@ class KDPP(Policy):
     kernel : {"similarity", "features"}
         L = S^T S with the similarities of eq. 14, or F F^T with the profiles F themselves, which
         needs no matrix of clients x clients (dual form) but has at most the profile's rank.
-    candidates : int, optional
-        With more clients than this, this many are drawn uniformly and the k-DPP runs among them.
-        None always uses all clients.
-    weights : {"inverse-inclusion"}, optional
-        A k-DPP does not include all clients equally often. "inverse-inclusion" weights each client
-        by its share of the data over its probability to be drawn, which makes the aggregate
-        unbiased.
 
     Notes
     -----
     Source: paper.
     Checked: law and inclusion by enumeration.
 
-    The eigendecomposition is done when the available profiles change and reused otherwise.
-    Eq. 14 divides by the largest distance; here it is the largest seen so far, so that a client
-    that leaves does not change the others' similarities. Distances (or lengths, for "features")
-    above 2 times their 0.9 quantile are clipped, so that one client with data in another unit does
-    not make all others alike. A cohort larger than the kernel's rank is filled uniformly.
+    Of more than 1,000 clients, 1,000 are drawn uniformly first. Eq. 14 divides by the largest
+    distance; here it is the largest seen so far. Distances (or lengths, for "features") above 2
+    times their 0.9 quantile are clipped, so that one client with data in another unit does not make
+    all others alike. A cohort larger than the kernel's rank is filled uniformly. The scores are
+    the inclusion probabilities.
 
     References
     ----------
@@ -95,28 +88,22 @@ class KDPP(Policy):
         self,
         signal: str = "feature_profile",
         kernel: Literal["similarity", "features"] = "similarity",
-        candidates: Count | None = 1000,
-        weights: Literal["inverse-inclusion"] | None = None,
     ) -> None:
-        extra = ("num_examples",) if weights else ()
+        self.signal, self.kernel = signal, kernel
         if signal in _GRADIENTS:  # asked once, like a profile
-            self.needs = Needs(profile=frozenset({signal, *extra}))
-            options: dict[str, Option] = {"k": 100, "kind": "sparse", "seed": 0}
-            if signal == "model_sketch":
-                options["step"] = True
-            self.signal_options = {signal: options}
+            self.needs = Needs(profile=frozenset({signal}))
+            step = {"step": True} if signal == "model_sketch" else {}
+            self.signal_options = {signal: {**PROJECTION, "k": 100, **step}}
         else:
-            self.needs = vector_needs("KDPP", signal, *extra, when=("profile",))
-        self.signal, self.kernel, self.limit, self.weights = signal, kernel, candidates, weights
-        if signal == "race_sketch":
-            self.signal_options = {signal: SKETCH}
+            self.needs = vector_needs("KDPP", signal, when=("profile",))
+            self.signal_options = vector_options(signal)
         self.state = KDPPState()
         self._kept: tuple[tuple[ClientId, ...], Indices, FixedSizeDPP] | None = None
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Draw candidates where there are many, then the cohort among them."""
+        """Draw some clients where there are many, then the cohort among them."""
         answered = np.flatnonzero(signals.rounds(self.signal, round.available) >= 0)
-        part = sample_positions(answered.size, self.limit, rng)
+        part = sample_positions(answered.size, _MAX_CLIENTS, rng)
         clients = round.available
         if part.size < len(clients):
             clients = take(clients, answered[part])
@@ -126,12 +113,7 @@ class KDPP(Policy):
         size = min(round.size, positions.size)
         drawn = process.sample(size, rng)
         inclusion = process.inclusion(size)[drawn] * (part.size / max(answered.size, 1))
-        chosen = take(clients, positions[drawn])
-        weights = None
-        if self.weights is not None:
-            total = max(float(sizes(signals, round.available).sum()), 1.0)
-            weights = inverse_inclusion(sizes(signals, chosen) / total, inclusion)
-        return Selection(chosen, weights, dict(zip(chosen, inclusion.tolist(), strict=True)))
+        return scored(take(clients, positions[drawn]), inclusion)
 
     def _process(
         self, clients: tuple[ClientId, ...], signals: Signals

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcohort.options import Count, NonNegative, Share
+from fedcohort.options import NonNegative, Share
 from fedcohort.policies.base import (
     Array,
     Policy,
     draw,
     register,
+    scored,
     sizes,
     take,
     unreported,
@@ -25,7 +26,9 @@ from fedcohort.signals.table import Signals
 
 _DECAY, _MIN_EXPLORATION = 0.98, 0.2  # of the share of unexplored clients
 _WINDOW = 5  # times as many unexplored clients as places are considered
-_PACER_STEP = 0.05
+_CUTOFF = 0.95  # a score's share of the last one that fits which is enough, c in the paper
+_CLIP = 0.95  # quantile at which utilities are clipped
+_PACER_ROUNDS, _PACER_STEP = 20, 0.05  # rounds that the pacer compares, and how far it moves
 
 
 @dataclass
@@ -55,10 +58,10 @@ class Oort(Policy):
     L), where R is this round and L the round in which the client last took part, both counted from
     1, and are multiplied by (T / t)^alpha if the client's duration t exceeds the preferred duration
     T. A share of the cohort is drawn from clients never tried, by size; the rest from those whose
-    score reaches `cutoff` times that of the first client that would not fit, in proportion to the
-    scores. T is a quantile of the known durations. Every `window` rounds the pacer raises it by 5
-    points if the utility collected since changed by at most a tenth, and lowers it if the utility
-    changed more than fivefold.
+    score reaches .95 times that of the first client that would not fit, in proportion to the
+    scores. T is a quantile of the known durations, a tenth at first. Every 20 rounds the pacer
+    raises it by 5 points if the utility collected since changed by at most a tenth, and lowers it
+    if the utility changed more than fivefold.
 
     Parameters
     ----------
@@ -66,24 +69,15 @@ class Oort(Policy):
         Penalty exponent for slow clients.
     exploration : float, default=0.9
         Share of unexplored clients at first; it falls by 2 % per round, to a fifth at least.
-    cutoff : float, default=0.95
-        Width of the pool (c in the paper).
-    clip : float, default=0.95
-        Quantile at which utilities are clipped.
-    window : int, default=20
-        Rounds the pacer compares.
-    preferred : float, default=0.1
-        Quantile of the durations that is the first T.
 
     Notes
     -----
     Source: authors' code SymbioticLab/Oort; options of the paper.
     Checked: scores, cut-off and pacer by hand, the draw by frequencies.
 
-    The code's blacklist of clients that were picked often is off by default and not part of this.
-    Added here: a client that finishes and reports no loss counts as explored from then on, and its
-    utility is halved each time, starting from the median, so that never reporting does not pay. An
-    unknown duration counts as the median.
+    The code's blacklist is off by default and not part of this. Added here: a client that finishes
+    and reports no loss counts as explored, and its utility is halved each time, starting from the
+    median. An unknown duration counts as the median.
 
     References
     ----------
@@ -101,18 +95,9 @@ class Oort(Policy):
 
     needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"loss_rms", "duration"}))
 
-    def __init__(
-        self,
-        alpha: NonNegative = 2.0,
-        exploration: Share = 0.9,
-        cutoff: Share = 0.95,
-        clip: Share = 0.95,
-        window: Count = 20,
-        preferred: Share = 0.1,
-    ) -> None:
-        self.alpha, self.cutoff, self.clip, self.window = alpha, cutoff, clip, window
-        self.min_exploration = min(exploration, _MIN_EXPLORATION)
-        self.state = OortState(preferred=preferred, exploration=exploration)
+    def __init__(self, alpha: NonNegative = 2.0, exploration: Share = 0.9) -> None:
+        self.alpha, self.min_exploration = alpha, min(exploration, _MIN_EXPLORATION)
+        self.state = OortState(exploration=exploration)
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Exploit the explored, explore the rest."""
@@ -129,8 +114,8 @@ class Oort(Policy):
         new = new[np.argsort(-size[new], kind="stable")][: _WINDOW * (round.size - places)]
         logits = np.log(np.maximum(size[new], np.finfo(float).tiny))
         newcomers = new[draw(logits, round.size - places, rng)]
-        value_of = dict(zip(state.exploited, scores[chosen].tolist(), strict=True))
-        return Selection((*state.exploited, *take(round.available, newcomers)), scores=value_of)
+        known = scored(tuple(state.exploited), scores[chosen])
+        return replace(known, clients=known.clients + take(round.available, newcomers))
 
     def scores(self, round: Round, size: Array, explored: NDArray[np.bool_]) -> Array:
         """Score explored clients: scaled utility, staleness bonus, slowness penalty; else -inf."""
@@ -142,7 +127,7 @@ class Oort(Policy):
         positive = np.sort(utility[utility > 0])
         if not positive.size:
             positive = np.zeros(1)
-        clip = positive[min(int(len(positive) * self.clip), len(positive) - 1)]
+        clip = positive[min(int(len(positive) * _CLIP), len(positive) - 1)]
         low = positive[0] * 0.999
         scores = (np.minimum(utility, clip) - low) / max(positive[-1] - low, 1e-4)
         since = values_for(state.last, clients) + 1
@@ -160,7 +145,7 @@ class Oort(Policy):
         ranked = np.sort(scores[scores > -np.inf])[::-1]
         if not size or not len(ranked):
             return np.full(len(scores), -np.inf)
-        cut = self.cutoff * ranked[min(size, len(ranked) - 1)]
+        cut = _CUTOFF * ranked[min(size, len(ranked) - 1)]
         # A score of zero is still eligible when nothing better fills the cohort.
         logits = np.log(np.maximum(scores, np.finfo(float).tiny))
         return np.where(scores >= min(cut, ranked[size - 1]), logits, -np.inf)
@@ -184,15 +169,15 @@ class Oort(Policy):
         state.last.update(dict.fromkeys(outcome.finished, round.number))
         collected = [state.utility[c] for c in state.exploited if c in set(reported)]
         state.history.append(sum(collected) / (len(collected) + 1e-4))
-        state.history = state.history[-2 * self.window :]
+        state.history = state.history[-2 * _PACER_ROUNDS :]
         self._pace(round.number + 1)
 
     def _pace(self, number: int) -> None:
         """Move the preferred quantile where utility is flat or jumps."""
         state = self.state
-        if number % self.window or len(state.history) < 2 * self.window:
+        if number % _PACER_ROUNDS or len(state.history) < 2 * _PACER_ROUNDS:
             return
-        before, after = sum(state.history[: self.window]), sum(state.history[self.window :])
+        before, after = np.array(state.history).reshape(2, -1).sum(axis=1).tolist()
         if abs(after - before) <= 0.1 * before:
             state.preferred = min(1.0, state.preferred + _PACER_STEP)
         elif abs(after - before) >= 5 * before:

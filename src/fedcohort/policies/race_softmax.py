@@ -10,9 +10,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcohort.numerics.sampling import successive_inclusion
 from fedcohort.options import Count, NonNegative, Positive
-from fedcohort.policies.base import Array, Indices, Policy, draw, inverse_inclusion, register, take
+from fedcohort.policies.base import Array, Indices, Policy, draw, register, scored, take
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -44,21 +43,17 @@ class RaceSoftmax(Policy):
     ----------
     temperature : float, default=1.0
         The paper's law at 1; larger is closer to uniform. The Frobenius distance grows with the
-        root of `rows`, so the same temperature means less with more rows.
+        root of `rows`.
     distance : {"frobenius", "row-l2"}
         The paper's, or its released code's (mean over rows), which is nearly an argmax.
     center : {"mean", "pooled"}
         The paper's unweighted mean of sketches, or the sketch of all data together.
-    weights : {"inverse-inclusion"}, optional
-        Weight each picked client by its share of the data over its probability of being picked,
-        which makes the aggregate unbiased.
     rows : int, default=50
         Rows of a sketch, of 64 buckets each.
     epsilon : float, default=0.0
         Privacy budget of a sketch (0: exact).
     everybody : bool, default=False
-        Ask all clients for their sketch before the first round, as the paper does; otherwise each
-        is asked when it is first available.
+        Ask all clients for their sketch before the first round, as the paper does.
 
     Notes
     -----
@@ -67,10 +62,9 @@ class RaceSoftmax(Policy):
 
     Private sketches of small clients look far from everybody for their noise alone. As in
     SketchMatch, a private sketch is therefore shrunk toward the center by its share of error, and
-    the variance that remains is added to its squared distance: on average over clients like it,
-    the distance does not depend on its size. Where clients differ by no more than noise, or nine
-    tenths of what a typical sketch shows is noise, cohorts are random, and a warning says so once.
-    Clients without a usable sketch are picked only when too few others are available.
+    the variance that remains is added to its squared distance. Where a typical sketch shows little
+    but noise, cohorts are random, and a warning says so once. The scores are 1 / (temperature *
+    distance).
 
     References
     ----------
@@ -85,8 +79,8 @@ class RaceSoftmax(Policy):
     >>> _ = signals.record("race_sketch", dict(zip("abc", sketch)), stamp=0)
     >>> round = Round(number=0, available=("a", "b", "c"), cohort_size=1)
     >>> selection = RaceSoftmax().select(round, signals, np.random.default_rng(0))
-    >>> selection.clients, f"{selection.scores['b']:.3f}"      # with its inclusion probability
-    (('b',), '0.604')
+    >>> selection.clients
+    ('b',)
     """
 
     needs = Needs(profile=frozenset({"race_sketch"}))
@@ -96,59 +90,47 @@ class RaceSoftmax(Policy):
         temperature: Positive = 1.0,
         distance: Literal["frobenius", "row-l2"] = "frobenius",
         center: Literal["mean", "pooled"] = "mean",
-        weights: Literal["inverse-inclusion"] | None = None,
         rows: Count = 50,
         epsilon: NonNegative = 0.0,
         everybody: bool = False,
     ) -> None:
         self.temperature, self.distance = temperature, distance
-        self.center, self.weights, self.profile_first = center, weights, everybody
+        self.center, self.profile_first = center, everybody
         sketch = {"rows": rows, "bits": 6, "seed": 0, "label_weight": 0.0, "center": False}
         self.signal_options = {"race_sketch": sketch | {"epsilon": epsilon}}
         self.state = RaceSoftmaxState()
-        self._kept: tuple[tuple[ClientId, ...], int, Array, Array] | None = None
-        self._chances: tuple[int, Array] | None = None
+        self._kept: tuple[tuple[ClientId, ...], int, Array] | None = None
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Draw the cohort without replacement."""
         self.state.include(signals, round.available, round.number)
         if not self.state.clients:
             return Selection(())
-        logits, n = self._logits(round, signals)
+        logits = self._logits(round, signals)
         at = draw(logits, round.size, rng)
-        if self._chances is None or self._chances[0] != round.size:
-            self._chances = (round.size, successive_inclusion(logits, round.size))
-        inclusion = self._chances[1][at]
-        weights = inverse_inclusion(n[at] / n.sum(), inclusion) if self.weights else None
-        chosen = take(round.available, at)
-        return Selection(chosen, weights, dict(zip(chosen, inclusion.tolist(), strict=True)))
+        return scored(take(round.available, at), logits[at])
 
-    def _logits(self, round: Round, signals: Signals) -> tuple[Array, Array]:
-        """Log-weights of the available clients and their sizes; kept until something changes.
-
-        Minus infinity without a sketch.
-        """
+    def _logits(self, round: Round, signals: Signals) -> Array:
+        """Log-weights of the available clients, minus infinity without a sketch; kept."""
         kept = self._kept
         if kept is not None and kept[1] == self.state.changes and kept[0] == round.available:
-            return kept[2], kept[3]
-        positions, squares, error, n, private = self._squares(round, signals)
+            return kept[2]
+        positions, squares, error, private = self._squares(round, signals)
         if private and len(positions):
             squares = self._shrunken(squares, error)
         far = np.sqrt(squares).mean(axis=1)
         if self.distance == "frobenius":
             far = np.sqrt(squares.sum(axis=1))
-        logits, sizes = np.full(len(round.available), -np.inf), np.zeros(len(round.available))
+        logits = np.full(len(round.available), -np.inf)
         logits[positions] = 1 / (self.temperature * np.maximum(far, _MIN_DISTANCE))
-        sizes[positions] = n
-        self._kept, self._chances = (round.available, self.state.changes, logits, sizes), None
-        return logits, sizes
+        self._kept = (round.available, self.state.changes, logits)
+        return logits
 
-    def _squares(self, round: Round, signals: Signals) -> tuple[Indices, Array, Array, Array, bool]:
-        """Positions of clients with data, squared distances by row, error variances, and sizes."""
+    def _squares(self, round: Round, signals: Signals) -> tuple[Indices, Array, Array, bool]:
+        """Positions of clients with data, squared distances by row, error variances, any noise."""
         goal, private = self.state.center(self.center), False
-        none = np.empty(0)
         parts: list[tuple[NDArray[Any], ...]] = [
-            (np.empty(0, np.int64), np.empty((0, len(goal))), none, none)
+            (np.empty(0, np.int64), np.empty((0, len(goal))), np.empty(0))
         ]
         for positions, readings in signals.read_parts("race_sketch", round.available, _PART):
             filled = readings["n"] > 0
@@ -158,10 +140,9 @@ class RaceSoftmax(Policy):
             q -= goal
             rows = np.einsum("irb,irb->ir", q, q)
             private |= bool((readings["noise"] > 0).any())
-            n = self.state.believed(readings["n"])
-            parts.append((positions, rows, errors(readings, lengths, goal), n))
-        positions, rows, error, n = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return positions, rows, error, n, private
+            parts.append((positions, rows, errors(readings, lengths, goal)))
+        positions, rows, error = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return positions, rows, error, private
 
     def _shrunken(self, squares: Array, error: Array) -> Array:
         """Return expected squared distances by row, given the noisy ones."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,18 +13,16 @@ from numpy.typing import NDArray
 
 from fedcohort.options import Count
 from fedcohort.policies.base import (
-    SKETCH,
     Policy,
+    kmeans,
     register,
     sample_positions,
-    take,
     unit_rows,
     values_for,
-    vector_needs,
     vectors,
 )
 from fedcohort.rounds import ClientId, Round, Selection
-from fedcohort.signals.catalog import Option
+from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
 
 Floats = NDArray[np.floating[Any]]
@@ -60,29 +57,22 @@ class SketchToSelect(Policy):
         Length of a projection. The paper's is 10, which is too short to tell directions apart.
     fresh : bool, default=True
         Clients take their local steps from the current model before they sketch. False is the
-        literal reading: a client sketches the model it holds. All clients that were not selected
-        hold the same one and fall into one cluster, so the old cohort is picked again.
-    signal : str, default="model_sketch"
-        Any signal that is a vector; "race_sketch" clusters by data, without models.
-    candidates : int, optional
-        Ask only this many clients, drawn uniformly; None asks all.
+        literal reading: a client sketches the model it holds, and as all that were not selected
+        hold the same one, the old cohort is picked again.
     compare : {"steps", "models"}
         "models" is the paper's. A client that has learned its data barely moves any more, so after
-        a while most models fall into one cluster, whatever their data. "steps" clusters the
-        directions of the clients' steps away from the global model (or of gradients or updates, if
-        that is the signal). Profiles of data, and models that are not fresh, are always clustered
-        without scaling.
+        a while most models fall into one cluster. "steps" clusters the directions of the clients'
+        steps away from the global model, unless they are not fresh.
     restarts : int, default=10
-        Starts of k-means, of which the best is kept. The paper uses one; a single start sometimes
-        puts two labels into one cluster, and one is then forgotten for `interval` rounds.
+        Starts of k-means, of which the best is kept. The paper uses one.
 
     Notes
     -----
     Source: paper.
     Checked: clusters and draws by hand, replacements exactly.
 
-    A chosen client that is away is replaced by another of its cluster, drawn uniformly. Fewer
-    different sketches than clusters leave places free, which are filled uniformly.
+    A chosen client that is away is replaced by another of its cluster, drawn uniformly. The scores
+    are one over the size of the cluster.
 
     References
     ----------
@@ -100,35 +90,26 @@ class SketchToSelect(Policy):
     (1, 1)
     """
 
+    needs = Needs(query=frozenset({"model_sketch"}))
+
     def __init__(
         self,
         interval: Count = 100,
         k: Count = 100,
         fresh: bool = True,
-        signal: str = "model_sketch",
-        candidates: Count | None = None,
         compare: Literal["steps", "models"] = "steps",
         restarts: Count = 10,
     ) -> None:
-        self.needs = vector_needs("SketchToSelect", signal)
-        self.interval, self.signal = interval, signal
-        self.asked, self.restarts = candidates, restarts
-        unscaled = signal in self.needs.profile or (signal == "model_sketch" and not fresh)
-        self.by_direction = compare == "steps" and not unscaled
-        if signal not in self.needs.profile:
-            options: dict[str, Option] = {"k": k, "kind": "uniform", "seed": 0}
-            if signal == "model_sketch":
-                options |= {"fresh": fresh, "step": self.by_direction}
-            self.signal_options = {signal: options}
-        elif signal == "race_sketch":
-            self.signal_options = {signal: SKETCH}
+        self.interval, self.restarts = interval, restarts
+        self.by_direction = compare == "steps" and fresh
+        options: dict[str, Option] = {"k": k, "kind": "uniform", "seed": 0}
+        options |= {"fresh": fresh, "step": self.by_direction}
+        self.signal_options = {"model_sketch": options}
         self.state = SketchToSelectState()
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
-        """Ask all clients, or a sample, in a selection round."""
-        if not self.needs.query or not self._selects(round):
-            return ()
-        return take(round.available, sample_positions(len(round.available), self.asked, rng))
+        """Ask all clients in a selection round."""
+        return round.available if self._selects(round) else ()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Cluster and draw in a selection round; otherwise keep the cohort."""
@@ -154,9 +135,8 @@ class SketchToSelect(Policy):
         return round.number % self.interval == 0 or not self.state.chosen
 
     def _cluster(self, round: Round, signals: Signals, rng: Generator) -> None:
-        since = round.number if self.needs.query else None
         dtype = np.float32 if self.by_direction else np.float64  # models may be far from zero
-        positions, rows = vectors(signals, self.signal, round.available, since, dtype)
+        positions, rows = vectors(signals, "model_sketch", round.available, round.number, dtype)
         self.state = SketchToSelectState()
         if not len(positions):
             return
@@ -180,14 +160,7 @@ def _is_available(available: tuple[ClientId, ...], client: ClientId) -> bool:
 
 def _kmeans(rows: Floats, clusters: int, restarts: int, rng: Generator) -> Indices:
     """Return cluster labels by k-means++ and Lloyd; at most one cluster per different row."""
-    from sklearn.cluster import KMeans
-
-    fitted = rows[
-        sample_positions(len(rows), max(_MAX_FITTED, _FITTED_PER_CLUSTER * clusters), rng)
-    ]
+    limit = max(_MAX_FITTED, _FITTED_PER_CLUSTER * clusters)
+    fitted = rows[sample_positions(len(rows), limit, rng)]
     clusters = min(clusters, len(np.unique(fitted, axis=0)))
-    model = KMeans(clusters, n_init=restarts, random_state=int(rng.integers(2**31 - 1)))
-    with warnings.catch_warnings():  # rows that differ by rounding only may share a cluster
-        warnings.filterwarnings("ignore", message="Number of distinct clusters")
-        model.fit(fitted)
-    return np.asarray(model.predict(rows), np.int64)
+    return np.asarray(kmeans(fitted, clusters, restarts, rng).predict(rows), np.int64)

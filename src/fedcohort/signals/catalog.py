@@ -353,28 +353,10 @@ def _gradient_spread(clients: Clients, options: Options) -> NDArray[np.float64]:
     return clients.gradient_spreads()
 
 
-def update_distance(
-    updates: NDArray[np.floating[Any]],
-    sizes: ArrayLike,
-    *,
-    weighted: bool = False,
-    scale_by_size: bool = False,
-) -> NDArray[np.float64]:
-    """Distance of each update from the cohort's mean update (paper 1, equation 14).
-
-    The mean is `weighted` by sizes or not; `scale_by_size` multiplies by the square root of the
-    size, because a small client's update scatters more.
-
-    Examples
-    --------
-    >>> update_distance(np.array([[0.0, 0.0], [4.0, 0.0]]), [1, 3], weighted=True).tolist()
-    [3.0, 1.0]
-    """
-    counts = np.asarray(sizes, np.float64)
-    weights = counts if weighted else np.ones(len(counts))
+def update_distance(updates: ArrayLike) -> NDArray[np.float64]:
+    """Distance of each update from their mean (paper 1, equation 14)."""
     exact = np.asarray(updates, np.float64)
-    distances = np.linalg.norm(exact - weights / weights.sum() @ exact, axis=1)
-    return np.asarray(distances * np.sqrt(counts) if scale_by_size else distances)
+    return np.asarray(np.linalg.norm(exact - exact.mean(axis=0), axis=1))
 
 
 def last_layer(names: Sequence[str], sizes: Sequence[int]) -> int:
@@ -437,9 +419,4 @@ def _update_distance(clients: Clients, options: Options) -> NDArray[np.float64]:
     rows = vectors.numpy()
     if options.get("last_layer"):
         rows = rows[:, -clients.last_layer() :]
-    return update_distance(
-        rows,
-        clients.sizes(),
-        weighted=bool(options.get("weighted")),
-        scale_by_size=bool(options.get("scale_by_size")),
-    )
+    return update_distance(rows)
