@@ -20,9 +20,10 @@ from fedcohort.partition import (
     shards,
     skewness,
     uniform_plus_dirichlet,
+    uniform_sizes,
 )
 from fedcohort.partition.assign import dirichlet
-from fedcohort.partition.dirichlet import least_sizes, skewness_levels
+from fedcohort.partition.splits import least_sizes, skewness_levels
 
 label_rows = st.lists(st.integers(0, 6), min_size=1, max_size=120).map(np.array)
 
@@ -51,11 +52,6 @@ def test_shards_of_equal_classes_hold_at_most_that_many_labels():
         assert (counts.sum(axis=1) == 30).all()
         assert (counts > 0).sum(axis=1).max() <= per_client
     assert set(counts[counts > 0] % 6) == {0}  # five shards of six
-
-
-def test_shards_refuses_more_shards_than_samples():
-    with pytest.raises(ConfigError, match="per_client=3 x 2 clients"):
-        shards([0, 1, 0, 1, 0], 2, np.random.default_rng(0), per_client=3)
 
 
 def test_the_three_conventions_differ_as_measured(mnist_like):
@@ -88,12 +84,12 @@ def test_dirichlet_prior_follows_the_prior():
 
 
 def test_dirichlet_per_class_splits_a_class_by_the_dirichlet_law():
-    # One class without cap: the share of a client is Beta(a, (n-1)a), variance
+    # Of one class, the share of a client is Beta(a, (n-1)a), variance
     # (n-1)/(n^2 (na+1)) = 0.0833 at a = 0.5, n = 4. 2,000 splits: standard error 0.002.
     labels = np.zeros(1000, dtype=int)
     rng = np.random.default_rng(0)
     first = [
-        len(dirichlet_per_class(labels, 4, rng, alpha=0.5, cap=False, min_size=0)[0]) / 1000
+        len(dirichlet_per_class(labels, 4, rng, alpha=0.5, min_size=0)[0]) / 1000
         for _ in range(2000)
     ]
     assert np.mean(first) == pytest.approx(0.25, abs=0.02)
@@ -163,17 +159,6 @@ def test_skewness_gives_each_client_its_share_of_a_main_class(sizes, clients, xi
             assert row.max() == n
 
 
-def test_skewness_is_exact_where_classes_are_equal():
-    labels = np.repeat(np.arange(10), 60)
-    for xi, main in [(1.0, 20), (0.8, 16), (0.5, 10)]:
-        counts = table(labels, skewness(labels, 30, np.random.default_rng(0), xi=xi))
-        assert (counts.sum(axis=1) == 20).all()
-        assert (counts.max(axis=1) == main).all()
-        assert np.bincount(counts.argmax(axis=1)).tolist() == [3] * 10
-    counts = table(labels, skewness(labels, 30, np.random.default_rng(0), xi="H"))
-    assert (np.sort(counts, axis=1)[:, -2:] == 10).all()
-
-
 def test_the_rest_never_holds_the_main_class_where_that_can_be():
     # With two equal classes the last to be dealt are often left with their own class only: the
     # swap must mend it.
@@ -181,12 +166,6 @@ def test_the_rest_never_holds_the_main_class_where_that_can_be():
     for seed in range(50):
         counts = table(labels, skewness(labels, 6, np.random.default_rng(seed), xi=0.7))
         assert np.sort(counts, axis=1).tolist() == [[6, 14]] * 6
-
-
-def test_clients_without_samples_owe_none():
-    labels = np.array([0, 0, 0, 0, 1, 2, 3])
-    parts = skewness(labels, 17, np.random.default_rng(2), xi=0.8, min_size=0)
-    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(7))
 
 
 def test_a_dominant_class_fills_the_rest_of_its_own_clients():
@@ -197,23 +176,14 @@ def test_a_dominant_class_fills_the_rest_of_its_own_clients():
     assert (counts.max(axis=1) >= 8).all()
 
 
-def test_skewness_on_unequal_classes_keeps_sizes_equal_when_it_can(mnist_like):
-    labels = mnist_like()
+def test_skewness_puts_the_share_before_equal_sizes(mnist_like):
+    labels = mnist_like(1)
     counts = table(labels, skewness(labels, 100, np.random.default_rng(0), xi=0.8))
-    sizes = counts.sum(axis=1)
-    assert sizes.max() - sizes.min() <= 1
-    assert counts.max(axis=1) / sizes == pytest.approx(0.8, abs=0.02)
+    assert set(counts.sum(axis=1)) == {600}
+    assert counts.max(axis=1) / 600 == pytest.approx(0.8, abs=0.02)
     pure = table(labels, skewness(labels, 100, np.random.default_rng(0), xi=1))
     assert ((pure > 0).sum(axis=1) == 1).all()
-    assert pure.sum(axis=1).max() < 1.2 * pure.sum(axis=1).min()
-
-
-def test_skewness_on_mnist_as_in_the_docs(mnist_like):
-    labels = mnist_like(1)
-    even = [p.size for p in skewness(labels, 100, np.random.default_rng(0), xi=0.8)]
-    pure = [p.size for p in skewness(labels, 100, np.random.default_rng(0), xi=1)]
-    assert set(even) == {600}
-    assert (min(pure), max(pure)) == (584, 627)
+    assert (pure.sum(axis=1).min(), pure.sum(axis=1).max()) == (584, 627)  # docs/data.md
 
 
 @settings(max_examples=80, deadline=None)
@@ -229,29 +199,32 @@ def test_two_halves_are_two_different_classes(sizes, clients, seed):
     assert ((table(labels, parts) > 0).sum(axis=1) == 2).all()
 
 
-def test_pairs_of_classes_are_random():
-    labels = np.repeat(np.arange(4), 300)
-    counts = table(labels, skewness(labels, 120, np.random.default_rng(0), xi="H"))
-    pairs = {tuple(np.flatnonzero(row).tolist()) for row in counts}
-    assert len(pairs) == 6
-
-
 @pytest.mark.parametrize(
-    ("labels", "clients", "xi", "message"),
+    ("call", "labels", "clients", "options", "message"),
     [
-        ([0, 1], 2, 0.0, "xi=0.0"),
-        ([0, 1], 2, 1.5, "xi=1.5"),
-        ([0, 1], 2, "h", "xi='h'"),
-        ([0, 1], 2, float("nan"), "xi=nan"),
-        ([0, 0, 0], 1, "H", "cannot cover 1 classes"),
-        ([0, 1, 2, 3, 4], 2, "H", "cannot cover 5 classes"),
-        ([0, 1, 1], 2, "H", "too small"),
-        ([0, 1, 2, 2], 2, 1.0, "xi of at most 0.750"),
+        (shards, [0, 1, 0, 1, 0], 2, {"per_client": 3}, "per_client=3 x 2 clients"),
+        (skewness, [0, 1], 2, {"xi": 0.0}, "xi=0.0"),
+        (skewness, [0, 1], 2, {"xi": 1.5}, "xi=1.5"),
+        (skewness, [0, 1], 2, {"xi": "h"}, "xi='h'"),
+        (skewness, [0, 1], 2, {"xi": float("nan")}, "xi=nan"),
+        (skewness, [0, 0, 0], 1, {"xi": "H"}, "cannot cover 1 classes"),
+        (skewness, [0, 1, 2, 3, 4], 2, {"xi": "H"}, "cannot cover 5 classes"),
+        (skewness, [0, 1, 1], 2, {"xi": "H"}, "too small"),
+        (skewness, [0, 1, 2, 2], 2, {"xi": 1.0}, "xi of at most 0.750"),
+        (dirichlet_environment, [0, 1, 0, 1], 2, {"samples": 5}, "samples=5"),
+        (dirichlet_environment, [0, 1, 0, 1], 2, {"samples": 0}, "samples=0"),
+        (dirichlet_environment, [0, 1, 0, 1], 2, {"samples": 2, "min_size": 3}, "min_size=3"),
+        (dirichlet_environment, [0, 1, 0, 1], 2, {"samples": 2, "x_med": 3.0}, "x_max=3.0"),
+        (uniform_sizes, [0, 1, 0, 1], 2, {"low": 5, "high": 4}, "low=5"),
+        (dirichlet_per_client, [0, 1, 0, 1], 2, {"alpha": 0.0}, "alpha=0.0"),
+        (dirichlet_per_class, [0, 1, 0, 1], 2, {"alpha": float("inf")}, "alpha=inf"),
+        (dirichlet_prior, [0, 1, 0, 1], 2, {"alpha": float("nan")}, "alpha=nan"),
+        (uniform_plus_dirichlet, [0, 1, 0, 1], 2, {"alpha": -1.0}, "alpha=-1.0"),
     ],
 )
-def test_skewness_refuses(labels, clients, xi, message):
+def test_options_that_make_no_sense_are_refused(call, labels, clients, options, message):
     with pytest.raises(ConfigError, match=message):
-        skewness(labels, clients, np.random.default_rng(0), xi=xi)
+        call(labels, clients, np.random.default_rng(0), **options)
 
 
 @settings(max_examples=60, deadline=None)
@@ -284,21 +257,6 @@ def test_skewness_levels_are_uniform_in_two_layers():
     # standard errors 0.0006 and 0.008
     assert low.mean() == pytest.approx(0.1, abs=0.003)
     assert high.mean() == pytest.approx(1.6, abs=0.04)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"samples": 5}, "samples=5"),
-        ({"samples": 0}, "samples=0"),
-        ({"samples": 2, "min_size": 3}, "min_size=3"),
-        ({"samples": 2, "x_med": 3.0, "x_max": 3.0}, "x_max=3.0 must be above"),
-        ({"samples": 2, "x_med": 0.0}, "x_med=0.0"),
-    ],
-)
-def test_environment_refuses(options, message):
-    with pytest.raises(ConfigError, match=message):
-        dirichlet_environment([0, 1, 0, 1], 2, np.random.default_rng(0), **options)
 
 
 @given(st.lists(st.one_of(st.integers(0, 20), st.text(max_size=3)), min_size=1, max_size=50))

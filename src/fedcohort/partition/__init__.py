@@ -7,20 +7,17 @@ which clients share samples by definition. `natural` groups by client ids that c
 """
 
 from fedcohort.partition.assign import PARTITIONS, IndexArray, Partition
-from fedcohort.partition.dirichlet import (
+from fedcohort.partition.splits import (
     dirichlet_environment,
     dirichlet_per_class,
     dirichlet_per_client,
     dirichlet_prior,
-    uniform_plus_dirichlet,
-)
-from fedcohort.partition.labels import (
     iid,
     natural,
     one_label,
-    quantity_skew,
     shards,
     skewness,
+    uniform_plus_dirichlet,
     uniform_sizes,
 )
 
@@ -35,7 +32,6 @@ __all__ = [
     "iid",
     "natural",
     "one_label",
-    "quantity_skew",
     "shards",
     "skewness",
     "uniform_plus_dirichlet",

@@ -96,29 +96,16 @@ def deal(mix: Floats, sizes: Counts, supply: Counts, rng: Generator) -> Counts:
 
     All clients ask for as many samples as they still need, drawn from their mix over the classes
     that are not used up. A class that is asked for more than it has serves clients in random
-    order, and those who still need samples ask again. Each turn uses up a class or is the last, so
-    there are at most C + 1 turns. A client whose mix has no weight on any remaining class takes
-    from what remains.
+    order, and those who still need samples ask again. Each turn uses up a class or is the last. A
+    client whose mix has no weight on any remaining class takes from what remains.
 
-    Parameters
-    ----------
-    mix : array (clients, classes)
-        Non-negative weights.
-    sizes : array (clients,)
-        Samples per client; the sum must not exceed that of `supply`.
-    supply : array (classes,)
-        Samples per class.
-
-    Returns
-    -------
-    array (clients, classes)
-        Counts with row sums `sizes` and column sums of at most `supply`.
+    `mix` is (clients, classes), as are the counts returned, whose rows add up to `sizes`.
     """
     counts = np.zeros(mix.shape, dtype=np.int64)
     need, left = sizes.copy(), supply.copy()
     while (rows := np.flatnonzero(need)).size:
         rng.shuffle(rows)
-        ask = rng.multinomial(need[rows], _over_open(mix[rows], left))
+        ask = rng.multinomial(need[rows], normalize_open(mix[rows], left))
         asked_before = np.cumsum(ask, axis=0) - ask
         given = np.clip(left - asked_before, 0, ask)
         counts[rows] += given
@@ -127,19 +114,18 @@ def deal(mix: Floats, sizes: Counts, supply: Counts, rng: Generator) -> Counts:
     return counts
 
 
-def _over_open(mix: Floats, left: Counts) -> Floats:
+def normalize_open(mix: Floats, left: Counts) -> Floats:
     """Normalize each mix over the classes of which something is left."""
-    wish: Floats = mix * (left > 0)
-    wish[wish.sum(axis=1) == 0.0] = left
-    wish /= wish.sum(axis=1, keepdims=True)
-    return wish
+    wish = mix * (left > 0)
+    wish = np.where(wish.sum(axis=1, keepdims=True) == 0.0, left, wish)
+    return np.asarray(wish / wish.sum(axis=1, keepdims=True))
 
 
 def apportion(counts: Counts, clients: int, most: int) -> Counts:
     """Assign clients to classes in proportion to their samples, at most `most` per class.
 
-    Jefferson's method, which maximizes the smallest share per client. If there are at least as
-    many clients as classes, every class gets one.
+    Jefferson's method, which maximizes the smallest share per client. With enough clients, every
+    class gets one.
     """
     quotients = counts[:, None] / np.arange(1.0, most + 1)
     if clients >= counts.size:
@@ -178,6 +164,5 @@ def top_up(owner: IndexArray, clients: int, min_size: int, rng: Generator) -> In
 
 def collect(owner: IndexArray, clients: int) -> list[IndexArray]:
     """List each client's samples in ascending order."""
-    order = np.argsort(owner, kind="stable")
-    ends = np.cumsum(np.bincount(owner, minlength=clients)).tolist()
-    return [order[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    ends = np.cumsum(np.bincount(owner, minlength=clients))
+    return np.split(np.argsort(owner, kind="stable"), ends[:-1])

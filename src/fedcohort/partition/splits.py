@@ -1,7 +1,6 @@
-"""Partitions at random, by shards, by main class, and by the client ids that come with the data.
+"""The partitions: at random, by shards, by Dirichlet draws, by main class, by ids in the data.
 
-`one_label` gives each client a single class, `skewness` a share `xi` of one. `quantity_skew` and
-`uniform_sizes` vary the sizes only.
+The same alpha means something different in each of the Dirichlet partitions.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike
+from scipy.optimize import nnls
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.options import Count, Positive, Range
@@ -24,7 +24,9 @@ from fedcohort.partition.assign import (
     deal,
     dirichlet,
     even_sizes,
+    normalize_open,
     partition,
+    scatter,
     top_up,
 )
 
@@ -34,42 +36,9 @@ def iid(labels: IndexArray, clients: int, rng: Generator, *, min_size: int = 1) 
     """Hand out the samples at random, in sizes that differ by at most one.
 
     Case 1 of Sketch to Skip and Select (paper 2).
-
-    Examples
-    --------
-    >>> [part.size for part in iid([0, 1, 0, 1, 2], 2, np.random.default_rng(0))]
-    [3, 2]
     """
     owner = np.repeat(np.arange(clients), even_sizes(labels.size, clients))
     return rng.permutation(owner)
-
-
-@partition("quantity-skew")
-def quantity_skew(
-    labels: IndexArray, clients: int, rng: Generator, *, alpha: Positive = 0.5, min_size: int = 1
-) -> IndexArray:
-    """Hand out the samples at random, in sizes drawn from Dir(alpha, ..., alpha).
-
-    Labels are IID, only sizes differ: quantity skew as in [1]_.
-
-    Parameters
-    ----------
-    alpha : float
-        Concentration: 0.5 gives very different sizes, 100 nearly equal ones.
-
-    Examples
-    --------
-    >>> parts = quantity_skew(np.zeros(100), 4, np.random.default_rng(0))
-    >>> [part.size for part in parts]
-    [3, 59, 18, 20]
-
-    References
-    ----------
-    .. [1] Li, Diao, Chen, He (2022), Federated Learning on Non-IID Data Silos: An Experimental
-       Study, ICDE.
-    """
-    shares = dirichlet(np.full((1, clients), alpha), rng)[0]
-    return _in_proportion(shares, labels.size, min_size, rng)
 
 
 @partition("uniform-sizes")
@@ -84,33 +53,22 @@ def uniform_sizes(
 ) -> IndexArray:
     """Hand out the samples at random, in sizes proportional to whole numbers in [low, high].
 
-    FedShare's CIFAR split, which paper 0 uses as "non-IID": its labels are IID, only the sizes
-    vary, from 100 to 700. FedShare leaves samples over; here sizes are scaled so that all are used.
-
-    Parameters
-    ----------
-    low, high : int
-        Range of the sizes before scaling.
-
-    Examples
-    --------
-    >>> parts = uniform_sizes(np.zeros(50_000), 100, np.random.default_rng(0))
-    >>> sizes = [part.size for part in parts]
-    >>> sum(sizes), max(sizes) / min(sizes) <= 7.1
-    (50000, True)
+    FedShare's CIFAR split, which paper 0 uses as "non-IID": only the sizes vary. FedShare leaves
+    samples over; here the sizes are scaled so that all are used.
     """
     if low > high:
         raise ConfigError(f"uniform-sizes: low={low} must be at most high={high}")
     wanted = rng.integers(low, high, clients, endpoint=True).astype(np.float64)
-    return _in_proportion(wanted / wanted.sum(), labels.size, min_size, rng)
+    sizes = _sizes_between(np.cumsum(wanted / wanted.sum()) * labels.size, labels.size)
+    owner = rng.permutation(np.repeat(np.arange(clients), sizes))
+    return top_up(owner, clients, min_size, rng)
 
 
-def _in_proportion(shares: Floats, total: int, min_size: int, rng: Generator) -> IndexArray:
-    """Hand out all samples at random, in sizes proportional to `shares`."""
-    ends = np.floor(np.cumsum(shares) * total + 0.5).astype(np.int64)
+def _sizes_between(cuts: Floats, total: int) -> Counts:
+    """Return the sizes of the parts of a total that end at these cuts, in whole numbers."""
+    ends = np.floor(cuts + 0.5).astype(np.int64)
     ends[-1] = total
-    owner = rng.permutation(np.repeat(np.arange(shares.size), np.diff(ends, prepend=0)))
-    return top_up(owner, shares.size, min_size, rng)
+    return np.diff(ends, prepend=0)
 
 
 @partition("shards")
@@ -121,11 +79,6 @@ def shards(
 
     FedAvg's pathological split [1]_; FedCor (paper 3) calls it 2SPC and 1SPC. All samples are
     used: client sizes differ by at most one, and so do the shards of one client.
-
-    Parameters
-    ----------
-    per_client : int
-        Shards per client.
 
     Examples
     --------
@@ -141,8 +94,8 @@ def shards(
     """
     if clients * per_client > labels.size:
         raise ConfigError(
-            f"shards: per_client={per_client} x {clients} clients must be between {clients} and "
-            f"the number of samples, {labels.size}"
+            f"shards: per_client={per_client} x {clients} clients are more than the "
+            f"{labels.size} samples"
         )
     sizes = np.stack([even_sizes(int(n), per_client) for n in even_sizes(labels.size, clients)])
     shuffled = rng.permutation(clients * per_client)
@@ -154,17 +107,8 @@ def shards(
 def natural(ids: ArrayLike, *, min_size: int = 1) -> dict[str, IndexArray]:
     """Group the samples by the client that they came from.
 
-    Parameters
-    ----------
-    ids : array (samples,)
-        The client of each sample; anything whose `str` tells clients apart.
-    min_size : int
-        Clients with fewer samples are left out.
-
-    Returns
-    -------
-    dict
-        Ascending sample indices by client id (a string), in the order of the ids.
+    Ids are anything whose `str` tells clients apart; those with fewer samples than `min_size` are
+    left out.
 
     Examples
     --------
@@ -188,21 +132,196 @@ def natural(ids: ArrayLike, *, min_size: int = 1) -> dict[str, IndexArray]:
     return kept
 
 
+@partition("dirichlet-per-client")
+def dirichlet_per_client(
+    labels: IndexArray, clients: int, rng: Generator, *, alpha: Positive, min_size: int = 1
+) -> Counts:
+    """Give each client a class mix drawn from Dir(alpha, ..., alpha), and equal sizes.
+
+    Samples are drawn from the mixes without replacement: when a class has been used up, those who
+    still want it draw again over the other classes. An alpha of 0.1 is nearly one class per client,
+    100 nearly IID.
+
+    Examples
+    --------
+    >>> labels = np.repeat([0, 1], 50)
+    >>> parts = dirichlet_per_client(labels, 4, np.random.default_rng(0), alpha=0.1)
+    >>> [np.bincount(labels[part], minlength=2).tolist() for part in parts]
+    [[0, 25], [3, 22], [24, 1], [23, 2]]
+    """
+    supply = np.bincount(labels)
+    mix = dirichlet(np.full((clients, supply.size), alpha), rng)
+    return deal(mix, even_sizes(labels.size, clients), supply, rng)
+
+
+@partition("dirichlet-prior")
+def dirichlet_prior(
+    labels: IndexArray,
+    clients: int,
+    rng: Generator,
+    *,
+    alpha: Positive,
+    sizes: Literal["equal", "released"] = "equal",
+    min_size: int = 1,
+) -> Counts | IndexArray:
+    """Give each client a class mix drawn from Dir(alpha * class prior).
+
+    FedCor's convention (paper 3): the concentrations sum to alpha, so that with ten classes its
+    0.2 is 0.02 per class.
+
+    Parameters
+    ----------
+    sizes : {"equal", "released"}
+        With "equal", sizes differ by at most one, and a class that is used up is replaced as in
+        `dirichlet_per_client`. "released" is the authors' code: mixes are kept, and the sizes are
+        those of least sum of squares that use up every class; what rounding leaves over goes to
+        clients at random.
+    """
+    supply = np.bincount(labels)
+    mix = dirichlet(np.broadcast_to(alpha * supply / labels.size, (clients, supply.size)), rng)
+    if sizes == "equal":
+        return deal(mix, even_sizes(labels.size, clients), supply, rng)
+    counts = np.floor(mix * least_sizes(mix, supply)[:, None] + 1e-9).astype(np.int64)
+    for k in np.flatnonzero(left := supply - counts.sum(axis=0)):
+        counts[:, k] += np.bincount(rng.integers(clients, size=left[k]), minlength=clients)
+    return top_up(scatter(labels, counts, rng), clients, min_size, rng)
+
+
+def least_sizes(mix: Floats, supply: Counts) -> Floats:
+    """Return x >= 0 of least sum of squares with ``mix.T @ x = supply``.
+
+    Solved as non-negative least squares in which the equations weigh so much more than the sizes
+    that they hold to a thousandth of a sample.
+    """
+    weight = 1e4 * len(mix)
+    system = np.concatenate([weight * mix.T, np.eye(len(mix))])
+    x, _ = nnls(system, np.concatenate([weight * supply, np.zeros(len(mix))]))
+    if np.abs(mix.T @ x - supply).max() > 0.5:
+        raise ConfigError(
+            f"dirichlet-prior: no sizes of {len(mix)} clients with these mixes use up all classes; "
+            "take more clients, a larger alpha or sizes='equal'"
+        )
+    return np.asarray(x)
+
+
+@partition("dirichlet-per-class")
+def dirichlet_per_class(
+    labels: IndexArray, clients: int, rng: Generator, *, alpha: Positive, min_size: int = 1
+) -> IndexArray:
+    """Split each class over the clients by proportions drawn from Dir(alpha, ..., alpha).
+
+    The convention of the distribution sketch's released code (paper 0) and of most of the
+    literature [1]_. Sizes differ, but a client that has reached the average gets nothing of the
+    classes that follow, and those below `min_size` get random samples of clients that have more.
+
+    References
+    ----------
+    .. [1] Yurochkin et al. (2019), Bayesian Nonparametric Federated Learning of Neural Networks,
+       ICML.
+    """
+    supply = np.bincount(labels)
+    shares = dirichlet(np.full((supply.size, clients), alpha), rng)
+    counts = np.zeros((clients, supply.size), dtype=np.int64)
+    for k in range(supply.size):
+        has_room = counts.sum(axis=1) < labels.size / clients
+        share = shares[k] * has_room
+        if share.sum() == 0.0:  # all of the draw fell on clients that are full
+            share = has_room.astype(np.float64)
+        reach = np.cumsum(share)
+        cuts = np.floor(reach / reach[-1] * supply[k]).astype(np.int64)
+        counts[:, k] = np.diff(cuts, prepend=0)
+    return top_up(scatter(labels, counts, rng), clients, min_size, rng)
+
+
+@partition("uniform-plus-dirichlet")
+def uniform_plus_dirichlet(
+    labels: IndexArray, clients: int, rng: Generator, *, alpha: Positive = 0.5, min_size: int = 1
+) -> list[IndexArray]:
+    """Split a random half of the samples by `dirichlet_per_class`, the other half IID.
+
+    Paper 0's "MNIST Uniform + Dirichlet": the first `clients // 2` clients share the first half.
+    """
+    skewed = clients // 2
+    owner = rng.permutation(np.repeat(np.arange(clients), even_sizes(labels.size, clients)))
+    uniform = collect(owner, clients)[skewed:]
+    if not skewed:
+        return uniform
+    pool = np.flatnonzero(owner < skewed)
+    half = dirichlet_per_class(labels[pool], skewed, rng, alpha=alpha, min_size=min_size)
+    return [pool[part] for part in half] + uniform
+
+
+@partition("dirichlet-environment", sharing=True)
+def dirichlet_environment(
+    labels: IndexArray,
+    clients: int,
+    rng: Generator,
+    *,
+    x_med: Positive = 0.2,
+    x_max: Positive = 3.0,
+    samples: Count = 2000,
+    min_size: int = 1,
+) -> list[IndexArray]:
+    """Draw clients of different skewness, each with its own draw from all samples.
+
+    FedACS, Definition 2 (paper 1): the first half of the clients (rounded up) has
+    beta ~ U(0, x_med], the rest beta ~ U(x_med, x_max]; a client's class mix is drawn from
+    Dir(beta, ..., beta) and the class of each of its samples from that mix. A client holds no
+    sample twice, but clients overlap. A class of which it has every sample leaves its mix.
+
+    Parameters
+    ----------
+    x_med, x_max : float
+        Median and maximum of beta: 0.2 and 3 is the paper's "low", 0.1 and 5 its "high".
+    samples : int
+        Samples per client, the paper's M.
+    """
+    if x_max <= x_med:
+        raise ConfigError(f"dirichlet-environment: x_max={x_max} must be above x_med={x_med}")
+    if not max(min_size, 1) <= samples <= labels.size:
+        raise ConfigError(
+            f"dirichlet-environment: samples={samples} must be at least min_size={min_size} and "
+            f"at most the number of samples, {labels.size}"
+        )
+    supply = np.bincount(labels)
+    beta = skewness_levels(clients, x_med, x_max, rng)
+    mix = dirichlet(np.broadcast_to(beta[:, None], (clients, supply.size)), rng)
+    members = np.split(np.argsort(labels, kind="stable"), np.cumsum(supply)[:-1])
+
+    def draw(row: Counts) -> IndexArray:
+        picked = [
+            members[k][rng.choice(members[k].size, row[k], replace=False, shuffle=False)]
+            for k in np.flatnonzero(row)
+        ]
+        return np.sort(np.concatenate(picked))
+
+    return [draw(row) for row in _class_counts(mix, samples, supply, rng)]
+
+
+def skewness_levels(clients: int, x_med: float, x_max: float, rng: Generator) -> Floats:
+    """Draw the concentration beta of each client, the skewed half first."""
+    unit = 1.0 - rng.random(clients)
+    skewed = np.arange(clients) < (clients + 1) // 2
+    return np.where(skewed, x_med * unit, x_med + (x_max - x_med) * unit)
+
+
+def _class_counts(mix: Floats, samples: int, supply: Counts, rng: Generator) -> Counts:
+    """Draw each client's counts from its mix; no client takes more of a class than there is."""
+    counts = np.zeros(mix.shape, dtype=np.int64)
+    while (rows := np.flatnonzero(counts.sum(axis=1) < samples)).size:
+        left = supply - counts[rows]
+        needed = samples - counts[rows].sum(axis=1)
+        counts[rows] += np.minimum(rng.multinomial(needed, normalize_open(mix[rows], left)), left)
+    return counts
+
+
 @partition("one-label")
 def one_label(labels: IndexArray, clients: int, rng: Generator, *, min_size: int = 1) -> Counts:
     """Give every client samples of a single label.
 
     Case 2 of Sketch to Skip and Select (paper 2). A label gets clients in proportion to its
-    samples, which these share evenly, so all samples are used and sizes are as equal as the
-    labels allow. With fewer clients than labels, each gets whole labels, at most
-    ceil(labels / clients) of them, as in the paper's footnote.
-
-    Examples
-    --------
-    >>> labels = np.repeat([0, 1], [40, 20])
-    >>> parts = one_label(labels, 3, np.random.default_rng(0))
-    >>> sorted((int(labels[part][0]), part.size) for part in parts)
-    [(0, 20), (0, 20), (1, 20)]
+    samples, which these share evenly. With fewer clients than labels, each gets whole labels, at
+    most ceil(labels / clients) of them, as in the paper's footnote.
     """
     supply = np.bincount(labels)
     counts = np.zeros((clients, supply.size), dtype=np.int64)
@@ -226,12 +345,10 @@ def skewness(
 ) -> Counts:
     """Give each client a share `xi` of one class and the rest at random from the others.
 
-    FL-DP3S's data skewness (paper 4). Main classes are shared among clients in proportion to
-    their samples. All samples are used, and the share comes first: sizes are equal to within one
-    unless a main class is too small for that, as with xi = 1 on unequal classes, and then as
-    equal as they can be. The rest holds a client's own class only if the other classes cannot
-    fill it, for example when one class outnumbers all others together. The paper does not say how
-    the rest is spread; here it follows what remains of the other classes.
+    FL-DP3S's data skewness (paper 4). Main classes get clients in proportion to their samples. The
+    share comes before equal sizes, which differ where a main class is too small. The rest holds a
+    client's own class only if the other classes cannot fill it. The paper does not say how the rest
+    is spread; here it follows what remains of the other classes.
 
     Parameters
     ----------
@@ -245,16 +362,11 @@ def skewness(
     >>> parts = skewness(labels, 10, np.random.default_rng(0), xi=0.8)
     >>> {int(np.bincount(labels[part]).max()) for part in parts}
     {8}
-    >>> parts = skewness(labels, 10, np.random.default_rng(0), xi="H")
-    >>> {tuple(np.unique(labels[part], return_counts=True)[1].tolist()) for part in parts}
-    {(5, 5)}
     """
     supply = np.bincount(labels)
     if xi == "H":
-        counts = _two_halves(supply, clients, rng)
-    else:
-        counts = _main_share(supply, clients, xi, rng)
-    return counts
+        return _two_halves(supply, clients, rng)
+    return _main_share(supply, clients, xi, rng)
 
 
 def _share_evenly(supply: Counts, holders: Counts) -> tuple[IndexArray, Counts]:
@@ -296,9 +408,7 @@ def _budgets(supply: Counts, holders: Counts, xi: float) -> Counts:
         if not (over := free & (budget > limit)).any():
             break
         tight |= over
-    ends = np.floor(np.cumsum(budget) + 0.5).astype(np.int64)
-    ends[-1] = total
-    return np.diff(ends, prepend=0)
+    return _sizes_between(np.cumsum(budget), total)
 
 
 def _trim(held: Counts, main: IndexArray, supply: Counts) -> Counts:
