@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.datasets.folder import damaged
-from fedcohort.datasets.images import CLASSES
-from fedcohort.datasets.shakespeare import HEADER
+from fedcohort.datasets.base import damaged
+from fedcohort.datasets.published import FEMNIST_CLASSES, PLAYS_HEADER
 from fedcohort.exceptions import DataError
 from fedcohort.storage import write_atomically
 
@@ -78,7 +77,7 @@ def _leaf_rows(path: Path) -> Iterator[tuple[str, Bytes, int]]:
         pixels = np.asarray(x, np.float64)
         if pixels.shape != (PIXELS,) or not ((pixels >= 0) & (pixels <= 1)).all():
             raise damaged(path, f"an image of {writer} is not 784 numbers in [0, 1]", LEAF_HOLDS)
-        if not isinstance(label, int) or not 0 <= label < CLASSES:
+        if not isinstance(label, int) or not 0 <= label < FEMNIST_CLASSES:
             raise damaged(path, f"a label of {writer} is {label!r}", LEAF_HOLDS)
         yield str(writer), np.rint(255 * pixels).astype(np.uint8), label
 
@@ -108,7 +107,7 @@ def shakespeare_from_html(source: Path, target: Path) -> Path:
     pages = sorted(source.glob("*/full.html"))
     if not pages:
         raise DataError(f"{source} has no PLAY/full.html: give the folder that holds the plays")
-    rows = [HEADER]
+    rows = [PLAYS_HEADER]
     for page in pages:
         rows += ["\t".join((page.parent.name, *line)) for line in _speeches(page)]
     path = target / "plays.tsv.gz"

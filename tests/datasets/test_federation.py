@@ -65,13 +65,6 @@ def test_names_sort_as_numbers():
     assert list(names) == [f"client-{i:04d}" for i in range(1001)]
 
 
-def test_a_federation_is_a_function_of_its_seed():
-    first, again, other = (federate(toy(), "iid", clients=4, seed=s) for s in (1, 1, 2))
-    same = [np.array_equal(first.parts[c], again.parts[c]) for c in first.clients]
-    assert all(same)
-    assert any(not np.array_equal(first.parts[c], other.parts[c]) for c in first.clients)
-
-
 def test_a_name_and_its_function_are_the_same_and_options_arrive():
     by_name = federate(toy(), "iid", clients=4, seed=3, min_size=5)
     by_call = federate(toy(), iid, clients=4, seed=3, min_size=5)
@@ -80,11 +73,6 @@ def test_a_name_and_its_function_are_the_same_and_options_arrive():
     assert all(np.array_equal(by_name.parts[c], by_text.parts[c]) for c in by_name.clients)
     skewed = federate(toy(), "skewness", clients=4, xi="H")
     assert ((skewed.label_counts() > 0).sum(axis=1) == 2).all()
-
-
-def test_index_arrays_are_taken_as_they_are():
-    assert federate(toy(), [[0, 1], [5]]).parts["client-1"].tolist() == [5]
-    assert federate(toy(), {"ann": [3]}).clients == ("ann",)
 
 
 def test_natural_clients_all_or_some():

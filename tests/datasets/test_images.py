@@ -26,11 +26,9 @@ def test_digits_are_scikit_learns_split_once_and_for_all():
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_idx_round_trip(name, published, tmp_path):
     folder = published(name)
-    data, raw = load(name, tmp_path), load(name, tmp_path, dtype="uint8")
+    data = load(name, tmp_path)
     assert np.array_equal(data.x[:, 0], published.images.astype(np.float32) / np.float32(255))
     assert np.array_equal(data.y_test, published.labels)
-    assert np.array_equal(raw.x[:, 0], published.images)
-    assert raw.x.flags.writeable  # so that torch can share it
     for path in list(folder.iterdir()):  # uncompressed files do as well
         (folder / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
         path.unlink()
@@ -70,14 +68,13 @@ def test_damaged_idx_files_are_named(published, tmp_path):
 
 def test_cifar_round_trip(published, tmp_path):
     folder = published("cifar10")
-    data, kept = load("cifar10", tmp_path), load("cifar10", tmp_path, dtype="uint8")
+    data = load("cifar10", tmp_path)
     files = [folder / f"data_batch_{i}.bin" for i in range(1, 6)]
     raw = np.concatenate([np.fromfile(f, np.uint8) for f in files]).reshape(-1, 3073)
     planes = raw[:, 1:].reshape(-1, 3, 32, 32)
     assert np.array_equal(data.y, raw[:, 0])
     assert np.array_equal(data.x, planes.astype(np.float32) / np.float32(255))
     assert len(data.y_test) == 4
-    assert np.array_equal(kept.x, planes)
 
 
 @pytest.mark.parametrize(

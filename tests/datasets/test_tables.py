@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fedcohort.datasets import load
-from fedcohort.datasets.heart import FEATURES
-from fedcohort.datasets.shakespeare import CHARACTERS, CLASSES, encode
+from fedcohort.datasets.published import CHARACTERS, HEART_FEATURES, TOKENS, encode
 from fedcohort.exceptions import ConfigError, DataError
 
 
@@ -19,8 +18,8 @@ def test_heart_features_clients_and_split(published, tmp_path):
     published("heart-disease")
     data = load("heart-disease", tmp_path)
     assert len(data.y) + len(data.y_test) == 44  # one of twelve rows is incomplete
-    assert len(FEATURES) == data.x.shape[1] == 13
-    assert dict(zip(FEATURES, data.x[0].tolist(), strict=True)) == pytest.approx(
+    assert len(HEART_FEATURES) == data.x.shape[1] == 13
+    assert dict(zip(HEART_FEATURES, data.x[0].tolist(), strict=True)) == pytest.approx(
         {
             "age": 1.3, "sex": 1.0, "trestbps": 0.75, "chol": 0.33, "fbs": 1.0, "thalach": 0.4,
             "exang": 0.0, "oldpeak": 1.3, "cp=2": 0.0, "cp=3": 0.0, "cp=4": 1.0,
@@ -70,7 +69,7 @@ def plays(*roles):
 
 
 def test_the_vocabulary_has_80_tokens():
-    assert CLASSES == 80
+    assert TOKENS == 80
     assert encode(CHARACTERS).tolist() == list(range(1, 80))
     assert decode(encode("naïve \U0001f600")) == "na\ufffdve \ufffd"
 
@@ -112,7 +111,7 @@ def test_max_samples_are_spread_over_the_text(published, tmp_path):
     everything = np.concatenate([whole.x, whole.x_test])
     assert np.array_equal(some.x, everything[[i * windows // 20 for i in range(18)]])
     with pytest.raises(ConfigError, match="max_samples=0"):
-        load("shakespeare", tmp_path, max_samples=0)
+        load("shakespeare", max_samples=0)
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,22 @@
-"""The shape that every data set comes in.
-
-Data of one's own: any arrays of samples, labels and clients.
-"""
+"""What data sets share: their shape, arrays of one's own, and files found and read with care."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.files.arrays import arrays_in
+from fedcohort.files.source import decompressed
 from fedcohort.rounds import check_id, stream
 
 Array: TypeAlias = NDArray[Any]
@@ -26,7 +29,8 @@ CONSTANTS: dict[str, tuple[Any, Any]] = {
     "femnist": (0.9615, 0.1642),
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 }
-Pixels: TypeAlias = Literal["float32", "uint8"]
+VARIABLE = "FEDCOHORT_DATA"
+MAX_ARRAY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,12 +88,6 @@ class Dataset:
 
         By default those are the published ones of the data set (`CONSTANTS`). Constants measured
         on the clients' data would not be public.
-
-        Examples
-        --------
-        >>> from fedcohort.datasets import load
-        >>> abs(float(load("digits").standardized().x.mean())) < 0.01
-        True
         """
         if mean is None or std is None:
             if self.name not in CONSTANTS:
@@ -99,11 +97,21 @@ class Dataset:
         if self.x.dtype.kind != "f":
             raise ConfigError(f"{self.name}: only float samples can be standardized")
         shape = (-1, *[1] * (self.x.ndim - 2))
-        shift, scale = (np.asarray(v, np.float32) for v in (mean, std))
-        if shift.ndim:
-            shift, scale = shift.reshape(shape), scale.reshape(shape)
+        shift, scale = (np.asarray(v, np.float32).reshape(shape) for v in (mean, std))
         x, x_test = (self.x - shift) / scale, (self.x_test - shift) / scale
         return dataclasses.replace(self, x=x, x_test=x_test)
+
+    def split_off(self, test: NDArray[np.bool_]) -> Dataset:
+        """Return the data set whose test samples are the marked ones of the training samples."""
+        return dataclasses.replace(
+            self,
+            x=self.x[~test],
+            y=self.y[~test],
+            x_test=self.x[test],
+            y_test=self.y[test],
+            client_ids=None if self.client_ids is None else self.client_ids[~test],
+            test_client_ids=None if self.client_ids is None else self.client_ids[test],
+        )
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -118,25 +126,8 @@ class Dataset:
         )
 
 
-def pixels(images: NDArray[np.uint8], dtype: Pixels) -> Array:
-    """Scale bytes to [0, 1] as float32, or keep them."""
-    if dtype == "uint8":
-        return np.require(images, requirements=["C", "W"])  # bytes of a file are read-only
-    if dtype == "float32":
-        return images / np.float32(255)
-    raise ConfigError(f'dtype={dtype!r} must be "float32" (scaled to [0, 1]) or "uint8" (bytes)')
-
-
 def holdout(groups: ArrayLike, fraction: float, rng: Generator) -> NDArray[np.bool_]:
-    """Mark a random fraction of each group, rounded, but never the whole group.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> mask = holdout(["a"] * 10 + ["b"], 0.2, np.random.default_rng(0))
-    >>> int(mask[:10].sum()), bool(mask[10])
-    (2, False)
-    """
+    """Mark a random fraction of each group, rounded, but never the whole group."""
     group, sizes = np.unique(groups, return_inverse=True, return_counts=True)[1:]
     take = np.minimum(np.floor(sizes * fraction + 0.5).astype(np.int64), sizes - 1)
     shuffled = rng.permutation(group.size)
@@ -164,22 +155,16 @@ def from_arrays(
 
     Parameters
     ----------
-    x : array (samples, ...)
-        Numbers without NaN or infinity; floats become float32, integers int64, bytes stay.
-    y : array (samples,)
-        Integers from 0 to classes - 1.
-    client_ids : array (samples,), optional
+    x, y : arrays
+        Numbers (samples, ...) without NaN or infinity, and integers from 0 to classes - 1. Floats
+        become float32, integers int64, bytes stay.
+    client_ids, test_client_ids : array (samples,), optional
         The client of each sample (text or integers); without it, split with `federate`.
     x_test, y_test : arrays, optional
         If left out, a random `test_fraction` of each client's samples (of each class's, without
         clients) is held out, but never all of them.
-    test_client_ids : array, optional
-        The client of each test sample.
-    test_fraction : float
-        From 0, for no test data, to below 1.
     classes : int, optional
         By default the largest label plus one; the smallest label must then be 0.
-    name : str
     seed : int
         Decides what is held out.
 
@@ -199,34 +184,25 @@ def from_arrays(
     if x_test is not None and y_test is not None:
         tests, test_labels = _numbers(name, "x_test", x_test), _labels(name, "y_test", y_test)
         test_clients = _ids(name, "test_client_ids", test_client_ids)
-        count = _num_classes(name, labels, test_labels) if classes is None else classes
-        return Dataset(name, samples, labels, tests, test_labels, count, clients, test_clients)
-    count = _num_classes(name, labels) if classes is None else classes
-    whole = Dataset(name, samples, labels, samples[:0], labels[:0], count, clients)
+    else:
+        tests, test_labels, test_clients = samples[:0], labels[:0], None
+    if classes is None:
+        classes = _num_classes(name, np.concatenate([labels, test_labels]))
+    whole = Dataset(name, samples, labels, tests, test_labels, classes, clients, test_clients)
+    if x_test is not None:
+        return whole
     groups = labels if clients is None else clients
-    test = holdout(groups, test_fraction, stream(seed, "test", name))
-    train = ~test
-    ids = (None, None) if clients is None else (clients[train], clients[test])
-    return dataclasses.replace(
-        whole,
-        x=samples[train],
-        y=labels[train],
-        x_test=samples[test],
-        y_test=labels[test],
-        client_ids=ids[0],
-        test_client_ids=ids[1],
-    )
+    return whole.split_off(holdout(groups, test_fraction, stream(seed, "test", name)))
 
 
-def _num_classes(name: str, *labels: NDArray[np.int64]) -> int:
+def _num_classes(name: str, labels: NDArray[np.int64]) -> int:
     """Count classes by the largest label; refuse labels that do not start at 0."""
-    every = np.concatenate(labels)
-    if every.size and every.min() > 0:
+    if labels.size and labels.min() > 0:
         raise DataError(
-            f"{name}: the smallest label is {every.min()}, so class 0 would be empty; subtract "
-            f"{every.min()} from y, or state classes={every.max() + 1}"
+            f"{name}: the smallest label is {labels.min()}, so class 0 would be empty; subtract "
+            f"{labels.min()} from y, or state classes={labels.max() + 1}"
         )
-    return int(every.max()) + 1 if every.size else 0
+    return int(labels.max()) + 1 if labels.size else 0
 
 
 def _numbers(name: str, what: str, values: ArrayLike) -> Array:
@@ -263,11 +239,75 @@ def _ids(name: str, what: str, values: ArrayLike | None) -> Array | None:
     for row, value in enumerate(array):
         if not isinstance(value, (str, int, np.integer)) or value == "":
             raise DataError(f"{name}: {what}[{row}]={value!r} must be text or an integer")
-    ids = np.empty(array.size, dtype=object)
-    ids[:] = [str(value) for value in array]
+    ids = np.array([str(value) for value in array] + [None], dtype=object)[:-1]
     try:
         for value in sorted(set(ids)):
             check_id(value, f"{name}: {what}")
     except ConfigError as error:
         raise DataError(str(error)) from None
     return ids
+
+
+class MissingData(DataError):
+    """A data file is not where it was looked for."""
+
+
+def places(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
+    """List the folders to search: `root` alone if given, else $FEDCOHORT_DATA and the cache."""
+    if root is not None:
+        return (Path(root).expanduser(),)
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    given = os.environ.get(VARIABLE)
+    return tuple(Path(p).expanduser() for p in (given, f"{cache}/fedcohort") if p)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The folder of one data set, in each of the places to search."""
+
+    name: str
+    places: tuple[Path, ...]
+
+    def file(self, *names: str, holds: str) -> Path:
+        """Find the first file of these names; `holds` says what it must contain."""
+        for place in self.places:
+            for name in names:
+                if (path := place / self.name / name).is_file():
+                    return path
+        looked = " and ".join(str(place / self.name) for place in self.places)
+        raise MissingData(
+            f"{self.name}: file {names[0]} not found in {looked}; it must contain {holds}. "
+            f"Put it there, or set {VARIABLE} (or root) to the folder that holds {self.name}/"
+        )
+
+
+def damaged(path: Path, problem: str, holds: str) -> DataError:
+    """Say what is wrong with a file."""
+    return DataError(f"{path} is damaged: {problem}; it must contain {holds}")
+
+
+def read_all(path: Path, limit: int, holds: str) -> bytes:
+    """Read a whole file of at most `limit` bytes (after decompression)."""
+    try:
+        size = limit if path.suffix == ".gz" else min(limit, path.stat().st_size)
+        with decompressed(path) as file:
+            data = file.read(size + 1)
+    except EOFError as error:
+        raise damaged(path, "it ends too early", holds) from error
+    except (OSError, zlib.error) as error:
+        raise damaged(path, f"it cannot be read ({error})", holds) from error
+    if len(data) > limit:
+        raise damaged(path, f"it is longer than {limit} bytes", holds)
+    return data
+
+
+def read_arrays(path: Path, names: Sequence[str], holds: str) -> dict[str, NDArray[Any]]:
+    """Read whole arrays of an NPZ file, or the array '' of an IDX file."""
+    try:
+        arrays = arrays_in(path)
+        missing = [name for name in names if name not in arrays]
+        if missing:
+            raise DataError(f"{path}: array {missing[0]!r} is missing")
+        return {name: arrays[name].read(MAX_ARRAY_BYTES) for name in names}
+    except DataError as error:
+        raise DataError(f"damaged file: {error}; it must contain {holds}") from None

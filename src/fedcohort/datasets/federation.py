@@ -23,14 +23,8 @@ from fedcohort.rounds import ClientId, stream
 class Federation:
     """A data set and the training samples of each client.
 
-    Parameters
-    ----------
-    dataset : Dataset
-    parts : mapping of str to int array
-        Rows of `dataset.x` by client id; kept sorted by id. No client may be empty, and no row
-        may be given out twice.
-    shared : bool
-        Clients may hold the same rows, as in the partition "dirichlet-environment".
+    `parts` are the rows of `dataset.x` by client id, kept sorted by id. No client may be empty, and
+    no row given out twice, unless `shared` says so, as in the partition "dirichlet-environment".
 
     Examples
     --------
@@ -119,16 +113,8 @@ def federate(
         or FILE.py:FUNCTION; or the index arrays themselves, in a list or by client id.
     clients : int, optional
         How many. With "natural", that many of them are drawn at random (all by default).
-    seed : int
-        The split is a function of it.
     **options
         Those of the partition, such as `alpha`.
-
-    Returns
-    -------
-    Federation
-        Clients that have no name of their own are called client-00, client-01 and so on, with as
-        many digits as make the order of names the order of numbers.
 
     Examples
     --------
@@ -150,7 +136,7 @@ def federate(
         raise ConfigError(f"{owner}: say how many clients")
     try:
         inspect.signature(function).bind(dataset.y, clients, rng, **options)
-    except TypeError as error:
+    except TypeError as error:  # an option is missing
         raise ConfigError(f"{owner}: {error}") from error
     parts = function(dataset.y, clients, rng, **options)
     return Federation(dataset, _named(parts), shared=function is dirichlet_environment)
