@@ -214,8 +214,8 @@ def _heart_table(path: Path) -> NDArray[np.float64]:
         given = table[:, column]
         wrong = ~np.isin(given, values) & (~np.isnan(given) | (column == 13))
         if wrong.any():
-            row = int(np.argmax(wrong))
-            problem = f"column {column + 1} of row {row + 1} is {given[row]:g}"
+            first = int(np.argmax(wrong))
+            problem = f"column {column + 1} of row {first + 1} is {given[first]:g}"
             raise damaged(path, problem, HEART_HOLDS)
     if np.isinf(table).any():
         raise damaged(path, "it has an infinite number", HEART_HOLDS)
