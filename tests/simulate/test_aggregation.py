@@ -71,18 +71,18 @@ def test_models_left_out_pass_their_weight_on():
 
 
 def test_momentum_by_hand():
-    server = FedAvgM(lr=0.5, momentum=0.9, weighted=False)
-    first = server.step(CURRENT, UPDATES, [1, 3])
+    server = FedAvgM(lr=0.5, momentum=0.9)
+    first = server.step(CURRENT, UPDATES, [2, 2])
     step = UPDATES.mean(0) - CURRENT
     torch.testing.assert_close(first, CURRENT + 0.5 * step)
-    second = server.step(first, UPDATES, [1, 3])
+    second = server.step(first, UPDATES, [2, 2])
     velocity = 0.9 * step + (UPDATES.mean(0) - first)
     torch.testing.assert_close(second, first + 0.5 * velocity)
 
 
 def test_adam_by_hand():
-    server = FedAdam(lr=0.1, betas=(0.9, 0.99), tau=1e-3, weighted=False)
-    got = server.step(CURRENT, UPDATES, [1, 3]).double().numpy()
+    server = FedAdam(lr=0.1, betas=(0.9, 0.99), tau=1e-3)
+    got = server.step(CURRENT, UPDATES, [2, 2]).double().numpy()
     step = (UPDATES.mean(0) - CURRENT).double().numpy()
     m, v = 0.1 * step, 0.99 * 1e-6 + 0.01 * step**2
     assert got == pytest.approx(CURRENT.numpy() + 0.1 * m / (np.sqrt(v) + 1e-3), rel=1e-6)

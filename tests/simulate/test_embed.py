@@ -55,7 +55,7 @@ def test_a_function_embeds_before_sketching() -> None:
 
 def test_a_public_module_is_its_feature_layer() -> None:
     public = build("mlp-64-30", DIGITS.sample_shape, 10, seed=9)
-    made = simulation(SketchMatch(), embed=public)
+    made = simulation(SketchMatch(), embed=embedding_of(public))
     made.step()
     assert (counts(made, "client-03") == expected(embedding_of(public), "client-03")).all()
     first = public.fc1(torch.from_numpy(DIGITS.x[:2]).flatten(1)).detach().numpy()

@@ -10,8 +10,6 @@
 
 What has a name can be given as text, ``name:key=value,key=value``, as on the command line, or as a
 table with ``name`` and ``options``. A name may be ``FILE.py:OBJECT``, relative to the TOML file.
-`reference` lists every key; `template` is a file with all of them, `to_toml` one with an
-experiment's values.
 """
 
 from __future__ import annotations
@@ -243,8 +241,6 @@ def parse(values: Mapping[str, Any]) -> Experiment:
 
     Examples
     --------
-    >>> parse({"rounds": 3, "local": {"lr": 0.1}}).local.lr
-    0.1
     >>> parse({"policy": "power-of-choice:d=15"}).policy
     NamedConfig(name='power-of-choice', options={'d': 15})
     >>> parse({"gate": {"nam": "cmfl"}})
@@ -334,8 +330,8 @@ def reference() -> list[Key]:
     return list(_keys(Experiment(), ""))
 
 
-def to_toml(experiment: Experiment) -> str:
-    """Write an experiment as TOML, all defaults filled in.
+def to_toml(experiment: Experiment, comments: bool = False) -> str:
+    """Write an experiment as TOML, all defaults filled in; `comments` say what each key means.
 
     Examples
     --------
@@ -343,13 +339,25 @@ def to_toml(experiment: Experiment) -> str:
     >>> parse(tomllib.loads(to_toml(Experiment()))) == Experiment()
     True
     """
-    return "".join(f"{line}\n" for line in _toml_lines(experiment, comments=False))
+    values, table, lines = dump(experiment), "", []
+    for key in reference():
+        if key.table != table:
+            table = key.table
+            lines += ["", f"[{table}]"]
+        value = (values[table] if table else values)[key.name]
+        if comments:
+            lines.append(f"# {key.about or key.name}")
+        if value is not None:
+            lines.append(f"{key.name} = {_toml(value)}")
+        elif comments:
+            lines.append(f"# {key.name} =")
+    return "\n".join(lines) + "\n"
 
 
 def template() -> str:
     """Return a TOML file with every key, its default and what it means."""
     head = "# An experiment. Run it: fedcohort run FILE. Every value here is the default.\n"
-    return head + "".join(f"{line}\n" for line in _toml_lines(Experiment(), comments=True))
+    return head + to_toml(Experiment(), comments=True)
 
 
 @cache
@@ -445,23 +453,6 @@ def _abouts(kind: type) -> dict[str, str]:
         for names, body in re.findall(r"^    (\w[\w, ]*) : .*\n((?:        .*\n|\n)+)", text, re.M):
             abouts |= dict.fromkeys(names.split(", "), " ".join(body.split()))
     return abouts
-
-
-def _toml_lines(experiment: Experiment, comments: bool) -> Iterator[str]:
-    values = dump(experiment)
-    table = ""
-    for key in reference():
-        if key.table != table:
-            table = key.table
-            yield from ("", f"[{table}]")
-        value = (values[table] if table else values)[key.name]
-        if comments:
-            yield f"# {key.about or key.name}"
-        if value is None:
-            if comments:
-                yield f"# {key.name} ="
-        else:
-            yield f"{key.name} = {_toml(value)}"
 
 
 def _toml(value: Any) -> str:

@@ -5,8 +5,6 @@ The folder holds ``config.json`` (every default filled in), ``provenance.json`` 
 as it happens: the truth about the run) and ``checkpoint`` (all that the next round depends on). A
 run that was killed continues with ``resume=True`` and leaves the same lines as one that was not. A
 finished run continues with more rounds or more seeds.
-
-`run` does this for an `Experiment`, `advance` for any `Simulation`.
 """
 
 from __future__ import annotations
@@ -86,65 +84,14 @@ def run(
         dataset = dataset or dataset_of(experiment.data)
         _add_seeds(place, experiment, dataset, on_round)
         simulation = simulation_of(experiment, dataset)
-        _advance(place, simulation, experiment.is_over, experiment.checkpoint_every, on_round)
+        _advance(place, simulation, experiment, on_round)
         return read_run(place)
 
 
-def advance(
-    simulation: Simulation,
-    folder: str | os.PathLike[str],
-    rounds: int,
-    *,
-    checkpoint_every: int = 10,
-    on_round: OnRound | None = None,
-) -> None:
-    """Run a simulation in a folder until it has so many rounds, from where the folder's run is.
-
-    For models, data and policies that only Python can name. `fedcohort report` reads the folder.
-
-    Parameters
-    ----------
-    simulation : Simulation
-        Made anew, with the same arguments each time.
-    folder : path
-        Made if it is not there.
-    rounds : int
-        How many rounds the run has in the end.
-    checkpoint_every : int, default=10
-        Rounds between checkpoints.
-    on_round : callable, optional
-        Called with the records of every new round.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from fedcohort.datasets import federate, load
-    >>> from fedcohort.simulate import Simulation, build
-    >>> clients = federate(load("digits"), "shards", clients=20, seed=0)
-    >>> model = build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for rounds in (1, 3):
-    ...         advance(Simulation(clients, model, "uniform", cohort_size=5), folder, rounds)
-    ...     [len(history.rounds) for history in read_histories(folder)]
-    [3]
-    """
-    place = make_folder(folder)
-    with locked_folder(place):
-        remove_leftovers(place)
-        policies = [repr(session.policy) for session in simulation.sessions]
-        about = {"engine": "simulation", "policy": policies[0], "rounds": rounds}
-        write_atomically(place / "config.json", json.dumps(about, indent=2).encode())
-        _advance(place, simulation, Experiment(rounds=rounds).is_over, checkpoint_every, on_round)
-
-
 def _advance(
-    place: Path,
-    simulation: Simulation,
-    is_over: Callable[[Sequence[History]], bool],
-    checkpoint_every: int,
-    on_round: OnRound | None,
+    place: Path, simulation: Simulation, experiment: Experiment, on_round: OnRound | None
 ) -> None:
-    """Run from the checkpoint, if there is one, until the histories say that it is over."""
+    """Run from the checkpoint, if there is one, until the experiment is over."""
     _describe(place, simulation)
     state, lines = _checkpoint(place), place / "rounds.jsonl"
     if state is not None:
@@ -158,13 +105,14 @@ def _advance(
             os.fsync(file.fileno())  # a checkpoint never knows rounds that can be lost
             storage.save(place / "checkpoint", simulation.state_dict())
 
-        while not is_over(histories):
+        while not experiment.is_over(histories):
             records = simulation.step()
             file.writelines(json.dumps(asdict(r)) + "\n" for r in records)
             file.flush()
             for history, record in zip(histories, records, strict=True):
                 history.rounds.append(record)
-            due = is_over(histories) or simulation.round_number % checkpoint_every == 0
+            at_checkpoint = simulation.round_number % experiment.checkpoint_every == 0
+            due = at_checkpoint or experiment.is_over(histories)
             if due:
                 save()
             try:

@@ -21,16 +21,9 @@ def mean_step(
 ) -> Tensor:
     """Return the weighted mean of the clients' steps away from the current model.
 
-    Parameters
-    ----------
-    current : Tensor (parameters,)
-        The global model that training started from.
-    updates : Tensor (clients, parameters)
-        The trained models.
-    sizes : sequence of int or None
-        Weights, normalized to a sum of one; None gives all clients the same weight.
-    weights : sequence of float, optional
-        Used as they are, instead of sizes: inverse-inclusion weights need not sum to one.
+    `updates` has a row of parameters per client. Sizes are normalized to a sum of one, None gives
+    all the same weight. `weights` in their place are used as they are: inverse-inclusion weights
+    need not sum to one.
     """
     given = sizes if weights is None else weights
     shares = [1.0] * len(updates) if given is None else [float(value) for value in given]
@@ -59,7 +52,7 @@ def equal_means(current: Tensor, updates: Tensor) -> Tensor:
 
 
 class Aggregation(Protocol):
-    """What turns trained models into the next global one."""
+    """What turns trained models into the next global one; `Mean` is the one to derive from."""
 
     def step(
         self,
@@ -127,13 +120,9 @@ class AgreeingMean(Mean):
     """CMFL as the code of paper 1 (FedACS) has it, at the server: nothing is saved on the way.
 
     The mean of those trained models whose steps agree with the mean step of the round in the signs
-    of enough parameters; if there is none, the model that agrees most. The gate "cmfl" is the
-    method of CMFL's own paper, where clients compare with the last global step before they upload.
-
-    Parameters
-    ----------
-    threshold : float, default=0.7
-        Smallest share of agreeing signs.
+    of a share of at least `threshold` of the parameters; if there is none, the model that agrees
+    most. The gate "cmfl" is the method of CMFL's own paper, where clients compare before they
+    upload.
     """
 
     def __init__(self, threshold: Share = 0.7) -> None:
@@ -159,24 +148,13 @@ class AgreeingMean(Mean):
         return super().step(current, updates[kept], [sizes[i] for i in kept], weights)
 
 
-class FedAvgM(Mean):
-    """FedAvg with server momentum (Hsu, Qi, Brown 2019).
-
-    Parameters
-    ----------
-    lr : float, default=1.0
-        Learning rate of the server.
-    momentum : float, default=0.9
-    weighted : bool, default=True
-        Weight clients by their number of examples.
-    """
+class FedAvgM(WeightedMean):
+    """FedAvg with server momentum (Hsu, Qi, Brown 2019); `lr` is the server's rate."""
 
     kept = ("velocity",)
 
-    def __init__(
-        self, lr: Positive = 1.0, momentum: ShareBelowOne = 0.9, weighted: bool = True
-    ) -> None:
-        self.lr, self.momentum, self.weighted = lr, momentum, weighted
+    def __init__(self, lr: Positive = 1.0, momentum: ShareBelowOne = 0.9) -> None:
+        self.lr, self.momentum = lr, momentum
         self.velocity: Tensor | None = None
 
     def advance(self, step: Tensor) -> Tensor:
@@ -185,18 +163,10 @@ class FedAvgM(Mean):
         return self.lr * self.velocity
 
 
-class FedAdam(Mean):
+class FedAdam(WeightedMean):
     """Adam at the server (Reddi et al. 2021, Algorithm 2, without bias correction as printed).
 
-    Parameters
-    ----------
-    lr : float, default=0.01
-        Learning rate of the server.
-    betas : pair of float, default=(0.9, 0.99)
-    tau : float, default=1e-3
-        Degree of adaptivity.
-    weighted : bool, default=True
-        Weight clients by their number of examples.
+    `lr` is the server's rate, `tau` the degree of adaptivity.
     """
 
     kept = ("first", "second")
@@ -206,9 +176,8 @@ class FedAdam(Mean):
         lr: Positive = 0.01,
         betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.99),
         tau: Positive = 1e-3,
-        weighted: bool = True,
     ) -> None:
-        self.lr, self.betas, self.tau, self.weighted = lr, tuple(betas), tau, weighted
+        self.lr, self.betas, self.tau = lr, tuple(betas), tau
         self.first: Tensor | None = None
         self.second: Tensor | None = None
 

@@ -33,10 +33,10 @@ PUBLIC = 100  # examples of the test set that stand for public data
 
 
 class TensorVectors(Vectors):
-    """Vectors that live on the trainer's device.
+    """Vectors on the trainer's device.
 
-    On a GPU whose memory can hold it, a projection matrix is kept there in float32 and reused;
-    elsewhere the projection's own loops, which store no matrix, are faster than moving it.
+    On a GPU a projection matrix is kept in float32 and reused, if it fits; elsewhere the
+    projection's own loops, which store no matrix, are faster than moving it.
     """
 
     rows: Tensor
@@ -72,9 +72,7 @@ class SimulatedClients(Clients):
     trainer: Trainer
     data: Data  # all training examples, on the trainer's device
     federation: Federation
-    seed: (
-        int  # with the round, of batches of clients that train for a query, and of sketches' noise
-    )
+    seed: int  # with the round, of batches of clients that train for a query, and of noise
     round_number: int
     model: Tensor  # that answers are taken under
     held_out: Mapping[ClientId, IndexArray] | None = None  # on which clients measure their loss
@@ -129,11 +127,7 @@ class SimulatedClients(Clients):
         return empty_sketch(options, public, classes=classes, center=center, tokens=tokens)
 
     def _inputs(self, options: Options) -> tuple[Data, list[NDArray[np.int64]], NDArray[Any]]:
-        """Return what is sketched: samples, the rows of each client, and public samples.
-
-        The first 100 examples of the test set stand for public data. In a federation, the center
-        must come from data that are public.
-        """
+        """Return what is sketched: samples, the rows of each client, and public samples."""
         parts = [self.federation.parts[c] for c in self.ids]
         dataset = self.federation.dataset
         public, at = dataset.x_test[:PUBLIC], np.concatenate(parts)

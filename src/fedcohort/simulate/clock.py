@@ -206,11 +206,6 @@ def _rows(
 class Durations:
     """How fast each client computes and communicates.
 
-    Parameters
-    ----------
-    samples_per_second, bytes_per_second : mapping
-        By client.
-
     Examples
     --------
     >>> speeds = Durations({"ann": 100.0}, {"ann": 1000.0})
@@ -287,37 +282,20 @@ def _rate(row: Mapping[str, str], name: str, where: str) -> float:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """How a round ended.
+    """How a round ended; clients are in the order of selection."""
 
-    Attributes
-    ----------
-    used, cut : tuple of str
-        Whose updates the round uses, and who finishes too late for it; in the order of selection.
-    seconds : float
-        When the round ended.
-    slowest : str
-        For whom it waited.
-    extended : bool
-        Whether nobody met the deadline, so that the round went on until the first update.
-    working, waiting : float
-        Seconds that clients computed and communicated in this round, and that those who were done
-        waited for its end.
-    """
-
-    used: tuple[ClientId, ...]
-    cut: tuple[ClientId, ...]
+    used: tuple[ClientId, ...]  # whose updates the round uses
+    cut: tuple[ClientId, ...]  # who finishes too late for it
     seconds: float
-    slowest: ClientId
-    extended: bool
-    working: float
-    waiting: float
+    slowest: ClientId  # for whom it waited
+    extended: bool  # whether nobody met the deadline, so that it went on until the first update
+    working: float  # seconds of all clients, at work
+    waiting: float  # seconds of those who were done, until the end
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a round waits, and what happens to updates that arrive later.
-
-    By default it waits for everybody.
+    """How long a round waits (by default for everybody), and what happens to later updates.
 
     Parameters
     ----------
@@ -350,15 +328,14 @@ class Pace:
     staleness: float = 0.5
 
     def __post_init__(self) -> None:
-        self._check("over_select", 1 <= self.over_select < math.inf, "at least 1")
-        self._check("late", self.late in ("drop", "next"), "'drop' or 'next'")
-        self._check("staleness", 0 <= self.staleness < math.inf, "at least 0")
-        rule = "seconds above 0, a quantile such as '80%', or None"
-        self._check("deadline", self._parsed() is not None, rule)
-
-    def _check(self, field: str, holds: bool, rule: str) -> None:
-        if not holds:
-            raise ConfigError(f"Pace: {field}={getattr(self, field)!r} must be {rule}")
+        for field, holds, rule in (
+            ("over_select", 1 <= self.over_select < math.inf, "at least 1"),
+            ("late", self.late in ("drop", "next"), "'drop' or 'next'"),
+            ("staleness", 0 <= self.staleness < math.inf, "at least 0"),
+            ("deadline", self._parsed(), "seconds above 0, a quantile such as '80%', or None"),
+        ):
+            if not holds:
+                raise ConfigError(f"Pace: {field}={getattr(self, field)!r} must be {rule}")
 
     def _parsed(self) -> tuple[float, bool] | None:
         """Return the deadline and whether it is a quantile; None if it is neither."""
@@ -401,16 +378,8 @@ class Pace:
     ) -> Arrivals:
         """Return whose updates a round uses, and when it ends.
 
-        Parameters
-        ----------
-        wanted : int
-            Updates after which the round ends.
-        seconds : mapping
-            How long each selected client takes, in the order of selection, which decides ties.
-        lost : collection of str
-            Selected clients that never answer. The server cannot know that: it waits for them.
-        limit : float
-            The deadline in seconds, from `limit`.
+        It ends after `wanted` updates or at the `limit`. `seconds` says how long each selected
+        client takes; its order decides ties. The server waits for those `lost`, who never answer.
         """
         answering = [c for c in seconds if c not in lost]
         by_arrival = sorted(answering, key=seconds.__getitem__)
@@ -439,14 +408,9 @@ class Pace:
     def stale_weights(
         self, fresh: Sequence[float], late: Sequence[tuple[float, int]]
     ) -> list[float]:
-        """Return the weights of a round's own updates and then of its late ones.
+        """Return the weights of a round's own updates, their sum kept, and then of its late ones.
 
-        Parameters
-        ----------
-        fresh : sequence of float
-            Weights of the updates in time; their sum is kept.
-        late : sequence of (float, int)
-            The weight that each late update would have in time, and how many rounds late it is.
+        A late update has the weight that it would have had in time, and how many rounds late it is.
 
         Examples
         --------

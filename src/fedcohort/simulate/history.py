@@ -14,51 +14,26 @@ from fedcohort.rounds import ClientId, check_id
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round of one seed, as it is written to disk.
-
-    Attributes
-    ----------
-    seed, round : int
-        Rounds count from 0.
-    accuracy, loss : float or None
-        Of the global model on the test set after the round; None without an evaluation.
-    selected, finished, withheld : tuple of str
-        The cohort, the clients whose update arrived, and those whose upload the gate withheld.
-    bytes_up, bytes_down : int
-        Traffic of this round.
-    seconds, elapsed : float
-        Simulated time of this round, and of all rounds so far.
-    skipped : bool
-        Whether the gate withheld all uploads.
-    cut, late : tuple of str
-        The selected that were too slow for the round, and clients of earlier rounds whose updates
-        it used.
-    slowest : str or None
-        For whom the round waited.
-    working, waiting : float
-        Simulated seconds, summed over clients: at work, and waiting for the end of the round.
-    train_accuracy : float or None
-        On the training set, if asked for.
-    """
+    """One round of one seed, as it is written to disk."""
 
     seed: int
-    round: int
-    accuracy: float | None
+    round: int  # from 0
+    accuracy: float | None  # of the global model on the test set after the round, if evaluated
     loss: float | None
     selected: tuple[ClientId, ...]
-    finished: tuple[ClientId, ...]
+    finished: tuple[ClientId, ...]  # whose update arrived
     bytes_up: int
     bytes_down: int
-    seconds: float
-    elapsed: float
-    skipped: bool = False
-    withheld: tuple[ClientId, ...] = ()
-    cut: tuple[ClientId, ...] = ()
-    late: tuple[ClientId, ...] = ()
-    slowest: ClientId | None = None
-    working: float = 0.0
-    waiting: float = 0.0
-    train_accuracy: float | None = None
+    seconds: float  # simulated time of this round
+    elapsed: float  # and of all rounds so far
+    skipped: bool = False  # whether the gate withheld all uploads
+    withheld: tuple[ClientId, ...] = ()  # whose upload the gate withheld
+    cut: tuple[ClientId, ...] = ()  # who was too slow for the round
+    late: tuple[ClientId, ...] = ()  # clients of earlier rounds whose updates it used
+    slowest: ClientId | None = None  # for whom the round waited
+    working: float = 0.0  # seconds of all clients, at work
+    waiting: float = 0.0  # and waiting for the end of the round
+    train_accuracy: float | None = None  # on the training set, if asked for
 
 
 COHORTS = ("selected", "finished", "withheld", "cut", "late")

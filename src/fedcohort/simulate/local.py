@@ -48,14 +48,9 @@ def config_errors() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A factor of the learning rate per round.
+    """A factor of the learning rate per round; the first round is 0.
 
-    Parameters
-    ----------
-    gamma : float
-        The factor is multiplied by gamma every round, or at every milestone if there are any.
-    milestones : tuple of int
-        Round numbers; the first round is 0.
+    It is multiplied by `gamma` every round, or at every one of the `milestones` if there are any.
 
     Examples
     --------

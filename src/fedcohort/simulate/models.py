@@ -124,13 +124,7 @@ def _lrn_cnn(shape: Shape, classes: int) -> nn.Module:
 
 
 class CharLSTM(nn.Module):
-    """Next character from a window of characters: embedding, one LSTM, output layer.
-
-    Parameters
-    ----------
-    vocabulary : int
-    embedding, hidden : int
-    """
+    """Next character from a window of characters: embedding, one LSTM, output layer."""
 
     def __init__(self, vocabulary: int = 80, embedding: int = 8, hidden: int = 256) -> None:
         super().__init__()
@@ -163,15 +157,9 @@ def build(
 ) -> nn.Module:
     """Return a model with parameters drawn from a seed; no global generator is touched.
 
-    Parameters
-    ----------
-    name : str or callable
-        A key of `MODELS`, or a function of (input_shape, classes) that returns a module.
-    input_shape : sequence of int
-        Shape of one sample: any for the dense models, (channels, height, width) or (height, width)
-        for the convolutions, (window,) for the LSTM.
-    classes : int
-    seed : int
+    `name` is a key of `MODELS`, or a function of (input_shape, classes) that returns a module. The
+    shape is that of one sample: any for the dense models, (channels, height, width) or (height,
+    width) for the convolutions, (window,) for the LSTM.
 
     Examples
     --------

@@ -132,7 +132,8 @@ class Seed:
         lost = {c for c, is_gone in zip(selected, gone, strict=True) if is_gone}
         self._round_seconds = seconds = {c: self._seconds(c) for c in selected}
         limit = self.pace.limit(self._measured.values())
-        self.arrivals = self.pace.close(self._wanted(), seconds, lost, limit)
+        wanted = min(self.cohort_size, len(selected))
+        self.arrivals = self.pace.close(wanted, seconds, lost, limit)
         if self.arrivals.extended:
             LOG.info("round %d: nobody met the deadline; it waited for the first update", number)
         training = {*self.arrivals.used, *(self.arrivals.cut if self.pace.late == "next" else ())}
@@ -141,9 +142,6 @@ class Seed:
             self.pending.pop(client, None)
         end = self.clock + self.arrivals.seconds
         self.late = tuple(c for c, update in self.pending.items() if update.arrival <= end)
-
-    def _wanted(self) -> int:
-        return min(self.cohort_size, len(self.selection.clients))
 
     def starts(self) -> list[torch.Tensor | None]:
         """Return the model that each training client starts from, None for the global one."""
@@ -167,9 +165,8 @@ class Seed:
     ) -> None:
         """Take the trained models, one row per training client, through gate and aggregation.
 
-        Clients whose model is not finite count as not having answered. `mean` is the next model
-        where it is known already. `finish` must follow; in between, a GPU can evaluate the new
-        model.
+        Clients whose model is not finite have not answered. `mean` is the next model where it is
+        known already. `finish` must follow; in between, a GPU can evaluate the new model.
         """
         usable = tuple(c for c, fine in zip(self.training, finite, strict=True) if fine)
         cut = tuple(c for c in usable if c in self.arrivals.cut)

@@ -31,7 +31,6 @@ from fedcohort.simulate.local import (
     jobs,
     lr_at,
 )
-from fedcohort.simulate.models import embedding_of
 from fedcohort.simulate.seed import Policies, Seed
 
 BATCHED_MEANS = {"cuda"}  # devices that average the cohorts of all seeds at once
@@ -78,10 +77,9 @@ class Simulation:
         Share of each client's examples that it does not train on: it measures its loss on them.
     insight : callable, optional
         ``insight(x, y)`` of one client, for policies that ask for that signal.
-    embed : callable or nn.Module, optional
+    embed : callable, optional
         ``embed(x)`` returns one vector per example, and sketches are of those instead of the
-        inputs. Of a public module, the outputs of the first dense layer that runs.
-        ``SketchMatch(embed="model")`` takes the model in training instead.
+        inputs; see `embedding_of`. ``SketchMatch(embed="model")`` takes the model in training.
     trainer : callable, default=Trainer
         Makes the trainer; see `fedcohort.distribute.rounds`.
     **engine
@@ -109,7 +107,7 @@ class Simulation:
         train_accuracy: bool = False,
         holdout: float = 0.0,
         insight: Insight | None = None,
-        embed: Embed | nn.Module | None = None,
+        embed: Embed | None = None,
         trainer: Callable[..., Trainer] = Trainer,
         **engine: Any,
     ) -> None:
@@ -147,7 +145,7 @@ class Simulation:
                 pace=pace or Pace(),
                 gate=gate,
                 insight=insight,
-                embed=embedding_of(embed) if isinstance(embed, nn.Module) else embed,
+                embed=embed,
                 holdout=holdout,
             )
             for seed, federation, start in zip(seeds, federations, models, strict=True)
