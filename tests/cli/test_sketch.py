@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from dataclasses import replace
 
@@ -72,15 +70,14 @@ def test_defaults_are_200_rows_of_6_bits(table):
 
 
 def test_labels_constants_and_pstable(table, tmp_path):
-    (tmp_path / "center.json").write_text(json.dumps({"v": 2, "u": 1, "other": 5}))
-    options = ["--columns", "u,v", "--set=center=center.json", "--set=scale=2,4", "--set=rows=10"]
-    labels = ["--label", "y", "--classes", 3, "--set=label_weight=0.5"]
+    options = ["--columns", "u,v", "--set=center=1", "--set=scale=2", "--set=rows=10"]
+    labels = ["--label", "y", "--classes", 3]
     assert run("sketch", table, "-o", "a.sketch", *options, *labels) == 0
     loaded = RaceSketch.load("a.sketch")
-    assert columns_of(loaded) == (Column("u", center=1, scale=2), Column("v", center=2, scale=4))
+    assert columns_of(loaded) == (Column("u", center=1, scale=2), Column("v", center=1, scale=2))
     made = loaded.transform
-    assert made == Transform(unit=True, classes=3, label_weight=0.5)
-    same = RaceSketch.srp(2, rows=10, bits=6, transform=replace(made, center=(1, 2), scale=(2, 4)))
+    assert made == Transform(unit=True, classes=3, label_weight=1.0)
+    same = RaceSketch.srp(2, rows=10, bits=6, transform=replace(made, center=1, scale=2))
     same.add(X[:, :2], np.arange(120) % 3)
     assert np.array_equal(loaded.counts, same.counts)
     pstable = ["--set=hash=pstable", "--set=width=3", "--set=buckets=32", "--set=seed=7"]
@@ -93,7 +90,8 @@ def test_labels_constants_and_pstable(table, tmp_path):
 def test_texts_and_sets(table, tmp_path):
     (tmp_path / "lines.txt").write_text("to be\nor not\n")
     assert (
-        run("sketch", "lines.txt", "-o", "a.sketch", "--set=analyzer=char", "--set=ngrams=2-3") == 0
+        run("sketch", "lines.txt", "-o", "a.sketch", "--set=analyzer=char", "--set=ngrams=[2,3]")
+        == 0
     )
     own = RaceSketch.minhash(rows=200, buckets=64, transform=Tokenizer("char", (2, 3)))
     own.add(["to be", "or not"])
@@ -297,10 +295,6 @@ def test_distances_in_every_format(pair, capsys):
     result = json.loads(capsys.readouterr().out)
     assert np.allclose(result["distances"], wanted)
     assert result["clients"] == ["a", "b", "c"]
-    assert run("distance", *files, "--format", "csv", "--kind", "mmd") == 0
-    head, *rows = csv.reader(io.StringIO(capsys.readouterr().out))
-    assert head == ["client", "a", "b", "c"]
-    assert np.allclose(np.array([r[1:] for r in rows], float), distance_matrix(pair, "mmd"))
     assert run("distance", *files, "--no-debias") == 0
     assert f"{distance_matrix(pair, debias=False)[0, 1]:.4f}" in capsys.readouterr().out
     assert run("distance", *files, "--kind", "total-variation", "--format", "json") == 0
@@ -362,24 +356,18 @@ MISTAKES = {
     "data.parquet --columns who": ["'who' is string", "minhash"],
     "nan.csv": ["nan.csv: column 'a', row 1", "--nulls drop"],
     "empty.parquet": ["no rows"],
-    "data.parquet --set rows=0": ["rows=0 must be a whole number of at least 1"],
+    "data.parquet --set rows=0": ["rows=0 must be"],
     "data.parquet --set bits=60": ["bits"],
     "data.parquet --label y": ["--label and --classes go together"],
     "data.parquet --columns u --label y --classes 2": ["labels must be whole numbers from 0 to 1"],
     "data.parquet --set buckets=4": ["buckets belongs to minhash"],
-    "data.parquet --set hash=pstable --set bits=4": ["bits belongs to hash srp"],
-    "data.parquet --set width=4": ["width belongs to hash pstable"],
     "data.parquet --set hash=minhash --set center=1": ["for numbers"],
     "data.parquet --set hash=minhash --label y --classes 3": ["minhash takes no labels"],
     "data.parquet --text note --set hash=srp": ["--text note"],
-    "data.parquet --text note --set ngrams=x": ["ngrams=x"],
-    "data.parquet --text note --set ngrams=0": ["ngrams=(0, 0)"],
-    "data.parquet --columns u --set center=1,2": ["center has 2 numbers for dim=1"],
-    "data.parquet --columns u --set center=none.json": ["center=none.json: neither numbers"],
-    "data.parquet --columns u --set scale=0": ["column 'u': scale=0.0 must be"],
-    "data.parquet --columns u,v --set center=part.json": ["no numbers for v"],
+    "data.parquet --text note --set ngrams=x": ["ngrams='x'"],
+    "data.parquet --columns u --set center=1,2": ["center='1,2' must be a finite number"],
+    "data.parquet --columns u --set scale=0": ["scale=0 must be"],
     "data.parquet --columns u --epsilon 0": ["epsilon=0.0 must be"],
-    "data.parquet --columns u --epsilon 1 --set delta=2": ["delta=2.0 must be"],
     "data.parquet --set delta=0.1": ["delta needs --epsilon"],
     "data.parquet --set n=private": ["n=private needs --epsilon"],
     "data.parquet --budget l.json --budget-epsilon 1": ["--budget needs --epsilon"],

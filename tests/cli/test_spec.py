@@ -261,20 +261,6 @@ def test_a_table_of_which_most_rows_are_left_out_warns(folder, capsys):
     assert "(b 18)" in said
 
 
-@pytest.mark.parametrize(
-    ("columns", "delta", "warns"), [(40, 0, True), (40, 1e-6, False), (3, 0, False)]
-)
-def test_many_single_columns_are_better_served_by_gaussian_noise(
-    folder, capsys, columns, delta, warns
-):
-    names = ",".join(f"x{i}" for i in range(columns))
-    lines = "\n".join(",".join(str((i * j) % 7 - 3) for j in range(columns)) for i in range(50))
-    (folder / "wide.csv").write_text(f"{names}\n{lines}\n")
-    options = ["--columns", "x*", "--epsilon", 4, f"--set=delta={delta}", "--set=explain=0.5"]
-    assert run("sketch", "wide.csv", "-o", "wide.sketch", *options) == 0
-    assert ("times less" in capsys.readouterr().err) == warns
-
-
 FULL = SPEC.replace("scale = 10\n", 'scale = 10\nmin = 0\nmax = 120\nunit = "years"\n')
 
 

@@ -9,10 +9,9 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -99,14 +98,6 @@ BudgetDeltaOption = Annotated[
 ]
 
 
-class Nulls(StrEnum):
-    """What a missing value does."""
-
-    error = "error"
-    drop = "drop"
-    zero = "zero"
-
-
 def command(
     data: Annotated[
         Path,
@@ -128,8 +119,7 @@ def command(
             "--set",
             metavar="KEY=VALUE",
             help="Without a spec, any key of its [sketch] and [privacy], such as rows=100, "
-            "seed=1, hash=pstable, explain=0.5; also center, scale (a number, numbers, or a JSON "
-            "file), label_weight, analyzer, ngrams. May be repeated.",
+            "seed=1, hash=pstable, center=0.5, ngrams=[1,3], explain=0.5. May be repeated.",
             rich_help_panel=HOW,
             show_default=False,
         ),
@@ -162,11 +152,11 @@ def command(
     ] = None,
     site: SiteOption = None,
     nulls: Annotated[
-        Nulls,
+        Literal["error", "drop", "zero"],
         typer.Option(
             help="A missing value: stop, drop its row, or count as zero.", rich_help_panel=DATA
         ),
-    ] = Nulls.error,
+    ] = "error",
     null_values: NullValuesOption = None,
     delimiter: DelimiterOption = None,
     decimal: DecimalOption = None,
@@ -192,40 +182,41 @@ def command(
 
     Example: `fedcohort sketch visits.csv --spec heart.toml -o va.sketch`
     """
-    from fedcohort.files import CsvOptions, open_source
     from fedcohort.files.publish import Publisher, Target
     from fedcohort.files.sketching import sketch_clients, sketch_source, sketch_warnings
-    from fedcohort.files.source import kind_of
-    from fedcohort.files.spec import LabelOptions, load_site, load_spec, spec_from_settings
+    from fedcohort.files.source import CsvOptions, Want, kind_of, open_source
+    from fedcohort.files.spec import load_site, load_spec, spec_from_settings
 
     if spec is not None:
-        options: dict[str, object] = {
-            "--set": settings,
-            "--columns": columns,
-            "--text": text,
+        options: dict[str, Any] = {"--set": settings, "--columns": columns, "--text": text}
+        options |= {
             "--label": label,
+            "--classes": classes,
+            "--null-values": null_values,
+            "--epsilon": epsilon,
         }
-        options |= {"--classes": classes, "--null-values": null_values, "--epsilon": epsilon}
         for option in (name for name, value in options.items() if value is not None):
             raise ConfigError(f"{option} and --spec: {spec} says it for all sites")
         recipe = load_spec(spec)
     else:
-        pairs = dict(_pair(text) for text in settings or ())
-        named = LabelOptions(label, classes)
-        texts = kind_of(data) == "text"
-        markers = split(null_values)
-        recipe = spec_from_settings(pairs, split(columns), text, named, epsilon, markers, texts)
         if site is not None:
             raise ConfigError(f"--site {site}: needs --spec, whose columns it maps")
-    target = Target(out, (data,), by is not None, force)
+        texts = text is not None or kind_of(data) == "text"
+        content: dict[str, dict[str, Any]] = {
+            "sketch": {"hash": "minhash"} if texts else {},
+            "privacy": {"epsilon": epsilon},
+            "label": {"column": label, "classes": classes},
+            "missing": {"null_values": split(null_values)},
+        }
+        pairs = dict(_pair(setting) for setting in settings or ())
+        recipe = spec_from_settings(pairs, content, split(columns), text)
     ledger = open_ledger(budget, budget_epsilon, budget_delta)
-    publisher = Publisher(target, recipe.release, ledger)
-    mapping = None if site is None else load_site(site, recipe)
+    publisher = Publisher(Target(out, (data,), by is not None, force), recipe.release, ledger)
     csv = CsvOptions(delimiter, decimal, encoding, header)
-    want = recipe.want(by, nulls.value, csv, table, mapping)
+    mapping = None if site is None else load_site(site, recipe)
+    want = recipe.want(Want(by=by, nulls=nulls, csv=csv, table=table), mapping)
     path = from_standard_input(data)
     source = open_source(path, want)
-    recipe.settle(source)
     empty = recipe.empty_sketch(source)
     if spec is not None:
         empty.origin = {"spec": recipe.digest}
@@ -281,7 +272,6 @@ def from_standard_input(data: Path) -> Path:
 
 def open_ledger(path: Path | None, epsilon: float | None, delta: float) -> BudgetLedger | None:
     """Open the ledger with the budget that it holds, or begin one with the budget given."""
-    from fedcohort.files.spec import user_values
     from fedcohort.privacy.budget import BudgetLedger
 
     if path is None:
@@ -290,8 +280,7 @@ def open_ledger(path: Path | None, epsilon: float | None, delta: float) -> Budge
         return None
     if epsilon is None and not path.exists():
         raise ConfigError(f"--budget {path}: a new ledger needs --budget-epsilon")
-    with user_values():
-        return BudgetLedger.open(path) if epsilon is None else BudgetLedger(path, epsilon, delta)
+    return BudgetLedger.open(path) if epsilon is None else BudgetLedger(path, epsilon, delta)
 
 
 def _with_origin(
@@ -309,7 +298,7 @@ def _report(
     from fedcohort.analysis.sketches import describe
 
     last, written = publisher.last, publisher.written
-    for line in [*_noise_warning(publisher), *_columns_warning(last), *warnings]:
+    for line in [*_noise_warning(publisher), *warnings]:
         typer.echo(f"warning: {plain(line)}", err=True)
     if last is None:
         return
@@ -339,23 +328,6 @@ def _noise_warning(publisher: Publisher) -> list[str]:
         f"the noise exceeds the signal in {len(noisy)} of {len(ratios)} sketches (worst signal to "
         f"noise {min(noisy):.2g}): use fewer rows, a larger epsilon, a delta above 0, or more "
         "records"
-    ]
-
-
-def _columns_warning(sketch: RaceSketch | None) -> list[str]:
-    """Say if Gaussian noise would tell much more about many single columns."""
-    from fedcohort.privacy.release import noise_for
-
-    release = None if sketch is None or sketch.marginals is None else sketch.marginals.release
-    if sketch is None or release is None or release.delta:
-        return []
-    other = noise_for(len(sketch.columns), release.epsilon, 1e-6, release.neighbors)
-    times = (release.variance / other.variance) ** 0.5
-    if times < 1.5:
-        return []
-    return [
-        f"the budget of explain is divided by {len(sketch.columns)} columns: with a delta of "
-        f"1e-6 their noise would be {times:.1f} times less"
     ]
 
 

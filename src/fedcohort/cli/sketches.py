@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import math
-import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -27,31 +24,15 @@ Sketches = Annotated[
 ]
 
 
-class MatrixFormat(StrEnum):
-    """How a matrix is printed."""
-
-    table = "table"
-    csv = "csv"
-    json = "json"
-
-
-class Kind(StrEnum):
-    """Distances between sketches."""
-
-    frobenius = "frobenius"
-    mmd = "mmd"
-    total_variation = "total-variation"
-
-
 def distance(
     sketches: Sketches,
     kind: Annotated[
-        Kind,
+        Literal["frobenius", "mmd", "total-variation"],
         typer.Option(
             help="frobenius (the paper's), mmd (squared, may be negative) or total-variation "
             "(0 to 1, an estimate with its 95% interval)."
         ),
-    ] = Kind.frobenius,
+    ] = "frobenius",
     debias: Annotated[
         bool,
         typer.Option("--debias/--no-debias", help="Remove what is only sample size and noise."),
@@ -59,48 +40,38 @@ def distance(
     errors: Annotated[
         bool, typer.Option("--errors", help="With standard errors (frobenius, mmd).")
     ] = False,
-    format: Annotated[
-        MatrixFormat, typer.Option("--format", help="Table, CSV (without errors) or JSON.")
-    ] = MatrixFormat.table,
+    format: FormatOption = Format.table,
 ) -> None:
     """Print the distance between every two sketches.
 
     Example: `fedcohort distance site-a.sketch site-b.sketch --errors`
     """
     from fedcohort.files.sketching import client_names
-    from fedcohort.files.spec import user_values
     from fedcohort.sketch.distances import distance_matrix
     from fedcohort.sketch.uncertainty import total_variations
 
     paths, loaded = load_several(sketches, "a distance")
     names = client_names(paths)
     more: dict[str, Any] = {}
-    if errors and kind is Kind.total_variation:
-        raise ConfigError("--kind total-variation has intervals already; leave out --errors")
-    with user_values():  # what is not supported, such as a bound of noisy counts
-        if kind is Kind.total_variation:
-            estimates = total_variations(loaded)
-            matrix = [[e.value for e in row] for row in estimates]
-            more = {"intervals": [[[e.low, e.high] for e in row] for row in estimates]}
-            cells = [[f"{e.value:.2f} ({e.low:.2f} to {e.high:.2f})" for e in r] for r in estimates]
-        else:
-            matrix = distance_matrix(loaded, cast("Any", str(kind)), errors or debias).tolist()
-            cells = [["-" if v != v else f"{v:.4f}" for v in row] for row in matrix]
+    if kind == "total-variation":
         if errors:
-            more = {"errors": _errors(loaded, str(kind))}
-            cells = [
-                [f"{c} ± {e:.4f}" for c, e in zip(*rows, strict=True)]
-                for rows in zip(cells, more["errors"], strict=True)
-            ]
-    if format is MatrixFormat.json:
-        head = {"kind": str(kind), "clients": names, "n": [s.n for s in loaded]}
-        show_json({**head, "distances": matrix, **more})
-    elif format is MatrixFormat.csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(["client", *names])
-        writer.writerows([name, *row] for name, row in zip(names, matrix, strict=True))
+            raise ConfigError("--kind total-variation has intervals already; leave out --errors")
+        estimates = total_variations(loaded)
+        matrix = [[e.value for e in row] for row in estimates]
+        more = {"intervals": [[[e.low, e.high] for e in row] for row in estimates]}
+        cells = [[f"{e.value:.2f} ({e.low:.2f} to {e.high:.2f})" for e in r] for r in estimates]
     else:
-        _show_matrix(names, cells, str(kind))
+        matrix = distance_matrix(loaded, kind, errors or debias).tolist()
+        cells = [["-" if v != v else f"{v:.4f}" for v in row] for row in matrix]
+    if errors:
+        more = {"errors": _errors(loaded, kind)}
+        pairs = zip(cells, more["errors"], strict=True)
+        cells = [[f"{c} ± {e:.4f}" for c, e in zip(*rows, strict=True)] for rows in pairs]
+    if format is Format.json:
+        head = {"kind": kind, "clients": names, "n": [s.n for s in loaded]}
+        show_json({**head, "distances": matrix, **more})
+    else:
+        _show_matrix(names, cells, kind)
 
 
 def inspect(
@@ -179,7 +150,6 @@ def explain(
     """
     from fedcohort.files.marginals import column_gaps, gaps_to_rest
     from fedcohort.files.sketching import client_names
-    from fedcohort.files.spec import user_values
     from fedcohort.sketch.uncertainty import too_few
 
     paths, loaded = load_several(sketches, "an explanation")
@@ -192,12 +162,11 @@ def explain(
     usable = [sketch for sketch, left_out in zip(loaded, few, strict=True) if not left_out]
     if len(kept) < 2:
         raise DataError("an explanation needs two sites with enough records for their noise")
-    with user_values():
-        if len(kept) == 2:
-            gaps = {f"{kept[0]} and {kept[1]}": column_gaps(*usable)}
-        else:
-            pairs = zip(kept, gaps_to_rest(usable), strict=True)
-            gaps = {f"{name} and the rest": of_site for name, of_site in pairs}
+    if len(kept) == 2:
+        gaps = {f"{kept[0]} and {kept[1]}": column_gaps(*usable)}
+    else:
+        pairs = zip(kept, gaps_to_rest(usable), strict=True)
+        gaps = {f"{name} and the rest": of_site for name, of_site in pairs}
     if format is Format.json:
         show_json(gaps)
         return
@@ -268,6 +237,6 @@ def _show_matrix(names: Sequence[str], rows: Sequence[Sequence[str]], kind: str)
     needed = Console(width=1 << 20).measure(table).maximum
     if needed > out.width:
         if out.is_terminal:
-            typer.echo(f"{len(names)} clients are wide; see also --format csv", err=True)
+            typer.echo(f"{len(names)} clients are wide; see also --format json", err=True)
         out = console(needed)  # truncated cells would be useless
     out.print(table)

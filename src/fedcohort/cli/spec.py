@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,13 +39,6 @@ Data = Annotated[
 ]
 
 
-class Neighbors(StrEnum):
-    """Data sets that a private release must not tell apart."""
-
-    added = "add-remove"
-    replaced = "replace"
-
-
 @app.command("init")
 def init(
     data: Data,
@@ -72,10 +64,6 @@ def init(
             rich_help_panel=PRIVACY,
         ),
     ] = None,
-    neighbors: Annotated[
-        Neighbors,
-        typer.Option(help="A record added or removed, or replaced.", rich_help_panel=PRIVACY),
-    ] = Neighbors.added,
     budget: BudgetOption = None,
     budget_epsilon: BudgetEpsilonOption = None,
     budget_delta: BudgetDeltaOption = 0.0,
@@ -105,7 +93,7 @@ def init(
     check_output(out, [data], force)
     if epsilon is None and (bounds is not None or budget is not None):
         raise ConfigError("--bounds and --budget need --epsilon, the budget of the estimation")
-    estimate = None if epsilon is None else Estimate(epsilon, read_bounds(bounds), neighbors.value)
+    estimate = None if epsilon is None else Estimate(epsilon, read_bounds(bounds))
     ledger = open_ledger(budget, budget_epsilon, budget_delta)
     markers = (*NULL_VALUES, *split(null_values))
     csv = CsvOptions(delimiter, decimal, encoding, header)
@@ -142,14 +130,14 @@ def check(
 
     Example: `fedcohort spec check data.csv --spec heart.toml --site ours.toml`
     """
-    from fedcohort.files.check import check_data
-    from fedcohort.files.source import CsvOptions
+    from fedcohort.files.propose import check_data
+    from fedcohort.files.source import CsvOptions, Want
     from fedcohort.files.spec import load_site, load_spec
 
     recipe = load_spec(spec)
     mapping = None if site is None else load_site(site, recipe)
-    csv = CsvOptions(delimiter, decimal, encoding, header)
-    fit = check_data(from_standard_input(data), recipe, csv, table, mapping)
+    read = Want(csv=CsvOptions(delimiter, decimal, encoding, header), table=table)
+    fit = check_data(from_standard_input(data), recipe, read, mapping)
     if format is Format.json:
         show_json(fit)
     else:

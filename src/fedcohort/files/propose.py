@@ -1,8 +1,8 @@
-"""Propose a spec from one site's table.
+"""Propose a spec from one site's table, and check a table against a spec.
 
 A proposal holds names, types and roles of columns, and no value of the table. Levels are left open
 for people to fill in with public constants. So are centers and scales, unless they are estimated
-privately (`privacy.quantiles`) between public bounds.
+privately (`privacy.quantiles`) between public bounds. A check is local, so it costs no privacy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from textwrap import fill
@@ -22,22 +22,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.exceptions import ConfigError
+from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.columns import Column
-from fedcohort.files.publish import file_fingerprint, writing
+from fedcohort.files.publish import writing
 from fedcohort.files.source import (
     IDENTIFIER,
     NULL_VALUES,
     TABLES,
+    Reading,
     Want,
     find_files,
     kind_of,
     open_source,
 )
-from fedcohort.files.spec import user_values
+from fedcohort.files.spec import Limits, Site, SketchSpec
 from fedcohort.files.tables import Table, open_table
 from fedcohort.privacy.budget import BudgetLedger
-from fedcohort.privacy.noise import Neighbors
 from fedcohort.privacy.quantiles import (
     CELLS,
     Constants,
@@ -66,6 +66,22 @@ seed = 0
 [missing]
 null_values = {markers}     # further markers of missing values, besides ?, NA and the empty text
 """
+FAR, MOST = 4.0, 0.95  # scales from the center beyond which most values cannot be
+FACTORS = {
+    2.54: "inches and cm",
+    0.4536: "pounds and kg",
+    88.4: "creatinine in mg/dL and µmol/L",
+    18.02: "glucose in mmol/L and mg/dL",
+    38.67: "cholesterol in mmol/L and mg/dL",
+    88.57: "triglycerides in mmol/L and mg/dL",
+    17.1: "bilirubin in mg/dL and µmol/L",
+    7.5006: "kPa and mmHg",
+    365.25: "years and days",
+    12.0: "years and months",
+    10.0: "a factor of 10",
+    100.0: "a factor of 100",
+    1000.0: "a factor of 1000",
+}
 NO_VALUES = "Nothing in here is a value of anybody's data."
 
 
@@ -78,7 +94,6 @@ class Estimate:
 
     epsilon: float
     bounds: Mapping[str, tuple[float, float]]
-    neighbors: Neighbors = "add-remove"
 
     def __post_init__(self) -> None:
         if not self.bounds:
@@ -89,12 +104,11 @@ class Estimate:
 
     def claim(self) -> str:
         """Say in one line what was spent, for what, and what is public."""
-        relation = {"add-remove": "adding or removing", "replace": "replacing"}[self.neighbors]
-        off = quartile_error(len(self.bounds), self.epsilon, self.neighbors)
+        off = quartile_error(len(self.bounds), self.epsilon, "add-remove")
         return (
-            f"epsilon={self.epsilon:g} for {relation} one record was spent on the centers and "
-            f"scales of {', '.join(self.bounds)}; public: their bounds. A quartile is off by at "
-            f"most {off:,} records (95%)."
+            f"epsilon={self.epsilon:g} for adding or removing one record was spent on the centers "
+            f"and scales of {', '.join(self.bounds)}; public: their bounds. A quartile is off by "
+            f"at most {off:,} records (95%)."
         )
 
 
@@ -128,24 +142,22 @@ def estimated_constants(
     They count as delivered when the block ends without an error. Until then the same request
     returns the same constants without paying again.
     """
-    with user_values():
-        price = constants_release(len(estimate.bounds), estimate.epsilon, estimate.neighbors)
+    price = constants_release(len(estimate.bounds), estimate.epsilon, "add-remove")
     counts = _cell_counts(path, estimate, want)
 
     def make() -> bytes:
         spans = list(estimate.bounds.values())
-        constants = private_constants(counts, spans, estimate.epsilon, estimate.neighbors)
+        constants = private_constants(counts, spans, estimate.epsilon)
         return json.dumps(dict(zip(estimate.bounds, constants, strict=True))).encode()
 
-    with user_values():
-        if ledger is None:
-            content = make()
-        else:
-            asked = [estimate.epsilon, dict(estimate.bounds), estimate.neighbors, want.null_values]
-            settings = json.dumps(["constants", *asked, file_fingerprint(path).hex()])
-            request = hashlib.blake2b(settings.encode(), digest_size=16).hexdigest()
-            with writing(ledger.path):
-                content = ledger.charge_and_store([price], make, request=request)
+    if ledger is None:
+        content = make()
+    else:
+        asked = [estimate.epsilon, dict(estimate.bounds), want.null_values]
+        settings = json.dumps(["constants", *asked, _fingerprint(path).hex()])
+        request = hashlib.blake2b(settings.encode(), digest_size=16).hexdigest()
+        with writing(ledger.path):
+            content = ledger.charge_and_store([price], make, request=request)
     yield {name: Constants(*stored) for name, stored in json.loads(content).items()}
     if ledger is not None:
         ledger.delivered(request)
@@ -163,6 +175,15 @@ def _cell_counts(path: Path, estimate: Estimate, want: Want) -> NDArray[np.int64
             cells = np.clip(np.floor(part.order[~part.missing]), 0, CELLS - 1)
             counts[i] += np.bincount(cells.astype(np.int64), minlength=CELLS)
     return counts
+
+
+def _fingerprint(path: Path) -> bytes:
+    """Return a digest of the bytes of a data file, or of all files of a folder."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in find_files(path):
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, hashlib.blake2b).digest())
+    return b"file" + digest.digest()
 
 
 def propose_spec(
@@ -296,3 +317,126 @@ def _section(name: str, role: str) -> str:
     if role in LEFT_OUT:
         return f"# {quoted} {LEFT_OUT[role]}\n"
     return f"[columns.{quoted}]\n{SECTIONS[role]}"
+
+
+@dataclass
+class Fit:
+    """What of a table fits a spec, and what does not."""
+
+    problems: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    reading: Reading = field(default_factory=Reading)
+
+    def facts(self) -> dict[str, str]:
+        """Return the findings in words."""
+        facts = {"fits": "no" if self.problems else "yes"}
+        if self.problems:
+            facts["problems"] = "\n".join(self.problems)
+        if self.unused:
+            facts["columns not used"] = ", ".join(self.unused)
+        if self.warnings:
+            facts["warnings"] = "\n".join(self.warnings)
+        return {**facts, **self.reading.facts()}
+
+
+def check_data(
+    path: Path, spec: SketchSpec, read: Want | None = None, site: Site | None = None
+) -> Fit:
+    """Read a table column by column as the spec says, and collect what does not fit."""
+    want, fit = spec.want(read, site), Fit()
+    names = first_table(path, want).names
+    columns = [c for c in spec.columns if isinstance(c, Column)]
+    roles = {"label": spec.label.column, "person": spec.person}
+    used = {
+        want.name_at_site(name) for name in (*(c.name for c in columns), *roles.values()) if name
+    }
+    fit.unused = [name for name in names if name not in used]
+    for column in columns:
+        name = want.name_at_site(column.name)
+        if name not in names:
+            fit.problems.append(f"column {name!r} is missing")
+            continue
+        one = replace(want, columns=(column,), label=None, person=None)
+        _check_column(path, one, column, spec.limits, fit)
+    for role, wanted in roles.items():
+        if wanted is not None and want.name_at_site(wanted) not in names:
+            fit.problems.append(f"the {role} {want.name_at_site(wanted)!r} is missing")
+    if columns and not fit.problems and not fit.reading.rows:
+        fit.problems.append("the table has no rows")
+    fit.warnings += fit.reading.warnings()
+    return fit
+
+
+def _check_column(
+    path: Path, want: Want, column: Column, limits: Mapping[str, Limits], fit: Fit
+) -> None:
+    """Read one column; remember what is wrong with its values."""
+    total = fit.reading
+    try:
+        source = open_source(path, want)
+        orders = [part.order[~part.missing] for b in source.blocks() for part in b.parts]
+    except DataError as error:
+        fit.problems.append(str(error).removeprefix(f"{path}: "))
+        return
+    seen = source.reading
+    total.rows = total.kept = seen.rows
+    total.missing += seen.missing
+    total.others += seen.others
+    total.ranges |= seen.ranges
+    total.identifiers += seen.identifiers
+    total.assumed = seen.assumed
+    values = np.concatenate(orders) if orders else np.empty(0)
+    if column.kind == "value" or not seen.rows:
+        return
+    if not len(values):
+        fit.problems.append(f"column {column.name!r} holds no values")
+    elif seen.others[column.name] == len(values):
+        fit.problems.append(f"no value of {column.name!r} is one of its levels")
+    elif seen.others[column.name] > len(values) / 2:
+        fit.warnings.append(f"most values of {column.name!r} are none of its levels")
+    if column.kind == "number" and len(values):
+        _check_numbers(column, values, limits.get(column.name, Limits()), fit)
+
+
+def _check_numbers(column: Column, values: NDArray[np.float64], limits: Limits, fit: Fit) -> None:
+    """Compare normalized values with the limits, and with the center and scale."""
+    original = values * column.scale + column.center
+    unit = f" {limits.unit}" if limits.unit else ""
+    for limit, wrong, side in (
+        (limits.min, original < (limits.min or 0) * (1 - 1e-12), "below min"),
+        (limits.max, original > (limits.max or 0) * (1 + 1e-12), "above max"),
+    ):
+        if limit is not None and wrong.any():
+            worst = original[wrong][np.abs(original[wrong] - limit).argmax()]
+            fit.problems.append(
+                f"{wrong.sum():,} of {len(values):,} values of {column.name!r} are {side} = "
+                f"{limit:g}{unit}, such as {worst:.4g}"
+            )
+    if (np.abs(values) > FAR).mean() > MOST:
+        hint = unit_hint(float(np.median(original)), column)
+        fit.problems.append(
+            f"{column.name!r}: {MOST:.0%} of the values lie beyond {FAR:g} scales (median "
+            f"{np.median(original):.4g}, center {column.center:g}{unit}): another unit?{hint}"
+        )
+
+
+def unit_hint(median: float, column: Column) -> str:
+    """Name the usual factors that would bring a median to the center of a column.
+
+    Examples
+    --------
+    >>> unit_hint(66.5, Column("height", center=169, scale=10))
+    ' Times 2.54 (inches and cm) it would fit: state factor in --site'
+    """
+    usual = [*FACTORS.items()]
+    usual += [(1 / factor, what) for factor, what in FACTORS.items()]
+    fits = {
+        abs(median * factor - column.center) / column.scale: (factor, what)
+        for factor, what in usual
+    }
+    best = min(fits)
+    if best > 1:
+        return ""
+    factor, what = fits[best]
+    return f" Times {factor:.4g} ({what}) it would fit: state factor in --site"

@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.sketching import INDEX
-from fedcohort.files.source import find_files
-from fedcohort.files.spec import ReleaseOptions, user_values
+from fedcohort.files.spec import ReleaseOptions
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.privacy.release import signal_to_noise
 from fedcohort.rounds import check_id
@@ -202,8 +201,7 @@ class Publisher:
         release, ledger = self.release, self.ledger
         if release.epsilon is None or ledger is None:
             for client, sketch in sketches:
-                with user_values():
-                    out = sketch if release.epsilon is None else release.private(sketch)
+                out = sketch if release.epsilon is None else release.private(sketch)
                 yield client, out.to_bytes()
             return
         exact = [(client, sketch.to_bytes()) for client, sketch in sketches]
@@ -213,7 +211,7 @@ class Publisher:
             return _packed([release.private(RaceSketch.from_bytes(c)).to_bytes() for _, c in exact])
 
         self._request = self._named(exact)
-        with user_values(), writing(ledger.path):
+        with writing(ledger.path):
             costs = release.costs(RaceSketch.from_bytes(exact[0][1]))
             content = ledger.charge_and_store(costs, make, request=self._request)
         yield from zip(clients, _unpacked(content), strict=True)
@@ -239,15 +237,6 @@ def _unpacked(content: bytes) -> Iterator[bytes]:
     for length in json.loads(content[:start]):
         yield content[start : start + length]
         start += length
-
-
-def file_fingerprint(path: Path) -> bytes:
-    """Return a digest of the bytes of a data file, or of all files of a folder."""
-    digest = hashlib.blake2b(digest_size=16)
-    for file in find_files(path):
-        with file.open("rb") as opened:
-            digest.update(hashlib.file_digest(opened, hashlib.blake2b).digest())
-    return b"file" + digest.digest()
 
 
 @contextmanager

@@ -21,23 +21,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from fedcohort.exceptions import ConfigError, FedcohortError
-from fedcohort.files.columns import Column, SiteColumn, check_names
-from fedcohort.files.source import NULL_VALUES, CsvOptions, Form, Nulls, Source, Want
-from fedcohort.options import checked_options, parse_value, unknown
+from fedcohort.exceptions import ConfigError
+from fedcohort.files.columns import Column, SiteColumn
+from fedcohort.files.source import NULL_VALUES, Source, Want
+from fedcohort.options import Count, Positive, checked_options, parse_value, unknown
 from fedcohort.privacy.noise import Neighbors
 from fedcohort.privacy.release import Release, Size, noise_for, sketch_size
 from fedcohort.sketch.race import ColumnCounts, RaceSketch
 from fedcohort.sketch.transforms import Tokenizer, Transform
 from fedcohort.storage import read_toml
 
-Family = Literal["srp", "pstable", "minhash"]
+SECTIONS = ("sketch", "privacy", "missing", "label", "person", "columns")
 T = TypeVar("T")
 
 
@@ -45,15 +44,20 @@ T = TypeVar("T")
 class HashOptions:
     """Hash family and size: `bits` of srp, `buckets` of the others, `width` of pstable.
 
-    What is left open is 200 rows of 64 buckets, or what the privacy budget allows.
+    What is left open is 200 rows of 64 buckets, or what the privacy budget allows. `center` and
+    `scale` are for all numbers that no spec describes, `analyzer` and `ngrams` for texts.
     """
 
-    hash: Family = "srp"
-    rows: int | None = None
-    bits: int | None = None
-    buckets: int | None = None
+    hash: Literal["srp", "pstable", "minhash"] = "srp"
+    rows: Count | None = None
+    bits: Count | None = None
+    buckets: Count | None = None
     width: float | None = None
     seed: int = 0
+    center: float = 0.0
+    scale: Positive = 1.0
+    analyzer: Literal["word", "char", "char_wb"] = "word"
+    ngrams: tuple[int, ...] = (1, 1)
 
 
 @dataclass(frozen=True)
@@ -115,12 +119,10 @@ class SketchSpec:
         With minhash: the column of texts, or of lists of tokens.
     null_values : tuple of str
         Further markers of missing values.
-    center, scale
-        Public constants for all columns: a number, one per column, or by column name.
     person : str, optional
         Column with the person of a row; only the first row of each counts.
     limits : mapping of str to Limits
-        By column, for `files.check`.
+        By column, for `files.propose.check_data`.
     """
 
     hash: HashOptions = HashOptions()
@@ -128,29 +130,27 @@ class SketchSpec:
     release: ReleaseOptions = ReleaseOptions()
     columns: tuple[str | Column, ...] = ()
     text: str | None = None
-    tokenizer: Tokenizer = field(default_factory=Tokenizer)
     null_values: tuple[str, ...] = ()
-    center: Any = 0.0
-    scale: Any = 1.0
     person: str | None = None
     limits: Mapping[str, Limits] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        family, size, label = self.hash.hash, self.hash, self.label
-        constants = not (_is(self.center, 0.0) and _is(self.scale, 1.0))
-        private = self.release.epsilon is not None
+        size, label, release = self.hash, self.label, self.release
+        constants, family = (size.center, size.scale) != (0, 1), size.hash
+        stated = any(isinstance(column, Column) for column in self.columns)
         idle = {
-            "bits belongs to hash srp; use buckets": size.bits is not None and family != "srp",
-            "buckets belongs to minhash and pstable; use bits": size.buckets is not None
-            and family == "srp",
+            "bits belongs to hash srp; use buckets": size.bits and family != "srp",
+            "buckets belongs to minhash and pstable; use bits": size.buckets and family == "srp",
             "width belongs to hash pstable": size.width is not None and family != "pstable",
             "center and scale are for numbers, not for minhash": constants and family == "minhash",
+            "center and scale belong to the sections [columns.NAME] of a spec": constants
+            and stated,
             "--label and --classes go together": (label.column is None) != (label.classes is None),
             "--label: minhash takes no labels; name the label among --columns": family == "minhash"
             and label.column is not None,
-            "delta needs --epsilon": not private and self.release.delta != 0,
-            "n=private needs --epsilon": not private and self.release.n != "public",
-            "explain takes a share from 0 to below 1": not 0 <= self.release.explain < 1,
+            "delta needs --epsilon": release.epsilon is None and release.delta != 0,
+            "n=private needs --epsilon": release.epsilon is None and release.n != "public",
+            "explain takes a share from 0 to below 1": not 0 <= release.explain < 1,
         }
         for message, wrong in idle.items():
             if wrong:
@@ -161,83 +161,62 @@ class SketchSpec:
     @property
     def digest(self) -> str:
         """A short name of the spec, for the headers of its sketches."""
-        stated = asdict(replace(self, limits={}))
-        text = json.dumps({k: v for k, v in stated.items() if v != {}}, sort_keys=True, default=str)
+        text = json.dumps(asdict(replace(self, limits={})), sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
-    def want(
-        self,
-        by: str | None = None,
-        nulls: Nulls = "error",
-        csv: CsvOptions | None = None,
-        table: str | None = None,
-        site: Site | None = None,
-    ) -> Want:
-        """Return what to read of a site's data."""
-        form: Form = "sets" if self.hash.hash == "minhash" else "vectors"
+    def want(self, read: Want | None = None, site: Site | None = None) -> Want:
+        """Return what to read of a site's data; `read` says how its files are read."""
         site = site or Site()
-        return Want(
-            form,
-            self.columns,
-            self.text,
-            self.label.column,
-            by,
-            nulls,
+        return replace(
+            read or Want(),
+            form="sets" if self.hash.hash == "minhash" else "vectors",
+            columns=self.columns,
+            text=self.text,
+            label=self.label.column,
             null_values=(*NULL_VALUES, *self.null_values, *site.null_values),
-            csv=csv or CsvOptions(),
             person=self.person,
-            table=table,
             site=site.columns,
         )
 
-    def settle(self, source: Source) -> None:
-        """Give the columns of a table the constants that hold for all of them.
-
-        With epsilon, columns and their widths are stated, never found in the data: what a header
-        tells would else depend on single records.
-        """
-        if self.release.epsilon is not None and source.columns and self.text is None:
-            stated = {c.name for c in self.columns if isinstance(c, Column)}
-            if not self.columns:
-                raise ConfigError("--epsilon needs --columns or --spec: name what is hashed")
-            for column in source.columns:
-                if column.size > 1 and column.name not in stated:
-                    raise ConfigError(
-                        f"--epsilon: column {column.name!r} holds lists; state their size in a spec"
-                    )
-        if not source.columns or self.hash.hash == "minhash":
-            return
-        names = [column.name for column in source.columns]
-        center = by_column("center", self.center, names)
-        scale = by_column("scale", self.scale, names)
-        if _is(center, 0.0) and _is(scale, 1.0):
-            return
-        source.columns = tuple(
-            replace(column, center=_pick(center, i), scale=_pick(scale, i))
-            for i, column in enumerate(source.columns)
-        )
-
     def empty_sketch(self, source: Source) -> RaceSketch:
-        """Return the sketch that all sites with this spec begin with."""
-        size = self.hash
-        with user_values():
-            rows, bits = self._size(source)
-            if size.hash == "minhash":
-                tokens = self.tokenizer if source.form == "texts" else None
-                empty = RaceSketch.minhash(rows, size.buckets or 1 << bits, size.seed, tokens)
-            elif size.hash == "srp":
-                step = self._transform(source)
-                empty = RaceSketch.srp(source.dim, rows, bits, size.seed, transform=step)
-            else:
-                width = 2.0 if size.width is None else size.width
-                step, buckets = self._transform(source), size.buckets or 1 << bits
-                empty = RaceSketch.pstable(source.dim, rows, width, buckets, size.seed, step)
+        """Return the sketch that all sites with this spec begin with.
+
+        The columns of the source get the constants that hold for all of them.
+        """
+        self._settle(source)
+        size, (rows, bits) = self.hash, self._size(source)
+        if size.hash == "minhash":
+            ngrams: Any = size.ngrams
+            tokens = Tokenizer(size.analyzer, ngrams) if source.form == "texts" else None
+            empty = RaceSketch.minhash(rows, size.buckets or 1 << bits, size.seed, tokens)
+        elif size.hash == "srp":
+            step = self._transform(source)
+            empty = RaceSketch.srp(source.dim, rows, bits, size.seed, transform=step)
+        else:
+            width = 2.0 if size.width is None else size.width
+            step, buckets = self._transform(source), size.buckets or 1 << bits
+            empty = RaceSketch.pstable(source.dim, rows, width, buckets, size.seed, step)
         empty.columns = tuple(column.spec() for column in source.columns)
         if self.release.explain:
             if not source.columns or source.form != "vectors":
                 raise ConfigError("explain compares the columns of a table, as srp or pstable")
             empty.marginals = ColumnCounts.empty(len(source.columns))
         return empty
+
+    def _settle(self, source: Source) -> None:
+        """Refuse columns that the data chose, with epsilon; a header would depend on a record."""
+        if self.release.epsilon is not None and source.columns and self.text is None:
+            if not self.columns:
+                raise ConfigError("--epsilon needs --columns or --spec: name what is hashed")
+            stated = {c.name for c in self.columns if isinstance(c, Column)}
+            for column in source.columns:
+                if column.size > 1 and column.name not in stated:
+                    raise ConfigError(
+                        f"--epsilon: column {column.name!r} holds lists; state their size in a spec"
+                    )
+        center, scale = self.hash.center, self.hash.scale
+        if (center, scale) != (0, 1):
+            source.columns = tuple(replace(c, center=center, scale=scale) for c in source.columns)
 
     def _size(self, source: Source) -> tuple[int, int]:
         """Return rows and bits: as given, as a privacy budget allows, or the usual 200 and 6."""
@@ -247,136 +226,42 @@ class SketchSpec:
             dim = source.dim if size.hash == "srp" else None
             joint = 1 - release.explain
             budget = release.epsilon * joint, release.delta * joint
-            planned = sketch_size(release.expect, *budget, dim, release.neighbors)
-            rows, bits = planned.rows, planned.bits
-        return size.rows if size.rows is not None else rows, (
-            size.bits if size.bits is not None else bits
-        )
+            rows, bits, *_ = sketch_size(release.expect, *budget, dim, release.neighbors)
+        return size.rows or rows, size.bits or bits
 
     def _transform(self, source: Source) -> Transform:
         label, table = self.label, bool(source.columns)
         return Transform(
-            center=0.0 if table else self.center,
-            scale=1.0 if table else self.scale,
+            center=0.0 if table else self.hash.center,
+            scale=1.0 if table else self.hash.scale,
             unit=self.hash.hash == "srp" and label.column is not None,
             classes=label.classes or 0,
             label_weight=label.weight if label.column is not None else 0.0,
         )
 
 
-def _is(value: Any, default: float) -> bool:
-    return isinstance(value, (int, float)) and value == default
-
-
-def _pick(constant: Any, i: int) -> float:
-    return float(constant[i] if isinstance(constant, Sequence) else constant)
-
-
-def by_column(option: str, constant: Any, names: Sequence[str]) -> Any:
-    """Return one number for all columns, or a list with one number per column."""
-    if isinstance(constant, Mapping):
-        missing = [c for c in names if c not in constant]
-        if missing or not names:
-            lacking = ", ".join(missing) or "the columns, which have no names"
-            raise ConfigError(f"{option}: no numbers for {lacking}")
-        return [constant[c] for c in names]
-    if isinstance(constant, Sequence) and len(constant) != len(names):
-        raise ConfigError(f"{option} has {len(constant)} numbers for dim={len(names)}")
-    return constant
-
-
-def read_constants(option: str, text: str) -> Any:
-    """Read public constants: a number, comma-separated numbers, or a JSON file.
-
-    The file holds a number, a list, or an object that gives each column its number.
-    """
-    try:
-        given = [float(part) for part in text.split(",")]
-        return given[0] if len(given) == 1 else given
-    except ValueError:
-        pass
-    try:
-        return json.loads(Path(text).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{option}={text}: neither numbers nor a JSON file ({error})") from None
-
-
-@contextmanager
-def user_values() -> Iterator[None]:
-    """Turn the ValueError of a wrong option into a one-line answer."""
-    try:
-        yield
-    except FedcohortError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from None
-
-
-def _checked(owner: str, maker: Callable[..., T], options: Any) -> T:
-    if not isinstance(options, Mapping):
-        raise ConfigError(f"{owner} must be a section")
-    return maker(**checked_options(owner, maker, options))
-
-
 def spec_from_settings(
     settings: Mapping[str, str],
+    content: Mapping[str, Mapping[str, Any]],
     columns: Sequence[str] = (),
     text: str | None = None,
-    label: LabelOptions | None = None,
-    epsilon: float | None = None,
-    null_values: tuple[str, ...] = (),
-    texts: bool = False,
 ) -> SketchSpec:
-    """Make a spec of ``--set key=value`` and of the options that a command has.
-
-    Keys are those of the sections [sketch] and [privacy] of a file, and label_weight, center,
-    scale, analyzer and ngrams. `texts` says whether the data are texts, for minhash.
+    """Make a spec of ``--set key=value`` and of the options that a command has, by section.
 
     Examples
     --------
-    >>> spec_from_settings({"rows": "50", "delta": "1e-6"}, epsilon=1.0).hash.rows
+    >>> spec_from_settings({"rows": "50", "delta": "1e-6"}, {"privacy": {"epsilon": 1.0}}).hash.rows
     50
     """
-    given = {key: parse_value(value) for key, value in settings.items()}
-    family = {"hash": "minhash"} if texts or text is not None else {}
-    more: dict[str, Any] = {}
-    for option in ("center", "scale"):
-        if option in given:
-            more[option] = read_constants(option, settings[option])
-            given.pop(option)
-    if "ngrams" in given:
-        given["ngrams"] = _ngrams(settings["ngrams"])
-    if "label_weight" in given:
-        label = _checked(
-            "--set",
-            LabelOptions,
-            {**asdict(label or LabelOptions()), "weight": given.pop("label_weight")},
-        )
-    parts: dict[Any, dict[str, Any]] = {
-        HashOptions: family,
-        ReleaseOptions: {"epsilon": epsilon},
-        Tokenizer: {},
-    }
-    keys = {name: maker for maker in parts for name in maker.__dataclass_fields__}
-    for key, value in given.items():
-        if key not in keys or key == "epsilon":
-            raise unknown("key", key, [*keys, "center", "scale", "label_weight"], "of --set")
-        parts[keys[key]][key] = value
-    with user_values():
-        hashing, release, tokenizer = (_checked("--set", *part) for part in parts.items())
-    label = label or LabelOptions()
-    return SketchSpec(hashing, label, release, tuple(columns), text, tokenizer, null_values, **more)
-
-
-def _ngrams(text: str) -> tuple[int, int]:
-    shortest, _, longest = text.partition("-")
-    try:
-        return int(shortest), int(longest or shortest)
-    except ValueError:
-        raise ConfigError(f"ngrams={text}: write 2, or 1-3") from None
-
-
-SECTIONS = ("sketch", "privacy", "missing", "label", "person", "columns")
+    sections = {"sketch": HashOptions.__dataclass_fields__}
+    sections["privacy"] = ReleaseOptions.__dataclass_fields__
+    given = {section: dict(content.get(section, {})) for section in SECTIONS}
+    for key, value in settings.items():
+        section = next((name for name, keys in sections.items() if key in keys), None)
+        if section is None:
+            raise unknown("key", key, [k for keys in sections.values() for k in keys], "of --set")
+        given[section][key] = parse_value(value)
+    return spec_from(given, tuple(columns), text)
 
 
 def load_spec(path: Path) -> SketchSpec:
@@ -388,28 +273,41 @@ def load_spec(path: Path) -> SketchSpec:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def spec_from(content: Mapping[str, Any]) -> SketchSpec:
-    """Make a spec of the sections of a TOML file."""
+def spec_from(
+    content: Mapping[str, Any],
+    columns: tuple[str | Column, ...] | None = None,
+    text: str | None = None,
+) -> SketchSpec:
+    """Make a spec of the sections of a TOML file, where `columns` are not given by name."""
     for section in content:
         if section not in SECTIONS:
             raise unknown("section", section, SECTIONS)
     hashing = _checked("[sketch]", HashOptions, content.get("sketch", {}))
-    columns = content.get("columns", {})
-    if not isinstance(columns, Mapping) or not columns:
-        raise ConfigError("a spec needs a section [columns.NAME] per column that is hashed")
+    described: Mapping[str, Any] = content.get("columns", {})
+    if columns is None:
+        if not isinstance(described, Mapping) or not described:
+            raise ConfigError("a spec needs a section [columns.NAME] per column that is hashed")
+        columns = _columns(described, minhash=hashing.hash == "minhash")
     return SketchSpec(
         hashing,
         _checked("[label]", LabelOptions, content.get("label", {})),
         _checked("[privacy]", ReleaseOptions, content.get("privacy", {})),
-        _columns(columns, minhash=hashing.hash == "minhash"),
-        null_values=_null_values(content),
-        person=_checked("[person]", LabelOptions, content.get("person", {})).column,
-        limits={
+        columns,
+        text,
+        _checked("[missing]", _markers, content.get("missing", {})),
+        _checked("[person]", _person, content.get("person", {})),
+        {
             name: _checked(f"[columns.{name}]", Limits, _some(options, LIMITS))
-            for name, options in columns.items()
+            for name, options in described.items()
             if not LIMITS.isdisjoint(options)
         },
     )
+
+
+def _checked(owner: str, maker: Callable[..., T], options: Any) -> T:
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{owner} must be a section")
+    return maker(**checked_options(owner, maker, options))
 
 
 LIMITS = frozenset(Limits.__dataclass_fields__)
@@ -419,11 +317,12 @@ def _some(options: Mapping[str, Any], keys: frozenset[str], inside: bool = True)
     return {key: value for key, value in options.items() if (key in keys) == inside}
 
 
-def _null_values(content: Mapping[str, Any]) -> tuple[str, ...]:
-    def missing(null_values: tuple[Any, ...] = ()) -> tuple[str, ...]:
-        return tuple(map(str, null_values))
+def _markers(null_values: tuple[Any, ...] = ()) -> tuple[str, ...]:
+    return tuple(map(str, null_values))
 
-    return _checked("[missing]", missing, content.get("missing", {}))
+
+def _person(column: str | None = None) -> str | None:
+    return column
 
 
 def _columns(content: Mapping[str, Any], minhash: bool) -> tuple[Column, ...]:
@@ -446,7 +345,6 @@ def _columns(content: Mapping[str, Any], minhash: bool) -> tuple[Column, ...]:
         raise ConfigError(
             f"give center and scale, public constants, to the numbers {', '.join(open_)}"
         )
-    check_names(columns)
     return tuple(columns)
 
 
@@ -480,6 +378,6 @@ def load_site(path: Path, spec: SketchSpec) -> Site:
             if name not in names:
                 raise unknown("column", name, names, "of the spec")
         mapped = {name: _checked(f"[columns.{name}]", SiteColumn, c) for name, c in columns.items()}
-        return Site(mapped, _null_values(content))
+        return Site(mapped, _checked("[missing]", _markers, content.get("missing", {})))
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: {error}") from None
