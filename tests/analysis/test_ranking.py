@@ -7,12 +7,12 @@ import json
 
 import pytest
 
-from fedcohort.analysis.ranking import saved_session, skew_ranks
 from fedcohort.cli import invoke
+from fedcohort.cli.results import skew_ranks
 from fedcohort.experiments.compare import DEFAULT_SETTING, compare
 from fedcohort.experiments.config import NamedConfig
 from fedcohort.experiments.results import read
-from fedcohort.report.content import content
+from fedcohort.report.content import content, saved_session
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Distances between clients -> a map, an order that puts like ones side by side, and clusters."""
+"""Distances between clients -> a map, and clusters."""
 
 from __future__ import annotations
 
@@ -15,76 +15,45 @@ MIN_GAP = 3.0  # standard errors of one pair
 MAX_ORDERED = 200  # clients; beyond, the best order of leaves takes too long
 
 
-class Map(NamedTuple):
-    """Positions (N, 2) whose distances approximate the given ones, and how much they keep."""
-
-    positions: Floats
-    share: float
-
-
 class Clusters(NamedTuple):
-    """A suggested division.
+    """A suggested division; `labels` count from 0, larger clusters first.
 
-    `labels` count from 0, larger clusters first; `silhouettes` holds the mean silhouette of each
-    number of clusters tried; `gap` says by how many standard errors of one pair the clients of
-    different clusters are farther apart than those of the same (squared distances).
+    `order` puts like clients side by side, and `reason` says why it is this number of clusters.
     """
 
     number: int
     labels: NDArray[np.int64]
-    silhouettes: dict[int, float]
-    gap: float
-
-    def reason(self) -> str:
-        """Say how many clusters are suggested and why."""
-        if not self.silhouettes:
-            return "one, as there are too few clients to divide"
-        best = max(self.silhouettes.values())
-        if self.number > 1:
-            return f"{self.number}, silhouette {best:.2f}, {self.gap:.1f} standard errors apart"
-        if best < MIN_SILHOUETTE:
-            needed = f"silhouette {best:.2f}, needed {MIN_SILHOUETTE}"
-            return f"one, as no division stands out ({needed})"
-        needed = f"{self.gap:.1f} standard errors, needed {MIN_GAP:g}"
-        return f"one, as chance explains the best division ({needed})"
+    order: NDArray[np.int64]
+    reason: str
 
 
-def classical_map(squares: Floats) -> Map:
-    """Classical multidimensional scaling (Torgerson 1952): closed form, no random start.
+def classical_map(squares: Floats) -> tuple[Floats, float]:
+    """Return positions in the plane, and which share of the squared distances they keep.
+
+    Classical multidimensional scaling (Torgerson 1952): closed form, no random start.
 
     Examples
     --------
     >>> line = np.array([[0.0], [1.0], [3.0]])
-    >>> placed = classical_map((line - line.T) ** 2)
-    >>> np.round(np.abs(np.diff(placed.positions[:, 0])), 6).tolist(), round(placed.share, 6)
+    >>> positions, share = classical_map((line - line.T) ** 2)
+    >>> np.round(np.abs(np.diff(positions[:, 0])), 6).tolist(), round(share, 6)
     ([1.0, 2.0], 1.0)
     """
-    n = len(squares)
     centered = squares - squares.mean(axis=0)
     inner = -(centered - centered.mean(axis=1, keepdims=True)) / 2
     values, vectors = np.linalg.eigh((inner + inner.T) / 2)
     values, vectors = np.maximum(values[::-1], 0), vectors[:, ::-1]
-    positions = np.zeros((n, 2))
-    for axis in range(min(2, n)):
+    positions = np.zeros((len(squares), 2))
+    for axis in range(min(2, len(squares))):
         column = vectors[:, axis]
         side = np.sign(column[np.argmax(np.abs(column))])  # an eigenvector's sign is arbitrary
         positions[:, axis] = side * column * np.sqrt(values[axis])
     total = float(values.sum())
-    return Map(positions, float(values[:2].sum()) / total if total > 0 else 0.0)
+    return positions, float(values[:2].sum()) / total if total > 0 else 0.0
 
 
-def leaf_order(distances: Floats) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the tree of average linkage, and its order of clients: like ones are neighbors."""
-    from scipy.cluster.hierarchy import leaves_list, linkage
-    from scipy.spatial.distance import squareform
-
-    near = squareform(distances, checks=False)
-    tree = linkage(near, "average", optimal_ordering=len(distances) <= MAX_ORDERED)
-    return tree, leaves_list(tree).astype(np.int64)
-
-
-def suggest_clusters(squares: Floats, errors: Floats) -> tuple[Clusters, NDArray[np.int64]]:
-    """Suggest a number of clusters, and an order that puts like clients side by side.
+def suggest_clusters(squares: Floats, errors: Floats) -> Clusters:
+    """Suggest a number of clusters of clients.
 
     Average linkage on the distances is cut into 2, 3, ... clusters, and the cut with the best
     mean silhouette (Rousseeuw 1987) is suggested; of several that are as good, the one with fewest
@@ -99,13 +68,16 @@ def suggest_clusters(squares: Floats, errors: Floats) -> tuple[Clusters, NDArray
     errors : array (N, N)
         Their standard errors if there were no difference.
     """
-    from scipy.cluster.hierarchy import fcluster
+    from scipy.cluster.hierarchy import fcluster, leaves_list, linkage
+    from scipy.spatial.distance import squareform
     from sklearn.metrics import silhouette_score
 
     n = len(squares)
     distances = np.sqrt(np.maximum(squares, 0))
     np.fill_diagonal(distances, 0)
-    tree, order = leaf_order(distances)
+    near = squareform(distances, checks=False)
+    tree = linkage(near, "average", optimal_ordering=n <= MAX_ORDERED)
+    order = leaves_list(tree).astype(np.int64)
     tried = range(2, min(MAX_CLUSTERS, n - 1) + 1)
     cuts = {k: fcluster(tree, k, "maxclust").astype(np.int64) - 1 for k in tried}
     scores = {
@@ -113,14 +85,22 @@ def suggest_clusters(squares: Floats, errors: Floats) -> tuple[Clusters, NDArray
         for k, cut in cuts.items()
         if len(set(cut)) == k
     }
+    one = Clusters(1, np.zeros(n, np.int64), order, "one, as there are too few clients to divide")
     if not scores:
-        return Clusters(1, np.zeros(n, np.int64), {}, 0.0), order
+        return one
     best = min(k for k, score in scores.items() if score >= max(scores.values()) - AS_GOOD)
-    gap = _gap(squares, errors, cuts[best])
-    if scores[best] < MIN_SILHOUETTE or gap < MIN_GAP:
-        return Clusters(1, np.zeros(n, np.int64), scores, gap), order
+    gap, score = _gap(squares, errors, cuts[best]), scores[best]
+    if score < MIN_SILHOUETTE:
+        reason = f"no division stands out (silhouette {score:.2f}, needed {MIN_SILHOUETTE})"
+        return one._replace(reason=f"one, as {reason}")
+    if gap < MIN_GAP:
+        reason = (
+            f"chance explains the best division ({gap:.1f} standard errors, needed {MIN_GAP:g})"
+        )
+        return one._replace(reason=f"one, as {reason}")
     by_size = np.argsort(np.argsort(-np.bincount(cuts[best]), kind="stable"), kind="stable")
-    return Clusters(best, by_size[cuts[best]], scores, gap), order
+    reason = f"{best}, silhouette {score:.2f}, {gap:.1f} standard errors apart"
+    return Clusters(best, by_size[cuts[best]], order, reason)
 
 
 def _gap(squares: Floats, errors: Floats, labels: NDArray[np.int64]) -> float:

@@ -24,24 +24,18 @@ class Interval(NamedTuple):
 
 
 def paired_interval(differences: Sequence[float], comparisons: int = 1) -> Interval | None:
-    """Return the 95 % interval of a mean of paired differences, by Student's t [1]_.
+    """Return the 95 % interval of a mean of paired differences [1]_; None of fewer than two.
 
     Both members of a pair share a seed, hence a split and a first model. Without an effect the
-    difference of two alike runs is symmetric, so the interval misses zero in at most about 5 % of
-    the cases from three seeds on. A percentile bootstrap misses it in 25 % at three seeds.
+    interval misses zero in at most about 5 % of the cases from three seeds on; that of a percentile
+    bootstrap misses it in 25 % at three seeds.
 
     Parameters
     ----------
     differences : sequence of float
         One per seed.
     comparisons : int, default=1
-        How many intervals shall hold together, all of them with 95 %, as in a ranking against one
-        baseline: Bonferroni's correction [2]_.
-
-    Returns
-    -------
-    Interval or None
-        None if there are fewer than two differences.
+        How many intervals shall hold together with 95 %: Bonferroni's correction [2]_.
 
     References
     ----------

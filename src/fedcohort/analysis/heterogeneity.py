@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.analysis.clusters import Clusters, classical_map, suggest_clusters
-from fedcohort.analysis.sketches import describe, privacy
-from fedcohort.analysis.verdict import Verdict, few, judge
+from fedcohort.analysis.verdict import Verdict, describe, few, judge, privacy
 from fedcohort.exceptions import DataError
 from fedcohort.files.columns import columns_of
 from fedcohort.files.marginals import FALSE_MARKS, ColumnGap, bin_labels, column_gaps, gaps_to_rest
@@ -69,13 +68,6 @@ class ClientRow(NamedTuple):
     y: float
 
 
-class LeftOut(NamedTuple):
-    """A client that cannot be compared: too few records, or too few for its noise."""
-
-    name: str
-    n: float
-
-
 class Histogram(NamedTuple):
     """The values of a marked column at one client and at all others, as shares of each bin."""
 
@@ -102,8 +94,9 @@ class Change(NamedTuple):
 
 
 class Heterogeneity(NamedTuple):
-    """All that the page shows; `matrix` and `order` index `clients`.
+    """All that the page shows; `matrix` and the order of `clusters` index `clients`.
 
+    Clients that are `left_out` have too few records, or too few for their noise.
     `columns` holds, by client, how far each column is from that of the other clients; it is empty
     unless all sketches were made with `explain`. `blind` says that the sketches tell nothing.
     Of 100 pairs of random samples of the same data, of the median size and noise of these clients,
@@ -112,10 +105,9 @@ class Heterogeneity(NamedTuple):
     """
 
     clients: list[ClientRow]
-    left_out: list[LeftOut]
+    left_out: list[str]
     records: float
     matrix: Floats
-    order: list[int]
     clusters: Clusters
     map_share: float
     told_apart: float
@@ -164,7 +156,7 @@ class Heterogeneity(NamedTuple):
         distances = [c.distance for c in self.clients]
         return {
             "clients": len(self.clients),
-            "left_out": [c.name for c in self.left_out],
+            "left_out": self.left_out,
             "records": self.records,
             "private": self.private,
             "privacy": self.privacy,
@@ -173,7 +165,7 @@ class Heterogeneity(NamedTuple):
             "told_apart": self.told_apart,
             "outliers": [c.name for c in self.outliers],
             "clusters": self.clusters.number,
-            "verdict": self.verdict(plan)._asdict(),
+            "verdict": self.verdict(plan),
             "random_distance": self.random_distance,
             "warnings": self.warnings,
         }
@@ -192,7 +184,7 @@ class Heterogeneity(NamedTuple):
             "distance to all": f"median {median:.3f}, largest {far.distance:.3f} ({far.name})",
             "told apart": f"{self.told_apart:.0%} of the pairs, beyond sampling error and noise",
             "outliers": few([c.name for c in self.outliers]) or "none",
-            "clusters": self.clusters.reason(),
+            "clusters": self.clusters.reason,
         }
         if self.changes:
             changed = [c.client for c in self.changes if c.changed]
@@ -200,25 +192,21 @@ class Heterogeneity(NamedTuple):
         if self.warnings:
             facts["warnings"] = "\n".join(self.warnings)
         if self.left_out:
-            names = few([c.name for c in self.left_out])
-            facts["left out"] = f"{names}: too few records, or too few for the noise"
+            few_records = "too few records, or too few for the noise"
+            facts["left out"] = f"{few(self.left_out)}: {few_records}"
         return facts
 
     def as_dict(self, plan: Plan | None = None) -> dict[str, Any]:
-        """Return everything as plain values for JSON; distances to seven digits."""
+        """Return everything for JSON; distances to seven digits."""
         return {
             **self.summary(plan),
             "distance": "root of the debiased squared MMD = Frobenius / sqrt(rows)",
             "sketch": self.sketch,
-            "client": [c._asdict() for c in self.clients],
-            "order": self.order,
+            "client": self.clients,
+            "order": self.clusters.order.tolist(),
             "matrix": [[float(f"{v:.7g}") for v in row] for row in self.matrix.tolist()],
-            "columns": {k: [g._asdict() for g in v] for k, v in self.columns.items()},
-            "changes": [
-                {**c._asdict(), "columns": [g._asdict() for g in c.columns]} for c in self.changes
-            ],
-            "silhouettes": {str(k): v for k, v in self.clusters.silhouettes.items()},
-            "gap": self.clusters.gap,
+            "columns": self.columns,
+            "changes": self.changes,
             "map_share": self.map_share,
         }
 
@@ -236,11 +224,6 @@ def measure(
         One sketch and name per client.
     against : mapping of str to RaceSketch, optional
         Earlier sketches by client, to say what has changed since.
-
-    Raises
-    ------
-    DataError
-        If fewer than two clients have two records or more.
     """
     usable = _usable(sketches)
     if len(usable) < 2:
@@ -249,8 +232,8 @@ def measure(
     squares, errors = distance_matrix(used, "mmd"), pair_errors(used)
     if not any(s.private for s in used):
         errors = cap_by_observed(squares, errors)
-    clusters, order = suggest_clusters(squares, errors)
-    placed = classical_map(squares)
+    clusters = suggest_clusters(squares, errors)
+    positions, share = classical_map(squares)
     pairs = np.triu_indices(len(used), 1)
     warnings, blind = _warnings(used)
     explained = all(s.marginals is not None and s.marginals.n >= 2 for s in used)
@@ -258,13 +241,12 @@ def measure(
     shared = describe(used[0])
     by_name = dict(zip(kept_names, used, strict=True))
     return Heterogeneity(
-        clients=_rows(used, kept_names, squares, clusters, placed.positions),
-        left_out=[LeftOut(names[i], s.n) for i, s in enumerate(sketches) if i not in set(usable)],
+        clients=_rows(used, kept_names, squares, clusters, positions),
+        left_out=[name for i, name in enumerate(names) if i not in set(usable)],
         records=float(sum(s.n for s in used)),
         matrix=np.sqrt(np.maximum(squares, 0)),
-        order=order.tolist(),
         clusters=clusters,
-        map_share=placed.share,
+        map_share=share,
         told_apart=float((squares[pairs] > TOLD_APART * errors[pairs]).mean()),
         privacy=dict(Counter(map(privacy, used))),
         sketch={k: shared[k] for k in shared if k not in ("records", "privacy", "signal to noise")},

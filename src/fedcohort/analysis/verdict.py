@@ -20,6 +20,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from fedcohort.files.columns import Column, columns_of
+from fedcohort.privacy.release import signal_to_noise
+from fedcohort.sketch.race import RaceSketch
+
 if TYPE_CHECKING:
     from fedcohort.analysis.heterogeneity import Heterogeneity
     from fedcohort.analysis.plan import Plan
@@ -178,3 +182,55 @@ def _groups(profile: Heterogeneity) -> dict[int, int]:
     """Return the sizes of the clusters of two clients or more; a single one is an outlier."""
     sizes = np.bincount([c.cluster for c in profile.clients])
     return {i: int(size) for i, size in enumerate(sizes) if size > 1}
+
+
+def describe(sketch: RaceSketch) -> dict[str, str]:
+    """Say what a sketch holds, how it was made and what it protects.
+
+    Examples
+    --------
+    >>> describe(RaceSketch.srp(dim=2, rows=10, bits=3))["hash"]
+    'srp, 10 rows of 8 buckets, bits=3, dim=2, family=fast, seed=0'
+    """
+    spec = sketch.spec
+    options = {
+        k: v for k, v in sorted(spec["hash"].items()) if k not in ("name", "rows", "buckets")
+    }
+    stated = ", ".join(f"{k}={v}" for k, v in options.items())
+    facts = {
+        "hash": f"{spec['hash']['name']}, {sketch.rows} rows of {sketch.buckets} buckets, {stated}"
+    }
+    facts |= _column_facts(columns_of(sketch))
+    for key, value in spec["transform"].items():
+        facts[key.replace("_", " ")] = _short(value) if isinstance(value, list) else str(value)
+    facts["records"] = f"{sketch.n:,.0f}"
+    facts["privacy"] = privacy(sketch)
+    if sketch.private:
+        facts["signal to noise"] = f"{signal_to_noise(sketch):.2g}"
+    return facts
+
+
+def _column_facts(columns: Sequence[Column]) -> dict[str, str]:
+    """Say which columns were hashed and, where they share them, by which constants."""
+    if not columns:
+        return {}
+    plain = {column.kind for column in columns} <= {"number", "value"}
+    facts = {"columns": _short([c.name if plain else f"{c.name} ({c.kind})" for c in columns])}
+    for key, default in (("center", 0.0), ("scale", 1.0), ("weight", 1.0)):
+        scaled = [c for c in columns if key == "weight" or c.kind == "number" or c.since]
+        values = {c.name: getattr(c, key) for c in scaled}
+        if len(set(values.values())) > 1:
+            facts[key] = _short([f"{name} {value:g}" for name, value in values.items()])
+        elif set(values.values()) - {default}:
+            facts[key] = f"{getattr(scaled[0], key):g}"
+    return facts
+
+
+def privacy(sketch: RaceSketch) -> str:
+    """Say in one line what protects the records in all, and what is public."""
+    return sketch.claim() if sketch.private else "none: exact counts"
+
+
+def _short(values: Sequence[object], most: int = 12) -> str:
+    text = ", ".join(str(v) for v in values[:most])
+    return text if len(values) <= most else f"{text}, ... ({len(values)} in all)"

@@ -295,7 +295,7 @@ def _report(
     publisher: Publisher, reading: Reading, warnings: Sequence[str], format: Format
 ) -> None:
     """Say what was written and what was left out; warnings go to standard error."""
-    from fedcohort.analysis.sketches import describe
+    from fedcohort.analysis.verdict import describe
 
     last, written = publisher.last, publisher.written
     for line in [*_noise_warning(publisher), *warnings]:

@@ -82,7 +82,7 @@ def inspect(
 
     Example: `fedcohort inspect site-a.sketch`
     """
-    from fedcohort.analysis.sketches import describe
+    from fedcohort.analysis.verdict import describe
     from fedcohort.files.sketching import load_sketch
     from fedcohort.privacy.release import signal_to_noise
 
@@ -110,7 +110,7 @@ def merge(
 
     Example: `fedcohort merge site-*.sketch -o all.sketch`
     """
-    from fedcohort.analysis.sketches import describe
+    from fedcohort.analysis.verdict import describe
     from fedcohort.files.publish import check_output, writing
     from fedcohort.files.sketching import load_alike, sketch_files
 

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcohort import storage
 from fedcohort.analysis.clusters import classical_map
 from fedcohort.analysis.comparison import ComparisonRow, Curve, comparison, curves
-from fedcohort.analysis.ranking import saved_session
+from fedcohort.exceptions import InvalidCheckpoint
 from fedcohort.experiments import config
 from fedcohort.experiments.config import NO_GATE, Experiment
 from fedcohort.experiments.results import Members, Results, Run, gemd_by_round, read_json
@@ -29,6 +30,7 @@ MAX_POINTS = 150  # of one curve
 MAX_CELLS = 64  # rows or columns of cohorts; more clients or rounds are grouped
 MAX_CLIENTS = 1000  # on a map; of more, a random part is drawn
 MAX_WAITED_FOR = 15  # clients
+MAX_CHECKPOINT = 500_000_000  # bytes; larger ones are not read
 TIMES_DIFFER = 1.1  # ratio of the seconds per round of two runs
 #: Signals that describe a client's data or model, the first one at hand is mapped.
 DESCRIPTIONS = (
@@ -280,6 +282,29 @@ def group_name(clients: Sequence[ClientId]) -> str:
     return clients[0] if len(clients) == 1 else f"{clients[0]} and {len(clients) - 1} more"
 
 
+class Saved(NamedTuple):
+    """What a checkpoint holds of a session: the policy's name and state, and the readings."""
+
+    policy: str
+    state: dict[str, Any]
+    signals: dict[str, Any]
+
+
+def saved_session(folder: Path, seed: int = 0) -> Saved | None:
+    """Return the session of one seed (by position) from a run's checkpoint; None without one."""
+    path = next((folder / n for n in ("checkpoint", "session") if (folder / n).exists()), None)
+    if path is None or path.stat().st_size > MAX_CHECKPOINT:
+        return None
+    try:
+        state = storage.load(path)
+        session = state["session"] if "session" in state else state["seeds"][seed]["session"]
+        policy = session["policy"].partition("(")[0]
+        state = session["policy_state"]
+        return Saved(policy, state, session["signals"]["columns"])
+    except (InvalidCheckpoint, KeyError, IndexError, TypeError, AttributeError):
+        return None  # of another version
+
+
 def _map(results: Results) -> FederationMap | None:
     """Map the clients by what they sent about their data or models, or else by their labels."""
     held: dict[str, tuple[dict[str, Any], Run]] = {}
@@ -316,15 +341,15 @@ def _placed(
     else:
         vectors = values[shown].reshape(len(shown), -1).astype(np.float64)
         squares = euclidean_distances(vectors - vectors.mean(axis=0), squared=True)
-    placed = classical_map(squares)
+    positions, share = classical_map(squares)
     labels = dict(zip(members.clients, members.label_counts, strict=True))
     points = []
-    for i, (x, y) in zip(shown.tolist(), placed.positions.tolist(), strict=True):
+    for i, (x, y) in zip(shown.tolist(), positions.tolist(), strict=True):
         counts = labels.get(clients[i], np.zeros(0, np.int64))
         label = str(counts.argmax()) if counts.sum() else "unknown"
         point = {"client": clients[i], "x": float(f"{x:.5g}"), "y": float(f"{y:.5g}")}
         points.append({**point, "examples": int(counts.sum()), "label": label})
-    return FederationMap(source, points, placed.share, len(shown) < len(clients))
+    return FederationMap(source, points, share, len(shown) < len(clients))
 
 
 def _shared_settings(experiments: Sequence[Experiment]) -> dict[str, str]:

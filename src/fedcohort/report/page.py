@@ -77,7 +77,7 @@ def profile_page(
         verdict=profile.verdict(plan),
         summary=profile.summary(plan),
         outliers=few([c.name for c in profile.outliers]),
-        left_out=few([c.name for c in profile.left_out]),
+        left_out=few(profile.left_out),
         bars=Markup(figures.distances_to_all(marks, {"random samples": profile.random_distance})),
         hidden=max(0, len(marks) - MAX_BARS),
         map=Markup(figures.client_map(marks, positions, len(marks) <= MAX_NAMES_ON_MAP)),
@@ -93,8 +93,9 @@ def profile_page(
 
 
 def _matrix(profile: Heterogeneity) -> str:
-    groups = group_neighbors(len(profile.order), MAX_NAMES_AT_MATRIX)
-    clients = [[profile.order[i] for i in group] for group in groups]
+    order = profile.clusters.order.tolist()
+    groups = group_neighbors(len(order), MAX_NAMES_AT_MATRIX)
+    clients = [[order[i] for i in group] for group in groups]
     means = np.array([[profile.matrix[np.ix_(a, b)].mean() for b in clients] for a in clients])
     names = [group_name([profile.clients[i].name for i in group]) for group in clients]
     colors = [_color(profile.clients[group[0]]) for group in clients]

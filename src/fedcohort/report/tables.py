@@ -17,7 +17,6 @@ from rich.text import Text
 if TYPE_CHECKING:
     from fedcohort.analysis.comparison import ComparisonRow, Interval
     from fedcohort.analysis.plan import Plan
-    from fedcohort.analysis.ranking import Rank
     from fedcohort.experiments.results import Results, Spread, Summary
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -144,17 +143,6 @@ def seed_cells(summaries: Sequence[Summary]) -> Cells:
         Column("MB down", lambda s: number(s.bytes_down / 1e6)),
     ]
     return cells(summaries, columns)
-
-
-def rank_cells(ranks: Sequence[Rank]) -> Cells:
-    """Lay out clients by skew."""
-    columns = [
-        Column("client", lambda r: Cell(r.client), number=False),
-        Column("rank by skew", lambda r: number(r.rank)),
-        Column("95 % interval", lambda r: Cell(f"{r.low:.0f} to {r.high:.0f}", r.low)),
-        Column("duels", lambda r: number(r.duels, 0)),
-    ]
-    return cells(ranks, columns)
 
 
 def _setting(name: str) -> Callable[[Any], Cell]:
