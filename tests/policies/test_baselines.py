@@ -157,14 +157,6 @@ class TestFedSAE:
         for client, q in zip(ids, p, strict=True):
             assert abs(counts[client] / 3000 - q) < 4 * np.sqrt(0.25 / 3000)
 
-    def test_active_rounds_end(self) -> None:
-        policy = FedSAE(beta=100.0, active_rounds=3)
-        policy.state.value = dict.fromkeys(IDS, 0.0) | {"05": 9.0}
-        before = [policy.select(Round(2, IDS, 1), Signals(), stream(n)).clients for n in range(50)]
-        after = [policy.select(Round(3, IDS, 1), Signals(), stream(n)).clients for n in range(50)]
-        assert set(before) == {("05",)}
-        assert len(set(after)) > 10
-
 
 class TestOort:
     def finish(self, policy, number, losses, durations=()):

@@ -75,7 +75,7 @@ VARIANTS = [
     lambda: ClusteredSampling("similarity", "race_sketch"),
     lambda: DCFedAvg("balanced", added=3),
     lambda: FLIPS(clusters=3),
-    lambda: FedSAE(active_rounds=2),
+    lambda: FedSAE(beta=1.0),
     lambda: Uniform(interval=3),
     lambda: DELTA(local_variance=0.5),
 ]

@@ -1,18 +1,13 @@
 """Sets of clients whose merged reading is nearest a target.
 
-Readings that merge by weighted means (histograms, sketches, feature means) describe a *set* of
+Readings that merge by weighted means (histograms, sketches, feature means) describe a set of
 clients as well as one client. `match` chooses the set S with the least
 
     || sum_S w_i q_i / sum_S w_i  -  target ||^2  +  sum_S w_i^2 v_i / (sum_S w_i)^2,
 
-where v_i is the variance of reading i: what is known badly counts as distance. Without variances
-this is kernel herding when the q_i are feature means. Greedy picks come first; then each member is
-exchanged for the client that helps the set most, until nothing improves. `cut` divides all clients
-into such sets at once.
-
-References
-----------
-Chen, Welling, Smola. Super-Samples from Kernel Herding. UAI 2010.
+where v_i is the variance of reading i. Without variances this is kernel herding (Chen, Welling,
+Smola. Super-Samples from Kernel Herding. UAI 2010) when the q_i are feature means. `cut` divides
+all clients into such sets at once.
 """
 
 from __future__ import annotations
@@ -40,23 +35,18 @@ def match(
 ) -> tuple[list[int], float]:
     """Choose the set that minimizes the objective above, greedily and then by exchanges.
 
-    A pick costs O(N D), or O(N) when the Gram matrix is given.
+    A pick costs O(N D), or O(N) with `gram`, the inner products of all readings.
 
     Parameters
     ----------
     readings, weights, target
         Shapes (N, D), (N,) and (D,).
-    size
-        How many to choose.
     pool
-        Positions to choose from; all by default. The first `fixed` of them are in the set, whether
-        they help it or not.
+        Positions to choose from; all by default. The first `fixed` of them are in the set.
     variance
         Expected squared error of each reading; 0 by default.
     sweeps
         How often to go through the set and exchange each member for the best alternative.
-    gram
-        Inner products of all readings, shape (N, N), if they are known.
 
     Returns
     -------
@@ -95,12 +85,9 @@ def cut(
 ) -> list[list[int]]:
     """Divide clients into sets of `size` so that the sum of the objective over sets is small.
 
-    Starts from consecutive runs of `order` and exchanges members between two sets, or with the
-    clients left over, while that helps. An exchange is the best one of its client; a sweep tries
-    every client once and costs O(N^2).
-
-    The sets start as runs of `order`; the remainder is left over. The first `fixed` of it stay in
-    the first set.
+    The sets start as runs of `order`, and the remainder is left over; the first `fixed` stay in the
+    first set. A sweep, in O(N^2), exchanges each client for the best of another set, or of those
+    left over, where that helps.
 
     Examples
     --------
@@ -189,16 +176,13 @@ class _Problem:
         gram: ArrayLike | None,
     ) -> None:
         points = np.asarray(readings)
-        if points.dtype not in (np.float32, np.float64):
-            points = points.astype(np.float64)
         goal, count = np.asarray(target, dtype=points.dtype), len(points)
         self.pool = np.arange(count) if pool is None else np.asarray(pool, np.int64)
-        whole = self.pool.size == count and bool((self.pool == np.arange(count)).all())
+        whole = np.array_equal(self.pool, np.arange(count))
         self.readings = points if whole else points[self.pool]
         self.weights = np.asarray(weights, np.float64)[self.pool]
-        self.variance = np.zeros(self.pool.size)
-        if variance is not None:
-            self.variance = np.asarray(variance, np.float64)[self.pool]
+        error = np.zeros(count) if variance is None else np.asarray(variance)
+        self.variance = error[self.pool]
         self.gram = None if gram is None else np.asarray(gram)
         squares = np.einsum("ij,ij->i", self.readings, self.readings).astype(np.float64)
         self.energy = self.weights**2 * (squares + self.variance)

@@ -25,11 +25,10 @@ class ActiveFLState:
 class ActiveFL(Policy):
     """Algorithm 1 of Goetz et al. [1]_.
 
-    A client's value is sqrt(n) times the loss it reported when it last trained. One that never
-    finished has the value plus infinity, so that everybody is tried (the paper starts from one
-    round in which all report). Of the available clients, the alpha1 share with the lowest values
-    gets probability zero, the others exp(alpha2 * value). (1 - alpha3) of the cohort is drawn from
-    that, the rest uniformly from the remaining clients.
+    A client's value is sqrt(n) times the loss it reported when it last trained, plus infinity until
+    then (the paper starts from one round in which all report). The alpha1 share of the clients with
+    the lowest values gets probability zero, the others exp(alpha2 * value). (1 - alpha3) of the
+    cohort is drawn from that, the rest uniformly.
 
     Parameters
     ----------

@@ -41,16 +41,16 @@ class DELTA(Policy):
 
     A client's probability is uniform until it has trained. After each round the probability that
     the cohort holds together is divided anew among its members, in proportion to their share of
-    the data times the distance of their update from the cohort's mean update. Nobody else's
-    changes. Aggregation weights are the client's share of the data over its probability to be
-    selected, so the expected aggregate is that of all available clients.
+    the data times the distance of their update from the cohort's mean update. Aggregation weights
+    are the client's share of the data over its probability to be selected, so the expected
+    aggregate is that of all available clients.
 
     Parameters
     ----------
     local_variance : float, default=0.0
-        Above 0, the distance becomes sqrt(distance^2 + local_variance * spread^2), where spread is
-        that of the gradients of a client's batches, and distances are taken from full gradients,
-        because both must have the same unit: alpha_2 / alpha_1 of the paper. Simulations only.
+        Above 0, the distance becomes sqrt(distance^2 + local_variance * spread^2), spread being
+        that of the gradients of a client's batches, and distances are between full gradients:
+        alpha_2 / alpha_1 of the paper. Simulations only.
 
     Notes
     -----
@@ -59,8 +59,7 @@ class DELTA(Policy):
 
     Chosen here: cohorts are drawn systematically in random order, so that inclusion probabilities
     are exactly proportional (up to 1); the code draws one by one and weights by n / (N p). A
-    probability is at least a hundredth of the uniform one. Distances above 10 times the cohort's
-    median are clipped, so that an outlier cannot take over.
+    probability is at least a hundredth of the uniform one, a distance at most 10 times the median.
 
     References
     ----------

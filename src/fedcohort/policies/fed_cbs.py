@@ -40,18 +40,17 @@ class FedCBSState:
 class FedCBS(Policy):
     """Class-balanced sampling of Zhang et al. [1]_.
 
-    The imbalance of a cohort is the squared distance between its pooled label distribution and
-    the uniform one (QCID in the paper). Clients are drawn one by one. The first has probability
-    proportional to ``QCID^-1 + exploration * sqrt(3 ln t / (2 (T + 1)))``, where t is the round
-    and T counts how often the client was selected. Number m of the cohort is drawn in proportion
-    to ``QCID^-m`` of the cohort with it.
+    The imbalance of a cohort (QCID) is the squared distance between its pooled label distribution
+    and the uniform one. Clients are drawn one by one, the first in proportion to ``QCID^-1 +
+    exploration * sqrt(3 ln t / (2 (T + 1)))``, where t is the round and T counts how often the
+    client was selected, number m in proportion to ``QCID^-m`` of the cohort with it.
 
     Parameters
     ----------
     exploration : float, default=10.0
         Weight of the bonus for clients that were rarely selected, lambda; our choice.
     epsilon : float, default=0.0
-        Privacy of the label histograms; 0 sends exact counts. Counts of labels are sensitive.
+        Privacy of the label histograms; 0 sends exact counts, which are sensitive.
 
     Notes
     -----
@@ -111,8 +110,5 @@ class FedCBS(Policy):
 
 
 def imbalance(counts: Array, pooled: Array | float = 0.0) -> Array:
-    """Return QCID of each row of label counts: the squared distance from balanced labels.
-
-    `pooled` is added to each row.
-    """
+    """Return QCID of each row of label counts plus `pooled`."""
     return np.maximum(label_distances(counts, pooled, 1 / counts.shape[1]), _BALANCED)

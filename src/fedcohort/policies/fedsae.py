@@ -8,15 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.random import Generator
 
-from fedcohort.options import NonNegative, Whole
-from fedcohort.policies.base import (
-    Policy,
-    pick,
-    register,
-    sizes,
-    unreported,
-    values_for,
-)
+from fedcohort.options import NonNegative
+from fedcohort.policies.base import Policy, pick, register, sizes, unreported, values_for
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -41,8 +34,6 @@ class FedSAE(Policy):
     ----------
     beta : float, default=0.01
         Sharpness of the softmax.
-    active_rounds : int, optional
-        Select this way in the first rounds only and uniformly afterwards; None: always.
 
     Notes
     -----
@@ -50,10 +41,9 @@ class FedSAE(Policy):
     Checked: values and law by hand and by frequencies.
 
     Only the selection; FedSAE also predicts how much work each client can finish. In the code,
-    losses are those of the new global model, at first from everybody; here they are those that
-    come with the updates. After training the code divides by sqrt(n), which contradicts its start
-    and is not followed. Chosen here: a client that finishes and reports no loss has its value
-    halved; one that drops out keeps it.
+    losses are those of the new global model, at first from everybody; here they come with the
+    updates. After training the code divides by sqrt(n), which contradicts its start and is not
+    followed. A client that finishes and reports no loss has its value halved.
 
     References
     ----------
@@ -71,15 +61,13 @@ class FedSAE(Policy):
 
     needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"loss"}))
 
-    def __init__(self, beta: NonNegative = 0.01, active_rounds: Whole | None = None) -> None:
-        self.beta, self.active_rounds = beta, active_rounds
+    def __init__(self, beta: NonNegative = 0.01) -> None:
+        self.beta = beta
         self.state = FedSAEState()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Draw in proportion to exp(beta * value)."""
         value = self.state.value
-        if self.active_rounds is not None and round.number >= self.active_rounds:
-            return Selection(pick(round.available, round.size, rng))
         largest = max(value.values(), default=0.0)
         values = values_for(value, round.available, largest)
         chosen = pick(round.available, round.size, rng, self.beta * values)

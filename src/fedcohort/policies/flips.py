@@ -31,15 +31,12 @@ _MAX_CLUSTERS = 15
 
 @dataclass
 class FLIPSState:
-    """The cluster centers, for how many clients they were fitted, and who was picked how often.
-
-    `picks` counts by client, `used` by cluster, absent clients included.
-    """
+    """The cluster centers, for how many clients they were fitted, and who was picked how often."""
 
     centers: Array = field(default_factory=lambda: np.empty((0, 0)))
     fitted: int = 0
     picks: dict[ClientId, int] = field(default_factory=dict)
-    used: Array = field(default_factory=lambda: np.empty(0))
+    used: Array = field(default_factory=lambda: np.empty(0))  # picks by cluster
 
 
 @register("flips", when="clients may tell their label counts, and kinds of clients are few")
@@ -48,8 +45,8 @@ class FLIPS(Policy):
 
     Clients are clustered by k-means on their label distributions. In every round each cluster gets
     an equal number of places; places that remain go to the clusters with the fewest picks so far.
-    In a cluster the clients with the fewest picks are taken. Places that a cluster cannot fill go
-    to the clients with the fewest picks of all. Ties are broken at random.
+    In a cluster, and for places that clusters cannot fill, the clients with the fewest picks are
+    taken. Ties are broken at random.
 
     Parameters
     ----------
@@ -57,17 +54,16 @@ class FLIPS(Policy):
         Number of clusters. None takes the number from 2 to 15 with the smallest Davies-Bouldin
         index.
     epsilon : float, default=0.0
-        Privacy of the label histograms; 0 sends exact counts. Counts of labels are sensitive.
+        Privacy of the label histograms; 0 sends exact counts, which are sensitive.
 
     Notes
     -----
     Source: first author's code rahulatulbhope/flower (server/flips).
     Checked: quotas and picks by hand, also with absent clients.
 
-    Chosen here: remaining places by picks (the code gives them to the largest clusters), because
-    otherwise, with more clusters than places, small clusters would never be heard. Clusters are
-    fitted once, and again when twice as many clients are available. The paper's enclave and its
-    over-provisioning for stragglers are not part of this.
+    Chosen here: remaining places by picks (the code gives them to the largest clusters, so that
+    small ones may never be heard). Clusters are fitted once, and again when twice as many clients
+    are available. The paper's enclave and its over-provisioning are not part of this.
 
     References
     ----------

@@ -59,9 +59,8 @@ class HACCS(Policy):
     Checked: clusters against OPTICS, weights and places by hand.
 
     OPTICS with two samples, cut at .25 as in the code, finds the connected clients, which single
-    linkage finds directly. Latency and loss are those that came with the last update; a client
-    that has none counts as the fastest, so that it is tried, and with the median loss. Noise in the
-    code is continuous Laplace, here discrete.
+    linkage finds directly. A client whose latency and loss are not known yet counts as the fastest,
+    and with the median loss. Noise in the code is continuous Laplace, here discrete.
 
     References
     ----------

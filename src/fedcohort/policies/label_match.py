@@ -30,17 +30,16 @@ _MAX_CANDIDATES = 50_000  # with more clients, a random part
 class LabelMatch(Policy):
     """Greedy matching of labels: SketchMatch with label histograms in place of sketches.
 
-    The first client is drawn uniformly. Each further client is the one that brings the pooled
-    label distribution of the cohort closest to the target, in squared Euclidean distance. Where
-    the engine says that models are averaged equally, label distributions are too; otherwise counts
-    are pooled.
+    The first client is drawn uniformly. Each further client is the one that brings the cohort's
+    label distribution closest to the target, in squared Euclidean distance. Label distributions are
+    averaged as models are: equally, or by counts.
 
     Parameters
     ----------
     target : {"global", "balanced"}
         The pooled labels of all available clients, or all labels equally often.
     epsilon : float, default=0.0
-        Privacy of the label histograms; 0 sends exact counts. Counts of labels are sensitive.
+        Privacy of the label histograms; 0 sends exact counts, which are sensitive.
 
     Notes
     -----
@@ -104,8 +103,8 @@ class DCFedAvg(LabelMatch):
     """Distribution-controlled client selection of Duesing and Cimiano [1]_.
 
     All but `added` places are drawn uniformly. Then, place by place, the client is added that
-    brings the pooled label counts closest to the target in cosine distance, as long as that does
-    not make the distance larger; places that remain are filled uniformly.
+    brings the pooled label counts closest to the target in cosine distance, unless that makes the
+    distance larger; places that remain are filled uniformly.
 
     Parameters
     ----------
@@ -121,8 +120,7 @@ class DCFedAvg(LabelMatch):
     Source: authors' code cduesing/FedAVGdc.
     Checked: choices by hand.
 
-    The authors add c clients to a cohort of K; here K is the whole cohort, so that policies are
-    compared at equal cost.
+    The authors add c clients to a cohort of K; here K is the whole cohort.
 
     References
     ----------

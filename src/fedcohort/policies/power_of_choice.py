@@ -33,14 +33,12 @@ class PowerOfChoice(Policy):
     Each round d candidates are drawn without replacement, one after the other in proportion to
     their number of examples; they report the loss of the current model over all their data, and
     the cohort is the candidates with the highest losses. Models are averaged equally, because
-    sizes have counted in the draw. A candidate that does not answer is not picked; ties go to the
-    candidate drawn first.
+    sizes have counted in the draw.
 
     Parameters
     ----------
     d : int, optional
-        Candidates per round, twice the cohort by default. Must be above the cohort size: with d
-        equal to it, losses decide nothing. If fewer clients are available, all are candidates.
+        Candidates per round, above the cohort size; twice the cohort by default.
 
     Notes
     -----
@@ -68,11 +66,10 @@ class PowerOfChoice(Policy):
         self.state = PowerOfChoiceState()
 
     def check_cohort(self, size: int) -> None:
-        """Refuse as many candidates as places, because the choice would be random."""
+        """Refuse as many candidates as places."""
         if self.d is not None and self.d <= size:
             raise ConfigError(
-                f"PowerOfChoice: d={self.d} must be above cohort_size={size}; with as many "
-                "candidates as places the choice is random"
+                f"PowerOfChoice: d={self.d} must be above cohort_size={size}; else chance decides"
             )
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:

@@ -42,9 +42,8 @@ class REFL(Policy):
     Source: authors' code ahmedcs/REFL.
     Checked: order and rests by hand.
 
-    The code reads future availability from a trace, as a stand-in for what devices predict. Here it
-    is learned: a client leaves with probability (departures + 1) / (rounds seen + 2). REFL also
-    uses late updates; how they are weighted is a matter of the round's pace, not of selection.
+    The code reads future availability from a trace. Here it is learned: a client leaves with
+    probability (departures + 1) / (rounds seen + 2). REFL's late updates are a matter of `Pace`.
 
     References
     ----------

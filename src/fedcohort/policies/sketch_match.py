@@ -14,7 +14,16 @@ from numpy.typing import ArrayLike, NDArray
 from fedcohort.exceptions import ConfigError, IncompatibleSketches
 from fedcohort.numerics import herding
 from fedcohort.options import Count, NonNegative, Whole
-from fedcohort.policies.base import Array, Indices, Policy, count_up, register, take, values_for
+from fedcohort.policies.base import (
+    Array,
+    Indices,
+    Policy,
+    count_up,
+    register,
+    scored,
+    take,
+    values_for,
+)
 from fedcohort.privacy.release import sketch_size
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
@@ -35,18 +44,11 @@ _MEMORY = 0.99  # of what is known about a client's speed, per round
 
 @dataclass
 class SketchMatchState(GlobalSketch):
-    """The global sketch so far, and who was used how often.
+    """The global sketch so far, and who was picked how often; who joins late starts at the median.
 
-    Attributes
-    ----------
-    used : dict
-        How often each client was picked. A client that joins late starts at the median.
-    epoch : list
-        With large cohorts: who was picked in this epoch.
-    drifted : dict
-        Clients whose data changed by more than chance, with the round in which it was noticed.
-    cut : dict
-        Clients that were too late for a round: its number, and the seconds they took at least.
+    `epoch`: with large cohorts, who was picked in it. `drifted`: the round in which a client's data
+    were seen to have changed. `cut`: the last round for which a client was too late, and how many
+    seconds it took at least.
     """
 
     used: dict[ClientId, int] = field(default_factory=dict)
@@ -63,43 +65,35 @@ class SketchMatch(Policy):
     """Chooses the set of clients, not each client, that looks like the federation.
 
     Sketches merge: the sum of the cohort's counts is the sketch of its data together. Its squared
-    distance to the global sketch is rows times the squared maximum mean discrepancy, under the
-    hash family's kernel, between the data the cohort trains on and all data. Each round a greedy
-    selection, like kernel herding [1]_, followed by exchanges, minimizes it over a pool of the
-    clients used least, so that all take part. It needs one sketch [2]_ per client, once: no losses,
-    no warm-up, no model. The policy's page says how small, private, large and slow clients are
-    treated.
+    distance to the global sketch is rows times the squared maximum mean discrepancy between the
+    data the cohort trains on and all data. Each round a greedy selection, like kernel herding [1]_,
+    followed by exchanges, minimizes it over a pool of the clients used least, so that all take
+    part. It needs one sketch [2]_ per client, once: no losses, no warm-up, no model.
 
     Parameters
     ----------
     pool : {"less-used", "random", "all"}
-        Whom to choose from: the half that was used least so far, a random half, or everybody. The
-        random pool fits better than the first, but clients that fit badly wait long; from
-        everybody, they wait for ever.
+        Whom to choose from: the half that was used least so far, a random half (a better fit, but
+        clients that fit badly wait long), or everybody (they wait for ever).
     turns : int, default=0
-        This many places per round go to the clients used least, whether they fit or not, and the
-        others are chosen around them. Of N clients that stay available, each is then picked within
-        ceil(N / turns) rounds. Without turns, a client that fits no cohort may never be picked.
+        This many places per round go to the clients used least, and the others are chosen around
+        them: each of N clients is then picked within ceil(N / turns) rounds.
     time : bool, "ask" or mapping, default=False
-        Whether a cohort's slowest member counts too: among the matched cohorts of the fastest 20 %,
+        Whether a cohort's slowest member counts too: of the matched cohorts of the fastest 20 %,
         30 %, ... of the pool, take the one with the least log(seconds) + 10 D / D_random, D being
-        its distance and D_random that of random cohorts. Seconds are those of each client's last
-        round (signal `duration`); an unknown client counts as the median, and what is known
-        fades, so that a change is noticed. With "ask", each client states before its first round
-        how long it expects to take: 8 bytes, and in Flower two training steps. A mapping gives
-        seconds by client to start from. Both need only be right relative to each other.
+        its distance and D_random that of random cohorts. Seconds are those of a client's last round
+        and fade toward the median, at which unknown clients start. With "ask", each client states
+        before its first round how long it expects to take: 8 bytes, and in Flower two training
+        steps. A mapping gives seconds by client. Both need only be right relative to each other.
     target : RaceSketch, array (rows, buckets) or UniformLabels, optional
-        What cohorts should look like; the federation by default. A sketch of public data must be
-        made as the policy's sketches are. Best with ``pool="random"``; expect others to wait.
+        What cohorts should look like; the federation by default. Best with ``pool="random"``.
     refresh : int, default=0
         Ask for new sketches every so many rounds, where data drift; 0 never. Clients whose data
         changed are noted in ``state.drifted``.
     epsilon : float, default=0.0
         Privacy budget of a sketch (0: exact).
     records : int, default=0
-        Records of a typical client. With `epsilon`, rows and bits are then those of
-        `fedcohort.privacy.release.sketch_size`, because a large private sketch of few records
-        is mostly noise. 0 keeps `rows` and `bits`.
+        Records of a typical client; `epsilon` and it then set rows and bits.
     rows, bits : int
         Size of a sketch: rows of 2^bits buckets (10 x 64 take 1.3 kB).
     label_weight : float, default=2.0
@@ -107,13 +101,11 @@ class SketchMatch(Policy):
     centered : bool, default=True
         Whether inputs are centered by public constants, which sharpens angles.
     hash : {"auto", "srp", "minhash"}
-        Sign projections for vectors, or MinHash for rows of integer tokens. "auto" decides by the
-        data in the simulator; Flower clients read inputs as floats, so state "minhash" for tokens
-        there. MinHash uses neither labels nor a center.
+        Sign projections for vectors, or MinHash for rows of tokens, without labels and center.
+        "auto" decides by the data in the simulator; in Flower, state "minhash" for tokens.
     embed : {"", "model"}
         "model" sketches the first dense layer's outputs under the model of the last `refresh`, or
-        under the initial model without one, in place of the inputs. Clients download that model.
-        For a public model see ``simulate(embed=...)``.
+        under the initial model, in place of the inputs. Clients download that model.
 
     Notes
     -----
@@ -168,11 +160,9 @@ class SketchMatch(Policy):
         self.timed = bool(time)
         self.target = None if target is None else _checked_target(target, rows, bits)
         self.needs = Needs(
-            profile=frozenset(
-                {"race_sketch"} | ({"expected_duration"} if time == "ask" else set())
-            ),
-            query=frozenset({"race_sketch"} if refresh else ()),
-            reply=frozenset({"duration"} if self.timed else ()),
+            profile=frozenset(["race_sketch"] + ["expected_duration"] * (time == "ask")),
+            query=frozenset(["race_sketch"] * bool(refresh)),
+            reply=frozenset(["duration"] * self.timed),
         )
         options: dict[str, Option] = {"rows": rows, "bits": bits, "seed": 0}
         options |= {"label_weight": label_weight, "center": centered, "epsilon": epsilon}
@@ -183,7 +173,7 @@ class SketchMatch(Policy):
         self._before: tuple[tuple[ClientId, ...], NDArray[Any]] | None = None
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
-        """Ask for new sketches every `refresh` rounds; those who are away then, on their return."""
+        """Ask for new sketches every `refresh` rounds; who is away then, on its return."""
         self._before = None
         due = round.number - round.number % self.refresh if self.refresh else 0
         if not due:
@@ -210,17 +200,18 @@ class SketchMatch(Policy):
         if not pool.size:
             return Selection(())
         seconds = self._seconds(field.clients, signals, round.number) if self.timed else None
-        size = min(round.size, len(field.clients))
+        size = min(round.size, pool.size)
+        plain = self.pool == "less-used" and self.target is None
         if not field.differ and self.target is None:
             by_speed = pool if seconds is None else pool[np.argsort(seconds[pool], kind="stable")]
             chosen = by_speed[:size].tolist()
-        elif self._is_large(size, field):
+        elif plain and field.gram is not None and size * _LARGE >= len(field.clients):
             chosen = self._from_epoch(field, size, seconds, rng)
         else:
             goal = self._goal(center, signals) - field.center.ravel()
-            chosen = self._match(field, pool, goal, min(size, pool.size), seconds)
+            chosen = self._match(field, pool, goal, size, seconds)
         clients = tuple(field.clients[i] for i in chosen)
-        return Selection(clients, scores={c: float(self.state.used.get(c, 0)) for c in clients})
+        return scored(clients, values_for(self.state.used, clients))
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Count who was picked, whether or not it finished; note who was too late."""
@@ -269,10 +260,8 @@ class SketchMatch(Policy):
         first = np.argpartition(order, wanted - 1)[:wanted] if wanted else np.empty(0, np.int64)
         return np.asarray(first[np.argsort(order[first])])
 
-    def _seconds(
-        self, clients: tuple[ClientId, ...], signals: Signals, number: int
-    ) -> NDArray[np.float64]:
-        """How long each client will take: its last duration, fading toward the median."""
+    def _seconds(self, clients: tuple[ClientId, ...], signals: Signals, number: int) -> Array:
+        """How long each client will take: its last duration, or what it expects."""
         stamps = signals.rounds("duration", clients)
         seconds = values_for(self.prior, clients, np.nan)
         asked, expected = signals.read("expected_duration", clients)
@@ -296,13 +285,8 @@ class SketchMatch(Policy):
         ratio = np.where(unknown, 1.0, seconds / median)
         return np.asarray(median * ratio ** (_MEMORY**age))
 
-    def _is_large(self, size: int, field: _Field) -> bool:
-        """Whether to plan an epoch: other targets and pools do not use everybody alike."""
-        plain = self.pool == "less-used" and self.target is None
-        return plain and field.gram is not None and size * _LARGE >= len(field.clients)
-
     def _from_epoch(
-        self, field: _Field, size: int, seconds: NDArray[np.float64] | None, rng: Generator
+        self, field: _Field, size: int, seconds: Array | None, rng: Generator
     ) -> list[int]:
         """Divide those who have not trained in this epoch; return the first cohort.
 
@@ -318,44 +302,27 @@ class SketchMatch(Policy):
         if seconds is not None:
             fastest = sorted(waiting[left_over:], key=lambda i: float(seconds[i]))
             waiting = waiting[:left_over] + fastest[: 2 * size - left_over]
-        zero = np.zeros(field.points.shape[1])
-        cohorts = herding.cut(
-            field.points,
-            field.weights,
-            zero,
-            size,
-            order=waiting,
-            variance=field.variance,
-            fixed=left_over,
-        )
-        return cohorts[0]
+        goal = np.zeros(field.points.shape[1])
+        return herding.cut(
+            field.points, field.weights, goal, size,
+            order=waiting, variance=field.variance, fixed=left_over,
+        )[0]  # fmt: skip
 
     def _match(
-        self,
-        field: _Field,
-        pool: Indices,
-        goal: Array,
-        size: int,
-        seconds: NDArray[np.float64] | None,
+        self, field: _Field, pool: Indices, goal: Array, size: int, seconds: Array | None
     ) -> list[int]:
         """Return the best cohort of the pool; with `time`, of all cuts by speed."""
 
         def matched(part: Indices) -> tuple[list[int], float]:
             return herding.match(
-                field.points,
-                field.weights,
-                goal,
-                size,
-                pool=part,
-                fixed=self.turns,
-                variance=field.variance,
-                gram=field.gram,
-            )
+                field.points, field.weights, goal, size,
+                pool=part, fixed=self.turns, variance=field.variance, gram=field.gram,
+            )  # fmt: skip
 
         if seconds is None:
             return matched(pool)[0]
         turns, others = pool[: self.turns], pool[self.turns :]
-        best: tuple[float, list[int]] = (np.inf, [])
+        best, least = list[int](), np.inf
         limits = np.quantile(seconds[others], _CUTS) if others.size else np.empty(0)
         for limit in np.unique(limits):
             part = np.append(turns, others[seconds[others] <= limit])
@@ -363,8 +330,9 @@ class SketchMatch(Policy):
                 continue
             chosen, far = matched(part)
             score = float(np.log(seconds[chosen].max())) + _SLOPE * far / field.random(size)
-            best = min(best, (score, chosen), key=lambda pair: pair[0])
-        return best[1] or matched(pool)[0]
+            if score < least:
+                best, least = chosen, score
+        return best or matched(pool)[0]
 
     def _goal(self, center: str, signals: Signals) -> Array:
         """What the cohort should look like."""

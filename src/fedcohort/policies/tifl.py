@@ -28,11 +28,10 @@ class TiFLState:
 class TiFL(Policy):
     """The adaptive tier selection of Chai et al. [1]_.
 
-    Clients are sorted by their measured durations and divided into tiers of equal size. Each
-    round a tier is drawn, and the cohort uniformly in it. Every `interval` rounds, if the tier
-    drawn last has not become better since, chances are set anew: of n tiers with credits, that with
-    the k-th lowest accuracy gets (n - k + 1) / (n (n + 1) / 2). A tier pays one credit per round;
-    one without credits is not drawn.
+    Clients are sorted by their durations and divided into tiers of equal size. Each round a tier
+    is drawn, and the cohort uniformly in it. Every `interval` rounds, if the tier drawn last has
+    not become better since, chances are set anew: of n tiers with credits, that with the k-th
+    lowest accuracy gets (n - k + 1) / (n (n + 1) / 2). A tier pays one credit per round.
 
     Parameters
     ----------
@@ -41,17 +40,15 @@ class TiFL(Policy):
     interval : int, default=20
         Rounds between two looks at the accuracies.
     rounds : int, default=200
-        Rounds of the run; each tier gets its share of them, rounded up, as credits. When all are
-        spent, all are given anew.
+        Rounds of the run; each tier gets its share of them, rounded up, as credits.
 
     Notes
     -----
     Source: paper's abstract and two reimplementations (bacox/fltk, FLGo); no authors' code.
     Checked: tiers, chances and credits by hand.
 
-    Chosen here: the accuracy of a tier is minus the mean loss that its members last reported,
-    because a server has no test data of clients. Durations are profiled on the way: clients that
-    were never timed come first.
+    Chosen here: the accuracy of a tier is minus the mean loss that its members last reported, and
+    clients that were never timed come first.
 
     References
     ----------
