@@ -159,10 +159,11 @@ class SketchMatch(Policy):
             raise ConfigError(f"SketchMatch: time={time!r} must be true, false, 'ask' or a table")
         self.timed = bool(time)
         self.target = None if target is None else _checked_target(target, rows, bits)
+        asked = {"expected_duration"} if time == "ask" else set()
         self.needs = Needs(
-            profile=frozenset(["race_sketch"] + ["expected_duration"] * (time == "ask")),
-            query=frozenset(["race_sketch"] * bool(refresh)),
-            reply=frozenset(["duration"] * self.timed),
+            profile=frozenset({"race_sketch", *asked}),
+            query=frozenset({"race_sketch"} if refresh else ()),
+            reply=frozenset({"duration"} if self.timed else ()),
         )
         options: dict[str, Option] = {"rows": rows, "bits": bits, "seed": 0}
         options |= {"label_weight": label_weight, "center": centered, "epsilon": epsilon}
