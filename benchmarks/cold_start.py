@@ -30,7 +30,6 @@ from provenance import write
 
 from fedcohort.datasets import Federation, federate, load
 from fedcohort.personalize import ColdStart, Record, Registry
-from fedcohort.personalize.advice import gains_limit
 from fedcohort.personalize.finetune import finetune
 from fedcohort.privacy.release import sketch_size
 from fedcohort.rounds import stream
@@ -328,15 +327,25 @@ def retrieve(judge, sketch, private, strategies):
             advices = [start.advise(s, strategy) for s in cold]
             out[strategy] = judge.score(advices, split.cold_test, judge.test)
             squares = np.array([advice.squared for advice in advices])
-            allowed = [limit.squared_for(advice.neighbors[0].error) for advice in advices]
+            allowed = [max(limit, advice.neighbors[0].error) for advice in advices]
             _limited(out, away, judge, f"{strategy}, auto", strategy, squares <= allowed)
             if every:
                 held = [start.advise(s, strategy, without=c) for c, s in warm.items()]
                 gains = judge.gains(held)
                 by_gains = gains_limit([advice.squared for advice in held], gains)
-                good = squares <= by_gains.squared
+                good = squares <= by_gains
                 _limited(out, away, judge, f"{strategy}, gains", strategy, good)
     return out, away
+
+
+def gains_limit(squares, gains):
+    """Return the limit under which the warm clients' gains sum to most."""
+    order = np.argsort(squares, kind="stable")
+    far = np.append(np.asarray(squares)[order], np.inf)
+    kept = int(np.argmax(np.concatenate([[0.0], np.cumsum(gains[order])])))
+    if kept in (0, len(order)):
+        return far[kept - 1] if kept else -np.inf  # nothing is known beyond the last
+    return (far[kept - 1] + far[kept]) / 2
 
 
 def _limited(out, away, judge, name, strategy, near):

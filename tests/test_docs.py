@@ -206,7 +206,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert (tmp_path / "concepts/index.html").read_text().count('<svg class="fd"') == 5
     api = "".join(page.read_text() for page in (tmp_path / "api").rglob("*.html"))
     for name in (
-        "personalize.transfer.add_folder",
+        "personalize.maintenance.add_folder",
         "analysis.heterogeneity.measure",
         "gates.base.Gate",
     ):

@@ -90,14 +90,6 @@ def test_nobody_is_near(warm, tmp_path, capsys):
         assert "near: distance" in capsys.readouterr().out
 
 
-def test_calibrate_stores_the_limit(warm, tmp_path, capsys):
-    capsys.readouterr()
-    assert invoke(["registry", "calibrate", warm, "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["clients"] == 4
-    assert told["max_distance"] >= 0
-
-
 def test_check_finds_damage_and_removes_orphans(warm, tmp_path, capsys):
     assert invoke(["registry", "check", warm]) == 0
     stray = tmp_path / "warm" / "models" / "ab" / f"ab{'0' * 62}.safetensors"

@@ -9,7 +9,7 @@ import pytest
 
 from fedcohort.exceptions import DataError
 from fedcohort.personalize import Registry, check, remove_orphans
-from fedcohort.personalize.registry import narrow
+from fedcohort.sketch.file import narrow
 from fedcohort.sketch.race import RaceSketch
 
 

@@ -26,14 +26,15 @@ MODEL = {"layer.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": n
 
 def test_what_goes_in_comes_out(registry, make):
     sketch = make(0.0)
-    registry.add("ann", sketch, MODEL, metadata={"site": "north", "year": 2024})
+    turned = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    model = {**MODEL, "turned": turned, "scalar": np.float64(3.0)}
+    registry.add("ann", sketch, model, metadata={"site": "north", "year": 2024})
     assert len(registry) == 1
-    assert "ann" in registry
-    assert "bob" not in registry
     assert registry.sketch("ann") == sketch
     loaded = registry.model("ann")
-    assert loaded.keys() == MODEL.keys()
-    for name, values in MODEL.items():
+    assert loaded.keys() == model.keys()
+    for name, values in model.items():
+        assert loaded[name].shape == values.shape
         assert loaded[name].dtype == values.dtype
         np.testing.assert_array_equal(loaded[name], values)
     entry = registry.get("ann")
@@ -51,7 +52,7 @@ def test_any_text_is_an_id_and_none_becomes_a_path(registry, make, client):
     after = {p for p in registry.path.parent.rglob("*") if "models" not in p.parts}
     assert {p.name for p in after - before} <= {"registry.sqlite-wal", "registry.sqlite-shm"}
     registry.remove(client)
-    assert client not in registry
+    assert len(registry) == 0
 
 
 def test_ids_that_are_no_text_are_refused(registry, make):
@@ -60,7 +61,6 @@ def test_ids_that_are_no_text_are_refused(registry, make):
             registry.add(client, make(0.0), MODEL)
         with pytest.raises(ConfigError, match="client id"):
             registry.get(client)
-        assert client not in registry
     assert len(registry) == 0
 
 
@@ -88,9 +88,19 @@ def test_private_and_exact_sketches_live_together(registry, make):
     assert registry.get("bob").epsilon == 2.0
 
 
-def test_a_sketch_of_one_sample_is_refused(registry, make):
-    with pytest.raises(ConfigError, match="n=1 samples"):
-        registry.add("ann", make(0.0, n=1), MODEL)
+@pytest.mark.parametrize(
+    ("n", "options", "message"),
+    [
+        (1, {}, "n=1 samples"),
+        (200, {"model": MODEL, "reference": "x"}, "a model or a reference, not both"),
+        (200, {"metadata": {"x": object()}}, "metadata of client 'ann' cannot be written as JSON"),
+        (200, {"metadata": {"x": float("nan")}}, "metadata of client 'ann'"),
+    ],
+)
+def test_mistakes_are_named_and_nothing_is_added(registry, make, n, options, message):
+    with pytest.raises(ConfigError, match=message):
+        registry.add("ann", make(0.0, n=n), **options)
+    assert len(registry) == 0
 
 
 def test_references_are_kept_and_never_opened(registry, make, tmp_path):
@@ -101,11 +111,6 @@ def test_references_are_kept_and_never_opened(registry, make, tmp_path):
     with pytest.raises(ConfigError, match=r"never opened.*load it yourself"):
         registry.model("ann")
     assert check(registry) == []
-
-
-def test_model_or_reference_not_both(registry, make):
-    with pytest.raises(ConfigError, match="a model or a reference, not both"):
-        registry.add("ann", make(0.0), MODEL, reference="x")
 
 
 def test_another_architecture_is_refused(registry, make, tmp_path):
@@ -165,7 +170,7 @@ def test_damaged_rows_are_never_another_error(registry, make, value):
     ]
     columns = ("id", "n", "epsilon", "model", "reference", "metadata", "registered", "sketch")
     changes = [(f"UPDATE clients SET {name} = ? WHERE number = 1", value) for name in columns]
-    for name in ("spec", "global", "limit", "architecture"):
+    for name in ("spec", "global", "architecture"):
         changes.append((f"INSERT OR REPLACE INTO facts VALUES ('{name}', ?)", value))
     for sql, new in changes:
         with changed(registry, sql, new), warnings.catch_warnings():
@@ -216,14 +221,11 @@ def test_the_global_model(registry, make):
     with pytest.raises(ConfigError, match="no global model"):
         registry.global_model()
     registry.set_global({"w": np.zeros(3)})
-    old = registry.fact("global")["model"]
+    old = registry.global_digest()
     registry.set_global({"w": np.ones(3)})
     np.testing.assert_array_equal(registry.global_model()["w"], np.ones(3))
     assert not registry.models.path(old).exists()
     assert check(registry) == []
-    registry.set_global(reference="s3://global")
-    with pytest.raises(ConfigError, match="s3://global"):
-        registry.global_model()
 
 
 def test_safetensors_files_are_copied_and_others_refused(registry, make, tmp_path):
@@ -248,20 +250,6 @@ def test_models_must_be_named_numbers(registry, make):
         with pytest.raises(ValueError, match="model"):
             registry.add("ann", make(0.0), model)
     assert check(registry) == []
-
-
-def test_arrays_keep_their_order_and_shape(registry, make):
-    model = {"f": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "scalar": np.float64(3.0)}
-    registry.add("ann", make(0.0), model)
-    np.testing.assert_array_equal(registry.model("ann")["f"], model["f"])
-    assert registry.model("ann")["scalar"].shape == ()
-
-
-def test_metadata_must_be_json(registry, make):
-    for metadata in ({"x": object()}, {"x": float("nan")}):
-        with pytest.raises(ConfigError, match="metadata of client 'ann' cannot be written as JSON"):
-            registry.add("ann", make(0.0), MODEL, metadata=metadata)
-    assert len(registry) == 0
 
 
 def test_many_clients_are_added_all_or_none(registry, make):

@@ -15,10 +15,10 @@ from fedcohort.exceptions import (
 )
 from fedcohort.personalize import Record, Registry, nearest
 from fedcohort.personalize import search as search_module
-from fedcohort.personalize.search import nearest_of_each, possible_luck
+from fedcohort.personalize.search import nearest_of_each
 from fedcohort.sketch.distances import Stack
 from fedcohort.sketch.race import RaceSketch, distance
-from fedcohort.sketch.uncertainty import distance_with_error
+from fedcohort.sketch.uncertainty import distance_with_error, possible_luck
 
 WIDE = RaceSketch.srp(dim=2, rows=80, bits=4, seed=0)
 

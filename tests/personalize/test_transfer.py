@@ -8,7 +8,7 @@ import pytest
 from fedcohort.cli import invoke
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.personalize import Registry, check
-from fedcohort.personalize.transfer import add_folder, export
+from fedcohort.personalize.maintenance import add_folder, export
 
 
 def test_a_registry_survives_export_and_import(registry, make, tmp_path):

@@ -67,10 +67,11 @@ def add(
     """
     from fedcohort.files.sketching import load_sketch
     from fedcohort.personalize import Registry
-    from fedcohort.personalize.registry import is_new
+    from fedcohort.personalize.registry import FILE
 
     loaded, facts = None if sketch is None else load_sketch(sketch), _object(metadata)
-    with Registry.create(folder) if is_new(folder) else Registry(folder) as registry:
+    opened = Registry if (folder / FILE).exists() else Registry.create
+    with opened(folder) as registry:
         if loaded is None:
             _add_folder(registry, Path(client), replace, format)
             return
@@ -79,7 +80,7 @@ def add(
 
 
 def _add_folder(registry: Registry, source: Path, replace: bool, format: Format) -> None:
-    from fedcohort.personalize.transfer import add_folder
+    from fedcohort.personalize.maintenance import add_folder
 
     count, skipped = add_folder(registry, source, replace=replace)
     for name, reason in skipped.items():
@@ -120,18 +121,17 @@ def export(
 
     Example: `fedcohort registry export warm/ clients/`
     """
-    from fedcohort.personalize import Registry, transfer
+    from fedcohort.personalize import Registry, maintenance
 
     with Registry(folder) as registry:
-        count = transfer.export(registry, out)
+        count = maintenance.export(registry, out)
     say(format, {"clients": count, "folder": str(out)}, f"{count} clients written to {out}")
 
 
 @app.command("global")
 def global_(
     folder: Folder,
-    model: ModelOption = None,
-    reference: ReferenceOption = None,
+    model: Annotated[Path, typer.Option(help="Safetensors file; it is copied.")],
     format: FormatOption = Format.table,
 ) -> None:
     """Keep the global model, for newcomers that are far from every client.
@@ -141,8 +141,8 @@ def global_(
     from fedcohort.personalize import Registry
 
     with Registry(folder) as registry:
-        registry.set_global(model, reference=reference)
-        say(format, registry.global_entry(), "the global model is set")
+        registry.set_global(model)
+        say(format, {"model": registry.global_digest()}, "the global model is set")
 
 
 @app.command("list")
@@ -185,11 +185,11 @@ def check(
 
     Example: `fedcohort registry check warm/ --remove-orphans`
     """
-    from fedcohort.personalize import Registry, integrity
+    from fedcohort.personalize import Registry, maintenance
 
     with Registry(folder) as registry:
-        removed = integrity.remove_orphans(registry) if remove_orphans else []
-        problems, count = integrity.check(registry), len(registry)
+        removed = maintenance.remove_orphans(registry) if remove_orphans else []
+        problems, count = maintenance.check(registry), len(registry)
     if format is Format.json:
         show_json({"clients": count, "problems": problems, "removed": list(map(str, removed))})
     else:
@@ -215,28 +215,12 @@ def remove(folder: Folder, client: Client, format: FormatOption = Format.table) 
         say(format, {"client": client, "clients": len(registry)}, f"{len(registry)} clients left")
 
 
-@app.command("calibrate")
-def calibrate(folder: Folder, format: FormatOption = Format.table) -> None:
-    """Store up to which distance a client is near, from the distances among the clients.
-
-    Example: `fedcohort registry calibrate warm/`
-    """
-    from fedcohort.personalize import Registry, advice
-
-    with Registry(folder) as registry:
-        advice.store_limit(registry, limit := advice.calibrated(registry))
-        distance = max(limit.squared, 0.0) ** 0.5
-        what = {"clients": len(registry), "max_distance": distance}
-        say(format, what, f"{len(registry):,} clients; near is up to a distance of {distance:.4g}")
-
-
 class Strategy(StrEnum):
     """What a newcomer starts from."""
 
     match = "match"
     nearest = "nearest"
     plain = "plain"
-    global_ = "global"
 
 
 def nearest(
@@ -251,7 +235,7 @@ def nearest(
         Strategy,
         typer.Option(
             help="Average the models of clients whose sketches add up to the newcomer's; take the "
-            "nearest client's; that by the paper's plain distance; or the global model."
+            "nearest client's; or that by the paper's plain distance."
         ),
     ] = Strategy.match,
     max_distance: Annotated[
@@ -305,8 +289,6 @@ def _show_advice(registry: Registry, advice: Advice, format: Format) -> None:
         typer.echo(f"near: {far}")
     elif not any(entry.model or entry.reference for entry in entries):
         typer.echo(f"no registered client has a model; the nearest: {far}; use the global model")
-    elif advice.strategy == "global":
-        typer.echo(f"use the global model; the nearest client: {far}")
     else:
         typer.echo(f"no client is close enough: {far}; use the global model")
 

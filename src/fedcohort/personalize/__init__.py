@@ -3,8 +3,8 @@
 `finetune` needs PyTorch and is imported by its own name.
 """
 
-from fedcohort.personalize.advice import Advice, ColdStart, Limit
-from fedcohort.personalize.integrity import Problem, check, remove_orphans
+from fedcohort.personalize.advice import Advice, ColdStart
+from fedcohort.personalize.maintenance import Problem, check, remove_orphans
 from fedcohort.personalize.registry import Entry, Record, Registry
 from fedcohort.personalize.search import Neighbor, nearest
 
@@ -12,7 +12,6 @@ __all__ = [
     "Advice",
     "ColdStart",
     "Entry",
-    "Limit",
     "Neighbor",
     "Problem",
     "Record",

@@ -24,23 +24,9 @@ def finetune(
 ) -> Tensor:
     """Fine-tune a model on each client's data, side by side (paper 0, section 5.4).
 
-    Parameters
-    ----------
-    trainer : Trainer
-        Its `local` sets the epochs, the optimizer and the learning rate.
-    model : Tensor (size,)
-        The global model.
-    parts : mapping of str to int array
-        The rows of `data` that each client holds.
-    data : Data
-        On the trainer's device.
-    seed : int
-        Seed of the batch order, which differs from that of every federated round.
-
-    Returns
-    -------
-    Tensor (clients, size)
-        In the order of `parts`.
+    `parts` are the rows of `data` that each client holds, `trainer.local` sets the training, and
+    `seed` the batch order, which differs from that of every federated round. Returns a tensor
+    (clients, size), in the order of `parts`.
 
     Examples
     --------
@@ -59,14 +45,7 @@ def finetune(
 
 
 def named_arrays(flat: Tensor, module: nn.Module) -> dict[str, NDArray[Any]]:
-    """Return a flat model as the arrays that a registry stores, named as in the module.
-
-    Examples
-    --------
-    >>> import torch
-    >>> named_arrays(torch.arange(3.0), nn.Linear(2, 1))
-    {'weight': array([[0., 1.]], dtype=float32), 'bias': array([2.], dtype=float32)}
-    """
+    """Return a flat model as the arrays that a registry stores, named as in the module."""
     values = flat.detach().cpu().numpy()
     out, end = {}, 0
     for name, parameter in module.named_parameters():

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.exceptions import DataError
 from fedcohort.rounds import ClientId
 from fedcohort.storage import SUFFIX as TEMPORARY
 from fedcohort.storage import remove_leftovers, sync_folder, write_atomically
@@ -164,16 +164,7 @@ def architecture_difference(shapes: Shapes, other: Shapes) -> str | None:
 
 
 def average(models: Mapping[ClientId, tuple[float, Arrays]]) -> dict[str, NDArray[Any]]:
-    """Average models by weights that sum to one; integers are those of the heaviest model.
-
-    Examples
-    --------
-    >>> ann, bob = {"w": np.array([0.0, 4.0])}, {"w": np.array([4.0, 0.0])}
-    >>> average({"ann": (0.75, ann), "bob": (0.25, bob)})
-    {'w': array([1., 3.])}
-    """
-    if not models:
-        raise ConfigError("average: give at least one model")
+    """Average models by weights that sum to one; integers are those of the heaviest model."""
     heaviest = max(models, key=lambda client: models[client][0])
     expected = models[heaviest][1]
     for client, (_, arrays) in models.items():
@@ -182,10 +173,9 @@ def average(models: Mapping[ClientId, tuple[float, Arrays]]) -> dict[str, NDArra
                 f"clients {client!r} and {heaviest!r}: {problem}; "
                 "only models of one architecture can be averaged"
             )
-    out = {}
+    out = dict(expected)
     for name, like in expected.items():
-        total = np.zeros(like.shape, np.float64)
-        for weight, arrays in models.values():
-            total += weight * arrays[name].astype(np.float64)
-        out[name] = total.astype(like.dtype) if like.dtype.kind == "f" else like
+        if like.dtype.kind == "f":
+            total = sum(weight * arrays[name].astype(float) for weight, arrays in models.values())
+            out[name] = np.asarray(total, like.dtype)
     return out

@@ -42,15 +42,10 @@ from fedcohort.personalize.models import (
     shapes_of,
 )
 from fedcohort.rounds import ClientId, check_id
+from fedcohort.sketch.file import narrow
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
-from fedcohort.storage import (
-    LOCK,
-    SUFFIX,
-    locked_folder,
-    remove_leftovers,
-    write_atomically,
-)
+from fedcohort.storage import LOCK, SUFFIX, locked_folder, remove_leftovers, write_atomically
 
 FILE = "registry.sqlite"
 APPLICATION = 0x46435247  # "FCRG": the application id in the database's header
@@ -85,18 +80,9 @@ COLUMNS = "id, n, epsilon, model, reference, metadata, registered"
 class Record:
     """A client to register.
 
-    Parameters
-    ----------
-    client : str
-        Any non-empty text.
-    sketch : RaceSketch
-        Of at least two samples, exact or private, with the same settings as all others.
-    model : mapping or path, optional
-        Named arrays, or a safetensors file, which is copied.
-    reference : str, optional
-        In place of `model`: the path or URI of a model kept elsewhere. It is never opened.
-    metadata : mapping
-        Anything that JSON can hold.
+    The id is any non-empty text; the sketch has two samples or more and the settings of all others;
+    `model` is named arrays or a safetensors file, which is copied. In its place, `reference` is the
+    path or URI of a model kept elsewhere, never opened. `metadata` is anything that JSON can hold.
     """
 
     client: ClientId
@@ -104,17 +90,6 @@ class Record:
     model: Model | None = None
     reference: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
-
-    def check(self) -> None:
-        """Refuse what cannot be registered."""
-        whose = f"client {check_id(self.client)!r}"
-        if not isinstance(self.sketch, RaceSketch):
-            raise ConfigError(f"{whose}: {type(self.sketch).__name__} is not a sketch")
-        check_size(whose, self.sketch)
-        if self.model is not None and self.reference is not None:
-            raise ConfigError(f"{whose}: give a model or a reference, not both")
-        if self.reference is not None:
-            check_id(self.reference, f"{whose}: reference")
 
 
 @dataclass(frozen=True)
@@ -140,15 +115,15 @@ class Entry:
         try:
             check_id(client)
             entry = cls(client, n, epsilon, model, reference, json.loads(metadata), registered)
+            texts = (model or "", reference or "", registered)
+            if (
+                not all(isinstance(x, float) and math.isfinite(x) for x in (n, epsilon or 0.0))
+                or not all(isinstance(text, str) for text in texts)
+                or not isinstance(entry.metadata, dict)
+            ):
+                raise ValueError("a value of another type")
         except (ValueError, TypeError, RecursionError) as error:
             raise DataError(f"client {client!r}: its row is damaged ({error})") from None
-        texts = [text for text in (model, reference, registered) if text is not None]
-        if (
-            not all(isinstance(x, float) and math.isfinite(x) for x in (n, epsilon or 0.0))
-            or not all(isinstance(text, str) for text in texts)
-            or not isinstance(entry.metadata, dict)
-        ):
-            raise DataError(f"client {client!r}: its row is damaged (a value of another type)")
         return entry
 
 
@@ -282,9 +257,9 @@ class Registry:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> Self:
-        """Make a registry in a new or empty folder; see `is_new`."""
+        """Make a registry in a folder that is new, empty or as a killed `create` left it."""
         folder = Path(path)
-        if not is_new(folder):
+        if folder.exists() and not (folder.is_dir() and all(map(_is_leftover, folder.iterdir()))):
             raise ConfigError(f"{folder} exists and is not an empty folder")
         folder.mkdir(parents=True, exist_ok=True)
         with locked_folder(folder):
@@ -324,15 +299,17 @@ class Registry:
         with self.db.writing() as db:
             spec = self.spec  # None once all clients were removed
             for record in records:
-                record.check()
+                whose, sketch = f"client {check_id(record.client)!r}", record.sketch
+                check_size(whose, sketch)
                 if spec is None:
-                    spec = record.sketch.spec
+                    spec = sketch.spec
                     _set_fact(db, "spec", spec)
-                    db.execute("DELETE FROM facts WHERE name = 'limit'")
-                if record.sketch.spec != spec:
-                    raise IncompatibleSketches(
-                        f"client {record.client!r}: {difference(spec, record.sketch.spec)}"
-                    )
+                if sketch.spec != spec:
+                    raise IncompatibleSketches(f"{whose}: {difference(spec, sketch.spec)}")
+                if record.model is not None and record.reference is not None:
+                    raise ConfigError(f"{whose}: give a model or a reference, not both")
+                if record.reference is not None:
+                    check_id(record.reference, f"{whose}: reference")
                 if replace:
                     replaced |= _delete(db, record.client)
                 self._insert(db, record)
@@ -363,7 +340,8 @@ class Registry:
     def _store(self, db: sqlite3.Connection, whose: str, model: Model) -> str:
         """Store a model, unless its architecture differs from that of the models stored here."""
         shapes, sql = shapes_of(model), "SELECT 1 FROM clients WHERE model IS NOT NULL LIMIT 1"
-        expected = self.fact("architecture") if self._global_digest() or self.db.rows(sql) else None
+        stored = self.global_digest() is not None or self.db.rows(sql)
+        expected = self.fact("architecture") if stored else None
         if isinstance(expected, dict) and (problem := architecture_difference(shapes, expected)):
             raise ConfigError(
                 f"{whose}: another architecture than the models of {self.path}: {problem}"
@@ -380,31 +358,20 @@ class Registry:
 
     def _discard_models(self, digests: set[str]) -> None:
         """Delete models that no row names, while no other writer can add such a row."""
-        if not digests:
-            return
-        sql = "SELECT 1 FROM clients WHERE model = ? LIMIT 1"
-        with self.db.writing():
-            for digest in digests - self._global_digest():
-                if not self.db.rows(sql, digest):
-                    self.models.discard(digest)
+        if digests:
+            with self.db.writing():
+                sql = "SELECT 1 FROM clients WHERE model = ? LIMIT 1"
+                for digest in digests - {self.global_digest()}:
+                    if not self.db.rows(sql, digest):
+                        self.models.discard(digest)
 
     def wanted_models(self) -> set[str]:
         """Return the models of the clients and the global model."""
         rows = self.db.rows("SELECT DISTINCT model FROM clients WHERE model IS NOT NULL")
-        return {str(digest) for (digest,) in rows} | self._global_digest()
-
-    def _global_digest(self) -> set[str]:
-        entry = self.global_entry() or {"model": None}
-        return {entry["model"]} - {None}
+        return {str(digest) for (digest,) in (*rows, (self.global_digest(),)) if digest is not None}
 
     def __len__(self) -> int:
         return int(self.db.rows("SELECT count(*) FROM clients")[0][0])
-
-    def __contains__(self, client: object) -> bool:
-        try:
-            return bool(self.db.rows("SELECT 1 FROM clients WHERE id = ?", check_id(client)))
-        except ConfigError:
-            return False
 
     def get(self, client: ClientId) -> Entry:
         """Return what is known about a client; UnknownClient if it is not registered."""
@@ -431,48 +398,37 @@ class Registry:
     def model(self, client: ClientId) -> dict[str, NDArray[Any]]:
         """Load a client's stored model; ConfigError if it has none, or only a reference."""
         entry = self.get(client)
-        return self._load(f"client {client!r}", entry.model, entry.reference)
+        if entry.model is not None:
+            return self.models.load(entry.model)
+        if entry.reference is None:
+            raise ConfigError(f"client {client!r} was registered without a model")
+        raise ConfigError(
+            f"client {client!r} is a reference to {entry.reference!r}, which is never opened; "
+            "load it yourself"
+        )
 
-    def set_global(self, model: Model | None = None, *, reference: str | None = None) -> None:
-        """Keep the global model, or a reference to it, for newcomers far from every client."""
-        if (model is None) == (reference is None):
-            raise ConfigError("global model: give a model or a reference to one")
-        if reference is not None:
-            check_id(reference, "global model: reference")
-        before = self._global_digest()
+    def set_global(self, model: Model) -> None:
+        """Keep the global model, for newcomers far from every client."""
+        before = self.global_digest()
         with self.db.writing() as db:
-            digest = None if model is None else self._store(db, "global model", model)
-            _set_fact(db, "global", {"model": digest, "reference": reference})
-        self._discard_models(before)
+            _set_fact(db, "global", {"model": self._store(db, "global model", model)})
+        self._discard_models({before} if before is not None else set())
 
     def global_model(self) -> dict[str, NDArray[Any]]:
-        """Load the global model; ConfigError if there is none, or only a reference."""
-        entry = self.global_entry()
-        if entry is None:
+        """Load the global model; ConfigError if there is none."""
+        digest = self.global_digest()
+        if digest is None:
             raise ConfigError(f"{self.path} has no global model: set one with set_global")
-        return self._load("the global model", entry["model"], entry["reference"])
+        return self.models.load(digest)
 
-    def global_entry(self) -> dict[str, Any] | None:
-        """Return the hash of, or the reference to, the global model; None if there is none."""
+    def global_digest(self) -> str | None:
+        """Return the hash of the global model; None if there is none."""
         entry = self.fact("global")
-        if entry is not None and (
-            not isinstance(entry, dict)
-            or entry.keys() != {"model", "reference"}
-            or not all(value is None or isinstance(value, str) for value in entry.values())
-        ):
+        if entry is None:
+            return None
+        if not isinstance(entry, dict) or not isinstance(entry.get("model"), str):
             raise DataError(f"{self.path}: the entry of the global model is damaged; set it again")
-        return entry
-
-    def _load(
-        self, whose: str, digest: str | None, reference: str | None
-    ) -> dict[str, NDArray[Any]]:
-        if digest is not None:
-            return self.models.load(digest)
-        if reference is None:
-            raise ConfigError(f"{whose} was registered without a model")
-        raise ConfigError(
-            f"{whose} is a reference to {reference!r}, which is never opened; load it yourself"
-        )
+        return str(entry["model"])
 
     @property
     def spec(self) -> dict[str, Any] | None:
@@ -490,44 +446,22 @@ class Registry:
         except (ValueError, TypeError, RecursionError):
             raise DataError(f"{self.path}: its fact {name!r} is damaged") from None
 
-    def set_fact(self, name: str, value: Any) -> None:
-        """Store a value that belongs to the registry as a whole."""
-        with self.db.writing() as db:
-            _set_fact(db, name, value)
 
-
-def is_new(folder: Path) -> bool:
-    """Whether a folder does not exist, or holds at most what a killed `Registry.create` left."""
-    if not folder.is_dir():
-        return not folder.exists()
-    return all(
-        path.name == LOCK
-        or path.name.endswith(SUFFIX)
-        or (path.name == "models" and path.is_dir() and not any(path.iterdir()))
-        for path in folder.iterdir()
-    )
+def _is_leftover(path: Path) -> bool:
+    """Whether a killed `Registry.create` may have left this."""
+    if path.name == "models":
+        return path.is_dir() and not any(path.iterdir())
+    return path.name == LOCK or path.name.endswith(SUFFIX)
 
 
 def check_size(whose: str, sketch: RaceSketch) -> None:
     """Refuse a sketch of fewer than two samples: its sampling error cannot be estimated."""
+    if not isinstance(sketch, RaceSketch):
+        raise ConfigError(f"{whose}: {type(sketch).__name__} is not a sketch")
     if not sketch.n >= 2:
         raise ConfigError(
             f"{whose}: a sketch of n={sketch.n:g} samples cannot be compared; sketch two or more"
         )
-
-
-def narrow(counts: NDArray[Any]) -> NDArray[Any]:
-    """Return counts in the smallest little-endian integers that hold them.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> narrow(np.array([3, -200])).dtype
-    dtype('int16')
-    """
-    low, high = int(counts.min()), int(counts.max())
-    width = next(w for w in (1, 2, 4, 8) if -(1 << (8 * w - 1)) <= low <= high < 1 << (8 * w - 1))
-    return counts.astype(f"<i{width}")
 
 
 def _to_json(value: Any, what: str) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -36,7 +37,7 @@ from fedcohort.sketch.uncertainty import possible_luck, squared_errors, too_few
 
 Ranking = Literal["debiased", "plain"]
 CELLS = 1 << 22  # counts compared at a time
-SPARE = 4  # more than asked for, in case a sketch is damaged
+SPARE = 16  # more than asked for: one may be left out, and a few damaged
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -67,31 +68,12 @@ def nearest(
 
     Parameters
     ----------
-    registry : Registry
-    sketch : RaceSketch
-        Of the newcomer's data, with the settings of the registry's sketches.
-    k : int
     ranking : {"debiased", "plain"}
         By the debiased distance and its standard error, or by the paper's plain distance.
     with_model : bool
         Leave out clients without a model or a reference to one.
     without : str, optional
         A client to leave out, such as the one that asks.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> empty = RaceSketch.srp(dim=2, rows=50, bits=3)
-    >>> def sketch(center):
-    ...     one = empty.empty_like()
-    ...     one.add(np.random.default_rng(0).normal(center, 0.3, (100, 2)))
-    ...     return one
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with Registry.create(f"{folder}/warm") as registry:
-    ...         registry.add("east", sketch([1, 0]), reference="models/east")
-    ...         registry.add("north", sketch([0, 1]), reference="models/north")
-    ...         [near.client for near in nearest(registry, sketch([0.1, 0.9]), k=2)]
-    ['north', 'east']
     """
     return nearest_of_each(
         registry, [sketch], k, ranking=ranking, with_model=with_model, without=[without]
@@ -124,16 +106,11 @@ def nearest_of_each(
                 f"{', for so much noise' * sketch.private}; sketch more data, or use the global "
                 "model"
             )
-    wanted, total = k + SPARE, len(registry)
-    while True:
-        ranked = _scan(registry, sketches, wanted, ranking, with_model)
-        out = [
-            _neighbors(sketch, _read(registry, numbers, client), k)
-            for sketch, numbers, client in zip(sketches, ranked, without, strict=True)
-        ]
-        if wanted >= total or all(len(near) == k for near in out):
-            return out
-        wanted *= 4  # damaged sketches were left out
+    ranked = _scan(registry, sketches, k + SPARE, ranking, with_model)
+    return [
+        _neighbors(sketch, list(islice(_read(registry, numbers, client), k)))
+        for sketch, numbers, client in zip(sketches, ranked, without, strict=True)
+    ]
 
 
 def _scan(
@@ -191,41 +168,33 @@ def _blocks(
 
 def _read(
     registry: Registry, numbers: Sequence[int], without: ClientId | None
-) -> list[tuple[ClientId, RaceSketch]]:
-    """Return ids and sketches in the given order; warn about damaged ones and leave them out."""
-    out, spec, sql = [], registry.spec, "SELECT id, sketch FROM clients WHERE number = ?"
-    for number in numbers:
-        for client, content in registry.db.rows(sql, number):
-            if client == without:
-                continue
-            try:
-                check_id(client)
-                sketch = RaceSketch.from_bytes(content)
-                if sketch.spec != spec:
-                    raise IncompatibleSketches(difference(spec or {}, sketch.spec))
-                check_size("its sketch", sketch)
-                out.append((client, sketch))
-            except (FedcohortError, TypeError) as error:
-                warnings.warn(
-                    f"{registry.path}: client {client!r} is skipped, its sketch is damaged "
-                    f"({error}); register it again",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
-    return out
+) -> Iterator[tuple[ClientId, RaceSketch]]:
+    """Yield ids and sketches in the given order; warn about damaged ones and leave them out."""
+    spec, sql = registry.spec or {}, "SELECT id, sketch FROM clients WHERE number = ?"
+    for client, content in (row for number in numbers for row in registry.db.rows(sql, number)):
+        if client == without:
+            continue
+        try:
+            sketch = RaceSketch.from_bytes(content)
+            if sketch.spec != spec:
+                raise IncompatibleSketches(difference(spec, sketch.spec))
+            check_size("its sketch", sketch)
+            yield check_id(client), sketch
+        except (FedcohortError, TypeError) as error:
+            warnings.warn(
+                f"{registry.path}: client {client!r} is skipped, its sketch is damaged "
+                f"({error}); register it again",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
 
-def _neighbors(
-    sketch: RaceSketch, near: Sequence[tuple[ClientId, RaceSketch]], k: int
-) -> list[Neighbor]:
+def _neighbors(sketch: RaceSketch, near: Sequence[tuple[ClientId, RaceSketch]]) -> list[Neighbor]:
     if not near:
         return []
-    clients, others = zip(*near[:k], strict=True)
+    clients, others = zip(*near, strict=True)
     stack = Stack(others)
-    squares = stack.squares_to(sketch.normalized()) - stack.error_variance()
-    squares = (squares - Stack([sketch]).error_variance()).tolist()
-    errors = squared_errors(sketch, others).tolist()
-    return [
-        Neighbor(client, max(square, 0.0) ** 0.5, square, error)
-        for client, square, error in zip(clients, squares, errors, strict=True)
-    ]
+    excess = stack.error_variance() + Stack([sketch]).error_variance()
+    squares = stack.squares_to(sketch.normalized()) - excess
+    pairs = zip(clients, squares.tolist(), squared_errors(sketch, others).tolist(), strict=True)
+    return [Neighbor(client, max(sq, 0.0) ** 0.5, sq, error) for client, sq, error in pairs]

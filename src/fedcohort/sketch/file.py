@@ -43,14 +43,21 @@ WIDTHS = {1: "<i1", 2: "<i2", 4: "<i4", 8: "<i8"}
 
 def pack(header: dict[str, Any], counts: NDArray[np.int64]) -> bytes:
     """Return a file's content; the header gets the width of the counts."""
-    low, high = int(counts.min()), int(counts.max())
-    width = next(w for w in WIDTHS if -(1 << (8 * w - 1)) <= low <= high < 1 << (8 * w - 1))
-    text = json.dumps({**header, "width": width}, allow_nan=False, sort_keys=True).encode()
+    packed = narrow(counts)
+    header = {**header, "width": packed.itemsize}
+    text = json.dumps(header, allow_nan=False, sort_keys=True).encode()
     if len(text) > MAX_HEADER:
         raise ValueError(f"a header of {len(text)} bytes is too long; use fewer constants")
-    packed = zlib.compress(counts.astype(WIDTHS[width]).tobytes(), 6)
-    body = PREFIX.pack(MAGIC, VERSION, len(text), len(packed)) + text + packed
+    content = zlib.compress(packed.tobytes(), 6)
+    body = PREFIX.pack(MAGIC, VERSION, len(text), len(content)) + text + content
     return body + hashlib.blake2b(body, digest_size=DIGEST).digest()
+
+
+def narrow(counts: NDArray[Any]) -> NDArray[Any]:
+    """Return counts in the smallest little-endian integers that hold them."""
+    low, high = int(counts.min()), int(counts.max())
+    width = next(w for w in WIDTHS if -(1 << (8 * w - 1)) <= low <= high < 1 << (8 * w - 1))
+    return counts.astype(WIDTHS[width])
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
