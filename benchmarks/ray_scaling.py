@@ -20,7 +20,7 @@ from provenance import write
 from fedcohort.distribute.ray import cluster, need_ray, run_all, sketch_folder
 from fedcohort.experiments.compare import expand, in_turn
 from fedcohort.files import Want, open_source
-from fedcohort.files.sketching import sketch_source
+from fedcohort.files.sketching import ALL_ROWS, sketch_source
 from fedcohort.sketch.race import RaceSketch
 
 DIM, ROWS, BITS = 64, 500, 6
@@ -58,7 +58,7 @@ def one_pass(workers: int | None, data: Path, out: Path):
         return sketching, (sweeping[0], lines(out))
     with cluster("local", cpus=workers):
         warm(workers)
-        sketching = timed(lambda: sketch_folder(data, Want(), empty))
+        sketching = timed(lambda: sketch_folder(data, Want(), empty)[ALL_ROWS])
         warm(workers)  # Ray may have ended idle ones
         sweeping = timed(lambda: run_all(settings, out))
         return sketching, (sweeping[0], lines(out))

@@ -1,6 +1,5 @@
 """The names of the package and where they live: the one table of them."""
 
-from .devices import MultiDeviceTrainer as MultiDeviceTrainer
 from .jobs import Data as Data
 from .jobs import Job as Job
 from .jobs import by_length as by_length

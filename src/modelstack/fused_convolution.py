@@ -25,7 +25,7 @@ from modelstack.layers import Arena, Layer, Sink, Tape, Weighted
 
 
 # The 16-bit numbers that add up to a factor of `FusedConv`; see `_triton_convolution`.
-HALVES = {"float32": (2, torch.float16), "tf32": (1, torch.float16), "bf16": (1, torch.bfloat16)}
+HALVES = {"float32": (2, torch.float16), "tf32": (1, torch.float16)}
 
 
 class Halves(NamedTuple):

@@ -244,7 +244,7 @@ class Kernel:
         shapes = [p.shape for p in setup.model.parameters()]
         self.params = [torch.zeros(clients, *shape, device=device) for shape in shapes]
         self.masks = MaskKeys(clients, device)
-        self.arena = Arena(device, self.masks, bf16=setup.precision == "bf16")
+        self.arena = Arena(device, self.masks)
         self.trained = [p.requires_grad for p in setup.model.parameters()]
         moving = [p for p, on in zip(self.params, self.trained, strict=True) if on]
         self.sink = Optimizer(setup.training, moving) if learns else Gradient(moving)

@@ -38,13 +38,10 @@ class Sink(Protocol):
 
 
 class Arena:
-    """Memory for activations, shared by tapes of all sizes; `bf16` is how products round.
+    """Memory for activations, shared by tapes of all sizes; `masks` is what dropout depends on."""
 
-    `masks` is what dropout depends on.
-    """
-
-    def __init__(self, device: torch.device, masks: MaskKeys, bf16: bool = False) -> None:
-        self.device, self.masks, self.bf16 = device, masks, bf16
+    def __init__(self, device: torch.device, masks: MaskKeys) -> None:
+        self.device, self.masks = device, masks
         self.peaks = 1  # the number of `fused_convolution.FusedConv` layers
         self.blocks: dict[object, Tensor] = {}
 
@@ -98,31 +95,16 @@ class Weighted(Layer):
         self, tape: Tape, left: Tensor, right: Tensor, out: Tensor, beta: float = 0.0
     ) -> None:
         """Append out = beta * out + left @ right."""
-        if self.arena.bf16:
-            left, right = self._rounded(tape, "left", left), self._rounded(tape, "right", right)
-            rough = self.arena.take("bf16 product", out.shape, torch.bfloat16)
-            tape.append(partial(torch.bmm, left, right, out=rough))
-            tape.append(partial(out.add_ if beta else out.copy_, rough))
-        elif beta:
+        if beta:
             tape.append(partial(torch.baddbmm, out, left, right, beta=beta, out=out))
         else:
             tape.append(partial(torch.bmm, left, right, out=out))
 
-    def _rounded(self, tape: Tape, side: str, factor: Tensor) -> Tensor:
-        rough = self.arena.take(f"bf16 {side}", factor.shape, torch.bfloat16)
-        tape.append(partial(rough.copy_, factor))
-        return rough
-
     def gather(self, tape: Tape, at: int, left: Tensor, right: Tensor) -> None:
         """Append the gradient of weight `at`, left @ right."""
         target = self.sink.targets[at][: len(left)].flatten(2)
-        beta, alpha = self.sink.beta, self.sink.alpha
-        if self.arena.bf16:
-            product = self.arena.take("gradient", target.shape)
-            self.multiply(tape, left, right, product)
-            self._add(tape, target, product)
-        else:
-            tape.append(partial(target.baddbmm_, left, right, beta=beta, alpha=alpha))
+        options = {"beta": self.sink.beta, "alpha": self.sink.alpha}
+        tape.append(partial(target.baddbmm_, left, right, **options))
 
     def gather_sum(self, tape: Tape, at: int, parts: Tensor, over: int | tuple[int, ...]) -> None:
         """Append the gradient of parameter `at`, the sum of `parts` over some axes."""
@@ -131,12 +113,9 @@ class Weighted(Layer):
         target = self.sink.targets[at][: len(parts)].view(shape)
         total = self.memory(f"sum {at}", shape)
         tape.append(partial(torch.sum, parts, over, out=total))
-        self._add(tape, target, total)
-
-    def _add(self, tape: Tape, target: Tensor, gradient: Tensor) -> None:
         if self.sink.beta != 1.0:
             tape.append(partial(target.mul_, self.sink.beta))
-        tape.append(partial(target.add_, gradient, alpha=self.sink.alpha))
+        tape.append(partial(target.add_, total, alpha=self.sink.alpha))
 
 
 class Dense(Weighted):
@@ -150,14 +129,11 @@ class Dense(Weighted):
         self.x = x
         weight = self.weight(len(x))
         out = self.memory("out", (*x.shape[:2], weight.shape[1]))
-        if self.has_bias and not self.arena.bf16:
-            bias = self.sink.params[self.at[1]][: len(x)].unsqueeze(1)
-            tape.append(partial(torch.baddbmm, bias, x, weight.mT, out=out))
-            return out
-        self.multiply(tape, x, weight.mT, out)
         if self.has_bias:
             bias = self.sink.params[self.at[1]][: len(x)].unsqueeze(1)
-            tape.append(partial(out.add_, bias))
+            tape.append(partial(torch.baddbmm, bias, x, weight.mT, out=out))
+        else:
+            self.multiply(tape, x, weight.mT, out)
         return out
 
     def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
@@ -166,7 +142,7 @@ class Dense(Weighted):
             below = self.memory("below", self.x.shape)
             self.multiply(tape, grad, self.weight(len(grad)), below)
         self.gather(tape, self.at[0], grad.mT, self.x)
-        if self.has_bias and grad.is_cuda and not self.arena.bf16:  # one kernel in place of two
+        if self.has_bias and grad.is_cuda:  # one kernel in place of two
             ones = self.memory("ones", (len(grad), 1, grad.shape[1])).fill_(1)
             target = self.sink.targets[self.at[1]][: len(grad)].unsqueeze(1)
             options = {"beta": self.sink.beta, "alpha": self.sink.alpha}
@@ -177,7 +153,7 @@ class Dense(Weighted):
 
 
 # How fused dense layers and LSTM steps round their factors: "tf32x3" is as exact as float32.
-ROUNDING = {"float32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}
+ROUNDING = {"float32": "tf32x3", "tf32": "tf32"}
 
 
 class FusedDense(Weighted):

@@ -277,8 +277,7 @@ class Stacked(Kernel):
         if parts is None:
             self.layers = _pool_first(list(self._build(flat, place_of)))
         else:
-            small = learns and training.batch_size <= layers.FusedDense.MAX_SAMPLES
-            self.dense_too = small and self.precision != "bf16"
+            self.dense_too = learns and training.batch_size <= layers.FusedDense.MAX_SAMPLES
             self.layers = list(self._build_fused(parts, place_of))
         self.first = [isinstance(layer, layers.Weighted) for layer in self.layers].index(True)
         self.parts = 1 if self.fused else PARTS.get(device.type, 1)

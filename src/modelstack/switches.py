@@ -20,7 +20,7 @@ from torch import nn
 from modelstack.training import Unsupported
 
 FUSED = {"cuda"}  # devices that use the fused Triton layers; remove one to use PyTorch's kernels
-PRECISIONS = ("float32", "tf32", "bf16")
+PRECISIONS = ("float32", "tf32")
 _LOCKS: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)  # one per generator
 
 
@@ -42,23 +42,15 @@ def check_precision(mode: str, device: torch.device) -> str:
     if mode not in PRECISIONS:
         raise Unsupported(f"precision={mode!r} must be one of {', '.join(PRECISIONS)}")
     if mode == "tf32" and device.type != "cuda":
-        raise Unsupported(f"precision='tf32' needs a GPU, not {device}: choose 'float32' or 'bf16'")
+        raise Unsupported(f"precision='tf32' needs a GPU, not {device}: choose 'float32'")
     return mode
 
 
 @contextmanager
 def precision(device: torch.device, mode: str) -> Iterator[None]:
-    """Set how products are rounded.
-
-    "float32" multiplies in full, "tf32" lets a GPU round factors to 10 bits of mantissa, and
-    "bf16" is PyTorch's autocast to bfloat16. Sums and parameters stay float32.
-    """
-    autocast: Any = nullcontext()
-    if mode == "bf16":  # its cache would keep weights that a step has changed since
-        autocast = torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+    """Set how a GPU rounds the factors of products: "tf32" to 10 bits of mantissa."""
     if device.type != "cuda":
-        with autocast:
-            yield
+        yield
         return
     switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
     before = [switch.allow_tf32 for switch in switches]
@@ -66,7 +58,7 @@ def precision(device: torch.device, mode: str) -> Iterator[None]:
         switch.allow_tf32 = mode == "tf32"
     try:
         # Triton launches on the current device.
-        with nullcontext() if device.index is None else torch.cuda.device(device), autocast:
+        with nullcontext() if device.index is None else torch.cuda.device(device):
             yield
     finally:
         for switch, old in zip(switches, before, strict=True):

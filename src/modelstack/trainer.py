@@ -113,15 +113,7 @@ def room(device: torch.device) -> int:
 
 
 def device_name(name: str) -> str:
-    """Return the device to use, or several separated by commas.
-
-    Examples
-    --------
-    >>> device_name("cpu, cpu")
-    'cpu,cpu'
-    """
-    if "," in name:
-        return ",".join(device_name(part.strip()) for part in name.split(","))
+    """Return the device to use."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -164,8 +156,8 @@ class Trainer:
     max_memory : int, optional
         Bytes for jobs side by side; more train in several groups. By default the size of a CPU's
         cache, or a quarter of a GPU's memory.
-    precision : {"float32", "tf32", "bf16"}
-        How products are rounded. "tf32" (GPU only) and "bf16" are faster and less exact.
+    precision : {"float32", "tf32"}
+        How products are rounded: "tf32" (GPU only) is faster and less exact.
 
     Attributes
     ----------
@@ -198,8 +190,6 @@ class Trainer:
         max_memory: int | None = None,
         precision: str = "float32",
     ) -> None:
-        if "," in device:
-            raise Unsupported(f"device={device!r}: {type(self).__name__} takes one device")
         if max_memory is not None and max_memory < 1:
             raise Unsupported(f"max_memory={max_memory} must be at least 1 byte, or None")
         self.training = Training() if training is None else training
@@ -213,7 +203,6 @@ class Trainer:
         self._initial = self.flat(model)
         self._asked = engine
         self.engine, self.reason = choose(engine, model, self.device)
-        self._refuse_recurrent_bf16()
         self._augmented = None if self.training.augment is None else Augmented()
         layers = stacked.modules(model) if self.engine == "stacked" else None
         drops = layers is None or any(isinstance(layer, nn.Dropout) for layer in layers)
@@ -223,14 +212,6 @@ class Trainer:
         self._probed = self.engine != "vmap"
         self._out = torch.empty(0, self.size, device=self.device)
         self._forward: stacked.Forward | None = None
-
-    def _refuse_recurrent_bf16(self) -> None:
-        loop = self.engine == "loop" and self.device.type == "cpu" and self.precision == "bf16"
-        if loop and any(isinstance(module, nn.RNNBase) for module in self.worker.model.modules()):
-            raise Unsupported(
-                "precision='bf16': recurrent layers of a CPU have no bfloat16 in a plain loop; "
-                "choose 'float32', or engine='stacked'"
-            )
 
     def _make(self) -> Engine:
         if self.engine == "loop":

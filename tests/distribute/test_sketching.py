@@ -12,8 +12,8 @@ import pytest
 from fedcohort.cli import invoke
 from fedcohort.distribute.ray import split
 from fedcohort.exceptions import DataError
-from fedcohort.files import Want, open_source
-from fedcohort.files.source import find_files, open_files
+from fedcohort.files import Want
+from fedcohort.files.source import find_files
 from fedcohort.sketch.race import RaceSketch
 
 RNG = np.random.default_rng(0)
@@ -31,25 +31,6 @@ def folder(tmp_path):
             pa.table({"u": x[:, 0], "v": x[:, 1], "who": who}), place / f"{number}.parquet"
         )
     return place
-
-
-@pytest.mark.parametrize("by", [[], ["--by", "who"]], ids=["whole", "by client"])
-def test_equal_to_one_process(connected, folder, tmp_path, by, capsys):
-    size = ["--set=rows=20", "--set=bits=4", "--columns", "v,u", *by, "--format", "json"]
-    shown = []
-    for out, more in (("here", []), ("there", ["--ray", connected.address])):
-        assert invoke(["sketch", str(folder), "-o", str(tmp_path / out), *size, *more]) == 0
-        shown.append(json.loads(capsys.readouterr().out)["sketches"])
-    here, there = tmp_path / "here", tmp_path / "there"
-    assert [s["n"] for s in shown[0]] == [s["n"] for s in shown[1]]
-    assert sum(s["n"] for s in shown[1]) == 133
-    if by:
-        assert [s["client"] for s in shown[0]] == [s["client"] for s in shown[1]]  # same order
-        assert sorted(p.name for p in here.iterdir()) == sorted(p.name for p in there.iterdir())
-        for file in here.iterdir():
-            assert (there / file.name).read_bytes() == file.read_bytes()
-    else:
-        assert there.read_bytes() == here.read_bytes()
 
 
 @pytest.mark.parametrize("by", [[], ["--by", "who"]], ids=["whole", "by client"])
@@ -110,36 +91,6 @@ def test_parts_hold_every_file_once_and_in_order(folder):
         parts = split(files, most)
         assert [file for part in parts for file in part] == files
         assert len(parts) <= most
-
-
-@pytest.mark.parametrize("kind", ["parquet", "npy", "txt"])
-def test_a_part_is_read_as_in_the_whole(tmp_path, kind):
-    """Also where a file alone would be read in another way: here it has one column more."""
-    for number in range(3):
-        x = RNG.normal(size=(4 + number, 2))
-        path = tmp_path / f"{number}.{kind}"
-        if kind == "parquet":
-            extra = {"w": x[:, 0]} if number else {}
-            pq.write_table(pa.table({"u": x[:, 0], "v": x[:, 1], **extra}), path)
-        elif kind == "npy":
-            np.save(path, x)
-        else:
-            path.write_text("\n".join(f"word {v}" for v in x[:, 0]))
-    want = Want("sets" if kind == "txt" else "vectors")
-    files = find_files(tmp_path)
-    whole = [row for block in open_source(tmp_path, want).blocks() for row in _rows(block.x)]
-    parts = [
-        row
-        for part in ([files[0]], files[1:])
-        for block in open_files([files[0], *part], tmp_path, want, skip=1).blocks()
-        for row in _rows(block.x)
-    ]
-    assert parts == whole
-    assert len(whole) == 15
-
-
-def _rows(x):
-    return x.tolist() if isinstance(x, np.ndarray) else x
 
 
 def test_a_folder_without_rows(connected, tmp_path):

@@ -183,7 +183,7 @@ def command(
     Example: `fedcohort sketch visits.csv --spec heart.toml -o va.sketch`
     """
     from fedcohort.files.publish import Publisher, Target
-    from fedcohort.files.sketching import sketch_clients, sketch_source, sketch_warnings
+    from fedcohort.files.sketching import ALL_ROWS, sketch_clients, sketch_source, sketch_warnings
     from fedcohort.files.source import CsvOptions, Want, kind_of, open_source
     from fedcohort.files.spec import load_site, load_spec, spec_from_settings
 
@@ -220,24 +220,29 @@ def command(
     empty = recipe.empty_sketch(source)
     if spec is not None:
         empty.origin = {"spec": recipe.digest}
-    whole, each = partial(sketch_source, source), partial(sketch_clients, source)
     if ray is not None:
-        from fedcohort.distribute.ray import sketch_folder, sketch_folder_clients
+        from fedcohort.distribute.ray import sketch_folder
 
         if recipe.person is not None:
             raise ConfigError("--ray: people are counted in one pass over all rows, without --ray")
         want = replace(want, columns=source.columns or want.columns)
-        whole = partial(sketch_folder, path, want, reading=source.reading)
-        each = partial(sketch_folder_clients, path, want, reading=source.reading)
+        merged = partial(sketch_folder, path, want, reading=source.reading)
     messages: list[str] = []
     with on_cluster(ray), _watching(data.name, source.rows) as on_rows:
         if by is None:
-            sketch = whole(empty, on_rows)
+            if ray is None:
+                sketch = sketch_source(source, empty, on_rows)
+            else:
+                sketch = merged(empty, on_rows)[ALL_ROWS]
             sketch.origin |= empty.origin
             messages += sketch_warnings(sketch, source)
             publisher.write(sketch)
         else:
-            publisher.write_all(_with_origin(each(empty, on_rows), empty.origin))
+            if ray is None:
+                each = sketch_clients(source, empty, on_rows)
+            else:
+                each = iter(merged(empty, on_rows).items())
+            publisher.write_all(_with_origin(each, empty.origin))
             messages += source.reading.warnings()
     _report(publisher, source.reading, messages, format)
 

@@ -7,12 +7,12 @@ once, to the merged sketch.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,12 +22,7 @@ import numpy as np
 
 from fedcohort.exceptions import ConfigError, DataError, FedcohortError, FolderInUse
 from fedcohort.files import Want
-from fedcohort.files.sketching import (
-    ALL_ROWS,
-    NO_ROWS,
-    OnRows,
-    sketch_parts,
-)
+from fedcohort.files.sketching import NO_ROWS, OnRows, sketch_parts
 from fedcohort.files.source import Reading, find_files, open_files
 from fedcohort.sketch.race import RaceSketch
 
@@ -38,7 +33,7 @@ if TYPE_CHECKING:
 
 LOCAL, AUTO = "local", "auto"
 CONNECT_SECONDS = 5.0
-POLL_SECONDS = 0.3
+POLL_SECONDS = 1.0
 RETRIES = 3  # restarts of a task whose worker or node died
 LOST_SECONDS = 60  # how long a lost node's process may still hold its folder
 TASKS_PER_CPU = 4  # so that a slow worker does not keep the others waiting
@@ -56,14 +51,6 @@ def cluster(address: str, cpus: int | None = None) -> Iterator[None]:
         already stays connected.
     cpus : int, optional
         With "local", how many tasks run at a time; by default one per core.
-
-    Examples
-    --------
-    >>> with cluster("somewhere"):
-    ...     pass
-    Traceback (most recent call last):
-    ...
-    fedcohort.exceptions.ConfigError: --ray somewhere: write local, auto or HOST:PORT
     """
     if address not in (LOCAL, AUTO) and not re.fullmatch(r"[^\s/]+:\d{1,5}", address):
         raise ConfigError(f"--ray {address}: write local, auto or HOST:PORT")
@@ -132,50 +119,48 @@ def run_all(
 ) -> None:
     """Run settings, one task each, on the cluster that this program is connected to.
 
-    Parameters
-    ----------
-    settings : sequence of Setting
-        Each runs in the folder of its name under `folder`.
-    folder : path
-        On a file system that all nodes share.
-    resume : bool, default=False
-        Continue what an interrupted call left.
-    on_round : callable, optional
-        Called with the name and the records of every round that appears in a folder.
-
-    Raises
-    ------
-    FedcohortError
-        If runs failed permanently, after all others have ended.
+    As `experiments.compare.in_turn`, in a `folder` on a file system that all nodes share. Runs that
+    fail permanently are reported when all others have ended.
     """
     ray, root = need_ray(), Path(folder).resolve()
     root.mkdir(parents=True, exist_ok=True)
     for name, _ in settings:  # tasks always resume, since they may be started again
         if not resume and (root / name / "config.json").exists():
             raise ConfigError(f"{root / name} holds a run already: continue it with --resume")
-    names = _submit(settings, root)
-    seen = dict.fromkeys((name for name, _ in settings), 0)  # bytes of each run's rounds.jsonl
+    tasks = _submit(settings, root)
+    seeds = {name: len(experiment.seeds) for name, experiment in settings}
+    seen: Counter[str] = Counter()  # rounds of each run that were reported
     failed: dict[str, Exception] = {}
-    while names:
-        ready, _ = ray.wait(list(names), timeout=POLL_SECONDS)
+    while tasks:
+        ready, _ = ray.wait(list(tasks), timeout=POLL_SECONDS)
+        for name in tasks.values() if on_round is not None else ():
+            for records in _rounds(root / name, seeds[name])[seen[name] :]:
+                on_round(name, records)
+                seen[name] += 1
         for task in ready:
-            name = names.pop(task)
+            name = tasks.pop(task)
             try:
                 ray.get(task)
             except ray.exceptions.RayError as error:
                 failed[name] = cluster_error(error, f"run {name}")
-        for name, experiment in settings:
-            rounds, seen[name] = _new_rounds(root / name, len(experiment.seeds), seen[name])
-            for records in rounds:
-                if on_round is not None:
-                    on_round(name, records)
-    if len(failed) > 1:
+    for first in failed.values():
+        if len(failed) == 1:
+            raise first
         raise FedcohortError(
             f"{len(failed)} of {len(settings)} runs failed ({', '.join(failed)}); the first: "
-            f"{next(iter(failed.values()))}"
+            f"{first}"
         )
-    for only in failed.values():
-        raise only
+
+
+def _rounds(folder: Path, seeds: int) -> list[tuple[Any, ...]]:
+    """Return the rounds that a run has written, each with a record per seed."""
+    from fedcohort.experiments.results import read_histories
+
+    if not (folder / "rounds.jsonl").exists():
+        return []
+    histories = read_histories(folder)
+    rounds = zip(*(history.rounds for history in histories), strict=False)
+    return list(rounds) if len(histories) == seeds else []
 
 
 def _submit(settings: Sequence[Setting], root: Path) -> dict[Any, str]:
@@ -187,11 +172,10 @@ def _submit(settings: Sequence[Setting], root: Path) -> dict[Any, str]:
         source = experiment.data.source
         if source not in stored:
             stored[source] = ray.put(dataset_of(experiment.data))
-        device = experiment.device
-        gpus = sum(one.strip().startswith("cuda") for one in device.split(","))
-        if device == "auto":
-            gpus = int(ray.cluster_resources().get("GPU", 0) > 0)
-        options = {"num_cpus": 1, "num_gpus": gpus, "max_retries": RETRIES}
+        gpus = experiment.device.startswith("cuda")
+        if experiment.device == "auto":
+            gpus = ray.cluster_resources().get("GPU", 0) > 0
+        options = {"num_cpus": 1, "num_gpus": int(gpus), "max_retries": RETRIES}
         task = ray.remote(_run).options(name=name, retry_exceptions=[OSError], **options)
         names[task.remote(experiment, root / name, stored[source])] = name
     return names
@@ -217,25 +201,6 @@ def _run(experiment: Experiment, folder: Path, dataset: Dataset) -> None:
             time.sleep(1)
 
 
-def _new_rounds(folder: Path, seeds: int, start: int) -> tuple[list[list[Any]], int]:
-    """Return the records of the whole rounds that a run wrote behind a position, and the next one.
-
-    A run that starts again writes the same bytes, so a position in the file keeps its meaning.
-    """
-    from fedcohort.simulate.history import record_from
-
-    path = folder / "rounds.jsonl"
-    if not path.exists():
-        return [], start
-    with path.open("rb") as file:
-        file.seek(start)
-        lines = [line for line in file if line.endswith(b"\n")]
-    whole = lines[: len(lines) // seeds * seeds]
-    records = [record_from(json.loads(line)) for line in whole]
-    rounds = [records[i : i + seeds] for i in range(0, len(records), seeds)]
-    return rounds, start + sum(map(len, whole))
-
-
 class Part(NamedTuple):
     """What one worker made of some files: sketches by client, and what it left out."""
 
@@ -250,45 +215,12 @@ def sketch_folder(
     empty: RaceSketch,
     on_rows: OnRows | None = None,
     reading: Reading | None = None,
-) -> RaceSketch:
-    """Return the sketch of all rows of a folder's files.
-
-    Parameters
-    ----------
-    path : path
-        A folder that every node of the cluster sees under this name.
-    want, empty
-        As in `files.sketching.sketch_source`.
-    on_rows : callable, optional
-        Called with the number of rows read, whenever a worker has finished some files.
-    reading : Reading, optional
-        Told what the workers left out and what looks wrong.
-    """
-    return _merged(path, want, empty, on_rows, reading)[ALL_ROWS]
-
-
-def sketch_folder_clients(
-    path: str | os.PathLike[str],
-    want: Want,
-    empty: RaceSketch,
-    on_rows: OnRows | None = None,
-    reading: Reading | None = None,
-) -> Iterator[tuple[str, RaceSketch]]:
-    """Yield every client's name and sketch, in the order of their first rows.
-
-    Unlike `files.sketching.sketch_clients`, it holds the sketches of all clients in memory.
-    """
-    yield from _merged(path, want, empty, on_rows, reading).items()
-
-
-def _merged(
-    path: str | os.PathLike[str],
-    want: Want,
-    empty: RaceSketch,
-    on_rows: OnRows | None,
-    reading: Reading | None,
 ) -> dict[str, RaceSketch]:
-    """Add up the sketches of all workers, by client, in the order of the files."""
+    """Return the sketches of a folder's clients, in the order of their first rows.
+
+    As `files.sketching.sketch_parts`, of a folder that every node of the cluster sees under this
+    name. `reading` is told what the workers left out and what looks wrong.
+    """
     root, ray = Path(path).resolve(), need_ray()
     if not root.is_dir():
         raise ConfigError(f"{path}: --ray spreads the files of a folder, this is one file")
@@ -317,18 +249,7 @@ def _merged(
 
 
 def split(files: Sequence[Path], most: int) -> list[list[Path]]:
-    """Cut files into at most `most` consecutive parts of about the same size.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> files = [folder / name for name in "abcd"]
-    >>> for file, size in zip(files, (10, 10, 30, 10)):
-    ...     _ = file.write_bytes(bytes(size))
-    >>> [[file.name for file in part] for part in split(files, 2)]
-    [['a', 'b'], ['c', 'd']]
-    """
+    """Cut files into at most `most` consecutive parts of about the same size."""
     sizes = np.array([max(1, file.stat().st_size) for file in files], np.float64)
     middles = (np.cumsum(sizes) - sizes / 2) / sizes.sum()
     part = np.minimum((middles * most).astype(int), most - 1)

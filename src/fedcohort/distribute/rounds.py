@@ -20,7 +20,7 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.simulate.local import Data, Job, LocalTraining, Trainer, by_length
 
 Array = NDArray[np.float32]
-OTHERS_SECONDS = 10  # once one actor runs; those that find no room are not waited for
+OTHERS_SECONDS = 10
 
 
 class ShardedTrainer(Trainer):
@@ -109,7 +109,7 @@ class ShardedTrainer(Trainer):
         kind = ray.remote(_Shard).options(**self._resources, **restarts)
         actors = [kind.remote(*self._recipe, stored) for _ in range(self.workers)]
         starts = {actor.ready.remote(): actor for actor in actors}
-        ray.wait(list(starts), timeout=self.timeout)
+        ray.wait(list(starts), timeout=self.timeout)  # once one runs, the others have little time
         ready, missing = ray.wait(list(starts), num_returns=len(starts), timeout=OTHERS_SECONDS)
         for start in missing:
             ray.kill(starts[start])

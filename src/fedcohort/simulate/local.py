@@ -25,7 +25,6 @@ from modelstack import BatchPlan, Ints, Training, Unsupported
 if TYPE_CHECKING:
     from modelstack import Data as Data
     from modelstack import Job as Job
-    from modelstack import MultiDeviceTrainer as MultiDeviceTrainer
     from modelstack import Trainer as Trainer
     from modelstack import by_length as by_length
     from modelstack import device_name as device_name

@@ -25,7 +25,6 @@ from fedcohort.simulate.local import (
     Data,
     Job,
     LocalTraining,
-    MultiDeviceTrainer,
     Trainer,
     config_errors,
     jobs,
@@ -83,8 +82,7 @@ class Simulation:
     trainer : callable, default=Trainer
         Makes the trainer; see `fedcohort.distribute.rounds`.
     **engine
-        ``device``, ``engine``, ``precision``, ``max_memory`` and ``loss`` of the `Trainer`. Several
-        devices, separated by commas ("cuda:0,cuda:1"), share the clients of all seeds.
+        ``device``, ``engine``, ``precision``, ``max_memory`` and ``loss`` of the `Trainer`.
     """
 
     @config_errors()
@@ -120,8 +118,6 @@ class Simulation:
         dataset = federations[0].dataset
         if any(f.dataset is not dataset for f in federations):
             raise ConfigError("simulate: the federations of all seeds must share one data set")
-        if "," in engine.get("device", "") and trainer is Trainer:
-            trainer = MultiDeviceTrainer
         self.trainer = trainer(models[0], local or LocalTraining(), **engine)
         self.architecture = models[0]
         self.train_data = self.trainer.data(dataset.x, dataset.y)
