@@ -164,52 +164,43 @@ def test_training_equals_torch_optim(name, engine, options):
     torch.testing.assert_close(trained, expected, rtol=1e-4, atol=1e-5)
 
 
-VARIANTS = {
-    "in pairs": {},
-    "one by one": {"max_memory": 1},
-    "as on a GPU": {},  # all of its path but the capture itself
-    "cut into parts": {},  # five clients: 4 parts of 2, later 8 of 1
-}
+CHAINS = ("mlp", "cnn", "norms", "lstm", "dropped", "dropped images")
+STACKED = [(name, "stacked") for name in CHAINS]
+BATCHED = [*STACKED, *((name, "vmap") for name in ("dropped", "dropped functions", "branches"))]
+GROUPED = [
+    *((*case, "in pairs") for case in BATCHED),
+    *((*case, "one by one") for case in [*STACKED, ("cnn", "loop")]),
+    *((*case, "as on a GPU") for case in BATCHED),  # all of its path but the capture itself
+    *((name, "stacked", "cut into parts") for name in ("cnn", "norms", "dropped images")),
+]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(
-    ("name", "engine"),
-    [
-        ("mlp", "stacked"), ("cnn", "stacked"), ("norms", "stacked"), ("lstm", "stacked"),
-        ("dropped", "stacked"), ("dropped", "vmap"), ("dropped images", "stacked"),
-        ("dropped functions", "vmap"), ("branches", "vmap"), ("cnn", "loop"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "engine", "variant"), GROUPED)
 def test_how_jobs_are_grouped_changes_no_result(name, engine, variant, monkeypatch):
     """Rounds that shrink and grow; a dropout mask that changed would change percents."""
-    for options in ("momentum", "adam"):
-        local = LocalTraining(**{"epochs": 3, "batch_size": BATCH, "lr": 0.1} | OPTIONS[options])
-        plain = Trainer(make(name), local, engine=engine, device="cpu", max_memory=2**30)
-        with monkeypatch.context() as patch:
-            given = VARIANTS[variant]
-            if variant == "in pairs":
-                given = {"max_memory": 3 * 4 * plain.size * (2 + 2 * (options == "adam"))}
-            if variant == "as on a GPU":
-                patch.setattr(batched, "GRAPHS", {"cpu"})
-            if variant == "cut into parts":
-                patch.setitem(stacked.PARTS, "cpu", 12)
-            other = Trainer(make(name), local, **{"engine": engine, "device": "cpu"} | given)
-            held, work = plain.data(*data(name)), jobs_of(plain)
-            params = torch.stack([plain.flat(), 0.9 * plain.flat()])
-            for cohort in (work[:2], work, work[2:], work[:1]):
-                for call in ("train", "gradients"):
-                    found, expected = (
-                        getattr(t, call)(params, cohort, held) for t in (other, plain)
-                    )
-                    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-            again = other.train(params, work, held).clone()
-            assert torch.equal(other.train(params, work, held), again)
-            measured = (t.losses(params, work, held) for t in (other, plain))
-            np.testing.assert_allclose(*measured, rtol=1e-6)
-            np.testing.assert_allclose(
-                *(t.evaluate(params, held) for t in (other, plain)), rtol=1e-6
-            )
+    local = LocalTraining(epochs=3, batch_size=BATCH, **OPTIONS["adam"])
+    plain = Trainer(make(name), local, engine=engine, device="cpu", max_memory=2**30)
+    memory = {"in pairs": 3 * 4 * plain.size * 4, "one by one": 1}.get(variant)
+    if variant == "as on a GPU":
+        monkeypatch.setattr(batched, "GRAPHS", {"cpu"})
+    if variant == "cut into parts":  # five clients: 4 parts of 2, later 8 of 1
+        monkeypatch.setitem(stacked.PARTS, "cpu", 12)
+    other = Trainer(make(name), local, engine=engine, device="cpu", max_memory=memory)
+    held, work = plain.data(*data(name)), jobs_of(plain)
+    params = torch.stack([plain.flat(), 0.9 * plain.flat()])
+    with monkeypatch.context() as patch:
+        patch.setattr(batched, "GRAPHS", {"cuda"})
+        patch.setitem(stacked.PARTS, "cpu", 1)
+        cohorts = (work[:2], work, work[2:], work[:1])
+        calls = [(call, cohort) for cohort in cohorts for call in ("train", "gradients")]
+        expected = [getattr(plain, call)(params, cohort, held).clone() for call, cohort in calls]
+    for (call, cohort), exact in zip(calls, expected, strict=True):
+        found = getattr(other, call)(params, cohort, held)
+        torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
+    again = other.train(params, work, held).clone()
+    assert torch.equal(other.train(params, work, held), again)
+    measured = (t.losses(params, work, held) for t in (other, plain))
+    np.testing.assert_allclose(*measured, rtol=1e-6)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

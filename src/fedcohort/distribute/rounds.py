@@ -109,8 +109,9 @@ class ShardedTrainer(Trainer):
         kind = ray.remote(_Shard).options(**self._resources, **restarts)
         actors = [kind.remote(*self._recipe, stored) for _ in range(self.workers)]
         starts = {actor.ready.remote(): actor for actor in actors}
-        ray.wait(list(starts), timeout=self.timeout)  # once one runs, the others have little time
-        ready, missing = ray.wait(list(starts), num_returns=len(starts), timeout=OTHERS_SECONDS)
+        first, _ = ray.wait(list(starts), timeout=self.timeout)
+        others = {"num_returns": len(starts), "timeout": OTHERS_SECONDS if first else 0}
+        ready, missing = ray.wait(list(starts), **others)
         for start in missing:
             ray.kill(starts[start])
         if not ready:
