@@ -133,10 +133,11 @@ def run_all(
     failed: dict[str, Exception] = {}
     while tasks:
         ready, _ = ray.wait(list(tasks), timeout=POLL_SECONDS)
-        for name in tasks.values() if on_round is not None else ():
+        for name in tasks.values():
             for records in _rounds(root / name, seeds[name])[seen[name] :]:
-                on_round(name, records)
                 seen[name] += 1
+                if on_round is not None:
+                    on_round(name, records)
         for task in ready:
             name = tasks.pop(task)
             try:
