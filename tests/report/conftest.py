@@ -13,9 +13,9 @@ from fedcohort.experiments.config import NamedConfig
 
 DATA = dataclasses.replace(DEFAULT_SETTING.data, clients=24)
 SMALL = dataclasses.replace(
-    DEFAULT_SETTING, rounds=8, seeds=(0, 1), device="cpu", target=0.5, data=DATA
+    DEFAULT_SETTING, rounds=6, seeds=(0, 1), device="cpu", target=0.5, data=DATA
 )
-NAMES = ("uniform", "sketch-match", "oort", "power-of-choice", "active-fl", "kdpp")
+NAMES = ("uniform", "sketch-match", "oort", "power-of-choice", "active-fl")
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-background-networking "
     "--disable-component-update --disable-sync --no-first-run"

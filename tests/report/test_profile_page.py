@@ -11,11 +11,14 @@ import pytest
 
 from fedcohort.analysis.heterogeneity import measure
 from fedcohort.files.marginals import ColumnGap
-from fedcohort.report.figures import Mark, client_map, distances_to_all, matrix
+from fedcohort.report.figures import client_map, distances_to_all, matrix
 from fedcohort.report.page import profile_page
 from fedcohort.sketch.race import RaceSketch
 
-LINES = {"random samples": 0.1}
+
+def mark(name, value, tip=""):
+    around = {"value": value, "low": value / 2, "high": value * 1.5}
+    return {"name": name, **around, "color": "#123456", "strong": True, "tip": tip}
 
 
 def profile(clients, names=None, kinds=3):
@@ -82,21 +85,21 @@ def test_a_matrix_of_few_clients_has_their_names_and_colors():
 
 
 def test_marks_have_tooltips_and_pictures_have_ids_of_their_own():
-    marks = [Mark("ann", 1.0, 0.5, 1.5, "#123456", True, "ann: 1 < 2")]
-    first, second = distances_to_all(marks, LINES), distances_to_all(marks, LINES)
+    marks = [mark("ann", 1.0, "ann: 1 < 2")]
+    first, second = distances_to_all(marks, 0.1), distances_to_all(marks, 0.1)
     assert "<title>ann: 1 &lt; 2</title>" in first
     assert not {*re.findall(r'id="([^"]+)"', first)} & {*re.findall(r'id="([^"]+)"', second)}
 
 
 def test_pictures_of_equal_values_are_drawn():
-    marks = [Mark(name, 0.0, 0.0, 0.0, "#000", True, "") for name in "ab"]
-    for drawn in (distances_to_all(marks, {"a": 0.0}), client_map(marks, np.zeros((2, 2)), True)):
+    marks = [mark(name, 0.0) for name in "ab"]
+    for drawn in (distances_to_all(marks, 0.0), client_map(marks, np.zeros((2, 2)), True)):
         assert "nan" not in drawn.lower() and "inf" not in drawn
 
 
 def test_names_of_many_outliers_do_not_overlap():
     rng = np.random.default_rng(3)
-    marks = [Mark(f"hospital-number-{i}", 1.0, 0.9, 1.0, "#000", True, "") for i in range(200)]
+    marks = [mark(f"hospital-number-{i}", 1.0) for i in range(200)]
     drawn = client_map(marks, rng.normal(size=(200, 2)) * 1e-3, True)
     text = r'text-anchor="(\w+)" transform="translate\(([\d.-]+),([\d.-]+)\)"[^>]*>(hosp[^<]+)<'
     boxes = []

@@ -69,7 +69,7 @@ def test_the_page_updates_itself(browser, watched):
     with tab.expect_response("**/version"):  # then it knows the first version
         pass
     rounds.write_text(whole)
-    tab.wait_for_function(f"() => {points} == 8", timeout=120_000)
+    tab.wait_for_function(f"() => {points} == 6", timeout=120_000)
     assert "Not all runs are finished" not in tab.inner_text("main")
     tab.close()
     assert [e for e in errors if "favicon" not in e and "404" not in e] == []

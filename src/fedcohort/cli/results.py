@@ -95,16 +95,16 @@ def skew_ranks(folder: Path, seed: int = 0) -> list[Rank]:
     from fedcohort.report.content import saved_session
     from fedcohort.rounds import stream
 
-    session = saved_session(folder, seed)
-    if session is None:
+    name, state, _ = saved_session(folder, seed)
+    if not name:
         raise ConfigError(
             f"{folder}: no run with a checkpoint of seed {seed + 1}; give the folder of one "
             "run, such as COMPARISON/fedacs"
         )
-    if session.policy != "FedACS":
-        raise ConfigError(f"{folder}: ranks come from duels of FedACS, not {session.policy}")
+    if name != "FedACS":
+        raise ConfigError(f"{folder}: ranks come from duels of FedACS, not {name}")
     policy = FedACS()
-    policy.load_state_dict(session.state)
+    policy.load_state_dict(state)
     wins, losses = policy.state.wins, policy.state.losses
     clients = sorted(wins.keys() | losses.keys())
     ranks = policy.ranks(clients, stream(0, "rank", seed))

@@ -17,8 +17,8 @@ from fedcohort.analysis.clusters import classical_map
 from fedcohort.analysis.comparison import ComparisonRow, Curve, comparison, curves
 from fedcohort.exceptions import InvalidCheckpoint
 from fedcohort.experiments import config
-from fedcohort.experiments.config import NO_GATE, Experiment
-from fedcohort.experiments.results import Members, Results, Run, gemd_by_round, read_json
+from fedcohort.experiments.config import Experiment
+from fedcohort.experiments.results import Members, Results, Run, read_json
 from fedcohort.report.tables import Cells, comparison_cells
 from fedcohort.rounds import ClientId, stream
 from fedcohort.sketch.distances import distance_matrix
@@ -66,9 +66,9 @@ class Content(NamedTuple):
     """Everything that a report shows; runs go from the highest accuracy to the lowest.
 
     `chosen` is the run whose cohorts are shown first. `axes` are what accuracy is drawn over, the
-    most telling first. `by_round` holds "gemd" and "withheld" by run and round, `waiting` the
-    clients that made the rounds of a run wait longest, `cohorts` how often each client (or group of
-    clients) was selected in a round (or span of rounds), and `picks` how often in all.
+    most telling first. `waiting` are the clients that made the rounds of a run wait longest,
+    `cohorts` says how often each client (or group of clients) was selected in a round (or span of
+    rounds), and `picks` how often in all.
     """
 
     title: str
@@ -81,8 +81,6 @@ class Content(NamedTuple):
     chosen: str | None
     axes: list[str]
     curves: list[Curve]
-    by_round: dict[str, Rows]
-    window: int
     waiting: Rows
     cohorts: Rows
     grouped: bool
@@ -101,16 +99,11 @@ def content(results: Results) -> Content:
     ranked = [r.policy for r in started if r.policy not in baselines]
     experiments = [r.experiment for r in started if r.experiment is not None]
     longest = max((len(h.rounds) for r in started for h in r.histories), default=1)
-    window = max(1, longest // 12)
-    by_round = {
-        "gemd": [row for r in started for row in _gemd(r, window)],
-        "withheld": [row for r in started if _gated(r) for row in _withheld(r, window)],
-    }
     picks = {r.policy: _picks(r) for r in started}
     datasets = dict.fromkeys(e.data.dataset for e in experiments)
     return Content(
         title=" on ".join(["Client selection", *([", ".join(datasets)] if datasets else [])]),
-        headline=_headline(rows, baselines, started.target),
+        headline=_headline(rows, baselines),
         setting=_setting(experiments),
         target=started.target,
         finished=all(r.finished for r in results),
@@ -119,8 +112,6 @@ def content(results: Results) -> Content:
         chosen=next(iter([*ranked, *baselines]), None),
         axes=_axes(started),
         curves=[_thinned(curve) for curve in curves(started) if curve.rounds],
-        by_round={name: rows for name, rows in by_round.items() if rows},
-        window=window,
         waiting=[row for r in started for row in _waited_for(r)],
         cohorts=[row for r in started for row in _cohorts(r, picks[r.policy])],
         grouped=longest > MAX_CELLS or max(map(len, picks.values()), default=0) > MAX_CELLS,
@@ -146,7 +137,7 @@ def _split(e: Experiment) -> str:
     return f"{e.data.dataset}, {clients}split {split}, cohorts of {e.cohort_size}"
 
 
-def _headline(rows: Sequence[ComparisonRow], baselines: Sequence[str], target: float | None) -> str:
+def _headline(rows: Sequence[ComparisonRow], baselines: Sequence[str]) -> str:
     """Conclude in a sentence or two."""
     measured = [r for r in rows if math.isfinite(r.accuracy.mean)]
     if not measured:
@@ -164,22 +155,7 @@ def _headline(rows: Sequence[ComparisonRow], baselines: Sequence[str], target: f
     text += f"(95 % interval {low:+.1f} to {high:+.1f})"
     if low <= 0 <= high:
         return f"{text}, which these seeds cannot tell from zero."
-    return f"{text}.{_rounds_saved(best, rows, baselines, target)}"
-
-
-def _rounds_saved(
-    best: ComparisonRow,
-    rows: Sequence[ComparisonRow],
-    baselines: Sequence[str],
-    target: float | None,
-) -> str:
-    base = next((r for r in rows if r.policy in baselines), None)
-    if base is None or target is None or best.rounds_to_target.missing:
-        return ""
-    text = f" It reaches {target:.0%} in {best.rounds_to_target.mean:.0f} rounds"
-    if base.rounds_to_target.missing:
-        return f"{text}; uniform selection does not in every seed."
-    return f"{text}; uniform selection needs {base.rounds_to_target.mean:.0f}."
+    return f"{text}."
 
 
 def _axes(results: Results) -> list[str]:
@@ -192,48 +168,9 @@ def _axes(results: Results) -> list[str]:
 
 def _thinned(curve: Curve) -> Curve:
     """Keep at most `MAX_POINTS` points of a curve, the last one among them."""
-    keep = _spread_out(len(curve.rounds))
+    step = math.ceil(len(curve.rounds) / MAX_POINTS)
+    keep = slice((len(curve.rounds) - 1) % step, None, step)
     return curve._replace(**{name: getattr(curve, name)[keep] for name in Curve._fields[1:]})
-
-
-def _spread_out(count: int) -> slice:
-    step = -(-count // MAX_POINTS) or 1
-    return slice((count - 1) % step if count else 0, None, step)
-
-
-def _gemd(result: Run, window: int) -> Rows:
-    pairs = zip(result.histories, result.members(), strict=True)
-    return _running(result.policy, [gemd_by_round(h, *members) for h, members in pairs], window)
-
-
-def _gated(result: Run) -> bool:
-    gated = result.experiment is not None and result.experiment.gate != NO_GATE
-    return gated or any(r.withheld for h in result.histories for r in h.rounds)
-
-
-def _withheld(result: Run, window: int) -> Rows:
-    """Return the share of trained models whose upload a gate withheld."""
-    values = [
-        [len(r.withheld) / max(1, len(r.withheld) + len(r.finished)) for r in h.rounds]
-        for h in result.histories
-    ]
-    return _running(result.policy, values, window)
-
-
-def _running(policy: str, seeds: Sequence[Sequence[float]], window: int) -> Rows:
-    """Average over seeds and over the last `window` rounds; unknown rounds are left out."""
-    length = min(map(len, seeds), default=0)
-    values = np.array([seed[:length] for seed in seeds], float).reshape(len(seeds), length)
-    measured = np.flatnonzero(np.isfinite(values).all(axis=0))
-    mean = values[:, measured].mean(axis=0)
-    return [
-        {
-            "run": policy,
-            "x": int(measured[i]) + 1,
-            "y": float(mean[max(0, i + 1 - window) : i + 1].mean()),
-        }
-        for i in range(len(mean))[_spread_out(len(mean))]
-    ]
 
 
 def _waited_for(result: Run) -> Rows:
@@ -282,35 +219,29 @@ def group_name(clients: Sequence[ClientId]) -> str:
     return clients[0] if len(clients) == 1 else f"{clients[0]} and {len(clients) - 1} more"
 
 
-class Saved(NamedTuple):
-    """What a checkpoint holds of a session: the policy's name and state, and the readings."""
+def saved_session(folder: Path, seed: int = 0) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return a policy's name and state and the signals, of one seed (by position) of a run.
 
-    policy: str
-    state: dict[str, Any]
-    signals: dict[str, Any]
-
-
-def saved_session(folder: Path, seed: int = 0) -> Saved | None:
-    """Return the session of one seed (by position) from a run's checkpoint; None without one."""
+    All are empty if the checkpoint is missing, too large, or of another version.
+    """
     path = next((folder / n for n in ("checkpoint", "session") if (folder / n).exists()), None)
     if path is None or path.stat().st_size > MAX_CHECKPOINT:
-        return None
+        return "", {}, {}
     try:
         state = storage.load(path)
         session = state["session"] if "session" in state else state["seeds"][seed]["session"]
         policy = session["policy"].partition("(")[0]
-        state = session["policy_state"]
-        return Saved(policy, state, session["signals"]["columns"])
+        return policy, session["policy_state"], session["signals"]["columns"]
     except (InvalidCheckpoint, KeyError, IndexError, TypeError, AttributeError):
-        return None  # of another version
+        return "", {}, {}
 
 
 def _map(results: Results) -> FederationMap | None:
     """Map the clients by what they sent about their data or models, or else by their labels."""
     held: dict[str, tuple[dict[str, Any], Run]] = {}
     for result in results:
-        session = None if result.folder is None else saved_session(result.folder)
-        for source, column in ({} if session is None else session.signals).items():
+        signals = {} if result.folder is None else saved_session(result.folder)[2]
+        for source, column in signals.items():
             if len(column["clients"]) > 2:
                 held.setdefault(source, (column, result))
     for source in DESCRIPTIONS:

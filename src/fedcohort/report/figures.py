@@ -48,7 +48,6 @@ HEIGHT = 320
 WIDTH = 620
 LABEL_GAP = 15  # pixels between labels at lines
 LABEL_ROOM = 36  # pixels to the right of a plot, in a page
-DASHES = [[1, 0], [6, 3], [2, 2]]
 MAX_BARS = 60  # clients, the farthest
 _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _pictures = count()
@@ -74,14 +73,14 @@ class Figure(NamedTuple):
 def config(theme: Theme = "light") -> dict[str, Any]:
     """Return the Vega-Lite configuration of a theme."""
     ink = INK[theme]
+    soft = {"labelColor": ink["soft"], "titleColor": ink["soft"]}
     return {
         "background": "transparent" if theme == "dark" else "white",
         "font": FONT,
         "view": {"stroke": None},
         "range": {"category": COLORS[theme], "ramp": RAMP[theme], "heatmap": RAMP[theme]},
         "axis": {
-            "labelColor": ink["soft"],
-            "titleColor": ink["soft"],
+            **soft,
             "titleFontWeight": "normal",
             "gridColor": ink["grid"],
             "domainColor": ink["faint"],
@@ -90,9 +89,8 @@ def config(theme: Theme = "light") -> dict[str, Any]:
             "titleFontSize": 12,
             "labelLimit": 160,
         },
-        "legend": {"labelColor": ink["soft"], "titleColor": ink["soft"]},
+        "legend": soft,
         "title": {"color": ink["text"], "anchor": "start", "fontSize": 13},
-        "header": {"labelColor": ink["text"], "titleColor": ink["soft"]},
         "text": {"color": ink["text"], "fontSize": 12},
         "style": {
             "faint": {"color": ink["faint"], "strokeWidth": 1.2},
@@ -187,7 +185,6 @@ def run_figures(content: Content) -> list[Figure]:
     figures = []
     if content.curves:
         figures += [_accuracy(content, over) for over in content.axes]
-    figures += [_by_round(content, name) for name in content.by_round]
     if content.waiting:
         figures.append(_waiting(content))
     if content.cohorts:
@@ -287,8 +284,6 @@ def line_chart(
     ranked, highlighted, baselines = ([run for run in runs if run in drawn] for runs in roles)
     y = y.scale(domain=list(domain), clamp=True)
     color = alt.Color("run:N", scale=alt.Scale(domain=ranked), legend=None)
-    dashes = [DASHES[i // len(COLORS["light"]) % len(DASHES)] for i in range(len(ranked))]
-    dash = alt.StrokeDash("run:N", scale=alt.Scale(domain=ranked, range=dashes), legend=None)
     base = alt.Chart(alt.NamedData("lines")).encode(x=x, y=y, detail="run:N")
     on = base.transform_filter("indexof(highlighted, datum.run) >= 0 && !datum.baseline")
     off = base.transform_filter("indexof(highlighted, datum.run) < 0 && !datum.baseline")
@@ -304,7 +299,7 @@ def line_chart(
     layers += [
         off.mark_line(style="faint", aria=False),
         base.transform_filter("datum.baseline").mark_line(style="baseline", aria=False),
-        on.mark_line(strokeWidth=2.2, aria=False).encode(color=color, strokeDash=dash),
+        on.mark_line(strokeWidth=2.2, aria=False).encode(color=color),
         base.mark_point(size=50, filled=True, aria=False)
         .encode(
             color=alt.condition("datum.baseline", alt.value(GREY), color),
@@ -369,42 +364,6 @@ def separated(
     level = isotonic_regression([values[name] for name in names] - gaps).x
     placed = np.clip(level, low, max(low, high - gaps[-1])) + gaps
     return dict(zip(names, placed.round(6).tolist(), strict=True))
-
-
-#: Quantities by round: title of the figure, its caption, title of the axis.
-BY_ROUND = {
-    "gemd": (
-        "Label balance of the cohorts (GEMD)",
-        "L1 distance between the labels of a cohort and of all clients; 0 is balanced.",
-        "GEMD",
-    ),
-    "withheld": (
-        "What the gate withheld",
-        "Share of the trained models that were not uploaded.",
-        "uploads withheld",
-    ),
-}
-
-
-def _by_round(content: Content, name: str) -> Figure:
-    """Draw a quantity by round; shares in percent, others from zero."""
-    title, caption, axis = BY_ROUND[name]
-    rows = [{**row, "y": _rounded(row["y"])} for row in content.by_round[name]]
-    percent = name == "withheld"
-    top = 1.0 if percent else math.ceil(10 * max(row["y"] for row in rows)) / 10
-    window = f", running mean over {content.window} rounds" if content.window > 1 else ""
-    titles = {"run:N": "run", "x:Q": "round", "y:Q": axis}
-    return line_chart(
-        name,
-        title,
-        f"{caption} Mean over seeds{window}.",
-        rows,
-        content.roles,
-        x=x_axis("round", rows),
-        y=alt.Y("y:Q", title=axis, axis=alt.Axis(format=".0%" if percent else ".2~f")),
-        domain=(0.0, max(0.1, top)),
-        tooltip=tips(titles, y=".1%" if percent else ".3f"),
-    )
 
 
 def _of_one_run(
@@ -496,18 +455,6 @@ def _map(content: Content) -> Figure:
 # The pictures of a profile.
 
 
-class Mark(NamedTuple):
-    """One client in a picture."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    color: str
-    strong: bool
-    tip: str
-
-
 def short(name: str, most: int = 22) -> str:
     """Cut a long name in the middle."""
     return name if len(name) <= most else f"{name[: most - 9]}…{name[-8:]}"
@@ -552,16 +499,20 @@ def matrix(values: Floats, names: Sequence[str], colors: Sequence[str] = ()) -> 
     )
 
 
-def distances_to_all(marks: Sequence[Mark], lines: Mapping[str, float]) -> str:
-    """Draw how far clients are from all data, the farthest first, and lines to compare with."""
-    shown = sorted(marks, key=lambda mark: -mark.value)[:MAX_BARS]
+def distances_to_all(clients: Rows, reference: float) -> str:
+    """Draw how far clients are from all data, the farthest first, and random samples.
+
+    Clients have "name", "value", "low", "high", "color", "strong" and "tip".
+    """
+    farthest = sorted(clients, key=lambda client: -client["value"])[:MAX_BARS]
+    shown = [{**c, "name": short(c["name"]), "row": i} for i, c in enumerate(farthest)]
     height = 20 * len(shown)
-    top = max(*(m.high for m in shown), *lines.values(), 1e-12) * 1.02
+    top = max(*(client["high"] for client in shown), reference, 1e-12) * 1.02
     x = alt.X("value:Q", title=None, scale=alt.Scale(domain=[0, top], nice=False))
     y = alt.Y("row:O", axis=None)
     base = alt.Chart(alt.NamedData("marks")).encode(y=y, description="tip:N")
     names = alt.Chart(alt.NamedData("marks")).encode(y=y, text="name:N", x=alt.value(-8))
-    rule = alt.Chart(alt.Data(values=[{"name": k, "value": v} for k, v in lines.items()]))
+    rule = alt.Chart(alt.Data(values=[{"name": "random samples", "value": reference}]))
     layers = [
         base.mark_bar(size=14, cornerRadius=2, opacity=0.85).encode(
             x=x.axis(tickCount=5, format="~g"), color=alt.Color("color:N", scale=None)
@@ -581,11 +532,11 @@ def distances_to_all(marks: Sequence[Mark], lines: Mapping[str, float]) -> str:
     ]
     chart = alt.layer(*layers).properties(height=height)
     title = "Distance of each client to all data together"
-    data = {"marks": _mark_rows(shown)}
-    return picture(Figure("to-all", title, "The farthest come first.", chart, data), width=720)
+    caption = "The farthest come first."
+    return picture(Figure("to-all", title, caption, chart, {"marks": shown}), width=720)
 
 
-def client_map(marks: Sequence[Mark], positions: Floats, name_all: bool) -> str:
+def client_map(clients: Rows, positions: Floats, name_all: bool) -> str:
     """Draw a map with equal scales on both axes; a name that would cover another is left out."""
     width, height, rim = 540, 440, 46
     span = float(np.ptp(positions, axis=0).max()) or 1.0
@@ -593,11 +544,13 @@ def client_map(marks: Sequence[Mark], positions: Floats, name_all: bool) -> str:
     middle = (positions.max(axis=0) + positions.min(axis=0)) / 2
     low, high = (middle + side * np.array([width, height]) * unit / 2 for side in (-1, 1))
     spots = [((x - low[0]) / unit, (high[1] - y) / unit) for x, y in positions.tolist()]
-    named = [short(m.name, 18) if name_all or m.strong else "" for m in marks]
+    named = [short(c["name"], 18) if name_all or c["strong"] else "" for c in clients]
     sides = beside(named, spots, width)
     rows = [
-        {**row, "x": x, "y": y, "side": side}
-        for row, (x, y), side in zip(_mark_rows(marks), positions.tolist(), sides, strict=True)
+        {**client, "name": name, "x": x, "y": y, "side": side}
+        for client, name, (x, y), side in zip(
+            clients, named, positions.tolist(), sides, strict=True
+        )
     ]
     x, y = (
         channel(f"{axis}:Q", axis=None, scale=alt.Scale(domain=[a, b], nice=False))
@@ -639,10 +592,6 @@ def histogram(bins: Sequence[str], client: Floats, rest: Floats, title: str) -> 
     chart = alt.layer(*layers).properties(height=110)
     caption = "Bars: this client; dark lines: all others."
     return picture(Figure("column", title, caption, chart, {"bins": rows}), width=300)
-
-
-def _mark_rows(marks: Sequence[Mark]) -> Rows:
-    return [{**m._asdict(), "name": short(m.name), "row": i} for i, m in enumerate(marks)]
 
 
 def beside(

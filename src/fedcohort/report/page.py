@@ -25,7 +25,7 @@ from fedcohort.analysis.verdict import BY_CHANCE, few, marked_in_words
 from fedcohort.experiments.results import Results
 from fedcohort.report import figures
 from fedcohort.report.content import Content, content, group_name, group_neighbors
-from fedcohort.report.figures import CLUSTERS, MAX_BARS, Figure, Mark, run_figures
+from fedcohort.report.figures import CLUSTERS, MAX_BARS, Figure, run_figures
 from fedcohort.report.tables import Cell, Cells, Column, cells, number
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -65,10 +65,7 @@ def profile_page(
     plan: Plan | None = None,
 ) -> str:
     """Lay out a federation's differences, and what to expect of chosen cohorts."""
-    marks = [
-        Mark(c.name, c.distance, c.low, c.high, _color(c), c.outlier, _tip(c))
-        for c in profile.clients
-    ]
+    marks = [_mark(client) for client in profile.clients]
     positions = np.array([(c.x, c.y) for c in profile.clients])
     return _rendered(
         "profile.html",
@@ -78,7 +75,7 @@ def profile_page(
         summary=profile.summary(plan),
         outliers=few([c.name for c in profile.outliers]),
         left_out=few(profile.left_out),
-        bars=Markup(figures.distances_to_all(marks, {"random samples": profile.random_distance})),
+        bars=Markup(figures.distances_to_all(marks, profile.random_distance)),
         hidden=max(0, len(marks) - MAX_BARS),
         map=Markup(figures.client_map(marks, positions, len(marks) <= MAX_NAMES_ON_MAP)),
         matrix=Markup(_matrix(profile)),
@@ -154,8 +151,17 @@ def _color(client: ClientRow) -> str:
     return CLUSTERS[client.cluster % len(CLUSTERS)]
 
 
-def _tip(c: ClientRow) -> str:
-    return f"{c.name}: {c.n:,.0f} records, distance {c.distance:.3f} ({c.low:.3f} to {c.high:.3f})"
+def _mark(c: ClientRow) -> dict[str, Any]:
+    around = f"distance {c.distance:.3f} ({c.low:.3f} to {c.high:.3f})"
+    return {
+        "name": c.name,
+        "value": c.distance,
+        "low": c.low,
+        "high": c.high,
+        "color": _color(c),
+        "strong": c.outlier,
+        "tip": f"{c.name}: {c.n:,.0f} records, {around}",
+    }
 
 
 def _rendered(template: str, *, data: str = "", live: bool = False, **values: Any) -> str:
