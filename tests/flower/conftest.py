@@ -167,8 +167,10 @@ class Digits:
         part = self.federation.parts[client]
         return self.federation.dataset.x[part], self.federation.dataset.y[part]
 
-    def app(self, client: str, mods=(), **options) -> ClientApp:
+    def app(self, client: str, train=None, mods=(), **options) -> ClientApp:
         app = ClientApp(mods=list(mods))
+        if train is not None:
+            app.train()(train)
         attach(app, self.examples(client), self.model, local=self.local, **options)
         return app
 

@@ -10,7 +10,7 @@ from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAvg
 
 from fedcohort.flower import CohortStrategy
-from fedcohort.gates import CMFL, SketchToSkip
+from fedcohort.gates import CMFL, OptimalSampling, SketchToSkip
 from fedcohort.policies import POLICIES, Policy
 from fedcohort.rounds import Selection
 from fedcohort.signals.catalog import SIGNALS, Needs, register_signal
@@ -105,8 +105,9 @@ def test_options_of_signals_travel_with_the_query(digits, policy):
         SketchToSkip(threshold=0.15, k=50, mode="client"),
         SketchToSkip(window=2, k=10, skip_rate=0.5),
         CMFL(threshold=0.55),
+        OptimalSampling(uploads=2),
     ],
-    ids=["skip", "reset", "client", "auto", "cmfl"],
+    ids=["skip", "reset", "client", "auto", "cmfl", "sampled"],
 )
 def test_a_gate_decides_the_same(digits, gate):
     flower, accuracies = run_flower(digits, POLICIES["uniform"](), copy.deepcopy(gate))

@@ -169,8 +169,9 @@ def test_a_private_strategy_is_told_what_signals_reveal(cohort, inner, caplog):
 def test_a_loop_of_ones_own_has_the_cohorts_of_the_strategy(digits, cohort):
     grid, arrays = digits.grid(), digits.arrays()
     directory, session = Directory(), Session("power-of-choice:d=4", cohort_size=2, seed=3)
-    nodes = directory.refresh(grid)
-    chosen = session.begin(nodes, GridCollector(grid, session, arrays, nodes)).clients
+    collect = GridCollector(session)
+    collect.begin(grid, directory.refresh(grid), arrays)
+    chosen = session.begin(collect.nodes, collect).clients
     strategy = cohort("power-of-choice:d=4", cohort_size=2)
     strategy.start(digits.grid(), arrays, 1)
     assert chosen == strategy.history[0].selected

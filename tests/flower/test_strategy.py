@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import strategy as flower
+from tests.flower.conftest import OneClient
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower.wire import RECORD
@@ -55,8 +56,11 @@ def test_the_ledger_counts_models_sent_again(digits, cohort):
     assert [r.selected for r in strategy.history] == [r.selected for r in other.history]
 
 
-def test_a_late_profile_is_taken_under_the_first_model(digits, cohort):
-    grid, strategy = digits.grid(), cohort(POLICIES["kdpp"](), cohort_size=8)
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_late_profile_is_taken_under_the_first_model(digits, cohort, learns):
+    """Where the model did not change, the newcomer is sent one copy, and one is charged."""
+    grid = digits.grid(train=None if learns else OneClient.echo)
+    strategy = cohort(POLICIES["kdpp"](), cohort_size=8)
     last = digits.node(digits.clients[-1])
     app = grid.apps.pop(last)
 

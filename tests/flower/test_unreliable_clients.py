@@ -343,16 +343,6 @@ def test_a_policy_without_answers_stops(digits, cohort, policy):
         strategy.start(grid_without_losses(digits), digits.arrays(), 3)
 
 
-@pytest.mark.parametrize("policy", MISSING)
-def test_a_policy_without_answers_goes_on_if_the_user_says_so(digits, cohort, policy, caplog):
-    strategy = cohort(policy, cohort_size=3, center=np.zeros(64), on_missing="continue")
-    strategy.start(grid_without_losses(digits), digits.arrays(), 3)
-    assert [len(r.finished) for r in strategy.history] == [3, 3, 3]
-    assert sum(strategy.unanswered.values()) > 0
-    told = [r for r in caplog.records if "nobody answered" in r.getMessage()]
-    assert len(told) == 1
-
-
 def test_a_gate_around_clients_that_cannot_train_for_it_stops(digits, cohort):
     strategy = cohort(cohort_size=3, gate=CMFL())
     with pytest.raises(ConfigError, match=r"nobody answered the gate 'cmfl'"):

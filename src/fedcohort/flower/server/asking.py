@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.flower.wire import (
@@ -170,44 +170,6 @@ class Model:
         self.version = version(arrays)
 
 
-class Delivery:
-    """Decides whether a message must carry the model, and charges copies that are sent again.
-
-    A session charges one download per client and round, and one for a profile of a later round. A
-    client that does not say that it kept the model is sent one more, which is charged here.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self._held: dict[ClientId, str] = {}
-        self._charged: set[tuple[ClientId, bool]] = set()
-
-    def begin(self, continuing: Iterable[ClientId] = ()) -> None:
-        """Start a round; `continuing` clients go on after a round that a gate skipped.
-
-        The session assumes that those still hold the model, and charges them nothing.
-        """
-        self._charged = {(client, False) for client in continuing}
-        self._held = {c: held for c, held in self._held.items() if (c, False) in self._charged}
-
-    def confirm(self, client: ClientId, held: object) -> None:
-        """Note which model a client says it holds."""
-        if isinstance(held, str) and held:
-            self._held[client] = held
-
-    def must_carry(self, client: ClientId, model: Model, is_profile: bool = False) -> bool:
-        """Whether a message to the client must carry the model; it is then charged."""
-        if self._held.get(client) == model.version:
-            return False
-        session = self.session
-        number, size = session.round_number, session.model_bytes
-        paid = (client, is_profile and number > 0)
-        if paid in self._charged:
-            session.ledger.charge(number, "model", "down", {client: size})
-        self._charged.add(paid)
-        return True
-
-
 def reading_of(
     record: ConfigRecord | None, name: str, options: Mapping[str, Option]
 ) -> NDArray[Any] | None:
@@ -219,9 +181,9 @@ def reading_of(
     data = None if record is None else record.get(name)
     if record is None or not isinstance(data, bytes):
         return None
-    most = SIGNALS[name].form(options).max_bytes
+    limit = SIGNALS[name].form(options).max_bytes
     try:
-        return from_record(record, name, MAX_BYTES if most is None else min(MAX_BYTES, most))
+        return from_record(record, name, MAX_BYTES if limit is None else min(MAX_BYTES, limit))
     except DataError as error:
         LOG.warning("signal %s: %s", name, error)
         return refused(data)
@@ -234,67 +196,97 @@ def why_missing(record: ConfigRecord | None, name: str) -> str:
 
 
 class GridCollector:
-    """Asks the nodes of a grid for signals: a session's `collect`.
+    """Asks the nodes of a grid for signals: a session's `collect`, for all its rounds.
 
-    Signals that are wanted at the same time, under the same model, go into one message.
+    Signals that are wanted at the same time, under the same model, go into one message, and no
+    client is sent a model that it says it holds.
 
     Parameters
     ----------
-    grid : Grid
     session : Session
         Its policy says what is needed and how it is made, its ledger is charged.
-    arrays : ArrayRecord
-        The current model.
-    nodes : mapping
-        Node id by client; see `Directory`.
-    initial, delivery, request, kinds
-        What a strategy keeps over the rounds: the model of profiles, who holds which model, what
-        all messages have in common, and what readings must share to be compared.
     timeout : float
         Seconds to wait for replies.
     center : array, optional
         Public center of the data, for sketches that want one.
-    config : mapping, optional
-        The training config, which the app's own handlers and mods may read.
 
     Attributes
     ----------
+    nodes : mapping
+        Node id by client; see `Directory`.
+    current, initial : Model
+        The model of this round, and that of the first, under which profiles are taken.
     problems : dict
         For each signal that was asked for: why clients did not answer it, by client.
     """
 
     def __init__(
+        self, session: Session, timeout: float = 600.0, center: ArrayLike | None = None
+    ) -> None:
+        self.session, self.timeout = session, timeout
+        self.center = None if center is None else np.asarray(center, np.float64).ravel()
+        self.nodes: Mapping[ClientId, int] = {}
+        self.initial: Model | None = None
+        self.problems: dict[str, dict[ClientId, str]] = {}
+        self.config: Mapping[str, Any] = {}
+        self.request = Request(0, session.seed)
+        self._kinds: dict[str, dict[ClientId, str]] = {}
+        self._answers: dict[tuple[str, ClientId], NDArray[Any] | None] = {}
+        self._held: dict[ClientId, str] = {}
+        self._charged: set[tuple[ClientId, bool]] = set()
+        _check_options(session.policy.signal_options, self.center is not None)
+
+    def begin(
         self,
         grid: Grid,
-        session: Session,
-        arrays: ArrayRecord | Model,
         nodes: Mapping[ClientId, int],
-        *,
-        initial: Model | None = None,
-        delivery: Delivery | None = None,
-        request: Request | None = None,
-        timeout: float = 600.0,
-        center: NDArray[np.float64] | None = None,
+        arrays: ArrayRecord,
         config: Mapping[str, Any] | None = None,
-        kinds: dict[str, dict[ClientId, str]] | None = None,
+        **entries: Any,
     ) -> None:
-        self.grid, self.session, self.nodes, self.timeout = grid, session, nodes, timeout
-        self.current = arrays if isinstance(arrays, Model) else Model(arrays)
-        self.initial, self.center, self.config = initial or self.current, center, config or {}
-        if delivery is None:
-            delivery = Delivery(session)
-            session.model_bytes = payload(self.current.arrays)
-        self.delivery = delivery
-        self.request = replace(
-            request or first_request(session), classes=outputs_of(self.current.arrays)
+        """Start a round: its model, its training config and further `entries` of `Request`."""
+        session = self.session
+        self.grid, self.nodes, self.config = grid, nodes, config or {}
+        self.current = Model(arrays)
+        self.initial = self.initial or self.current
+        session.model_bytes = payload(arrays)
+        fresh = session.policy.signal_options.get("model_sketch", {}).get("fresh", True)
+        self.request = Request(
+            session.round_number,
+            session.seed,
+            remember=not fresh,
+            classes=outputs_of(arrays),
+            **entries,
         )
-        self.problems: dict[str, dict[ClientId, str]] = {}
-        self.kinds = {} if kinds is None else kinds
-        self._answers: dict[tuple[str, ClientId], NDArray[Any] | None] = {}
+        self.problems, self._answers = {}, {}
+        # After a skipped round the session assumes that the same clients still hold the model.
+        continuing = session.selection.clients if session.skipped else ()
+        self._charged = {(client, False) for client in continuing}
+        self._held = {c: held for c, held in self._held.items() if c in continuing}
+
+    def confirm(self, client: ClientId, record: ConfigRecord | None) -> None:
+        """Note which model a client says it holds."""
+        held = None if record is None else record.get("held")
+        if isinstance(held, str) and held:
+            self._held[client] = held
+
+    def must_carry(self, client: ClientId, model: Model, is_profile: bool = False) -> bool:
+        """Whether a message to the client must carry the model, which is then charged.
+
+        A session charges one download per client and round, and one for a profile of a later round.
+        Further copies are charged here, and one that need not be sent is taken back.
+        """
+        paid = (client, is_profile and self.session.round_number > 0)
+        is_first, size = paid not in self._charged, self.session.model_bytes
+        self._charged.add(paid)
+        must = self._held.get(client) != model.version
+        if must != is_first:
+            self.session.charge("model", "down", {client: size if must else -size})
+        return must
 
     def __call__(self, name: str, clients: Sequence[ClientId]) -> Readings:
         """Return the readings of one signal, asking for others of its kind in the same message."""
-        if SIGNALS[name].needs_model(self._options(name)) and not payload(self._model(name).arrays):
+        if self.needed(name) != "none" and not payload(self._model(name).arrays):
             if SIGNALS[name].model == "initial":
                 raise ConfigError(
                     f"CohortStrategy: the signal {name!r} is taken under the initial model, which "
@@ -313,7 +305,7 @@ class GridCollector:
 
     def _refuse_other_kinds(self, name: str, clients: Sequence[ClientId]) -> None:
         """Refuse readings that cannot be compared with most: of other inputs, hashed otherwise."""
-        kinds = self.kinds.get(name, {})
+        kinds = self._kinds.get(name, {})
         usual, _ = Counter(kinds.values()).most_common(1)[0] if kinds else ("", 0)
         others = [c for c in clients if kinds.get(c, usual) != usual]
         for client in others:
@@ -328,10 +320,16 @@ class GridCollector:
                 name, len(others), others[0], kinds[others[0]], usual,
             )  # fmt: skip
 
-    def together(self, name: str) -> tuple[str, ...]:
+    @property
+    def profile(self) -> frozenset[str]:
+        """The signals that are asked once, when a client is first seen."""
+        gate = self.session.gate
+        return self.session.policy.needs.profile | (gate.profile if gate else frozenset())
+
+    def _together(self, name: str) -> tuple[str, ...]:
         """Return the signals that one message can ask for: same time, same model."""
-        needs = self.session.policy.needs
-        group = needs.profile if name in needs.profile else needs.query | {name}
+        queries = self.session.policy.needs.query
+        group = self.profile if name in self.profile else queries | {name}
         model = self.needed(name)
         return tuple(sorted(other for other in group if self.needed(other) == model))
 
@@ -347,48 +345,46 @@ class GridCollector:
         return options
 
     def _model(self, name: str) -> Model:
-        return self.initial if SIGNALS[name].model == "initial" else self.current
+        is_initial = SIGNALS[name].model == "initial" and self.initial is not None
+        return self.initial if is_initial else self.current  # type: ignore[return-value]
 
     def content(self, names: Sequence[str], client: ClientId = "", version: str = "") -> RecordDict:
         """Return what a client is asked; without its id, it says that as well."""
+        options = {name: self._options(name) for name in names}
         request = replace(
-            self.request,
-            version=version,
-            signals=tuple(names),
-            options={name: self._options(name) for name in names},
-            client=client,
+            self.request, version=version, signals=tuple(names), options=options, client=client
         )
         config = ConfigRecord({**self.config, RECORD: request.to_json()})
-        if self.center is not None and any(self._options(name).get("center") for name in names):
+        if self.center is not None and any(each.get("center") for each in options.values()):
             config["center"], config["center.form"] = pack(self.center)
         return RecordDict({"config": config})
 
     def _ask(self, name: str, clients: Sequence[ClientId]) -> None:
-        names, model = self.together(name), self._model(name)
+        names, model = self._together(name), self._model(name)
         messages = []
         for client in clients:
             content = self.content(names, client, model.version)
             is_profile = SIGNALS[name].when == "profile"
-            needs_model = self.needed(name) != "none"
-            if needs_model and self.delivery.must_carry(client, model, is_profile):
+            if self.needed(name) != "none" and self.must_carry(client, model, is_profile):
                 content[self.request.arrays] = model.arrays
             messages.append(Message(content, self.nodes[client], QUERY, ttl=self.timeout + 5))
-        clients_by_node = {self.nodes[client]: client for client in clients}
-        silent = set(clients)
+        client_at = {self.nodes[client]: client for client in clients}
+        problems = dict.fromkeys(clients, "no reply")
         for reply in exchange(self.grid, messages, self.timeout):
-            client = clients_by_node[reply.sent.metadata.dst_node_id]
-            silent.discard(client)
+            client = client_at[reply.sent.metadata.dst_node_id]
             problem = error_reason(reply.message)
             if problem is None:
+                del problems[client]
                 self.take(client, reply.message.content.config_records.get(RECORD), names)
             else:
-                self._note(client, names, problem)
-        for client in silent:
-            self._note(client, names, "no reply")
+                problems[client] = problem
+        for other in names:
+            self._answers.update({(other, client): None for client in problems})
+            self.problems.setdefault(other, {}).update(problems)
 
     def take(self, client: ClientId, record: ConfigRecord | None, names: Sequence[str]) -> None:
         """Read the answers of a client to the questions `names`."""
-        self.delivery.confirm(client, None if record is None else record.get("held"))
+        self.confirm(client, record)
         for name in names:
             options = self._options(name)
             reading = self._answers[name, client] = reading_of(record, name, options)
@@ -398,15 +394,21 @@ class GridCollector:
                 self.problems.setdefault(name, {})[client] = why_missing(record, name)
             kind = None if record is None else record.get(f"{name}.kind")
             if isinstance(kind, str):
-                self.kinds.setdefault(name, {})[client] = kind[:MAX_REASON]
-
-    def _note(self, client: ClientId, names: Sequence[str], problem: str) -> None:
-        for name in names:
-            self._answers[name, client] = None
-            self.problems.setdefault(name, {})[client] = problem
+                self._kinds.setdefault(name, {})[client] = kind[:MAX_REASON]
 
 
-def first_request(session: Session) -> Request:
-    """Return what all messages of a round have in common."""
-    fresh = session.policy.signal_options.get("model_sketch", {}).get("fresh", True)
-    return Request(session.round_number, session.seed, remember=not fresh)
+def _check_options(options: Mapping[str, Mapping[str, Option]], has_center: bool) -> None:
+    """Refuse what clients cannot compute; say where the policy's options change."""
+    sketch = options.get("race_sketch", {})
+    if sketch.get("center") and not has_center:
+        LOG.info("no center= is given, so sketches are not centered")
+    if sketch.get("embed"):
+        raise ConfigError(
+            "CohortStrategy: embed= is for simulations; in Flower let the clients' data function "
+            "return embedded inputs, attach(app, data=...)"
+        )
+    if options.get("update_distance", {}).get("insight_step"):
+        raise ConfigError(
+            "CohortStrategy: insight_step needs full gradients, which updates do not "
+            "carry; use reward='gradient-sketch'"
+        )

@@ -19,12 +19,13 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedcohort.exceptions import ConfigError, DataError, NoClients
-from fedcohort.flower.server.asking import CohortGrid, Reply, exchange
+from fedcohort.flower.server.asking import CohortGrid, exchange
 from fedcohort.flower.wire import LOG, QUERY, RAISED, RECORD, Request, error_reason, untrusted
 from fedcohort.rounds import ClientId
 
 Identity = Literal["auto", "client", "name", "public-key"]
 Eligible = str | Collection[ClientId] | Callable[[ClientId], bool]
+Take = Callable[[ClientId, ConfigRecord], None]
 IDENTITIES = ("auto", "client", "name", "public-key")
 MAX_LENGTH = 200
 MAX_ASKS = 3
@@ -52,6 +53,9 @@ def online(grid: Grid) -> list[NodeInfo]:
 class Directory:
     """The clients that are online and eligible, by id.
 
+    A registered name always wins, also before its node comes online, and fingerprints cannot be
+    claimed. Of two nodes that claim the same id, the first keeps it while it is online.
+
     Parameters
     ----------
     identity : {"auto", "client", "name", "public-key"}
@@ -61,11 +65,6 @@ class Directory:
         Seconds to wait for new nodes that are asked who they are.
     eligible : str, collection of str or callable, optional
         As in `CohortStrategy`; a function takes the id alone.
-
-    Notes
-    -----
-    A registered name always wins, also before its node comes online, and fingerprints cannot be
-    claimed. Of two nodes that claim the same id, the first keeps it while it is online.
     """
 
     def __init__(
@@ -76,47 +75,48 @@ class Directory:
     ) -> None:
         if identity not in IDENTITIES:
             raise ConfigError(f"identity={identity!r} must be one of {', '.join(IDENTITIES)}")
-        self.identity, self.timeout, self._eligible = identity, timeout, eligible
-        self._wants_tags = isinstance(eligible, str) and eligible.startswith(TAG)
-        self._tags: dict[int, frozenset[str]] = {}
+        self.identity, self.timeout, self.eligible = identity, timeout, eligible
         self.nodes: dict[ClientId, int] = {}
         self.refused: Counter[str] = Counter()
         self.registered: set[ClientId] = set()
-        self.told: dict[ClientId, ConfigRecord] = {}
         self._ids: dict[int, ClientId] = {}
+        self._tags: dict[int, frozenset[str]] = {}
         self._asked: Counter[int] = Counter()
         self._last_asked: dict[int, float] = {}
         self._duplicates: set[int] = set()
 
-    def refresh(self, grid: Grid, question: RecordDict | None = None) -> dict[ClientId, int]:
+    def refresh(
+        self, grid: Grid, question: RecordDict | None = None, take: Take | None = None
+    ) -> dict[ClientId, int]:
         """Find out who is online, asking those that are new; return node ids by client.
 
         `question` is what new nodes are asked, as `GridCollector.content` makes it: beside their
-        ids, they may be asked for signals, and `told` keeps the answers of those that were new.
+        ids, they may be asked for signals; ``take(client, record)`` receives the answers.
         """
         present = {info.node: info for info in online(grid)}
         if self.identity in ("auto", "name"):
             self.registered.update(info.name for info in present.values() if info.name)
         vouched = {node: self._vouched(node, info) for node, info in present.items()}
         self._ids.update({node: client for node, client in vouched.items() if client is not None})
-        if self.identity in ("auto", "client"):
-            unnamed = [info for info in present.values() if info.node not in self._ids]
-            self._ids.update(self._claims(grid, list(filter(self._may_ask, unnamed)), question))
-        if self._wants_tags:
-            untold = [
-                i for i in present.values() if i.node in self._ids and i.node not in self._tags
-            ]
-            told = dict(self.told)  # what these say of themselves does not count
-            self._claims(grid, list(filter(self._may_ask, untold)), None)
-            self.told = told
-        kept = {c: n for c, n in self.nodes.items() if n in present and self._ids[n] == c}
-        self.nodes = {c: node for c, node in kept.items() if self._is_eligible(c, node)}
-        for node in sorted(present):
-            self._admit(node)
+        by_claim, by_tag = self.identity in ("auto", "client"), self._tag is not None
+        unknown = [
+            info
+            for node, info in present.items()
+            if (by_claim and node not in self._ids) or (by_tag and node not in self._tags)
+        ]
+        self._ask(grid, list(filter(self._may_ask, unknown)), question, take)
+        nodes = {c: n for c, n in self.nodes.items() if n in present and self._ids[n] == c}
+        for node in sorted(present.keys() & self._ids.keys()):
+            client = self._ids[node]
+            if nodes.setdefault(client, node) != node and node not in self._duplicates:
+                self._duplicates.add(node)
+                self.refused[client] += 1
+                LOG.warning("node %d says that it is %r, which is online already", node, client)
+        self.nodes = {c: node for c, node in nodes.items() if self._is_eligible(c, node)}
         return self.nodes
 
     def shown(
-        self, grid: Grid, wait: float, question: RecordDict | None = None
+        self, grid: Grid, wait: float, question: RecordDict, take: Take | None = None
     ) -> Callable[[], Iterable[int]]:
         """Return a function that returns the nodes; a strategy may call it until there are enough.
 
@@ -126,7 +126,7 @@ class Directory:
 
         def nodes() -> Iterable[int]:
             nonlocal calls
-            shown, calls = sorted(self.refresh(grid, question).values()), calls + 1
+            shown, calls = sorted(self.refresh(grid, question, take).values()), calls + 1
             waited = time.monotonic() - start
             if calls > 3 and waited > wait:
                 raise NoClients(
@@ -138,28 +138,26 @@ class Directory:
 
         return nodes
 
+    @property
+    def _tag(self) -> str | None:
+        """The tag that eligible nodes have, None where no tag decides."""
+        rule = self.eligible
+        is_tag = isinstance(rule, str) and rule.startswith(TAG)
+        return str(rule).removeprefix(TAG) if is_tag else None
+
     def _is_eligible(self, client: ClientId, node: int) -> bool:
-        rule = self._eligible
+        rule = self.eligible
         if rule is None:
             return True
+        if self._tag is not None:
+            return self._tag in self._tags.get(node, ())
         if isinstance(rule, str):
-            if self._wants_tags:
-                return rule.removeprefix(TAG) in self._tags.get(node, ())
             return fnmatchcase(client, rule)
         return bool(rule(client)) if callable(rule) else client in rule
 
     def _may_ask(self, info: NodeInfo) -> bool:
         waited = time.monotonic() - self._last_asked.get(info.node, -math.inf)
         return self._asked[info.node] < MAX_ASKS or waited > ASK_AGAIN
-
-    def _admit(self, node: int) -> None:
-        client = self._ids.get(node)
-        if client is None or not self._is_eligible(client, node):
-            return
-        if self.nodes.setdefault(client, node) != node and node not in self._duplicates:
-            self._duplicates.add(node)
-            self.refused[client] += 1
-            LOG.warning("node %d says that it is %r, which is online already", node, client)
 
     def _vouched(self, node: int, info: NodeInfo) -> ClientId | None:
         """Return the id that the SuperLink vouches for, None if the client must be asked."""
@@ -174,10 +172,14 @@ class Directory:
             return fingerprint(info)
         return None
 
-    def _claims(
-        self, grid: Grid, asked: list[NodeInfo], question: RecordDict | None
-    ) -> dict[int, ClientId]:
-        """Ask nodes who they are and return the ids that are accepted."""
+    def _ask(
+        self,
+        grid: Grid,
+        asked: list[NodeInfo],
+        question: RecordDict | None,
+        take: Take | None,
+    ) -> None:
+        """Ask nodes for their ids and tags, and for what else the question has."""
         self._asked.update(info.node for info in asked)
         self._last_asked.update(dict.fromkeys((i.node for i in asked), time.monotonic()))
         if question is None:
@@ -185,39 +187,38 @@ class Directory:
         ttl = self.timeout + 60
         messages = [Message(question, info.node, QUERY, ttl=ttl) for info in asked]
         infos = {info.node: info for info in asked}
-        claims: dict[int, ClientId] = {}
         for reply in exchange(grid, messages, self.timeout):
-            info = infos[reply.sent.metadata.dst_node_id]
-            client = self._claim(info, reply)
-            if client is not None:
-                claims[info.node] = client
-        return claims
+            info, message = infos[reply.sent.metadata.dst_node_id], reply.message
+            record = ConfigRecord()
+            if message.has_content():
+                record = message.content.config_records.get(RECORD, record)
+                tags = str(record.get("tags", "")).split(",")
+                self._tags[info.node] = frozenset(tag.strip() for tag in tags)
+            if info.node not in self._ids:
+                client = self._claim(info, message, record)
+                if client is None:
+                    continue
+                self._ids[info.node] = client
+            if take is not None:
+                take(self._ids[info.node], record)
 
-    def _claim(self, info: NodeInfo, reply: Reply) -> ClientId | None:
+    def _claim(self, info: NodeInfo, message: Message, record: ConfigRecord) -> ClientId | None:
         """Return the id that a new node goes by, None for none."""
-        reason, record = error_reason(reply.message), ConfigRecord()
-        nameless = reply.message.has_error() and reply.message.error.code in RAISED
+        failed = message.has_error() and message.error.code in RAISED
+        reason = error_reason(message) or record.get("id.error")
         if reason is None:
-            record = reply.message.content.config_records.get(RECORD, record)
-            tags = str(record.get("tags", "")).split(",")
-            self._tags[info.node] = frozenset(tag.strip() for tag in tags)
-            reason = record.get("id.error")  # type: ignore[assignment]
-            nameless = isinstance(reason, str)
-        if nameless and self.identity == "auto":
-            client = fingerprint(info)
-            LOG.warning("node %d did not say who it is (%s): %s", info.node, reason, client)
-        elif reason is None:
             try:
                 with untrusted("an id"):
-                    client = claimed_id(record.get("id"))
+                    return claimed_id(record.get("id"))
             except DataError as error:
                 self.refused[f"node {info.node}"] += 1
                 LOG.warning("node %d: %s", info.node, error)
-                return None
-        else:
-            return None
-        self.told[client] = record
-        return client
+        elif self.identity == "auto" and (failed or message.has_content()):
+            LOG.warning(
+                "node %d did not say who it is (%s): %s", info.node, reason, fingerprint(info)
+            )
+            return fingerprint(info)
+        return None
 
 
 def claimed_id(client: Any) -> ClientId:

@@ -72,12 +72,10 @@ def check(
             )
 
 
-def check_policy(strategy: Strategy, policy: Policy, has_center: bool) -> None:
-    """Refuse policies whose signals clients cannot compute; say where their options change."""
-    options = policy.signal_options
-    if options.get("race_sketch", {}).get("center") and not has_center:
-        LOG.info("no center= is given, so sketches are not centered")
+def warn_of_exact(strategy: Strategy, policy: Policy) -> None:
+    """Say which signals tell of the records without noise, where updates are private."""
     private = next((type(s).__name__ for s in chain(strategy) if _clips(s)), None)
+    options = policy.signal_options
     exact = [n for n in _all_needs(policy) if not _is_noisy(n, options.get(n, {}))]
     if private and exact:
         LOG.warning(
@@ -85,16 +83,6 @@ def check_policy(strategy: Strategy, policy: Policy, has_center: bool) -> None:
             "attach(privacy=Privacy(...)) on the clients",
             private,
             ", ".join(map(repr, exact)),
-        )
-    if options.get("race_sketch", {}).get("embed"):
-        raise ConfigError(
-            "CohortStrategy: embed= is for simulations; in Flower let the clients' data function "
-            "return embedded inputs, attach(app, data=...)"
-        )
-    if options.get("update_distance", {}).get("insight_step"):
-        raise ConfigError(
-            "CohortStrategy: insight_step needs full gradients, which updates do not "
-            "carry; use reward='gradient-sketch'"
         )
 
 

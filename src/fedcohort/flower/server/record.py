@@ -202,13 +202,15 @@ class RunFolder:
 
 def save_checkpoint(strategy: CohortStrategy, arrays: ArrayRecord) -> None:
     """Write everything that the next round depends on, where the strategy has a checkpoint."""
-    if strategy.checkpoint is None or strategy.initial is None:
+    initial = strategy.collector.initial
+    if strategy.checkpoint is None or initial is None:
         return
     state = {
         "session": strategy.session.state_dict(),
-        "initial": inner.as_saved(strategy.initial.arrays),
+        "initial": inner.as_saved(initial.arrays),
         "arrays": inner.as_saved(arrays),
         "inner": inner.state_dict(strategy.inner, strategy.made_with),
+        "wanted": strategy.wanted,
         "refused": dict(strategy.refused),
         "run": strategy.run_token,
         "registered": sorted(strategy.directory.registered),
@@ -253,10 +255,10 @@ def _restore(strategy: CohortStrategy, state: dict[str, Any]) -> None:
         session.cohort_size = int(state["session"]["cohort_size"])
     session.load_state_dict(state["session"])
     inner.load_state_dict(strategy.inner, state["inner"])
-    strategy.initial = Model(inner.from_saved(state["initial"]))
+    strategy.wanted = int(state["wanted"])
+    strategy.collector.initial = Model(inner.from_saved(state["initial"]))
     strategy.directory.registered.update(state["registered"])
     strategy.run_token = str(state["run"])
-    strategy.continuing = tuple(state["session"]["cohort"])
     strategy.rounds_before = session.round_number
     strategy.refused.clear()
     strategy.refused.update(state["refused"])
@@ -309,9 +311,11 @@ class KeptSketches:
             rows = zip(state["clients"], state["days"], state["values"], strict=True)
             fresh = {c: (d, value) for c, d, value in rows if today - d <= self.max_days}
             form = SIGNALS[name].form(session.policy.signal_options.get(name, {}))
-            readings = {client: value for client, (_, value) in fresh.items()}
+            unknown = fresh.keys() - session.signals.known(name, sorted(fresh))
+            readings = {client: fresh[client][1] for client in sorted(unknown)}
             entered = session.signals.record(name, readings, session.round_number, form)
-            self._days[name] = {client: fresh[client][0] for client in entered}
+            kept = session.signals.known(name, sorted(fresh))
+            self._days[name] = {client: fresh[client][0] for client in kept}
             if entered:
                 LOG.info("%s of %d clients is known from %s", name, len(entered), self.folder)
 

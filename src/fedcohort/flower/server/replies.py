@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
@@ -35,6 +36,7 @@ from fedcohort.rounds import ClientId
 from fedcohort.session import Session
 from fedcohort.signals.catalog import SIGNALS, Clients, last_layer
 from fedcohort.signals.projection import Vectors
+from fedcohort.simulate.clock import Pace
 
 
 class Update(NamedTuple):
@@ -106,20 +108,17 @@ def metrics_of(content: RecordDict) -> MetricRecord:
 Form = tuple[object, ...]
 
 
-def form_of(content: RecordDict) -> Form:
+def form_of(content: RecordDict, with_shapes: bool = False) -> Form:
     """Return what replies must share to be averaged: the names of records, metrics and arrays."""
     metrics = tuple(
         (name, tuple(sorted((k, len(v) if isinstance(v, list) else -1) for k, v in record.items())))
         for name, record in content.metric_records.items()
     )
-    arrays = tuple((name, tuple(record)) for name, record in content.array_records.items())
+    arrays = tuple(
+        (name, tuple((k, tuple(a.shape) if with_shapes else ()) for k, a in record.items()))
+        for name, record in content.array_records.items()
+    )
     return metrics + arrays
-
-
-def with_shapes(content: RecordDict) -> Form:
-    """Return the form of a reply and the shapes of its arrays."""
-    records = content.array_records.values()
-    return form_of(content), tuple(tuple(a.shape) for r in records for a in r.values())
 
 
 def inconsistent(forms: Mapping[ClientId, Form], earlier: Mapping[Form, int]) -> list[ClientId]:
@@ -131,10 +130,19 @@ def inconsistent(forms: Mapping[ClientId, Form], earlier: Mapping[Form, int]) ->
     if len(counts) <= 1:
         return []
     usual = max(counts, key=lambda form: (counts[form], earlier.get(form, 0)))
-    return [client for client, own in forms.items() if own != usual]
+    return [client for client, form in forms.items() if form != usual]
 
 
 Kind = Literal["model", "records", "opaque"]
+
+
+class Late(NamedTuple):
+    """A client that was too slow for its round: its message, and what it trains."""
+
+    round: int
+    sent: Message
+    model: Model
+    reply: Message | None = None  # where it came in time, but others had come before
 
 
 class Replies:
@@ -150,6 +158,8 @@ class Replies:
         Messages that brought no update, by reason.
     failed : dict
         Why clients of this round brought none.
+    late : dict
+        Clients that were too slow for their round, and are still waited for.
     """
 
     def __init__(
@@ -162,23 +172,24 @@ class Replies:
         self.kind: Kind = "model"
         self.refused: Counter[str] = Counter()
         self.failed: dict[ClientId, str] = {}
+        self.late: dict[ClientId, Late] = {}
         self._forms: Counter[Form] = Counter()
         self._wrong: Counter[ClientId] = Counter()
         self._weights: dict[ClientId, float] = {}
         self._any_accepted = False
 
     def accepted(
-        self, replies: Iterable[Message], sent: Mapping[ClientId, Message], like: ArrayRecord
+        self, replied: Mapping[ClientId, Message], sent: Iterable[ClientId], like: ArrayRecord
     ) -> dict[ClientId, Update]:
         """Return the updates by client, in the order of `sent`.
 
         ConfigError if all are refused because of their form: the model would never change.
         """
-        replied = by_client(replies, sent)
         self.count("no reply", {client: "no reply" for client in sent if client not in replied})
         updates: dict[ClientId, Update] = {}
         wrong: dict[ClientId, WrongForm] = {}
-        for client, message in replied.items():
+        for client in filter(replied.__contains__, sent):
+            message = replied[client]
             problem = error_reason(message)
             if problem is not None:
                 self._refuse(client, "error", problem)
@@ -190,12 +201,9 @@ class Replies:
                 with untrusted("an update"):
                     updates[client] = self.checked(message, like)
             except DataError as error:
-                self._refuse(client, "invalid", error)
-                self._charge(client, message)
+                self._refuse(client, "invalid", error, message)
                 if isinstance(error, WrongForm):
                     wrong[client] = error
-        if self.kind == "records":
-            self._prefer_models(updates, like, wrong)
         self._drop_inconsistent(updates)
         self._stop_if_all_wrong(updates, wrong)
         self._clip_weights(updates)
@@ -205,14 +213,15 @@ class Replies:
         """Keep a client that claims 2^62 examples from making the next model its own."""
         self._weights.update({client: update.weight for client, update in updates.items()})
         clipped = believed(np.array(list(self._weights.values())))
-        most = dict(zip(self._weights, clipped.tolist(), strict=True))
+        limits = dict(zip(self._weights, clipped.tolist(), strict=True))
         for client, update in updates.items():
-            if update.weight > most[client]:
-                LOG.warning("%s weighs %g; %g is used", client, update.weight, most[client])
+            limit = limits[client]
+            if update.weight > limit:
+                LOG.warning("%s weighs %g; %g is used", client, update.weight, limit)
                 for metrics in update.message.content.metric_records.values():
                     if self.weight_key in metrics:
-                        whole = isinstance(metrics[self.weight_key], int)
-                        metrics[self.weight_key] = int(most[client]) if whole else most[client]
+                        is_whole = isinstance(metrics[self.weight_key], int)
+                        metrics[self.weight_key] = int(limit) if is_whole else limit
 
     def count(self, reason: str, problems: Mapping[ClientId, str]) -> None:
         """Count clients that brought no update."""
@@ -229,33 +238,12 @@ class Replies:
             self.check_opaque(record)
         return update
 
-    def _prefer_models(
-        self,
-        updates: dict[ClientId, Update],
-        like: ArrayRecord,
-        wrong: dict[ClientId, WrongForm],
-    ) -> None:
-        """Accept only models like the global one where at least half of the replies are such."""
-        unlike: dict[ClientId, DataError] = {}
-        for client, update in updates.items():
-            try:
-                update_of(update.message, like, self.weight_key)
-            except DataError as error:
-                unlike[client] = error
-        if 2 * len(unlike) > len(updates):
-            return
-        for client, why in unlike.items():
-            self._refuse(client, "invalid", why)
-            self._charge(client, updates.pop(client).message)
-            if isinstance(why, WrongForm):
-                wrong[client] = why
-
     def _drop_inconsistent(self, updates: dict[ClientId, Update]) -> None:
-        form = with_shapes if self.kind == "records" else form_of
-        forms = {client: form(update.message.content) for client, update in updates.items()}
+        with_shapes = self.kind == "records"
+        forms = {c: form_of(update.message.content, with_shapes) for c, update in updates.items()}
         for client in inconsistent(forms, self._forms):
-            self._refuse(client, "invalid", "records or metrics named unlike most clients'")
-            self._charge(client, updates.pop(client).message)
+            message = updates.pop(client).message
+            self._refuse(client, "invalid", "records or metrics unlike most clients'", message)
         self._forms.update(forms[client] for client in updates)
 
     def _stop_if_all_wrong(
@@ -263,9 +251,8 @@ class Replies:
     ) -> None:
         """Stop where no update was accepted and two clients, or one three times, had none.
 
-        What raises counts before the first update of a run, forms that are refused always.
-
-        One client alone cannot stop a run: it may be hostile.
+        One client alone cannot stop a run: it may be hostile. What raises counts before the first
+        update of a run, forms that are refused always.
         """
         if updates:
             self._wrong.clear()
@@ -281,14 +268,64 @@ class Replies:
                 f"names and in the same shapes, and one MetricRecord with {self.weight_key!r}"
             )
 
-    def _refuse(self, client: ClientId, reason: str, why: object) -> None:
-        self.refused[reason] += 1
-        self.failed[client] = f"{reason}: {why}"
+    def _refuse(
+        self, client: ClientId, reason: str, why: object, message: Message | None = None
+    ) -> None:
+        """Count a client without an update, and charge what its message weighed."""
+        self.count(reason, {client: f"{reason}: {why}"})
+        if message is not None:
+            records = message.content.array_records.values()
+            size = sum(len(array.data) for record in records for array in record.values())
+            self.session.charge("model", "up", {client: size})
 
-    def _charge(self, client: ClientId, message: Message) -> None:
-        records = message.content.array_records.values()
-        size = sum(len(array.data) for record in records for array in record.values())
-        self.session.charge("model", "up", {client: size})
+    def late_updates(self, grid: Grid, model: Model) -> dict[ClientId, tuple[Update, int]]:
+        """Return the updates of earlier rounds that have arrived by now, and how late they are.
+
+        Each is the same step as the client made, from the current model.
+        """
+        waiting = {p.sent.metadata.message_id: c for c, p in self.late.items() if p.reply is None}
+        replies = {c: pending.reply for c, pending in self.late.items() if pending.reply}
+        for message in grid.pull_messages(list(waiting)):
+            replies[waiting[message.metadata.reply_to_message_id]] = message
+        updates = {}
+        for client, message in replies.items():
+            pending = self.late.pop(client)
+            try:
+                if (reason := error_reason(message)) is not None:
+                    raise DataError(reason)
+                with untrusted("a late update"):
+                    update = self.checked(message, pending.model.arrays)
+            except DataError as error:
+                LOG.info("%s, late from round %d: %s", client, pending.round + 1, error)
+                continue
+            flat = update.flat - flatten(pending.model.arrays) + flatten(model.arrays)
+            name, arrays = next(iter(message.content.array_records.items()))
+            message.content[name] = unflatten(flat, model.arrays, arrays)
+            rounds = self.session.round_number - pending.round
+            updates[client] = update._replace(flat=flat), rounds
+            self.session.charge("model", "up", {client: self.session.model_bytes})
+        return updates
+
+    def weigh(
+        self,
+        updates: Mapping[ClientId, Update],
+        late: Mapping[ClientId, tuple[Update, int]],
+        model: Model,
+        pace: Pace,
+    ) -> None:
+        """Give updates the weights of the policy or gate, if any, and late ones less."""
+        given = self.session.selection.weights_of(tuple(updates)) if updates else None
+        stated = None if given is None else list(given)
+        if late:
+            sizes = [update.weight for update in updates.values()]
+            total = sum(sizes) or sum(update.weight for update, _ in late.values())
+            fresh = [size / total for size in sizes] if stated is None else stated
+            mean = sum(fresh) / len(fresh) if stated else 0.0
+            stale = [(mean or update.weight / total, rounds) for update, rounds in late.values()]
+            stated = pace.stale_weights(fresh, stale)
+        if stated is not None:
+            together = [*updates.values(), *(update for update, _ in late.values())]
+            apply_weights(together, stated, model, self.weight_key)
 
 
 def usable_evaluations(replies: Iterable[Message]) -> list[Message]:
@@ -368,25 +405,8 @@ class ArrivedUpdates(Clients):
         return last_layer(list(own), [int(np.prod(a.shape)) for a in own.values()])
 
 
-class Late(NamedTuple):
-    """A client that was too slow for its round: its message, and what it trains."""
-
-    round: int
-    sent: Message
-    model: Model
-    reply: Message | None = None  # where it came in time, but others had come before
-
-
-def moved_to(update: Update, start: Model, model: Model) -> Update:
-    """Return a late update as one of this round: the same step, from the current model."""
-    name, record = next(iter(update.message.content.array_records.items()))
-    flat = flatten(model.arrays) + (update.flat - flatten(start.arrays))
-    update.message.content[name] = unflatten(flat, model.arrays, record)
-    return update._replace(flat=flat)
-
-
 def apply_weights(
-    updates: Mapping[ClientId, Update], weights: Sequence[float], model: Model, key: str
+    updates: Sequence[Update], weights: Sequence[float], model: Model, key: str
 ) -> None:
     """Make the inner strategy's weighted mean use these weights.
 
@@ -394,7 +414,7 @@ def apply_weights(
     strategy normalizes weights, so updates are multiplied by s where it is not one.
     """
     total, start = sum(weights), flatten(model.arrays)
-    for update, weight in zip(updates.values(), weights, strict=True):
+    for update, weight in zip(updates, weights, strict=True):
         content = update.message.content
         metrics, old = next(iter(content.metric_records.items()))
         content[metrics] = MetricRecord({**old, key: float(weight)})

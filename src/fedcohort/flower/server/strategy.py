@@ -10,39 +10,28 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import ArrayLike
 
-from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.exceptions import ConfigError
 from fedcohort.flower.server import inner as inners
 from fedcohort.flower.server import record
-from fedcohort.flower.server.asking import (
-    CohortGrid,
-    Delivery,
-    GridCollector,
-    Model,
-    Reply,
-    first_request,
-    why_missing,
-)
+from fedcohort.flower.server.asking import CohortGrid, GridCollector, Model, Reply, why_missing
 from fedcohort.flower.server.identity import Directory, Identity
 from fedcohort.flower.server.record import KeptSketches, RoundReport, RunFolder
 from fedcohort.flower.server.replies import (
     Late,
     Replies,
     Update,
-    apply_weights,
     by_client,
-    moved_to,
     reply_signals,
     usable_evaluations,
 )
-from fedcohort.flower.server.training import Cohort, Template, training_request
+from fedcohort.flower.server.training import Cohort, Template
 from fedcohort.flower.wire import (
     LOG,
     RECORD,
@@ -50,7 +39,6 @@ from fedcohort.flower.wire import (
     error_reason,
     flatten,
     in_dtypes,
-    outputs_of,
     payload,
 )
 from fedcohort.gates import GATES, Gate
@@ -90,24 +78,21 @@ class CohortStrategy(Strategy):
         Clients per round; by default as many as the inner strategy samples, or two fifths where it
         samples everybody.
     gate : Gate or str, optional
-        Decides after local training who uploads: training then takes two messages, a probe, and an
-        upload from those that are needed.
+        Decides after local training who uploads.
     seed : int, default=0
         Seed of the selection and of the clients' batches.
     eligible : str, collection of str or callable, optional
         The clients that take part: a pattern of ids such as ``"ward-*"``, a tag of the node config
-        such as ``"tag:icu"``, a list of ids, or ``eligible(client, signals)`` with the client's id
-        and its known readings by signal. Others are asked who they are, and nothing else.
+        such as ``"tag:icu"`` (the client's own word), a list of ids, or ``eligible(client,
+        signals)`` with its known readings by signal. Others are asked who they are, nothing else.
     pace : Pace, optional
-        Ask more clients than needed and go on without the slowest, or after a deadline; what
-        happens to updates that arrive later.
+        Ask more clients than needed and go on without the slowest, or after a deadline.
     sketches : path or KeptSketches, optional
         Keep profiles across runs, so that only newcomers are asked for them.
     checkpoint : path, optional
         A file written after every round; `start` continues from it if it exists.
     out : path, optional
-        A folder for the rounds as they happen and their summary, the same files as those of
-        ``fedcohort run``: ``fedcohort report FOLDER`` makes a page of them.
+        A folder for the rounds as they happen, as of ``fedcohort run``.
     on_round : callable, optional
         ``on_round(report)`` is called with the `RoundReport` of each round after its evaluation.
     timeout : float, default=600
@@ -118,9 +103,6 @@ class CohortStrategy(Strategy):
         Where the stable ids of clients come from; see `Directory`.
     center : array, optional
         Public center of the data, for policies whose sketches can be centered.
-    on_missing : {"stop", "continue"}
-        What to do where nobody answers a signal that the policy needs: stop with an error that
-        says what clients raised, or go on with cohorts that are then uniform.
 
     Attributes
     ----------
@@ -160,12 +142,7 @@ class CohortStrategy(Strategy):
         wait: float = 600.0,
         identity: Identity = "auto",
         center: ArrayLike | None = None,
-        on_missing: Literal["stop", "continue"] = "stop",
     ) -> None:
-        if on_missing not in ("stop", "continue"):
-            raise ConfigError(
-                f"CohortStrategy: on_missing={on_missing!r} must be 'stop' or 'continue'"
-            )
         if timeout <= 0 or wait < 0:
             raise ConfigError(
                 f"CohortStrategy: timeout={timeout} must be above 0, wait={wait} not negative"
@@ -173,18 +150,19 @@ class CohortStrategy(Strategy):
         self.inner, self.cohort_size, self.checkpoint = inner, cohort_size, checkpoint
         chosen: Policy = make("policy", policy, POLICIES)
         self.gate: Gate | None = None if gate in (None, "none") else make("gate", gate, GATES)
-        self.pace, self.on_round, self.on_missing = pace or Pace(), on_round, on_missing
+        self.pace, self.on_round = pace or Pace(), on_round
         self.timeout, self.wait = timeout, wait
-        self.center = None if center is None else np.asarray(center, np.float64).ravel()
         inners.check(inner, self.gate is not None, checkpoint is not None, cohort_size, self.pace)
-        inners.check_policy(inner, chosen, self.center is not None)
+        inners.warn_of_exact(inner, chosen)
+        self.wanted = cohort_size or 1  # known once the inner strategy has sampled
         self.session = Session(
             chosen,
-            cohort_size=self.pace.asked(cohort_size or 1),
+            cohort_size=self.pace.asked(self.wanted),
             seed=seed,
             gate=self.gate,
             averaging="size",
         )
+        self.collector = GridCollector(self.session, timeout, center)
         if callable(eligible):
             eligible = partial(self._is_eligible, eligible)
         self.directory = Directory(identity, min(timeout, 120.0), eligible)
@@ -198,20 +176,14 @@ class CohortStrategy(Strategy):
         )  # fmt: skip
         self.made_with = inners.settings(inner)
         self.dtypes: dict[str, str] = {}
-        self.initial: Model | None = None
-        self.continuing: tuple[ClientId, ...] = ()
         self.rounds_before = 0
         self.run_token = ""
         self.unanswered: Counter[str] = Counter()
         self._reported: set[str] = set()
-        self._kinds: dict[str, dict[ClientId, str]] = {}
-        self._late: dict[ClientId, Late] = {}
         self._durations: dict[ClientId, float] = {}
         self._announced_rest: dict[ClientId, int] = {}
         self._handed_on = 0
-        self._wanted = 1
         self._started = time.monotonic()
-        self._delivery = Delivery(self.session)
         self._cohort: Cohort | None = None
         self._grid: CohortGrid | None = None
         self._is_made = True
@@ -290,29 +262,33 @@ class CohortStrategy(Strategy):
         self.replies.failed.clear()
         self.dtypes = self.dtypes or dtypes_of(arrays)
         number, unchanged = server_round + self.rounds_before, ConfigRecord(dict(config))
-        current = Model(in_dtypes(arrays, self.dtypes))
-        collector = self._collector(grid, current, {"server-round": number, **config})
-        shown = self._shown(grid, collector)
+        collector = self.collector
+        collector.begin(
+            grid,
+            {},
+            in_dtypes(arrays, self.dtypes),
+            {"server-round": number, **config},
+            held_round=max((r.round for r in self.history if r.finished), default=-1),
+            run=self.run_token,
+        )
+        shown = self._shown(grid)
         messages = list(self._call("configure_train", number, arrays, config, shown))
         if not messages:
             return []
-        nodes = dict(self.directory.nodes)
+        collector.nodes = nodes = dict(self.directory.nodes)
         if self.cohort_size is None and not self.history:
-            size = inners.usual_cohort_size(self.inner, len(messages), len(nodes))
-            self.session.cohort_size = self.pace.asked(size)
-            self._wanted = size
-        elif self.cohort_size is not None:
-            self._wanted = self.cohort_size
+            self.wanted = inners.usual_cohort_size(self.inner, len(messages), len(nodes))
+            self.session.cohort_size = self.pace.asked(self.wanted)
         template = Template(messages)
         if template.arrays is not None and template.arrays is not arrays:
-            current = Model(in_dtypes(template.arrays, self.dtypes))
-        collector.config, collector.current = template.entries, current
+            collector.current = Model(in_dtypes(template.arrays, self.dtypes))
+        collector.config = template.entries
         collector.request = replace(collector.request, arrays=template.name)
-        kind = inners.reply_kind(
-            self.inner, current.arrays, self.session.policy, self.gate, self.pace
+        model = collector.current
+        self.replies.kind = inners.reply_kind(
+            self.inner, model.arrays, self.session.policy, self.gate, self.pace
         )
-        self.replies.kind = kind
-        selection = self._selected(collector, nodes)
+        selection = self._selected()
         chosen = {client: nodes[client] for client in selection.clients}
         if not template.covers(chosen.values()):
             fixed = CohortGrid(grid, self.timeout, lambda: list(chosen.values()))
@@ -320,21 +296,16 @@ class CohortStrategy(Strategy):
                 again = self._call("configure_train", number, arrays, unchanged, fixed)
                 template = Template(list(again))
             template.check_covers(chosen)
-        request = training_request(collector.request, self.session.policy)
-        request = replace(request, version=current.version)
-        self._cohort = cohort = Cohort(
-            selection, template, request, current, nodes, self._delivery, self.timeout
-        )
+        self._cohort = cohort = Cohort(selection, template, collector)
         if self.gate is None:
             if self._grid is not None and not self.pace.waits_for_all:
-                self._grid.until = self._until(min(self._wanted, len(chosen)))
+                self._grid.until = self._until(min(self.wanted, len(chosen)))
             return cohort.train()
-        announced = self.session.announce(Vectors(flatten(current.arrays)))
-        answers = cohort.probe(self.gate, announced, grid)
+        answers = cohort.probe(self.gate, self.session.announce(Vectors(flatten(model.arrays))))
         self.replies.count("gate", cohort.problems)
         if not answers and not any(r.finished or r.withheld for r in self.history):
             remedy = "attach(app, data=..., model=...) on the clients, after @app.train()"
-            self._missing(f"the gate {self.gate.name!r}", cohort.problems, remedy)
+            raise self._missing(f"the gate {self.gate.name!r}", cohort.problems, remedy)
         return cohort.upload(self.session.admit(answers))
 
     def _call(self, method: str, *arguments: Any) -> Any:
@@ -343,57 +314,22 @@ class CohortStrategy(Strategy):
         kind = kind.__mro__[1] if getattr(kind, "_fedcohort_hooked", False) else kind
         return getattr(kind, method)(self.inner, *arguments)
 
-    def _collector(self, grid: Grid, current: Model, config: Mapping[str, Any]) -> GridCollector:
-        """Return what asks the clients of this round."""
-        session = self.session
-        session.model_bytes = payload(current.arrays)
-        self.initial = self.initial or current
-        last = max((report.round for report in self.history if report.finished), default=-1)
-        request = replace(
-            first_request(session),
-            held_round=last,
-            run=self.run_token,
-            classes=outputs_of(current.arrays),
-        )
-        return GridCollector(
-            grid,
-            session,
-            current,
-            self.directory.nodes,
-            initial=self.initial,
-            delivery=self._delivery,
-            request=request,
-            timeout=self.timeout,
-            center=self.center,
-            config=config,
-            kinds=self._kinds,
-        )
-
-    def _shown(self, grid: Grid, collector: GridCollector) -> CohortGrid:
+    def _shown(self, grid: Grid) -> CohortGrid:
         """Return a grid with the clients that are online; newcomers are asked for profiles too."""
-        needs = self.session.policy.needs
-        free = sorted(name for name in needs.profile if collector.needed(name) == "none")
+        collector = self.collector
+        free = sorted(name for name in collector.profile if collector.needed(name) == "none")
         if self.sketches is not None:
             free = []  # the ids first: some profiles may be known
-        shown = self.directory.shown(grid, self.wait, collector.content(free))
+        question, take = collector.content(free), partial(collector.take, names=free)
+        return CohortGrid(grid, self.timeout, self.directory.shown(grid, self.wait, question, take))
 
-        def nodes() -> Iterable[int]:
-            online = shown()
-            for client, answer in self.directory.told.items():
-                collector.take(client, answer, free)
-            self.directory.told.clear()
-            return online
-
-        return CohortGrid(grid, self.timeout, nodes)
-
-    def _selected(self, collector: GridCollector, nodes: Mapping[ClientId, int]) -> Selection:
+    def _selected(self) -> Selection:
         """Ask for signals and let the policy pick."""
-        session = self.session
-        self._delivery.begin([c for c in self.continuing if c in nodes] if session.skipped else [])
-        if not nodes or set(nodes) <= set(self._late):
-            self._late.clear()
-        collector.nodes = nodes
-        there = [client for client in nodes if client not in self._late]
+        session, collector, late = self.session, self.collector, self.replies.late
+        nodes = collector.nodes
+        if nodes.keys() <= late.keys():
+            late.clear()
+        there = [client for client in nodes if client not in late]
         if session.round_number == 0 and session.policy.profile_first:
             session.profile(there, collector)
         self._announce_rest()
@@ -401,9 +337,7 @@ class CohortStrategy(Strategy):
         if self.sketches is not None:
             self.sketches.keep(session, there)
         for name, problems in collector.problems.items():
-            answered = session.signals.known(name, there)
-            self._note_unanswered(name, problems, nobody=not answered)
-        self.continuing = selection.clients
+            self._note_unanswered(name, problems, there)
         return selection
 
     def _announce_rest(self) -> None:
@@ -415,42 +349,35 @@ class CohortStrategy(Strategy):
         self._announced_rest = resting
 
     def _is_eligible(self, eligible: Callable[[ClientId, Known], bool], client: ClientId) -> bool:
-        signals, policy = self.session.signals, self.session.policy
-        names = policy.needs.profile | policy.needs.query | policy.needs.reply
-        readings = {
-            n: signals.values(n, (client,))[0] for n in names if signals.known(n, (client,))
-        }
-        return eligible(client, readings)
+        signals, needs = self.session.signals, self.session.policy.needs
+        names = needs.profile | needs.query | needs.reply
+        known = [name for name in names if signals.known(name, (client,))]
+        return eligible(client, {name: signals.values(name, (client,))[0] for name in known})
 
-    def _note_unanswered(self, name: str, problems: Mapping[ClientId, str], nobody: bool) -> None:
-        """Count and report clients that did not answer a signal; stop if nobody ever did."""
+    def _note_unanswered(
+        self, name: str, problems: Mapping[ClientId, str], clients: Sequence[ClientId]
+    ) -> None:
+        """Count and report who did not answer a signal; ConfigError if nobody ever did."""
         self.unanswered[name] += len(problems)
-        if nobody:
-            self._missing(f"the signal {name!r}", problems, SIGNALS[name].remedy)
-        elif problems and name not in self._reported:
+        if not self.session.signals.known(name, clients):
+            raise self._missing(f"the signal {name!r}", problems, SIGNALS[name].remedy)
+        if problems and name not in self._reported:
             self._reported.add(name)
             client, why = next(iter(problems.items()))
             LOG.warning(
                 "%d clients did not answer %s; %s: %s", len(problems), name, client, why.strip()
             )
 
-    def _missing(self, what: str, problems: Mapping[ClientId, str], remedy: str) -> None:
-        """Stop the run, or go on if the user says so, where a policy or gate gets no answer."""
+    def _missing(self, what: str, problems: Mapping[ClientId, str], remedy: str) -> ConfigError:
+        """Return why the run stops where a policy or gate gets no answer: cohorts were uniform."""
         client, why = next(iter(problems.items()), ("the clients", "no valid reading"))
-        if not why.startswith("No "):  # a reason that clients gave says more than a remedy of ours
-            remedy = "" if "Error" in why else remedy
-        text = (
-            f"nobody answered {what}, which {type(self.session.policy).__name__} or its gate "
-            f"needs. {client}: {why.strip()}." + (f" Remedy: {remedy}." if remedy else "")
+        if "Error" in why:  # a reason that clients gave says more than a remedy of ours
+            remedy = ""
+        return ConfigError(
+            f"round {self.session.round_number + 1}: nobody answered {what}, which "
+            f"{type(self.session.policy).__name__} or its gate needs. {client}: {why.strip()}."
+            + (f" Remedy: {remedy}." if remedy else "")
         )
-        if self.on_missing == "stop":
-            raise ConfigError(
-                f"round {self.session.round_number + 1}: {text} With on_missing='continue' the "
-                "run goes on, and cohorts are then uniform"
-            )
-        if what not in self._reported:
-            self._reported.add(what)
-            LOG.warning("%s", text)
 
     def _until(self, wanted: int) -> Callable[[Sequence[Reply], float], float]:
         """Return what ends the training exchange of a round that does not wait for everybody."""
@@ -478,30 +405,25 @@ class CohortStrategy(Strategy):
         seconds = cohort.seconds({} if self._grid is None else self._grid.seconds)
         arrivals = self._close(cohort, came, seconds)
         cut = () if arrivals is None else arrivals.cut
-        late = self._late_updates(model)
+        late = {} if self._grid is None else self.replies.late_updates(self._grid, model)
         for client in cut if self.pace.late == "next" else ():
-            sent = cohort.sent[client]
-            self._late[client] = Late(session.round_number, sent, model, came.get(client))
-        in_time = {c: m for c, m in cohort.sent.items() if c not in cut}
-        updates = self.replies.accepted(
-            [message for client, message in came.items() if client in in_time],
-            in_time,
-            model.arrays,
-        )
+            sent, reply = cohort.sent[client], came.get(client)
+            self.replies.late[client] = Late(session.round_number, sent, model, reply)
+        in_time = [client for client in cohort.sent if client not in cut]
+        updates = self.replies.accepted(came, in_time, model.arrays)
         self._durations.update({c: s for c, s in seconds.items() if c in updates})
         signals = reply_signals(session.policy, updates, model, seconds)
         self._charge_other_sizes(updates)
-        self._finish_round(signals, updates, cut, tuple(late), arrivals)
+        self.replies.weigh(updates, late, model, self.pace)
+        self._finish_round(signals, updates, tuple(late), arrivals)
         for name in sorted(session.policy.needs.reply):
             self._check_reply_signal(name, signals, updates)
         arrays, metrics = None, None
         if updates or late:
-            self._weigh(updates, late, model)
-            for update in (*updates.values(), *(update for update, _ in late.values())):
-                update.message.content.pop(RECORD, None)
-            sound = [update.message for update in updates.values()]
-            sound += [update.message for update, _ in late.values()]
-            arrays, metrics = self._call("aggregate_train", number, sound)
+            messages = [u.message for u in (*updates.values(), *(u for u, _ in late.values()))]
+            for message in messages:
+                message.content.pop(RECORD, None)
+            arrays, metrics = self._call("aggregate_train", number, messages)
         if arrays is not None and self.gate is not None:
             after = in_dtypes(arrays, self.dtypes)
             self.gate.aggregated(Vectors(flatten(model.arrays)), Vectors(flatten(after)))
@@ -517,67 +439,23 @@ class CohortStrategy(Strategy):
             return None
         lost = {c for c, message in came.items() if error_reason(message) is not None}
         each = {client: seconds.get(client, math.inf) for client in cohort.sent}
-        wanted = min(self._wanted, len(each))
-        return self.pace.close(wanted, each, lost, self.pace.limit(self._durations.values()))
-
-    def _late_updates(self, model: Model) -> dict[ClientId, tuple[Update, int]]:
-        """Return the updates of earlier rounds that have arrived by now, and how late they are."""
-        if not self._late or self._grid is None:
-            return {}
-        waiting = {p.sent.metadata.message_id: c for c, p in self._late.items() if p.reply is None}
-        replies = {c: pending.reply for c, pending in self._late.items() if pending.reply}
-        for message in self._grid.pull_messages(list(waiting)):
-            replies[waiting[message.metadata.reply_to_message_id]] = message
-        updates = {}
-        for client, message in replies.items():
-            pending = self._late.pop(client)
-            try:
-                if (reason := error_reason(message)) is not None:
-                    raise DataError(reason)
-                update = self.replies.checked(message, pending.model.arrays)
-            except DataError as error:
-                LOG.info("%s, late from round %d: %s", client, pending.round + 1, error)
-                continue
-            rounds = self.session.round_number - pending.round
-            updates[client] = moved_to(update, pending.model, model), rounds
-            self.session.charge("model", "up", {client: self.session.model_bytes})
-        return updates
-
-    def _weigh(
-        self,
-        updates: Mapping[ClientId, Update],
-        late: Mapping[ClientId, tuple[Update, int]],
-        model: Model,
-    ) -> None:
-        """Give updates the weights of the policy, where it has any, and late ones less."""
-        assert self._cohort is not None
-        stated = self._cohort.selection.weights_of(tuple(updates))
-        if not late:
-            if stated is not None and updates:
-                apply_weights(updates, stated, model, self.replies.weight_key)
-            return
-        sizes = [update.weight for update in updates.values()]
-        total = sum(sizes) or sum(update.weight for update, _ in late.values())
-        fresh = [size / total for size in sizes] if stated is None else list(stated)
-        mean = sum(fresh) / len(fresh) if stated else 0.0
-        stale = [(mean or update.weight / total, rounds) for update, rounds in late.values()]
-        together = {**updates, **{f"late {c}": update for c, (update, _) in late.items()}}
-        weights = self.pace.stale_weights(fresh, stale)
-        apply_weights(together, weights, model, self.replies.weight_key)
+        wanted = min(self.wanted, len(each))
+        arrivals = self.pace.close(wanted, each, lost, self.pace.limit(self._durations.values()))
+        if arrivals.extended:
+            LOG.info("nobody met the deadline; the round waited for the first update")
+        return arrivals
 
     def _finish_round(
         self,
         signals: Mapping[str, Mapping[ClientId, Any]],
         updates: Mapping[ClientId, Update],
-        cut: Sequence[ClientId],
         late: tuple[ClientId, ...],
         arrivals: Arrivals | None,
     ) -> None:
         """End the session's round, log it, and note what happened."""
-        assert self._cohort is not None
         session, number = self.session, self.session.round_number
+        scores, cut = session.selection.scores or {}, () if arrivals is None else arrivals.cut
         outcome = session.finish(signals, updates, cut)
-        scores = self._cohort.selection.scores or {}
         report = RoundReport(
             number,
             outcome.selected,
@@ -591,10 +469,8 @@ class CohortStrategy(Strategy):
             cut=outcome.cut,
             late=late,
             slowest=None if arrivals is None or arrivals.slowest in cut else arrivals.slowest,
-            available=len(self._cohort.nodes),
+            available=len(self.collector.nodes),
         )
-        if arrivals is not None and arrivals.extended:
-            LOG.info("nobody met the deadline; the round waited for the first update")
         LOG.info("%s", report.line())
         self.history.append(report)
 
@@ -612,8 +488,7 @@ class CohortStrategy(Strategy):
             for client, update in updates.items()
             if client not in signals.get(name, {})
         }
-        answered = self.session.signals.known(name, list(self.directory.nodes))
-        self._note_unanswered(name, problems, nobody=not answered)
+        self._note_unanswered(name, problems, list(self.directory.nodes))
 
     def _charge_other_sizes(self, updates: Mapping[ClientId, Update]) -> None:
         """Charge the difference where an update does not have the model's size."""
@@ -622,8 +497,7 @@ class CohortStrategy(Strategy):
             c: sum(map(payload, u.message.content.array_records.values())) - expected
             for c, u in updates.items()
         }
-        other = {client: size for client, size in sizes.items() if size}
-        session.ledger.charge(session.round_number, "model", "up", other)
+        session.charge("model", "up", {client: size for client, size in sizes.items() if size})
 
     def to_history(self) -> History:
         """Return the rounds in the form of a simulation's, for tables and frames."""
@@ -647,10 +521,10 @@ class CohortStrategy(Strategy):
     ) -> Iterable[Message]:
         """Leave evaluation to the inner strategy; clients get the dtypes that they started with."""
         number = server_round + self.rounds_before
-        sent = in_dtypes(arrays, self.dtypes)
-        collector = self._collector(grid, Model(sent), {"server-round": number, **config})
-        shown = self.directory.shown(grid, self.wait, collector.content([]))
+        self.collector.config = {"server-round": number, **config}
+        shown = self.directory.shown(grid, self.wait, self.collector.content([]))
         known = CohortGrid(grid, self.timeout, shown)
+        sent = in_dtypes(arrays, self.dtypes)
         messages: Iterable[Message]
         messages = self._call("configure_evaluate", number, sent, config, known)
         return messages

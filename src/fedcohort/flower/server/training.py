@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.flower.server.asking import Delivery, Model, exchange
+from fedcohort.flower.server.asking import GridCollector, Model, exchange
 from fedcohort.flower.wire import (
     PROBE,
     RECORD,
@@ -24,7 +23,6 @@ from fedcohort.flower.wire import (
     pack,
 )
 from fedcohort.gates import Gate
-from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, Selection
 from fedcohort.signals.catalog import SIGNALS
 
@@ -97,31 +95,21 @@ class Template:
         return Message(content, node, kind, ttl=ttl, group_id=group or None)
 
 
-def training_request(request: Request, policy: Policy) -> Request:
-    """Return a request to train, and to send along the signals that a policy wants with updates."""
-    names = tuple(sorted(n for n in policy.needs.reply if SIGNALS[n].work != "server"))
-    options = {name: policy.signal_options.get(name, {}) for name in names}
-    return replace(request, signals=names, options=options)
-
-
 class Cohort:
     """The selected clients of one round, and what is sent to them.
 
     `sent` has the last message to each client, `problems` why clients did not answer the gate.
     """
 
-    def __init__(
-        self,
-        selection: Selection,
-        template: Template,
-        request: Request,
-        model: Model,
-        nodes: Mapping[ClientId, int],
-        delivery: Delivery,
-        timeout: float,
-    ) -> None:
-        self.selection, self.template, self.request = selection, template, request
-        self.model, self.nodes, self.delivery, self.timeout = model, nodes, delivery, timeout
+    def __init__(self, selection: Selection, template: Template, collector: GridCollector) -> None:
+        self.selection, self.template, self.collector = selection, template, collector
+        self.model, self.nodes = collector.current, collector.nodes
+        policy = collector.session.policy
+        names = tuple(sorted(n for n in policy.needs.reply if SIGNALS[n].work != "server"))
+        options = {name: policy.signal_options.get(name, {}) for name in names}
+        self.request = replace(
+            collector.request, version=self.model.version, signals=names, options=options
+        )
         self.sent: dict[ClientId, Message] = {}
         self.problems: dict[ClientId, str] = {}
         self._probing: dict[ClientId, float] = {}
@@ -130,9 +118,7 @@ class Cohort:
         """Return the training messages of a round without a gate."""
         return self._messages(self.template.kind, self.request, {})
 
-    def probe(
-        self, gate: Gate, announced: NDArray[Any] | None, grid: Grid
-    ) -> dict[ClientId, NDArray[Any]]:
+    def probe(self, gate: Gate, announced: NDArray[Any] | None) -> dict[ClientId, NDArray[Any]]:
         """Let the clients train, and return what they answer to the gate."""
         request = replace(
             self.request,
@@ -145,32 +131,32 @@ class Cohort:
         if announced is not None:
             extra["announce"], extra["announce.form"] = pack(announced)
         messages = self._messages(PROBE, request, extra)
-        clients = {self.nodes[c]: c for c in self.selection.clients}
+        client_at = {self.nodes[c]: c for c in self.selection.clients}
         answers: dict[ClientId, NDArray[Any]] = {}
         self.problems = dict.fromkeys(self.selection.clients, "no reply")
-        for reply in exchange(grid, messages, self.timeout):
-            client = clients[reply.sent.metadata.dst_node_id]
-            answer = self._answer(client, reply.message)
-            if answer is not None:
-                answers[client], self._probing[client] = answer, reply.seconds
+        for reply in exchange(self.collector.grid, messages, self.collector.timeout):
+            client = client_at[reply.sent.metadata.dst_node_id]
+            try:
+                answers[client] = self._answer(client, reply.message)
+                self._probing[client] = reply.seconds
+                del self.problems[client]
+            except DataError as error:
+                self.problems[client] = str(error)
         return {c: answers[c] for c in self.selection.clients if c in answers}
 
-    def _answer(self, client: ClientId, message: Message) -> NDArray[Any] | None:
+    def _answer(self, client: ClientId, message: Message) -> NDArray[Any]:
         problem = error_reason(message)
         if problem is not None:
-            self.problems[client] = problem
-            return None
-        del self.problems[client]
+            raise DataError(problem)
         record = message.content.config_records.get(RECORD, ConfigRecord())
-        self.delivery.confirm(client, record.get("held"))
+        self.collector.confirm(client, record)
         try:
             return from_record(record, "answer", MAX_ANSWER)
-        except DataError as error:
-            self.problems[client] = f"an invalid answer to the gate: {error}"
+        except DataError:
             data = record.get("answer")
             size = len(data) if isinstance(data, bytes) else 0
-            self.delivery.session.charge("gate", "up", {client: size})
-            return None
+            self.collector.session.charge("gate", "up", {client: size})
+            raise
 
     def upload(self, admitted: Iterable[ClientId]) -> list[Message]:
         """Return the requests for the models of those that the gate admitted."""
@@ -193,10 +179,10 @@ class Cohort:
             if arrays is not None:
                 model = Model(in_dtypes(arrays, dtypes_of(self.model.arrays)))
             entries[RECORD] = replace(request, version=model.version, client=client).to_json()
-            carried = model.arrays if self.delivery.must_carry(client, model) else None
+            carried = model.arrays if self.collector.must_carry(client, model) else None
             content = self.template.content_for(node, entries, carried)
             self.sent[client] = self._message(client, content, kind)
         return list(self.sent.values())
 
     def _message(self, client: ClientId, content: RecordDict, kind: str) -> Message:
-        return self.template.message(self.nodes[client], content, kind, self.timeout + 5)
+        return self.template.message(self.nodes[client], content, kind, self.collector.timeout + 5)
