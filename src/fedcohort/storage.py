@@ -68,7 +68,7 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
             sync_folder(target.parent)
     except OSError as error:
         if error.errno is not None:  # else its text is all it says, and a name would hide it
-            error.filename = error.filename or str(path)  # a failed write does not say where
+            error.filename = str(path)  # and neither nothing nor the temporary file
         raise
 
 

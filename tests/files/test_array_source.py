@@ -43,17 +43,6 @@ def test_npy_of_any_dtype_and_order(tmp_path, dtype, order):
     assert (source.rows, source.dim, source.columns) == (9, 4, ())
 
 
-def test_npy_with_labels_and_clients_in_other_files(tmp_path):
-    np.save(tmp_path / "x.npy", IMAGES)
-    np.save(tmp_path / "y.npy", LABELS)
-    np.save(tmp_path / "who.npy", np.array(list("abcabca")))
-    want = Want(label=str(tmp_path / "y.npy"), by=str(tmp_path / "who.npy"), batch_rows=3)
-    blocks = list(open_source(tmp_path / "x.npy", want).blocks())
-    assert np.concatenate([b.x for b in blocks]).tolist() == IMAGES.reshape(7, 6).tolist()
-    assert np.concatenate([b.y for b in blocks]).tolist() == LABELS.tolist()
-    assert np.concatenate([b.clients for b in blocks]).tolist() == list("abcabca")
-
-
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_npz_members_are_columns(tmp_path, save):
     path = tmp_path / "x.npz"
@@ -85,7 +74,7 @@ def test_names_with_letters_beyond_unicode_are_refused(tmp_path):
     path = tmp_path / "x.npz"
     names = np.array([0x41, 0x7FFFFFFF], np.uint32).view("U1")
     np.savez(path, x=np.ones((2, 3)), who=names)
-    with pytest.raises(DataError, match=r"x\.npz\[who\]: 0x7fffffff is not a letter"):
+    with pytest.raises(DataError, match=r"x\.npz: 0x7fffffff is not a letter"):
         list(open_source(path, Want(columns=("x",), by="who")).blocks())
 
 
@@ -96,19 +85,6 @@ def test_idx_of_every_type(tmp_path, kind, packed):
     name = "train-images-idx3-ubyte.gz" if packed else "train-images.idx"
     (tmp_path / name).write_bytes(gzip.compress(idx(array)) if packed else idx(array))
     assert np.array_equal(rows(tmp_path / name, batch_rows=2), array.reshape(5, 4))
-
-
-def test_idx_labels(tmp_path):
-    images, labels = tmp_path / "a-idx3-ubyte", tmp_path / "a-idx1-ubyte"
-    images.write_bytes(idx(IMAGES))
-    labels.write_bytes(idx(LABELS))
-    (block,) = open_source(images, Want(label=str(labels))).blocks()
-    assert block.y.tolist() == LABELS.tolist()
-    labels.write_bytes(idx(LABELS[:3]))
-    with pytest.raises(DataError, match=r"a-idx1-ubyte: .*shape \(3,\); 7 whole numbers"):
-        open_source(images, Want(label=str(labels)))
-    with pytest.raises(DataError, match=r"nowhere\.npy: no such"):
-        open_source(images, Want(label="nowhere.npy"))
 
 
 def test_headers_that_promise_too_much_allocate_nothing(tmp_path):
@@ -175,6 +151,8 @@ def test_named_columns_and_texts_are_for_tables(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((2, 2)))
     with pytest.raises(ConfigError, match="leave out --columns"):
         open_source(tmp_path / "x.npy", Want(columns=("a",)))
+    with pytest.raises(ConfigError, match=r"'y\.npy' into an \.npz file"):
+        open_source(tmp_path / "x.npy", Want(label="y.npy"))
     with pytest.raises(ConfigError, match="hash=srp"):
         open_source(tmp_path / "x.npy", Want(form="sets"))
 

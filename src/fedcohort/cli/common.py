@@ -118,12 +118,10 @@ def plain(text: str) -> str:
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a file whole or not at all, and make its folder."""
-    from fedcohort.files.publish import writing
     from fedcohort.storage import write_atomically
 
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content)
 
 
 def show_table(table: Cells, title: str) -> None:

@@ -182,7 +182,7 @@ def command(
 
     Example: `fedcohort sketch visits.csv --spec heart.toml -o va.sketch`
     """
-    from fedcohort.files.publish import Publisher, Target
+    from fedcohort.files.publish import Publisher
     from fedcohort.files.sketching import ALL_ROWS, sketch_clients, sketch_source, sketch_warnings
     from fedcohort.files.source import CsvOptions, Want, kind_of, open_source
     from fedcohort.files.spec import load_site, load_spec, spec_from_settings
@@ -211,7 +211,8 @@ def command(
         pairs = dict(_pair(setting) for setting in settings or ())
         recipe = spec_from_settings(pairs, content, split(columns), text)
     ledger = open_ledger(budget, budget_epsilon, budget_delta)
-    publisher = Publisher(Target(out, (data,), by is not None, force), recipe.release, ledger)
+    many = by is not None
+    publisher = Publisher(out, data, recipe.release, ledger, many=many, force=force)
     csv = CsvOptions(delimiter, decimal, encoding, header)
     mapping = None if site is None else load_site(site, recipe)
     want = recipe.want(Want(by=by, nulls=nulls, csv=csv, table=table), mapping)
@@ -320,7 +321,7 @@ def _report(
             ratios = [w.signal_to_noise for w in written]
             facts["signal to noise"] = f"{min(ratios):.2g} to {max(ratios):.2g}"
     facts["size"] = f"{sum(w.bytes for w in written) / 1e3:,.1f} kB"
-    out = publisher.target.out
+    out = publisher.out
     show_facts(facts, f"{len(written)} sketches in {out}" if out.is_dir() else str(out))
 
 

@@ -111,7 +111,7 @@ def merge(
     Example: `fedcohort merge site-*.sketch -o all.sketch`
     """
     from fedcohort.analysis.verdict import describe
-    from fedcohort.files.publish import check_output, writing
+    from fedcohort.files.publish import check_output
     from fedcohort.files.sketching import load_alike, sketch_files
 
     check_output(out, [p for p in sketch_files(sketches) if not _merged(p)], force)
@@ -127,8 +127,7 @@ def merge(
         raise DataError("no sketches to merge")
     if parts > 1:
         total.origin = {"merged": parts}
-    with writing(out):
-        total.save(out)
+    total.save(out)
     if format is Format.json:
         show_json({"file": str(out), **total.header()})
         return

@@ -86,7 +86,7 @@ def init(
         propose_spec,
         read_bounds,
     )
-    from fedcohort.files.publish import check_output, writing
+    from fedcohort.files.publish import check_output
     from fedcohort.files.source import NULL_VALUES, CsvOptions, Want
     from fedcohort.storage import write_atomically
 
@@ -102,7 +102,7 @@ def init(
     estimated: Any = nullcontext({})
     if estimate is not None:
         estimated = estimated_constants(path, estimate, want, ledger)
-    with estimated as constants, writing(out):
+    with estimated as constants:
         proposal = propose_spec(path, label, want, estimate, constants)
         write_atomically(out, proposal.encode())
     if estimate is not None:

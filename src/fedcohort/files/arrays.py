@@ -35,8 +35,7 @@ BROKEN = (OSError, EOFError, ValueError, TypeError, RuntimeError, *PACKED)
 class ArraySource(Source):
     """Rows of arrays (n, ...), flattened; several files of one shape follow each other.
 
-    The arrays of an .npz file are its columns. A .npy or IDX file holds one array, and its labels
-    and clients are other such files. Of the first `skip` files only the shape is looked at.
+    The arrays of an .npz file are its columns; a .npy or IDX file holds one array.
     """
 
     form = "vectors"
@@ -44,8 +43,6 @@ class ArraySource(Source):
     def __init__(self, files: Sequence[Path], want: Want, skip: int = 0) -> None:
         if want.form != "vectors" or want.text is not None:
             raise ConfigError(f"{files[0]}: arrays hold numbers; set hash=srp or pstable")
-        if len(files) > 1 and (want.label or want.by) and kind_of(files[0]) != "npz":
-            raise ConfigError(f"{files[0].parent}: a folder of arrays has no --label or --by")
         if want.person is not None:
             raise ConfigError(f"{files[0]}: people are counted in tables only")
         self._want, self.reading = want, Reading()
@@ -97,25 +94,20 @@ class _Part:
         for first in range(0, self.rows, size):
             x = _side_by_side([next(stream) for stream in streams])
             y = None if labels is None else next(labels).astype(np.int64)
-            ids = None
-            if clients is not None and self.by is not None:
-                ids = _texts(next(clients), self.by.where)
+            ids = None if clients is None else _texts(next(clients), self.path)
             x, keep = _without_nan(x, Place(str(self.path), first), want)
-            reading.rows += len(keep)
-            reading.kept += int(keep.sum())
-            reading.missing["values"] += int(len(keep) - keep.sum())
+            reading.count(keep, want.label, y)
             if not keep.all():
+                reading.missing["values"] += int(len(keep) - keep.sum())
                 x, y = x[keep], None if y is None else y[keep]
                 ids = None if ids is None else ids[keep]
-            if y is not None and want.label is not None:
-                reading.look_at_label(want.label, y)
             yield Block(x, y, ids)
         for stream in filter(None, (*streams, labels, clients)):
             next(stream, None)  # to its very end, where checksums are
 
 
 def _without_nan(x: NDArray[Any], place: Place, want: Want) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Deal with NaN in vectors; return them and which rows to keep. Infinity is refused."""
+    """Deal with NaN in vectors; return them and which rows to keep."""
     keep = np.ones(len(x), bool)
     if x.dtype.kind != "f" or np.isfinite(x).all():
         return x, keep
@@ -143,15 +135,11 @@ def _names(arrays: dict[str, ArrayFile], path: Path, want: Want) -> tuple[str, .
 
 
 def _pick(arrays: dict[str, ArrayFile], path: Path, name: str) -> ArrayFile:
-    """Return an array by name; unless the file is an .npz, a name is another file."""
     if name in arrays:
         return arrays[name]
     if kind_of(path) == "npz":
         raise ConfigError(f"{path}: no array {name!r}; there are {', '.join(arrays) or 'none'}")
-    other = Path(name)
-    if not other.is_file() or kind_of(other) not in ("npy", "idx"):
-        raise DataError(f"{name}: no such .npy or IDX file of labels or clients")
-    return arrays_in(other)[""]
+    raise ConfigError(f"{path}: holds one array; put it and {name!r} into an .npz file")
 
 
 def _side_by_side(parts: list[NDArray[Any]]) -> NDArray[Any]:
@@ -162,11 +150,11 @@ def _side_by_side(parts: list[NDArray[Any]]) -> NDArray[Any]:
     return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
 
 
-def _texts(ids: NDArray[Any], where: str) -> NDArray[np.object_]:
+def _texts(ids: NDArray[Any], path: Path) -> NDArray[np.object_]:
     if ids.dtype.kind == "U" and ids.size:
         letters = np.ascontiguousarray(ids).astype(ids.dtype.newbyteorder("=")).view(np.uint32)
         if letters.size and letters.max() > sys.maxunicode:
-            raise DataError(f"{where}: {letters.max():#x} is not a letter of a name")
+            raise DataError(f"{path}: {letters.max():#x} is not a letter of a name")
     plain = (i.decode("utf-8", "replace") if isinstance(i, bytes) else i for i in ids.tolist())
     return np.array([str(i) for i in plain], dtype=object)
 

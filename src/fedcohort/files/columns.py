@@ -12,6 +12,7 @@ all `weight` apart.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import date
@@ -83,10 +84,6 @@ class Column:
             object.__setattr__(self, name, value)
         if not self.name:
             raise self._wrong("name", "must be text")
-        self._check_levels()
-        self._check_dates()
-
-    def _check_levels(self) -> None:
         if len(set(self.levels)) < len(self.levels):
             raise self._wrong("levels", "name each level once")
         if self.kind == "category" and bool(self.levels) == bool(self.slots):
@@ -95,11 +92,7 @@ class Column:
             raise self._wrong("levels", "an ordered category needs two levels or more, in order")
         if self.kind == "text" and not self.slots:
             raise self._wrong("slots", "text needs slots, such as 64")
-
-    def _check_dates(self) -> None:
-        if self.kind != "date":
-            return
-        if bool(self.parts) == bool(self.since):
+        if self.kind == "date" and bool(self.parts) == bool(self.since):
             choices = ", ".join(PERIODS)
             raise self._wrong("parts", f"a date needs either parts ({choices}) or since")
         if self.since is not None:
@@ -163,16 +156,10 @@ def columns_from_spec(spec: Any) -> tuple[Column, ...]:
     if not isinstance(spec, list) or not all(isinstance(c, dict) for c in spec):
         raise ValueError("columns must be a list of objects")
     columns = tuple(Column(**c) for c in spec)
-    check_names(columns)
+    for name, times in Counter(column.name for column in columns).items():
+        if times > 1:
+            raise ValueError(f"column {name!r} is named twice; name each column once")
     return columns
-
-
-def check_names(columns: Sequence[Column]) -> None:
-    """Refuse two columns of one name."""
-    names = [column.name for column in columns]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"column {twice!r} is named twice; name each column once")
 
 
 def columns_width(columns: Sequence[Column]) -> int:

@@ -6,7 +6,6 @@ Every function returns all records; a missing value is NaN (numbers) or marked i
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -53,7 +52,8 @@ def encode(
 ) -> tuple[Floats, Bools, list[Encoded]]:
     """Return the vectors of a batch, which records to keep, and the columns one by one.
 
-    `site` says how this site writes a column, where it differs from the spec.
+    `site` says how this site writes a column, where it differs from the spec. The reading is told
+    what was missing or unknown, and the ranges.
     """
     n = len(arrays[0])
     out = np.zeros((n, columns_width(columns)))
@@ -65,6 +65,7 @@ def encode(
             part = KINDS[column.kind](column, array, place, markers)
         parts.append(part)
         keep &= _settle(column, part, place, reading)
+        reading.look_at(column, part.order[~part.missing])
         stop = start + part.values.shape[1]
         with np.errstate(over="ignore"):
             np.multiply(part.values, column.weight, out=out[:, start:stop])
@@ -324,14 +325,3 @@ KINDS: dict[str, Callable[[Column, Any, Place, Sequence[str]], Encoded]] = {
     "date": _date,
     "text": _text,
 }
-
-
-def count_others(columns: Sequence[Column], parts: Sequence[Encoded]) -> Counter[str]:
-    """Count the values that are none of a category's public levels."""
-    others: Counter[str] = Counter()
-    for column, part in zip(columns, parts, strict=True):
-        if column.kind == "category" and column.levels:
-            other = (part.order == len(column.levels)) & ~part.missing
-            if other.any():
-                others[column.name] += int(other.sum())
-    return others

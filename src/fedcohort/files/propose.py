@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.columns import Column
-from fedcohort.files.publish import writing
 from fedcohort.files.source import (
     IDENTIFIER,
     NULL_VALUES,
@@ -156,8 +155,7 @@ def estimated_constants(
         asked = [estimate.epsilon, dict(estimate.bounds), want.null_values]
         settings = json.dumps(["constants", *asked, _fingerprint(path).hex()])
         request = hashlib.blake2b(settings.encode(), digest_size=16).hexdigest()
-        with writing(ledger.path):
-            content = ledger.charge_and_store([price], make, request=request)
+        content = ledger.charge_and_store([price], make, request=request)
     yield {name: Constants(*stored) for name, stored in json.loads(content).items()}
     if ledger is not None:
         ledger.delivered(request)

@@ -13,8 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,38 +71,6 @@ class Written(NamedTuple):
     signal_to_noise: float
 
 
-@dataclass(frozen=True)
-class Target:
-    """Where sketches go: one file, or with `many` a folder of them.
-
-    `inputs` must never be replaced; other files, and a folder's set of sketches, by `force`.
-    """
-
-    out: Path
-    inputs: tuple[Path, ...]
-    many: bool = False
-    force: bool = False
-
-    def check(self) -> None:
-        """Refuse, before any data are read, what would destroy something or cannot be written."""
-        folder = self.out if self.many else self.out.parent
-        with writing(self.out):
-            if self.many and not self.out.exists():
-                folder.mkdir(parents=True)
-            writable = folder.is_dir() and os.access(folder, os.W_OK)
-        if not writable or (self.out.is_dir() and not self.many):
-            raise DataError(f"{self.out}: cannot be written; {folder} must be a folder to write to")
-        if not self.many:
-            check_output(self.out, self.inputs, self.force)
-            return
-        present = sorted(p.name for p in sketches_in(self.out))
-        if present and not self.force:
-            raise DataError(
-                f"{self.out}: the folder holds {len(present)} sketches ({present[0]}, ...); choose "
-                "another one, or add --force to replace them all"
-            )
-
-
 def check_output(out: Path, inputs: Iterable[Path], force: bool) -> None:
     """Refuse to replace an input, and to replace any other file without `force`."""
     if not out.exists():
@@ -116,11 +83,6 @@ def check_output(out: Path, inputs: Iterable[Path], force: bool) -> None:
         raise DataError(f"-o {out}: the file exists; add --force to replace it")
 
 
-def sketches_in(folder: Path) -> list[Path]:
-    """Return the sketches and the index of a folder."""
-    return [*folder.glob("*.sketch"), *folder.glob(INDEX)]
-
-
 class Publisher:
     """Writes sketches, with noise and on a budget where those were asked for.
 
@@ -128,7 +90,10 @@ class Publisher:
 
     Parameters
     ----------
-    target : Target
+    out : Path
+        One file, or with `many` a folder of sketches.
+    data : Path
+        The input, which is never replaced; other files, and a folder's set of sketches, by `force`.
     release : ReleaseOptions
         The private release; none without epsilon.
     ledger : BudgetLedger, optional
@@ -138,24 +103,38 @@ class Publisher:
 
     def __init__(
         self,
-        target: Target,
+        out: Path,
+        data: Path,
         release: ReleaseOptions,
         ledger: BudgetLedger | None = None,
+        *,
+        many: bool = False,
+        force: bool = False,
     ) -> None:
         if ledger is not None and release.epsilon is None:
             raise ConfigError("--budget needs --epsilon: exact sketches are not a private release")
-        target.check()
-        self.target, self.release, self.ledger = target, release, ledger
+        self.out, self.release, self.ledger = out, release, ledger
         self.written: list[Written] = []
         self.last: RaceSketch | None = None
-        self._request = ""
+        folder = out if many else out.parent
+        if many and not out.exists():
+            folder.mkdir(parents=True)
+        if not (folder.is_dir() and os.access(folder, os.W_OK)) or (out.is_dir() and not many):
+            raise DataError(f"{out}: cannot be written; {folder} must be a folder to write to")
+        if not many:
+            check_output(out, [data], force)
+        elif not force and (present := sorted(self._present())):
+            raise DataError(
+                f"{out}: the folder holds {len(present)} sketches ({present[0].name}, ...); choose "
+                "another one, or add --force to replace them all"
+            )
 
     def write(self, sketch: RaceSketch) -> None:
         """Make one sketch private if asked for, and save it."""
-        name = self.target.out.stem
-        for _, content in self._contents([(name, sketch)]):
-            self._save(self.target.out, name, content)
-        self._deliver()
+        request, contents = self._contents([(self.out.stem, sketch)])
+        for client, content in contents:
+            self._save(self.out, self.out, client, content)
+        self._deliver(request)
 
     def write_all(self, sketches: Iterable[tuple[str, RaceSketch]]) -> None:
         """Write the sketches of all clients and the index that says whose they are.
@@ -163,69 +142,59 @@ class Publisher:
         They are written aside and put in place together, so that a folder never holds a mixture
         of an old set and a new one.
         """
-        names, index = FileNames(), {}
-        staging = self.target.out / STAGING
-        with writing(staging):
-            shutil.rmtree(staging, ignore_errors=True)
-            staging.mkdir()
+        names, index, staging = FileNames(), dict[str, str](), self.out / STAGING
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
         try:
-            for client, content in self._contents(sketches):
+            request, contents = self._contents(sketches)
+            for client, content in contents:
                 index[name := names.of(check_id(client))] = client
-                self._save(staging / name, client, content)
-            self._put_in_place(staging, index)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-        self._deliver()
-
-    def _put_in_place(self, staging: Path, index: dict[str, str]) -> None:
-        out = self.target.out
-        with writing(out):
-            for path in sketches_in(out):
+                self._save(staging / name, self.out / name, client, content)
+            for path in self._present():
                 path.unlink()
             # The index comes first: a set that is not complete is then known as such.
-            write_atomically(out / INDEX, json.dumps(index, indent=1, sort_keys=True).encode())
+            write_atomically(self.out / INDEX, json.dumps(index, indent=1, sort_keys=True).encode())
             for name in index:
-                os.replace(staging / name, out / name)
-        self.written = [w._replace(file=str(out / Path(w.file).name)) for w in self.written]
+                os.replace(staging / name, self.out / name)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        self._deliver(request)
 
-    def _save(self, path: Path, client: str, content: bytes) -> None:
-        with writing(path):
-            write_atomically(path, content)
-        sketch = RaceSketch.from_bytes(content)
-        written = Written(client, str(path), sketch.n, len(content), signal_to_noise(sketch))
-        self.written.append(written)
-        self.last = sketch
+    def _present(self) -> list[Path]:
+        return [*self.out.glob("*.sketch"), *self.out.glob(INDEX)]
 
-    def _contents(self, sketches: Iterable[tuple[str, RaceSketch]]) -> Iterator[tuple[str, bytes]]:
-        """Yield the bytes that leave by client: exact, private, or private and paid for."""
+    def _save(self, path: Path, final: Path, client: str, content: bytes) -> None:
+        write_atomically(path, content)
+        self.last = sketch = RaceSketch.from_bytes(content)
+        noise = signal_to_noise(sketch)
+        self.written.append(Written(client, str(final), sketch.n, len(content), noise))
+
+    def _contents(
+        self, sketches: Iterable[tuple[str, RaceSketch]]
+    ) -> tuple[str, Iterable[tuple[str, bytes]]]:
+        """Return the bytes that leave by client, and the request by which they were paid for."""
         release, ledger = self.release, self.ledger
-        if release.epsilon is None or ledger is None:
-            for client, sketch in sketches:
-                out = sketch if release.epsilon is None else release.private(sketch)
-                yield client, out.to_bytes()
-            return
+        if release.epsilon is None:
+            return "", ((client, sketch.to_bytes()) for client, sketch in sketches)
+        if ledger is None:
+            return "", ((client, release.private(sketch).to_bytes()) for client, sketch in sketches)
         exact = [(client, sketch.to_bytes()) for client, sketch in sketches]
-        clients = [client for client, _ in exact]
 
         def make() -> bytes:
             return _packed([release.private(RaceSketch.from_bytes(c)).to_bytes() for _, c in exact])
 
-        self._request = self._named(exact)
-        with writing(ledger.path):
-            costs = release.costs(RaceSketch.from_bytes(exact[0][1]))
-            content = ledger.charge_and_store(costs, make, request=self._request)
-        yield from zip(clients, _unpacked(content), strict=True)
-
-    def _named(self, exact: Sequence[tuple[str, bytes]]) -> str:
-        digest = hashlib.blake2b(json.dumps(asdict(self.release)).encode(), digest_size=16)
+        digest = hashlib.blake2b(json.dumps(asdict(release)).encode(), digest_size=16)
         for client, content in exact:
             digest.update(hashlib.blake2b(client.encode("utf-8", "surrogatepass")).digest())
             digest.update(hashlib.blake2b(content).digest())
-        return digest.hexdigest()
+        costs = release.costs(RaceSketch.from_bytes(exact[0][1]))
+        packed = ledger.charge_and_store(costs, make, request=digest.hexdigest())
+        clients = [client for client, _ in exact]
+        return digest.hexdigest(), zip(clients, _unpacked(packed), strict=True)
 
-    def _deliver(self) -> None:
-        if self.ledger is not None and self._request:
-            self.ledger.delivered(self._request)
+    def _deliver(self, request: str) -> None:
+        if self.ledger is not None and request:
+            self.ledger.delivered(request)
 
 
 def _packed(parts: Sequence[bytes]) -> bytes:
@@ -237,12 +206,3 @@ def _unpacked(content: bytes) -> Iterator[bytes]:
     for length in json.loads(content[:start]):
         yield content[start : start + length]
         start += length
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError into a line that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror}") from None

@@ -65,10 +65,7 @@ CONVERSIONS = {
 
 @dataclass(frozen=True)
 class CsvOptions:
-    """How a CSV file is written; None is detected from its first lines, where that is safe.
-
-    Without a header, columns are called c1, c2, ...
-    """
+    """How a CSV file is written; None is detected from its first lines, where that is safe."""
 
     delimiter: str | None = None
     decimal: str | None = None
@@ -87,14 +84,13 @@ class Want:
         every column of numbers. A `Column` also says what its values become.
     text : str, optional
         The column of texts, or of lists of tokens.
-    label, by : str, optional
-        Columns with the class and the client of a row. For .npy and IDX: other files.
+    label, by, person : str, optional
+        Columns with the class, the client and the person of a row; only the first row of each
+        person counts.
     nulls : {"error", "drop", "zero"}
         What a missing value does: stop, leave the row out, count as zero (in a set: as absent).
     batch_rows : int, optional
         Rows read at a time; by default about 16 MB.
-    person : str, optional
-        Column with the person of a row; only the first row of each person counts.
     table : str, optional
         The sheet of an .xlsx file; the table, or a SELECT, of a SQLite file.
     site : mapping of str to SiteColumn
@@ -157,19 +153,23 @@ class Reading:
         for name, span in later.ranges.items():
             self._widen(name, *span)
 
-    def look_at(self, column: Column, order: NDArray[np.float64], present: NDArray[Any]) -> None:
+    def look_at(self, column: Column, values: NDArray[np.float64]) -> None:
         """Remember the range of a column, and whether its first block looks like an identifier."""
-        values = order[present]
         if len(values):
             if column.name not in self.ranges and _identifies(column, values):
                 self.identifiers.append(column.name)
             self._widen(column.name, float(values.min()), float(values.max()))
+        if column.kind == "category" and column.levels:
+            others = int((values == len(column.levels)).sum())
+            self.others += Counter({column.name: others} if others else {})
 
-    def look_at_label(self, name: str, labels: NDArray[np.int64]) -> None:
-        """Remember the range of the labels."""
-        if len(labels):
-            self.label = name
-            self._widen(name, float(labels.min()), float(labels.max()))
+    def count(self, keep: NDArray[Any], label: str | None, y: NDArray[np.int64] | None) -> None:
+        """Count rows and those that are kept; remember the range of their labels."""
+        self.rows += len(keep)
+        self.kept += int(keep.sum())
+        if label is not None and y is not None and keep.any():
+            self.label = label
+            self._widen(label, float(y[keep].min()), float(y[keep].max()))
 
     def _widen(self, name: str, low: float, high: float) -> None:
         before = self.ranges.get(name, (low, high))
@@ -179,11 +179,7 @@ class Reading:
         """Return what a person must know about the data that were read."""
         facts = {}
         if self.left_out:
-            reasons: dict[str, list[str]] = {}
-            for name, why in self.left_out.items():
-                reasons.setdefault(why, []).append(name)
-            listed = [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
-            facts["columns left out"] = "; ".join(listed)
+            facts["columns left out"] = "; ".join(f"{c}: {why}" for c, why in self.left_out.items())
         if self.repeated:
             facts["people"] = f"{self.kept:,}; {self.repeated:,} further rows of theirs left out"
         if self.kept + self.repeated < self.rows:
@@ -242,10 +238,7 @@ def _counted(counts: Counter[str], most: int | None = None) -> str:
 
 
 class Block(NamedTuple):
-    """Some rows: an array (n, dim) or a list, with their labels and clients if wanted.
-
-    `parts` are the columns one by one, as `files.encode.Encoded`.
-    """
+    """Some rows, with their labels and clients; `parts` are the columns one by one (`Encoded`)."""
 
     x: Any
     y: NDArray[np.int64] | None = None
@@ -330,7 +323,7 @@ def _hidden(path: Path, root: Path) -> bool:
 
 
 class Place(NamedTuple):
-    """Where a block lies: its file, its first row there, and the names of its columns."""
+    """Where a block lies: its file, and its first row there."""
 
     path: str
     first: int

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.columns import Column, columns_width
-from fedcohort.files.encode import count_others, encode, floats, texts, unpacked
+from fedcohort.files.encode import encode, floats, texts, unpacked
 from fedcohort.files.source import Block, Nulls, Place, Reading, Source, Want
 from fedcohort.files.tables import Kind, Table, need_pyarrow, open_table
 
@@ -194,10 +194,7 @@ class TableSource(Source):
             keep &= present
             if role == "person":
                 keep &= self._first_rows(names, keep)
-        self.reading.rows += len(keep)
-        self.reading.kept += int(keep.sum())
-        if y is not None and self._want.label is not None:
-            self.reading.look_at_label(self._want.label, y[keep])
+        self.reading.count(keep, self._want.label, y)
         if keep.all():
             return Block(x, y, ids, parts)
         kept = x[keep] if isinstance(x, np.ndarray) else [x[i] for i in np.flatnonzero(keep)]
@@ -224,9 +221,6 @@ class TableSource(Source):
             x, keep, parts = encode(
                 self.columns, arrays, place, want.null_values, self.reading, want.site
             )
-            for column, part in zip(self.columns, parts, strict=True):
-                self.reading.look_at(column, part.order, ~part.missing)
-            self.reading.others += count_others(self.columns, parts)
             return x, keep, parts
         if self._tokens:
             rows, keep = token_lists(batch[name], name, place, want.nulls)
