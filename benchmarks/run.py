@@ -5,20 +5,25 @@ python benchmarks/run.py --suite selection --out parts --resume --join selection
 python benchmarks/run.py --out parts --resume --workers cuda=12,cpu=2 --seconds 540
 python benchmarks/run.py --only ', uniform$' --seeds 1 --against selection.json
 
-Parts run in the order of their importance. With --workers, a GPU runs light parts first, and then a
-few heavy ones at a time; CPU workers run the parts that need no GPU. What the time limit cuts off
-continues with --resume. With --against, the exit status is 1 if a result differs from the published
-one by more than rounding and the spread over seeds.
+Parts run in the order of their importance. With --workers, parts are spread over processes, heavy
+ones last; CPU workers run the parts that need no GPU. What the time limit cuts off continues with
+--resume. With --against, the exit status is 1 if a result differs from the published one by more
+than rounding and the spread over seeds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import re
+import signal
 import sys
 import time
-from dataclasses import asdict
+import traceback
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +31,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 from against import DIFFERS, read_published, repetitions, twins
 from parts import Datasets, Unfinished, join, split_done, write_part
 from suite import Part, read_suite
-from workers import Outcome, parse_workers, run_parts
 
 from fedcohort.exceptions import ConfigError, FedcohortError
 from fedcohort.storage import write_atomically
+
+DEVICES = ("cpu", "cuda")
+GRACE = 30.0  # seconds after the limit at which a script that cannot be saved is ended
+
+
+@dataclass
+class Outcome:
+    """What was left: parts not run, and errors by the name of their part."""
+
+    left: list[Part] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 def arguments(words: list[str] | None) -> argparse.Namespace:
@@ -104,30 +119,31 @@ def command(args: argparse.Namespace) -> int:
             f"{published} published, {apart} apart at most"
         )
     differs = any(row.verdict == DIFFERS for row in repeated)
-    return int(bool(outcome.failed) or bool(outcome.left and outcome.stopped) or differs)
+    return int(bool(outcome.failed) or differs)
 
 
 def run(chosen: list[Part], args: argparse.Namespace) -> Outcome:
     if args.workers is not None:
-        return run_parts(
-            chosen,
-            args.out,
-            parse_workers(args.workers),
-            resume=args.resume,
-            seconds=args.seconds,
-            on_part=lambda part, where, took: say(f"{took:6.1f} s, {where}: {part.name}"),
-            on_stop=say,
-        )
+        workers = parse_workers(args.workers)
+        return in_processes(chosen, args.out, args.resume, args.seconds, workers)
     return in_turn([part.on(args.device) for part in chosen], args.out, args.resume, args.seconds)
+
+
+def parse_workers(text: str) -> dict[str, int]:
+    """How many processes each device has, from a text such as cuda=5,cpu=9."""
+    try:
+        counts = {d.strip(): int(n) for d, _, n in (w.partition("=") for w in text.split(","))}
+    except ValueError:
+        counts = {}
+    if not counts or any(d not in DEVICES or n < 1 for d, n in counts.items()):
+        raise ConfigError(f"workers {text!r} must look like cuda=5,cpu=9")
+    return counts
 
 
 def in_turn(parts: list[Part], folder: Path, resume: bool, seconds: float) -> Outcome:
     """Run the parts here, one after the other, until the time is over."""
     outcome, loaded, until = Outcome(), Datasets(), time.monotonic() + seconds
-    done, missing = split_done(parts, folder, resume)
-    for part in done:
-        say(f"kept: {part.name}")
-    for part in missing:
+    for part in missing(parts, folder, resume):
         try:
             if time.monotonic() >= until:
                 raise Unfinished(part.name)
@@ -136,6 +152,84 @@ def in_turn(parts: list[Part], folder: Path, resume: bool, seconds: float) -> Ou
         except Unfinished:
             outcome.left.append(part)
     return outcome
+
+
+def in_processes(
+    parts: list[Part], folder: Path, resume: bool, seconds: float, workers: dict[str, int]
+) -> Outcome:
+    """Run the parts in processes with one thread each, until the time is over.
+
+    A part that fails is reported and does not end the others. Where a process ends, by want of
+    memory for example, the parts of its device are left for another call.
+    """
+    outcome, until = Outcome(), time.monotonic() + seconds
+    context = multiprocessing.get_context("spawn")
+    pools = {d: ProcessPoolExecutor(n, context, begin_worker) for d, n in workers.items()}
+    todo = sorted(missing(parts, folder, resume), key=lambda part: part.runs_on == "gpu-heavy")
+    tasks: dict[Future[str], Part] = {}
+    for part in todo:
+        device = device_of(part, workers)
+        task = pools[device].submit(work, part.on(device), folder, until)
+        tasks[task] = part
+    for task in as_completed(tasks):
+        part = tasks[task]
+        try:
+            error = task.result()
+        except (Unfinished, BrokenProcessPool):
+            outcome.left.append(part)
+        else:
+            if error:
+                outcome.failed[part.name] = error
+            else:
+                say(f"done: {part.name}")
+    for pool in pools.values():
+        pool.shutdown()
+    return outcome
+
+
+def device_of(part: Part, workers: dict[str, int]) -> str:
+    """The device that a part is for, or the one there is."""
+    wanted = "cpu" if part.runs_on == "cpu" else "cuda"
+    return wanted if wanted in workers else next(iter(workers))
+
+
+LOADED = Datasets()  # of a worker
+
+
+def begin_worker() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGALRM, time_is_over)
+
+
+def time_is_over(*_: object) -> None:
+    raise Unfinished("a script")
+
+
+def work(part: Part, folder: Path, until: float) -> str:
+    """Run a part in a worker, and return its error, if there is one."""
+    left = until - time.monotonic()
+    if left <= 0:
+        raise Unfinished(part.name)
+    signal.setitimer(signal.ITIMER_REAL, min(left + GRACE, 1e8))
+    try:
+        write_part(part, folder, LOADED, until)
+    except Unfinished:
+        raise
+    except Exception:  # one part must not end the others; its traceback is reported
+        return traceback.format_exc(limit=-3)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return ""
+
+
+def missing(parts: list[Part], folder: Path, resume: bool) -> list[Part]:
+    """The parts whose result the folder does not hold yet."""
+    done, left = split_done(parts, folder, resume)
+    for part in done:
+        say(f"kept: {part.name}")
+    return left
 
 
 def matching(parts: list[Part], only: str) -> list[Part]:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import multiprocessing
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import parts as running
 import provenance
 import pytest
-import workers
 from parts import Datasets, Unfinished, join, write_part
-from run import in_turn, main
+from run import in_processes, in_turn, main, parse_workers
 from suite import SUITES, Part, Script, read_suite
 
 from fedcohort.exceptions import ConfigError, DataError
@@ -141,108 +136,35 @@ def test_the_command(suite, tmp_path, capsys):
     assert row["file_name"] == read_suite(suite)[3].file_name
 
 
-def test_workers_find_what_one_process_finds(suite, tmp_path):
-    """Two processes share the list; a part that fails is reported and does not end the others."""
+def test_processes_find_what_one_process_finds(suite, tmp_path):
+    """A part that fails is reported and does not end the others."""
     parts = read_suite(suite, quick=True)
-    parts[0] = dataclasses.replace(parts[0], runs_on="gpu")  # there is none: a CPU worker runs it
+    parts[0] = dataclasses.replace(parts[0], runs_on="gpu")  # there is none: a CPU runs it
     model = dataclasses.replace(parts[0].experiment, model=NamedConfig("char-lstm"))
-    wrong, done = dataclasses.replace(parts[0], variant="wrong", experiment=model), []
-    outcome = workers.run_parts(
-        [*parts, wrong],
-        tmp_path / "two",
-        {"cpu": 2},
-        on_part=lambda part, device, seconds: done.append((part.name, device)),
-    )
-    assert sorted(done) == [(p.name, "cpu") for p in parts]
-    assert not outcome.left and not outcome.stopped
-    assert "char-lstm" in outcome.failed[wrong.name]
-    in_turn(parts, tmp_path / "one", False, 100.0)
+    wrong = dataclasses.replace(parts[0], variant="wrong", experiment=model)
+    two, one = tmp_path / "two", tmp_path / "one"
+    outcome = in_processes([*parts, wrong], two, False, 1000.0, {"cpu": 2})
+    assert not outcome.left
+    assert "char-lstm" in outcome.failed.pop(wrong.name) and not outcome.failed
+    in_turn(parts, one, False, 1000.0)
     for part in parts:
-        assert rows_of(tmp_path / "one", part) == rows_of(tmp_path / "two", part)
-    assert workers.run_parts(parts, tmp_path / "none", {"cpu": 1}, seconds=0.0).left == parts
+        assert rows_of(one, part) == rows_of(two, part)
+    assert in_processes(parts, tmp_path / "none", False, 0.0, {"cpu": 1}).left == parts
 
 
-def test_a_device_that_does_not_work_ends_the_run_with_one_error(suite, tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setitem(workers.MAX_FAILURES, "cuda", 1)
-    parts = [dataclasses.replace(p, runs_on="gpu") for p in read_suite(suite, quick=True)]
-    with pytest.raises(ConfigError, match=r"no cuda worker can start: .*--resume"):
-        workers.run_parts(parts, tmp_path / "out", {"cuda": 1})
-    assert not list((tmp_path / "out").glob("*.json"))
-    assert workers.why_broken("cpu") == ""
-
-
-def scripted(*places):
-    return [Part("s", name, "v", Script("s.py"), runs_on=runs_on) for name, runs_on in places]
-
-
-def assigned(parts, counts):
-    """Which settings the idle workers of each device are given, in order."""
-    campaign = workers.Campaign(parts, "", time.monotonic() + 100, None, None)
-    for device in (d for d, n in counts.items() for _ in range(n)):
-        pipe, _ = multiprocessing.Pipe()
-        campaign.pool.append(workers.Worker(device, None, pipe, idle=True))
-    for worker in campaign.pool:
-        campaign.give(worker)
-    return [(w.device, parts[w.part].setting) for w in campaign.pool if w.part is not None]
-
-
-def test_heavy_parts_run_after_the_light_ones_and_three_at_a_time():
-    heavy = [(f"heavy {i}", "gpu-heavy") for i in range(5)]
-    light = [("a", "any"), ("b", "gpu"), ("figure", "cpu")]
-    mixed = assigned(scripted(*heavy, *light), {"cuda": 6, "cpu": 2})
-    assert mixed[:2] == [("cuda", "b"), ("cuda", "a")]
-    assert mixed[2:5] == [("cuda", f"heavy {i}") for i in range(3)]
-    assert mixed[5:] == [("cpu", "figure")]  # the CPU takes no heavy part
-    assert assigned(scripted(("figure", "cpu")), {"cuda": 1}) == [("cuda", "figure")]
-    slow = assigned(scripted(heavy[0], ("b", "gpu"), ("a", "any")), {"cpu": 2})
-    assert slow == [("cpu", "a"), ("cpu", "b")]
-
-
-def test_a_worker_whose_process_ends_twice_in_a_row_stops(tmp_path):
-    """Its parts are left for others; they have not failed."""
+def test_a_process_that_ends_leaves_its_parts_to_another_call(tmp_path):
     script = tmp_path / "end.py"
     script.write_text("import os; os._exit(9)\n")
-    parts = [Part("trial", name, "end", Script(str(script))) for name in "abc"]
-    outcome = workers.run_parts(parts, tmp_path / "out", {"cpu": 1})
-    assert outcome.left == parts and not outcome.failed
-    (reason,) = outcome.stopped
-    assert "2 failures" in reason and "ended with 9" in reason
-
-
-def test_workers_stop_in_order_when_their_parent_is_killed(tmp_path):
-    """A process killed inside a GPU kernel can harm others; this one runs its `finally`.
-
-    A callback from C swallows the first request, as those of Numba do.
-    """
-    script = tmp_path / "slow.py"
-    script.write_text(
-        "import ctypes, pathlib, time\nhere = pathlib.Path(__file__).parent\n"
-        "def busy():\n    (here / 'begun').touch()\n    time.sleep(900)\n"
-        "ctypes.CFUNCTYPE(None)(busy)()\n"
-        "try:\n    time.sleep(900)\nfinally:\n    (here / 'ended').touch()\n"
-    )
-    code = (
-        f"import sys; sys.path.insert(0, {str(Path(workers.__file__).parent)!r})\n"
-        "from suite import Part, Script\nfrom workers import run_parts\n"
-        f"part = Part('trial', 'slow', 'script', Script({str(script)!r}))\n"
-        f"run_parts([part], {str(tmp_path / 'out')!r}, {{'cpu': 1}})\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code])
-    for name in ("begun", "ended"):
-        late = time.monotonic() + 140  # less than it takes the part, and pytest, to end by itself
-        while not (tmp_path / name).exists() and time.monotonic() < late:
-            time.sleep(0.05)
-        parent.kill()
-        parent.wait()
-        assert (tmp_path / name).exists(), name
+    parts = [Part("trial", name, "end", Script(str(script))) for name in "ab"]
+    outcome = in_processes(parts, tmp_path / "out", False, 1000.0, {"cpu": 1})
+    assert sorted(p.setting for p in outcome.left) == ["a", "b"] and not outcome.failed
 
 
 def test_workers_are_counted_by_device():
-    assert workers.parse_workers("cpu=2") == {"cpu": 2}
-    for wrong in ("gpu=2", "cpu", "cpu=-1", ""):
+    assert parse_workers("cpu=2") == {"cpu": 2}
+    for wrong in ("gpu=2", "cpu", "cpu=0", ""):
         with pytest.raises(ConfigError, match="cuda=5,cpu=9"):
-            workers.parse_workers(wrong)
+            parse_workers(wrong)
 
 
 def test_a_script_is_a_part(tmp_path):
