@@ -12,19 +12,11 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from script_verdicts import (
-    covariance,
-    embedding,
-    initialization,
-    private_error,
-    reward,
-    separation,
-    total_variation,
-)
+import verdicts
 from verdicts import (
     FAILS,
     HOLDS,
-    NOT_RUN,
+    MIN_SEEDS,
     UNDECIDED,
     Suite,
     accuracy_row,
@@ -32,8 +24,8 @@ from verdicts import (
     lower_row,
     rounds_row,
     script_row,
-    seeds_of,
     spread,
+    values_of,
     verdict,
 )
 
@@ -48,7 +40,7 @@ def _cold_start(papers):
         exact = next(r for r in split["retrieval"] if r["epsilon"] is None)
         near, whole = exact["accuracy"]["nearest"]["seeds"], split["baselines"]["global"]["seeds"]
         text = f"{spread(near, '{:.3f}')} against {spread(whole, '{:.3f}')}"
-        if len(near) < 3:
+        if len(near) < MIN_SEEDS:
             return text, UNDECIDED
         interval = paired_interval((np.array(near) - whole).tolist())
         return text, verdict(interval.mean, interval.low, papers[0] - papers[1])
@@ -60,17 +52,17 @@ def paper_0(papers, cold):
     yield script_row(
         papers, ("0", LITERAL), "sketch distance separates distributions (Figure 1): every two uniform "
         "subsets are closer than any two Dirichlet ones, and a Dirichlet subset is equally far from all "
-        "uniform ones (within 10 %)", "qualitative", "paper 0, Figure 1", "sketch distance", separation,
+        "uniform ones (within 10 %)", "qualitative", "paper 0, Figure 1", "sketch distance", verdicts.separation,
     )  # fmt: skip
     yield script_row(
         papers, ("0", LITERAL), "sketch distance tracks total variation (Figure 4): rank correlation with "
-        "the exact one above 0.9", "qualitative", "paper 0, Figure 4", "sketches", total_variation,
+        "the exact one above 0.9", "qualitative", "paper 0, Figure 4", "sketches", verdicts.total_variation,
     )  # fmt: skip
     yield script_row(
         papers, ("0", OURS), "the private sketch converges (Theorems 3.3 and 3.4): noise falls as 1/n and "
         "1/epsilon and grows as √rows (exponents within 0.15), and the error falls with n at rows = √n; "
         "ours takes the mean over rows, the paper the median of means", "rate", "paper 0, Theorem 3.4",
-        "sketches", private_error,
+        "sketches", verdicts.private_error,
     )  # fmt: skip
     for setting, words in {
         "MNIST Dirichlet 0.5": "MNIST Dirichlet 0.5; 40 of 200 rounds",
@@ -164,25 +156,25 @@ def paper_1(papers):
         )  # fmt: skip
     yield script_row(
         papers, ("1", OURS), "the bandit selects clients of higher reward than random cohorts (Figure 5), low "
-        "heterogeneity", "qualitative", "paper 1, Figure 5", "reward", reward,
+        "heterogeneity", "qualitative", "paper 1, Figure 5", "reward", verdicts.reward,
     )  # fmt: skip
 
 
 def degradation_row(papers, form, way, method):
     """How much of what heterogeneity costs random cohorts FedACS wins back, over paired seeds."""
+
+    def judge(*parts):
+        ours, random, ideal = (values_of(part, "accuracy") for part in parts)
+        share = 100 * (ours - random) / (ideal - random)
+        text = f"{spread(share)} %"
+        if len(share) < MIN_SEEDS:
+            return text, UNDECIDED
+        return text, verdict(share.mean(), paired_interval(share.tolist()).low, 65.6)
+
     claim = "FedACS wins back 65.6 % of the accuracy that heterogeneity costs (abstract)"
     low, iid = f"paper 1, low heterogeneity, {way}", f"paper 1, IID, {way}"
-    command, theirs = papers.command(f"{low}, "), "65.6 %"
-    found = papers.get_each((low, method), (low, "uniform"), (iid, "uniform"))
-    if found is None:
-        return [("1", form), claim, theirs, NOT_RUN, "", command, NOT_RUN]
-    ours, random, ideal = (np.array([r["accuracy"] for r in part["seeds"]]) for part in found)
-    share = 100 * (ours - random) / (ideal - random)
-    text, seeds = f"{spread(share)} %", seeds_of(found[0])
-    if len(share) < 3:
-        return [("1", form), claim, theirs, text, seeds, command, UNDECIDED]
-    word = verdict(share.mean(), paired_interval(share.tolist()).low, 65.6)
-    return [("1", form), claim, theirs, text, seeds, command, word]
+    names = [(low, method), (low, "uniform"), (iid, "uniform")]
+    return papers.row(("1", form), claim, "65.6 %", f"{low}, ", names, judge)
 
 
 def _words_2(setting):
@@ -193,20 +185,20 @@ MAX_TRAFFIC, MAX_LOSS = 10, 5  # percent
 
 
 def _threshold_row(skip, claim, theirs, setting, skips, base):
-    command, found = skip.command(f"{setting}, "), skip.get(setting, *skips, base)
-    if found is None:
-        return [("2", OURS), claim, theirs, NOT_RUN, "", command, NOT_RUN]
-    *gated, plain = found
-    before = np.mean([r["accuracy"] for r in plain["seeds"]])
-    options = []
-    for name, part in zip(skips, gated, strict=True):
-        over = [r["overhead"] for r in part["seeds"]]
-        traffic = np.mean([o["up"] + o["down_to_all"] for o in over]) / 2
-        change = 100 * (np.mean([r["accuracy"] for r in part["seeds"]]) / before - 1)
-        options.append((traffic > MAX_TRAFFIC or change < -MAX_LOSS, -change, name, traffic))
-    missed, loss, name, traffic = min(options)
-    text = f"{name.rpartition(' ')[2]}: {traffic:.1f} % of the traffic, accuracy {-loss:+.1f} %"
-    return [("2", OURS), claim, theirs, text, seeds_of(plain), command, FAILS if missed else HOLDS]
+    def judge(*parts):
+        *gated, plain = parts
+        before = values_of(plain, "accuracy").mean()
+        options = []
+        for name, part in zip(skips, gated, strict=True):
+            traffic = np.mean([o["up"] + o["down_to_all"] for o in values_of(part, "overhead")]) / 2
+            change = 100 * (values_of(part, "accuracy").mean() / before - 1)
+            options.append((traffic > MAX_TRAFFIC or change < -MAX_LOSS, -change, name, traffic))
+        missed, loss, name, traffic = min(options)
+        text = f"{name.rpartition(' ')[2]}: {traffic:.1f} % of the traffic, accuracy {-loss:+.1f} %"
+        return text, FAILS if missed else HOLDS
+
+    names = [(setting, variant) for variant in (*skips, base)]
+    return skip.row(("2", OURS), claim, theirs, f"{setting}, ", names, judge)
 
 
 def paper_2(skip):
@@ -294,12 +286,12 @@ def paper_3(papers):
     yield script_row(
         papers, ("3", OURS), "the covariance is stationary (Figure 3): cosine over ten rounds above 0.97; "
         "Fashion-MNIST 1SPC, many cohorts per estimate, corrected for the noise of the estimates", "above 0.97",
-        "paper 3, Figure 3", "covariance", covariance,
+        "paper 3, Figure 3", "covariance", verdicts.covariance,
     )  # fmt: skip
     yield script_row(
         papers, ("3", OURS), "embeddings after the warm-up cluster by label (Figure 7): the most similar client has "
         "the same label for more than 90 % of the clients; Fashion-MNIST 1SPC", "qualitative",
-        "paper 3, Figure 7", "embedding", embedding,
+        "paper 3, Figure 7", "embedding", verdicts.embedding,
     )  # fmt: skip
     setting, words = "paper 3, Fashion-MNIST 1SPC, standardized", "Fashion-MNIST 1SPC, no dropout\n"
     yield rounds_row(
@@ -346,7 +338,7 @@ def paper_4(papers):
     yield script_row(
         papers, ("4", LITERAL), "the kernel hardly depends on how the first model is drawn (Figures 4 and 5): entries of the "
         "kernels of 20 clients under four initializations correlate by more than 0.9", "qualitative",
-        "paper 4, Figure 5", "initialization", initialization,
+        "paper 4, Figure 5", "initialization", verdicts.initialization,
     )  # fmt: skip
 
 
@@ -355,11 +347,10 @@ def rows(results):
     papers = Suite("papers", results("benchmark-papers.json"))
     skip = Suite("skip", results("benchmark-skip.json"))
     cold = Suite("coldstart", results("benchmark-coldstart.json"))
-    every = [
+    return [
         *paper_0(papers, cold),
         *paper_1(papers),
         *paper_2(skip),
         *paper_3(papers),
         *paper_4(papers),
     ]
-    return [[*row[0], *row[1:]] for row in every]

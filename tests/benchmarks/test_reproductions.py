@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import reproductions
-import script_verdicts
 import verdicts
 
 
@@ -40,14 +39,14 @@ def suite(**rounds):
 )
 def test_rounds(method, papers, expected):
     found = suite(method=method, uniform=[20, 40, 60])
-    row = verdicts.rounds_row(found, "3", "claim", "s", "method", "uniform", 0.9, papers)
+    row = verdicts.rounds_row(found, ("3", "ours"), "claim", "s", "method", "uniform", 0.9, papers)
     assert row[-1] == expected
-    assert row[4] == "3"
+    assert row[5] == "3"
 
 
 def test_what_cannot_be_decided_or_was_not_run():
     both = suite(method=[None, 20, 30], uniform=[20, None, 60])
-    args = ("3", "claim", "s", "method", "uniform", 0.9, (50, 100))
+    args = (("3", "ours"), "claim", "s", "method", "uniform", 0.9, (50, 100))
     assert verdicts.rounds_row(both, *args)[-1] == verdicts.UNDECIDED
     two = suite(method=[10, 20], uniform=[20, 40])
     assert verdicts.rounds_row(two, *args)[-1] == verdicts.UNDECIDED
@@ -62,10 +61,10 @@ def test_seeds_are_paired_by_their_number():
     """Where one of the two was run with fewer seeds, the others do not count."""
     found = suite(method=[10, 20, 30, 90], uniform=[1, 20, 40, 60])
     del found.parts["s", "uniform"]["seeds"][0], found.parts["s", "method"]["seeds"][3]
-    args = ("3", "claim", "s", "method", "uniform", 0.9, (None, None))
+    args = (("3", "ours"), "claim", "s", "method", "uniform", 0.9, (None, None))
     row = verdicts.rounds_row(found, *args)
-    assert row[3].startswith("25.0 ± 7.1 against 30.0 ± 14.1")
-    assert (row[4], row[-1]) == ("2", verdicts.UNDECIDED)
+    assert row[4].startswith("25.0 ± 7.1 against 30.0 ± 14.1")
+    assert (row[5], row[-1]) == ("2", verdicts.UNDECIDED)
 
 
 def test_every_command_finds_its_parts():
@@ -85,15 +84,15 @@ def test_curves_are_compared_where_both_were_evaluated():
     for (_, variant), part in found.parts.items():
         for row in part["seeds"]:
             row["curve"] = [None, 0.3, 0.4, 0.5] if variant == "method" else [0.9, 0.2, None, 0.4]
-    row = verdicts.curve_row(found, "0", "claim", "s", "method")
-    assert row[3].startswith("above in 100% of the rounds; mean difference +10.0 points")
+    row = verdicts.curve_row(found, ("0", "ours"), "claim", "s", "method")
+    assert row[4].startswith("above in 100% of the rounds; mean difference +10.0 points")
     assert row[-1] == verdicts.HOLDS
 
 
 def test_exponents_are_those_of_a_power_law():
     points = [{"n": n, "rows": 20, "noise": 3 * n**-1.0} for n in (10, 100, 1000)]
     points.append({"n": 10, "rows": 5, "noise": 77.0})
-    assert script_verdicts.exponent(points, "n", "noise", {"rows": 20}) == pytest.approx(-1)
+    assert verdicts.exponent(points, "n", "noise", {"rows": 20}) == pytest.approx(-1)
 
 
 def test_private_error_rule():
@@ -104,12 +103,12 @@ def test_private_error_rule():
         {"n": n, "rows": r, "epsilon": e, "noise": np.sqrt(2 * r) / (e * n), "all": 1 / np.sqrt(r)}
         for n, r, e in grid
     ]
-    text, word = script_verdicts.private_error([{"points": points}])
+    text, word = verdicts.private_error([{"points": points}])
     assert word == verdicts.HOLDS
     assert "n^-1.00, epsilon^-1.00, rows^0.50" in text
     for point in points:
         point["noise"] *= point["n"]  # noise that does not fall with n
-    assert script_verdicts.private_error([{"points": points}])[1] == verdicts.FAILS
+    assert verdicts.private_error([{"points": points}])[1] == verdicts.FAILS
 
 
 def test_the_cosine_of_two_covariances_without_the_noise_of_their_estimates():
@@ -132,7 +131,7 @@ def test_lower_needs_every_baseline_beyond_its_interval():
     for variant, gemd in {"method": 0.1, "near": 0.2, "far": 0.9}.items():
         for i, row in enumerate(found.parts["s", variant]["seeds"]):
             row["gemd"] = gemd + 0.01 * i
-    args = (found, "4", "claim", "qualitative", "s", "method", ("near", "far"), "gemd")
+    args = (found, ("4", "ours"), "claim", "qualitative", "s", "method", ("near", "far"), "gemd")
     assert verdicts.lower_row(*args)[-1] == verdicts.HOLDS
     found.parts["s", "near"]["seeds"][1]["gemd"] = 0.01
     assert verdicts.lower_row(*args)[-1] == verdicts.FAILS
@@ -144,7 +143,7 @@ def test_a_baseline_may_be_of_another_setting():
     found.parts["t", "uniform"] = other
     for i, row in enumerate(other["seeds"]):
         row["accuracy"] = 0.4 + 0.01 * i
-    args = (found, "1", "claim", "s", "method", "uniform", (74.0, 64.0))
+    args = (found, ("1", "ours"), "claim", "s", "method", "uniform", (74.0, 64.0))
     assert verdicts.accuracy_row(*args)[-1] == verdicts.NOT_RUN
     assert verdicts.accuracy_row(*args, base_setting="t")[-1] == verdicts.HOLDS
 
