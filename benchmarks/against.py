@@ -34,34 +34,19 @@ Twins = tuple[Part, Mapping[str, Any]]
 class Repetition:
     """One part beside the published one, over the seeds that both have.
 
-    Parameters
-    ----------
-    setting, variant : str
-        The part.
-    seeds : int
-        How many seeds were compared.
-    same_cohorts : int
-        Seeds whose cohorts have the same label skew (GEMD) and spread over clients.
-    accuracy, published_accuracy : float
-        Mean over the seeds of the accuracy over the last rounds.
-    largest : float
-        Largest difference between two accuracies of the same seed and round.
-    bytes : float
-        Bytes sent, relative to the published ones.
-    verdict : {"same", "other bytes", "agrees", "differs"}
-        "same" if all cohorts are the same and accuracies differ by rounding only; "other bytes" if
-        the ledger charges for something else; "agrees" if the mean accuracies are within three
-        standard errors, taken from the published spread over seeds.
+    It is the "same" if all cohorts are and accuracies differ by rounding only; it has "other bytes"
+    if the ledger charges for something else; it "agrees" if the mean accuracies are within three
+    standard errors, taken from the published spread over seeds; otherwise it "differs".
     """
 
     setting: str
     variant: str
     seeds: int
-    same_cohorts: int
-    accuracy: float
+    same_cohorts: int  # seeds whose cohorts have the same label skew and spread over clients
+    accuracy: float  # mean over the seeds, over the last rounds
     published_accuracy: float
-    largest: float
-    bytes: float
+    largest: float  # difference between two accuracies of the same seed and round
+    bytes: float  # relative to the published ones
     verdict: str
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from provenance import ROOT, clean_commit, origin, source_digest
+from provenance import ROOT, clean_commit, provenance, source_digest
 from suite import CURVE_STEP, Part, Script
 
 from fedcohort import storage
@@ -130,7 +130,7 @@ def write_part(
         "seconds": time.perf_counter() - started,
         "load": [before, os.getloadavg()[0]],
         **measured,
-        "provenance": {**origin(part.experiment.device, _is_script(part)), "data": digest},
+        "provenance": provenance(part.experiment.device, _is_script(part)) | {"data": digest},
     }
     write_atomically(place / part.file_name, json.dumps(result).encode())
     shutil.rmtree(place / part.stem, ignore_errors=True)

@@ -31,40 +31,24 @@ COMPARED = (
 )
 
 
-def provenance() -> dict[str, Any]:
-    """Command, commit, date, machine and versions of this process."""
+def provenance(device: str = "auto", scripts: bool = True) -> dict[str, Any]:
+    """The command, the code, the machine and the versions behind a result.
+
+    `device` is where it was made; `scripts` is whether scripts of this folder ran.
+    """
+    torch = sys.modules.get("torch")  # of which some scripts do without
+    has_gpu = torch is not None and device != "cpu" and torch.cuda.is_available()
     return {
         "command": command(),
         "commit": _commit(),
-        "source": source_digest(),
-        "date": today(),
-        "machine": {
-            "cpu": cpu_name(),
-            "cores": os.cpu_count(),
-            "gpu": _gpu(),
-            "system": platform.system(),
-            "python": platform.python_version(),
-            "load at the start and at the end": [round(STARTED, 1), round(os.getloadavg()[0], 1)],
-        },
-        "versions": versions(COMPARED[:5]),
-    }
-
-
-def origin(device: str, scripts: bool) -> dict[str, Any]:
-    """The command, the code, the machine and the versions behind a part of a suite."""
-    import torch
-
-    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    return {
-        "command": command(),
         "source": source_digest(scripts),
-        "date": today(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": "cuda" if on_gpu else "cpu",
-        "gpu": torch.cuda.get_device_name() if on_gpu else None,
-        "cuda": torch.version.cuda if on_gpu else None,
+        "threads": None if torch is None else torch.get_num_threads(),
+        "device": "cuda" if has_gpu else "cpu",
+        "gpu": torch.cuda.get_device_name() if has_gpu else None,
+        "cuda": torch.version.cuda if has_gpu else None,
         "versions": {"python": platform.python_version(), **versions(COMPARED)},
     }
 
@@ -76,14 +60,11 @@ def write(
 
     `about` says more of this run, for example which rows are its own.
     """
-    latest = {**provenance(), **about}
+    load = [round(STARTED, 1), round(os.getloadavg()[0], 1)]
+    latest = {**provenance(), "load at the start and at the end": load, **about}
     content = {"provenance": [*earlier, latest] if earlier else latest, "result": result}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps(content, indent=1) + "\n")
-
-
-def today() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d")
 
 
 def command() -> str:
@@ -148,13 +129,6 @@ def _commit(root: Path = ROOT) -> str:
         archived = (root / "benchmarks" / "commit.txt").read_text().strip()
         return "unknown" if archived.startswith("$") else archived
     return f"{name}-dirty" if changed else name
-
-
-def _gpu() -> str | None:
-    try:
-        return _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def _output(words: list[str]) -> str:

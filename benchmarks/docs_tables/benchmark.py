@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 from docs_tables.results import (
-    NOT_RUN,
     ROOT,
     difference,
     missing,
@@ -85,7 +84,7 @@ def marked_ratio(part, base, target, comparisons):
 
 def selection_rows(file):
     """All variants of all settings and targets, for a CSV file."""
-    held = result(file) or {"parts": []}
+    held = result(file)
     for setting in dict.fromkeys(p["setting"] for p in held["parts"]):
         by_name = parts(file, setting)
         base = by_name["uniform"]
@@ -144,12 +143,8 @@ def ranking(file, *cases):
     for case in cases:
         setting, _, target = case.rpartition("=")
         by_name = parts(file, setting)
-        if "uniform" in by_name:
-            columns[f"{setting}, {float(target):.0%}"] = by_name, float(target)
-    everywhere = [set(by_name) for by_name, _ in columns.values()]
-    names = set.intersection(*everywhere) - {"uniform"} if everywhere else set()
-    if not names:
-        return NOT_RUN
+        columns[f"{setting}, {float(target):.0%}"] = by_name, float(target)
+    names = set.intersection(*(set(by_name) for by_name, _ in columns.values())) - {"uniform"}
     lines = []
     for name in sorted(names):
         logs, cells = [], []
@@ -170,7 +165,7 @@ def ranking(file, *cases):
 def chance(file):
     """How often chance earned a mark: uniform cohorts drawn again, beside uniform cohorts."""
     lines = []
-    for setting in dict.fromkeys(p["setting"] for p in (result(file) or {"parts": []})["parts"]):
+    for setting in dict.fromkeys(p["setting"] for p in result(file)["parts"]):
         by_name = parts(file, setting)
         for name, part in by_name.items():
             if not is_uniform_again(name, part):
@@ -183,14 +178,12 @@ def chance(file):
                 cells = [*alone, together[1], *difference(points, count)]
                 lines.append([f"{setting}, {target:.0%}", *cells])
     header = ["setting, target", "fewer rounds", "by itself", "in the ranking"]
-    return table([*header, "points of accuracy", "in the ranking"], lines) if lines else NOT_RUN
+    return table([*header, "points of accuracy", "in the ranking"], lines)
 
 
 def accuracy_ranking(file, setting):
     """Policies of one setting that end above or below uniform cohorts, beyond chance."""
     by_name = parts(file, setting)
-    if "uniform" not in by_name:
-        return NOT_RUN
     base = np.array([100 * r["accuracy"] for r in by_name["uniform"]["seeds"]])
     lines, others = [], 0
     for name, part in by_name.items():
@@ -213,14 +206,12 @@ def headline(file, *cases):
     for case in cases:
         setting, _, target = case.rpartition("=")
         found, goal = parts(file, setting), float(target)
-        if not {"uniform", "sketch-match, epsilon 1"} <= set(found):
-            continue
         base, ours = found["uniform"], found["sketch-match, epsilon 1"]
         times, word = ratio(ours, base, goal)
         cells = [rounds_cell(part, goal) for part in (base, ours)]
         lines.append([f"{setting}, {goal:.0%}", *cells, times, word])
     header = ["setting, target", "uniform", "sketch-match", "fewer rounds", "verdict"]
-    return table(header, lines) if lines else NOT_RUN
+    return table(header, lines)
 
 
 # Rounds to 36, 45, 54 and 62 % of another implementation: FedCor's network and rates, five seeds of
@@ -261,10 +252,8 @@ def independent(file):
         by_name = parts(file, setting)
         for name, numbers in policies.items():
             for target, theirs in zip(TARGETS, numbers, strict=False):
-                part = by_name.get(name)
-                if part is None or target not in part["targets"]:
-                    continue
-                if theirs is None or missing(part, target):
+                part = by_name[name]
+                if theirs is None or target not in part["targets"] or missing(part, target):
                     continue
                 word = compared(rounds_to(part, target), theirs)[2]
                 agree += word == "agrees"
@@ -294,8 +283,6 @@ def claim(file, case):
 def cases(file, *names):
     """Cases of benchmarks/selection_cases.py: every variant against uniform, paired by seed."""
     found = result(file)
-    if found is None:
-        return NOT_RUN
     rows = [r for r in found["result"] if not names or r["case"] in names]
     uniform = {r["case"]: r for r in rows if r["variant"] == "uniform"}
     lines, case = [], ""
@@ -324,8 +311,6 @@ def cases(file, *names):
 def figure(file, setting, name, target="0"):
     """Mean accuracy by round of the policies that matter; drawn when pages are written."""
     found = parts(file, setting)
-    if "uniform" not in found:
-        return NOT_RUN
     if "--check" not in sys.argv:
         draw(found, setting, ROOT / "docs" / "images" / f"{name}.svg", float(target) or None)
     return f"![{setting}: test accuracy by round](images/{name}.svg)\n"

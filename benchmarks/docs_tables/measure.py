@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs_tables.results import NOT_RUN, result, table
+from docs_tables.results import result, table
 
 from fedcohort.privacy.release import sketch_size
 
@@ -10,8 +10,6 @@ from fedcohort.privacy.release import sketch_size
 def explained(file):
     """Planted shifts that `fedcohort explain` found, and false marks, by budget."""
     held = result(file)
-    if held is None:
-        return NOT_RUN
     rows = {True: {}, False: {}}
     for row in held["result"]["rows"]:
         rows[bool(row["planted"])][tuple(row["budget"] or ())] = row

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from docs_tables.results import NOT_RUN, result, table
+from docs_tables.results import result, table
 
 from fedcohort.analysis.comparison import paired_interval
 
@@ -11,8 +11,6 @@ from fedcohort.analysis.comparison import paired_interval
 def plan_gain(file):
     """Predicted against measured speed-ups of SketchMatch, the settings held out last."""
     found = result(file)
-    if found is None:
-        return NOT_RUN
     lines = []
     for row in sorted(found["result"]["settings"], key=lambda row: row["held out"]):
         guess = row["predicted"]
@@ -31,8 +29,6 @@ def plan_gain(file):
 def plan_worth(file):
     """What matched cohorts are worth in the measured settings, at epsilon 1."""
     found = result(file)
-    if found is None:
-        return NOT_RUN
     lines = []
     for row in found["result"]["settings"]:
         worth = row["worth"]
@@ -56,8 +52,6 @@ def plan_worth(file):
 def plan_million(file):
     """Time and memory of a plan for a million clients."""
     found = result(file)
-    if found is None:
-        return NOT_RUN
     row = found["result"]["million"]
     return (
         f"A plan for {row['clients']:,} sketches of 10 x 64 counts took {row['seconds']:.0f} s "

@@ -14,8 +14,6 @@ def named_left_out(held):
 def kills(*files):
     """Kills per job over all result files, and what came of them."""
     found = [held["result"] for held in map(result, files) if held is not None]
-    if not found:
-        return NOT_RUN
     names = {"torn": "with a cut file", "by time": "at a random time", "missed": "too late"}
     names["finished"] = "finished jobs"
     keys = ("kills", *names, "differences", "losses", "double payments")
@@ -31,8 +29,6 @@ def kills(*files):
 def fuzzing(file):
     """Trials of all parsers, and what came of them."""
     held = result(file)
-    if held is None:
-        return NOT_RUN
     rows = held["result"]["parsers"]
     other = sum(found["count"] for row in rows for found in row["errors"].values())
     totals = [sum(row[key] for row in rows) for key in ("trials", "refused", "accepted")]
@@ -54,8 +50,6 @@ def reached(rows, wanted=10**6):
 def audit(file):
     """The epsilon that attacks prove, beside the claim."""
     held = result(file)
-    if held is None:
-        return NOT_RUN
     lines = []
     for row in held["result"]["mechanisms"]:
         over = row["proven"] > row["epsilon"]
@@ -69,7 +63,7 @@ def audit(file):
 def load(*files):
     """How many cases of the soak of load did all rounds, and which raised an error or grew."""
     lines = []
-    for held in filter(None, map(result, files)):
+    for held in map(result, files):
         cases, rounds = held["result"]["cases"], held["result"]["rounds"]
         done = sum(row["rounds"] == rounds for row in cases)
         slowest = max((row for row in cases if "late_ms" in row), key=lambda row: row["late_ms"])
@@ -84,7 +78,7 @@ def load(*files):
             ]
         )
     header = ["clients", "cases done", "rounds", "errors", "not flat", "slowest, in a round"]
-    return table(header, lines) if lines else NOT_RUN
+    return table(header, lines)
 
 
 def share_text(value):
@@ -94,7 +88,7 @@ def share_text(value):
 def forgery(*files):
     """Places of liars by policy, without and with bounds; later files replace whole policies."""
     by_policy = {}
-    for held in filter(None, map(result, files)):
+    for held in map(result, files):
         for name in {row["policy"] for row in held["result"]["rows"]}:
             by_policy[name] = {
                 (row["bounded"], row.get("renamed", False), row["liars"]): row
@@ -109,7 +103,7 @@ def forgery(*files):
         lines.append([name, share_text(one["share"]), one["best attack"], *shares])
     header = ["policy", "one liar", "best lie", "ten liars", "one liar, bounded"]
     header += ["ten liars, bounded", "one liar, bounded, a new name each round"]
-    return table(header, lines) if lines else NOT_RUN
+    return table(header, lines)
 
 
 def forgery_failing(file):

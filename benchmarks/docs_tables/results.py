@@ -36,18 +36,15 @@ LATER = {
 
 @cache
 def result(name):
-    """A result file with the parts that joined its suite later, or None if there is none."""
-    path = RESULTS / name
-    held = json.loads(path.read_text()) if path.exists() else None
+    """A result file with the parts that joined its suite later."""
+    held = json.loads((RESULTS / name).read_text())
     for more in LATER.get(name, ()):
-        held = held and joined(held, result(more))
+        held = joined(held, result(more))
     return held
 
 
 def joined(held, later):
     """Two results of a suite as one; a ValueError if parts of one setting cannot be compared."""
-    if later is None:
-        return held
     moved = [{**p, "made_by": p["made_by"] + len(held["provenance"])} for p in later["parts"]]
     made, published = [*held["provenance"], *later["provenance"]], by_name(held["parts"])
     sources = {}
@@ -132,7 +129,7 @@ def difference(values, comparisons=1):
 
 def parts(file, setting):
     """The parts of one setting by variant; empty if it was not run."""
-    held = result(file) or {"parts": []}
+    held = result(file)
     return {p["variant"]: p for p in held["parts"] if p["setting"] == setting}
 
 
@@ -187,7 +184,7 @@ def rounds_below(part, target):
 
 def left_out(suite, file):
     """Which parts of a suite, as it is now, have no result in the file, by setting."""
-    held = by_name((result(file) or {"parts": []})["parts"])
+    held = by_name(result(file)["parts"])
     every = {(part.setting, part.variant): part.experiment.seeds for part in read_suite(suite)}
     missing = [name for name in every if name not in held]
     ran = {name: held[name]["experiment"]["seeds"] for name in every if name in held}
@@ -209,8 +206,6 @@ def left_out(suite, file):
 def provenance(file):
     """Where a result comes from, in a sentence."""
     found = result(file)
-    if found is None:
-        return NOT_RUN
     made = found["provenance"]
     machines = sorted({m["gpu"] or m["cpu"] for m in made})
     commits = enumerated([f"`{name[:10]}`" for name in commits_of(found)])
@@ -228,10 +223,8 @@ def enumerated(words):
 def made_by(file):
     """The command, commit and machine of a result file of benchmarks/provenance.py."""
     held = result(file)
-    if held is None:
-        return NOT_RUN
     runs = held["provenance"] if isinstance(held["provenance"], list) else [held["provenance"]]
-    last = runs[-1]
-    machine = f"{last['machine']['cpu']}, {last['machine']['cores']} cores"
+    last = {**runs[-1], **runs[-1].get("machine", {})}  # which older files have in a table
+    machine = f"{last['cpu']}, {last['cores']} cores"
     more = f" (the last of {len(runs)} runs)" if len(runs) > 1 else ""
     return f"`{last['command']}`{more}, commit `{last['commit']}`, {machine}.\n"

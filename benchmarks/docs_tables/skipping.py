@@ -8,7 +8,7 @@ from docs_tables.results import parts, result
 
 def skipping_rows(file):
     """All variants of the suite skip, with the change of accuracy against both baselines."""
-    held = result(file) or {"parts": []}
+    held = result(file)
     for setting in dict.fromkeys(p["setting"] for p in held["parts"]):
         by_name = parts(file, setting)
         for name, part in by_name.items():

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from docs_tables.results import NOT_RUN, result, table
+from docs_tables.results import result, table
 
 
 def sketching(cpu):
     """The time of a sketch of MNIST beside other ways, of MinHash, and of distances."""
-    held = result(cpu)
-    if held is None:
-        return NOT_RUN
-    r = held["result"]
+    r = result(cpu)["result"]
     mnist, words, integers = r["mnist"], r["minhash"]["words"], r["minhash"]["integers"]
     blocked = mnist["times faster than blocked"]["wall"]
     released = mnist["times faster than released"]["wall"]
@@ -40,8 +37,6 @@ def sketching(cpu):
 def selection_times(file):
     """Time and memory to select among a thousand and among a million clients."""
     held = result(file)
-    if held is None:
-        return NOT_RUN
     rows = {(r["policy"], r["clients"]): r for r in held["result"]["rounds"]}
     lines = []
     for policy in dict.fromkeys(policy for policy, _ in rows):
@@ -56,8 +51,6 @@ def selection_times(file):
 def selection_parts(file):
     """The time of FedCor's fit and of projections."""
     held = result(file)
-    if held is None:
-        return NOT_RUN
     fit = held["result"]["fedcor_fit"]
     rows = {(p["kind"], p["parameters"]): p for p in held["result"]["projection"]}
     sparse, dense = rows["sparse", 100_000_000], rows["uniform", 555_178]
@@ -85,13 +78,9 @@ WORKLOADS = {
 def gpu_rounds(file):
     """Milliseconds per seed-round of every workload on a GPU, beside the plain loop."""
     found = result(file)
-    if found is None:
-        return NOT_RUN
     lines = []
     for name, words in WORKLOADS.items():
-        held = found["result"].get(name)
-        if held is None:
-            continue
+        held = found["result"][name]
         rows = {(row["seeds"], row["precision"]): row for row in held["fedcohort"]}
         one = rows[1, "float32"]["mean_s"]
         many = [f"{1e3 * row['mean_s']:.2g} ({n} seeds)" for (n, p), row in rows.items()
@@ -102,26 +91,17 @@ def gpu_rounds(file):
         loop = [f"{1e3 * plain[0]:,.0f}", f"{plain[0] / one:.1f}x"] if plain else ["-", "-"]
         cells = [loop[0], f"{1e3 * one:,.1f}", loop[1], *(many or ["-"])]
         lines.append([words, *cells, " / ".join(rough) or "-"])
-    header = [
-        "workload",
-        "plain loop, ms",
-        "one seed, ms",
-        "ratio",
-        "more seeds, ms per seed",
-        "TF32",
-    ]
-    return table(header, lines)
+    header = ["workload", "plain loop, ms", "one seed, ms", "ratio", "more seeds, ms per seed"]
+    return table([*header, "TF32"], lines)
 
 
 def gpu_pfl(file):
     """The ratio to pfl on the workload that its authors published."""
     found = result(file)
-    held = found and found["result"].get("pfl-cifar10", {})
-    if not held or "pfl" not in held:
-        return NOT_RUN
+    held = found["result"]["pfl-cifar10"]
     (own,) = (row["mean_s"] for row in held["fedcohort"]
               if (row["seeds"], row["precision"]) == (1, "float32"))  # fmt: skip
-    theirs, gpu = held["pfl"]["mean_s"], found["provenance"]["machine"]["gpu"]
+    theirs, gpu = held["pfl"]["mean_s"], (m := found["provenance"]).get("machine", m)["gpu"]
     return (
         f"The CIFAR-10 workload by which pfl-research compares frameworks takes "
         f"{1e3 * own:.1f} ms per round in float32 on one {gpu}, pfl 0.6 beside it "
@@ -139,8 +119,6 @@ ON_CPU = {
 def simulation(file):
     """Seconds per round of every engine on a CPU, and peak memory."""
     held = result(file)
-    if held is None:
-        return NOT_RUN
     lines = []
     for name, words in ON_CPU.items():
         engines = held["result"][name]["engines"]
@@ -178,10 +156,7 @@ def seconds(value):
 
 def ray_scaling(file):
     """Vectors per second and the time of a sweep, by workers."""
-    held = result(file)
-    if held is None:
-        return NOT_RUN
-    r = held["result"]
+    r = result(file)["result"]
     lines = [
         [name, f"{r[name]['vectors/s']:,}", f"{r[name]['sweep s']:.2f}"]
         for name in ("one process", "1 worker", "2 workers")
