@@ -165,6 +165,13 @@ def checked_options(
     return {k: typed(hints.get(k, Any), v, f"{owner}: {k}") for k, v in options.items()}
 
 
+def check_fields(instance: Any, owner: str) -> None:
+    """Check and convert the fields of a frozen dataclass as they are declared."""
+    given = {f.name: getattr(instance, f.name) for f in dataclasses.fields(instance)}
+    for name, value in checked_options(owner, type(instance), given).items():
+        object.__setattr__(instance, name, value)
+
+
 def typed(hint: Any, value: Any, where: str) -> Any:
     """Return a value in the declared type, or raise ConfigError.
 

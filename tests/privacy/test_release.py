@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcohort.exceptions import IncompatibleSketches
-from fedcohort.privacy.release import MAX_MOMENTS, Release, noise_for
+from fedcohort.privacy.release import MAX_VARIANCE, Release, noise_for
 from fedcohort.sketch import file
 from fedcohort.sketch.race import RaceSketch, distance, pooled
 from fedcohort.sketch.uncertainty import distance_with_error
@@ -116,7 +116,7 @@ def test_the_most_noise_that_counts_can_hold_overflows_nothing():
     exact = RaceSketch.srp(dim=2, rows=6, bits=3)
     exact.add(np.random.default_rng(0).standard_normal((50, 2)))
     header, _ = file.unpack(exact.privatize(1.0).to_bytes())
-    header["release"] |= MAX_MOMENTS
+    header["release"] |= {"variance": MAX_VARIANCE, "fourth": MAX_VARIANCE**2}
     counts = np.full((6, 8), -(2**62))
     counts[:, ::2] = 2**62
     for n in (2, 50, 2**61):

@@ -59,7 +59,6 @@ def test_spec_survives_json(step):
         ({"classes": 2, "label_weight": "1"}, "label_weight='1'"),
         ({"classes": -1, "label_weight": 1.0}, "classes"),
         ({"unit": 1}, "unit"),
-        ({"embedding": ""}, "embedding"),
     ],
 )
 def test_wrong_options_are_named(options, message):

@@ -21,16 +21,17 @@ import os
 from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from filelock import FileLock
 
 from fedcohort.exceptions import BudgetExceeded, DataError
-from fedcohort.privacy.noise import Neighbors, check_budget, sensitivity
+from fedcohort.options import Range, Whole, check_fields
+from fedcohort.privacy.noise import Neighbors, check_budget
 from fedcohort.privacy.release import Release
 from fedcohort.storage import remove_leftovers, write_atomically
 
-MAX_AMOUNT = 1e100  # of epsilon, delta, rho or releases: arithmetic on amounts cannot overflow
+Amount = Annotated[float, Range(0, 1e100)]  # arithmetic on amounts cannot overflow
 
 
 DAMAGE = (
@@ -42,18 +43,14 @@ DAMAGE = (
 class Account:
     """What has been spent."""
 
-    epsilon: float = 0.0
-    delta: float = 0.0
-    rho: float = 0.0
-    releases: int = 0
+    epsilon: Amount = 0.0
+    delta: Amount = 0.0
+    rho: Amount = 0.0
+    releases: Whole = 0
     neighbors: Neighbors = "add-remove"
 
     def __post_init__(self) -> None:
-        for name in ("epsilon", "delta", "rho", "releases"):
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 <= value <= MAX_AMOUNT:
-                raise ValueError(f"{name}={str(value)[:80]} is not an amount")
-        sensitivity(1, self.neighbors)
+        check_fields(self, "spent")
 
     def after(self, release: Release) -> Account:
         """Return the account with one more release."""

@@ -21,14 +21,14 @@ rough guide only.
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import IncompatibleSketches
+from fedcohort.options import Count, NonNegative, Positive, Range, ShareBelowOne, check_fields
 from fedcohort.privacy.noise import (
     Neighbors,
     check_budget,
@@ -50,7 +50,7 @@ Size = Literal["public", "private"]
 ALIKE, UNLIKE, SHARE = 0.68, 0.48, 0.09
 ROWS = (1, 2, 3, 4, 5, 7, 10, 14, 20, 30, 50, 70, 100, 140, 200, 300, 500, 700, 1000)
 BITS = range(2, 9)
-MAX_MOMENTS = {"variance": 2.0**126, "fourth": 2.0**252}  # of what fits counts of 64 bits
+MAX_VARIANCE = 2.0**126  # of what fits counts of 64 bits
 
 
 @dataclass(frozen=True)
@@ -63,28 +63,17 @@ class Release:
     """
 
     mechanism: Mechanism
-    epsilon: float
-    delta: float
+    epsilon: Positive
+    delta: ShareBelowOne
     neighbors: Neighbors  # what may happen to the one record that is protected
     n: Size  # whether the number of records was published as it is
-    variance: float  # of the noise on each count, and its fourth cumulant
-    fourth: float
-    rho: float  # the same guarantee in zero-concentrated terms, for composing many releases
-    parts: int = 1
+    variance: Annotated[float, Range(0, MAX_VARIANCE)]  # of the noise on each count
+    fourth: Annotated[float, Range(0, MAX_VARIANCE**2)]  # cumulant of that noise
+    rho: NonNegative  # the same guarantee in zero-concentrated terms, for composing many releases
+    parts: Count = 1
 
     def __post_init__(self) -> None:
-        for name in ("epsilon", "delta", "variance", "fourth", "rho"):
-            value = getattr(self, name)
-            limit = MAX_MOMENTS.get(name, sys.float_info.max)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not 0 <= value <= limit:
-                raise ValueError(f"release: {name}={str(value)[:80]} must be from 0 to {limit:g}")
-        check_budget(self.epsilon, self.delta)
-        sensitivity(1, self.neighbors)
-        if self.mechanism not in get_args(Mechanism) or self.n not in get_args(Size):
-            raise ValueError(f"release: unknown mechanism={self.mechanism!r} or n={self.n!r}")
-        if type(self.parts) is not int or self.parts < 1:
-            raise ValueError(f"release: parts={self.parts!r} must be a whole number above 0")
+        check_fields(self, "release")
 
     def joined(self, other: Release) -> Release:
         """Return the release of a merged sketch: noise adds up, the weakest part guarantees."""

@@ -13,17 +13,17 @@ machine, and the bucket of a record depends on that record alone, as privacy req
 from __future__ import annotations
 
 import hashlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcohort.options import Positive, Range, check_fields
 from fedcohort.registry import lookup
 from fedcohort.rounds import stream
 
@@ -37,6 +37,12 @@ WHOLE = np.uint64(0x9E3779B97F4A7C15)  # sets integer tokens apart from hashed s
 MAX_REMEMBERED = 1 << 20  # tokens whose hash is kept
 
 
+Rows = Annotated[int, Range(1, MAX_CELLS)]
+Buckets = Annotated[int, Range(2, MAX_CELLS)]
+Dim = Annotated[int, Range(1, MAX_DIM)]
+Seed = Annotated[int, Range(0, 2**63, below=True)]
+
+
 class HashFamily(ABC):
     """`rows` hash functions, drawn by a seed, from items to `buckets` buckets.
 
@@ -46,6 +52,13 @@ class HashFamily(ABC):
     name: ClassVar[str]
     rows: int
     buckets: int
+
+    def __post_init__(self) -> None:
+        check_fields(self, self.name)
+        if (cells := self.rows * self.buckets) > MAX_CELLS:
+            raise ValueError(
+                f"{self.name}: rows * buckets = {cells} is more than {MAX_CELLS}; use fewer rows"
+            )
 
     @abstractmethod
     def codes(self, block: Any) -> Codes:
@@ -65,15 +78,10 @@ class SRP(HashFamily):
     """
 
     name: ClassVar[str] = "srp"
-    dim: int
-    rows: int = 1000
-    bits: int = 6
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_whole("srp", "dim", self.dim, 1, MAX_DIM)
-        check_whole("srp", "bits", self.bits, 1, MAX_BITS)
-        check_size("srp", self.rows, 2**self.bits, self.seed)
+    dim: Dim
+    rows: Rows = 1000
+    bits: Annotated[int, Range(1, MAX_BITS)] = 6
+    seed: Seed = 0
 
     @property
     def buckets(self) -> int:  # type: ignore[override]
@@ -120,18 +128,11 @@ class PStable(HashFamily):
     """
 
     name: ClassVar[str] = "pstable"
-    dim: int
-    rows: int = 200
-    width: float = 2.0
-    buckets: int = 64
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_whole("pstable", "dim", self.dim, 1, MAX_DIM)
-        check_size("pstable", self.rows, self.buckets, self.seed)
-        if not (math.isfinite(self.width) and self.width > 0):
-            raise ValueError(f"pstable: width={self.width} must be a finite number above 0")
-        object.__setattr__(self, "width", float(self.width))
+    dim: Dim
+    rows: Rows = 200
+    width: Positive = 2.0
+    buckets: Buckets = 64
+    seed: Seed = 0
 
     def codes(self, block: NDArray[Any]) -> Codes:
         """Return the bucket of every vector in every row, (rows, n)."""
@@ -177,12 +178,9 @@ class MinHash(HashFamily):
     """
 
     name: ClassVar[str] = "minhash"
-    rows: int = 200
-    buckets: int = 64
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_size("minhash", self.rows, self.buckets, self.seed)
+    rows: Rows = 200
+    buckets: Buckets = 64
+    seed: Seed = 0
 
     def codes(self, block: Sets) -> Codes:
         """Return the bucket of every set in every row, (rows, n)."""
@@ -207,25 +205,6 @@ def family_from(spec: Any) -> HashFamily:
     if family is SRP and options.pop("family", "fast") != "fast":
         raise ValueError(f"srp: family={spec['family']!r} is not supported; make the sketch again")
     return family(**options)
-
-
-def check_size(family: str, rows: int, buckets: int, seed: int = 0) -> None:
-    """Refuse a sketch without cells, or with more than a file may hold."""
-    check_whole(family, "seed", seed, 0, 2**63 - 1)
-    check_whole(family, "rows", rows, 1, MAX_CELLS)
-    check_whole(family, "buckets", buckets, 2, MAX_CELLS)
-    if rows * buckets > MAX_CELLS:
-        raise ValueError(
-            f"{family}: rows * buckets = {rows * buckets} is more than {MAX_CELLS}; use fewer rows"
-        )
-
-
-def check_whole(family: str, name: str, value: object, low: int, high: int) -> None:
-    """Refuse what is not a whole number from `low` to `high`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ValueError(f"{family}: {name}={value!r} must be a whole number of at least {low}")
-    if value > high:
-        raise ValueError(f"{family}: {name}={value} is more than {high}")
 
 
 @lru_cache(maxsize=16)

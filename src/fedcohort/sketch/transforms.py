@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from numbers import Real
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedcohort.options import NonNegative, Range, check_fields
 
 Constant = float | tuple[float, ...]
 
@@ -48,25 +49,16 @@ class Transform:
     center: Any = 0.0
     scale: Any = 1.0
     unit: bool = False
-    classes: int = 0
-    label_weight: float = 0.0
+    classes: Annotated[int, Range(0, 1 << 16)] = 0
+    label_weight: NonNegative = 0.0
 
     def __post_init__(self) -> None:
-        if self.embedding is not None and not (isinstance(self.embedding, str) and self.embedding):
-            raise ValueError(f"transform: embedding={self.embedding!r} must be a name")
+        check_fields(self, "transform")
         for name in ("center", "scale"):
             object.__setattr__(self, name, _constant(name, getattr(self, name)))
         if not np.all(np.asarray(self.scale) > 0):
             raise ValueError("transform: scale must be above 0")
-        if type(self.classes) is not int or not 0 <= self.classes <= 1 << 16:
-            raise ValueError(f"transform: classes={self.classes!r} must be a number of labels")
-        if not isinstance(self.unit, bool):
-            raise ValueError(f"transform: unit={self.unit!r} must be true or false")
-        weight = self.label_weight
-        if not isinstance(weight, Real) or not 0 <= weight < np.inf:
-            raise ValueError(f"transform: label_weight={weight!r} must be a number, 0 or more")
-        object.__setattr__(self, "label_weight", float(weight))
-        if (weight > 0) != (self.classes > 0):
+        if (self.label_weight > 0) != (self.classes > 0):
             raise ValueError(
                 f"transform: label_weight={self.label_weight} and classes={self.classes}: "
                 "give both above 0, or neither"
@@ -121,14 +113,9 @@ class Tokenizer:
     lowercase: bool = True
 
     def __post_init__(self) -> None:
-        if self.analyzer not in ("word", "char", "char_wb"):
-            raise ValueError(f"tokenizer: analyzer={self.analyzer!r}; use word, char or char_wb")
-        pair = tuple(self.ngrams)
-        if len(pair) != 2 or not all(type(k) is int for k in pair) or not 1 <= pair[0] <= pair[1]:
+        check_fields(self, "tokenizer")
+        if len(self.ngrams) != 2 or not 1 <= self.ngrams[0] <= self.ngrams[1]:
             raise ValueError(f"tokenizer: ngrams={self.ngrams!r} must be two numbers, 1 or more")
-        if not isinstance(self.lowercase, bool):
-            raise ValueError(f"tokenizer: lowercase={self.lowercase!r} must be true or false")
-        object.__setattr__(self, "ngrams", pair)
 
     @cached_property
     def _analyze(self) -> Callable[[str], list[str]]:
