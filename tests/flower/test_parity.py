@@ -86,7 +86,6 @@ def test_a_policy_picks_the_same_cohorts(digits, name):
     [
         POLICIES["sketch-to-select"](interval=1, fresh=False),
         POLICIES["sketch-to-select"](interval=1, compare="models"),
-        POLICIES["fedacs"](reward="gradients"),
         POLICIES["fedacs"](reward="gradient-sketch"),
         POLICIES["race-softmax"](rows=10),
     ],
