@@ -244,6 +244,12 @@ class Digits:
         return float(np.mean(predicted == dataset.y_test))
 
 
+def outcomes(strategy, *names):
+    """Who was selected, finished and withheld in each round, and what crossed."""
+    names = names or ("round", "selected", "finished", "withheld", "bytes_up", "bytes_down")
+    return [tuple(getattr(report, name) for name in names) for report in strategy.history]
+
+
 class AppError(ValueError):
     """An error that a client sent, of which only the text arrives."""
 

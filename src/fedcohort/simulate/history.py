@@ -80,7 +80,7 @@ def record_from(values: Any) -> RoundRecord:
     if not isinstance(values, Mapping):
         raise ValueError(f"{str(values)[:80]} is not an object")
     cohort = {key: _clients(values.get(key, [])) for key in COHORTS}
-    more = ("failed", "scores")  # of a Flower run, for people
+    more = ("failed", "scores", "available")  # of a Flower run, for people
     record = RoundRecord(**{k: v for k, v in values.items() if k not in more} | cohort)
     for name in ("seed", "round", "bytes_up", "bytes_down"):
         whole_number(getattr(record, name))

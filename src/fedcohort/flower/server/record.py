@@ -2,8 +2,8 @@
 
 The folder has the files that ``fedcohort run`` leaves, so ``fedcohort report``, ``show`` and
 ``watch`` read both: ``config.json``, ``provenance.json``, ``rounds.jsonl`` (one line per round, as
-soon as it has been evaluated) and, at the end, ``federation.json``, ``summary.json`` and
-``session`` (what the policy knows about the clients).
+soon as it has been evaluated) and, at the end, ``federation.json`` and ``session`` (what the policy
+knows about the clients).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import json
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -30,49 +30,33 @@ from fedcohort.provenance import provenance
 from fedcohort.rounds import ClientId
 from fedcohort.session import Session
 from fedcohort.signals.catalog import SIGNALS
+from fedcohort.simulate.history import RoundRecord
 
 if TYPE_CHECKING:
     from fedcohort.flower.server.strategy import CohortStrategy
-    from fedcohort.simulate.history import History
 
 ACCURACIES = ("accuracy", "eval_acc", "eval_accuracy", "acc", "test_accuracy", "val_accuracy")
 LOSSES = ("loss", "eval_loss", "test_loss", "val_loss")
 
 
-class RoundReport(NamedTuple):
+@dataclass(frozen=True)
+class RoundReport(RoundRecord):
     """What happened in a round; numbers start at 0.
 
     `available` counts the clients that were online, `failed` says why selected clients brought no
-    update, `cut` were too slow for the round, `late` are clients of earlier rounds whose updates
-    this one used.
+    update, `scores` are the policy's.
     """
 
-    round: int
-    selected: tuple[ClientId, ...]
-    finished: tuple[ClientId, ...]
-    withheld: tuple[ClientId, ...]
-    bytes_up: int
-    bytes_down: int
-    seconds: float = 0.0
-    scores: dict[ClientId, float] = {}  # noqa: RUF012 - never changed
-    failed: dict[ClientId, str] = {}  # noqa: RUF012
-    accuracy: float | None = None
-    loss: float | None = None
-    cut: tuple[ClientId, ...] = ()
-    late: tuple[ClientId, ...] = ()
-    slowest: ClientId | None = None
+    scores: dict[ClientId, float] = field(default_factory=dict)
+    failed: dict[ClientId, str] = field(default_factory=dict)
     available: int = 0
 
-    def line(self, most: int = 12) -> str:
-        """Return the round in one line, for the log.
+    def plain(self) -> RoundRecord:
+        """Return what a simulation records."""
+        return RoundRecord(**{f.name: getattr(self, f.name) for f in fields(RoundRecord)})
 
-        Examples
-        --------
-        >>> report = RoundReport(0, ("a", "b"), ("a",), (), 1500, 2000, 3.0, {"a": 0.5}, {"b": "x"})
-        >>> print(report._replace(available=9).line())
-        round 1: picked 2 of 9: a (score 0.5), b; 1 of 2 uploaded; 1.5 kB up, 2.0 kB down; 3.0 s;
-        failed: b (x)
-        """
+    def line(self, most: int = 12) -> str:
+        """Return the round in one line, for the log."""
         scores = {c: f" (score {self.scores[c]:.3g})" for c in self.selected if c in self.scores}
         shown = [f"{c}{scores.get(c, '')}" for c in self.selected[:most]]
         rest = len(self.selected) - most
@@ -90,36 +74,17 @@ class RoundReport(NamedTuple):
         )
 
     def measured(self, metrics: Mapping[str, Any] | None) -> RoundReport:
-        """Return the round with the accuracy and loss among an evaluation's metrics.
-
-        Examples
-        --------
-        >>> RoundReport(0, (), (), (), 0, 0).measured({"eval_acc": 0.5, "f1": 0.4}).accuracy
-        0.5
-        """
+        """Return the round with the accuracy and loss among an evaluation's metrics."""
         numbers = {k: v for k, v in (metrics or {}).items() if isinstance(v, int | float)}
         accuracy, loss = (
             next((float(numbers[name]) for name in names if name in numbers), None)
             for names in (ACCURACIES, LOSSES)
         )
-        return self._replace(
+        return replace(
+            self,
             accuracy=self.accuracy if accuracy is None else accuracy,
             loss=self.loss if loss is None else loss,
         )
-
-
-def history_of(seed: int, reports: Sequence[RoundReport]) -> History:
-    """Return the rounds as a simulation's history."""
-    from fedcohort.simulate.history import History, RoundRecord
-
-    shared = RoundRecord.__dataclass_fields__.keys() & set(RoundReport._fields)
-    records, clock = [], 0.0
-    for report in reports:
-        clock += report.seconds
-        skipped = bool(report.withheld) and not report.finished
-        values: dict[str, Any] = {name: getattr(report, name) for name in shared}
-        records.append(RoundRecord(seed=seed, elapsed=clock, skipped=skipped, **values))
-    return History(seed, records)
 
 
 class RunFolder:
@@ -161,40 +126,25 @@ class RunFolder:
         }
         self._write("config.json", about)
         self._write("provenance.json", provenance(("fedcohort", "flwr", "numpy")))
-        for name in ("federation.json", "summary.json", "session"):
+        for name in ("federation.json", "session"):
             (self.path / name).unlink(missing_ok=True)
         storage.write_atomically(lines, b"")
         self._written = 0
 
-    def append(self, seed: int, reports: Sequence[RoundReport]) -> None:
-        """Write the rounds that are not written yet, with failures and scores."""
-        records = history_of(seed, reports).rounds
+    def append(self, reports: Sequence[RoundReport]) -> None:
+        """Write the rounds that are not written yet."""
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-            for record, report in list(zip(records, reports, strict=True))[self._written :]:
-                line = {**asdict(record), "failed": report.failed, "scores": report.scores}
-                file.write(json.dumps(line) + "\n")
+            file.writelines(json.dumps(asdict(r)) + "\n" for r in reports[self._written :])
         self._written = len(reports)
 
     def end(self, session: Session, reports: Sequence[RoundReport], online: Iterable[str]) -> None:
-        """Write what is known at the end: the clients, the bytes by kind, the session."""
+        """Write what is known at the end: the clients, and what the policy knows about them."""
         clients = sorted({*online, *(c for report in reports for c in report.selected)})
-        federation = {"seed": session.seed, "clients": clients, "label_counts": [[]] * len(clients)}
-        kinds = {
-            f"{kind} {way}": size
-            for way in ("up", "down")
-            for kind, size in sorted(session.ledger.by_kind(way).items())
-        }
-        if clients:
-            seeds = [federation]
-            self._write("federation.json", {"model_bytes": session.model_bytes, "seeds": seeds})
-        summary = {
-            "policy": session.policy.name,
-            "seconds": sum(report.seconds for report in reports),
-            "seeds": [{"seed": session.seed, "bytes_by_kind": kinds}],
-            "dropped_readings": [dict(session.signals.dropped)],
-        }
+        seed = {"seed": session.seed, "clients": clients, "label_counts": [[]] * len(clients)}
         storage.save(self.path / "session", {"session": session.state_dict()})
-        self._write("summary.json", summary)  # last: whoever waits for it finds everything
+        if clients:
+            content = {"model_bytes": session.model_bytes, "seeds": [seed]}
+            self._write("federation.json", content)  # last: whoever waits for it finds everything
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         storage.write_atomically(self.path / name, json.dumps(content, indent=2).encode())
@@ -214,7 +164,7 @@ def save_checkpoint(strategy: CohortStrategy, arrays: ArrayRecord) -> None:
         "refused": dict(strategy.refused),
         "run": strategy.run_token,
         "registered": sorted(strategy.directory.registered),
-        "history": [report._asdict() for report in strategy.history],
+        "history": [asdict(report) for report in strategy.history],
     }
     storage.save(strategy.checkpoint, state)
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -50,9 +50,7 @@ from fedcohort.session import Session
 from fedcohort.signals.catalog import SIGNALS
 from fedcohort.signals.projection import Vectors
 from fedcohort.simulate.clock import Arrivals, Pace
-
-if TYPE_CHECKING:
-    from fedcohort.simulate.history import History
+from fedcohort.simulate.history import History
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 Known = Mapping[str, Any]
@@ -456,18 +454,24 @@ class CohortStrategy(Strategy):
         session, number = self.session, self.session.round_number
         scores, cut = session.selection.scores or {}, () if arrivals is None else arrivals.cut
         outcome = session.finish(signals, updates, cut)
+        seconds = round(time.monotonic() - self._started, 3)
         report = RoundReport(
+            session.seed,
             number,
-            outcome.selected,
-            outcome.finished,
-            outcome.withheld,
-            session.ledger.total("up", number),
-            session.ledger.total("down", number),
-            round(time.monotonic() - self._started, 3),
-            {c: float(scores[c]) for c in outcome.selected if c in scores},
-            dict(self.replies.failed),
+            accuracy=None,
+            loss=None,
+            selected=outcome.selected,
+            finished=outcome.finished,
+            bytes_up=session.ledger.total("up", number),
+            bytes_down=session.ledger.total("down", number),
+            seconds=seconds,
+            elapsed=seconds + (self.history[-1].elapsed if self.history else 0.0),
+            skipped=session.skipped,
+            withheld=outcome.withheld,
             cut=outcome.cut,
             late=late,
+            scores={c: float(scores[c]) for c in outcome.selected if c in scores},
+            failed=dict(self.replies.failed),
             slowest=None if arrivals is None or arrivals.slowest in cut else arrivals.slowest,
             available=len(self.collector.nodes),
         )
@@ -500,8 +504,8 @@ class CohortStrategy(Strategy):
         session.charge("model", "up", {client: size for client, size in sizes.items() if size})
 
     def to_history(self) -> History:
-        """Return the rounds in the form of a simulation's, for tables and frames."""
-        return record.history_of(self.session.seed, self.history)
+        """Return the rounds as a simulation does, for tables and frames."""
+        return History(self.session.seed, [report.plain() for report in self.history])
 
     def _evaluated(self, number: int, metrics: Mapping[str, Any] | None) -> None:
         """Note what an evaluation after round `number` (from 1) measured."""
@@ -511,7 +515,7 @@ class CohortStrategy(Strategy):
     def _hand_on(self) -> None:
         """Write the rounds that are complete, and tell the user's function."""
         if self.out is not None:
-            self.out.append(self.session.seed, self.history)
+            self.out.append(self.history)
         reports, self._handed_on = self.history[self._handed_on :], len(self.history)
         for report in reports if self.on_round is not None else ():
             self.on_round(report)  # type: ignore[misc]

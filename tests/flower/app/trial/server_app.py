@@ -6,6 +6,7 @@ import itertools
 import json
 import time
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -137,7 +138,7 @@ def run(grid, part):
     strategy.start(recorder, arrays, part["rounds"], evaluate_fn=evaluate)
     session = strategy.session
     return {
-        "history": [report._asdict() for report in strategy.history],
+        "history": [asdict(report) for report in strategy.history],
         "lines": [report.line() for report in strategy.history],
         "accuracies": accuracies[1:],
         "waited": [b - a for a, b in itertools.pairwise(waited)],
