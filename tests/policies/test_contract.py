@@ -38,9 +38,7 @@ from fedcohort.session import Session
 from fedcohort.signals.catalog import Needs
 from fedcohort.testing import (
     CHECKS,
-    check_hostile_readings,
     check_policy,
-    check_save_and_restore,
     drive,
 )
 
@@ -215,11 +213,6 @@ class Twice(Policy):
         return Selection(round.available[:1] * min(2, round.size))
 
 
-class Stranger(Policy):
-    def select(self, round, signals, rng):
-        return Selection(("nobody",))
-
-
 class Impure(Policy):
     calls = 0
 
@@ -239,18 +232,6 @@ class Forgetful(Policy):
         return Selection((round.available[self.seen % len(round.available)],))
 
 
-class LeastUsed(Policy):
-    """Counts uses outside of its state; after whole epochs all counts are equal again."""
-
-    def __init__(self):
-        self.used = Counter()
-
-    def select(self, round, signals, rng):
-        order = sorted(round.available, key=lambda c: self.used[c])
-        self.used.update(order[: round.size])
-        return Selection(tuple(order[: round.size]))
-
-
 class Gullible(Policy):
     """Trusts sizes as they come; a size of 2^40 squared and summed is still finite, its exp not."""
 
@@ -266,19 +247,7 @@ class Gullible(Policy):
         return Selection(tuple(chosen), scores=dict(zip(chosen, -np.sort(-scores), strict=False)))
 
 
-@pytest.mark.parametrize("check", [check_hostile_readings, check_save_and_restore])
-def test_the_new_checks_catch_what_they_are_for(check):
-    broken = {check_hostile_readings: Gullible, check_save_and_restore: LeastUsed}[check]
-    with pytest.raises(AssertionError):
-        check(broken)
-
-
-@pytest.mark.parametrize("policy", [Twice, Stranger, Impure, Forgetful, LeastUsed, Gullible])
+@pytest.mark.parametrize("policy", [Twice, Impure, Forgetful, Gullible])
 def test_a_broken_policy_fails_the_contract(policy):
     with pytest.raises((AssertionError, RuntimeError)):
         check_policy(policy)
-
-
-def test_a_policy_that_passes_its_checks_prints_nothing(capfd):
-    check_policy(POLICIES["oort"])
-    assert capfd.readouterr() == ("", "")

@@ -89,13 +89,6 @@ def test_the_fit_is_the_weighted_closed_form() -> None:
     np.testing.assert_allclose(state.embedding.T @ state.embedding, expected.T @ expected)
 
 
-def test_history_is_limited() -> None:
-    world = World(FedCor(warmup=33, interval=2))
-    for _ in range(35):
-        world.step()
-    assert world.session.policy.state.changes.shape == (30, 12)
-
-
 def test_selection_is_algorithm_1_with_annealing() -> None:
     x = np.random.default_rng(0).normal(size=(5, 12))
     policy = FedCor(warmup=1, interval=100, beta=0.5)
@@ -249,37 +242,6 @@ def test_rounds_that_a_gate_skips_neither_lose_nor_falsify_samples() -> None:
     np.testing.assert_allclose(policy.state.changes, expected[:4])
 
 
-def test_the_warm_up_ends_although_a_gate_skips_four_of_five_rounds() -> None:
-    """15 selections would take 75 rounds; it ends at round 45, with nine samples."""
-
-    class OneOfFive(Gate):
-        calls = 0
-
-        def announce(self, model):
-            return None
-
-        def probe(self, announced, start, models):
-            raise NotImplementedError
-
-        def decide(self, answers):
-            self.calls += 1
-            return () if self.calls % 5 else tuple(answers)
-
-    policy = FedCor()
-    session = Session(policy, cohort_size=3, seed=0, gate=OneOfFive())
-
-    def collect(name, clients):
-        number = session.round_number
-        return dict.fromkeys(clients, 10 if name == "num_examples" else 2 - 0.01 * number)
-
-    fitted = []
-    for _ in range(60):
-        chosen = session.begin(IDS, collect).clients
-        session.finish({}, session.admit({c: np.zeros(1) for c in chosen}))
-        fitted.append(policy.state.embedding is not None)
-    assert fitted.index(True) == 45
-
-
 def test_departed_clients_are_forgotten() -> None:
     """Four of twelve leave for good: after 30 selections they have no part in the model."""
     policy = FedCor(warmup=3, interval=500)  # no refit on the way
@@ -346,18 +308,3 @@ def test_large_clients_count_more_in_the_overall_loss() -> None:
         policy.state = FedCorState(clients=list(IDS[:4]), embedding=x, selections=2)
         signals.record("num_examples", {c: 10 + 90 * (int(c) == large) for c in IDS[:4]}, 0)
         assert policy.select(Round(2, IDS[:4], 1), signals, stream(0)).clients[0] in expected
-
-
-def test_the_first_gradient_fit_may_take_more_steps(monkeypatch) -> None:
-    taken = []
-    original = gp.fit_gradient
-
-    def counting(*args, steps, **options):
-        taken.append(steps)
-        return original(*args, steps=steps, **options)
-
-    monkeypatch.setattr(gp, "fit_gradient", counting)
-    world = World(FedCor(warmup=2, interval=2, fit="gradient", first_steps=7))
-    for _ in range(8):
-        world.step()
-    assert taken == [7, 100, 100]

@@ -129,11 +129,6 @@ def test_it_warns_once_where_noise_decides(caplog) -> None:
     assert "noise" in caplog.text
 
 
-def test_everybody_can_be_asked_before_the_first_round() -> None:
-    assert RaceSoftmax(everybody=True).profile_first
-    assert not RaceSoftmax().profile_first
-
-
 def test_global_sketch_remembers_those_who_left() -> None:
     readings = sketches()
     together, apart = RaceSoftmax(), RaceSoftmax()

@@ -83,14 +83,6 @@ def test_a_hostile_sketch_neither_stops_a_selection_nor_takes_it_over(size: floa
     assert {int(c) % 4 for c in chosen if c != "00"} == {0, 1, 2, 3}
 
 
-def test_a_client_that_does_not_move_has_no_direction() -> None:
-    signals = Signals()
-    rows = {c: [[-1.0, 0.0], [0.0, 0.0], [3.0, 0.0]][int(c) % 3] for c in IDS}
-    signals.record("model_sketch", rows, 0)
-    chosen = SketchToSelect().select(Round(0, IDS, 3), signals, stream(0)).clients
-    assert sorted(int(c) % 3 for c in chosen) == [0, 1, 2]
-
-
 def test_members_of_a_cluster_are_equally_likely() -> None:
     counts = np.zeros(24)
     for i in range(240):

@@ -2,8 +2,7 @@
 
 Fit. The loss changes y of N clients in one round follow N(0, X^T X + noise_std^2 I) with X of
 shape (rank, N). This is probabilistic PCA (Tipping and Bishop 1999) with known noise and zero
-mean, so the likelihood has a closed-form maximum; EM handles missing losses, and gradient steps
-follow the paper.
+mean, so the likelihood has a closed-form maximum; gradient steps follow the paper.
 
 Selection (Algorithm 1). Choosing client k predicts its own change as mu_k - alpha_k sigma_k, which
 moves the expected overall loss by -alpha_k (p^T Sigma_k) / sigma_k. The algorithm takes the client
@@ -27,24 +26,14 @@ Mask = NDArray[np.bool_]
 _TINY = 1e-300
 _TIE = 1e-9  # scores this close are equal except for rounding; the first client is taken
 _NEGLIGIBLE = 1e-10  # share of a variance below which the picks so far explain all of it
-_EM_CLIENTS = 2_000  # more clients do not make the latent variables of EM much more certain
-_BLOCK = 2_048  # clients whose linear systems are solved together
 
 
-def fit_low_rank(
-    loss_changes: ArrayLike,
-    weights: ArrayLike,
-    rank: int,
-    noise_std: float,
-    *,
-    em_steps: int = 30,
-) -> Array:
+def fit_low_rank(loss_changes: ArrayLike, weights: ArrayLike, rank: int, noise_std: float) -> Array:
     """Fit X of maximal weighted likelihood (FedCor, eq. 17), in closed form.
 
     Only a samples x samples matrix is decomposed, so N may be a million. `loss_changes` has one row
-    per sample and one column per client, NaN where a loss is missing. Then `em_steps` of
-    expectation-maximization follow, on at most 2,000 clients, from a start in which a missing
-    change is the mean change of its sample.
+    per sample and one column per client, NaN where a loss is missing, which then counts as the mean
+    change of its sample. A client without any loss gets a zero column.
 
     Examples
     --------
@@ -54,52 +43,10 @@ def fit_low_rank(
     [[4.995, 4.995, 0.0], [4.995, 4.995, 0.0], [0.0, 0.0, 0.0]]
     """
     changes, seen, shares = _prepared(loss_changes, weights)
-    if seen.all():
-        return _closed_form(changes, shares, rank, noise_std)
-    part = np.arange(changes.shape[1])
-    if part.size > _EM_CLIENTS:
-        part = np.linspace(0, part.size - 1, _EM_CLIENTS).astype(np.int64)
-    factors = _fit_em(changes[:, part], seen[:, part], shares, rank, noise_std, em_steps)
-    if part.size == changes.shape[1]:
-        return factors
-    latents = _latents(factors, changes[:, part], seen[:, part], noise_std)
-    return _regression(latents, changes, _Patterns(seen), shares)
-
-
-def fit_gradient(
-    loss_changes: ArrayLike,
-    weights: ArrayLike,
-    rank: int,
-    noise_std: float,
-    *,
-    steps: int = 100,
-    learning_rate: float = 0.01,
-    initial: ArrayLike | None = None,
-    rng: np.random.Generator | None = None,
-) -> Array:
-    """Fit X by Adam steps on the same likelihood, as the paper does; early stopping regularizes.
-
-    It starts from `initial`, such as the last fit, or from small random numbers.
-    """
-    changes, seen, shares = _prepared(loss_changes, weights)
-    if initial is not None:
-        factors = np.array(initial, dtype=np.float64)
-    elif rng is not None:
-        scale = np.sqrt(np.square(changes).mean() / rank)
-        factors = rng.normal(scale=max(scale, noise_std), size=(rank, changes.shape[1]))
-    else:
-        raise ValueError("fit_gradient: give either `initial` or `rng`")
-    first, second = np.zeros_like(factors), np.zeros_like(factors)
-    for step in range(1, steps + 1):
-        slope = gradient(factors, changes, seen, shares, noise_std)
-        first = 0.9 * first + 0.1 * slope
-        second = 0.999 * second + 0.001 * slope**2
-        size = np.sqrt(second / (1 - 0.999**step)) + 1e-8
-        factors += learning_rate * first / (1 - 0.9**step) / size
-    return factors
-
-
-def _closed_form(changes: Array, shares: Array, rank: int, noise_std: float) -> Array:
+    if not seen.all():
+        means = changes.sum(axis=1) / np.maximum(seen.sum(axis=1), 1)
+        changes = np.where(seen, changes, means[:, None])
+        changes[:, ~seen.any(axis=0)] = 0.0
     roots = np.sqrt(shares)  # applied to small matrices, so that no copy of all changes is made
     values, vectors = np.linalg.eigh(np.outer(roots, roots) * (changes @ changes.T))
     top = np.argsort(values)[::-1][:rank]
@@ -111,73 +58,41 @@ def _closed_form(changes: Array, shares: Array, rank: int, noise_std: float) -> 
     return factors
 
 
-def _fit_em(
-    changes: Array, seen: Mask, shares: Array, rank: int, noise_std: float, steps: int
+def fit_gradient(
+    loss_changes: ArrayLike,
+    weights: ArrayLike,
+    rank: int,
+    noise_std: float,
+    rng: np.random.Generator,
+    *,
+    steps: int,
+    learning_rate: float,
+    initial: ArrayLike | None = None,
 ) -> Array:
-    """Fit X by expectation-maximization; missing changes are 0 in `changes`."""
-    means = changes.sum(axis=1) / np.maximum(seen.sum(axis=1), 1)
-    factors = _closed_form(np.where(seen, changes, means[:, None]), shares, rank, noise_std)
-    factors[:, ~seen.any(axis=0)] = 0.0
-    patterns = _Patterns(seen)
-    for _ in range(steps):
-        latents = _latents(factors, changes, seen, noise_std)
-        factors = _regression(latents, changes, patterns, shares)
+    """Fit X by Adam steps on the same likelihood, as the paper does; early stopping regularizes.
+
+    It starts from `initial`, such as the last fit, or from small random numbers.
+    """
+    changes, seen, shares = _prepared(loss_changes, weights)
+    if initial is None:
+        scale = np.sqrt(np.square(changes).mean() / rank)
+        factors = rng.normal(scale=max(scale, noise_std), size=(rank, changes.shape[1]))
+    else:
+        factors = np.array(initial, dtype=np.float64)
+    first, second = np.zeros_like(factors), np.zeros_like(factors)
+    for step in range(1, steps + 1):
+        slope = gradient(factors, changes, seen, shares, noise_std)
+        first = 0.9 * first + 0.1 * slope
+        second = 0.999 * second + 0.001 * slope**2
+        size = np.sqrt(second / (1 - 0.999**step)) + 1e-8
+        factors += learning_rate * first / (1 - 0.9**step) / size
     return factors
-
-
-def _latents(factors: Array, changes: Array, seen: Mask, noise_std: float) -> tuple[Array, Array]:
-    """Return the posterior means and second moments of each sample's latent variables."""
-    rank = len(factors)
-    means, moments = np.empty((len(changes), rank)), np.empty((len(changes), rank, rank))
-    for t in range(len(changes)):
-        inner, means[t] = _posterior(factors, changes[t], seen[t], noise_std)
-        moments[t] = np.outer(means[t], means[t]) + noise_std**2 * inner
-    return means, moments
-
-
-class _Patterns:
-    """Which samples clients have: clients that miss the same ones share a linear system."""
-
-    def __init__(self, seen: Mask) -> None:
-        packed = np.ascontiguousarray(np.packbits(seen, axis=0).T)  # sorts faster than columns
-        bits = packed.view(f"V{packed.shape[1]}").ravel()
-        _, first, self.kind = np.unique(bits, return_index=True, return_inverse=True)
-        self.patterns = seen[:, first]
-        self.order = np.argsort(self.kind, kind="stable")
-
-
-def _regression(
-    latents: tuple[Array, Array], changes: Array, seen: _Patterns, shares: Array
-) -> Array:
-    """Fit each client's column of X to the latent variables of the samples that it has."""
-    means, moments = latents
-    samples, rank = means.shape
-    ridge = 1e-12 * np.trace(moments.sum(axis=0)) * np.eye(rank)
-    right = changes.T @ (means * shares[:, None])
-    result = np.empty((rank, changes.shape[1]))
-    for start in range(0, seen.order.size, _BLOCK):
-        clients = seen.order[start : start + _BLOCK]
-        kind = seen.kind[clients]
-        patterns = seen.patterns[:, kind[0] : kind[-1] + 1]
-        systems = (patterns.T * shares) @ moments.reshape(samples, -1)
-        inverses = _inverse(systems.reshape(-1, rank, rank) + ridge)
-        solved = inverses[kind - kind[0]] @ right[clients][:, :, None]
-        result[:, clients] = solved[:, :, 0].T
-    return result
-
-
-def _inverse(matrix: Array) -> Array:
-    """Invert symmetric matrices; the pseudoinverse where rounding makes one singular."""
-    try:
-        return np.asarray(np.linalg.inv(matrix), np.float64)
-    except np.linalg.LinAlgError:
-        return np.asarray(np.linalg.pinv(matrix, hermitian=True), np.float64)
 
 
 def _posterior(factors: Array, changes: Array, seen: Mask, noise_std: float) -> tuple[Array, Array]:
     """M^-1 with M = X X^T + noise I over the seen clients, and the latent mean M^-1 X y."""
     part = factors * seen
-    inner = _inverse(part @ factors.T + noise_std**2 * np.eye(len(factors)))
+    inner: Array = np.linalg.inv(part @ factors.T + noise_std**2 * np.eye(len(factors)))
     return inner, inner @ (part @ changes)
 
 

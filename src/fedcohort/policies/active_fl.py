@@ -8,7 +8,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.options import Positive, Share
-from fedcohort.policies.base import Array, Policy, count_up, pick, register, sizes, unreported
+from fedcohort.policies.base import Array, Policy, by_report, count_up, pick, register, sizes
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -94,8 +94,8 @@ class ActiveFL(Policy):
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Count who finished and did not report a loss."""
-        missing = unreported(round, outcome, signals, "loss")
-        for client in set(outcome.finished).difference(missing):
+        reported, missing = by_report(round, outcome, signals, "loss")
+        for client in reported:
             self.state.failures.pop(client, None)
         count_up(self.state.failures, missing)
 

@@ -263,13 +263,22 @@ def count_up(counts: dict[ClientId, int], clients: Sequence[ClientId]) -> None:
         counts[client] = counts.get(client, 0) + 1
 
 
-def unreported(round: Round, outcome: Outcome, signals: Signals, name: str) -> list[ClientId]:
-    """Return the clients that finished and sent no valid reading of a reply signal this round.
+def by_report(
+    round: Round, outcome: Outcome, signals: Signals, name: str
+) -> tuple[tuple[ClientId, ...], tuple[ClientId, ...]]:
+    """Divide those that finished into those with and without a valid reading of a reply signal.
 
-    Policies count it against them, so that never reporting does not pay.
+    Policies count a missing one against them, so that never reporting does not pay.
     """
     fresh = signals.rounds(name, outcome.finished) == round.number
-    return [c for c, sent in zip(outcome.finished, fresh.tolist(), strict=True) if not sent]
+    finished = outcome.finished
+    return take(finished, np.flatnonzero(fresh)), take(finished, np.flatnonzero(~fresh))
+
+
+def halve(values: dict[ClientId, float], clients: Sequence[ClientId]) -> None:
+    """Halve the values of clients; unknown ones start from the median."""
+    typical = float(np.median(list(values.values()))) if values else 0.0
+    values.update((c, values.get(c, typical) / 2) for c in clients)
 
 
 def equal_weights(round: Round, size: int) -> tuple[float, ...] | None:

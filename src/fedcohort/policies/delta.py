@@ -12,6 +12,7 @@ from fedcohort.options import NonNegative
 from fedcohort.policies.base import (
     Array,
     Policy,
+    by_report,
     inverse_inclusion,
     register,
     scored,
@@ -97,8 +98,7 @@ class DELTA(Policy):
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Divide the probability of those whose update arrived among them again."""
-        fresh = signals.rounds("update_distance", outcome.finished) == round.number
-        cohort = take(outcome.finished, np.flatnonzero(fresh))
+        cohort, _ = by_report(round, outcome, signals, "update_distance")
         if not cohort:
             return
         distance = _clipped(signals.values("update_distance", cohort))

@@ -16,10 +16,10 @@ from fedcohort.policies.base import (
     Array,
     Policy,
     PositiveShare,
+    by_report,
     register,
     scored,
     take,
-    unreported,
     values_for,
     vectors,
 )
@@ -128,8 +128,7 @@ class FedACS(Policy):
         if self.memory < 1:
             for table in (state.wins, state.losses):
                 table.update({c: count * self.memory for c, count in table.items()})
-        silent = unreported(round, outcome, signals, self.signal)
-        clients = tuple(c for c in outcome.finished if c not in set(silent))
+        clients, silent = by_report(round, outcome, signals, self.signal)
         for client in silent:
             state.losses[client] = state.losses.get(client, 0.0) + self.rate * len(clients)
         if len(clients) < 2:

@@ -88,10 +88,11 @@ class FedCor(Policy):
     Checked: selection against literal conditioning, fits against the likelihood.
 
     X has 15 rows. Where the paper trains an extra, discarded round to probe, the probe is a round
-    of its own here. Rounds that a gate skips keep their cohort and count as one selection. Changes
-    beyond 10 times the median of their sample are clipped. A client that was away in 30 selections
-    in a row is forgotten. Clients without any loss change get places in proportion to their number,
-    drawn uniformly; where most are away before or after a probe, the choice is close to random.
+    of its own here. Rounds that a gate skips keep their cohort and count as one selection. A loss
+    change counts as at most 10 times the median of its sample, a missing one as its mean. A client
+    that was away in 30 selections in a row is forgotten. Clients without any loss change get places
+    in proportion to their number, drawn uniformly; where most are away before or after a probe, the
+    choice is close to random.
 
     References
     ----------
@@ -210,7 +211,7 @@ class FedCor(Policy):
             steps = self.first_steps if start is None else _STEPS
             start = None if start is None else _widened(start, changes.shape[1], 0.0)
             state.embedding = gp.fit_gradient(
-                *data, steps=steps, learning_rate=_LEARNING_RATE, initial=start, rng=rng
+                *data, rng, steps=steps, learning_rate=_LEARNING_RATE, initial=start
             )
         state.alpha = {}
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.options import NonNegative
-from fedcohort.policies.base import Policy, pick, register, sizes, unreported, values_for
+from fedcohort.policies.base import Policy, by_report, halve, pick, register, sizes, values_for
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -75,13 +75,10 @@ class FedSAE(Policy):
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Take the losses that arrived; halve the values of those who sent none."""
-        missing = unreported(round, outcome, signals, "loss")
-        reported = tuple(c for c in outcome.finished if c not in set(missing))
+        reported, missing = by_report(round, outcome, signals, "loss")
         if reported:
             at = [bisect_left(round.available, client) for client in reported]
             roots = np.sqrt(sizes(signals, round.available)[at])
             losses = np.asarray(signals.values("loss", reported), np.float64)
             self.state.value.update(zip(reported, (roots * losses).tolist(), strict=True))
-        typical = float(np.median(list(self.state.value.values()))) if self.state.value else 0.0
-        for client in missing:
-            self.state.value[client] = self.state.value.get(client, typical) / 2
+        halve(self.state.value, missing)

@@ -12,12 +12,13 @@ from fedcohort.options import NonNegative, Share
 from fedcohort.policies.base import (
     Array,
     Policy,
+    by_report,
     draw,
+    halve,
     register,
     scored,
     sizes,
     take,
-    unreported,
     values_for,
 )
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
@@ -153,19 +154,15 @@ class Oort(Policy):
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Update those that reported, those that finished without a report, and the pacer."""
         state = self.state
-        missing = unreported(round, outcome, signals, "loss_rms")
-        reported = tuple(c for c in outcome.finished if c not in set(missing))
+        reported, missing = by_report(round, outcome, signals, "loss_rms")
         if reported:
             losses = np.asarray(signals.values("loss_rms", reported), np.float64)
             n = dict(zip(round.available, sizes(signals, round.available).tolist(), strict=True))
             for client, loss in zip(reported, losses.tolist(), strict=True):
                 state.utility[client] = n[client] * loss
-        timed = np.flatnonzero(signals.rounds("duration", outcome.finished) == round.number)
-        for client in take(outcome.finished, timed):
-            state.duration[client] = float(signals.values("duration", (client,))[0])
-        typical = float(np.median(list(state.utility.values()))) if state.utility else 0.0
-        for client in missing:
-            state.utility[client] = state.utility.get(client, typical) / 2
+        timed, _ = by_report(round, outcome, signals, "duration")
+        state.duration.update(zip(timed, signals.values("duration", timed).tolist(), strict=True))
+        halve(state.utility, missing)
         state.last.update(dict.fromkeys(outcome.finished, round.number))
         collected = [state.utility[c] for c in state.exploited if c in set(reported)]
         state.history.append(sum(collected) / (len(collected) + 1e-4))
