@@ -92,7 +92,11 @@ def fit_gradient(
 def _posterior(factors: Array, changes: Array, seen: Mask, noise_std: float) -> tuple[Array, Array]:
     """M^-1 with M = X X^T + noise I over the seen clients, and the latent mean M^-1 X y."""
     part = factors * seen
-    inner: Array = np.linalg.inv(part @ factors.T + noise_std**2 * np.eye(len(factors)))
+    matrix = part @ factors.T + noise_std**2 * np.eye(len(factors))
+    try:
+        inner = np.asarray(np.linalg.inv(matrix), np.float64)
+    except np.linalg.LinAlgError:  # singular by rounding
+        inner = np.asarray(np.linalg.pinv(matrix, hermitian=True), np.float64)
     return inner, inner @ (part @ changes)
 
 
