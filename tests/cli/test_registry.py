@@ -132,28 +132,14 @@ def test_mistakes_are_one_line(warm, tmp_path, capsys):
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_ids_cannot_color_or_break_the_terminal(tmp_path, capsys):
-    folder, file = str(tmp_path / "warm"), sketch(tmp_path / "a.sketch", 0.0)
-    hostile = "[red]x\x1b[2J\n"
-    assert invoke(["registry", "add", folder, hostile, file, "--reference", "r"]) == 0
-    capsys.readouterr()
-    assert invoke(["registry", "list", folder]) == 0
-    shown = capsys.readouterr().out
-    assert "\x1b[2J" not in shown
-    assert "[red]x" in shown
-
-
-def test_show_export_and_add_a_folder(warm, tmp_path, capsys):
-    hostile = "evil\x1b[2J/../x"
+def test_export_and_add_a_folder(warm, tmp_path, capsys):
+    hostile = "[red]evil\x1b[2J/../x"
     new = sketch(tmp_path / "new.sketch", 2.0, 9)
     assert invoke(["registry", "add", warm, hostile, new]) == 0
     capsys.readouterr()
-    assert invoke(["registry", "show", warm, hostile]) == 0
     assert invoke(["registry", "list", warm]) == 0
-    assert "\x1b" not in capsys.readouterr().out
-    assert invoke(["registry", "show", warm, "c2", "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["client"], told["n"], told["arrays"]) == ("c2", 200.0, {"w": [1]})
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and "[red]evil" in shown
     out = tmp_path / "files"
     assert invoke(["registry", "export", warm, str(out)]) == 0
     assert "5 clients written" in capsys.readouterr().out

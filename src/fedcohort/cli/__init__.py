@@ -119,7 +119,10 @@ def invoke(arguments: list[str]) -> int:
 def _message(error: Exception) -> str | None:
     """Return one line for a mistake or a machine's refusal; None for what must be our bug."""
     if isinstance(error, ImportError):
-        return _missing(error)
+        package = (error.name or "").partition(".")[0]
+        extra = EXTRAS.get(package)
+        remedy = f"this needs {package}, which is not installed: pip install 'fedcohort[{extra}]'"
+        return None if extra is None else remedy
     if isinstance(error, MemoryError):
         return f"not enough memory{f': {error}' if str(error) else ''}"
     if isinstance(error, UnicodeDecodeError):
@@ -130,16 +133,6 @@ def _message(error: Exception) -> str | None:
     if isinstance(error, OSError) and not isinstance(error, FedcohortError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__
-
-
-def _missing(error: ImportError) -> str | None:
-    """Say which extra to install; None if the import that failed is not an optional one."""
-    package = (error.name or "").partition(".")[0]
-    if package not in EXTRAS:
-        return None
-    return (
-        f"this needs {package}, which is not installed: pip install 'fedcohort[{EXTRAS[package]}]'"
-    )
 
 
 def _interrupted(arguments: list[str]) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,36 +29,6 @@ if TYPE_CHECKING:
     from fedcohort.experiments.compare import Runner, Setting
     from fedcohort.experiments.config import Experiment, NamedConfig
     from fedcohort.simulate.history import RoundRecord
-
-Completion = Callable[[str], list[str]]
-
-
-def completing(names: Callable[[], Iterable[str]]) -> Completion:
-    """Return a completion of names; after a comma, of the last one."""
-
-    def complete(incomplete: str) -> list[str]:
-        start, comma, last = incomplete.rpartition(",")
-        return [start + comma + name for name in names() if name.startswith(last)]
-
-    return complete
-
-
-def _registered(module: str, registry: str, *more: str) -> Completion:
-    return completing(lambda: [*more, *getattr(import_module(f"fedcohort.{module}"), registry)])
-
-
-def _settings() -> list[str]:
-    from fedcohort.experiments.config import papers
-
-    return [f"paper:{name}" for name in papers()] + [str(p) for p in Path().glob("*.toml")]
-
-
-complete_policies = _registered("policies", "POLICIES", "all")
-complete_gates = _registered("gates", "GATES", "none")
-complete_datasets = _registered("datasets", "DATASETS")
-complete_partitions = _registered("partition", "PARTITIONS", "natural")
-complete_models = _registered("simulate.models", "MODELS")
-complete_settings = completing(_settings)
 
 SetOption = Annotated[
     list[str] | None,
@@ -123,9 +92,7 @@ class RoundBars:
 def run_command(
     config: Annotated[
         Path,
-        typer.Argument(
-            help="The experiment: a TOML file or paper:NAME.", autocompletion=complete_settings
-        ),
+        typer.Argument(help="The experiment: a TOML file or paper:NAME."),
     ],
     out: Annotated[Path | None, typer.Option(help="Run folder [runs/NAME].")] = None,
     rounds: RoundsOption = None,
@@ -168,45 +135,28 @@ def run_command(
 def compare(
     config: Annotated[
         Path | None,
-        typer.Option(
-            help="Setting from a TOML file or paper:NAME; other options override it.",
-            autocompletion=complete_settings,
-        ),
+        typer.Option(help="Setting from a TOML file or paper:NAME; other options override it."),
     ] = None,
     dataset: Annotated[
-        str | None,
-        typer.Option(
-            help="Data set, or FILE.py:FUNCTION [digits].", autocompletion=complete_datasets
-        ),
+        str | None, typer.Option(help="Data set, or FILE.py:FUNCTION [digits].")
     ] = None,
     partition: Annotated[
-        str | None,
-        typer.Option(
-            help="Split over clients, as name:key=value [shards].",
-            autocompletion=complete_partitions,
-        ),
+        str | None, typer.Option(help="Split over clients, as name:key=value [shards].")
     ] = None,
     clients: Annotated[
         int | None, typer.Option(help="Clients in the federation [60; natural: all].")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(
-            help="Reference model, or FILE.py:CLASS [mlp-64-30].", autocompletion=complete_models
-        ),
+        str | None, typer.Option(help="Reference model, or FILE.py:CLASS [mlp-64-30].")
     ] = None,
     policies: Annotated[
         str,
         typer.Option(
-            help="Comma-separated names, each with options as name:key=value,key=value; or 'all'.",
-            autocompletion=complete_policies,
+            help="Comma-separated names, each with options as name:key=value,key=value; or 'all'."
         ),
     ] = "all",
     gate: Annotated[
-        str | None,
-        typer.Option(
-            help="Hold models back, as name:key=value [none].", autocompletion=complete_gates
-        ),
+        str | None, typer.Option(help="Hold models back, as name:key=value [none].")
     ] = None,
     cohort_size: Annotated[int | None, typer.Option(help="Clients per round [5].")] = None,
     target: Annotated[float | None, typer.Option(help="Accuracy to reach [0.8].")] = None,
@@ -297,7 +247,6 @@ def config_show(
         Path | None,
         typer.Argument(
             help="A TOML file or paper:NAME [all defaults].",
-            autocompletion=complete_settings,
             show_default=False,
         ),
     ] = None,

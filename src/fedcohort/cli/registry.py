@@ -16,9 +16,9 @@ from fedcohort.cli.common import (
     FormatOption,
     plain,
     say,
-    show_facts,
     show_json,
     show_table,
+    write_file,
 )
 from fedcohort.exceptions import ConfigError
 
@@ -28,14 +28,12 @@ if TYPE_CHECKING:
 HELP = "Warm clients: their sketches and personal models, in a folder."
 app = typer.Typer(help=HELP, no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(help="The registry's folder.", show_default=False)]
-Client = Annotated[str, typer.Argument(help="The client's id: any text.", show_default=False)]
-ModelOption = Annotated[
-    Path | None, typer.Option("--model", help="Safetensors file; it is copied.", show_default=False)
-]
-ReferenceOption = Annotated[
-    str | None,
-    typer.Option(help="Path or URI of a model kept elsewhere; never opened.", show_default=False),
-]
+
+
+def _open(folder: Path) -> Registry:
+    from fedcohort.personalize import Registry
+
+    return Registry(folder)
 
 
 @app.command("add")
@@ -51,8 +49,15 @@ def add(
             help="The client's sketch file; leave it out to add a folder.", show_default=False
         ),
     ] = None,
-    model: ModelOption = None,
-    reference: ReferenceOption = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Safetensors file; it is copied.", show_default=False)
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            help="Path or URI of a model kept elsewhere; never opened.", show_default=False
+        ),
+    ] = None,
     metadata: Annotated[str, typer.Option(help="A JSON object.")] = "{}",
     replace: Annotated[bool, typer.Option("--replace", help="Replace a known client.")] = False,
     format: FormatOption = Format.table,
@@ -91,26 +96,6 @@ def _add_folder(registry: Registry, source: Path, replace: bool, format: Format)
         raise typer.Exit(1)
 
 
-@app.command("show")
-def show_client(folder: Folder, client: Client, format: FormatOption = Format.table) -> None:
-    """Show all that is known about a client.
-
-    Example: `fedcohort registry show warm/ ann`
-    """
-    from fedcohort.personalize import Registry
-    from fedcohort.personalize.models import shapes_of
-
-    with Registry(folder) as registry:
-        entry, sketch = registry.get(client), registry.sketch(client)
-        arrays = None if entry.model is None else shapes_of(registry.models.path(entry.model))
-    facts = {**asdict(entry), "sketch": sketch.spec, "arrays": arrays}
-    if format is Format.json:
-        show_json(facts)
-        return
-    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in facts.items()}
-    show_facts({name: plain(text) for name, text in texts.items()}, plain(client))
-
-
 @app.command("export")
 def export(
     folder: Folder,
@@ -121,9 +106,9 @@ def export(
 
     Example: `fedcohort registry export warm/ clients/`
     """
-    from fedcohort.personalize import Registry, maintenance
+    from fedcohort.personalize import maintenance
 
-    with Registry(folder) as registry:
+    with _open(folder) as registry:
         count = maintenance.export(registry, out)
     say(format, {"clients": count, "folder": str(out)}, f"{count} clients written to {out}")
 
@@ -138,26 +123,20 @@ def global_(
 
     Example: `fedcohort registry global warm/ --model global.safetensors`
     """
-    from fedcohort.personalize import Registry
-
-    with Registry(folder) as registry:
+    with _open(folder) as registry:
         registry.set_global(model)
         say(format, {"model": registry.global_digest()}, "the global model is set")
 
 
 @app.command("list")
-def list_(
-    folder: Folder,
-    format: FormatOption = Format.table,
-) -> None:
+def list_(folder: Folder, format: FormatOption = Format.table) -> None:
     """List the registered clients.
 
     Example: `fedcohort registry list warm/`
     """
-    from fedcohort.personalize import Registry
     from fedcohort.report.tables import Cell, Column, cells, number
 
-    with Registry(folder) as registry:
+    with _open(folder) as registry:
         entries, count = list(registry.entries()), len(registry)
     if format is Format.json:
         show_json({"clients": count, "entries": [asdict(entry) for entry in entries]})
@@ -185,9 +164,9 @@ def check(
 
     Example: `fedcohort registry check warm/ --remove-orphans`
     """
-    from fedcohort.personalize import Registry, maintenance
+    from fedcohort.personalize import maintenance
 
-    with Registry(folder) as registry:
+    with _open(folder) as registry:
         removed = maintenance.remove_orphans(registry) if remove_orphans else []
         problems, count = maintenance.check(registry), len(registry)
     if format is Format.json:
@@ -203,14 +182,16 @@ def check(
 
 
 @app.command("remove")
-def remove(folder: Folder, client: Client, format: FormatOption = Format.table) -> None:
+def remove(
+    folder: Folder,
+    client: Annotated[str, typer.Argument(help="The client's id.", show_default=False)],
+    format: FormatOption = Format.table,
+) -> None:
     """Remove a client, and its model unless another client has the same.
 
     Example: `fedcohort registry remove warm/ ann`
     """
-    from fedcohort.personalize import Registry
-
-    with Registry(folder) as registry:
+    with _open(folder) as registry:
         registry.remove(client)
         say(format, {"client": client, "clients": len(registry)}, f"{len(registry)} clients left")
 
@@ -251,15 +232,14 @@ def nearest(
     Example: `fedcohort nearest new.sketch --registry warm/ --k 5 --format json`
     """
     from fedcohort.files.sketching import load_sketch
-    from fedcohort.personalize import ColdStart, Registry
+    from fedcohort.personalize import ColdStart
     from fedcohort.personalize.models import pack
-    from fedcohort.storage import write_atomically
 
-    with Registry(registry) as warm:
+    with _open(registry) as warm:
         start = ColdStart(warm, max_distance=_limit(max_distance))
         advice = start.advise(load_sketch(sketch), strategy.value, k)
         if out is not None:
-            write_atomically(out, pack(start.model(advice)))
+            write_file(out, pack(start.model(advice)))
         _show_advice(warm, advice, format)
     if out is not None and format is not Format.json:
         typer.echo(f"wrote {out}")

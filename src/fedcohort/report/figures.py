@@ -439,9 +439,10 @@ def _map(content: Content) -> Figure:
         color=alt.Color("times:Q", scale=alt.Scale(domainMin=0), legend=legend),
         tooltip=tips(titles | {"times:Q": "times selected"}),
     )
-    by = "label distributions, because no run saved sketches"
-    by = by if source == "labels" else f"{source.replace('_', ' ')}s"
-    caption = f"Clients placed by their {by}: close clients are alike. Two dimensions keep "
+    by = "the signal " + source
+    if source == "labels":
+        by = "their label distributions, because no run saved sketches"
+    caption = f"Clients placed by {by}: close clients are alike. Two dimensions keep "
     caption += f"{share:.0%} of the variation. The stronger the color, the more often a client was "
     caption += "selected."
     if len(points) <= 120:

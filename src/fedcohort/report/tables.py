@@ -253,7 +253,7 @@ def _blocks(cells: Cells, title: str) -> Table:
     return table
 
 
-def sparkline(values: Sequence[float], width: int = 24) -> str:
+def sparkline(values: Sequence[float], width: int = 17) -> str:
     """Draw values between 0 and 1 as a row of block characters.
 
     Examples
