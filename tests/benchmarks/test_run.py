@@ -149,7 +149,6 @@ def test_processes_find_what_one_process_finds(suite, tmp_path):
     in_turn(parts, one, False, 1000.0)
     for part in parts:
         assert rows_of(one, part) == rows_of(two, part)
-    assert in_processes(parts, tmp_path / "none", False, 0.0, {"cpu": 1}).left == parts
 
 
 def test_a_process_that_ends_leaves_its_parts_to_another_call(tmp_path):

@@ -10,16 +10,14 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
-from fedcohort.analysis.comparison import comparison
 from fedcohort.cli import invoke
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments.compare import DEFAULT_SETTING, Setting, compare, run_several
 from fedcohort.experiments.config import NamedConfig
 from fedcohort.experiments.results import Results, gemd_by_round, read, summarize
 from fedcohort.experiments.run import run
-from fedcohort.report.tables import comparison_cells, fitting, setting_columns
+from fedcohort.report.tables import setting_columns
 
 SMALL = dataclasses.replace(
     DEFAULT_SETTING, rounds=5, seeds=(0, 1), checkpoint_every=2, device="cpu"
@@ -132,22 +130,6 @@ def test_swept_settings_are_columns(tmp_path):
     results = sweep(tmp_path)
     assert setting_columns(results) == [{"lr": "0.0125"}, {"lr": "0.05"}]
     assert [c["policy"] for c in setting_columns(read(tmp_path / "lr=0.05"))] == ["lr=0.05"]
-
-
-def test_show_never_cuts_a_number(compared, capsys, monkeypatch):
-    returned, folder = compared
-    rows = comparison(returned)
-    numbers = [f"{100 * row.accuracy.mean:.1f}" for row in rows]
-    for width in (24, 40, 60, 80, 120, 200):
-        monkeypatch.setenv("COLUMNS", str(width))
-        assert invoke(["show", str(folder)]) == 0
-        text = capsys.readouterr().out
-        assert all(number in text for number in numbers)
-        assert "…" not in text
-        assert max(map(len, text.splitlines())) <= width
-    wide = Console(width=400, record=True, file=io.StringIO())
-    wide.print(fitting(comparison_cells(returned, sparklines=True), "title", 400))
-    assert "accuracy by round" in wide.export_text()
 
 
 def test_show_one_run_and_json(compared, capsys):

@@ -1,22 +1,18 @@
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from fedcohort.exceptions import ConfigError, DataError, FedcohortError
+from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.experiments import results
 from fedcohort.experiments import run as running
 from fedcohort.experiments.compare import DEFAULT_SETTING, compare
-from fedcohort.experiments.config import Experiment, NamedConfig, dump, parse, read
+from fedcohort.experiments.config import Experiment, NamedConfig, parse, read
 from fedcohort.experiments.results import read_histories
 from fedcohort.experiments.run import check, run
 from fedcohort.simulate.clock import Pace
@@ -53,26 +49,6 @@ def test_a_folder_in_use_is_refused(tmp_path):
         read_histories(tmp_path)
 
 
-FORKING = """
-import dataclasses, json, os, signal, sys, time
-import torch
-from fedcohort.experiments import config, run
-torch.set_num_threads(1)  # threads do not survive a fork
-experiment = config.parse(json.load(open(sys.argv[1])))
-run.run(dataclasses.replace(experiment, rounds=1), sys.argv[2] + "-loaded")
-for delay in map(float, sys.argv[3:]):
-    child = os.fork()
-    if child == 0:
-        def pace(records):
-            if signal.getitimer(signal.ITIMER_REAL)[0] == 0:
-                signal.setitimer(signal.ITIMER_REAL, delay)
-            time.sleep(0.01)
-        run.run(experiment, sys.argv[2], resume=True, on_round=pace)
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
 def test_a_run_from_before_a_field_existed_goes_on(tmp_path):
     run(dataclasses.replace(TINY, rounds=1), tmp_path)
     path = tmp_path / "config.json"
@@ -85,27 +61,6 @@ def test_a_run_from_before_a_field_existed_goes_on(tmp_path):
     path.write_text(json.dumps(before))
     with pytest.raises(ConfigError, match="another experiment: local differ"):
         run(TINY, tmp_path, resume=True)
-
-
-def test_killed_at_any_moment_and_resumed(tmp_path):
-    """Killed again and again until the run gets through: the lines are those of a calm run.
-
-    A timer ends the process some time after its first round, without a chance to clean up, as
-    kill -9 does. A round takes 0.01 s at least, so that all 40 cannot pass in the sum of the times,
-    however slow or busy the machine is. The last time, 0, sets no timer.
-    """
-    experiment = dataclasses.replace(
-        SMALL, rounds=40, checkpoint_every=3, policy=NamedConfig("oort")
-    )
-    run(experiment, tmp_path / "calm")
-    config, place = tmp_path / "exp.json", tmp_path / "stormy"
-    config.write_text(json.dumps(dump(experiment)))
-    command = [sys.executable, "-c", FORKING, str(config), str(place)]
-    delays = ["0.05", "0.08", "0.11", "0"]
-    done = subprocess.run([*command, *delays], capture_output=True, text=True, check=True)
-    assert list(map(int, done.stdout.split())) == [-signal.SIGALRM] * 3 + [0]
-    calm, stormy = (tmp_path / name / "rounds.jsonl" for name in ("calm", "stormy"))
-    assert stormy.read_bytes() == calm.read_bytes()
 
 
 def test_a_torn_last_line_is_mended(tmp_path):
@@ -275,18 +230,6 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def copy(finished, tmp_path):
     return Path(shutil.copytree(finished, tmp_path / "copy"))
-
-
-BROKEN = [b"", b"\xff\xfe", b"{", b"[]", b"{}", b"null", b"7", b"[" * 100_000, b'{"seed": [1]}\n']
-
-
-@pytest.mark.parametrize("content", BROKEN)
-@pytest.mark.parametrize("name", ["config.json", "rounds.jsonl", "federation.json"])
-def test_damaged_files_of_a_run_are_our_errors(copy, name, content):
-    (copy / name).write_bytes(content)
-    for act in (lambda: results.read(copy), lambda: run(TINY, copy, resume=True)):
-        with contextlib.suppress(FedcohortError):
-            act()
 
 
 @pytest.mark.parametrize(

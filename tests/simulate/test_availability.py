@@ -5,13 +5,9 @@ import pytest
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import stream
-from fedcohort.simulate.clock import HOURS, PHONES, Always, Bernoulli, Diurnal, Trace, UniformSubset
+from fedcohort.simulate.clock import HOURS, PHONES, Bernoulli, Diurnal, Trace, UniformSubset
 
 CLIENTS = tuple("abcdefgh")
-
-
-def test_always_returns_the_very_same_tuple():
-    assert Always().available(3, CLIENTS, stream(0)) is CLIENTS
 
 
 def test_a_subset_has_its_size():

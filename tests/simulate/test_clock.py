@@ -156,7 +156,7 @@ def test_a_pace_that_waits_for_all_changes_nothing():
     for _ in range(4):
         (record,), other = plain.step(), same.step()
         assert [record] == other
-        assert record.seconds == max(plain.seeds[0]._seconds(c) for c in record.selected)
+        assert record.seconds == max(plain.seeds[0].seconds_of(c) for c in record.selected)
         assert record.cut == record.late == ()
 
 
@@ -178,7 +178,7 @@ def test_over_selection_in_rounds():
         (record,) = fast.step()
         assert len(record.selected) == 6
         assert len(record.finished) == len(record.cut) == 3
-        seconds = {c: fast.seeds[0]._seconds(c) for c in record.selected}
+        seconds = {c: fast.seeds[0].seconds_of(c) for c in record.selected}
         assert set(record.finished) == set(sorted(seconds, key=seconds.get)[:3])
         assert record.seconds == max(seconds[c] for c in record.finished)
         # All six download the model, three upload it.
@@ -218,7 +218,7 @@ def test_a_late_update_enters_the_round_in_which_it_arrives(aggregation):
         for client in due:
             del waiting[client]
         for client in record.cut:
-            arrival = clock + seed._seconds(client)
+            arrival = clock + seed.seconds_of(client)
             waiting[client] = (number, arrival, trained[client] - before)
         clock, seen = end, seen + len(due)
     assert seen >= 3

@@ -116,12 +116,3 @@ def test_mistakes_are_named() -> None:
         SketchMatch(embed="own")
     with pytest.raises(ConfigError, match="one vector per sample"):
         simulation(SketchMatch(), embed=lambda x: x).step()
-
-
-def test_flower_says_where_to_embed_instead() -> None:
-    inner = pytest.importorskip("fedcohort.flower.server.inner", exc_type=ImportError)
-    from flwr.serverapp.strategy import FedAvg
-
-    policy = SketchMatch(embed="model", centered=False)
-    with pytest.raises(ConfigError, match="embed= is for simulations"):
-        inner.check_policy(FedAvg(), policy, has_center=False)

@@ -61,19 +61,6 @@ def test_shuffles_are_those_of_the_stream(n, passes, seed):
         assert plans[j].order.tolist() == table[:, j, 0].tolist()
 
 
-def test_equal_sizes_share_a_timetable():
-    """A GPU keeps its copy of it between rounds."""
-    local = LocalTraining(batch_size=4, schedule=Schedule(0.5))
-
-    def times(sizes, lr):
-        jobs = [Job(0, np.arange(n), batch_plan(0, 0, "a", n, local)) for n in sizes]
-        return lockstep(jobs, local, lr, direct=True).times
-
-    assert times((5, 9), 0.1) is times((9, 5), 0.1)
-    assert times((5, 9), 0.1) is not times((5, 9), 0.2)
-    assert times((5, 9), 0.1) is not times((6, 9), 0.1)
-
-
 def test_schedules():
     halve = Schedule(0.5, (150, 300))
     assert [halve(r) for r in (0, 149, 150, 299, 300, 999)] == [1, 1, 0.5, 0.5, 0.25, 0.25]

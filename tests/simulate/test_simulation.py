@@ -242,12 +242,6 @@ class TestGate:
         assert open_gate.accuracy.tolist() == no_gate.accuracy.tolist()
         assert open_gate.rounds[0].bytes_up == no_gate.rounds[0].bytes_up + 4
 
-    def test_literal_reset_skips_until_the_bound(self, digits):
-        gate = SketchToSkip(10.0, k=50, on_skip="reset", max_skips=4)
-        (history,) = run(digits, gate=gate, rounds=10)
-        skipped = [r.skipped for r in history.rounds]
-        assert skipped == [True] * 4 + [False] + [True] * 4 + [False]
-
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
@@ -274,25 +268,3 @@ def test_a_run_that_diverges_says_so_once(caplog):
     simulate(clients, model, "uniform", cohort_size=2, rounds=3, local=local, device="cpu")
     assert [r.getMessage()[:8] for r in caplog.records] == ["round 0:"]
     assert "diverged" in caplog.text
-
-
-def test_progress_is_plain_lines_without_a_terminal(capsys):
-    clients = federate(load("digits"), "shards", clients=20, seed=0)
-    model = build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
-    options = {"cohort_size": 3, "rounds": 3, "device": "cpu"}
-    quiet = simulate(clients, model, "uniform", **options)
-    assert capsys.readouterr().err == ""
-    shown = simulate(clients, model, "uniform", progress=True, **options)
-    assert capsys.readouterr().err == "rounds: 1 of 3\nrounds: 2 of 3\nrounds: 3 of 3\n"
-    assert shown == quiet
-
-
-def test_the_front_door_runs_a_simulation(digits):
-    """``fedcohort.simulate`` is also a package; it must be callable all the same."""
-    from fedcohort import LocalTraining, build, simulate
-
-    model = build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
-    local = LocalTraining(steps=1, batch_size=8)
-    options = {"cohort_size": 2, "rounds": 1, "local": local}
-    (history,) = simulate(clients(digits), model, "uniform", **options)
-    assert len(history.rounds) == 1

@@ -49,6 +49,7 @@ from fedcohort.storage import (
 )
 
 OnRound = Callable[[Sequence[RoundRecord]], None]
+FREE = {"rounds", "seeds", "target", "patience", "checkpoint_every"}  # may change on resume
 
 
 def run(
@@ -93,9 +94,9 @@ def _advance(
 ) -> None:
     """Run from the checkpoint, if there is one, until the experiment is over."""
     _describe(place, simulation)
-    state, lines = _checkpoint(place), place / "rounds.jsonl"
-    if state is not None:
-        storage.restore(place / "checkpoint", simulation.load_state_dict, state)
+    checkpoint, lines = place / "checkpoint", place / "rounds.jsonl"
+    if checkpoint.exists():
+        storage.restore(checkpoint, simulation.load_state_dict, storage.load(checkpoint))
     _keep_lines(lines, [s.seed for s in simulation.sessions], simulation.round_number)
     with lines.open("a", encoding="utf-8") as file:
         sync_folder(place)
@@ -103,7 +104,7 @@ def _advance(
 
         def save() -> None:
             os.fsync(file.fileno())  # a checkpoint never knows rounds that can be lost
-            storage.save(place / "checkpoint", simulation.state_dict())
+            storage.save(checkpoint, simulation.state_dict())
 
         while not experiment.is_over(histories):
             records = simulation.step()
@@ -126,33 +127,19 @@ def _advance(
 
 def _claim(folder: Path, experiment: Experiment, resume: bool) -> None:
     """Write the configuration, or check that the folder's run is this one."""
-    path = folder / "config.json"
-    wanted = json.loads(json.dumps(config.dump(experiment)))
+    path, wanted = folder / "config.json", config.dump(experiment)
     if path.exists():
         if not resume:
             raise ConfigError(f"{folder} holds a run already: continue it with --resume")
-        saved = read_json(path)
-        if not isinstance(saved, dict):
-            raise ConfigError(f"{path}: not a configuration")
-        _check_same(folder, wanted, saved)
-        if saved == wanted:
-            return
+        with config.naming(path):  # keys that came after it was written have their defaults
+            saved = config.dump(config.parse(read_json(path)))
+        changed = [key for key in wanted if key not in FREE and wanted[key] != saved[key]]
+        seeds = saved["seeds"]
+        if wanted["seeds"][: len(seeds)] != seeds:
+            changed.append(f"seeds (the first must be {list(seeds)})")
+        if changed:
+            raise ConfigError(f"{folder} holds another experiment: {', '.join(changed)} differ")
     write_atomically(path, json.dumps(wanted, indent=2).encode())
-
-
-def _check_same(folder: Path, wanted: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    free = {"rounds", "seeds", "target", "patience", "checkpoint_every"}
-    try:  # with the defaults of fields that came after it was written
-        full = json.loads(json.dumps(config.dump(config.parse(saved))))
-    except ConfigError:
-        full = saved
-    same = [key for key in wanted if wanted[key] in (saved.get(key), full.get(key))]
-    changed = [key for key in wanted if key not in free and key not in same]
-    seeds = saved.get("seeds", [])
-    if not isinstance(seeds, list) or wanted["seeds"][: len(seeds)] != seeds:
-        changed.append(f"seeds (the first must be {seeds})")
-    if changed:
-        raise ConfigError(f"{folder} holds another experiment: {', '.join(changed)} differ")
 
 
 def _describe(folder: Path, simulation: Simulation) -> None:
@@ -173,22 +160,18 @@ def _describe(folder: Path, simulation: Simulation) -> None:
     write_atomically(folder / "federation.json", json.dumps(content).encode())
 
 
-def _checkpoint(folder: Path) -> dict[str, Any] | None:
-    path = folder / "checkpoint"
-    return storage.load(path) if path.exists() else None
-
-
 def _add_seeds(
     place: Path, experiment: Experiment, dataset: Dataset, on_round: OnRound | None
 ) -> None:
     """Bring seeds that the folder's run does not have to the round that it has reached."""
-    state = _checkpoint(place)
-    if state is None:
+    checkpoint = place / "checkpoint"
+    if not checkpoint.exists():
         return
+    state = storage.load(checkpoint)
     try:
         reached, old = int(state["round_number"]), [int(saved["seed"]) for saved in state["seeds"]]
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise InvalidCheckpoint(f"{place / 'checkpoint'}: not the checkpoint of a run") from None
+        raise InvalidCheckpoint(f"{checkpoint}: not the checkpoint of a run") from None
     if reached > experiment.rounds:
         raise ConfigError(f"{place} has {reached} rounds already: rounds = {experiment.rounds}")
     new, added = experiment.seeds[len(old) :], place / "added-seeds"
@@ -200,9 +183,8 @@ def _add_seeds(
     other = storage.load(added / "checkpoint")
     rows = _rows(place / "rounds.jsonl", old, reached) + _rows(added / "rounds.jsonl", new, reached)
     rows.sort(key=lambda row: (row[0], experiment.seeds.index(row[1])))
-    merged = {**state, "seeds": [*state["seeds"], *other["seeds"]]}
     write_atomically(place / "rounds.jsonl", b"".join(line for _, _, line in rows))
-    storage.save(place / "checkpoint", merged)
+    storage.save(checkpoint, {**state, "seeds": [*state["seeds"], *other["seeds"]]})
     shutil.rmtree(added)
 
 
@@ -260,24 +242,15 @@ def check(experiment: Experiment) -> dict[str, Any]:
 
 def simulation_of(experiment: Experiment, dataset: Dataset) -> Simulation:
     """Put the whole experiment together, at round 0."""
-    parts = check(experiment)
+    same = (
+        *("cohort_size", "local", "pace", "dropout", "holdout", "train_accuracy"),
+        *("seeds", "device", "evaluate_every"),
+    )
     return Simulation(
         lambda seed: federation_of(experiment.data, dataset, seed),
         lambda seed: model_of(experiment.model, dataset, seed),
-        parts["policy"],
-        cohort_size=experiment.cohort_size,
-        local=experiment.local,
-        aggregation=parts["aggregation"],
-        availability=parts["availability"],
-        durations=parts["durations"],
-        pace=experiment.pace,
-        dropout=experiment.dropout,
-        holdout=experiment.holdout,
-        train_accuracy=experiment.train_accuracy,
-        gate=parts["gate"],
-        seeds=experiment.seeds,
-        device=experiment.device,
-        evaluate_every=experiment.evaluate_every,
+        **check(experiment),
+        **{name: getattr(experiment, name) for name in same},
     )
 
 

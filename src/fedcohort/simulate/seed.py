@@ -94,7 +94,7 @@ class Seed:
         )
         everybody = SimulatedClients(
             self.clients, trainer, data, federation, seed, 0, model, held_out, insight, embed,
-            seconds=self._seconds,
+            seconds=self.seconds_of,
         )  # fmt: skip
         self.collector = Collector(everybody, self.session.policy)
         if durations is None or isinstance(durations, Durations):
@@ -111,7 +111,6 @@ class Seed:
         self.pending: dict[ClientId, Pending] = {}
         self.clock = 0.0
         self._measured: dict[ClientId, float] = {}
-        self._known_seconds: dict[ClientId, float] = {}
         self._round_seconds: dict[ClientId, float] = {}
         self._replies: dict[str, Readings] = {}
 
@@ -130,7 +129,7 @@ class Seed:
         selected = self.selection.clients
         gone = stream(self.seed, "dropout", number).random(len(selected)) < dropout
         lost = {c for c, is_gone in zip(selected, gone, strict=True) if is_gone}
-        self._round_seconds = seconds = {c: self._seconds(c) for c in selected}
+        self._round_seconds = seconds = {c: self.seconds_of(c) for c in selected}
         limit = self.pace.limit(self._measured.values())
         wanted = min(self.cohort_size, len(selected))
         self.arrivals = self.pace.close(wanted, seconds, lost, limit)
@@ -242,14 +241,11 @@ class Seed:
             )
         return self.aggregation.step(self.model, updates, sizes, weights)
 
-    def _seconds(self, client: ClientId) -> float:
-        if client not in self._known_seconds:
-            local = self.trainer.training
-            n = len(self.federation.parts[client])
-            samples = n * local.epochs if local.steps is None else local.steps * local.batch_size
-            moved = 2 * self.model_bytes
-            self._known_seconds[client] = self.durations.seconds(client, samples, moved)
-        return self._known_seconds[client]
+    def seconds_of(self, client: ClientId) -> float:
+        """Return how long a round takes a client, by its durations."""
+        local, n = self.trainer.training, len(self.federation.parts[client])
+        samples = n * local.epochs if local.steps is None else local.steps * local.batch_size
+        return self.durations.seconds(client, samples, 2 * self.model_bytes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next round depends on, the data aside."""
