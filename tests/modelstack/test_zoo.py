@@ -111,18 +111,6 @@ def small_vit():
     return ViTTiny(CLASSES, dim=8, depth=2, heads=2, side=8)
 
 
-class TorchAttention(nn.Module):
-    """`nn.MultiheadAttention` over pixels."""
-
-    def __init__(self):
-        super().__init__()
-        self.mix, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, CLASSES)
-
-    def forward(self, x):
-        rows = x.flatten(1, 2)
-        return self.head(self.mix(rows, rows, rows, need_weights=False)[0].mean(1))
-
-
 class Counting(nn.Module):
     """Reads a number out of a tensor, which nothing but the plain loop can do."""
 
@@ -132,17 +120,6 @@ class Counting(nn.Module):
 
     def forward(self, x):
         return self.head(x.flatten(1)) * (2.0 if x.abs().sum().item() > 0 else 1.0)
-
-
-class GRU(nn.Module):
-    """A recurrent layer that is not an LSTM."""
-
-    def __init__(self):
-        super().__init__()
-        self.rnn, self.head = nn.GRU(8, 6, batch_first=True), nn.Linear(6, CLASSES)
-
-    def forward(self, x):
-        return self.head(self.rnn(x.flatten(1, 2))[0][:, -1])
 
 
 class Words(nn.Module):
@@ -180,9 +157,6 @@ ZOO = {
     "shared": (Shared, "vmap", "a layer with parameters is used twice"),
     "frozen": (frozen, "vmap", "parameter '1.weight' is frozen"),
     "group norm": (lambda: norms(nn.GroupNorm(2, 4)), "vmap", "layer '1' (GroupNorm)"),
-    "instance norm": (
-        lambda: norms(nn.InstanceNorm2d(4, affine=True)), "vmap", "layer '1' (InstanceNorm2d)"
-    ),
     "layer norm": (dense_norm, "vmap", "layer '2' (LayerNorm)"),
     "batch norm": (
         lambda: norms(nn.BatchNorm2d(4, track_running_stats=False)), "loop",
@@ -190,10 +164,8 @@ ZOO = {
     ),
     "resnet-18": (small_resnet, "vmap", "is used by 2 layers"),
     "vit": (small_vit, "vmap", "depends on the input"),
-    "multi-head attention": (TorchAttention, "vmap", "the operation 'getitem'"),
     "words": (Words, "vmap", "the operation 'mean'"),
     "counting": (Counting, "loop", "its forward cannot be batched"),
-    "gru": (GRU, "vmap", "the operation 'getitem'"),
 }  # fmt: skip
 
 

@@ -215,26 +215,3 @@ def test_surroundings_do_not_change_results(tmp_path):
     ]
     (found,) = {python(script, method, **one) for method, one in surroundings}
     assert len(found.strip()) == 64
-
-
-def test_a_clock_before_1980_writes_and_reads_everything(tmp_path):
-    """Zip archives cannot hold such times, so that nothing may ask them to."""
-    code = """
-import os, sys, time
-real = time.localtime
-time.time, time.localtime = (lambda: 0.0), (lambda seconds=0.0: real(seconds or 0.0))
-import numpy as np
-from fedcohort import storage
-from fedcohort.privacy.budget import BudgetLedger
-from fedcohort.privacy.release import noise_for
-from fedcohort.sketch.race import RaceSketch
-folder = sys.argv[1]
-storage.save(folder + "/c", {"a": np.arange(3)})
-os.utime(folder + "/c", (0, 0))
-sketch = RaceSketch.srp(dim=2, rows=4, bits=2)
-sketch.add(np.eye(2))
-sketch.save(folder + "/s")
-BudgetLedger(folder + "/b", 1.0).charge(noise_for(4, 0.5, 0.0, "replace"))
-print(storage.load(folder + "/c")["a"].sum(), RaceSketch.load(folder + "/s") == sketch)
-"""
-    assert python(code, tmp_path) == "3 True\n"
