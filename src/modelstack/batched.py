@@ -17,15 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modelstack.jobs import (
-    Data,
-    Job,
-    Lockstep,
-    Timetable,
-    by_length,
-    lockstep,
-    sweep,
-)
+from modelstack.jobs import Data, Job, Lockstep, Timetable, by_length, lockstep, sweep
 from modelstack.kernel import Kernel, Setup, row_numbers
 from modelstack.switches import runs_triton, seeded
 
@@ -269,7 +261,7 @@ class Batched:
             together = lockstep(group, self.training, lr, kernel.sink.direct)
             with seeded([job.seed for job in group], self.device, kernel.random):
                 self._run(kernel, together, params, data)
-            self._store(kernel, together, rows, out)
+            kernel.store(out, [rows[i] for i in together.order])
 
     def gradients(self, params: Tensor, jobs: Sequence[Job], data: Data, out: Tensor) -> None:
         """Write the gradient of each job's mean loss to its row of `out`."""
@@ -279,7 +271,7 @@ class Batched:
             kernel = self._kernel(len(rows), learns=False)
             together = sweep(group, 64)
             self._run(kernel, together, params, data)
-            self._store(kernel, together, rows, out)
+            kernel.store(out, [rows[i] for i in together.order])
 
     def _run(self, kernel: Kernel, together: Lockstep, params: Tensor, data: Data) -> None:
         stepper = self.steppers.get(kernel)
@@ -291,9 +283,6 @@ class Batched:
         if kernel.drops:
             kernel.masks.restart([job.seed for job in together.jobs])
         stepper.run(kernel, together)
-
-    def _store(self, kernel: Kernel, together: Lockstep, rows: list[int], out: Tensor) -> None:
-        kernel.store(out, [rows[i] for i in together.order])
 
     def _kernel(self, clients: int, learns: bool) -> Kernel:
         """Return the kernel used before, if it is large enough; one that learns and one not."""

@@ -17,14 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from modelstack import switches
-from modelstack.layers import (
-    Arena,
-    Layer,
-    Sink,
-    Tape,
-    Weighted,
-    aten,
-)
+from modelstack.layers import Arena, Layer, Sink, Tape, Weighted, aten
 
 # ruff: noqa: D102 (`Layer` documents the methods)
 
@@ -44,11 +37,6 @@ def geometry_of(
     """Return the size of a convolution's output, and the padding above and to the left.
 
     `pad` is (left, right, top, bottom), as `nn.Conv2d` keeps it.
-
-    Examples
-    --------
-    >>> geometry_of((8, 6), (3, 3), (2, 1), (1, 1, 1, 1))
-    ((4, 6), (1, 1))
     """
     left, right, top, bottom = pad
     high = (image[0] + top + bottom - kernel[0]) // stride[0] + 1

@@ -59,14 +59,6 @@ def fused_blocks(flat: Sequence[nn.Module]) -> list[Part] | None:
 
     None if the layers of images are not all of these kinds: convolutions, each with at most one
     pooling by tiles; ReLU after a convolution or its pooling; dropout.
-
-    Examples
-    --------
-    >>> flat = [nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(2, 2)]
-    >>> [type(part).__name__ for part in fused_blocks(flat)]
-    ['Block', 'Flatten', 'DenseBlock']
-    >>> fused_blocks([nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten()]) is None
-    True
     """
     found: list[Part] = []
     image = False
@@ -136,17 +128,10 @@ class FusedConv(Weighted):
         self.tile = (1, 1) if block.pool is None else tuple(pair(block.pool.kernel_size))
 
     def join(self, number: int, source: FusedConv | None, above: Part) -> None:
-        """Tell the layer its neighbors.
+        """Tell the layer its number among the convolutions and its neighbors.
 
-        Parameters
-        ----------
-        number : int
-            Counts the convolutions of the model from 0.
-        source : FusedConv, optional
-            The convolution whose output, perhaps pooled, is the input of this one. None for images,
-            and for what dropout has scaled.
-        above : Block or DenseBlock or nn.Module
-            What takes the output.
+        `source` is the convolution whose output, perhaps pooled, is the input of this one; None for
+        images, and for what dropout has scaled. `above` takes the output.
         """
         self.number, self.source = number, source
         self.flat = self.pooled and isinstance(above, nn.Flatten)

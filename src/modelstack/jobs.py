@@ -1,4 +1,4 @@
-"""What a client trains on, as arrays: single jobs, and jobs that take their steps together."""
+"""What a client trains on: single jobs, jobs that take their steps together, changed images."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
@@ -28,18 +29,9 @@ class Data(NamedTuple):
 class Job(NamedTuple):
     """One client's work under one seed's model.
 
-    Parameters
-    ----------
-    row : int
-        The row of the stacked global models that it starts from.
-    positions : int array
-        The client's samples, as indices into the data set.
-    plan : BatchPlan, optional
-        Its batches; needed for training only.
-    seed : int
-        Seed of the dropout masks.
-    augment : callable, optional
-        Returns a new generator of the augmentation; needed if the training augments.
+    It starts from a `row` of the global models and uses the samples at these `positions` of the
+    data set. Training needs a `plan` of batches. `seed` is that of the dropout masks; `augment`
+    returns a new generator of the augmentation.
     """
 
     row: int
@@ -103,8 +95,7 @@ class Lockstep:
 
         `table` is (steps, at least as many clients, at least as many samples). After the first
         `count` samples, a real sample is repeated as padding. Steps must be asked for in their
-        order: a pass over a client's samples is shuffled when it is first needed, so that a GPU can
-        start before all passes are drawn.
+        order: a pass is shuffled when it is first needed, so that a GPU can start early.
         """
         steps, width = len(table), self.times.batch
         begin = self.times.begin[first : first + steps + 1]
@@ -181,17 +172,7 @@ def _sweeping(sizes: tuple[int, ...], batch: int) -> Timetable:
 
 
 def lockstep(jobs: Sequence[Job], training: Training, lr: float, direct: bool) -> Lockstep:
-    """Arrange the trainings of jobs; `direct` puts the learning rate into the samples' weights.
-
-    Examples
-    --------
-    >>> training = Training(batch_size=2)
-    >>> jobs = [Job(0, np.arange(n), BatchPlan(n, batch_size=2)) for n in (1, 5)]
-    >>> together = lockstep(jobs, training, 0.1, direct=False)
-    >>> times = together.times
-    >>> together.order, times.active, times.width, times.count.tolist()
-    ([1, 0], [2, 1, 1], [2, 2, 1], [[2, 1], [2, 0], [1, 0]])
-    """
+    """Arrange the trainings of jobs; `direct` puts the learning rate into the samples' weights."""
     order = by_length(jobs)
     ranked = [jobs[i] for i in order]
     sizes = tuple([len(job.positions) for job in ranked])
@@ -204,3 +185,62 @@ def sweep(jobs: Sequence[Job], batch: int) -> Lockstep:
     ranked = [jobs[i]._replace(plan=BatchPlan(len(jobs[i].positions), batch)) for i in order]
     sizes = tuple(len(job.positions) for job in ranked)
     return Lockstep(order, ranked, _sweeping(sizes, batch))
+
+
+SHIFT = 4  # pixels, at most, in each direction
+
+
+class Augmented:
+    """The transformed samples of a round's jobs, in memory that a CUDA graph can read.
+
+    The memory is used again in the next round: a captured step goes on reading from it.
+    """
+
+    def __init__(self) -> None:
+        self.held: Data | None = None
+
+    def transform(self, jobs: Sequence[Job], data: Data) -> tuple[list[Job], Data]:
+        """Return jobs that train on transformed copies of their samples, and these copies."""
+        shape = tuple(data.x.shape[1:])
+        if len(shape) < 2 or not data.x.is_floating_point():
+            raise Unsupported(
+                f"Training: augment='crop-flip' needs images, but a sample is {shape} "
+                f"numbers of type {str(data.x.dtype).removeprefix('torch.')}"
+            )
+        ends = np.cumsum([len(job.positions) for job in jobs]).tolist()
+        held = self._room(ends[-1], data)
+        moved = []
+        for job, last in zip(jobs, ends, strict=True):
+            first = last - len(job.positions)
+            at = torch.from_numpy(job.positions).to(data.x.device)
+            if job.augment is None:
+                raise Unsupported("a job without `augment` cannot be augmented: give it one")
+            held.x[first:last] = crop_flip(data.x[at], job.augment())
+            held.y[first:last] = data.y[at]
+            moved.append(job._replace(positions=np.arange(first, last)))
+        return moved, held
+
+    def _room(self, samples: int, data: Data) -> Data:
+        if self.held is None or len(self.held.x) < samples:
+            x, y = (values.new_empty(samples, *values.shape[1:]) for values in data)
+            self.held = Data(x, y)
+        return self.held
+
+
+def crop_flip(x: Tensor, rng: Generator) -> Tensor:
+    """Return images (..., height, width) shifted by up to four pixels, half of them mirrored.
+
+    It is what cropping at random after padding by four pixels, and flipping at random, give.
+    """
+    count, height, width = len(x), *x.shape[-2:]
+    drawn = rng.integers(0, [[2 * SHIFT + 1], [2 * SHIFT + 1], [2]], (3, count))
+    down, right, mirrored = torch.from_numpy(drawn).to(x.device).unsqueeze(2)
+    across = torch.arange(width, device=x.device)
+    rows = torch.arange(height, device=x.device) + SHIFT - down
+    columns = torch.where(mirrored == 1, width - 1 - across, across) + SHIFT - right
+    inside = ((rows >= 0) & (rows < height)).unsqueeze(2)
+    inside = inside & ((columns >= 0) & (columns < width)).unsqueeze(1)
+    at = rows.clamp(0, height - 1).unsqueeze(2) * width + columns.clamp(0, width - 1).unsqueeze(1)
+    pixels = x.reshape(count, -1, height * width)
+    moved: Tensor = pixels.gather(2, at.view(count, 1, -1).expand(-1, pixels.shape[1], -1))
+    return moved.mul_(inside.view(count, 1, -1)).view(x.shape)

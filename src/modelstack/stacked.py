@@ -37,15 +37,7 @@ class Unstackable(Exception):
 
 
 def modules(model: nn.Module) -> list[nn.Module] | None:
-    """Return the layers of a model in order, or None if one of them cannot be stacked.
-
-    Examples
-    --------
-    >>> [type(m).__name__ for m in modules(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))]
-    ['Flatten', 'Linear']
-    >>> modules(nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1))) is None
-    True
-    """
+    """Return the layers of a model in order, or None if one of them cannot be stacked."""
     try:
         return stackable(model)
     except Unstackable:

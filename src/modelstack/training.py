@@ -26,30 +26,20 @@ class Training:
 
     Parameters
     ----------
-    epochs : int
-        Passes over the data.
-    steps : int, optional
-        Optimizer steps, instead of `epochs`. Batches run through the shuffled data, which is
-        shuffled again after each pass.
+    epochs, steps : int
+        Passes over the data, shuffled anew for each, or a number of optimizer steps instead.
     batch_size : int
         The last batch of a pass is smaller if the data do not divide evenly.
     optimizer : {"sgd", "adam"}
-        Starts anew in each call.
-    lr : float
-        Learning rate.
-    momentum : float
-        Momentum of SGD.
+        Starts anew in each call; `momentum` is that of SGD, `betas` and `eps` are those of Adam.
     weight_decay : float
         Factor of the L2 term that is added to the gradient.
-    betas, eps : tuple of float, float
-        Parameters of Adam.
     prox_mu : float
         FedProx: mu * (w - w_start) is added to the gradient.
     epoch_decay : float
         `lr` is multiplied by it after every pass.
     augment : {"crop-flip"}, optional
-        Images are shifted by up to four pixels, and half of them mirrored; drawn again in each
-        call.
+        Images are shifted by up to four pixels, and half of them mirrored, anew in each call.
 
     Examples
     --------
@@ -101,11 +91,6 @@ class Training:
 
         They contain Adam's two bias corrections: with r = sqrt(1-b2^t),
         (m/(1-b1^t)) / (sqrt(v)/r + eps) = [r/(1-b1^t)] m / (sqrt(v) + eps r).
-
-        Examples
-        --------
-        >>> Training().rates(0)
-        (1.0, 0.0)
         """
         if self.optimizer != "adam":
             return 1.0, 0.0
@@ -117,18 +102,8 @@ class Training:
 class BatchPlan(NamedTuple):
     """The batches of one job: batch t is `order[bounds[t]:bounds[t + 1]]`.
 
-    Nothing is drawn before it is asked for.
-
-    Parameters
-    ----------
-    n, batch_size : int
-        The number of samples, and the samples per batch.
-    passes : int
-        Passes over the samples, unless `steps` is given.
-    steps : int, optional
-        The number of batches.
-    shuffle : callable, optional
-        Returns a new generator whose permutations order the passes; None keeps the order.
+    There are `passes` over `n` samples, or so many `steps`. `shuffle` returns a new generator whose
+    permutations order the passes; None keeps the order. Nothing is drawn before it is asked for.
     """
 
     n: int

@@ -158,14 +158,7 @@ def use_batchable(model: nn.Module, precision: str) -> nn.Module:
 
 
 def forward_rows(model: nn.Module, params: Tensor, x: Tensor) -> Tensor:
-    """Return the outputs of a model, in its current mode, under each row of `params`.
-
-    Examples
-    --------
-    >>> outputs = forward_rows(nn.Linear(2, 3), torch.zeros(4, 9), torch.ones(5, 2))
-    >>> outputs.shape
-    torch.Size([4, 5, 3])
-    """
+    """Return the outputs of a model, in its current mode, under each row of `params`."""
     shapes = {name: p.shape for name, p in model.named_parameters()}
     sizes = [shape.numel() for shape in shapes.values()]
     plain = unrolled(copy.deepcopy(model)) if _has_lstm(model) else model

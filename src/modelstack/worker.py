@@ -102,15 +102,6 @@ def pool_first(model: nn.Module) -> nn.Module:
     """Swap (in place) each ReLU of an `nn.Sequential` with the maximum that is taken after it.
 
     The result and all gradients stay the same to the bit, and a ReLU has fewer numbers to look at.
-
-    Examples
-    --------
-    >>> pool_first(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2)))
-    Sequential(
-      (0): Conv2d(1, 2, kernel_size=(3, 3), stride=(1, 1))
-      (1): MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)
-      (2): ReLU()
-    )
     """
     for chain in (m for m in model.modules() if type(m) is nn.Sequential):
         for i in range(1, len(chain)):
@@ -303,14 +294,7 @@ def first_dense(
 ) -> Iterator[Callable[[Tensor], Tensor]]:
     """Give a function from samples to the output of the first `nn.Linear` in order of execution.
 
-    The order of definition is not the order of execution: a head that is defined first is not what
-    a profile is about.
-
-    Examples
-    --------
-    >>> with first_dense(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Linear(3, 2))) as output:
-    ...     output(torch.zeros(5, 2, 2)).shape
-    torch.Size([5, 3])
+    A head may be defined first and run last, so the order of definition says nothing.
     """
     seen: list[Tensor] = []
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]

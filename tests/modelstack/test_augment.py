@@ -14,7 +14,7 @@ from fedcohort.rounds import stream
 from fedcohort.simulate import LocalTraining
 from fedcohort.simulate.local import jobs
 from modelstack import batched
-from modelstack.augment import SHIFT, crop_flip
+from modelstack.jobs import SHIFT, crop_flip
 from modelstack.trainer import Trainer
 from modelstack.training import Unsupported
 
