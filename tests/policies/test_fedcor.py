@@ -132,20 +132,6 @@ def test_only_available_clients_but_everybodys_loss_counts() -> None:
     assert chosen == tuple(IDS[i] for i in expected)
 
 
-def test_annealing_is_reset_by_the_next_fit() -> None:
-    policy = FedCor(warmup=3, interval=4, beta=0.5)
-    world = World(policy)
-    for _ in range(6):
-        world.step()
-    assert set(policy.state.alpha.values()) <= {0.5, 0.25, 0.125}
-    assert len(policy.state.alpha) >= 3
-    world.step()  # 6
-    world.step()  # 7: a probe, nobody is annealed
-    before = dict(policy.state.alpha)
-    chosen = world.step()  # 8: refitted, then annealed by this round's picks alone
-    assert policy.state.alpha == dict.fromkeys(chosen, 0.5) != before
-
-
 def test_it_learns_to_cover_the_kinds() -> None:
     """Clients of four kinds help only their own; three different kinds are best every round."""
     world = World(FedCor(warmup=10, interval=10))

@@ -108,25 +108,6 @@ def test_one_client_in_another_unit_does_not_make_all_others_alike(kernel) -> No
     assert liar < 0.7
 
 
-def test_identical_profiles_are_drawn_uniformly() -> None:
-    policy, signals = KDPP(), recorded(np.ones((6, 3)))
-    selection = policy.select(Round(0, IDS, 4), signals, stream(0))
-    assert len(set(selection.clients)) == 4
-    assert list(selection.scores.values()) == pytest.approx([4 / 6] * 4)
-
-
-def test_cohort_above_the_rank_of_the_feature_kernel() -> None:
-    policy = KDPP(kernel="features")
-    selection = policy.select(Round(0, IDS, 5), recorded(), stream(0))
-    assert len(set(selection.clients)) == 5
-    np.testing.assert_allclose(
-        [selection.scores[c] for c in selection.clients],
-        dpp.FixedSizeDPP.from_kernel(PROFILES @ PROFILES.T).inclusion(5)[
-            [IDS.index(c) for c in selection.clients]
-        ],
-    )
-
-
 def test_sketches_serve_as_profiles() -> None:
     readings = np.zeros(6, sketch_dtype(2, 4, "i2"))
     readings["n"] = [10, 20, 10, 20, 10, 0]

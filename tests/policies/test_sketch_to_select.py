@@ -35,23 +35,6 @@ def test_one_client_of_each_cluster(seed: int) -> None:
     assert all(p == pytest.approx(1 / 6) for p in selection.scores.values())
 
 
-def test_one_start_of_k_means_misses_groups_that_ten_find() -> None:
-    """Fifty clients in ten groups, ten wanted: as with one label a client."""
-    ids = tuple(f"{i:02d}" for i in range(50))
-    missed = {1: 0, 10: 0}
-    for trial in range(20):
-        rng = np.random.default_rng(trial)
-        centers = rng.normal(size=(10, 10))
-        signals = Signals()
-        rows = {c: centers[int(c) % 10] + 0.3 * rng.normal(size=10) for c in ids}
-        signals.record("model_sketch", rows, 0)
-        for restarts in missed:
-            policy = SketchToSelect(compare="models", restarts=restarts)
-            chosen = policy.select(Round(0, ids, 10), signals, stream(trial)).clients
-            missed[restarts] += len({int(c) % 10 for c in chosen}) < 10
-    assert missed[10] == 0 < missed[1]
-
-
 def test_clients_that_hardly_move_are_told_apart_by_where_they_move() -> None:
     """Ten labels, learned to different degrees: steps from 1 down to 0.001, noise of a fifth."""
     ids = tuple(f"{i:02d}" for i in range(50))
@@ -85,11 +68,11 @@ def test_a_hostile_sketch_neither_stops_a_selection_nor_takes_it_over(size: floa
 
 def test_members_of_a_cluster_are_equally_likely() -> None:
     counts = np.zeros(24)
-    for i in range(240):
+    for i in range(120):
         chosen = SketchToSelect().select(Round(0, IDS, 4), clustered(), stream(0, i)).clients
         counts[[int(c) for c in chosen]] += 1
-    # each with probability 1/6: mean 40, standard deviation 5.8
-    assert np.abs(counts - 40).max() < 4 * 5.8
+    # each with probability 1/6: mean 20, standard deviation 4.1
+    assert np.abs(counts - 20).max() < 4 * 4.1
 
 
 def test_cohort_stays_until_the_next_selection() -> None:
@@ -147,12 +130,3 @@ def test_literal_sketches_pick_the_old_cohort_again_fresh_ones_do_not() -> None:
 def test_stale_sketches_are_not_clustered() -> None:
     policy = SketchToSelect()
     assert policy.select(Round(100, IDS, 4), clustered(0), stream(0)).clients == ()
-
-
-def test_many_sketches_are_fitted_on_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedcohort.policies import sketch_to_select
-
-    monkeypatch.setattr(sketch_to_select, "_MAX_FITTED", 12)
-    policy = SketchToSelect()
-    policy.select(Round(0, IDS, 4), clustered(), stream(1))
-    assert set(policy.state.cluster) == set(IDS)  # the others joined the nearest center

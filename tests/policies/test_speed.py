@@ -43,7 +43,7 @@ class TestHACCS:
         rows = [[9, 0, 0]] * 3 + [[0, 9, 0]] * 2 + [[0, 0, 9]]
         seconds, losses = [3.0, 1.0, 2.0, 5.0, 3.0, 8.0], [1.0] * 3 + [2.0] * 2 + [3.0]
         signals = recorded(label_histogram=rows, duration=seconds, loss=losses)
-        fourth, draws = Counter(), 3000
+        fourth, draws = Counter(), 1000
         for n in range(draws):
             policy = HACCS(epsilon=0.0)
             chosen = policy.select(Round(1, IDS[:6], 4), signals, stream(n)).clients

@@ -111,12 +111,6 @@ class TestHiCSFL:
         assert list(scores[0]) == list(scores[1])
         assert list(scores[0].values()) == pytest.approx(list(scores[1].values()))
 
-    def test_drawn_by_size_so_weights_are_equal(self) -> None:
-        policy = HiCSFL()
-        signals = self.observed(policy, np.eye(20))
-        weights = policy.select(Round(1, IDS, 4, "size"), signals, stream(0)).weights
-        assert weights == (0.25,) * 4
-
 
 class TestDELTA:
     def test_the_cohort_divides_its_own_probability(self) -> None:
@@ -281,15 +275,6 @@ class TestClusteredSampling:
             kinds[by] = np.mean([len({int(c) % 4 for c in cohort}) for cohort in chosen])
         assert kinds["similarity"] == 4.0  # each kind fills one distribution
         assert kinds["size"] < 3.5
-
-    def test_new_updates_change_the_groups_at_once(self) -> None:
-        policy, signals = ClusteredSampling("similarity"), self.signals(np.full(12, 10))
-        policy.select(Round(0, self.IDS, 4), signals, stream(0))
-        rows = 20.0 * np.eye(4)[np.arange(12) // 3]
-        signals.record("update_sketch", dict(zip(self.IDS, rows, strict=True)), 1)
-        for n in range(20):
-            chosen = policy.select(Round(1, self.IDS, 4), signals, stream(n)).clients
-            assert {int(c) // 3 for c in chosen} == {0, 1, 2, 3}
 
     @settings(max_examples=80, deadline=None)
     @given(

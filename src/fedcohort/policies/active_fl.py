@@ -23,7 +23,7 @@ class ActiveFLState:
 
 @register("active-fl", when="losses arrive with the updates and no extra query is allowed")
 class ActiveFL(Policy):
-    """Algorithm 1 of Goetz et al. [1]_.
+    """Algorithm 1 of Goetz et al.
 
     A client's value is sqrt(n) times the loss it reported when it last trained, plus infinity until
     then (the paper starts from one round in which all report). The alpha1 share of the clients with
@@ -43,13 +43,10 @@ class ActiveFL(Policy):
     -----
     Source: paper; authors' code could not be had.
     Checked: values, law and shares by hand and by frequencies.
+    Reference: Goetz, Malik, Bui, Moon, Liu, Kumar (2019), Active Federated Learning.
 
     Added here: a client that finishes without reporting a loss has its value halved each time (the
     median of all others if it never reported).
-
-    References
-    ----------
-    .. [1] Goetz, Malik, Bui, Moon, Liu, Kumar (2019), Active Federated Learning.
 
     Examples
     --------

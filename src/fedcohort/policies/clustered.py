@@ -33,7 +33,7 @@ _MAX_TREE_CLIENTS = 1000  # clients in the similarity tree; all others form one 
     when="the aggregate must stay unbiased, with less variance than drawing by size",
 )
 class ClusteredSampling(Policy):
-    """Algorithms 1 and 2 of Fraboni et al. [1]_.
+    """Algorithms 1 and 2 of Fraboni et al.
 
     Clients fill as many distributions as the cohort is large, each with the same total share of
     the data, and one client is drawn from each. The expected weight of a client in the aggregate
@@ -54,16 +54,13 @@ class ClusteredSampling(Policy):
     -----
     Source: authors' code Accenture/Labs-Federated-Learning, branch clustered_sampling.
     Checked: inclusion probabilities exactly, groups by hand.
+    Reference: Fraboni, Vidal, Kameni, Lorenzi (2021), Clustered Sampling: Low-Variance and Improved
+    Representativity for Clients Selection in Federated Learning, ICML.
 
     The paper draws from the distributions independently, so a client may be drawn twice. Here,
     draws from neighboring distributions are coupled so that no client is drawn twice and each
     keeps its probability. A client whose share of the data exceeds one place in the cohort is
     always selected, with its share as weight. The scores are the inclusion probabilities.
-
-    References
-    ----------
-    .. [1] Fraboni, Vidal, Kameni, Lorenzi (2021), Clustered Sampling: Low-Variance and Improved
-       Representativity for Clients Selection in Federated Learning, ICML.
 
     Examples
     --------

@@ -38,7 +38,7 @@ class DELTAState:
 
 @register("delta", when="the aggregate must stay unbiased, and updates may be compared")
 class DELTA(Policy):
-    """The practical variant of Wang et al. [1]_.
+    """The practical variant of Wang et al.
 
     A client's probability is uniform until it has trained. After each round the probability that
     the cohort holds together is divided anew among its members, in proportion to their share of
@@ -57,15 +57,12 @@ class DELTA(Policy):
     -----
     Source: authors' code L3030/DELTA_FL (`reweight_prac`), and the text submitted to ICLR.
     Checked: probabilities by hand, inclusion by frequencies.
+    Reference: Wang, Guo, Lin, Tang (2023), DELTA: Diverse Client Sampling for Fasting Federated
+    Learning, NeurIPS.
 
     Chosen here: cohorts are drawn systematically in random order, so that inclusion probabilities
     are exactly proportional (up to 1); the code draws one by one and weights by n / (N p). A
     probability is at least a hundredth of the uniform one, a distance at most 10 times the median.
-
-    References
-    ----------
-    .. [1] Wang, Guo, Lin, Tang (2023), DELTA: Diverse Client Sampling for Fasting Federated
-       Learning, NeurIPS.
 
     Examples
     --------

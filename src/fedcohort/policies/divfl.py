@@ -29,7 +29,7 @@ _BLOCK = 1 << 15  # distances handled at a time: they stay in the processor's ca
 
 @register("divfl", when="everybody can send a sketch of its gradient in every round")
 class DivFL(Policy):
-    """Diverse client selection by facility location, of Balakrishnan et al. [1]_.
+    """Diverse client selection by facility location, of Balakrishnan et al.
 
     The cohort minimizes, greedily, the summed distance of each client's gradient to the nearest
     picked one. Gradients travel as random projections, which keep distances.
@@ -48,14 +48,11 @@ class DivFL(Policy):
     -----
     Source: authors' code melodi-lab/divfl.
     Checked: greedy choices by enumeration.
+    Reference: Balakrishnan et al. (2022), Diverse Client Selection for Federated Learning via
+    Submodular Maximization, ICLR.
 
     Of more than 2,000 clients, 2,000 are drawn uniformly and represent all. Clients without a
     sketch get places in proportion to their number, drawn uniformly.
-
-    References
-    ----------
-    .. [1] Balakrishnan et al. (2022), Diverse Client Selection for Federated Learning via
-       Submodular Maximization, ICLR.
 
     Examples
     --------

@@ -38,7 +38,7 @@ class FedCBSState:
 
 @register("fed-cbs", when="clients may tell how many examples of each label they have")
 class FedCBS(Policy):
-    """Class-balanced sampling of Zhang et al. [1]_.
+    """Class-balanced sampling of Zhang et al.
 
     The imbalance of a cohort (QCID) is the squared distance between its pooled label distribution
     and the uniform one. Clients are drawn one by one, the first in proportion to ``QCID^-1 +
@@ -56,14 +56,12 @@ class FedCBS(Policy):
     -----
     Source: four public reimplementations; the paper's text could not be had.
     Checked: laws of all draws by hand.
+    Reference: Zhang, Li, Tang, Sun, Chen, Zhang, Chen, Chen, Li (2023), Fed-CBS: A
+    Heterogeneity-Aware Client Sampling Mechanism for Federated Learning via Class-Imbalance
+    Reduction, ICML.
 
     The reimplementations take beta_m = m and start T at 1. The paper computes the imbalance under
     homomorphic encryption; here the server sees the histograms.
-
-    References
-    ----------
-    .. [1] Zhang, Li, Tang, Sun, Chen, Zhang, Chen, Chen, Li (2023), Fed-CBS: A Heterogeneity-Aware
-       Client Sampling Mechanism for Federated Learning via Class-Imbalance Reduction, ICML.
 
     Examples
     --------

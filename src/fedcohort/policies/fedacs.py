@@ -41,7 +41,7 @@ class FedACSState:
 
 @register("fedacs", when="some clients are much more skewed than others and should train less")
 class FedACS(Policy):
-    """Algorithms 1 and 2 of Wang et al. [1]_.
+    """Algorithms 1 and 2 of Wang et al.
 
     A client's reward is minus the distance of its update from the mean update of the cohort. In
     each round the participants duel each other: of a pair with unequal rewards the higher wins.
@@ -68,15 +68,12 @@ class FedACS(Policy):
     -----
     Source: paper, and the authors' released code for "gradients".
     Checked: duels by hand, the pool's law by quadrature and frequencies, ranks exactly.
+    Reference: Wang, Zhu, Wang, Han (2021), FedACS: Federated Skewness Analytics in Heterogeneous
+    Decentralized Data Environments, IWQoS.
 
     A client that finished without a distance loses a duel against each of the others; one that
     dropped out does not duel. The pool has the exact law of Algorithm 1 unless clients have more
     than 20,000 different standings; then one draw per client decides.
-
-    References
-    ----------
-    .. [1] Wang, Zhu, Wang, Han (2021), FedACS: Federated Skewness Analytics in Heterogeneous
-       Decentralized Data Environments, IWQoS.
 
     Examples
     --------

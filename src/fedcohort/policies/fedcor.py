@@ -54,7 +54,7 @@ class FedCorState:
 
 @register("fedcor", when="all clients can report a loss now and then; learns who helps whom")
 class FedCor(Policy):
-    """Algorithms 1 and 2 of Tang et al. [1]_.
+    """Algorithms 1 and 2 of Tang et al.
 
     In warm-up and probe rounds the cohort is uniform, and all clients report their loss before and
     after. The changes are samples of a Gaussian with covariance X^T X + noise, fitted with more
@@ -86,6 +86,8 @@ class FedCor(Policy):
     -----
     Source: paper, and the authors' released code where options say so.
     Checked: selection against literal conditioning, fits against the likelihood.
+    Reference: Tang et al. (2022), FedCor: Correlation-Based Active Client Selection Strategy for
+    Heterogeneous Federated Learning, CVPR.
 
     X has 15 rows. Where the paper trains an extra, discarded round to probe, the probe is a round
     of its own here. Rounds that a gate skips keep their cohort and count as one selection. A loss
@@ -93,11 +95,6 @@ class FedCor(Policy):
     that was away in 30 selections in a row is forgotten. Clients without any loss change get places
     in proportion to their number, drawn uniformly; where most are away before or after a probe, the
     choice is close to random.
-
-    References
-    ----------
-    .. [1] Tang et al. (2022), FedCor: Correlation-Based Active Client Selection Strategy for
-       Heterogeneous Federated Learning, CVPR.
 
     Examples
     --------

@@ -24,7 +24,7 @@ class FedSAEState:
 
 @register("fedsae", when="a baseline that prefers high losses, without extra queries")
 class FedSAE(Policy):
-    """The active selection of Li et al. [1]_, with which paper 4 compares.
+    """The active selection of Li et al., with which paper 4 compares.
 
     A client's value is sqrt(n) times the mean loss that it reported when it last trained. Clients
     are drawn one by one in proportion to exp(beta * value). A client that never finished has the
@@ -39,16 +39,13 @@ class FedSAE(Policy):
     -----
     Source: a public copy of the code, yasar-rehman/FedSAE; the paper's text could not be had.
     Checked: values and law by hand and by frequencies.
+    Reference: Li, Duan, Liu, Zhang, Ren, Chen, Tan, Wang (2021), FedSAE: A Novel Self-Adaptive
+    Federated Learning Framework in Heterogeneous Systems, IJCNN.
 
     Only the selection; FedSAE also predicts how much work each client can finish. In the code,
     losses are those of the new global model, at first from everybody; here they come with the
     updates. After training the code divides by sqrt(n), which contradicts its start and is not
     followed. A client that finishes and reports no loss has its value halved.
-
-    References
-    ----------
-    .. [1] Li, Duan, Liu, Zhang, Ren, Chen, Tan, Wang (2021), FedSAE: A Novel Self-Adaptive
-       Federated Learning Framework in Heterogeneous Systems, IJCNN.
 
     Examples
     --------

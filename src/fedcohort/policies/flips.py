@@ -41,7 +41,7 @@ class FLIPSState:
 
 @register("flips", when="clients may tell their label counts, and kinds of clients are few")
 class FLIPS(Policy):
-    """Participant selection of Bhope et al. [1]_.
+    """Participant selection of Bhope et al.
 
     Clients are clustered by k-means on their label distributions. In every round each cluster gets
     an equal number of places; places that remain go to the clusters with the fewest picks so far.
@@ -60,15 +60,12 @@ class FLIPS(Policy):
     -----
     Source: first author's code rahulatulbhope/flower (server/flips).
     Checked: quotas and picks by hand, also with absent clients.
+    Reference: Bhope, Jayaram, Venkatasubramanian, Verma, Thomas (2023), FLIPS: Federated Learning
+    using Intelligent Participant Selection, Middleware.
 
     Chosen here: remaining places by picks (the code gives them to the largest clusters, so that
     small ones may never be heard). Clusters are fitted once, and again when twice as many clients
     are available. The paper's enclave and its over-provisioning are not part of this.
-
-    References
-    ----------
-    .. [1] Bhope, Jayaram, Venkatasubramanian, Verma, Thomas (2023), FLIPS: Federated Learning using
-       Intelligent Participant Selection, Middleware.
 
     Examples
     --------

@@ -38,7 +38,7 @@ class HACCSState:
 
 @register("haccs", when="clients may tell private label counts, and differ in speed")
 class HACCS(Policy):
-    """Heterogeneity-aware clustered client selection of Wolfrath et al. [1]_.
+    """Heterogeneity-aware clustered client selection of Wolfrath et al.
 
     Clients send noisy label histograms once. Those whose label shares are linked by distances of at
     most .25 form a cluster; a client that is near nobody is alone. In each round a cluster weighs
@@ -57,15 +57,12 @@ class HACCS(Policy):
     -----
     Source: authors' code NS-PhD-Research/HACCS.
     Checked: clusters against OPTICS, weights and places by hand.
+    Reference: Wolfrath, Sreekumar, Kumar, Wang, Chandra (2022), HACCS: Heterogeneity-Aware
+    Clustered Client Selection for Accelerated Federated Learning, IPDPS.
 
     OPTICS with two samples, cut at .25 as in the code, finds the connected clients, which single
     linkage finds directly. A client whose latency and loss are not known yet counts as the fastest,
     and with the median loss. Noise in the code is continuous Laplace, here discrete.
-
-    References
-    ----------
-    .. [1] Wolfrath, Sreekumar, Kumar, Wang, Chandra (2022), HACCS: Heterogeneity-Aware Clustered
-       Client Selection for Accelerated Federated Learning, IPDPS.
 
     Examples
     --------

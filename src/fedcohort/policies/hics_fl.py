@@ -43,7 +43,7 @@ class HiCSFLState:
 
 @register("hics-fl", when="nothing may be asked for; label balance is read from bias updates")
 class HiCSFL(Policy):
-    """Hierarchical clustered sampling of Chen and Vikalo [1]_.
+    """Hierarchical clustered sampling of Chen and Vikalo.
 
     The update of the output layer's biases tells how a client's labels are distributed. The
     entropy of softmax(update / temperature) estimates how balanced they are. Clients are clustered
@@ -68,16 +68,13 @@ class HiCSFL(Policy):
     -----
     Source: paper with appendix, and authors' code CityChan/HiCS-FL.
     Checked: entropies, clusters, guard and laws by hand.
+    Reference: Chen, Vikalo (2024), Heterogeneity-Guided Client Sampling: Towards Fast and Efficient
+    Non-IID Federated Learning, NeurIPS.
 
     Each client's first update is kept: one that has learned its labels sends small updates, which
     look balanced. As in the code, Ward's linkage clusters the rows of the distance matrix. The code
     takes the mean update per class of the output layer's weights; here it is that of the biases, as
     the paper derives it. The model's last array must be these biases.
-
-    References
-    ----------
-    .. [1] Chen, Vikalo (2024), Heterogeneity-Guided Client Sampling: Towards Fast and Efficient
-       Non-IID Federated Learning, NeurIPS.
 
     Examples
     --------

@@ -40,7 +40,7 @@ class KDPPState:
 
 @register("kdpp", when="clients should differ from each other; one small profile each, once")
 class KDPP(Policy):
-    """Algorithm 1 of Zhang et al. [1]_.
+    """Algorithm 1 of Zhang et al.
 
     The cohort is drawn from a determinantal point process of fixed size: sets of similar clients
     are unlikely. Profiles are the mean outputs of the first dense layer under the initial model,
@@ -61,17 +61,14 @@ class KDPP(Policy):
     -----
     Source: paper.
     Checked: law and inclusion by enumeration.
+    Reference: Zhang et al. (2023), DPP-based Client Selection for Federated Learning with Non-IID
+    Data, ICASSP.
 
     Of more than 1,000 clients, 1,000 are drawn uniformly first. Eq. 14 divides by the largest
     distance; here it is the largest seen so far. Distances (or lengths, for "features") above 2
     times their 0.9 quantile are clipped, so that one client with data in another unit does not make
     all others alike. A cohort larger than the kernel's rank is filled uniformly. The scores are
     the inclusion probabilities.
-
-    References
-    ----------
-    .. [1] Zhang et al. (2023), DPP-based Client Selection for Federated Learning with Non-IID
-       Data, ICASSP.
 
     Examples
     --------

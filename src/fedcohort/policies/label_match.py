@@ -100,7 +100,7 @@ class LabelMatch(Policy):
 
 @register("dc-fedavg", when="as label-match, but most of the cohort must stay random")
 class DCFedAvg(LabelMatch):
-    """Distribution-controlled client selection of Duesing and Cimiano [1]_.
+    """Distribution-controlled client selection of Duesing and Cimiano.
 
     All but `added` places are drawn uniformly. Then, place by place, the client is added that
     brings the pooled label counts closest to the target in cosine distance, unless that makes the
@@ -119,13 +119,10 @@ class DCFedAvg(LabelMatch):
     -----
     Source: authors' code cduesing/FedAVGdc.
     Checked: choices by hand.
+    Reference: Duesing, Cimiano (2025), Distribution-Controlled Client Selection to Improve
+    Federated Learning Strategies.
 
     The authors add c clients to a cohort of K; here K is the whole cohort.
-
-    References
-    ----------
-    .. [1] Duesing, Cimiano (2025), Distribution-Controlled Client Selection to Improve Federated
-       Learning Strategies.
 
     Examples
     --------

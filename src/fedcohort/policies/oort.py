@@ -51,7 +51,7 @@ class OortState:
 
 @register("oort", when="clients differ in speed as well as in data, and time to accuracy counts")
 class Oort(Policy):
-    """Algorithm 1 of Lai et al. [1]_.
+    """Algorithm 1 of Lai et al.
 
     The statistical utility of a client is ``n * sqrt(mean of squared losses)`` of the received
     model over all its data, known once it has finished a round; before, it is n. Utilities are
@@ -75,15 +75,12 @@ class Oort(Policy):
     -----
     Source: authors' code SymbioticLab/Oort; options of the paper.
     Checked: scores, cut-off and pacer by hand, the draw by frequencies.
+    Reference: Lai, Zhu, Madhyastha, Chowdhury (2021), Oort: Efficient Federated Learning via Guided
+    Participant Selection, OSDI.
 
     The code's blacklist is off by default and not part of this. Added here: a client that finishes
     and reports no loss counts as explored, and its utility is halved each time, starting from the
     median. An unknown duration counts as the median.
-
-    References
-    ----------
-    .. [1] Lai, Zhu, Madhyastha, Chowdhury (2021), Oort: Efficient Federated Learning via Guided
-       Participant Selection, OSDI.
 
     Examples
     --------

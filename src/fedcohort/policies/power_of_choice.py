@@ -28,7 +28,7 @@ class PowerOfChoiceState:
     when="losses are cheap to ask for and hard clients deserve more rounds",
 )
 class PowerOfChoice(Policy):
-    """The variant pow-d of Cho, Wang and Joshi [1]_.
+    """The variant pow-d of Cho, Wang and Joshi.
 
     Each round d candidates are drawn without replacement, one after the other in proportion to
     their number of examples; they report the loss of the current model over all their data, and
@@ -44,11 +44,8 @@ class PowerOfChoice(Policy):
     -----
     Source: paper.
     Checked: draw and choice by hand and by frequencies.
-
-    References
-    ----------
-    .. [1] Cho, Wang, Joshi (2020), Client Selection in Federated Learning: Convergence Analysis
-       and Power-of-Choice Selection Strategies.
+    Reference: Cho, Wang, Joshi (2020), Client Selection in Federated Learning: Convergence Analysis
+    and Power-of-Choice Selection Strategies.
 
     Examples
     --------

@@ -33,7 +33,7 @@ class RaceSoftmaxState(GlobalSketch):
 
 @register("race-softmax", when="clients near the overall distribution should train more often")
 class RaceSoftmax(Policy):
-    """Algorithm 3 of Liu et al. [1]_.
+    """Algorithm 3 of Liu et al.
 
     Each client sends a one-pass sketch of its data, once. Clients are drawn one after the other,
     without replacement, in proportion to exp(1 / (temperature * distance)), where distance is that
@@ -59,17 +59,14 @@ class RaceSoftmax(Policy):
     -----
     Source: paper, and the authors' released code for "row-l2".
     Checked: law by enumeration, distances against the definition, shrinkage by simulation.
+    Reference: Liu et al. (2023), One-Pass Distribution Sketch for Measuring Data Heterogeneity in
+    Federated Learning, NeurIPS.
 
     Private sketches of small clients look far from everybody for their noise alone. As in
     SketchMatch, a private sketch is therefore shrunk toward the center by its share of error, and
     the variance that remains is added to its squared distance. Where a typical sketch shows little
     but noise, cohorts are random, and a warning says so once. The scores are 1 / (temperature *
     distance).
-
-    References
-    ----------
-    .. [1] Liu et al. (2023), One-Pass Distribution Sketch for Measuring Data Heterogeneity in
-       Federated Learning, NeurIPS.
 
     Examples
     --------

@@ -26,7 +26,7 @@ class REFLState:
 
 @register("refl", when="devices come and go, and rare ones must be heard while they are there")
 class REFL(Policy):
-    """The selection of Abdelmoniem et al. [1]_, resource-efficient federated learning.
+    """The selection of Abdelmoniem et al., resource-efficient federated learning.
 
     Of the available clients, those least likely to be available in the next round come first; ties
     are broken at random. A client that was picked is not picked again for `rest` rounds, unless
@@ -41,14 +41,11 @@ class REFL(Policy):
     -----
     Source: authors' code ahmedcs/REFL.
     Checked: order and rests by hand.
+    Reference: Abdelmoniem, Sahu, Canini, Fahmy (2023), REFL: Resource-Efficient Federated Learning,
+    EuroSys.
 
     The code reads future availability from a trace. Here it is learned: a client leaves with
     probability (departures + 1) / (rounds seen + 2). REFL's late updates are a matter of `Pace`.
-
-    References
-    ----------
-    .. [1] Abdelmoniem, Sahu, Canini, Fahmy (2023), REFL: Resource-Efficient Federated Learning,
-       EuroSys.
 
     Examples
     --------

@@ -66,9 +66,9 @@ class SketchMatch(Policy):
 
     Sketches merge: the sum of the cohort's counts is the sketch of its data together. Its squared
     distance to the global sketch is rows times the squared maximum mean discrepancy between the
-    data the cohort trains on and all data. Each round a greedy selection, like kernel herding [1]_,
+    data the cohort trains on and all data. Each round a greedy selection, like kernel herding,
     followed by exchanges, minimizes it over a pool of the clients used least, so that all take
-    part. It needs one sketch [2]_ per client, once: no losses, no warm-up, no model.
+    part. It needs one sketch per client, once: no losses, no warm-up, no model.
 
     Parameters
     ----------
@@ -111,12 +111,9 @@ class SketchMatch(Policy):
     -----
     Source: ours.
     Checked: choices against brute force, laws and shrinkage by simulation, waits exactly.
-
-    References
-    ----------
-    .. [1] Chen, Welling, Smola (2010), Super-Samples from Kernel Herding, UAI.
-    .. [2] Liu et al. (2023), One-Pass Distribution Sketch for Measuring Data Heterogeneity in
-       Federated Learning, NeurIPS.
+    Reference: Chen, Welling, Smola (2010), Super-Samples from Kernel Herding, UAI; Liu et al.
+    (2023), One-Pass Distribution Sketch for Measuring Data Heterogeneity in Federated Learning,
+    NeurIPS.
 
     Examples
     --------

@@ -43,7 +43,7 @@ class SketchToSelectState:
 
 @register("sketch-to-select", when="models may be compared by tiny projections every now and then")
 class SketchToSelect(Policy):
-    """Algorithm 3 of Kollias, Salonidis and Wang [1]_.
+    """Algorithm 3 of Kollias, Salonidis and Wang.
 
     Every `interval` rounds the clients send a random projection of their model to k numbers;
     k-means (k-means++ start, Lloyd steps) makes as many clusters as the cohort is large, and one
@@ -70,14 +70,11 @@ class SketchToSelect(Policy):
     -----
     Source: paper.
     Checked: clusters and draws by hand, replacements exactly.
+    Reference: Kollias, Salonidis, Wang (2022), Sketch to Skip and Select: Communication Efficient
+    Federated Learning using Locality Sensitive Hashing.
 
     A chosen client that is away is replaced by another of its cluster, drawn uniformly. The scores
     are one over the size of the cluster.
-
-    References
-    ----------
-    .. [1] Kollias, Salonidis, Wang (2022), Sketch to Skip and Select: Communication Efficient
-       Federated Learning using Locality Sensitive Hashing.
 
     Examples
     --------

@@ -26,7 +26,7 @@ class TiFLState:
 
 @register("tifl", when="clients differ much in speed, and a round should wait for nobody")
 class TiFL(Policy):
-    """The adaptive tier selection of Chai et al. [1]_.
+    """The adaptive tier selection of Chai et al.
 
     Clients are sorted by their durations and divided into tiers of equal size. Each round a tier
     is drawn, and the cohort uniformly in it. Every `interval` rounds, if the tier drawn last has
@@ -46,14 +46,11 @@ class TiFL(Policy):
     -----
     Source: paper's abstract and two reimplementations (bacox/fltk, FLGo); no authors' code.
     Checked: tiers, chances and credits by hand.
+    Reference: Chai, Ali, Zawad, Truex, Anwar, Baracaldo, Zhou, Ludwig, Yan, Cheng (2020), TiFL: A
+    Tier-based Federated Learning System, HPDC.
 
     Chosen here: the accuracy of a tier is minus the mean loss that its members last reported, and
     clients that were never timed come first.
-
-    References
-    ----------
-    .. [1] Chai, Ali, Zawad, Truex, Anwar, Baracaldo, Zhou, Ludwig, Yan, Cheng (2020), TiFL: A
-       Tier-based Federated Learning System, HPDC.
 
     Examples
     --------

@@ -24,18 +24,21 @@ class UniformState:
 class Uniform(Policy):
     """Every available client is equally likely, without replacement.
 
-    The selection of FedAvg [1]_ and the baseline of everything else.
+    The selection of FedAvg and the baseline of everything else.
 
     Parameters
     ----------
     interval : int, default=1
         Keep a cohort for this many rounds, as the random selection that Sketch-to-Select is
-        compared with [2]_. A member that is away is replaced by a random client.
+        compared with. A member that is away is replaced by a random client.
 
     Notes
     -----
     Source: paper.
     Checked: frequencies, and kept cohorts by hand.
+    Reference: McMahan et al. (2017), Communication-Efficient Learning of Deep Networks from
+    Decentralized Data, AISTATS; Kollias, Salonidis, Wang (2022), Sketch to Skip and Select:
+    Communication Efficient Federated Learning using Locality Sensitive Hashing.
 
     Examples
     --------
@@ -43,13 +46,6 @@ class Uniform(Policy):
     >>> round = Round(number=0, available=("a", "b", "c"), cohort_size=2)
     >>> Uniform().select(round, Signals(), np.random.default_rng(0)).clients
     ('b', 'c')
-
-    References
-    ----------
-    .. [1] McMahan et al. (2017), Communication-Efficient Learning of Deep Networks from
-       Decentralized Data, AISTATS.
-    .. [2] Kollias, Salonidis, Wang (2022), Sketch to Skip and Select: Communication Efficient
-       Federated Learning using Locality Sensitive Hashing.
     """
 
     def __init__(self, interval: Count = 1) -> None:
