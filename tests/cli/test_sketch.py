@@ -87,7 +87,7 @@ def test_labels_constants_and_pstable(table, tmp_path):
     assert spec["hash"]["buckets"] == 32
 
 
-def test_texts_and_sets(table, tmp_path):
+def test_texts(table, tmp_path):
     (tmp_path / "lines.txt").write_text("to be\nor not\n")
     assert (
         run("sketch", "lines.txt", "-o", "a.sketch", "--set=analyzer=char", "--set=ngrams=[2,3]")
@@ -98,11 +98,6 @@ def test_texts_and_sets(table, tmp_path):
     assert RaceSketch.load("a.sketch") == own
     assert run("sketch", table, "-o", "b.sketch", "--text", "note") == 0
     assert RaceSketch.load("b.sketch").transform == Tokenizer()
-    assert run("sketch", table, "-o", "c.sketch", "--set=hash=minhash", "--columns", "who,y") == 0
-    sets = RaceSketch.minhash(rows=200, buckets=64)
-    sets.columns = Column("who", "value").spec(), Column("y", "value").spec()
-    sets.add([[f"who={w}", f"y={i % 3}"] for i, w in enumerate(WHO)])
-    assert RaceSketch.load("c.sketch") == sets
 
 
 def test_one_sketch_a_client_and_hostile_names_stay_in_the_folder(table, tmp_path, capsys):
@@ -350,7 +345,8 @@ MISTAKES = {
     "none.parquet": ["none.parquet: no such file"],
     "broken.parquet": ["broken.parquet: cannot be read"],
     "data.parquet --columns u,z": ["no column 'z'; there are u, v, w, who, y, note"],
-    "data.parquet --columns who": ["'who' is string", "minhash"],
+    "data.parquet --columns who": ["'who' is string"],
+    "data.parquet --set hash=minhash": ["texts need hash=minhash"],
     "nan.csv": ["nan.csv: column 'a', row 1", "--nulls drop"],
     "empty.parquet": ["no rows"],
     "data.parquet --set rows=0": ["rows=0 must be"],
@@ -359,8 +355,7 @@ MISTAKES = {
     "data.parquet --columns u --label y --classes 2": ["labels must be whole numbers from 0 to 1"],
     "data.parquet --set buckets=4": ["buckets belongs to minhash"],
     "data.parquet --set hash=minhash --set center=1": ["for numbers"],
-    "data.parquet --set hash=minhash --label y --classes 3": ["minhash takes no labels"],
-    "data.parquet --text note --set hash=srp": ["--text note"],
+    "data.parquet --text note --set hash=srp": ["texts need hash=minhash"],
     "data.parquet --text note --set ngrams=x": ["ngrams='x'"],
     "data.parquet --columns u --set center=1,2": ["center='1,2' must be a finite number"],
     "data.parquet --columns u --set scale=0": ["scale=0 must be"],
@@ -434,7 +429,6 @@ def test_with_epsilon_the_data_do_not_choose_the_columns(tmp_path, monkeypatch, 
     (tmp_path / "a.csv").write_text("u,v\n" + "1,2\n3,4\n" * 9)
     private = ["--epsilon", 1, "--set=n=private", "-o", "a.sketch"]
     assert "--columns" in fails(capsys, "sketch", "a.csv", *private)
-    assert "--columns" in fails(capsys, "sketch", "a.csv", "--set=hash=minhash", *private)
     assert run("sketch", "a.csv", "--columns", "u,v", *private) == 0
     pq.write_table(pa.table({"e": [[1.0, 2.0]] * 9}), "e.parquet")
     assert "'e'" in fails(capsys, "sketch", "e.parquet", "--columns", "e", *private, "--force")

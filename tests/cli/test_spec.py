@@ -159,18 +159,6 @@ def test_the_column_that_differs_is_named(folder, capsys, epsilon):
     assert "No column differs" in capsys.readouterr().out
 
 
-def test_minhash_states_its_columns_and_63_is_63_point_0(folder, capsys):
-    (folder / "x.csv").write_text("v,w\n63,1\n64,2\n")
-    (folder / "y.csv").write_text("v,w\n63.0,1\n64.0,2\n")
-    (folder / "z.csv").write_text("v,u\n63,1\n64,2\n")
-    for name in "xyz":
-        assert run("sketch", f"{name}.csv", "--set=hash=minhash", "-o", f"{name}.sketch") == 0
-    x, y = RaceSketch.load("x.sketch"), RaceSketch.load("y.sketch")
-    assert x == y
-    line = fails(capsys, "distance", "x.sketch", "z.sketch")
-    assert "column 'w': only in the first; column 'u': only in the second" in line
-
-
 def test_sketches_that_cannot_tell_anything_apart_warn(folder, capsys):
     ages = "\n".join(str(30 + i % 40) for i in range(50))
     (folder / "one.csv").write_text(f"age\n{ages}\n")

@@ -66,9 +66,11 @@ READ = """
 import resource, sys
 from fedcohort.exceptions import DataError
 from fedcohort.files import Want, open_source
+from fedcohort.files.columns import Column
 
 numbers = sys.argv[1].rpartition("/")[2].split(".")[0] in ("list", "zeros", "nulls")
-want = Want(columns=("v",)) if numbers else Want(form="sets", columns=("v",))
+category = Column("v", "category", levels=("a", "b"))
+want = Want(columns=("v" if numbers else category,))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     print(sum(len(block.x) for block in open_source(sys.argv[1], want).blocks()))

@@ -70,7 +70,7 @@ def test_texts_of_clients(tmp_path):
     path = tmp_path / "data.parquet"
     pq.write_table(pa.table({"t": texts, "who": ["a", "b", "a"]}), path)
     empty = RaceSketch.minhash(rows=5, transform=Tokenizer())
-    made = dict(sketch_clients(open_source(path, Want(form="sets", text="t", by="who")), empty))
+    made = dict(sketch_clients(open_source(path, Want(text="t", by="who")), empty))
     own = empty.empty_like()
     own.add(["to be", "to be"])
     assert made["a"] == own

@@ -10,7 +10,7 @@ from fedcohort.files.source import MAX_LINE
 
 
 def lines(path, **want):
-    return [line for b in open_source(path, Want(form="sets", **want)).blocks() for line in b.x]
+    return [line for b in open_source(path, Want(**want)).blocks() for line in b.x]
 
 
 def test_lines_are_texts_and_blank_ones_are_left_out(tmp_path):
@@ -37,12 +37,10 @@ def test_other_encodings_and_damage(tmp_path):
         lines(tmp_path / "b.txt.gz")
 
 
-def test_texts_have_no_columns_and_are_no_vectors(tmp_path):
+def test_texts_have_no_columns(tmp_path):
     (tmp_path / "a.txt").write_text("to be")
     with pytest.raises(ConfigError, match="leave out --by"):
         lines(tmp_path / "a.txt", by="who")
-    with pytest.raises(ConfigError, match="hash=minhash"):
-        open_source(tmp_path / "a.txt", Want())
 
 
 def test_unknown_and_missing_files(tmp_path):

@@ -214,7 +214,7 @@ def _column_facts(columns: Sequence[Column]) -> dict[str, str]:
     """Say which columns were hashed and, where they share them, by which constants."""
     if not columns:
         return {}
-    plain = {column.kind for column in columns} <= {"number", "value"}
+    plain = {column.kind for column in columns} <= {"number"}
     facts = {"columns": _short([c.name if plain else f"{c.name} ({c.kind})" for c in columns])}
     for key, default in (("center", 0.0), ("scale", 1.0), ("weight", 1.0)):
         scaled = [c for c in columns if key == "weight" or c.kind == "number" or c.since]

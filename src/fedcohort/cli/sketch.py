@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -133,7 +132,7 @@ def command(
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(help="Column of texts, or of lists of tokens.", rich_help_panel=HOW),
+        typer.Option(help="Column of texts.", rich_help_panel=HOW),
     ] = None,
     label: Annotated[
         str | None,
@@ -152,10 +151,8 @@ def command(
     ] = None,
     site: SiteOption = None,
     nulls: Annotated[
-        Literal["error", "drop", "zero"],
-        typer.Option(
-            help="A missing value: stop, drop its row, or count as zero.", rich_help_panel=DATA
-        ),
+        Literal["error", "drop"],
+        typer.Option(help="A missing value: stop, or drop its row.", rich_help_panel=DATA),
     ] = "error",
     null_values: NullValuesOption = None,
     delimiter: DelimiterOption = None,
@@ -183,7 +180,7 @@ def command(
     Example: `fedcohort sketch visits.csv --spec heart.toml -o va.sketch`
     """
     from fedcohort.files.publish import Publisher
-    from fedcohort.files.sketching import ALL_ROWS, sketch_clients, sketch_source, sketch_warnings
+    from fedcohort.files.sketching import sketch_clients, sketch_warnings
     from fedcohort.files.source import CsvOptions, Want, kind_of, open_source
     from fedcohort.files.spec import load_site, load_spec, spec_from_settings
 
@@ -227,23 +224,19 @@ def command(
         if recipe.person is not None:
             raise ConfigError("--ray: people are counted in one pass over all rows, without --ray")
         want = replace(want, columns=source.columns or want.columns)
-        merged = partial(sketch_folder, path, want, reading=source.reading)
     messages: list[str] = []
     with on_cluster(ray), _watching(data.name, source.rows) as on_rows:
+        if ray is None:
+            each = sketch_clients(source, empty, on_rows)
+        else:
+            each = iter(sketch_folder(path, want, empty, on_rows, source.reading).items())
+        each = _with_origin(each, empty.origin)
         if by is None:
-            if ray is None:
-                sketch = sketch_source(source, empty, on_rows)
-            else:
-                sketch = merged(empty, on_rows)[ALL_ROWS]
-            sketch.origin |= empty.origin
+            ((_, sketch),) = each
             messages += sketch_warnings(sketch, source)
             publisher.write(sketch)
         else:
-            if ray is None:
-                each = sketch_clients(source, empty, on_rows)
-            else:
-                each = iter(merged(empty, on_rows).items())
-            publisher.write_all(_with_origin(each, empty.origin))
+            publisher.write_all(each)
             messages += source.reading.warnings()
     _report(publisher, source.reading, messages, format)
 

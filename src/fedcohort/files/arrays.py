@@ -38,13 +38,9 @@ class ArraySource(Source):
     The arrays of an .npz file are its columns; a .npy or IDX file holds one array.
     """
 
-    form = "vectors"
-
     def __init__(self, files: Sequence[Path], want: Want, skip: int = 0) -> None:
-        if want.form != "vectors" or want.text is not None:
-            raise ConfigError(f"{files[0]}: arrays hold numbers; set hash=srp or pstable")
-        if want.person is not None:
-            raise ConfigError(f"{files[0]}: people are counted in tables only")
+        if want.text is not None or want.person is not None:
+            raise ConfigError(f"{files[0]}: arrays hold numbers; texts and people are in tables")
         self._want, self.reading = want, Reading()
         parts = [_Part(path, want) for path in files]
         self._parts, self.dim = parts[skip:], parts[0].dim
@@ -117,9 +113,7 @@ def _without_nan(x: NDArray[Any], place: Place, want: Want) -> tuple[NDArray[Any
     if want.nulls == "error":
         row, column = np.argwhere(missing)[0]
         raise place.missing(str(column), int(row))
-    if want.nulls == "drop":
-        return x, ~missing.any(axis=1)
-    return np.where(missing, 0, x), keep
+    return x, ~missing.any(axis=1)
 
 
 def _names(arrays: dict[str, ArrayFile], path: Path, want: Want) -> tuple[str, ...]:

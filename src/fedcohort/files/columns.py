@@ -24,8 +24,8 @@ from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
 
 Part = Literal["yearday", "month", "weekday", "hour"]
-Kind = Literal["number", "boolean", "category", "ordered", "date", "text", "value"]
-Missing = Literal["error", "drop", "zero", "indicator"]
+Kind = Literal["number", "boolean", "category", "ordered", "date", "text"]
+Missing = Literal["error", "drop", "indicator"]
 PERIODS = {"yearday": 366, "month": 12, "weekday": 7, "hour": 24}
 MAX_SLOTS = 1 << 16
 
@@ -37,8 +37,7 @@ class Column:
     Parameters
     ----------
     name : str
-    kind : {"number", "boolean", "category", "ordered", "date", "text", "value"}
-        "value" is a token ``column=value`` of a set, for MinHash.
+    kind : {"number", "boolean", "category", "ordered", "date", "text"}
     center, scale : float
         Public constants of a number, or of the days of a date: x becomes (x - center) / scale.
     weight : float
@@ -55,9 +54,9 @@ class Column:
         Instead of parts: days since this public date (YYYY-MM-DD).
     format : str, optional
         How a date is written, as in ``%d/%m/%Y``; by default ISO 8601.
-    missing : {"error", "drop", "zero", "indicator"}
-        What a missing value does: stop, leave the record out, count as zero, or set an indicator
-        column of its own (and count as the center).
+    missing : {"error", "drop", "indicator"}
+        What a missing value does: stop, leave the record out, or set an indicator column of its
+        own (and count as the center).
 
     Examples
     --------
@@ -107,8 +106,6 @@ class Column:
     @property
     def width(self) -> int:
         """How many numbers of the vector the column takes."""
-        if self.kind == "value":
-            return 0
         numbers = {
             "number": self.size,
             "boolean": 1,

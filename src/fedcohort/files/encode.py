@@ -102,10 +102,7 @@ def _settle(column: Column, part: Encoded, place: Place, reading: Reading) -> Bo
     reading.missing[column.name] += int(part.missing.sum())
     if column.missing == "error":
         raise place.missing(repr(column.name), int(np.argmax(part.missing)))
-    zero = -column.center / column.scale if column.missing == "zero" else 0.0
-    if column.kind in ("number", "date"):
-        part.values[np.isnan(part.values)] = zero
-        np.copyto(part.order, zero, where=np.isnan(part.order))
+    part.values[np.isnan(part.values)] = 0.0
     return ~part.missing if column.missing == "drop" else True
 
 

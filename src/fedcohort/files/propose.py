@@ -257,8 +257,8 @@ def _role(table: Table, name: str) -> str:
     kind = table.kind(name)
     if name == "" or IDENTIFIER.search(name):
         return "identifier"
-    if kind in ("date", "vector", "list", "other", "empty"):
-        return {"vector": "number", "list": "other"}.get(kind, kind)
+    if kind in ("date", "vector", "other", "empty"):
+        return {"vector": "number"}.get(kind, kind)
     if kind == "whole" and "bool" in table.type_name(name):
         return "boolean"
     values, rows = _first_values(table, name)
@@ -385,7 +385,7 @@ def _check_column(
     total.identifiers += seen.identifiers
     total.assumed = seen.assumed
     values = np.concatenate(orders) if orders else np.empty(0)
-    if column.kind == "value" or not seen.rows:
+    if not seen.rows:
         return
     if not len(values):
         fit.problems.append(f"column {column.name!r} holds no values")

@@ -22,7 +22,6 @@ from fedcohort.files.sketching import INDEX
 from fedcohort.files.spec import ReleaseOptions
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.privacy.release import signal_to_noise
-from fedcohort.rounds import check_id
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.storage import write_atomically
 
@@ -148,7 +147,7 @@ class Publisher:
         try:
             request, contents = self._contents(sketches)
             for client, content in contents:
-                index[name := names.of(check_id(client))] = client
+                index[name := names.of(client)] = client
                 self._save(staging / name, self.out / name, client, content)
             for path in self._present():
                 path.unlink()

@@ -26,11 +26,9 @@ ONE_BUCKET = 0.8  # share of the records in the fullest bucket of a row, on aver
 
 
 def sketch_source(source: Source, empty: RaceSketch, on_rows: OnRows | None = None) -> RaceSketch:
-    """Return the sketch of all rows, begun with `empty`."""
-    by_client = sketch_parts(source, empty, on_rows=on_rows)
-    if not by_client:
-        raise DataError(NO_ROWS)
-    return by_client[ALL_ROWS]
+    """Return the sketch of all rows of data without client ids, begun with `empty`."""
+    ((_, sketch),) = sketch_clients(source, empty, on_rows)
+    return sketch
 
 
 def sketch_clients(
@@ -38,14 +36,12 @@ def sketch_clients(
 ) -> Iterator[tuple[str, RaceSketch]]:
     """Yield every client's name and sketch, in the order of their first rows.
 
-    Where the sketches of all clients would take more than `memory` bytes, the data are read
-    several times, and each pass makes those of the next clients.
+    Data without client ids are one client, `ALL_ROWS`. Where the sketches of all clients would
+    take more than `memory` bytes, each pass over the data makes those of the next clients.
     """
     most = max(1, memory // empty.counts.nbytes)
     done: set[str] = set()
     while by_client := sketch_parts(source, empty, done, most, on_rows):
-        for client in by_client:  # all of them before the first is used
-            check_id(client)
         yield from by_client.items()
         done |= by_client.keys()
         if len(by_client) < most:
@@ -63,8 +59,7 @@ def sketch_parts(
 ) -> dict[str, RaceSketch]:
     """Make one pass over the data; return a sketch per client.
 
-    Clients in `done` are left out, and at most `most` clients are sketched. Data without client
-    ids are one client, `ALL_ROWS`.
+    Clients in `done` are left out, and at most `most` clients are sketched.
     """
     by_client: dict[str, RaceSketch] = {}
     for block in source.blocks():
@@ -73,7 +68,9 @@ def sketch_parts(
             if client not in by_client:
                 if client in done or (most is not None and len(by_client) >= most):
                     continue
-                by_client[client] = empty.empty_like()
+                by_client[client if block.clients is None else check_id(client)] = (
+                    empty.empty_like()
+                )
             sketch, y = by_client[client], None if block.y is None else block.y[rows]
             try:
                 sketch.add(_take(block.x, rows), y)

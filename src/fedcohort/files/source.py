@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.columns import Column, SiteColumn
 
-Form = Literal["vectors", "texts", "sets"]
-Nulls = Literal["error", "drop", "zero"]
+Nulls = Literal["error", "drop"]
 BLOCK_NUMBERS = 1 << 21  # numbers per block: 16 MB as float64
 BLOCK_ROWS = 1 << 16
 BLOCK_TEXTS = 4096
@@ -83,12 +82,12 @@ class Want:
         Columns of a table, by name or pattern (``p*``), or arrays of an .npz file; none means
         every column of numbers. A `Column` also says what its values become.
     text : str, optional
-        The column of texts, or of lists of tokens.
+        The column of texts.
     label, by, person : str, optional
         Columns with the class, the client and the person of a row; only the first row of each
         person counts.
-    nulls : {"error", "drop", "zero"}
-        What a missing value does: stop, leave the row out, count as zero (in a set: as absent).
+    nulls : {"error", "drop"}
+        What a missing value does: stop, or leave the row out.
     batch_rows : int, optional
         Rows read at a time; by default about 16 MB.
     table : str, optional
@@ -97,7 +96,6 @@ class Want:
         How this site writes a column of the spec.
     """
 
-    form: Form = "vectors"
     columns: tuple[str | Column, ...] = ()
     text: str | None = None
     label: str | None = None
@@ -249,7 +247,7 @@ class Block(NamedTuple):
 class Source(ABC):
     """Data that can be read block by block, as often as needed."""
 
-    form: Form
+    form: Literal["vectors", "texts"] = "vectors"
     dim: int = 0  # numbers of a vector
     columns: tuple[Column, ...] = ()  # of a table
     rows: int | None = None  # where the files say so
@@ -332,7 +330,7 @@ class Place(NamedTuple):
         """Say where a value is missing and what can be done."""
         return DataError(
             f"{self.path}: column {column}, row {self.first + row}: the value is missing (null or "
-            "NaN); choose --nulls drop or --nulls zero, or leave the column out"
+            "NaN); choose --nulls drop, leave the column out, or use a spec, which marks it"
         )
 
 
@@ -352,8 +350,6 @@ class TextSource(Source):
         for option, value in (("--text", want.text), ("--label", want.label), ("--by", want.by)):
             if value is not None:
                 raise ConfigError(f"{files[0]}: a text file has no columns; leave out {option}")
-        if want.form == "vectors":
-            raise ConfigError(f"{files[0]}: texts need hash=minhash")
         self._files, self._rows, self.reading = files, want.rows_for(0), Reading()
 
     def blocks(self) -> Iterator[Block]:

@@ -116,7 +116,7 @@ class SketchSpec:
     columns : tuple of str or Column
         What is hashed; none means every column of numbers.
     text : str, optional
-        With minhash: the column of texts, or of lists of tokens.
+        With minhash: the column of texts.
     null_values : tuple of str
         Further markers of missing values.
     person : str, optional
@@ -146,8 +146,7 @@ class SketchSpec:
             "center and scale belong to the sections [columns.NAME] of a spec": constants
             and stated,
             "--label and --classes go together": (label.column is None) != (label.classes is None),
-            "--label: minhash takes no labels; name the label among --columns": family == "minhash"
-            and label.column is not None,
+            "--label: minhash takes no labels": family == "minhash" and label.column is not None,
             "delta needs --epsilon": release.epsilon is None and release.delta != 0,
             "n=private needs --epsilon": release.epsilon is None and release.n != "public",
             "explain takes a share from 0 to below 1": not 0 <= release.explain < 1,
@@ -155,8 +154,10 @@ class SketchSpec:
         for message, wrong in idle.items():
             if wrong:
                 raise ConfigError(message)
-        if self.text is not None and (family != "minhash" or self.columns):
-            raise ConfigError(f"--text {self.text}: goes with hash=minhash and without --columns")
+        if family == "minhash" and self.columns:
+            raise ConfigError(
+                "hash minhash is for texts: use --text, or srp or pstable for columns"
+            )
 
     @property
     def digest(self) -> str:
@@ -169,7 +170,6 @@ class SketchSpec:
         site = site or Site()
         return replace(
             read or Want(),
-            form="sets" if self.hash.hash == "minhash" else "vectors",
             columns=self.columns,
             text=self.text,
             label=self.label.column,
@@ -183,11 +183,13 @@ class SketchSpec:
 
         The columns of the source get the constants that hold for all of them.
         """
+        if (source.form == "texts") != (self.hash.hash == "minhash"):
+            raise ConfigError("texts need hash=minhash, and numbers srp or pstable")
         self._settle(source)
         size, (rows, bits) = self.hash, self._size(source)
         if size.hash == "minhash":
             ngrams: Any = size.ngrams
-            tokens = Tokenizer(size.analyzer, ngrams) if source.form == "texts" else None
+            tokens = Tokenizer(size.analyzer, ngrams)
             empty = RaceSketch.minhash(rows, size.buckets or 1 << bits, size.seed, tokens)
         elif size.hash == "srp":
             step = self._transform(source)
@@ -196,9 +198,10 @@ class SketchSpec:
             width = 2.0 if size.width is None else size.width
             step, buckets = self._transform(source), size.buckets or 1 << bits
             empty = RaceSketch.pstable(source.dim, rows, width, buckets, size.seed, step)
-        empty.columns = tuple(column.spec() for column in source.columns)
+        if source.form == "vectors":
+            empty.columns = tuple(column.spec() for column in source.columns)
         if self.release.explain:
-            if not source.columns or source.form != "vectors":
+            if not empty.columns:
                 raise ConfigError("explain compares the columns of a table, as srp or pstable")
             empty.marginals = ColumnCounts.empty(len(source.columns))
         return empty
@@ -287,7 +290,7 @@ def spec_from(
     if columns is None:
         if not isinstance(described, Mapping) or not described:
             raise ConfigError("a spec needs a section [columns.NAME] per column that is hashed")
-        columns = _columns(described, minhash=hashing.hash == "minhash")
+        columns = _columns(described)
     return SketchSpec(
         hashing,
         _checked("[label]", LabelOptions, content.get("label", {})),
@@ -325,15 +328,14 @@ def _person(column: str | None = None) -> str | None:
     return column
 
 
-def _columns(content: Mapping[str, Any], minhash: bool) -> tuple[Column, ...]:
+def _columns(content: Mapping[str, Any]) -> tuple[Column, ...]:
     """Make the columns; say of all numbers at once which constants are still to be given."""
     columns, open_ = [], []
     for name, options in content.items():
         owner = f"[columns.{name}]"
         if not isinstance(options, dict):
             raise ConfigError(f"{owner} must be a section")
-        given = _some(options, LIMITS, inside=False)
-        given = {"kind": "value"} if minhash else {"missing": "indicator", **given}
+        given = {"missing": "indicator", **_some(options, LIMITS, inside=False)}
         if isinstance(given.get("levels"), list):
             given["levels"] = [_level(level) for level in given["levels"]]
         given = checked_options(owner, Column, {**given, "name": name})

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.columns import Column, columns_width
-from fedcohort.files.encode import encode, floats, texts, unpacked
-from fedcohort.files.source import Block, Nulls, Place, Reading, Source, Want
+from fedcohort.files.encode import encode, floats, unpacked
+from fedcohort.files.source import Block, Place, Reading, Source, Want
 from fedcohort.files.tables import Kind, Table, need_pyarrow, open_table
 
 Bools = NDArray[np.bool_]
@@ -27,34 +27,26 @@ ALLOWED: dict[str, tuple[Kind, ...]] = {
     "ordered": ANY,
     "date": ("date", "text", "empty"),
     "text": ("text", "empty"),
-    "value": ("text", "whole", "number", "empty"),
     "vectors": NUMBERS,
-    "texts": ("text", "empty"),
-    "tokens": ("list",),
     "label": ("whole", "number"),
     "by": ("whole", "text"),
     "person": ("whole", "text"),
 }
 REMEDY = {
-    "vectors": "vectors hold numbers; leave the column out, say in a spec what it holds, or "
-    "compare rows as sets of column=value with --set hash=minhash",
-    "texts": "--text takes a column of text or of lists of tokens",
-    "value": "sets hold text, numbers and booleans",
-    "tokens": "every file must have lists there",
+    "vectors": "vectors hold numbers; leave the column out, or say in a spec what it holds",
     "label": "--label takes whole numbers from 0",
     "by": "--by takes text or whole numbers",
     "person": "a person has an id of text or whole numbers",
 }
-AS_WRITTEN = ("texts", "by", "person", "boolean", "category", "ordered", "date", "text", "value")
+AS_WRITTEN = ("by", "person", "boolean", "category", "ordered", "date", "text")
 
 
 class TableSource(Source):
     """Rows of tables; several files with the wanted columns follow each other.
 
-    As vectors, columns become numbers as their `Column` says; without one, numbers and booleans
-    (0 and 1) are taken as they are. As sets, each value is the token ``column=value``. A text
-    column gives texts, or token sets if it holds lists. Folders named ``column=value`` give that
-    column to the files inside. The first `skip` files only say what the others hold.
+    Columns become numbers as their `Column` says; without one, numbers and booleans (0 and 1) are
+    taken as they are. A text column gives texts. Folders named ``column=value`` give that column
+    to the files inside. The first `skip` files only say what the others hold.
     """
 
     def __init__(self, files: Sequence[Any], root: Path, want: Want, skip: int = 0) -> None:
@@ -62,18 +54,15 @@ class TableSource(Source):
         tables = [open_table(file, root, want) for file in files]
         self._first, self._tables = tables[0], tables[skip:]
         self._want, self.reading = want, Reading()
-        self.form = want.form
-        self._tokens = False
         self._people: set[bytes] = set()
         if want.text is not None:
-            self._tokens = self._first.kind(want.text) == "list"
-            self.form = "sets" if self._tokens else "texts"
-            self.columns = (Column(want.text, "value"),)
+            self.form = "texts"
+            self.columns = (Column(want.text, "text", slots=1),)
         else:
             self.columns = tuple(map(self._column, self._named() or self._all_columns()))
+            self.dim = columns_width(self.columns)
         self._check_roles()
         self._check(self._first)
-        self.dim = columns_width(self.columns) if self.form == "vectors" else 0
         self.reading.assumed += self._first.detected
 
     @property
@@ -83,14 +72,12 @@ class TableSource(Source):
         return None if None in counts else sum(n for n in counts if n is not None)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield vectors (n, dim), lists of texts or lists of token lists."""
+        """Yield vectors (n, dim), or lists of texts."""
         self.reading.clear()
         self._people.clear()
         rows, uses = self._want.rows_for(self.dim), self._uses()
         forced: dict[str, Literal["text", "number"]] = {
-            c: "text" if use in AS_WRITTEN else "number"
-            for c, use in uses.items()
-            if use != "tokens"
+            c: "text" if use in AS_WRITTEN else "number" for c, use in uses.items()
         }
         for table in self._tables:
             self._check(table)
@@ -117,38 +104,30 @@ class TableSource(Source):
         return chosen
 
     def _all_columns(self) -> list[str | Column]:
-        """Return every column that has the form, in the file's order; say which were left out."""
-        table, taken = self._first, (self._want.label, self._want.by, self._want.person)
-        use = "vectors" if self.form == "vectors" else "value"
-        usable = list[str | Column]()
-        for name in table.names:
-            if name in taken:
-                continue
+        """Return every column of numbers, in the file's order; say which were left out."""
+        table, usable = self._first, list[str | Column]()
+        taken = (self._want.label, self._want.by, self._want.person)
+        for name in (c for c in table.names if c not in taken):
             if not name:
                 self.reading.left_out["the column without a name"] = "row names, as R writes them"
-            elif table.kind(name) in ALLOWED[use]:
+            elif table.kind(name) in NUMBERS:
                 usable.append(name)
             else:
                 self.reading.left_out[name] = f"{table.type_name(name)} is not a number"
         if not usable:
-            raise DataError(f"{table.where}: no column holds numbers; {REMEDY[use]}")
+            raise DataError(f"{table.where}: no column holds numbers; {REMEDY['vectors']}")
         return usable
 
     def _column(self, wanted: str | Column) -> Column:
         if isinstance(wanted, Column):
             return wanted
-        if self.form != "vectors":
-            return Column(wanted, "value")
         return Column(wanted, size=self._first.width(wanted), missing=self._want.nulls)
 
     def _uses(self) -> dict[str, str]:
+        """Return what each column at this site is used for."""
         name = self._want.name_at_site
         uses: dict[str, str] = {name(c.name): c.kind for c in self.columns}
-        if self._want.text is not None:
-            uses[self._want.text] = "tokens" if self._tokens else "texts"
-        for role, column in self._roles():
-            uses[name(column)] = role
-        return uses
+        return uses | {name(column): role for role, column in self._roles()}
 
     def _roles(self) -> list[tuple[str, str]]:
         want = self._want
@@ -173,7 +152,7 @@ class TableSource(Source):
                 use = "vectors"
             written = use in AS_WRITTEN and table.as_written and name in table.inside
             if kind not in ALLOWED[use] and not written:
-                remedy = REMEDY.get(use, f"the spec says that it holds a {use}")
+                remedy = REMEDY.get(use, f"it should hold a {use}")
                 raise DataError(
                     f"{table.where}: column {name!r} is {table.type_name(name)}; {remedy}"
                 )
@@ -181,17 +160,16 @@ class TableSource(Source):
     def _block(self, batch: Any, place: Place) -> Block:
         x, keep, parts = self._content(batch, place)
         y = ids = None
-        nulls = self._want.nulls
         for role, column in self._roles():
             name = self._want.name_at_site(column)
             if role == "label":
-                y, present = labels(batch[name], name, place, nulls)
+                y, present = labels(batch[name], name, place)
             else:
-                names, present = client_ids(batch[name], name, place, nulls)
+                plain = unpacked(batch[name]).cast(need_pyarrow().string())
+                names = np.array(plain.to_pylist(), object)
+                present = names.astype(bool)
                 ids = names if role == "by" else ids
-            if not present.all():
-                self.reading.missing[name] += int((~present).sum())
-            keep &= present
+            keep &= self._present(present, name, place)
             if role == "person":
                 keep &= self._first_rows(names, keep)
         self.reading.count(keep, self._want.label, y)
@@ -200,6 +178,26 @@ class TableSource(Source):
         kept = x[keep] if isinstance(x, np.ndarray) else [x[i] for i in np.flatnonzero(keep)]
         left = [part.take(keep) for part in parts]
         return Block(kept, None if y is None else y[keep], None if ids is None else ids[keep], left)
+
+    def _content(
+        self, batch: Any, place: Place
+    ) -> tuple[NDArray[Any] | list[Any], Bools, list[Any]]:
+        want = self._want
+        names = [want.name_at_site(c.name) for c in self.columns]
+        if self.form == "vectors":
+            arrays = [batch[c] for c in names]
+            return encode(self.columns, arrays, place, want.null_values, self.reading, want.site)
+        texts = unpacked(batch[names[0]]).cast(need_pyarrow().string())
+        present = texts.is_valid().to_numpy(zero_copy_only=False)
+        return texts.to_pylist(), self._present(present, names[0], place), []
+
+    def _present(self, present: Bools, name: str, place: Place) -> Bools:
+        """Refuse missing values, or count those whose rows are dropped."""
+        if not present.all():
+            if self._want.nulls == "error":
+                raise place.missing(repr(name), int(np.argmin(present)))
+            self.reading.missing[name] += int((~present).sum())
+        return present.copy()
 
     def _first_rows(self, people: NDArray[np.object_], keep: Bools) -> Bools:
         first = np.zeros(len(people), bool)
@@ -210,62 +208,11 @@ class TableSource(Source):
         self.reading.repeated += int(keep.sum() - first.sum())
         return first
 
-    def _content(
-        self, batch: Any, place: Place
-    ) -> tuple[NDArray[Any] | list[Any], Bools, list[Any]]:
-        want = self._want
-        names = [want.name_at_site(c.name) for c in self.columns]
-        name = names[0]
-        if self.form == "vectors":
-            arrays = [batch[c] for c in names]
-            x, keep, parts = encode(
-                self.columns, arrays, place, want.null_values, self.reading, want.site
-            )
-            return x, keep, parts
-        if self._tokens:
-            rows, keep = token_lists(batch[name], name, place, want.nulls)
-        elif want.text is not None:
-            values = unpacked(batch[name]).cast(need_pyarrow().string()).to_pylist()
-            rows, keep = _filled(values, "", name, place, want.nulls)
-        else:
-            arrays = [texts(batch[c], want.null_values).to_pylist() for c in names]
-            rows, keep = value_sets([c.name for c in self.columns], arrays, place, want.nulls)
-        if not keep.all():
-            self.reading.missing["a hashed column"] += int((~keep).sum())
-        return rows, keep, []
 
-
-def token_lists(column: Any, name: str, place: Place, nulls: Nulls) -> tuple[list[Any], Bools]:
-    """Return lists of tokens; a missing one that counts as zero is the empty set."""
-    rows, keep = _filled(column.to_pylist(), [], name, place, nulls)
-    for row, tokens in enumerate(rows):
-        if keep[row] and not all(isinstance(t, (str, int)) for t in tokens):
-            raise DataError(
-                f"{place.path}: column {name!r}, row {place.first + row}: a token must be text or "
-                "a whole number"
-            )
-    return rows, keep
-
-
-def value_sets(
-    names: Sequence[str], columns: Sequence[list[Any]], place: Place, nulls: Nulls
-) -> tuple[list[Any], Bools]:
-    """Return rows as sets of ``column=value``; a missing value that counts as zero is absent."""
-    keep = np.ones(len(columns[0]), bool)
-    sets: list[list[str]] = [[] for _ in keep]
-    for name, column in zip(names, columns, strict=True):
-        values, present = _filled(column, None, name, place, nulls)
-        keep &= present
-        for tokens, value in zip(sets, values, strict=True):
-            if value is not None:
-                tokens.append(f"{name}={value}")
-    return sets, keep
-
-
-def labels(column: Any, name: str, place: Place, nulls: Nulls) -> tuple[NDArray[np.int64], Bools]:
-    """Return whole numbers; a missing label never counts as zero."""
+def labels(column: Any, name: str, place: Place) -> tuple[NDArray[np.int64], Bools]:
+    """Return whole numbers, and which are present."""
     values = floats(column)
-    present = _needed(~np.isnan(values), name, place, nulls)
+    present = ~np.isnan(values)
     values = np.where(present, values, 0)
     whole = (values == np.floor(values)) & (values >= 0) & (values < 2**53)
     if not whole.all():
@@ -275,26 +222,3 @@ def labels(column: Any, name: str, place: Place, nulls: Nulls) -> tuple[NDArray[
             "labels must be whole numbers from 0"
         )
     return values.astype(np.int64), present
-
-
-def client_ids(
-    column: Any, name: str, place: Place, nulls: Nulls
-) -> tuple[NDArray[np.object_], Bools]:
-    """Return names of clients; a missing one is an error unless its row is dropped."""
-    ids = np.array(unpacked(column).cast(need_pyarrow().string()).to_pylist(), object)
-    return ids, _needed(ids.astype(bool), name, place, nulls)
-
-
-def _needed(present: Bools, name: str, place: Place, nulls: Nulls) -> Bools:
-    if not present.all() and nulls != "drop":
-        raise place.missing(repr(name), int(np.argmin(present)))
-    return present
-
-
-def _filled(
-    values: list[Any], zero: Any, name: str, place: Place, nulls: Nulls
-) -> tuple[list[Any], Bools]:
-    present = np.array([value is not None for value in values], bool)
-    if nulls == "zero":
-        return [zero if value is None else value for value in values], np.ones_like(present)
-    return values, _needed(present, name, place, nulls)

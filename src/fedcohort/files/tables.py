@@ -27,7 +27,7 @@ from fedcohort.files.bombs import check_arrow, parquet_plan
 from fedcohort.files.dialect import Dialect, find_dialect
 from fedcohort.files.source import Want, kind_of
 
-Kind = Literal["whole", "number", "vector", "text", "list", "date", "empty", "other"]
+Kind = Literal["whole", "number", "vector", "text", "date", "empty", "other"]
 Forced = Mapping[str, Literal["text", "number"]]
 BLOCK = 4 << 20
 BUFFER = 1 << 16
@@ -457,8 +457,6 @@ def _within_memory(batch: Any, rows: int) -> Iterator[Any]:
 def _text_bytes(array: Any) -> int:
     """Return how many bytes the texts of a column take without their dictionary."""
     pa = need_pyarrow()
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        array = array.flatten()
     if kind_of_type(array.type) != "text":
         return 0
     if pa.types.is_dictionary(array.type):
@@ -487,7 +485,7 @@ def kind_of_type(kind: Any) -> Kind:
     if is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind):
         return "text"
     if is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind):
-        return "vector" if is_.is_floating(kind.value_type) else "list"
+        return "vector" if is_.is_floating(kind.value_type) else "other"
     if is_.is_date(kind) or is_.is_timestamp(kind):
         return "date"
     return "empty" if is_.is_null(kind) else "other"
