@@ -187,8 +187,7 @@ class ColdStart:
         if strategy not in get_args(Strategy):
             raise unknown("strategy", strategy, get_args(Strategy))
         count = k or (CONSIDERED if strategy == "match" else 1)
-        ranking: Literal["plain", "debiased"] = "plain" if strategy == "plain" else "debiased"
-        options: dict[str, Any] = {"ranking": ranking, "without": without}
+        options: dict[str, Any] = {"plain": strategy == "plain", "without": without}
         near = nearest(self.registry, sketch, count, with_model=True, **options)
         if near:
             weights, square = self._blend(near, strategy)

@@ -19,7 +19,6 @@ which `search` scans. So there is no index to build, to damage or to wait for.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sqlite3
 import threading
@@ -34,6 +33,7 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError, IncompatibleSketches, UnknownClient
+from fedcohort.options import check_fields
 from fedcohort.personalize.models import (
     Model,
     ModelFiles,
@@ -48,7 +48,6 @@ from fedcohort.sketch.transforms import difference
 from fedcohort.storage import LOCK, SUFFIX, locked_folder, remove_leftovers, write_atomically
 
 FILE = "registry.sqlite"
-APPLICATION = 0x46435247  # "FCRG": the application id in the database's header
 VERSION = 3  # 2 kept an index beside the database
 LOCK_TIMEOUT = 60.0  # seconds to wait for another writer
 NO_MODEL = "model IS NULL AND reference IS NULL"
@@ -115,13 +114,7 @@ class Entry:
         try:
             check_id(client)
             entry = cls(client, n, epsilon, model, reference, json.loads(metadata), registered)
-            texts = (model or "", reference or "", registered)
-            if (
-                not all(isinstance(x, float) and math.isfinite(x) for x in (n, epsilon or 0.0))
-                or not all(isinstance(text, str) for text in texts)
-                or not isinstance(entry.metadata, dict)
-            ):
-                raise ValueError("a value of another type")
+            check_fields(entry, "column")
         except (ValueError, TypeError, RecursionError) as error:
             raise DataError(f"client {client!r}: its row is damaged ({error})") from None
         return entry
@@ -157,7 +150,6 @@ class Database:
     def create(path: Path) -> None:
         """Make an empty database, whole or not at all."""
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
-            memory.execute(f"PRAGMA application_id = {APPLICATION}")
             memory.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
             content = bytearray(memory.serialize())
         content[18:20] = b"\2\2"  # SQLite's mark of a database with a write-ahead log
@@ -166,8 +158,6 @@ class Database:
     def _check(self) -> None:
         self.rows("PRAGMA trusted_schema = OFF")
         self.rows("PRAGMA synchronous = FULL")
-        if self.rows("PRAGMA application_id") != [(APPLICATION,)]:
-            raise DataError(f"{self.path} is not the database of a registry")
         ((version,),) = self.rows("PRAGMA user_version")
         if version != VERSION:
             raise DataError(

@@ -6,7 +6,7 @@ noise, and z the normal quantile that all of N numbers stay below with probabili
 unbiased, but the smallest of many unbiased numbers is most likely one with a large error: a small
 client that was lucky. z s is how lucky the luckiest of N can be.
 
-"plain" is the distance of the paper's algorithm 2, without a correction: it prefers large clients.
+Plain is the distance of the paper's algorithm 2, without a correction: it prefers large clients.
 benchmarks/registry.py compares both.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ from fedcohort.exceptions import (
     IncompatibleSketches,
     NoClients,
 )
-from fedcohort.options import unknown
 from fedcohort.personalize.registry import NO_MODEL, Registry, check_size
 from fedcohort.rounds import ClientId, check_id
 from fedcohort.sketch.distances import Stack, error_variance
@@ -35,7 +34,6 @@ from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
 from fedcohort.sketch.uncertainty import possible_luck, squared_errors, too_few
 
-Ranking = Literal["debiased", "plain"]
 CELLS = 1 << 22  # counts compared at a time
 SPARE = 16  # more than asked for: one may be left out, and a few damaged
 Floats = NDArray[np.float64]
@@ -60,24 +58,17 @@ def nearest(
     sketch: RaceSketch,
     k: int = 1,
     *,
-    ranking: Ranking = "debiased",
+    plain: bool = False,
     with_model: bool = False,
     without: ClientId | None = None,
 ) -> list[Neighbor]:
     """Return the k nearest clients, the nearest first.
 
-    Parameters
-    ----------
-    ranking : {"debiased", "plain"}
-        By the debiased distance and its standard error, or by the paper's plain distance.
-    with_model : bool
-        Leave out clients without a model or a reference to one.
-    without : str, optional
-        A client to leave out, such as the one that asks.
+    `plain` ranks by the paper's distance, which is not debiased. `with_model` leaves out clients
+    without a model or a reference to one, and `without` one client, such as the one that asks.
     """
-    return nearest_of_each(
-        registry, [sketch], k, ranking=ranking, with_model=with_model, without=[without]
-    )[0]
+    options = {"plain": plain, "with_model": with_model}
+    return nearest_of_each(registry, [sketch], k, without=[without], **options)[0]
 
 
 def nearest_of_each(
@@ -86,14 +77,12 @@ def nearest_of_each(
     k: int = 1,
     *,
     without: Sequence[ClientId | None],
-    ranking: Ranking = "debiased",
+    plain: bool = False,
     with_model: bool = False,
 ) -> list[list[Neighbor]]:
     """Return the nearest clients of each of several newcomers, as `nearest`, in one pass."""
     if k < 1:
         raise ConfigError(f"nearest: k={k} must be at least 1")
-    if ranking not in get_args(Ranking):
-        raise unknown("ranking", ranking, get_args(Ranking))
     spec = registry.spec
     if spec is None:
         raise NoClients(f"no client is registered in {registry.path}")
@@ -106,7 +95,7 @@ def nearest_of_each(
                 f"{', for so much noise' * sketch.private}; sketch more data, or use the global "
                 "model"
             )
-    ranked = _scan(registry, sketches, k + SPARE, ranking, with_model)
+    ranked = _scan(registry, sketches, k + SPARE, plain, with_model)
     return [
         _neighbors(sketch, list(islice(_read(registry, numbers, client), k)))
         for sketch, numbers, client in zip(sketches, ranked, without, strict=True)
@@ -117,7 +106,7 @@ def _scan(
     registry: Registry,
     sketches: Sequence[RaceSketch],
     wanted: int,
-    ranking: Ranking,
+    plain: bool,
     with_model: bool,
 ) -> list[list[int]]:
     """Return the numbers of the best clients for each sketch, the best first."""
@@ -129,7 +118,7 @@ def _scan(
     for block, n, noise, counts in _blocks(registry, rows * buckets, with_model):
         squares = np.einsum("ij,ij->i", counts, counts) / n**2
         new = squares - 2 * (newcomers @ counts.T) / n  # plus the newcomer's square, as for all
-        if ranking == "debiased":
+        if not plain:
             luck = luck or possible_luck(counts.reshape(-1, rows, buckets), len(registry))
             new += luck[0] / n + luck[1] * noise / n**2
             new -= error_variance(squares, n, noise, rows, buckets)

@@ -134,13 +134,7 @@ def constants_release(columns: int, epsilon: float, neighbors: Neighbors) -> Rel
 
 
 def quartile_error(columns: int, epsilon: float, neighbors: Neighbors) -> int:
-    """Bound by how many records a quartile is off, for 95 of 100; a public number.
-
-    Examples
-    --------
-    >>> quartile_error(1, 1.0, "add-remove"), quartile_error(10, 1.0, "add-remove")
-    (30, 298)
-    """
+    """Bound by how many records a quartile is off, for 95 of 100; a public number."""
     part = epsilon / (len(QUARTILES) * columns)
     a, b = QUARTILES[0]
     s = miss_sensitivity(a, b, neighbors)

@@ -94,31 +94,12 @@ class Release:
             self.parts + other.parts,
         )
 
-    def without(self, part: Release) -> Release | None:
-        """Return the release of what is left when a part of a merged sketch is subtracted.
-
-        The part takes its noise with it. None when nothing is left.
-        """
-        left = self.variance - part.variance
-        if self.parts == part.parts and left == 0:
-            return None
-        if self.parts <= part.parts or left <= 0:
-            raise ValueError("cannot subtract: the second sketch is not a part of the first")
-        fourth = max(0.0, self.fourth - part.fourth)
-        return replace(self, variance=left, fourth=fourth, parts=self.parts - part.parts)
-
     def budget(self) -> str:
         """Epsilon, and delta where there is one, in words."""
         return f"epsilon={self.epsilon:g}" + (f", delta={self.delta:g}" if self.delta else "")
 
     def claim(self, noise: str = "") -> str:
-        """Say in one line what is protected and what is public, by `noise` if not one mechanism.
-
-        Examples
-        --------
-        >>> noise_for(10, 1.0, 0.0, "replace").claim()
-        'epsilon=1 for replacing one record; public: the exact number of records; laplace noise'
-        """
+        """Say in one line what is protected and what is public, by `noise` if not one mechanism."""
         what, public = "replacing one record", "the exact number of records"
         if self.neighbors == "add-remove":
             what = "adding or removing one record"
@@ -144,13 +125,7 @@ class Release:
 
 
 def noise_for(rows: int, epsilon: float, delta: float, neighbors: Neighbors) -> Release:
-    """Choose the mechanism with less noise and calibrate it.
-
-    Examples
-    --------
-    >>> [noise_for(rows, 1.0, 1e-6, "add-remove").mechanism for rows in (2, 1000)]
-    ['laplace', 'gaussian']
-    """
+    """Choose the mechanism with less noise and calibrate it."""
     check_budget(epsilon, delta)
     cells = sensitivity(rows, neighbors)
     t, s = laplace_scale(cells, epsilon)
@@ -227,12 +202,6 @@ def sketch_size(
     """Recommend rows and bits for clients of n records and a privacy budget.
 
     `dim` is the number of columns: more hyperplanes leave buckets that nothing can reach.
-
-    Examples
-    --------
-    >>> small, large = sketch_size(2000, 1.0), sketch_size(200_000, 1.0, 1e-6)
-    >>> small.rows < large.rows
-    True
     """
     if not n >= 2:
         raise ValueError(f"sketch_size: n={n} records are too few to be measured")

@@ -35,13 +35,7 @@ Kind = Literal["frobenius", "mmd"]
 
 
 def error_variance(squares: Floats, n: Floats, noise: Floats, rows: int, buckets: int) -> Floats:
-    """What sampling and noise add to |q - p|^2, estimated from |q|^2 without bias; NaN if n < 2.
-
-    Examples
-    --------
-    >>> error_variance(np.array([10 / 16]), np.array([4.0]), np.zeros(1), 1, 2).tolist()
-    [0.125]
-    """
+    """What sampling and noise add to |q - p|^2, estimated from |q|^2 without bias; NaN if n < 2."""
     noisy = rows * buckets * noise / n**2
     degrees = np.where(n >= 2, n - 1, np.nan)
     return np.asarray((rows - squares + noisy) / degrees + noisy)

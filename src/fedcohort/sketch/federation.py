@@ -30,7 +30,6 @@ class GlobalSketch:
 
     A new client's sketch is added when it arrives, so a round costs only what is new. If a client
     sends its sketch again, the sums are computed anew, so that each client counts once.
-
     """
 
     until: int = -1  # the last round whose sketches are included
@@ -168,12 +167,6 @@ def variance_between(squares: Array, errors: Array) -> tuple[float, float]:
 
     The mean of (squared distance to the center) - error, where clients count by their precision,
     1 / (variance + error)^2. That needs the result itself, so it is iterated.
-
-    Examples
-    --------
-    >>> spread, _ = variance_between(np.array([3.0, 5.0, 103.0]), np.array([1.0, 1.0, 100.0]))
-    >>> round(spread, 3)
-    3.0
     """
     floor, beyond = 1e-6 * float(errors.mean()) + 1e-12, squares - errors
     spread, precision = max(float(beyond.mean()), floor), np.ones(len(errors))

@@ -1,4 +1,4 @@
-"""Locality-sensitive hash families: seeded, and equal on every machine and in every process.
+"""Hash and count: locality-sensitive families, equal on every machine and in every process.
 
 `SRP` meets by angle, `PStable` by Euclidean distance, `MinHash` by overlap of token sets.
 
@@ -8,24 +8,30 @@ zeros to a power of two, m. It yields m directions, orthogonal to each other, at
 3 log2(m) additions each, where a Gaussian matrix takes dim. The transform only adds and subtracts,
 in a fixed order: CPUs and GPUs get the same floating-point numbers, so hashes are equal on every
 machine, and the bucket of a record depends on that record alone, as privacy requires.
+
+Data are cut into blocks that are hashed on all cores and counted, at constant memory.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from itertools import chain
+from functools import lru_cache, partial
+from itertools import chain, islice
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.options import Positive, Range, check_fields
 from fedcohort.registry import lookup
 from fedcohort.rounds import stream
+from fedcohort.sketch.transforms import Tokenizer, Transform
 
 Codes = NDArray[np.int32]
 MAX_CELLS = 1 << 24  # rows * buckets: 128 MB of counts
@@ -34,6 +40,8 @@ MAX_DIM = 1 << 20
 MIN_PADDED = 256  # below, few-valued inputs (one-hot vectors) feel the lattice of the signs
 PACKED = 1024  # from here on the directions of one rotation are as good as independent
 WHOLE = np.uint64(0x9E3779B97F4A7C15)  # sets integer tokens apart from hashed strings
+Block = Callable[[], Any]  # gives what a family hashes; called in a hashing thread
+SETS_AT_A_TIME = 512
 MAX_REMEMBERED = 1 << 20  # tokens whose hash is kept
 
 
@@ -169,12 +177,6 @@ class MinHash(HashFamily):
     token becomes 64 bits that are as good as random (BLAKE2b of a string's UTF-8 or of bytes, a
     scramble of an integer), row r orders them by a[r] * token + b[r] mod 2^64 with a[r] odd.
     The empty set is an item of its own: it always meets itself, and others by folding alone.
-
-    Examples
-    --------
-    >>> same = MinHash(rows=3, buckets=8).codes(as_sets([{"a", "b"}, ["b", "a", "b"]]))
-    >>> bool((same[:, 0] == same[:, 1]).all())
-    True
     """
 
     name: ClassVar[str] = "minhash"
@@ -290,3 +292,127 @@ def _scrambled(numbers: NDArray[Any]) -> NDArray[np.uint64]:
     z *= np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)
     return z
+
+
+def tally(
+    family: HashFamily, transform: Transform | Tokenizer, x: Any, y: ArrayLike | None
+) -> tuple[NDArray[np.int64], int]:
+    """Return the counts of all samples, (rows, buckets), and how many samples there are."""
+    from fedcohort.sketch import kernels
+
+    cut = _sets if isinstance(family, MinHash) else _vectors
+    counts, n = np.zeros((family.rows, family.buckets), np.int64), 0
+    for codes in _hashed(family, cut(family, transform, x, y)):
+        kernels.count_codes(codes, counts)
+        n += codes.shape[1]
+    return counts, n
+
+
+def _hashed(family: HashFamily, blocks: Iterator[Block]) -> Iterator[Codes]:
+    """Yield the buckets of each block; several are hashed side by side."""
+
+    def work(block: Block) -> Codes:
+        return family.codes(block())
+
+    ahead = list(islice(blocks, 2))
+    workers = _threads() if len(ahead) > 1 else 1
+    if workers == 1:
+        yield from map(work, chain(ahead, blocks))
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        flying: deque[Future[Codes]] = deque()
+        for block in chain(ahead, blocks):
+            flying.append(pool.submit(work, block))
+            if len(flying) > 2 * workers:
+                yield flying.popleft().result()
+        while flying:
+            yield flying.popleft().result()
+
+
+def _threads() -> int:
+    """How many threads hash: OMP_NUM_THREADS where it is set, else the cores of this process."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def block_length(rows: int, dim: int) -> int:
+    """How many samples to hash at a time: about a megabyte of input and four of hashes."""
+    length = min((1 << 18) // dim, (1 << 20) // rows, 4096)
+    return max(16, length // 16 * 16)
+
+
+def _vectors(family: Any, transform: Any, x: Any, y: ArrayLike | None) -> Iterator[Block]:
+    if isinstance(transform, Tokenizer):
+        raise ValueError(f"{family.name} hashes vectors; it has no use for a Tokenizer")
+    x = x.tocsr() if hasattr(x, "toarray") else np.asarray(x)
+    if x.ndim < 2:
+        raise ValueError(f"data of shape {x.shape} must be a table of vectors: (n, dim)")
+    labels = None if y is None else np.asarray(y)
+    if transform.classes and (labels is None or labels.shape != (x.shape[0],)):
+        shape = None if labels is None else labels.shape
+        raise ValueError(f"labels of shape {shape} for {x.shape[0]} samples: call add(X, y)")
+    if labels is not None and not transform.classes:
+        raise ValueError(
+            "labels given, but the sketch has no Transform(classes=..., label_weight=...)"
+        )
+    dim, length = family.dim - transform.classes, block_length(family.rows, family.dim)
+    for lo in range(0, x.shape[0], length):
+        part = slice(lo, lo + length)
+        some = None if labels is None else labels[part]
+        yield partial(_prepared, x[part], some, lo, dim, transform)
+
+
+def _prepared(
+    x: Any, y: NDArray[Any] | None, first: int, dim: int, transform: Transform
+) -> NDArray[Any]:
+    """Return a block that begins at row `first`: dense, transformed, checked."""
+    x = x.toarray() if hasattr(x, "toarray") else x
+    x = x.reshape(len(x), -1)
+    if x.shape[1] != dim:
+        raise ValueError(f"data of {x.shape[1]} columns, but the sketch has dim={dim}")
+    if x.dtype.kind not in "fiub":
+        raise ValueError(f"data of dtype {x.dtype} cannot be hashed; give numbers")
+    out = transform.apply(x, y)
+    finite = np.isfinite(out).all(axis=1) if out.dtype.kind == "f" else np.ones(1, bool)
+    if not finite.all():
+        row = int(np.argmin(finite))
+        large = np.isfinite(x[row]).all()
+        problem = "is too large for the transform" if large else "holds a number that is not finite"
+        raise ValueError(f"row {first + row} of the data {problem}")
+    return out
+
+
+def _sets(family: Any, transform: Any, x: Any, y: ArrayLike | None) -> Iterator[Block]:
+    if y is not None:
+        raise ValueError("minhash sketches take no labels; add the label to the tokens instead")
+    dense = isinstance(x, np.ndarray) and x.ndim == 2 and x.dtype.kind in "biuf"
+    if dense or hasattr(x, "tocsr"):
+        x = x if dense else x.tocsr()
+        for lo in range(0, x.shape[0], SETS_AT_A_TIME):
+            part = x[lo : lo + SETS_AT_A_TIME]
+            part = _membership(part) if dense else part.copy()
+            part.eliminate_zeros()
+            yield partial(as_index_sets, part.indices, part.indptr)
+        return
+    if isinstance(x, (str, bytes)):
+        raise ValueError("minhash: give a list of texts or token sets, not one string")
+    items = iter(x)
+    while block := list(islice(items, SETS_AT_A_TIME)):
+        sets = transform.sets(block) if isinstance(transform, Tokenizer) else block
+        yield partial(as_sets, sets)
+
+
+def _membership(x: NDArray[Any]) -> Any:
+    """Return a 0/1 matrix, sparse; refuse any other dense one, which could mean two things."""
+    from scipy.sparse import csr_matrix
+
+    if not ((x == 0) | (x == 1)).all():
+        raise ValueError(
+            "minhash: rows of a matrix that is not 0/1 could be tokens or weights; give token "
+            "sets as list(x), a 0/1 matrix as x > 0, or use srp for vectors"
+        )
+    return csr_matrix(x)

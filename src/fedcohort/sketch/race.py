@@ -28,9 +28,8 @@ from fedcohort.privacy.noise import Neighbors
 from fedcohort.privacy.release import Release, Size, release
 from fedcohort.signals.forms import sketch_reading
 from fedcohort.sketch import file
-from fedcohort.sketch.counting import tally
 from fedcohort.sketch.distances import Floats, distance, distance_matrix
-from fedcohort.sketch.hashing import SRP, HashFamily, MinHash, PStable, family_from
+from fedcohort.sketch.hashing import SRP, HashFamily, MinHash, PStable, family_from, tally
 from fedcohort.sketch.transforms import Tokenizer, Transform, difference, transform_from
 from fedcohort.storage import write_atomically
 
@@ -52,13 +51,11 @@ class _Counts:
         same = self.n == other.n and self.release == other.release
         return same and np.array_equal(self.counts, other.counts)
 
-    def _combine(self, a: _Counts, b: _Counts, sign: int) -> None:
-        """Take over a + b, or a - b."""
-        self.counts, self.n = a.counts + sign * b.counts, a.n + sign * b.n
-        self.release = a.release or b.release
+    def _sum(self, a: _Counts, b: _Counts) -> None:
+        """Take over the counts of both."""
+        self.counts, self.n, self.release = a.counts + b.counts, a.n + b.n, a.release or b.release
         if a.release is not None and b.release is not None:
-            joined = a.release.joined if sign > 0 else a.release.without
-            self.release = joined(b.release)
+            self.release = a.release.joined(b.release)
 
     def _take_noisy(self, exact: _Counts, *budget: Any) -> None:
         """Take over exact counts with noise; `budget` is what `release` wants."""
@@ -102,8 +99,8 @@ class RaceSketch(_Counts):
     >>> b.add([[0.1, 1.0], [0.0, 3.0], [-0.1, 1.0]])
     >>> distance(a, b) > distance(a, a) == 0
     True
-    >>> (a + b).n, ((a + b) - b) == a
-    (5, True)
+    >>> (a + b).n
+    5
     """
 
     def __init__(self, family: HashFamily, transform: Transform | Tokenizer | None = None) -> None:
@@ -227,26 +224,17 @@ class RaceSketch(_Counts):
         self.counts += counts
         self.n += n
 
-    def __add__(self, other: RaceSketch) -> Self:  # b of a - b must be a part of a
-        return self._combined(other, 1)
-
-    def __sub__(self, other: RaceSketch) -> Self:
-        return self._combined(other, -1)
-
-    def _combined(self, other: RaceSketch, sign: int) -> Self:
+    def __add__(self, other: RaceSketch) -> Self:
         self.check_alike(other)
         exact = [s.n for s in (self, other) if s.release is None]
         if len(exact) == 1 and exact[0]:
             raise IncompatibleSketches("a private and an exact one: their sum would protect nobody")
         out = self.empty_like()
-        out._combine(self, other, sign)
-        mine, theirs = self.marginals, other.marginals
-        if out.marginals is None or mine is None or theirs is None:
-            out.marginals = None
+        out._sum(self, other)
+        if out.marginals is not None and self.marginals is not None and other.marginals is not None:
+            out.marginals._sum(self.marginals, other.marginals)
         else:
-            out.marginals._combine(mine, theirs, sign)
-        if out.release is None and out.counts.min() < 0:
-            raise ValueError("cannot subtract: the second sketch is not a part of the first")
+            out.marginals = None
         return out
 
     def normalized(self) -> Floats:
@@ -286,36 +274,17 @@ class RaceSketch(_Counts):
         out._take_noisy(self, epsilon, delta, neighbors, n, rng)
         return out
 
-    def guarantee(self) -> tuple[float, float]:
-        """Total (epsilon, delta) of all that the sketch holds; infinite epsilon if exact."""
-        made = [self.release, *([] if self.marginals is None else [self.marginals.release])]
-        releases = [r for r in made if r is not None]
-        if len(releases) < len(made):
-            return np.inf, 0.0
-        return sum(r.epsilon for r in releases), sum(r.delta for r in releases)
-
     def claim(self) -> str:
-        """Say in one line what is protected in all, what is public, and by which noise.
-
-        Examples
-        --------
-        >>> sketch = RaceSketch.srp(dim=2, rows=4, bits=2)
-        >>> sketch.claim()
-        'exact: no noise protects single records'
-        >>> sketch.privatize(1.0, n="private").claim()
-        'epsilon=1 for adding or removing one record; public: nothing else; laplace noise'
-        """
-        if self.release is None:
+        """Say in one line what is protected in all, what is public, and by which noise."""
+        joint = self.release
+        if joint is None:
             return "exact: no noise protects single records"
-        if self.marginals is None or self.marginals.release is None:
-            return self.release.claim()
-        parts = {
-            "the joint counts": self.release,
-            f"{len(self.columns)} single columns": self.marginals.release,
-        }
+        if self.marginals is None or (single := self.marginals.release) is None:
+            return joint.claim()
+        parts = {"the joint counts": joint, f"{len(self.columns)} single columns": single}
         noise = [f"{r.mechanism} noise on {what} ({r.budget()})" for what, r in parts.items()]
-        epsilon, delta = self.guarantee()
-        return replace(self.release, epsilon=epsilon, delta=delta).claim(" and ".join(noise))
+        total = [joint.epsilon + single.epsilon, joint.delta + single.delta]
+        return replace(joint, epsilon=total[0], delta=total[1]).claim(" and ".join(noise))
 
     def header(self) -> dict[str, Any]:
         """Return what a file says about the sketch, as plain values."""
@@ -402,22 +371,9 @@ def empty_sketch(
 ) -> RaceSketch:
     """Return an empty sketch for samples like `x`, made as the options of ``race_sketch`` say.
 
-    Parameters
-    ----------
-    options : mapping
-        rows, bits, seed, label_weight, center and hash. "auto" hashes tokens by MinHash and
-        vectors by sign projections of unit length. MinHash uses neither labels nor a center.
-    x : array
-        Some samples: their shape decides.
-    tokens : bool
-        Whether rows of integers are known to be tokens; where they are not, "auto" refuses them.
-
-    Examples
-    --------
-    >>> empty_sketch({"rows": 10, "bits": 3}, np.zeros((1, 4)))
-    RaceSketch(srp, 10 x 8, n=0)
-    >>> empty_sketch({"rows": 10, "bits": 3}, np.zeros((1, 80), np.int64), tokens=True)
-    RaceSketch(minhash, 10 x 8, n=0)
+    They are rows, bits, seed, label_weight, center and hash. "auto" hashes tokens by MinHash, which
+    uses neither labels nor a center, and vectors by sign projections of unit length. It refuses
+    rows of whole numbers that are not known to be `tokens`.
     """
     rows, bits, seed = int(options["rows"]), int(options["bits"]), int(options.get("seed", 0))
     kind = options.get("hash", "auto")

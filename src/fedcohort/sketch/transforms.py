@@ -143,13 +143,7 @@ def transform_from(spec: Any) -> Transform | Tokenizer:
 
 
 def difference(mine: dict[str, Any], theirs: dict[str, Any]) -> str:
-    """Say in full how two sketches' specs differ: hash, transform and columns.
-
-    Examples
-    --------
-    >>> difference({"hash": {"seed": 0}}, {"hash": {"seed": 1}})
-    'hash seed: 0 is not 1; make all sketches with the same settings'
-    """
+    """Say in full how two sketches' specs differ: hash, transform and columns."""
     messages, a, b = [], _parts(mine), _parts(theirs)
     for part in dict.fromkeys((*a, *b)):
         if part in a and part in b:
@@ -168,13 +162,7 @@ def _parts(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def unit_length(x: NDArray[Any]) -> NDArray[np.float64]:
-    """Divide each row by its length, summed in a fixed order so that machines agree.
-
-    Examples
-    --------
-    >>> unit_length(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
-    [[0.6, 0.8], [0.0, 0.0]]
-    """
+    """Divide each row by its length, summed in a fixed order so that machines agree."""
     x = x.astype(np.float64)
     peak = np.abs(x).max(axis=1, keepdims=True, initial=0)
     x /= np.where(peak > 0, peak, 1)  # squares neither overflow nor vanish
