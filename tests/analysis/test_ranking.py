@@ -8,11 +8,10 @@ import json
 import pytest
 
 from fedcohort.cli import invoke
-from fedcohort.cli.results import skew_ranks
 from fedcohort.experiments.compare import DEFAULT_SETTING, compare
 from fedcohort.experiments.config import NamedConfig
 from fedcohort.experiments.results import read
-from fedcohort.report.content import content, saved_session
+from fedcohort.report.content import content, saved_session, skew_ranks
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +52,11 @@ def test_runs_without_ranks_are_named(folder, arguments, culprit, capsys):
     assert culprit in line
 
 
-def test_the_report_says_who_made_rounds_wait(folder):
+def test_the_report_has_ranks_and_says_who_made_rounds_wait(folder):
     shown = content(read(folder))
+    assert list(shown.ranks) == ["fedacs"]
+    last = skew_ranks(folder / "fedacs")[-1]
+    assert shown.ranks["fedacs"].rows[0][0].text == last.client
     for run in read(folder):
         waited = [row for row in shown.waiting if row["run"] == run.policy]
         records = run.histories[0].rounds

@@ -235,7 +235,7 @@ def measure(
     clusters = suggest_clusters(squares, errors)
     positions, share = classical_map(squares)
     pairs = np.triu_indices(len(used), 1)
-    warnings, blind = _warnings(used)
+    warnings, blind = _warnings(used, kept_names)
     explained = all(s.marginals is not None and s.marginals.n >= 2 for s in used)
     columns = dict(zip(kept_names, gaps_to_rest(used), strict=True)) if explained else {}
     shared = describe(used[0])
@@ -254,33 +254,9 @@ def measure(
         columns=columns,
         histograms=_histograms(by_name, columns),
         changes=_changes(by_name, against or {}),
-        warnings=[*warnings, *repeated_data(sketches, names)],
+        warnings=warnings,
         blind=blind,
     )
-
-
-def repeated_data(sketches: Sequence[RaceSketch], names: Sequence[str]) -> list[str]:
-    """Warn of clients with equal sketches, and of data in which every record is repeated.
-
-    Exact counts do not depend on the order of the records. If all of them are multiples of k, so
-    are the records; noise hides both.
-    """
-    same: dict[bytes, list[str]] = {}
-    messages = []
-    for sketch, name in zip(sketches, names, strict=True):
-        if sketch.n < 2:
-            continue
-        same.setdefault(sketch.counts.tobytes(), []).append(name)
-        times = int(np.gcd.reduce(sketch.counts, axis=None))
-        if not sketch.private and times > 1 and sketch.n > times:
-            messages.append(
-                f"Every record of {name} seems to be there {times} times: all counts are "
-                f"multiples of {times}. Remove the copies."
-            )
-    for equal in same.values():
-        if len(equal) > 1:
-            messages.append(f"The sketches of {few(equal)} are equal: the same data twice?")
-    return messages
 
 
 def _histograms(
@@ -326,7 +302,7 @@ def _usable(sketches: Sequence[RaceSketch]) -> list[int]:
     return sure if len(sure) > 1 else [i for i, s in enumerate(sketches) if s.n >= 2]
 
 
-def _warnings(sketches: Sequence[RaceSketch]) -> tuple[list[str], bool]:
+def _warnings(sketches: Sequence[RaceSketch], names: Sequence[str]) -> tuple[list[str], bool]:
     """Say what makes the sketches tell little, and whether they tell nothing."""
     messages, blind = [], False
     noisy = [ratio for ratio in map(signal_to_noise, sketches) if ratio < 1]
@@ -344,11 +320,12 @@ def _warnings(sketches: Sequence[RaceSketch]) -> tuple[list[str], bool]:
             "Nearly all records fall into one bucket, so that every distance is about 0: center "
             "and scale the columns by public constants, or set hash=pstable."
         )
-    specs = {str(s.origin.get("spec")) for s in sketches}
-    if len(specs) > 1:
-        messages.append(
-            f"The sketches were made by {len(specs)} different specs: compare the files."
-        )
+    same: dict[bytes, list[str]] = {}
+    for sketch, name in zip(sketches, names, strict=True):
+        same.setdefault(sketch.counts.tobytes(), []).append(name)
+    for equal in same.values():
+        if len(equal) > 1:
+            messages.append(f"The sketches of {few(equal)} are equal: the same data twice?")
     return messages, blind
 
 

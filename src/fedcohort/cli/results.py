@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -64,55 +64,14 @@ def rank(
 
     Example: `fedcohort rank runs/compare/fedacs`
     """
-    from fedcohort.report.tables import Cell, Column, cells, number
+    from fedcohort.report.content import skew_ranks
+    from fedcohort.report.tables import rank_cells
 
     ranks = skew_ranks(run, seed - 1)
     if format is Format.json:
         show_json({"clients": ranks})
-        return
-    columns = [
-        Column("client", lambda r: Cell(r.client), number=False),
-        Column("rank by skew", lambda r: number(r.rank)),
-        Column("95 % interval", lambda r: Cell(f"{r.low:.0f} to {r.high:.0f}")),
-        Column("duels", lambda r: number(r.duels, 0)),
-    ]
-    show_table(cells(ranks, columns), f"{run}, the least skewed first")
-
-
-class Rank(NamedTuple):
-    """A client's posterior mean rank, 1 the least skewed, its 95 % interval, and its duels."""
-
-    client: str
-    rank: float
-    low: float
-    high: float
-    duels: float
-
-
-def skew_ranks(folder: Path, seed: int = 0) -> list[Rank]:
-    """Rank the clients of a run with FedACS (Wang et al. 2021) by one seed's duels."""
-    from fedcohort.policies import FedACS
-    from fedcohort.report.content import saved_session
-    from fedcohort.rounds import stream
-
-    name, state, _ = saved_session(folder, seed)
-    if not name:
-        raise ConfigError(
-            f"{folder}: no run with a checkpoint of seed {seed + 1}; give the folder of one "
-            "run, such as COMPARISON/fedacs"
-        )
-    if name != "FedACS":
-        raise ConfigError(f"{folder}: ranks come from duels of FedACS, not {name}")
-    policy = FedACS()
-    policy.load_state_dict(state)
-    wins, losses = policy.state.wins, policy.state.losses
-    clients = sorted(wins.keys() | losses.keys())
-    ranks = policy.ranks(clients, stream(0, "rank", seed))
-    rows = [
-        Rank(c, float(mean), float(low), float(high), wins.get(c, 0.0) + losses.get(c, 0.0))
-        for c, mean, low, high in zip(clients, *ranks, strict=True)
-    ]
-    return sorted(rows, key=lambda row: row.rank)
+    else:
+        show_table(rank_cells(ranks), f"{run}, the least skewed first")
 
 
 def report(

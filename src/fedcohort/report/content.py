@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from fedcohort import storage
 from fedcohort.analysis.clusters import classical_map
 from fedcohort.analysis.comparison import ComparisonRow, Curve, comparison, curves
-from fedcohort.exceptions import InvalidCheckpoint
+from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.experiments import config
 from fedcohort.experiments.config import Experiment
 from fedcohort.experiments.results import Members, Results, Run, read_json
-from fedcohort.report.tables import Cells, comparison_cells
+from fedcohort.policies import FedACS
+from fedcohort.report.tables import Cells, Rank, comparison_cells, rank_cells
 from fedcohort.rounds import ClientId, stream
 from fedcohort.sketch.distances import distance_matrix
 
@@ -68,7 +69,7 @@ class Content(NamedTuple):
     `chosen` is the run whose cohorts are shown first. `axes` are what accuracy is drawn over, the
     most telling first. `waiting` are the clients that made the rounds of a run wait longest,
     `cohorts` says how often each client (or group of clients) was selected in a round (or span of
-    rounds), and `picks` how often in all.
+    rounds), and `picks` how often in all. `ranks` are those by skew, of the runs with FedACS.
     """
 
     title: str
@@ -86,6 +87,7 @@ class Content(NamedTuple):
     grouped: bool
     picks: dict[str, dict[ClientId, int]]
     map: FederationMap | None
+    ranks: dict[str, Cells]
     settings: dict[str, str]
     provenance: list[str]
 
@@ -117,6 +119,7 @@ def content(results: Results) -> Content:
         grouped=longest > MAX_CELLS or max(map(len, picks.values()), default=0) > MAX_CELLS,
         picks=picks,
         map=_map(started),
+        ranks={r.policy: ranks for r in started if (ranks := _ranks(r))},
         settings=_shared_settings(experiments),
         provenance=_provenance(started),
     )
@@ -234,6 +237,37 @@ def saved_session(folder: Path, seed: int = 0) -> tuple[str, dict[str, Any], dic
         return policy, session["policy_state"], session["signals"]["columns"]
     except (InvalidCheckpoint, KeyError, IndexError, TypeError, AttributeError):
         return "", {}, {}
+
+
+def skew_ranks(folder: Path, seed: int = 0) -> list[Rank]:
+    """Rank the clients of a run with FedACS (Wang et al. 2021) by one seed's duels."""
+    name, state, _ = saved_session(folder, seed)
+    if not name:
+        raise ConfigError(
+            f"{folder}: no run with a checkpoint of seed {seed + 1}; give the folder of one "
+            "run, such as COMPARISON/fedacs"
+        )
+    if name != "FedACS":
+        raise ConfigError(f"{folder}: ranks come from duels of FedACS, not {name}")
+    policy = FedACS()
+    policy.load_state_dict(state)
+    wins, losses = policy.state.wins, policy.state.losses
+    clients = sorted(wins.keys() | losses.keys())
+    ranks = policy.ranks(clients, stream(0, "rank", seed))
+    rows = [
+        Rank(c, float(mean), float(low), float(high), wins.get(c, 0.0) + losses.get(c, 0.0))
+        for c, mean, low, high in zip(clients, *ranks, strict=True)
+    ]
+    return sorted(rows, key=lambda row: row.rank)
+
+
+def _ranks(result: Run) -> Cells | None:
+    """Return what FedACS's duels say about the clients, the most skewed first."""
+    try:
+        ranks = [] if result.folder is None else skew_ranks(result.folder)[::-1]
+    except ConfigError:
+        return None  # of another policy
+    return rank_cells(ranks)
 
 
 def _map(results: Results) -> FederationMap | None:

@@ -145,6 +145,27 @@ def seed_cells(summaries: Sequence[Summary]) -> Cells:
     return cells(summaries, columns)
 
 
+class Rank(NamedTuple):
+    """A client's posterior mean rank, 1 the least skewed, its 95 % interval, and its duels."""
+
+    client: str
+    rank: float
+    low: float
+    high: float
+    duels: float
+
+
+def rank_cells(ranks: Sequence[Rank]) -> Cells:
+    """Lay out clients by skew."""
+    columns = [
+        Column("client", lambda r: Cell(r.client), number=False),
+        Column("rank by skew", lambda r: number(r.rank)),
+        Column("95 % interval", lambda r: Cell(f"{r.low:.0f} to {r.high:.0f}")),
+        Column("duels", lambda r: number(r.duels, 0)),
+    ]
+    return cells(ranks, columns)
+
+
 def _setting(name: str) -> Callable[[Any], Cell]:
     return lambda row: Cell(row[1].get(name, ""), row[1].get(name, ""))
 
