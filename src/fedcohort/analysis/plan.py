@@ -220,12 +220,16 @@ def plan(
     >>> expected.worthwhile, expected.worths[0].random_clients > 15
     (True, True)
     """
-    readings = _readings(sketches)
-    ids, enough = _ids(names, len(readings)), ~too_few(sketches)
-    left_out = tuple(ids[i] for i in np.flatnonzero(~enough).tolist())
+    readings, enough = _readings(sketches), ~too_few(sketches)
+    ids = _ids(names, len(readings))
+    left_out = tuple(ids[~enough].tolist())
     if left_out:
-        readings, ids = readings[enough], tuple(ids[i] for i in np.flatnonzero(enough).tolist())
-    sizes = _checked_sizes(cohort_sizes, present, len(readings), readings["counts"].shape[1])
+        readings, ids = readings[enough], ids[enough]
+    if readings["counts"].shape[1] < 2:
+        raise ConfigError(
+            "plan: sketches need at least two rows, to choose by one half and judge by the other"
+        )
+    sizes = _checked_sizes(cohort_sizes, present, len(readings))
     makers = {text: _maker(text) for text in policies}
     if durations:
         options = {"time": dict(durations)}
@@ -259,41 +263,35 @@ def plan(
     )
 
 
-def _readings(sketches: Readings) -> NDArray[np.void]:
+def _readings(sketches: Readings) -> NDArray[Any]:
     if isinstance(sketches, np.ndarray):
         return np.atleast_1d(sketches)
-    Stack(sketches)  # alike, and at least one
-    counts = np.array([s.counts for s in sketches])
-    out = np.zeros(len(sketches), sketch_dtype(counts.shape[1], counts.shape[2], "i8"))
-    out["n"], out["noise"] = [s.n for s in sketches], [s.noise for s in sketches]
-    out["counts"] = counts
+    stack = Stack(sketches)  # alike, and at least one
+    return _stacked(stack.n, stack.noise, np.array([s.counts for s in sketches]))
+
+
+def _stacked(n: NDArray[Any], noise: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:
+    out = np.zeros(len(n), sketch_dtype(counts.shape[1], counts.shape[2], counts.dtype.str))
+    out["n"], out["noise"], out["counts"] = n, noise, counts
     return out
 
 
-def _ids(names: Sequence[ClientId] | None, count: int) -> tuple[ClientId, ...]:
+def _ids(names: Sequence[ClientId] | None, count: int) -> NDArray[Any]:
     if names is None:
-        width = len(str(count))
-        return tuple(f"{i:0{width}d}" for i in range(count))
+        names = [f"{i:0{len(str(count))}d}" for i in range(count)]
     if len(names) != count or len(set(names)) != count:
         raise ConfigError(f"plan: {len(set(names))} different names for {count} sketches")
-    return tuple(names)
+    return np.array(names, object)
 
 
-def _checked_sizes(
-    sizes: Sequence[int], present: int | None, clients: int, rows: int
-) -> tuple[int, ...]:
-    if rows < 2:
-        raise ConfigError(
-            "plan: sketches need at least two rows, to choose by one half and judge by the other"
-        )
-    wanted = {*sizes, *range(1, (present or 0) + 1)}
-    for k in (*sorted(wanted), *([] if present is None else [present])):
+def _checked_sizes(sizes: Sequence[int], present: int | None, clients: int) -> list[int]:
+    for k in (*sizes, present or 1):
         if not 1 <= k < clients:
             raise ConfigError(
                 f"plan: a cohort of {k} out of {clients} clients with enough records; "
                 f"choose a size from 1 to {clients - 1}"
             )
-    return tuple(sorted(wanted))
+    return sorted({*sizes, *range(1, (present or 0) + 1)})
 
 
 def _maker(text: str) -> Callable[[], Policy]:
@@ -315,43 +313,36 @@ def _gains(sketches: Readings, worths: Sequence[Worth]) -> tuple[dict[int, Gain]
     """Estimate the rounds saved, by cohort size, and say why an estimate is missing."""
     gains: dict[int, Gain] = {}
     reason = "" if worths else "no policy was tried"
+    fit, described = shipped_fit(), not isinstance(sketches, np.ndarray)
     for worth in worths:
         if not worth.policy.startswith("sketch-match") or worth.policy == WITH_TIME:
             continue
-        why = _not_measured(sketches, worth.uniform)
         if not worth.beats_uniform:
-            why = "matched cohorts are not closer to the federation than random ones"
-        if why is None:
-            gains.setdefault(worth.cohort_size, shipped_fit().predict(worth.uniform))
+            reason = "matched cohorts are not closer to the federation than random ones"
+        elif not described:
+            reason = "the sketches do not state how they were made"
+        elif not _like_measured(sketches[0]):
+            reason = "speed-ups were measured for sketches of unit vectors with 6 bits and label "
+            reason += f"weight {LABEL_WEIGHT:g}"
+        elif worth.uniform > 1.1 * fit.largest:
+            reason = "uniform cohorts are farther from the federation than any measured "
+            reason += f"({fit.largest:.3f})"
         else:
-            reason = why
+            gains.setdefault(worth.cohort_size, fit.predict(worth.uniform))
     return gains, reason
 
 
-def _not_measured(sketches: Readings, discrepancy: float) -> str | None:
-    """Say why the fit does not apply; None if it does."""
-    if isinstance(sketches, np.ndarray):
-        return "the sketches do not state how they were made"
-    first: RaceSketch = sketches[0]
-    step = first.transform
-    alike = isinstance(step, Transform) and isinstance(first.family, SRP) and step.unit
-    if not alike or first.buckets != BUCKETS or step.label_weight != LABEL_WEIGHT:  # type: ignore[union-attr]
-        return (
-            f"speed-ups were measured for sketches of unit vectors with 6 bits and label weight "
-            f"{LABEL_WEIGHT:g}"
-        )
-    largest = shipped_fit().largest
-    if discrepancy > 1.1 * largest:
-        return f"uniform cohorts are farther from the federation than any measured ({largest:.3f})"
-    return None
+def _like_measured(sketch: RaceSketch) -> bool:
+    step = sketch.transform
+    if not isinstance(step, Transform) or not isinstance(sketch.family, SRP):
+        return False
+    return step.unit and sketch.buckets == BUCKETS and step.label_weight == LABEL_WEIGHT
 
 
 def _verdict(useful: bool, worths: Sequence[Worth]) -> str:
     if not useful:
-        return (
-            "Nothing to gain: random cohorts already look like the federation, as far as these "
-            "sketches can tell."
-        )
+        text = "Nothing to gain: random cohorts already look like the federation, as far as these"
+        return f"{text} sketches can tell."
     best = max(worths, key=lambda w: w.random_clients / w.cohort_size, default=None)
     if best is None:
         return "Clients differ; no policy was tried."
@@ -420,7 +411,7 @@ class Trial:
     def __init__(
         self,
         readings: NDArray[Any],
-        ids: tuple[ClientId, ...],
+        ids: NDArray[Any],
         seed: int,
         durations: Mapping[ClientId, float] | None = None,
     ) -> None:
@@ -429,7 +420,7 @@ class Trial:
         if len(ids) > MAX_CLIENTS:
             drawn = stream(seed, "plan", "clients").choice(len(ids), MAX_CLIENTS, replace=False)
             at = np.sort(drawn)
-        self.ids = tuple(ids[i] for i in at.tolist())
+        self.ids: tuple[ClientId, ...] = tuple(ids[at].tolist())
         stated = durations or {}
         usual = float(np.median(list(stated.values()))) if stated else math.nan
         self.seconds = np.array([stated.get(client, usual) for client in self.ids])
@@ -497,8 +488,9 @@ class Half:
     """Some rows of the sketches: a federation of its own."""
 
     def __init__(self, readings: NDArray[Any], at: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        whole = BetweenClients(_some_rows(readings, rows))
-        self.readings = _some_rows(readings[at], rows)
+        half = _stacked(readings["n"], readings["noise"], readings["counts"][:, rows])
+        whole = BetweenClients(half)
+        self.readings = half[at]
         self.center_error, self.rows = whole.center_error, whole.rows
         self.errors, self.share = whole.errors[at], 1 / whole.clients
         self.points = (_normalized(self.readings) - whole.center).astype(np.float32)
@@ -515,11 +507,3 @@ class Half:
 def _normalized(readings: NDArray[Any]) -> Floats:
     """Counts / n, one flat row per client."""
     return np.asarray(readings["counts"].reshape(len(readings), -1) * (1 / readings["n"])[:, None])
-
-
-def _some_rows(readings: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
-    counts = readings["counts"][:, rows]
-    form = sketch_dtype(counts.shape[1], counts.shape[2], counts.dtype.str)
-    out = np.zeros(len(readings), form)
-    out["n"], out["noise"], out["counts"] = readings["n"], readings["noise"], counts
-    return out

@@ -61,39 +61,35 @@ class Verdict(NamedTuple):
 
 def judge(profile: Heterogeneity, plan: Plan | None = None) -> Verdict:
     """Judge a federation by the rules above; `plan` adds what to expect of chosen cohorts."""
-    looks, reasons = _looks(profile), _reasons(profile)
-    marked = profile.marked_clients
-    if marked:
-        reasons.insert(0, f"Columns differ beyond chance: {_columns_of(profile, marked)}.")
-    unknown = profile.unknown_columns
+    looks, marked, unknown = _looks(profile), profile.marked_clients, profile.unknown_columns
+    judged = []
     if unknown:
         remedies = "; ".join(f"{column} ({remedy})" for column, remedy in unknown.items())
-        reasons.insert(bool(marked), f"Columns that cannot be judged: {remedies}.")
+        judged.append(f"Columns that cannot be judged: {remedies}.")
     if profile.blind:
         headline = "These sketches cannot tell the clients apart."
         if marked:
             headline = f"Columns of {few(marked, 3)} differ; the sketches tell nothing else."
         again = "Make the sketches again, as the warnings say."
-        reasons = [*reasons[: bool(marked) + bool(unknown)], *profile.warnings]
-        return Verdict("unknown", headline, reasons, [*looks, again])
-    clusters = profile.clusters.number
+        return Verdict("unknown", headline, [*judged, *profile.warnings], [*looks, again])
+    reasons, clusters = [*judged, *_reasons(profile)], profile.clusters.number
     if profile.outliers or 1 < clusters <= len(profile.clients) / SMALL_GROUP:
         steps = [*looks, *_group_steps(profile), *_cohort_steps(plan)]
         return Verdict("kind", _headline(profile), reasons, steps)
-    if profile.told_apart < BY_CHANCE and marked:
+    if profile.told_apart >= BY_CHANCE:
+        federate = "Federate, and compare the policies uniform and sketch-match."
+        steps = [federate] if plan is None or plan.worthwhile else []
+        headline = "The clients differ in degree, not in kind."
+        return Verdict("degree", headline, reasons, [*looks, *steps, *_cohort_steps(plan)])
+    if marked:
         headline = f"The clients are alike as a whole, but columns of {few(marked, 3)} differ."
         after = "Then federate: as a whole, any cohort looks like the federation."
         return Verdict("columns", headline, reasons, [*looks, after])
-    if profile.told_apart < BY_CHANCE and unknown:
+    if unknown:
         headline = f"These sketches cannot tell: {few(list(unknown), 3)} cannot be judged."
         return Verdict("unknown", headline, reasons, ["State what is missing, and sketch again."])
-    if profile.told_apart < BY_CHANCE:
-        steps = ["Federate as it is: any cohort looks like the whole."]
-        return Verdict("alike", "The clients are alike.", reasons, steps)
-    steps = [*looks, *_cohort_steps(plan)]
-    if plan is None or plan.worthwhile:
-        steps.insert(len(looks), "Federate, and compare the policies uniform and sketch-match.")
-    return Verdict("degree", "The clients differ in degree, not in kind.", reasons, steps)
+    steps = ["Federate as it is: any cohort looks like the whole."]
+    return Verdict("alike", "The clients are alike.", reasons, steps)
 
 
 def _headline(profile: Heterogeneity) -> str:
@@ -149,15 +145,6 @@ def marked_in_words(gaps: Sequence[ColumnGap], most: int | None = None) -> str:
     texts = [f"{gap.column}, {gap.what}" for gap in gaps]
     rest = 0 if most is None else max(0, len(texts) - most)
     return "; ".join(texts[:most]) + (f"; {rest} more" if rest else "")
-
-
-def _columns_of(profile: Heterogeneity, clients: list[str]) -> str:
-    texts = [
-        f"{', '.join(gap.column for gap in profile.marked(client)[:MAX_COLUMNS])} of {client}"
-        for client in clients[:MAX_NAMED]
-    ]
-    more = len(clients) - len(texts)
-    return "; ".join(texts) + (f" and of {more} more clients" if more > 0 else "")
 
 
 def _group_steps(profile: Heterogeneity) -> list[str]:
