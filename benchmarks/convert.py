@@ -23,14 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.datasets.base import damaged
-from fedcohort.datasets.published import FEMNIST_CLASSES, PLAYS_HEADER
+from fedcohort.datasets.published import PLAYS_HEADER
 from fedcohort.exceptions import DataError
 from fedcohort.storage import write_atomically
 
-LEAF_HOLDS = 'LEAF\'s JSON: {"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}'
-PLAY_HOLDS = "the page of a whole play, with <a name=speech1> before each speech"
-PIXELS = 28 * 28
+PIXELS, CLASSES = 28 * 28, 62
 
 Bytes = NDArray[np.uint8]
 
@@ -67,19 +64,14 @@ def femnist_from_leaf(source: Path, target: Path, *, min_images: int = 20) -> Pa
 
 def _leaf_rows(path: Path) -> Iterator[tuple[str, Bytes, int]]:
     """Yield writer, pixels and label of each image of one file."""
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        parts = [(writer, held["user_data"][writer]) for writer in held["users"]]
-        rows = [(w, x, y) for w, part in parts for x, y in zip(part["x"], part["y"], strict=True)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise damaged(path, f"it cannot be read ({error!r})", LEAF_HOLDS) from None
-    for writer, x, label in rows:
-        pixels = np.asarray(x, np.float64)
-        if pixels.shape != (PIXELS,) or not ((pixels >= 0) & (pixels <= 1)).all():
-            raise damaged(path, f"an image of {writer} is not 784 numbers in [0, 1]", LEAF_HOLDS)
-        if not isinstance(label, int) or not 0 <= label < FEMNIST_CLASSES:
-            raise damaged(path, f"a label of {writer} is {label!r}", LEAF_HOLDS)
-        yield str(writer), np.rint(255 * pixels).astype(np.uint8), label
+    held = json.loads(path.read_text(encoding="utf-8"))
+    for writer in held["users"]:
+        part = held["user_data"][writer]
+        for x, label in zip(part["x"], part["y"], strict=True):
+            pixels = np.rint(255 * np.asarray(x, np.float64)).astype(np.uint8)
+            if pixels.shape != (PIXELS,) or not 0 <= label < CLASSES:
+                raise DataError(f"{path}: an image of {writer} has {len(x)} pixels, label {label}")
+            yield str(writer), pixels, label
 
 
 def _once(rows: list[tuple[Bytes, int, bool]]) -> list[tuple[Bytes, int, bool]]:
@@ -126,19 +118,14 @@ _SPEECH = re.compile(
 
 def _speeches(page: Path) -> Iterator[tuple[str, str, str]]:
     """Yield speaker, number and text of each line of a play."""
-    try:
-        text = page.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise damaged(page, f"it cannot be read ({error.strerror})", PLAY_HOLDS) from None
     speaker = ""
-    found = False
-    for match in _SPEECH.finditer(text):
+    for match in _SPEECH.finditer(page.read_text(encoding="utf-8", errors="replace")):
         if match["speaker"] is not None:
-            speaker, found = _plain(match["speaker"]).upper(), True
+            speaker = _plain(match["speaker"]).upper()
         elif speaker and (line := _plain(match["text"])):
             yield speaker, match["line"], line
-    if not found:
-        raise damaged(page, "it has no speech", PLAY_HOLDS)
+    if not speaker:
+        raise DataError(f"{page}: it has no speech; save the page of a whole play")
 
 
 def _plain(markup: str) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pytest
-from convert import CONVERTERS, femnist_from_leaf, shakespeare_from_html
+from convert import CONVERTERS, femnist_from_leaf
 
 from fedcohort.datasets import load
-from fedcohort.exceptions import DataError
 
 
 def leaf(folder, train, test):
@@ -48,18 +46,6 @@ def test_femnist_from_leaf(tmp_path):
     assert np.array_equal(tested, np.float32([pixels / 255 for pixels, _ in many[20:]]))
 
 
-def test_damaged_leaf_files_are_named(tmp_path):
-    with pytest.raises(DataError, match="no JSON file"):
-        femnist_from_leaf(tmp_path, tmp_path / "out")
-    rng = np.random.default_rng(0)
-    leaf(tmp_path / "leaf", {"f0": [(rng.integers(0, 256, 784), 62)]}, {"f0": []})
-    with pytest.raises(DataError, match=r"all_data_0_train\.json.*label of f0 is 62"):
-        femnist_from_leaf(tmp_path / "leaf", tmp_path / "out")
-    (tmp_path / "leaf" / "train" / "all_data_0_train.json").write_text("{")
-    with pytest.raises(DataError, match="cannot be read"):
-        femnist_from_leaf(tmp_path / "leaf", tmp_path / "out")
-
-
 PLAY = """<H3>ACT I</h3><h3>SCENE I. A hall.</h3><blockquote><i>Enter HAMLET</i></blockquote>
 <A NAME=speech1><b>Hamlet</b></a><blockquote>
 <A NAME=1.1.1>{first}</A><br><A NAME=1.1.2>And   more &amp; more</A><br>
@@ -84,12 +70,3 @@ def test_shakespeare_from_pages(tmp_path):
     assert decode(data.x[0]) == "\n".join(lines)[:80]
     whole = "\n".join([*lines, "And more & more"])
     assert decode(data.y_test[-1:]) == whole[-1]
-
-
-def test_a_page_without_speeches_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"full\.html"):
-        shakespeare_from_html(tmp_path, tmp_path)
-    (tmp_path / "macbeth").mkdir()
-    (tmp_path / "macbeth" / "full.html").write_text("<p>not found</p>")
-    with pytest.raises(DataError, match="no speech"):
-        shakespeare_from_html(tmp_path, tmp_path / "out")

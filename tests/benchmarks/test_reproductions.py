@@ -89,28 +89,6 @@ def test_curves_are_compared_where_both_were_evaluated():
     assert row[-1] == verdicts.HOLDS
 
 
-def test_exponents_are_those_of_a_power_law():
-    points = [{"n": n, "rows": 20, "noise": 3 * n**-1.0} for n in (10, 100, 1000)]
-    points.append({"n": 10, "rows": 5, "noise": 77.0})
-    assert verdicts.exponent(points, "n", "noise", {"rows": 20}) == pytest.approx(-1)
-
-
-def test_private_error_rule():
-    grid = [(n, 20, 1.0) for n in (500, 2000, 8000)]
-    grid += [(8000, 20, e) for e in (0.5, 2.0)] + [(8000, r, 1.0) for r in (5, 80)]
-    grid += [(n, int(np.sqrt(n)), 1.0) for n in (500, 2000, 8000)]
-    points = [
-        {"n": n, "rows": r, "epsilon": e, "noise": np.sqrt(2 * r) / (e * n), "all": 1 / np.sqrt(r)}
-        for n, r, e in grid
-    ]
-    text, word = verdicts.private_error([{"points": points}])
-    assert word == verdicts.HOLDS
-    assert "n^-1.00, epsilon^-1.00, rows^0.50" in text
-    for point in points:
-        point["noise"] *= point["n"]  # noise that does not fall with n
-    assert verdicts.private_error([{"points": points}])[1] == verdicts.FAILS
-
-
 def test_the_cosine_of_two_covariances_without_the_noise_of_their_estimates():
     """Of the same covariance it is 1 however few the samples; the plain cosine is lower."""
     import claims as measured
@@ -124,28 +102,6 @@ def test_the_cosine_of_two_covariances_without_the_noise_of_their_estimates():
     assert corrected == pytest.approx(1, abs=0.02)  # standard error 0.006
     other = rng.standard_normal((100, 9)) @ rng.standard_normal((9, 40))
     assert measured.cosine_without_noise(pairs[0][0], other) < 0.6
-
-
-def test_lower_needs_every_baseline_beyond_its_interval():
-    found = suite(method=[1, 1, 1], near=[1, 1, 1], far=[1, 1, 1])
-    for variant, gemd in {"method": 0.1, "near": 0.2, "far": 0.9}.items():
-        for i, row in enumerate(found.parts["s", variant]["seeds"]):
-            row["gemd"] = gemd + 0.01 * i
-    args = (found, ("4", "ours"), "claim", "qualitative", "s", "method", ("near", "far"), "gemd")
-    assert verdicts.lower_row(*args)[-1] == verdicts.HOLDS
-    found.parts["s", "near"]["seeds"][1]["gemd"] = 0.01
-    assert verdicts.lower_row(*args)[-1] == verdicts.FAILS
-
-
-def test_a_baseline_may_be_of_another_setting():
-    found = suite(method=[1, 1, 1])
-    other = suite(uniform=[1, 1, 1]).parts["s", "uniform"]
-    found.parts["t", "uniform"] = other
-    for i, row in enumerate(other["seeds"]):
-        row["accuracy"] = 0.4 + 0.01 * i
-    args = (found, ("1", "ours"), "claim", "s", "method", "uniform", (74.0, 64.0))
-    assert verdicts.accuracy_row(*args)[-1] == verdicts.NOT_RUN
-    assert verdicts.accuracy_row(*args, base_setting="t")[-1] == verdicts.HOLDS
 
 
 def test_a_difference_to_the_independent_run_is_judged_by_our_spread():

@@ -49,20 +49,6 @@ def test_a_folder_in_use_is_refused(tmp_path):
         read_histories(tmp_path)
 
 
-def test_a_run_from_before_a_field_existed_goes_on(tmp_path):
-    run(dataclasses.replace(TINY, rounds=1), tmp_path)
-    path = tmp_path / "config.json"
-    before = json.loads(path.read_text())
-    del before["local"]["augment"]
-    path.write_text(json.dumps(before))
-    run(dataclasses.replace(TINY, rounds=2), tmp_path, resume=True)
-    assert "augment" in json.loads(path.read_text())["local"]
-    before["local"]["lr"] = 0.123
-    path.write_text(json.dumps(before))
-    with pytest.raises(ConfigError, match="another experiment: local differ"):
-        run(TINY, tmp_path, resume=True)
-
-
 def test_a_torn_last_line_is_mended(tmp_path):
     run(dataclasses.replace(SMALL, rounds=4), tmp_path / "a")
     lines = tmp_path / "a" / "rounds.jsonl"
