@@ -17,23 +17,9 @@ import re
 import shlex
 import sys
 
-from docs_tables import (
-    benchmark,
-    measure,
-    papers,
-    personalize,
-    plan,
-    reliability,
-    repeated,
-    results,
-    skipping,
-    speed,
-)
+from docs_tables import benchmark, pages, reliability, results, speed
 
-MODULES = (
-    *(results, benchmark, repeated, skipping, papers),
-    *(plan, measure, personalize, reliability, speed),
-)
+MODULES = (results, benchmark, pages, reliability, speed)
 PLACE = re.compile(r"(<!-- numbers: ([^\n]*?) -->\n)(.*?)(<!-- /numbers -->)", re.S)
 FUNCTIONS = {
     name: made
@@ -51,7 +37,7 @@ def filled(text):
     return PLACE.sub(fill, text)
 
 
-def pages():
+def chosen_pages():
     """The pages that are named on the command line, or all."""
     named = [results.ROOT / word for word in sys.argv[1:] if not word.startswith("--")]
     return named or [results.ROOT / "README.md", *sorted((results.ROOT / "docs").rglob("*.md"))]
@@ -60,7 +46,7 @@ def pages():
 # Tables of hundreds of numbers are files beside the pages.
 TABLES = {
     "selection.csv": lambda: benchmark.selection_rows("benchmark-selection.json"),
-    "skipping.csv": lambda: skipping.skipping_rows("benchmark-skip.json"),
+    "skipping.csv": lambda: pages.skipping_rows("benchmark-skip.json"),
 }
 
 
@@ -73,7 +59,7 @@ def csv_text(rows):
 
 
 def main() -> int:
-    wanted = {page: filled(page.read_text()) for page in pages()}
+    wanted = {page: filled(page.read_text()) for page in chosen_pages()}
     folder = results.ROOT / "docs" / "tables"
     wanted |= {folder / name: csv_text(rows()) for name, rows in TABLES.items()}
     differ = [p for p, text in wanted.items() if not p.exists() or p.read_text() != text]

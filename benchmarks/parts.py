@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -168,30 +168,21 @@ def _drop_other_code(folder: Path) -> None:
 
 
 def run_script(script: Script) -> Any:
-    """Run a script of the checkout in this process, and return what it wrote to `--out`."""
-    path = ROOT / script.path
-    seeds = ["--seeds", *map(str, script.seeds)] if script.seeds else []
-    old, old_path = sys.argv, list(sys.path)
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "result.json"
-        words = [*(_device(w, script.device) for w in script.arguments), *seeds, "--out", str(out)]
-        sys.argv, sys.path[:0] = [str(path), *words], [str(path.parent)]
-        try:
-            runpy.run_path(str(path), run_name="__main__")
-        except SystemExit as end:
-            if end.code not in (None, 0):
-                raise DataError(f"{script.path} failed: {end.code}") from None
-        finally:
-            sys.argv, sys.path[:] = old, old_path
-        return read_json(out)["result"]
-
-
-def _device(word: str, device: str) -> str:
-    if word != "{device}":
-        return word
+    """Run a script of the checkout, and return what it wrote to `--out`."""
     import torch
 
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    device = script.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    words = [device if word == "{device}" else word for word in script.arguments]
+    words += ["--seeds", *map(str, script.seeds)] if script.seeds else []
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "result.json"
+        command = [sys.executable, str(ROOT / script.path), *words, "--out", str(out)]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise DataError(f"{script.path} failed: {done.stderr[-2000:]}")
+        return read_json(out)["result"]
 
 
 def _row(

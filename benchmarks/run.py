@@ -17,7 +17,6 @@ import argparse
 import json
 import multiprocessing
 import re
-import signal
 import sys
 import time
 import traceback
@@ -36,7 +35,6 @@ from fedcohort.exceptions import ConfigError, FedcohortError
 from fedcohort.storage import write_atomically
 
 DEVICES = ("cpu", "cuda")
-GRACE = 30.0  # seconds after the limit at which a script that cannot be saved is ended
 
 
 @dataclass
@@ -159,8 +157,9 @@ def in_processes(
 ) -> Outcome:
     """Run the parts in processes with one thread each, until the time is over.
 
-    A part that fails is reported and does not end the others. Where a process ends, by want of
-    memory for example, the parts of its device are left for another call.
+    Scripts that have begun come to their end. A part that fails is reported and does not end the
+    others. Where a process ends, by want of memory for example, the parts of its device are left
+    for another call.
     """
     outcome, until = Outcome(), time.monotonic() + seconds
     context = multiprocessing.get_context("spawn")
@@ -200,27 +199,18 @@ def begin_worker() -> None:
     import torch
 
     torch.set_num_threads(1)
-    signal.signal(signal.SIGALRM, time_is_over)
-
-
-def time_is_over(*_: object) -> None:
-    raise Unfinished("a script")
 
 
 def work(part: Part, folder: Path, until: float) -> str:
     """Run a part in a worker, and return its error, if there is one."""
-    left = until - time.monotonic()
-    if left <= 0:
+    if time.monotonic() >= until:
         raise Unfinished(part.name)
-    signal.setitimer(signal.ITIMER_REAL, min(left + GRACE, 1e8))
     try:
         write_part(part, folder, LOADED, until)
     except Unfinished:
         raise
     except Exception:  # one part must not end the others; its traceback is reported
         return traceback.format_exc(limit=-3)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
     return ""
 
 

@@ -12,7 +12,7 @@ import provenance
 import pytest
 from parts import Datasets, Unfinished, join, write_part
 from run import in_processes, in_turn, main, parse_workers
-from suite import SUITES, Part, Script, read_suite
+from suite import SUITES, Script, read_suite
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.experiments.config import NamedConfig
@@ -149,14 +149,6 @@ def test_processes_find_what_one_process_finds(suite, tmp_path):
     in_turn(parts, one, False, 1000.0)
     for part in parts:
         assert rows_of(one, part) == rows_of(two, part)
-
-
-def test_a_process_that_ends_leaves_its_parts_to_another_call(tmp_path):
-    script = tmp_path / "end.py"
-    script.write_text("import os; os._exit(9)\n")
-    parts = [Part("trial", name, "end", Script(str(script))) for name in "ab"]
-    outcome = in_processes(parts, tmp_path / "out", False, 1000.0, {"cpu": 1})
-    assert sorted(p.setting for p in outcome.left) == ["a", "b"] and not outcome.failed
 
 
 def test_workers_are_counted_by_device():

@@ -1,0 +1,281 @@
+"""Tables of the pages on reproductions, measuring, planning, personalizing and skipping."""
+
+from __future__ import annotations
+
+import numpy as np
+import reproductions as claims
+from against import AGREES, DIFFERS, SAME, compare
+from docs_tables.results import by_name, commits_of, enumerated, parts, result, table
+from verdicts import NOT_RUN, VERDICTS
+
+from fedcohort.analysis.comparison import paired_interval
+from fedcohort.privacy.release import sketch_size
+
+
+# The claims of the papers beside our measurements: docs/reproductions.md.
+def reproductions(paper):
+    """The claims of one paper by setting: what each form measured, with its verdict."""
+    groups = {}
+    for own, form, claim, theirs, ours, seeds, _, word in claims.rows(result):
+        if own == paper:
+            words, _, short = claim.rpartition("\n")
+            cells = groups.setdefault(words, {}).setdefault((short, theirs), {})
+            cells[form] = f"*{word}*" if word == NOT_RUN else f"**{word}**: {ours}" + _seeds(seeds)
+    lines = []
+    for words, rows in groups.items():
+        if words:
+            lines.append([f"**{words}**", "", "", "", ""])
+        for (short, theirs), cells in rows.items():
+            lines.append([short, theirs, *(cells.get(form, "") for form in claims.FORMS)])
+    return table(["claim", "the paper", *claims.FORMS], lines)
+
+
+def _seeds(count):
+    return f" ({count} seeds)" if count else ""
+
+
+def verdicts():
+    """How many claims of each paper hold, by form."""
+    rows = claims.rows(result)
+    lines = []
+    for paper in sorted({row[0] for row in rows}):
+        for form in claims.FORMS:
+            words = [row[-1] for row in rows if row[:2] == [paper, form]]
+            if words:
+                lines.append([paper, form, *(str(words.count(word)) for word in VERDICTS)])
+    return table(["paper", "form", *VERDICTS], lines)
+
+
+def to_run():
+    """What runs the claims that were not run."""
+    counts = {}
+    for row in claims.rows(result):
+        if row[-1] == NOT_RUN:
+            counts.setdefault(row[6], []).append(f"{row[0]} {row[1]}")
+    lines = []
+    for command, rows in counts.items():
+        forms = ", ".join(dict.fromkeys(rows))
+        lines.append(f"- {command} (paper {forms}; {len(rows)} claims)")
+    return "\n".join(lines) + "\n"
+
+
+# Published numbers that were made again with later code on another machine: docs/benchmark.md.
+def repeated(*suites):
+    """How the parts in repeated-SUITE.json compare with the published ones, by setting."""
+    rows, made, commits = [], [], []
+    for suite in suites:
+        again, published = result(f"repeated-{suite}.json"), result(f"benchmark-{suite}.json")
+        twins = by_name(published["parts"])
+        names = ((part["setting"], part["variant"]) for part in again["parts"])
+        rows += [compare(p, twins[n]) for p, n in zip(again["parts"], names, strict=True)]
+        made, commits = [*made, *again["provenance"]], [*commits, *commits_of(again)]
+    machines = sorted({m["gpu"] or m["cpu"] for m in made})
+    commit = enumerated([f"`{name[:10]}`" for name in dict.fromkeys(commits)])
+    seeds = {row.seeds for row in rows}
+    each = "one seed" if seeds == {1} else f"{min(seeds)} to {max(seeds)} seeds"
+    text = f"{len(rows)} parts with {each} each, run again at commit {commit} on "
+    text += f"{enumerated(machines)}: {sum(row.verdict == SAME for row in rows)} are the same, "
+    text += f"{sum(row.verdict == AGREES for row in rows)} agree, "
+    text += f"{sum(row.verdict == DIFFERS for row in rows)} differ."
+    return f"{text}\n"
+
+
+# Gates against training without one: docs/tables/skipping.csv.
+def skipping_rows(file):
+    """All variants of the suite skip, with the change of accuracy against both baselines."""
+    held = result(file)
+    for setting in dict.fromkeys(p["setting"] for p in held["parts"]):
+        by_name = parts(file, setting)
+        for name, part in by_name.items():
+            rows = part["seeds"]
+            accuracy = 100 * np.array([r["accuracy"] for r in rows])
+            row = {"setting": setting, "variant": name, "seeds": len(rows)}
+            row |= {"accuracy %": round(float(accuracy.mean()), 2)}
+            row |= {"deviation over seeds": round(float(np.std(accuracy, ddof=1)), 2)}
+            over_rounds = np.mean([r["accuracy_deviation"] for r in rows])
+            row |= {"deviation over rounds": round(100 * float(over_rounds), 2)}
+            for base in ("uniform", "uniform, held"):
+                change = ""
+                if base in by_name:
+                    theirs = 100 * np.mean([r["accuracy"] for r in by_name[base]["seeds"]])
+                    change = round(100 * (float(accuracy.mean()) / float(theirs) - 1), 2)
+                row |= {f"change against {base} %": change}
+            for key in ("up", "down", "down_to_all", "skipped"):
+                share = np.mean([r["overhead"][key] for r in rows])
+                row |= {key.replace("_", " ") + " %": round(float(share), 2)}
+            yield row
+
+
+# What sketches of single columns find, and how large private sketches are: docs/measure.md.
+def explained(file):
+    """Planted shifts that `fedcohort explain` found, and false marks, by budget."""
+    held = result(file)
+    rows = {True: {}, False: {}}
+    for row in held["result"]["rows"]:
+        rows[bool(row["planted"])][tuple(row["budget"] or ())] = row
+    lines = []
+    for budget, row in rows[True].items():
+        kinds = [f"{row['found'][kind]} of {count}" for kind, count in row["planted"].items()]
+        false = [r["false_marks"] for r in (row, rows[False][budget])]
+        looked = row["looked_at"] + rows[False][budget]["looked_at"]
+        stated = ", ".join(f"{v:g}" for v in budget) or "no noise"
+        lines.append([stated, *kinds, f"{sum(false)} of {looked:,}"])
+    return table(["epsilon, delta", *row["planted"], "false marks"], lines)
+
+
+def planned_sizes():
+    """The sizes that `sketch_size` recommends, and what to expect of them."""
+    lines = []
+    for n in (100, 1_000, 10_000, 100_000):
+        for epsilon, delta in ((1, 0.0), (1, 1e-6), (4, 0.0)):
+            size = sketch_size(n, epsilon, delta)
+            budget = f"{n:,}", f"{epsilon:g}", f"{delta:g}"
+            expected = f"{float(f'{size.signal_to_noise:.2g}'):g}"
+            lines.append([*budget, str(size.rows), str(size.buckets), expected])
+    return table(["records", "epsilon", "delta", "rows", "buckets", "signal to noise"], lines)
+
+
+# What a plan predicted beside what was measured: docs/plan.md.
+def plan_gain(file):
+    """Predicted against measured speed-ups of SketchMatch, the settings held out last."""
+    found = result(file)
+    lines = []
+    for row in sorted(found["result"]["settings"], key=lambda row: row["held out"]):
+        guess = row["predicted"]
+        logs = paired_interval(row["log_ratios"])
+        measured = "{:.2f}x ({:.2f} to {:.2f})".format(*np.exp(logs))
+        predicted = "{fewer_rounds:.2f}x ({low:.2f} to {high:.2f})".format(**guess)
+        inside = "inside" if guess["low"] <= row["measured"] <= guess["high"] else "outside"
+        used = "held out" if row["held out"] else "fitted"
+        target = ", ".join(f"{t:.0%}" for t in row["targets"])
+        cells = [f"{row['setting']}, {target}", used, f"{row['discrepancy']:.4f}"]
+        lines.append([*cells, predicted, measured, inside])
+    header = ["setting, targets", "", "uniform's discrepancy", "predicted (90 %)"]
+    return table([*header, "measured (95 %)", "interval"], lines)
+
+
+def plan_worth(file):
+    """What matched cohorts are worth in the measured settings, at epsilon 1."""
+    found = result(file)
+    lines = []
+    for row in found["result"]["settings"]:
+        worth = row["worth"]
+        better = worth["uniform"] - worth["discrepancy"] > 3 * worth["error"]
+        clients = f"{worth['random_clients']:.0f}" if better else "nothing to gain"
+        until = worth["rounds_until_all"]
+        lines.append(
+            [
+                row["setting"],
+                str(row["cohort_size"]),
+                f"{worth['uniform']:.4f}",
+                f"{worth['discrepancy']:.4f} ± {worth['error']:.4f}",
+                clients,
+                f"not in {worth['rounds']}" if until is None else str(until),
+            ]
+        )
+    header = ["setting", "cohort", "uniform", "matched", "worth, random clients"]
+    return table([*header, "all used by round"], lines)
+
+
+def plan_million(file):
+    """Time and memory of a plan for a million clients."""
+    found = result(file)
+    row = found["result"]["million"]
+    return (
+        f"A plan for {row['clients']:,} sketches of 10 x 64 counts took {row['seconds']:.0f} s "
+        f"({row['cpu_seconds']:.0f} s of one core) and {row['peak_gb']:.1f} GB, "
+        f"{row['sketches_gb']:.1f} GB of which are the sketches.\n"
+    )
+
+
+# Accuracy of newcomers and the speed of a registry: docs/personalize.md.
+BASELINES = {
+    "warm global": "warm, global model",
+    "warm local": "warm, own model",
+    "global": "global model",
+    "random": "random personal model",
+}
+RETRIEVALS = {
+    "nearest": "`nearest`",
+    "nearest, auto": "`nearest`, limit auto",
+    "nearest, gains": "`nearest`, limit by gains",
+    "match": "`match`",
+    "match, gains": "`match`, limit by gains",
+}
+COLUMNS = (
+    "MNIST, twins",
+    "MNIST, as the text reads",
+    "MNIST, no twins",
+    "FEMNIST, by writer",
+    "Shakespeare, all roles",
+)
+
+
+def fraction(value):
+    """A share without its leading zero."""
+    return f"{value:.3f}".removeprefix("0")
+
+
+def splits(file):
+    """Every split of the suite coldstart that was run, by the name of its column."""
+    held = result(file)
+    found = {f"{p['setting']}, {p['variant']}": p["result"]["splits"][0] for p in held["parts"]}
+    return {column: found[column] for column in COLUMNS if column in found}
+
+
+def cold_start(file):
+    """Accuracy of cold clients by the model that they start from."""
+    found = splits(file)
+    without = [(s["baselines"], s["retrieval"][0]["accuracy"]) for s in found.values()]
+    lines = [[label, *(cell(b.get(key)) for b, _ in without)] for key, label in BASELINES.items()]
+    lines += [[label, *(cell(r.get(key)) for _, r in without)] for key, label in RETRIEVALS.items()]
+    lines.append(["best single model (needs labels)", *(cell(b["best"]) for b, _ in without)])
+    seeds = [len(b["global"]["seeds"]) for b, _ in without]
+    lines.append(["seeds", *map(str, seeds)])
+    return table(["", *found], lines)
+
+
+def cell(accuracy):
+    """Mean and standard deviation over seeds; a dash for what was not measured."""
+    return f"{fraction(accuracy['mean'])} ± {fraction(accuracy['std'])}" if accuracy else "-"
+
+
+def cold_start_private(file):
+    """Accuracy of cold clients by the budget and the size of their sketches."""
+    found = splits(file)
+    names = "MNIST, no twins", "FEMNIST, by writer"
+    lines = []
+    for pair in zip(*(found[name]["retrieval"] for name in names), strict=True):
+        sizes = dict.fromkeys(f"{row['rows']} × {2 ** row['bits']}" for row in pair)
+        ways = "nearest", "match"
+        cells = [fraction(row["accuracy"][way]["mean"]) for row in pair for way in ways]
+        budget = pair[0]["epsilon"]
+        lines.append(["none" if budget is None else f"{budget:g}", "; ".join(sizes), *cells])
+    header = ["epsilon", "sketch", "MNIST nearest", "match", "FEMNIST nearest", "match"]
+    return table(header, lines)
+
+
+def registry_scale(file):
+    """Time and memory of a registry of many clients."""
+    r = result(file)["result"]
+    fill, query = r["fill"], r["query"]
+    times = query["seconds"]
+    lines = [
+        ["registering", f"{fill['seconds']:.0f} s, {fill['GB on disk']:.2f} GB on disk"],
+        ["one query, median (95%)", f"{times['median']:.1f} s ({times['p95']:.1f} s)"],
+        ["peak memory", f"{query['peak memory GB']:.1f} GB"],
+    ]
+    return table([f"{r['clients']:,} clients, sketches of 10 × 64", "measured"], lines)
+
+
+def registry_ranking(file):
+    """What each ranking retrieves."""
+    held = result(file)
+    keys, r = ("debiased", "unbiased", "half", "plain"), held["result"]
+    lines = [
+        [f"{row['rows']} × 64, {row['clients']:,}", *(fraction(row[k]) for k in (*keys, "best"))]
+        for row in r["ranking"]
+    ]
+    lines.append(["twins found", *(fraction(r["twins"][key]["mean"]) for key in keys), "1.000"])
+    header = ["sketches, clients", "default", "D² alone", "D² + half of e", "plain"]
+    return table([*header, "best possible"], lines)
