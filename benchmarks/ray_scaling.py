@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from provenance import write
 
-from fedcohort.distribute.ray import cluster, need_ray, run_all, sketch_folder
+from fedcohort.distribute import cluster, need_ray, run_all, sketch_folder
 from fedcohort.experiments.compare import expand, in_turn
 from fedcohort.files import Want, open_source
 from fedcohort.files.sketching import ALL_ROWS, sketch_source

@@ -247,7 +247,7 @@ def test_links_lead_somewhere(page):
 IMPORTS = """
 from fedcohort import Needs, Policy, Selection
 from fedcohort.datasets import federate, from_arrays, load
-from fedcohort.distribute.ray import cluster
+from fedcohort.distribute import cluster
 from fedcohort.distribute.rounds import ShardedTrainer
 from fedcohort.files import Want, open_source
 from fedcohort.files.sketching import sketch_clients

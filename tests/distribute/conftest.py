@@ -60,7 +60,7 @@ def start():
 @pytest.fixture
 def connected(nodes):
     """Be connected to the cluster."""
-    from fedcohort.distribute.ray import cluster
+    from fedcohort.distribute import cluster
 
     with cluster(nodes.address):
         yield nodes

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from fedcohort.distribute.ray import cluster
+from fedcohort.distribute import cluster
 from fedcohort.exceptions import ConfigError
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fedcohort.distribute.ray import run_all
+from fedcohort.distribute import run_all
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import compare as local
 from fedcohort.experiments.compare import Setting, expand, in_turn, run_several

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedcohort.cli import invoke
-from fedcohort.distribute.ray import split
+from fedcohort.distribute import split
 from fedcohort.exceptions import DataError
 from fedcohort.files import Want
 from fedcohort.files.source import find_files
@@ -94,7 +94,7 @@ def test_parts_hold_every_file_once_and_in_order(folder):
 
 
 def test_a_folder_without_rows(connected, tmp_path):
-    from fedcohort.distribute.ray import sketch_folder
+    from fedcohort.distribute import sketch_folder
 
     for number in range(2):
         np.save(tmp_path / f"{number}.npy", np.zeros((0, 3)))

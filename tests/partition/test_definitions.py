@@ -15,15 +15,16 @@ from fedcohort.partition import (
     dirichlet_per_client,
     dirichlet_prior,
     iid,
+    least_sizes,
     natural,
     one_label,
     shards,
     skewness,
+    skewness_levels,
     uniform_plus_dirichlet,
     uniform_sizes,
 )
 from fedcohort.partition.assign import dirichlet
-from fedcohort.partition.splits import least_sizes, skewness_levels
 
 label_rows = st.lists(st.integers(0, 6), min_size=1, max_size=120).map(np.array)
 

@@ -65,7 +65,7 @@ def on_cluster(address: str | None) -> AbstractContextManager[None]:
     """Connect to the cluster while the command works; without an address, to none."""
     if address is None:
         return nullcontext()
-    from fedcohort.distribute.ray import cluster
+    from fedcohort.distribute import cluster
 
     return cluster(address)
 

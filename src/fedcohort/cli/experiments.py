@@ -232,7 +232,7 @@ def _run_several(
 
     runner: Runner = in_turn
     if ray is not None:
-        from fedcohort.distribute.ray import run_all as runner
+        from fedcohort.distribute import run_all as runner
     with on_cluster(ray), RoundBars(dict(settings)) as bars:
         results = run_several(settings, folder, resume=resume, on_round=bars, runner=runner)
     show_results(results, [folder], format)

@@ -219,7 +219,7 @@ def command(
     if spec is not None:
         empty.origin = {"spec": recipe.digest}
     if ray is not None:
-        from fedcohort.distribute.ray import sketch_folder
+        from fedcohort.distribute import sketch_folder
 
         if recipe.person is not None:
             raise ConfigError("--ray: people are counted in one pass over all rows, without --ray")

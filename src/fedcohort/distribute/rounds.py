@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedcohort.distribute.ray import RETRIES, cluster_error, need_ray
+from fedcohort.distribute import RETRIES, cluster_error, need_ray
 from fedcohort.exceptions import ConfigError
 from fedcohort.simulate.local import Data, Job, LocalTraining, Trainer, by_length
 

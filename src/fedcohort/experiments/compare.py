@@ -95,7 +95,7 @@ def run_several(
         Continue what an interrupted call left.
     on_round : callable, optional
     runner : callable
-        What runs them: `in_turn`, or `fedcohort.distribute.ray.run_all` on a cluster.
+        What runs them: `in_turn`, or `fedcohort.distribute.run_all` on a cluster.
     """
     for _, experiment in settings:
         check(experiment)["policy"].check_cohort(experiment.cohort_size)

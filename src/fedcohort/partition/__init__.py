@@ -4,36 +4,477 @@ Every function in `PARTITIONS` is called `partition(labels, clients, rng, *, min
 returns one ascending array of sample indices per client; `min_size` is the smallest allowed number
 of samples per client. All samples are handed out, each once, except by `dirichlet_environment`, in
 which clients share samples by definition. `natural` groups by client ids that come with the data.
+The same alpha means something different in each of the Dirichlet partitions.
 """
 
-from fedcohort.partition.assign import PARTITIONS, IndexArray, Partition
-from fedcohort.partition.splits import (
-    dirichlet_environment,
-    dirichlet_per_class,
-    dirichlet_per_client,
-    dirichlet_prior,
-    iid,
-    natural,
-    one_label,
-    shards,
-    skewness,
-    uniform_plus_dirichlet,
-    uniform_sizes,
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import ArrayLike
+from scipy.optimize import nnls
+
+from fedcohort.exceptions import ConfigError
+from fedcohort.options import Count, Positive, Range
+from fedcohort.partition.assign import (
+    PARTITIONS,
+    Counts,
+    Floats,
+    IndexArray,
+    apportion,
+    by_class,
+    collect,
+    deal,
+    dirichlet,
+    even_sizes,
+    normalize_open,
+    partition,
+    scatter,
+    top_up,
 )
 
-__all__ = [
-    "PARTITIONS",
-    "IndexArray",
-    "Partition",
-    "dirichlet_environment",
-    "dirichlet_per_class",
-    "dirichlet_per_client",
-    "dirichlet_prior",
-    "iid",
-    "natural",
-    "one_label",
-    "shards",
-    "skewness",
-    "uniform_plus_dirichlet",
-    "uniform_sizes",
-]
+__all__ = ["PARTITIONS", "IndexArray"]  # and the partitions themselves
+
+
+@partition("iid")
+def iid(labels: IndexArray, clients: int, rng: Generator, *, min_size: int = 1) -> IndexArray:
+    """Hand out the samples at random, in sizes that differ by at most one.
+
+    Case 1 of Sketch to Skip and Select (paper 2).
+    """
+    owner = np.repeat(np.arange(clients), even_sizes(labels.size, clients))
+    return rng.permutation(owner)
+
+
+@partition("uniform-sizes")
+def uniform_sizes(
+    labels: IndexArray,
+    clients: int,
+    rng: Generator,
+    *,
+    low: Count = 100,
+    high: Count = 700,
+    min_size: int = 1,
+) -> IndexArray:
+    """Hand out the samples at random, in sizes proportional to whole numbers in [low, high].
+
+    FedShare's CIFAR split, which paper 0 uses as "non-IID": only the sizes vary. FedShare leaves
+    samples over; here the sizes are scaled so that all are used.
+    """
+    if low > high:
+        raise ConfigError(f"uniform-sizes: low={low} must be at most high={high}")
+    wanted = rng.integers(low, high, clients, endpoint=True).astype(np.float64)
+    sizes = _sizes_between(np.cumsum(wanted / wanted.sum()) * labels.size, labels.size)
+    owner = rng.permutation(np.repeat(np.arange(clients), sizes))
+    return top_up(owner, clients, min_size, rng)
+
+
+def _sizes_between(cuts: Floats, total: int) -> Counts:
+    """Return the sizes of the parts of a total that end at these cuts, in whole numbers."""
+    ends = np.floor(cuts + 0.5).astype(np.int64)
+    ends[-1] = total
+    return np.diff(ends, prepend=0)
+
+
+@partition("shards")
+def shards(
+    labels: IndexArray, clients: int, rng: Generator, *, per_client: Count = 2, min_size: int = 1
+) -> IndexArray:
+    """Sort by label, cut into equal shards, give `per_client` random shards to each client.
+
+    FedAvg's pathological split [1]_; FedCor (paper 3) calls it 2SPC and 1SPC. All samples are
+    used: client sizes differ by at most one, and so do the shards of one client.
+
+    Examples
+    --------
+    >>> labels = np.repeat([0, 1, 2, 3], 5)
+    >>> parts = shards(labels, 4, np.random.default_rng(0), per_client=1)
+    >>> sorted(labels[part].tolist() for part in parts)
+    [[0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [2, 2, 2, 2, 2], [3, 3, 3, 3, 3]]
+
+    References
+    ----------
+    .. [1] McMahan et al. (2017), Communication-Efficient Learning of Deep Networks from
+       Decentralized Data, AISTATS.
+    """
+    if clients * per_client > labels.size:
+        raise ConfigError(
+            f"shards: per_client={per_client} x {clients} clients are more than the "
+            f"{labels.size} samples"
+        )
+    sizes = np.stack([even_sizes(int(n), per_client) for n in even_sizes(labels.size, clients)])
+    shuffled = rng.permutation(clients * per_client)
+    owner = np.empty(labels.size, dtype=np.int64)
+    owner[by_class(labels, rng)] = np.repeat(shuffled // per_client, sizes.ravel()[shuffled])
+    return owner
+
+
+def natural(ids: ArrayLike, *, min_size: int = 1) -> dict[str, IndexArray]:
+    """Group the samples by the client that they came from.
+
+    Ids are anything whose `str` tells clients apart; those with fewer samples than `min_size` are
+    left out.
+
+    Examples
+    --------
+    >>> natural(["ann", "bob", "ann"])
+    {'ann': array([0, 2]), 'bob': array([1])}
+    """
+    array = np.asarray(ids, dtype=object)
+    if array.ndim != 1 or array.size == 0:
+        raise ConfigError(f"ids must be one non-empty row of ids, not of shape {array.shape}")
+    # Samples of one client are mostly contiguous, so name runs instead of samples.
+    starts = np.flatnonzero(np.concatenate([[True], array[1:] != array[:-1]]))
+    heads = [str(name) for name in array[starts]]
+    names = sorted(set(heads))
+    position = {name: i for i, name in enumerate(names)}
+    run = np.array([position[name] for name in heads], dtype=np.int64)
+    owner = np.repeat(run, np.diff(np.append(starts, array.size)))
+    parts = zip(names, collect(owner, len(names)), strict=True)
+    kept = {name: part for name, part in parts if part.size >= min_size}
+    if not kept:
+        raise ConfigError(f"natural: none of {len(names)} clients has min_size={min_size} samples")
+    return kept
+
+
+@partition("dirichlet-per-client")
+def dirichlet_per_client(
+    labels: IndexArray, clients: int, rng: Generator, *, alpha: Positive, min_size: int = 1
+) -> Counts:
+    """Give each client a class mix drawn from Dir(alpha, ..., alpha), and equal sizes.
+
+    Samples are drawn from the mixes without replacement: when a class has been used up, those who
+    still want it draw again over the other classes. An alpha of 0.1 is nearly one class per client,
+    100 nearly IID.
+
+    Examples
+    --------
+    >>> labels = np.repeat([0, 1], 50)
+    >>> parts = dirichlet_per_client(labels, 4, np.random.default_rng(0), alpha=0.1)
+    >>> [np.bincount(labels[part], minlength=2).tolist() for part in parts]
+    [[0, 25], [3, 22], [24, 1], [23, 2]]
+    """
+    supply = np.bincount(labels)
+    mix = dirichlet(np.full((clients, supply.size), alpha), rng)
+    return deal(mix, even_sizes(labels.size, clients), supply, rng)
+
+
+@partition("dirichlet-prior")
+def dirichlet_prior(
+    labels: IndexArray,
+    clients: int,
+    rng: Generator,
+    *,
+    alpha: Positive,
+    sizes: Literal["equal", "released"] = "equal",
+    min_size: int = 1,
+) -> Counts | IndexArray:
+    """Give each client a class mix drawn from Dir(alpha * class prior).
+
+    FedCor's convention (paper 3): the concentrations sum to alpha, so that with ten classes its
+    0.2 is 0.02 per class.
+
+    Parameters
+    ----------
+    sizes : {"equal", "released"}
+        With "equal", sizes differ by at most one, and a class that is used up is replaced as in
+        `dirichlet_per_client`. "released" is the authors' code: mixes are kept, and the sizes are
+        those of least sum of squares that use up every class; what rounding leaves over goes to
+        clients at random.
+    """
+    supply = np.bincount(labels)
+    mix = dirichlet(np.broadcast_to(alpha * supply / labels.size, (clients, supply.size)), rng)
+    if sizes == "equal":
+        return deal(mix, even_sizes(labels.size, clients), supply, rng)
+    counts = np.floor(mix * least_sizes(mix, supply)[:, None] + 1e-9).astype(np.int64)
+    for k in np.flatnonzero(left := supply - counts.sum(axis=0)):
+        counts[:, k] += np.bincount(rng.integers(clients, size=left[k]), minlength=clients)
+    return top_up(scatter(labels, counts, rng), clients, min_size, rng)
+
+
+def least_sizes(mix: Floats, supply: Counts) -> Floats:
+    """Return x >= 0 of least sum of squares with ``mix.T @ x = supply``.
+
+    Solved as non-negative least squares in which the equations weigh so much more than the sizes
+    that they hold to a thousandth of a sample.
+    """
+    weight = 1e4 * len(mix)
+    system = np.concatenate([weight * mix.T, np.eye(len(mix))])
+    x, _ = nnls(system, np.concatenate([weight * supply, np.zeros(len(mix))]))
+    if np.abs(mix.T @ x - supply).max() > 0.5:
+        raise ConfigError(
+            f"dirichlet-prior: no sizes of {len(mix)} clients with these mixes use up all classes; "
+            "take more clients, a larger alpha or sizes='equal'"
+        )
+    return np.asarray(x)
+
+
+@partition("dirichlet-per-class")
+def dirichlet_per_class(
+    labels: IndexArray, clients: int, rng: Generator, *, alpha: Positive, min_size: int = 1
+) -> IndexArray:
+    """Split each class over the clients by proportions drawn from Dir(alpha, ..., alpha).
+
+    The convention of the distribution sketch's released code (paper 0) and of most of the
+    literature [1]_. Sizes differ, but a client that has reached the average gets nothing of the
+    classes that follow, and those below `min_size` get random samples of clients that have more.
+
+    References
+    ----------
+    .. [1] Yurochkin et al. (2019), Bayesian Nonparametric Federated Learning of Neural Networks,
+       ICML.
+    """
+    supply = np.bincount(labels)
+    shares = dirichlet(np.full((supply.size, clients), alpha), rng)
+    counts = np.zeros((clients, supply.size), dtype=np.int64)
+    for k in range(supply.size):
+        has_room = counts.sum(axis=1) < labels.size / clients
+        share = shares[k] * has_room
+        if share.sum() == 0.0:  # all of the draw fell on clients that are full
+            share = has_room.astype(np.float64)
+        reach = np.cumsum(share)
+        cuts = np.floor(reach / reach[-1] * supply[k]).astype(np.int64)
+        counts[:, k] = np.diff(cuts, prepend=0)
+    return top_up(scatter(labels, counts, rng), clients, min_size, rng)
+
+
+@partition("uniform-plus-dirichlet")
+def uniform_plus_dirichlet(
+    labels: IndexArray, clients: int, rng: Generator, *, alpha: Positive = 0.5, min_size: int = 1
+) -> list[IndexArray]:
+    """Split a random half of the samples by `dirichlet_per_class`, the other half IID.
+
+    Paper 0's "MNIST Uniform + Dirichlet": the first `clients // 2` clients share the first half.
+    """
+    skewed = clients // 2
+    owner = rng.permutation(np.repeat(np.arange(clients), even_sizes(labels.size, clients)))
+    uniform = collect(owner, clients)[skewed:]
+    if not skewed:
+        return uniform
+    pool = np.flatnonzero(owner < skewed)
+    half = dirichlet_per_class(labels[pool], skewed, rng, alpha=alpha, min_size=min_size)
+    return [pool[part] for part in half] + uniform
+
+
+@partition("dirichlet-environment", sharing=True)
+def dirichlet_environment(
+    labels: IndexArray,
+    clients: int,
+    rng: Generator,
+    *,
+    x_med: Positive = 0.2,
+    x_max: Positive = 3.0,
+    samples: Count = 2000,
+    min_size: int = 1,
+) -> list[IndexArray]:
+    """Draw clients of different skewness, each with its own draw from all samples.
+
+    FedACS, Definition 2 (paper 1): the first half of the clients (rounded up) has
+    beta ~ U(0, x_med], the rest beta ~ U(x_med, x_max]; a client's class mix is drawn from
+    Dir(beta, ..., beta) and the class of each of its samples from that mix. A client holds no
+    sample twice, but clients overlap. A class of which it has every sample leaves its mix.
+
+    Parameters
+    ----------
+    x_med, x_max : float
+        Median and maximum of beta: 0.2 and 3 is the paper's "low", 0.1 and 5 its "high".
+    samples : int
+        Samples per client, the paper's M.
+    """
+    if x_max <= x_med:
+        raise ConfigError(f"dirichlet-environment: x_max={x_max} must be above x_med={x_med}")
+    if not max(min_size, 1) <= samples <= labels.size:
+        raise ConfigError(
+            f"dirichlet-environment: samples={samples} must be at least min_size={min_size} and "
+            f"at most the number of samples, {labels.size}"
+        )
+    supply = np.bincount(labels)
+    beta = skewness_levels(clients, x_med, x_max, rng)
+    mix = dirichlet(np.broadcast_to(beta[:, None], (clients, supply.size)), rng)
+    members = np.split(np.argsort(labels, kind="stable"), np.cumsum(supply)[:-1])
+
+    def draw(row: Counts) -> IndexArray:
+        picked = [
+            members[k][rng.choice(members[k].size, row[k], replace=False, shuffle=False)]
+            for k in np.flatnonzero(row)
+        ]
+        return np.sort(np.concatenate(picked))
+
+    return [draw(row) for row in _class_counts(mix, samples, supply, rng)]
+
+
+def skewness_levels(clients: int, x_med: float, x_max: float, rng: Generator) -> Floats:
+    """Draw the concentration beta of each client, the skewed half first."""
+    unit = 1.0 - rng.random(clients)
+    skewed = np.arange(clients) < (clients + 1) // 2
+    return np.where(skewed, x_med * unit, x_med + (x_max - x_med) * unit)
+
+
+def _class_counts(mix: Floats, samples: int, supply: Counts, rng: Generator) -> Counts:
+    """Draw each client's counts from its mix; no client takes more of a class than there is."""
+    counts = np.zeros(mix.shape, dtype=np.int64)
+    while (rows := np.flatnonzero(counts.sum(axis=1) < samples)).size:
+        left = supply - counts[rows]
+        needed = samples - counts[rows].sum(axis=1)
+        counts[rows] += np.minimum(rng.multinomial(needed, normalize_open(mix[rows], left)), left)
+    return counts
+
+
+@partition("one-label")
+def one_label(labels: IndexArray, clients: int, rng: Generator, *, min_size: int = 1) -> Counts:
+    """Give every client samples of a single label.
+
+    Case 2 of Sketch to Skip and Select (paper 2). A label gets clients in proportion to its
+    samples, which these share evenly. With fewer clients than labels, each gets whole labels, at
+    most ceil(labels / clients) of them, as in the paper's footnote.
+    """
+    supply = np.bincount(labels)
+    counts = np.zeros((clients, supply.size), dtype=np.int64)
+    if clients < supply.size:
+        holder = rng.permutation(np.arange(supply.size) % clients)
+        counts[holder, np.arange(supply.size)] = supply
+    else:
+        main, sizes = _share_evenly(supply, apportion(supply, clients, clients))
+        counts[rng.permutation(clients), main] = sizes
+    return counts
+
+
+@partition("skewness")
+def skewness(
+    labels: IndexArray,
+    clients: int,
+    rng: Generator,
+    *,
+    xi: Annotated[float, Range(0, 1, above=True)] | Literal["H"],
+    min_size: int = 1,
+) -> Counts:
+    """Give each client a share `xi` of one class and the rest at random from the others.
+
+    FL-DP3S's data skewness (paper 4). Main classes get clients in proportion to their samples. The
+    share comes before equal sizes, which differ where a main class is too small. The rest holds a
+    client's own class only if the other classes cannot fill it. The paper does not say how the rest
+    is spread; here it follows what remains of the other classes.
+
+    Parameters
+    ----------
+    xi : float or "H"
+        Share of the main class, above 0 and at most 1; "H" is two different classes, half each
+        (to within the unevenness of the classes).
+
+    Examples
+    --------
+    >>> labels = np.repeat(np.arange(5), 20)
+    >>> parts = skewness(labels, 10, np.random.default_rng(0), xi=0.8)
+    >>> {int(np.bincount(labels[part]).max()) for part in parts}
+    {8}
+    """
+    supply = np.bincount(labels)
+    if xi == "H":
+        return _two_halves(supply, clients, rng)
+    return _main_share(supply, clients, xi, rng)
+
+
+def _share_evenly(supply: Counts, holders: Counts) -> tuple[IndexArray, Counts]:
+    """Split each class over its number of holders; returns class and size of each portion."""
+    portions = [even_sizes(int(n), int(k)) for n, k in zip(supply, holders, strict=True) if k]
+    return np.repeat(np.arange(supply.size), holders), np.concatenate(portions)
+
+
+def _main_share(supply: Counts, clients: int, xi: float, rng: Generator) -> Counts:
+    holders = apportion(supply, clients, clients)
+    main, sizes = _share_evenly(_budgets(supply, holders, xi), holders)
+    shuffled = rng.permutation(clients)
+    main, sizes = main[shuffled], sizes[shuffled]
+    held = _trim(np.floor(xi * sizes + 0.5).astype(np.int64), main, supply)
+    left = supply - np.bincount(main, held, supply.size).astype(np.int64)
+    others = left * (np.arange(supply.size) != main[:, None])
+    rest = deal(others.astype(np.float64), sizes - held, left, rng)
+    _swap_out_main(rest, main, rng)
+    rest[np.arange(clients), main] += held
+    return rest
+
+
+def _budgets(supply: Counts, holders: Counts, xi: float) -> Counts:
+    """Samples that the clients of each main class hold in total, at most supply / xi."""
+    limit = np.where(holders > 0, supply / xi, 0.0)
+    total = int(supply.sum())
+    if limit.sum() < total * (1 - 1e-12):
+        raise ConfigError(
+            f"skewness: xi={xi} leaves samples over, since {int(holders.sum())} clients have only "
+            f"{np.count_nonzero(holders)} of {supply.size} classes as main class; use at least "
+            f"{supply.size} clients or xi of at most {supply[holders > 0].sum() / total:.3f}"
+        )
+    budget = np.zeros(supply.size)
+    tight = holders == 0
+    while True:  # equal sizes for all classes that are not at their limit
+        free = ~tight
+        level = (total - limit[tight].sum()) / max(int(holders[free].sum()), 1)
+        budget = np.where(tight, limit, level * holders)
+        if not (over := free & (budget > limit)).any():
+            break
+        tight |= over
+    return _sizes_between(np.cumsum(budget), total)
+
+
+def _trim(held: Counts, main: IndexArray, supply: Counts) -> Counts:
+    """Take back what rounding gave the clients of a class beyond its supply, one sample each."""
+    over = np.bincount(main, held, supply.size).astype(np.int64) - supply
+    for k in np.flatnonzero(over > 0):
+        held[np.flatnonzero((main == k) & (held > 0))[: over[k]]] -= 1
+    return held
+
+
+def _swap_out_main(rest: Counts, main: IndexArray, rng: Generator) -> None:
+    """Exchange a client's own class in the rest for another class that someone else holds.
+
+    Dealing ends with own classes only when a single class is left, so all of them are alike.
+    """
+    rows = np.arange(main.size)
+    stuck = rest[rows, main]
+    if not stuck.any():
+        return
+    k = int(main[np.argmax(stuck)])
+    donors = rest * (main != k)[:, None]
+    donors[:, k] = 0
+    swaps = int(min(stuck.sum(), donors.sum()))
+    taken = rng.multivariate_hypergeometric(donors.ravel(), swaps, method="marginals")
+    taken = taken.reshape(rest.shape)
+    receivers = rng.permutation(np.repeat(rows, stuck))[:swaps]
+    rest -= taken
+    rest[:, k] += taken.sum(axis=1)
+    np.add.at(rest, (receivers, np.repeat(np.arange(rest.shape[1]), taken.sum(axis=0))), 1)
+    np.subtract.at(rest, (receivers, np.full(swaps, k)), 1)
+
+
+def _two_halves(supply: Counts, clients: int, rng: Generator) -> Counts:
+    if supply.size < 2 or 2 * clients < supply.size:
+        raise ConfigError(
+            f'skewness: xi="H" gives {clients} clients two classes each, which cannot cover '
+            f"{supply.size} classes"
+        )
+    holders = apportion(supply, 2 * clients, clients)
+    if (holders > supply).any():
+        raise ConfigError(
+            f'skewness: xi="H" needs two classes for each of {clients} clients, but classes of '
+            f"{supply.tolist()} samples are too small"
+        )
+    classes, sizes = _share_evenly(supply, holders)
+    left, right = _pair_up(classes, rng)
+    counts = np.zeros((clients, supply.size), dtype=np.int64)
+    counts[np.arange(clients), classes[left]] = sizes[left]
+    counts[np.arange(clients), classes[right]] = sizes[right]
+    return counts
+
+
+def _pair_up(classes: IndexArray, rng: Generator) -> tuple[IndexArray, IndexArray]:
+    """Pair portions of different classes at random; possible if no class has over half of them."""
+    left, right = np.split(rng.permutation(classes.size), 2)
+    for i in np.flatnonzero(classes[left] == classes[right]):
+        k = classes[left[i]]
+        if k != classes[right[i]]:  # mended by an earlier swap
+            continue
+        j = rng.choice(np.flatnonzero((classes[left] != k) & (classes[right] != k)))
+        right[i], right[j] = right[j], right[i]
+    return left, right
