@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.personalize import Registry, check, nearest, remove_orphans
+from fedcohort.personalize import Registry, check, remove_orphans
 
 WRITER = """
 import os, signal, stat, sys
@@ -104,37 +103,6 @@ def test_killed_at_a_known_point(registry, point, there):
     assert len(registry) == there
 
 
-def test_killed_at_any_moment(registry):
-    """Kills at moments spread over a few writes; each time the registry is whole."""
-    for attempt in range(3):
-        for entry in list(registry.entries()):
-            registry.remove(entry.client)
-        with start(registry.path, "whenever") as writer:
-            first = writer.stdout.readline()
-            time.sleep(0.005 * attempt)
-            writer.send_signal(signal.SIGKILL)
-            confirmed = [first.strip(), *writer.stdout.read().split()]
-        confirm_whole(registry, confirmed)
-
-
-def test_readers_see_whole_clients_while_a_writer_works(registry, make):
-    with start(registry.path, "whenever") as writer:
-        seen = 0
-        deadline = time.monotonic() + 240
-        while seen < 15 and time.monotonic() < deadline:
-            with Registry(registry.path) as reader:
-                there = [e.client for e in reader.entries()]
-                assert len(there) >= seen
-                seen = len(there)
-                if there:
-                    i = float(there[-1].split()[1])
-                    assert reader.model(there[-1])["w"][0] == i
-                    assert reader.sketch(there[-1]).n == 50
-                    assert len(nearest(reader, make(0.0), k=len(there))) >= len(there)
-        writer.kill()
-    assert seen >= 15
-
-
 @pytest.mark.parametrize("point", ["os.mkdir", "os.replace", "os.fsync"])
 def test_a_registry_whose_making_was_killed_is_made_again(tmp_path, point):
     code = (
@@ -153,19 +121,3 @@ def test_a_registry_whose_making_was_killed_is_made_again(tmp_path, point):
         assert len(registry) == 0
     with pytest.raises(ConfigError):
         Registry.create(folder)
-
-
-def test_two_writers_take_turns(registry):
-    """Both processes' clients are all there in the end: no update is lost."""
-    script = WRITER.split("registry = Registry(path)")[0] + (
-        "with Registry(path) as registry:\n"
-        "    for i in range(15):\n"
-        "        registry.add(f'{point} {i}', sketch, {'w': np.full(10, float(i))})\n"
-    )
-    writers = [
-        subprocess.Popen([sys.executable, "-c", script, str(registry.path), name])
-        for name in ("ann", "bob")
-    ]
-    assert [writer.wait(timeout=120) for writer in writers] == [0, 0]
-    assert len(registry) == 30
-    assert check(registry) == []

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedcohort.exceptions import ConfigError
 from fedcohort.personalize.finetune import finetune, named_arrays
 from fedcohort.simulate.local import LocalTraining
 from modelstack.trainer import Trainer
@@ -38,12 +37,6 @@ def test_models_outlive_the_next_training(world):
     kept = first.clone()
     finetune(trainer, trainer.flat(), parts, data, seed=9)
     assert torch.equal(first, kept)
-
-
-def test_only_one_model_can_be_fine_tuned(world):
-    trainer, data, parts, _ = world
-    with pytest.raises(ConfigError, match="not one flat model"):
-        finetune(trainer, trainer.flat()[None], parts, data)
 
 
 def test_named_arrays_load_back_into_the_module(world):

@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcohort.exceptions import InvalidSketch
@@ -82,46 +82,6 @@ def test_every_flipped_bit_is_found(bit):
     data[bit // 8] ^= 1 << bit % 8
     with pytest.raises(InvalidSketch):
         RaceSketch.from_bytes(bytes(data))
-
-
-@given(st.binary(max_size=100), st.binary(max_size=100))
-def test_random_headers_with_a_right_checksum_are_refused(header, packed):
-    with pytest.raises(InvalidSketch):
-        RaceSketch.from_bytes(sealed(header, packed))
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
-    max_leaves=5,
-)
-PATHS = [
-    ("hash",), ("transform",), ("n",), ("release",), ("width",),
-    ("hash", "name"), ("hash", "dim"), ("hash", "rows"), ("hash", "bits"), ("hash", "seed"),
-    ("hash", "family"), ("hash", "extra"), ("columns",), ("marginals",),
-    ("transform", "center"), ("transform", "unit"),
-    ("transform", "classes"), ("transform", "label_weight"), ("transform", "function"),
-    ("release", "epsilon"), ("release", "variance"), ("release", "parts"), ("release", "n"),
-]  # fmt: skip
-
-
-@settings(max_examples=300)
-@given(st.sampled_from(PATHS), json_values | st.just(10**30) | st.just(2**40), st.booleans())
-def test_altered_headers_are_refused_or_harmless(path, value, private):
-    header, packed = opened(ALL[4] if private else ALL[0])
-    place = header
-    for key in path[:-1]:
-        place = place[key] if isinstance(place.get(key), dict) else {}
-    place[path[-1]] = value
-    try:
-        sketch = RaceSketch.from_bytes(sealed(json.dumps(header).encode(), packed))
-    except InvalidSketch:
-        return
-    assert sketch.counts.shape == (sketch.rows, sketch.buckets)
-    assert sketch.counts.size <= 1 << 24
-    assert RaceSketch.from_bytes(sketch.to_bytes()) == sketch
 
 
 def peak_of(data):

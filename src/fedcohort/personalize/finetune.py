@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import ClientId
 from fedcohort.simulate.local import Data, Trainer, jobs
 
@@ -38,8 +37,6 @@ def finetune(
     >>> finetune(trainer, trainer.flat(), parts, data).shape
     torch.Size([2, 10])
     """
-    if model.dim() != 1:
-        raise ConfigError(f"finetune: a model of shape {tuple(model.shape)} is not one flat model")
     work = jobs(trainer, seed, -1, list(parts), list(parts.values()))
     return trainer.train(model, work, data).clone()
 
