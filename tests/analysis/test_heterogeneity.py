@@ -221,7 +221,7 @@ def test_useless_sketches_are_unknown():
 
 
 def gap(column, chance, marked=True):
-    return ColumnGap(column, 0.1, 0.01, chance, marked, "more of the level x: +5%")
+    return ColumnGap(column, chance, marked, "more of the level x: +5%")
 
 
 def test_marked_columns_come_first_in_every_verdict():
@@ -321,7 +321,7 @@ def test_changes_since_earlier_sketches():
 
 def test_columns_that_cannot_be_judged_are_never_alike():
     alike = profile(sketches([0] * 12, 300))
-    unclear = ColumnGap("radius", 0, 0.1, 1.0, False, "", "state its center and scale")
+    unclear = ColumnGap("radius", 1.0, False, "", "state its center and scale")
     found = alike._replace(columns={c.name: [unclear] for c in alike.clients}).verdict()
     assert found.kind == "unknown"
     assert "radius" in found.headline and "state its center and scale" in found.reasons[0]

@@ -249,7 +249,7 @@ def test_a_table_of_which_most_rows_are_left_out_warns(folder, capsys):
     assert "(b 18)" in said
 
 
-FULL = SPEC.replace("scale = 10\n", 'scale = 10\nmin = 0\nmax = 120\nunit = "years"\n')
+FULL = SPEC.replace("scale = 10\n", 'scale = 10\nmin = -3\nmax = 120\nunit = "years"\n')
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ FULL = SPEC.replace("scale = 10\n", 'scale = 10\nmin = 0\nmax = 120\nunit = "yea
         ("50,x,2020-01-01\n" * 9, "'sex'"),
         (",f,2020-01-01\n" * 9, "'age'"),
         ("50,f,2020-01-01\n" * 9 + "150,f,2020-01-01\n", "1 of 10 values of 'age' are above max"),
-        ("-1,f,2020-01-01\n" + "50,f,2020-01-01\n" * 9, "below min"),
+        ("-3,f,2020-01-01\n-4,f,2020-01-01\n" + "50,f,2020-01-01\n" * 9, "1 of 11 values"),
         ("18000,f,2020-01-01\n" * 9, "Times 0.002738 (years and days)"),
     ],
 )

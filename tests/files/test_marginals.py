@@ -225,17 +225,6 @@ def test_most_values_in_an_end_bin_are_no_all_clear(value):
     assert "at least" in gap.what
 
 
-def test_distances_are_those_of_the_histograms_without_bias():
-    """Against the exact distance of the distributions, over 200 draws of two sites."""
-    rng = np.random.default_rng(5)
-    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
-    squares = []
-    for _ in range(200):
-        a, b = site(rng, 60, levels=p), site(rng, 40, levels=q)
-        squares.append(column_gaps(a, b)[-1].distance ** 2)
-    assert np.mean(squares) == pytest.approx(((p - q) ** 2).sum(), abs=0.012)
-
-
 def test_the_budget_is_divided_and_the_sum_is_what_was_asked_for():
     made = site(np.random.default_rng(0), 500).privatize(4.0, 1e-6, explain=0.25)
     assert made.marginals.release.epsilon == pytest.approx(1.0)

@@ -62,7 +62,7 @@ def test_hostile_names_stay_text(browser):
 
 def test_the_columns_that_differ_are_in_sight_and_a_phone_needs_no_sideways_scrolling(browser):
     shown = profile(12, [f"hospital-of-somewhere-{i}" for i in range(12)])
-    gap = ColumnGap("age", 0.1, 0.01, 1e-9, True, "higher by about 12")
+    gap = ColumnGap("age", 1e-9, True, "higher by about 12")
     shown = shown._replace(columns={c.name: [gap] for c in shown.clients})
     tab = browser.new_page(viewport={"width": 1280, "height": 900})
     tab.set_content(profile_page(shown))

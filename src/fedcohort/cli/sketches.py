@@ -177,14 +177,15 @@ def _show_gaps(compared_gaps: dict[str, list[ColumnGap]], all_columns: bool) -> 
     from rich.text import Text
 
     table = Table(title="Columns that differ", title_justify="left", header_style="bold")
-    for head in ("compared", "column", "distance", "beyond chance", "what differs"):
-        table.add_column(head, justify="right" if head == "distance" else "left")
+    for head in ("compared", "column", "chance", "differs", "what"):
+        table.add_column(head)
     for compared, gaps in compared_gaps.items():
         for gap in sorted(gaps, key=lambda g: g.chance):
             if gap.marked or gap.unknown or all_columns:
-                distance = f"{gap.distance:.3f} ± {gap.error:.3f}"
                 what = gap.what if gap.marked else gap.unknown
-                table.add_row(Text(compared), Text(gap.column), distance, gap.answer, Text(what))
+                table.add_row(
+                    Text(compared), Text(gap.column), f"{gap.chance:.1g}", gap.answer, Text(what)
+                )
     if table.row_count:
         console().print(table)
     else:

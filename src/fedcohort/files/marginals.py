@@ -46,9 +46,7 @@ MAX_PAIRED = 8  # values of a column of which all pairs are compared
 FARTHEST = 1.5  # scales from the center beyond which a number counts no more for the location
 USUAL_SPREAD = 0.8  # mean distance from the center, in scales, of normal numbers
 TILTS = np.geomspace(0.5, 16, 20)  # values of t that are tried, times the standard error
-NEAR_LIMIT = 1 - np.geomspace(
-    0.5, 0.02, 8
-)  # and, for Laplace noise, near the largest t that it has
+NEAR_LIMIT = 1 - np.geomspace(0.5, 0.02, 8)  # and, for Laplace noise, shares of the largest t
 
 
 def bins_of(columns: Sequence[Column], parts: Sequence[Any]) -> NDArray[np.int64]:
@@ -82,16 +80,13 @@ def _levels(column: Column) -> int:
 
 
 class ColumnGap(NamedTuple):
-    """How far two sites are apart in one column.
+    """How two sites differ in one column.
 
-    `distance` is that of the normalized histograms, less what sampling and noise add to it, with
-    its standard error; `chance` is how likely chance alone explains the difference; `what` says
-    in words what differs. Where an unmarked column cannot be judged, `unknown` says what to state.
+    `chance` is how likely chance alone explains the difference; `what` says in words what differs.
+    Where an unmarked column cannot be judged, `unknown` says what to state.
     """
 
     column: str
-    distance: float
-    error: float
     chance: float
     marked: bool
     what: str
@@ -104,9 +99,7 @@ class ColumnGap(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """One side of a comparison: histograms (..., bins), and per histogram (..., 1) the records
-    and the variance and fourth cumulant of the noise on a count.
-    """
+    """Histograms (..., bins); per histogram the records, and variance and cumulant of the noise."""
 
     counts: Floats
     n: Floats
@@ -119,9 +112,9 @@ class _Side(NamedTuple):
         out: Floats = self.counts / self.n
         return out
 
-    def plus(self, other: _Side, sign: float = 1.0) -> _Side:
-        """Return both sides together, or one without the other; noise is never negative."""
-        parts = [mine + sign * theirs for mine, theirs in zip(self, other, strict=True)]
+    def without(self, other: _Side) -> _Side:
+        """Return what is left of this side; noise is never negative."""
+        parts = [mine - theirs for mine, theirs in zip(self, other, strict=True)]
         return _Side(parts[0], parts[1], np.maximum(parts[2], 0), np.maximum(parts[3], 0))
 
     def column(self, i: int) -> _Side:
@@ -180,8 +173,7 @@ def _usual(sites: _Side, column: Column, tests: int) -> _Side:
     while True:
         total = _Side(*(part[inside].sum(axis=0, keepdims=True) for part in sites))
         member = _Side(*(part * inside[:, None] for part in sites))
-        rest = _Side(*(np.broadcast_to(t, p.shape) for t, p in zip(total, sites, strict=True)))
-        rest = rest.plus(member, -1.0)
+        rest = total.without(member)
         chances = np.where(inside, _chances(sites, rest, column), 1.0)
         worst = int(chances.argmin())
         if chances[worst] * tests >= FALSE_MARKS or inside.sum() - 1 < max(2, clients / 2):
@@ -190,33 +182,16 @@ def _usual(sites: _Side, column: Column, tests: int) -> _Side:
 
 
 def _gaps(columns: Sequence[Column], a: _Side, b: _Side, tests: int) -> list[list[ColumnGap]]:
-    distances, errors = _distances(a, b)
     pairs = [(a.column(j), b.column(j), column) for j, column in enumerate(columns)]
     chances = np.stack([_chances(*pair) for pair in pairs], axis=1)
     mine, rest = (np.where([_possible(c) for c in columns], s.q, 0.0) for s in (a, b))
-    rows: list[list[ColumnGap]] = [[] for _ in distances]
+    rows: list[list[ColumnGap]] = [[] for _ in chances]
     for (i, j), chance in np.ndenumerate(chances):
         marked = bool(chance * tests < FALSE_MARKS)
         what = _words(columns[j], mine[i, j], rest[i, j])
         unknown = "" if marked else _unknown(columns[j], mine[i, j], rest[i, j])
-        numbers = float(distances[i, j]), float(errors[i, j]), float(chance)
-        rows[i].append(ColumnGap(columns[j].name, *numbers, marked, what, unknown))
+        rows[i].append(ColumnGap(columns[j].name, float(chance), marked, what, unknown))
     return rows
-
-
-def _distances(a: _Side, b: _Side) -> tuple[Floats, Floats]:
-    """Return debiased distances and standard errors, as `errors.distance_with_error` does."""
-    gap = a.q - b.q
-    mine, theirs = (
-        np.clip(s.q * (1 - s.q), 0, None) / (s.n - 1) + s.noise / s.n**2 for s in (a, b)
-    )
-    spread = mine + theirs
-    fourth: Floats = a.fourth / a.n**4 + b.fourth / b.n**4
-    square = (gap**2).sum(axis=-1) - spread.sum(axis=-1)
-    clean = np.maximum(gap**2 - spread, 0)
-    error = np.sqrt((4 * clean * spread + 2 * spread**2 + fourth).sum(axis=-1))
-    distance = np.sqrt(np.maximum(square, 0))
-    return distance, np.sqrt(np.maximum(square, 0) + error) - distance
 
 
 def _chances(a: _Side, b: _Side, column: Column) -> Floats:
@@ -285,11 +260,15 @@ def _log_moment(tilt: Floats, shares: Floats, contrast: Floats) -> Floats:
     return out
 
 
+def _laplace_parts(side: _Side) -> Floats:
+    """Return of how many Laplace variables the noise is the sum; 0 for Gaussian noise."""
+    out: Floats = 3 * side.noise**2 / np.where(side.fourth > 0, side.fourth, np.inf)
+    return out
+
+
 def _noise(squares: Floats, side: _Side) -> Floats:
     """Return log E exp(t * noise) of one bin's share, for t^2 = `squares`."""
-    variance = side.noise / side.n**2
-    parts = 3 * side.noise**2 / np.where(side.fourth > 0, side.fourth, np.inf)
-    half = squares * variance / 2
+    parts, half = _laplace_parts(side), squares * side.noise / side.n**2 / 2
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(parts > 0, half / parts, 0.0)
         laplace = np.where(ratio < 1, -parts * np.log1p(-ratio), np.inf)
@@ -298,8 +277,7 @@ def _noise(squares: Floats, side: _Side) -> Floats:
 
 
 def _largest_tilt(side: _Side) -> Floats:
-    parts = 3 * side.noise**2 / np.where(side.fourth > 0, side.fourth, np.inf)
-    variance = side.noise / side.n**2
+    parts, variance = _laplace_parts(side), side.noise / side.n**2
     out: Floats = np.sqrt(2 * parts / np.where(parts > 0, variance, 1.0))
     return np.where(parts > 0, out, np.inf)
 

@@ -11,13 +11,13 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ from fedcohort.files.source import (
 )
 from fedcohort.files.spec import Limits, Site, SketchSpec
 from fedcohort.files.tables import Table, open_table
+from fedcohort.options import parse_options
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.privacy.quantiles import (
     CELLS,
@@ -84,22 +85,14 @@ FACTORS = {
 NO_VALUES = "Nothing in here is a value of anybody's data."
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """What is estimated privately: `epsilon` is for all centers and scales together.
 
     The `bounds` of each column are public, and must not come from the data.
     """
 
     epsilon: float
-    bounds: Mapping[str, tuple[float, float]]
-
-    def __post_init__(self) -> None:
-        if not self.bounds:
-            raise ConfigError("--epsilon needs --bounds, such as age=0:120,chol=50:600")
-        for name, (low, high) in self.bounds.items():
-            if not (math.isfinite(low) and math.isfinite(high) and low < high):
-                raise ConfigError(f"--bounds {name}={low:g}:{high:g}: low must be below high")
+    bounds: dict[str, tuple[float, float]]
 
     def claim(self) -> str:
         """Say in one line what was spent, for what, and what is public."""
@@ -120,15 +113,16 @@ def read_bounds(text: str | None) -> dict[str, tuple[float, float]]:
     {'age': (0.0, 120.0), 'chol': (50.0, 600.0)}
     """
     bounds = {}
-    for part in (text or "").split(","):
-        if not part.strip():
-            continue
-        name, _, span = part.rpartition("=")
-        low, _, high = span.partition(":")
+    for name, span in parse_options(text or "").items():
+        low, _, high = str(span).partition(":")
         try:
-            bounds[name.strip()] = float(low), float(high)
+            bounds[name] = float(low), float(high)
         except ValueError:
-            raise ConfigError(f"--bounds {part.strip()}: write NAME=LOW:HIGH") from None
+            raise ConfigError(f"--bounds {name}={span}: write NAME=LOW:HIGH") from None
+        if not -math.inf < bounds[name][0] < bounds[name][1] < math.inf:
+            raise ConfigError(f"--bounds {name}={span}: low must be below high")
+    if not bounds:
+        raise ConfigError("--epsilon needs --bounds, such as age=0:120,chol=50:600")
     return bounds
 
 
@@ -138,8 +132,7 @@ def estimated_constants(
 ) -> Iterator[dict[str, Constants]]:
     """Yield private centers and scales by column, paid for from the ledger if there is one.
 
-    They count as delivered when the block ends without an error. Until then the same request
-    returns the same constants without paying again.
+    Until the block has ended without an error, the same request returns them without paying again.
     """
     price = constants_release(len(estimate.bounds), estimate.epsilon, "add-remove")
     counts = _cell_counts(path, estimate, want)
@@ -152,9 +145,12 @@ def estimated_constants(
     if ledger is None:
         content = make()
     else:
-        asked = [estimate.epsilon, dict(estimate.bounds), want.null_values]
-        settings = json.dumps(["constants", *asked, _fingerprint(path).hex()])
-        request = hashlib.blake2b(settings.encode(), digest_size=16).hexdigest()
+        asked = json.dumps(["constants", *estimate, want.null_values])
+        digest = hashlib.blake2b(asked.encode(), digest_size=16)
+        for part in find_files(path):
+            with part.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, hashlib.blake2b).digest())
+        request = digest.hexdigest()
         content = ledger.charge_and_store([price], make, request=request)
     yield {name: Constants(*stored) for name, stored in json.loads(content).items()}
     if ledger is not None:
@@ -173,15 +169,6 @@ def _cell_counts(path: Path, estimate: Estimate, want: Want) -> NDArray[np.int64
             cells = np.clip(np.floor(part.order[~part.missing]), 0, CELLS - 1)
             counts[i] += np.bincount(cells.astype(np.int64), minlength=CELLS)
     return counts
-
-
-def _fingerprint(path: Path) -> bytes:
-    """Return a digest of the bytes of a data file, or of all files of a folder."""
-    digest = hashlib.blake2b(digest_size=16)
-    for file in find_files(path):
-        with file.open("rb") as opened:
-            digest.update(hashlib.file_digest(opened, hashlib.blake2b).digest())
-    return b"file" + digest.digest()
 
 
 def propose_spec(
@@ -212,12 +199,17 @@ def propose_spec(
     for name in table.names:
         if name == label:
             continue
+        quoted = json.dumps(name, ensure_ascii=False)
         if name in constants:
-            parts.append(_estimated(name, constants[name]))
+            center, scale = constants[name]
+            stated = f"scale = {scale!r}"
+            if scale is None:
+                stated = "# scale =    # TODO: half of the values lie too close to estimate it"
+            parts.append(f'[columns.{quoted}]\nkind = "number"\ncenter = {center!r}\n{stated}\n')
         elif estimate is not None:
-            parts.append(f"# [columns.{json.dumps(name, ensure_ascii=False)}]   # TODO: its kind\n")
+            parts.append(f"# [columns.{quoted}]   # TODO: its kind\n")
         else:
-            parts.append(_section(name, _role(table, name)))
+            parts.append(_section(table, name))
     return "\n".join(parts)
 
 
@@ -234,14 +226,6 @@ def left_open(proposal: str) -> list[str]:
     return [name[1] for name in names if name is not None]
 
 
-def _estimated(name: str, constants: Constants) -> str:
-    scale = f"scale = {constants.scale!r}\n"
-    if constants.scale is None:
-        scale = "# scale =    # TODO: half of the values lie too close together to estimate it\n"
-    quoted = json.dumps(name, ensure_ascii=False)
-    return f'[columns.{quoted}]\nkind = "number"\ncenter = {constants.center!r}\n{scale}'
-
-
 def first_table(path: Path, want: Want) -> Table:
     """Open the first file of a table or of a folder of tables."""
     file = find_files(path)[0]
@@ -252,43 +236,49 @@ def first_table(path: Path, want: Want) -> Table:
     return table
 
 
-def _role(table: Table, name: str) -> str:
-    """Say what a column seems to hold, by its type and by how many different values it has."""
+def _section(table: Table, name: str) -> str:
+    """Describe a column, by its type and by how many different values it has."""
+    quoted = json.dumps(name, ensure_ascii=False)
+    role, formats = _role(table, name)
+    if role in LEFT_OUT:
+        return f"# {quoted} {LEFT_OUT[role]}, so it is left out\n"
+    section = f"[columns.{quoted}]\n{SECTIONS[role]}"
+    if formats:
+        unsure = f"   # TODO: or {' or '.join(formats[1:])}" if formats[1:] else ""
+        section += f'format = "{formats[0]}"{unsure}\n'
+    return section
+
+
+def _role(table: Table, name: str) -> tuple[str, list[str]]:
+    """Return what a column seems to hold, and the formats in which all of it are dates."""
     kind = table.kind(name)
     if name == "" or IDENTIFIER.search(name):
-        return "identifier"
+        return "identifier", []
     if kind in ("date", "vector", "other", "empty"):
-        return {"vector": "number"}.get(kind, kind)
+        return "number" if kind == "vector" else kind, []
     if kind == "whole" and "bool" in table.type_name(name):
-        return "boolean"
-    values, rows = _first_values(table, name)
+        return "boolean", []
+    first = next(table.batches((name,), 1 << 14), None)
+    rows = 0 if first is None else len(first)
+    values = [] if first is None else first[name].unique().drop_null().to_pylist()
     few, distinct = len(values) <= FEW, len(values)
     if kind == "number":  # categories with missing values are often written 0.0, 1.0
-        return "category" if few and all(v != v or float(v).is_integer() for v in values) else kind
+        few = few and all(v != v or float(v).is_integer() for v in values)
+        return "category" if few else kind, []
     if kind == "whole":
-        return "category" if few else "identifier" if distinct == rows > FEW else "number"
-    if formats := _date_formats(values):
-        return f"date as {' or '.join(formats)}"
-    return "category" if few else "text"
+        role = "identifier" if distinct == rows > FEW else "number"
+        return "category" if few else role, []
+    if formats := [f for f in DATE_FORMATS if values and all(_is_date(v, f) for v in values)]:
+        return "date", formats
+    return "category" if few else "text", []
 
 
-def _first_values(table: Table, name: str) -> tuple[list[Any], int]:
-    for batch in table.batches((name,), 1 << 14):
-        return batch[name].unique().drop_null().to_pylist(), len(batch[name])
-    return [], 0
-
-
-def _date_formats(values: Sequence[str]) -> list[str]:
-    """Return the formats in which all values are dates."""
-
-    def fits(text: str, form: str) -> bool:
-        try:
-            datetime.strptime(text.strip(), form)
-        except ValueError:
-            return False
-        return True
-
-    return [f for f in DATE_FORMATS if values and all(fits(v, f) for v in values)]
+def _is_date(text: str, form: str) -> bool:
+    try:
+        datetime.strptime(text.strip(), form)
+    except ValueError:
+        return False
+    return True
 
 
 SECTIONS = {
@@ -300,21 +290,10 @@ SECTIONS = {
     "text": 'kind = "text"\nslots = 64\n',
 }
 LEFT_OUT = {
-    "identifier": "looks like an identifier, so it is left out",
-    "empty": "holds no values, so it is left out",
-    "other": "holds what cannot be compared, so it is left out",
+    "identifier": "looks like an identifier",
+    "empty": "holds no values",
+    "other": "holds what cannot be compared",
 }
-
-
-def _section(name: str, role: str) -> str:
-    quoted = json.dumps(name, ensure_ascii=False)
-    if role.startswith("date as "):
-        form, _, other = role.removeprefix("date as ").partition(" or ")
-        unsure = f"   # TODO: or {other}" if other else ""
-        return f'[columns.{quoted}]\n{SECTIONS["date"]}format = "{form}"{unsure}\n'
-    if role in LEFT_OUT:
-        return f"# {quoted} {LEFT_OUT[role]}\n"
-    return f"[columns.{quoted}]\n{SECTIONS[role]}"
 
 
 @dataclass
@@ -370,20 +349,15 @@ def _check_column(
     path: Path, want: Want, column: Column, limits: Mapping[str, Limits], fit: Fit
 ) -> None:
     """Read one column; remember what is wrong with its values."""
-    total = fit.reading
     try:
         source = open_source(path, want)
         orders = [part.order[~part.missing] for b in source.blocks() for part in b.parts]
     except DataError as error:
         fit.problems.append(str(error).removeprefix(f"{path}: "))
         return
-    seen = source.reading
-    total.rows = total.kept = seen.rows
-    total.missing += seen.missing
-    total.others += seen.others
-    total.ranges |= seen.ranges
-    total.identifiers += seen.identifiers
-    total.assumed = seen.assumed
+    seen, total = source.reading, fit.reading
+    total.add(seen)
+    total.rows, total.kept, total.assumed = seen.rows, seen.rows, seen.assumed
     values = np.concatenate(orders) if orders else np.empty(0)
     if not seen.rows:
         return
@@ -401,11 +375,11 @@ def _check_numbers(column: Column, values: NDArray[np.float64], limits: Limits, 
     """Compare normalized values with the limits, and with the center and scale."""
     original = values * column.scale + column.center
     unit = f" {limits.unit}" if limits.unit else ""
-    for limit, wrong, side in (
-        (limits.min, original < (limits.min or 0) * (1 - 1e-12), "below min"),
-        (limits.max, original > (limits.max or 0) * (1 + 1e-12), "above max"),
-    ):
-        if limit is not None and wrong.any():
+    for limit, sign, side in ((limits.min, -1, "below min"), (limits.max, 1, "above max")):
+        if limit is None:
+            continue
+        wrong = sign * (original - limit) > 1e-12 * abs(limit)
+        if wrong.any():
             worst = original[wrong][np.abs(original[wrong] - limit).argmax()]
             fit.problems.append(
                 f"{wrong.sum():,} of {len(values):,} values of {column.name!r} are {side} = "
@@ -427,14 +401,8 @@ def unit_hint(median: float, column: Column) -> str:
     >>> unit_hint(66.5, Column("height", center=169, scale=10))
     ' Times 2.54 (inches and cm) it would fit: state factor in --site'
     """
-    usual = [*FACTORS.items()]
-    usual += [(1 / factor, what) for factor, what in FACTORS.items()]
-    fits = {
-        abs(median * factor - column.center) / column.scale: (factor, what)
-        for factor, what in usual
-    }
-    best = min(fits)
-    if best > 1:
+    usual = FACTORS | {1 / factor: what for factor, what in FACTORS.items()}
+    factor = min(usual, key=lambda factor: abs(median * factor - column.center))
+    if abs(median * factor - column.center) > column.scale:
         return ""
-    factor, what = fits[best]
-    return f" Times {factor:.4g} ({what}) it would fit: state factor in --site"
+    return f" Times {factor:.4g} ({usual[factor]}) it would fit: state factor in --site"
