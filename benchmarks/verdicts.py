@@ -228,6 +228,20 @@ def private_error(rows):
     return text, HOLDS if good and falls else FAILS
 
 
+def median(rows):
+    """Whether the error falls with the rows as that of a mean does."""
+    ways = [key for key in rows[0]["points"][0] if key != "rows"]
+    sizes = [p["rows"] for p in rows[0]["points"]]
+    text, slopes = [], {}
+    for way in ways:
+        means = [np.mean([r["points"][i][way] for r in rows]) for i in range(len(sizes))]
+        slopes[way] = float(np.polyfit(np.log(sizes), np.log(means), 1)[0])
+        text.append(f"{way} {', '.join(f'{value:.4f}' for value in means)}")
+    counts = ", ".join(f"{size:,}" for size in sizes)
+    word = HOLDS if slopes["median"] < -0.35 else FAILS
+    return f"error at {counts} rows: {'; '.join(text)}", word
+
+
 def covariance(rows):
     def means(key):
         return {k: np.mean([r[key][k] for r in rows]) for k in rows[0][key]}

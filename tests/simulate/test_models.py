@@ -16,6 +16,7 @@ COUNTS = {
     "lenet5": (IMAGE, 62, 66_126),
     "cnn": (IMAGE, 10, 582_026),
     "fedcor-cnn": (COLOR, 10, 66_570),
+    "fedcor-cnn-64": (COLOR, 10, 122_570),
     "cifar-cnn": (COLOR, 10, 62_006),
     "lrn-cnn": (COLOR, 10, 555_178),
     "char-lstm": ((80,), 80, 293_584),

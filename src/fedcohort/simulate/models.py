@@ -11,7 +11,8 @@ fcnn-300   784-300-10                                         238,510    sketch 
 lrn-cnn    two 5x5 convolutions (32, 32) with LRN, 256-10     555,178    sketch to skip and select
 mlp-64-30  784-64-30-10                                       52,500     FedCor, Fashion-MNIST
 fedcor-mlp the same, dropout of 1/2 before each ReLU          52,500     FedCor, released code
-fedcor-cnn three 3x3 convolutions (32, 64, 64), 10            66,570     FedCor, CIFAR-10
+fedcor-cnn three 3x3 convolutions (32, 64, 64), 10            66,570     FedCor, CIFAR-10; with a
+                                                                         dense layer, "-64"
 cnn        two 5x5 convolutions (32, 64), 512-10              582,026    FL-DP3S
 ========== ================================================== ========== =======================
 
@@ -146,6 +147,7 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "lenet5": _conv_net((6, 16), (120, 84), pads=(2, 0)),
     "cnn": _conv_net((32, 64), (512,)),
     "fedcor-cnn": _conv_net((32, 64, 64), (), kernel=3),
+    "fedcor-cnn-64": _conv_net((32, 64, 64), (64,), kernel=3),
     "cifar-cnn": _conv_net((6, 16), (120, 84)),
     "lrn-cnn": _lrn_cnn,
     "char-lstm": lambda shape, classes: CharLSTM(classes),
