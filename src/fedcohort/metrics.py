@@ -54,25 +54,13 @@ def rounds_to_target(accuracy: ArrayLike, target: float) -> int | None:
 
 
 def time_to_target(accuracy: ArrayLike, seconds: ArrayLike, target: float) -> float | None:
-    """Sum the seconds of the rounds until the accuracy first reaches the target.
-
-    Examples
-    --------
-    >>> time_to_target([0.2, 0.7], [1.5, 2.0], 0.6)
-    3.5
-    """
+    """Sum the seconds of the rounds until the accuracy first reaches the target."""
     rounds = rounds_to_target(accuracy, target)
     return None if rounds is None else float(np.asarray(seconds, np.float64)[:rounds].sum())
 
 
 def participation(selections: Iterable[Iterable[str]], clients: Sequence[str]) -> NDArray[np.int64]:
-    """Count how often each client was selected, in the order of `clients`.
-
-    Examples
-    --------
-    >>> participation([("a", "b"), ("a", "c")], ["a", "b", "c", "d"]).tolist()
-    [2, 1, 1, 0]
-    """
+    """Count how often each client was selected, in the order of `clients`."""
     position = {client: i for i, client in enumerate(clients)}
     counts = np.zeros(len(position), dtype=np.int64)
     for cohort in selections:
@@ -86,13 +74,7 @@ def participation(selections: Iterable[Iterable[str]], clients: Sequence[str]) -
 def participation_entropy(counts: ArrayLike) -> float:
     """Return the entropy of participation counts over clients, as a share of the largest possible.
 
-    1 means that all clients took part equally often, 0 that one client did all the work. A
-    federation of one client has 1.
-
-    Examples
-    --------
-    >>> participation_entropy([3, 3, 3, 3]), participation_entropy([5, 0])
-    (1.0, 0.0)
+    1 means that all clients took part equally often, 0 that one client did all the work.
     """
     array = np.asarray(counts, np.float64)
     if (array < 0).any() or not 0 < array.sum() < np.inf:

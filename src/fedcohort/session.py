@@ -146,11 +146,7 @@ class Session:
         return self._selection
 
     def profile(self, clients: Iterable[ClientId], collect: Collect) -> None:
-        """Ask clients for their profile signals now, whether they are available later or not.
-
-        `begin` asks those that are available. An engine that can reach everybody at the start
-        calls this before the first round, for a policy with `profile_first`.
-        """
+        """Ask all clients for their profile signals, for a policy with `profile_first`."""
         self._profile(self._sorted(clients), collect)
 
     @property
@@ -172,8 +168,7 @@ class Session:
     def admit(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
         """Let the gate decide, from the clients' answers after training, who uploads.
 
-        Answers of clients that failed are missing. Nobody admitted means that the round is
-        skipped: call `finish` without updates, and leave the global model as it is.
+        Nobody means that the round is skipped: call `finish` without updates.
         """
         if self.gate is None:
             self._admitted = tuple(answers)
@@ -295,10 +290,7 @@ class Session:
         self._resting = dict(state["resting"])
 
     def _sorted(self, available: Iterable[ClientId]) -> tuple[ClientId, ...]:
-        """Sort the clients, or reuse the last round's result for the very same tuple.
-
-        Sorting takes linear time where the clients are already in order, as they mostly are.
-        """
+        """Sort the clients, or reuse the last round's result for the very same tuple."""
         if available is self._available[0] and isinstance(available, tuple):
             return self._available[1]
         clients = list(available)
@@ -427,13 +419,7 @@ class Session:
 
 
 def _filled_up(weights: tuple[float, ...], extra: int) -> tuple[float, ...] | None:
-    """Give each of `extra` more clients the mean weight, and keep the sum.
-
-    Examples
-    --------
-    >>> _filled_up((0.75, 0.25), 2)
-    (0.375, 0.125, 0.25, 0.25)
-    """
+    """Give each of `extra` more clients the mean weight, and keep the sum."""
     if not weights:
         return None
     share = len(weights) / (len(weights) + extra)

@@ -110,8 +110,7 @@ def remove_leftovers(folder: str | os.PathLike[str]) -> list[Path]:
 def locked_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
     """Hold a folder for this process alone; FolderInUse if another one holds it.
 
-    The lock ends with the process, however it ends. The lock file stays. A folder with symbolic
-    links among its entries is refused: somebody else's folder must not make us write outside it.
+    The lock ends with the process, however it ends. The lock file stays.
     """
     refuse_links(folder)
     with open(Path(folder) / LOCK, "ab") as file:
@@ -133,7 +132,7 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
 
 
 def refuse_links(folder: str | os.PathLike[str]) -> None:
-    """Raise DataError if an entry of the folder is a symbolic link."""
+    """Raise DataError if an entry is a symbolic link: nothing is written outside the folder."""
     with os.scandir(folder) as entries:
         links = sorted(entry.name for entry in entries if entry.is_symlink())
     if links:
@@ -242,10 +241,7 @@ def _load(archive: zipfile.ZipFile, size: int) -> dict[str, Any]:
 def restore(
     path: str | os.PathLike[str], load_state_dict: Callable[[Any], None], state: Mapping[str, Any]
 ) -> None:
-    """Give a state, as `load` returned it, to what continues from it.
-
-    What does not fit is an InvalidCheckpoint that names the path.
-    """
+    """Give a state that was read from `path` to what continues from it."""
     try:
         load_state_dict(state)
     except FedcohortError:

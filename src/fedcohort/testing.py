@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedcohort import storage
-from fedcohort.exceptions import NoClients
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, Selection, stream
 from fedcohort.session import Collect, Readings, Session
@@ -26,10 +26,7 @@ STRANGE_IDS = (" ", "7", "07", "a/b", "naïve ☃", "__array__", "x" * 300, "lin
 def check_policy(factory: Factory) -> None:
     """Put a policy through every check; an AssertionError says which promise it breaks.
 
-    Parameters
-    ----------
-    factory : callable
-        Returns a fresh policy, fit for cohorts of up to 5 clients; a class will do.
+    The factory, such as a class, returns a fresh policy, fit for cohorts of up to 5 clients.
     """
     log = logging.getLogger("fedcohort")
     before, log.disabled = log.disabled, True  # it would warn of what the checks do on purpose
@@ -41,10 +38,7 @@ def check_policy(factory: Factory) -> None:
 
 
 def reading(name: str, client: ClientId, round_number: int, options: Options | None = None) -> Any:
-    """Make up a plausible reading of any signal: a function of its arguments.
-
-    It has the form, and so the size, that the signal declares for these options.
-    """
+    """Make up a plausible reading of any signal in its declared form, by its arguments alone."""
     example = SIGNALS[name].form(options or {}).example
     value = example(stream(0, "reading", name, client))
     if value.shape == () and value.dtype.kind == "f":  # losses and the like change over rounds
@@ -80,17 +74,15 @@ def drive(
 def _assert_sound(
     policy: Policy, selection: Selection, available: Sequence[ClientId], cohort_size: int
 ) -> None:
+    """Check what the session cannot: it has refused repeats, strangers and cohorts too large."""
     name, clients = repr(policy), selection.clients
-    assert len(set(clients)) == len(clients), f"{name} picked a client twice: {clients}"
-    assert set(clients) <= set(available), f"{name} picked somebody who is not available"
     wanted = min(cohort_size, len(set(available)))
     assert len(clients) == wanted, f"{name} picked {len(clients)} clients, not {wanted}"
     assert all(type(c) is str for c in clients), f"{name} returned ids that are not str"
     if selection.weights is not None:
         weights = np.array(selection.weights)
         assert np.isfinite(weights).all(), f"{name} returned a weight that is not finite"
-        assert (weights >= 0).all(), f"{name} returned a negative weight"
-        assert weights.sum() > 0, f"{name} returned weights that are all zero"
+        assert (weights >= 0).all() and weights.any(), f"{name} returned weights {weights}"
     for client, score in (selection.scores or {}).items():
         assert np.isfinite(score), f"{name} gave {client!r} the score {score}"
 
@@ -99,8 +91,8 @@ def _names(count: int, first: int = 0) -> list[ClientId]:
     return [f"client-{i:03d}" for i in range(first, first + count)]
 
 
-def _session(factory: Factory, cohort_size: int = 5, seed: int = 0) -> Session:
-    return Session(factory(), cohort_size=cohort_size, seed=seed, model_bytes=1000)
+def _session(factory: Factory, cohort_size: int = 5) -> Session:
+    return Session(factory(), cohort_size=cohort_size, seed=0, model_bytes=1000)
 
 
 def _run(session: Session, available: Sequence[ClientId], rounds: int, **how: Any) -> list[Any]:
@@ -161,11 +153,7 @@ def check_bad_readings(factory: Factory) -> None:
 
 
 def hostile(value: Any, which: int) -> Any:
-    """Return a finite but hostile reading in place of `value`: huge, tiny or contradictory.
-
-    Some are outside of every declared range and must be dropped; some are just inside and must do
-    no harm.
-    """
+    """Return a finite but hostile reading in place of `value`: huge, tiny or contradictory."""
     value = np.asarray(value)
     if value.dtype.names is not None:
         fields = (("n", 5e-324), ("noise", 1e308), ("n", 1e300), ("noise", 2.0**40), ("n", 2.0**40))
@@ -196,11 +184,7 @@ def check_hostile_readings(factory: Factory) -> None:
 
 
 def check_save_and_restore(factory: Factory) -> None:
-    """A session restored from a file continues bit for bit, wherever it was saved.
-
-    Several places and cohort sizes: what a policy keeps outside of `state`, such as how often it
-    used each client, may happen to be the same again in one of them.
-    """
+    """A session restored from a file continues bit for bit, wherever it was saved."""
     for cohort_size, rounds in ((5, 8), (3, 9)):
         whole = _session(factory, cohort_size)
         expected = _run(whole, _names(20), rounds)
@@ -213,15 +197,12 @@ def check_save_and_restore(factory: Factory) -> None:
                 f"{whole.policy!r} does not continue where it was saved, after round {place} "
                 f"with cohorts of {cohort_size}: it remembers something outside of `state`"
             )
-            for way in ("up", "down"):
-                same = second.ledger.total(way) == whole.ledger.total(way)
-                assert same, "the ledger was not restored"
+            same = second.ledger.state_dict() == whole.ledger.state_dict()
+            assert same, "the ledger was not restored"
 
 
 def _restored(saved: Session, fresh: Session) -> Session:
     """Return `fresh` with the state of `saved`, by way of a file."""
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         storage.save(f"{folder}/session", saved.state_dict())
         fresh.load_state_dict(storage.load(f"{folder}/session"))
@@ -233,22 +214,9 @@ def check_one_client(factory: Factory) -> None:
     _run(_session(factory, cohort_size=1), _names(1), rounds=4)
 
 
-def check_no_client(factory: Factory) -> None:
-    """No client is a clear error, and the session can go on afterwards."""
-    session = _session(factory)
-    try:
-        session.begin([], lambda name, clients: {})
-    except NoClients:
-        _run(session, _names(6), rounds=1)
-        return
-    raise AssertionError(f"{session.policy!r}: a round without clients raised nothing")
-
-
 def check_strange_ids(factory: Factory) -> None:
     """Client ids are any strings."""
-    session = _session(factory, cohort_size=4)
-    _run(session, STRANGE_IDS, rounds=4)
-    assert session.state_dict()["round_number"] == 4
+    _run(_session(factory, cohort_size=4), STRANGE_IDS, rounds=4)
 
 
 CHECKS: tuple[Callable[[Factory], None], ...] = (
@@ -261,6 +229,5 @@ CHECKS: tuple[Callable[[Factory], None], ...] = (
     check_hostile_readings,
     check_save_and_restore,
     check_one_client,
-    check_no_client,
     check_strange_ids,
 )

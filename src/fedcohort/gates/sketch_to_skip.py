@@ -25,13 +25,8 @@ _MIN_THRESHOLD = 1e-12  # of an automatic one: models that did not move at all a
 def drift(sketches: Floats, reference: Floats) -> NDArray[np.float64]:
     """Relative change of sketched models, ``||h_i - h|| / ||h||`` (paper 2, Algorithm 2 line 14).
 
-    Where the reference is zero the ratio is undefined; it counts as infinite, unless the other
-    sketch is zero as well. A sketch that is not finite gives NaN: that client did not answer.
-
-    Examples
-    --------
-    >>> drift(np.array([[3.0, 4.0], [0.0, 5.5]]), np.array([0.0, 5.0])).tolist()
-    [0.632455532033675..., 0.1]
+    Where the reference is zero it counts as infinite, unless the other sketch is zero as well. A
+    sketch that is not finite gives NaN: that client did not answer.
     """
     rows = np.atleast_2d(np.asarray(sketches, np.float64))
     change = np.linalg.norm(rows - reference, axis=1)
@@ -106,11 +101,6 @@ class SketchToSkip(Gate):
 
     Notes
     -----
-    Once there is a threshold, a lying client can suppress a round only together with everybody
-    else, and then for at most `max_skips` rounds; by always claiming to have moved it causes the
-    traffic that there would be without a gate. While "auto" watches, liars can raise the threshold
-    to at most twice the median drift while fewer than half of each cohort lie.
-
     In "keep" mode a share s of skipped rounds means cycles of m = 1 / (1 - s) rounds, of which the
     last is not skipped. While "auto" watches, cycles are just that long, and the threshold lies
     halfway between the median drift after m - 1 and after m rounds. In "reset" mode it is the
