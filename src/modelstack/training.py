@@ -31,7 +31,13 @@ class Training:
     batch_size : int
         The last batch of a pass is smaller if the data do not divide evenly.
     optimizer : {"sgd", "adam"}
-        Starts anew in each call; `momentum` is that of SGD, `betas` and `eps` are those of Adam.
+        Starts anew in each call.
+    lr : float
+        Learning rate.
+    momentum : float
+        Of SGD.
+    betas, eps : float
+        Of Adam.
     weight_decay : float
         Factor of the L2 term that is added to the gradient.
     prox_mu : float
