@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcohort.analysis.clusters import classical_map, suggest_clusters
-from fedcohort.analysis.heterogeneity import measure, robust_scores
+from fedcohort.analysis.heterogeneity import measure
 from fedcohort.analysis.plan import plan
 from fedcohort.exceptions import DataError
 from fedcohort.files.marginals import ColumnGap
@@ -146,13 +145,6 @@ def test_tightened_errors_still_cover_chance_and_never_grow():
     assert np.array_equal(cap_by_observed(np.abs(squares), errors), errors)
 
 
-def test_robust_scores_spare_uncertain_clients():
-    squares = np.array([1.0, 1.1, 0.9, 1.05, 5.0, 5.0])
-    scores = robust_scores(squares, np.array([0.1, 0.1, 0.1, 0.1, 0.1, 4.0]))
-    assert scores[4] > 3.5 > scores[5]
-    assert robust_scores(np.ones(3), np.zeros(3)).tolist() == [0, 0, 0]
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 12), st.integers(0, 2**32 - 1))
 def test_the_map_keeps_distances_in_the_plane(n, seed):
@@ -172,16 +164,6 @@ def test_one_cluster_is_suggested_when_chance_explains_the_division():
     assert small.number == 2 and "3.3 standard errors" in small.reason  # 0.99 / 0.3
     large = suggest_clusters(squares, np.full((6, 6), 0.4))
     assert large.number == 1 and "2.5 standard errors" in large.reason
-
-
-def test_everything_is_plain_for_json():
-    from fedcohort.cli.common import finite
-
-    found = profile(sketches([0, 1, 0], 40))
-    read = json.loads(json.dumps(finite(found.as_dict()), allow_nan=False))
-    assert read["clients"] == 3
-    assert np.allclose(read["matrix"], found.matrix, rtol=1e-6)
-    assert [c["name"] for c in read["client"]] == names(found.clients)
 
 
 def test_verdicts_follow_the_rules():

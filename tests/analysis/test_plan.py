@@ -17,7 +17,6 @@ from fedcohort.analysis.plan import (
     Half,
     Trial,
     plan,
-    random_clients,
     shipped_fit,
 )
 from fedcohort.cli import invoke
@@ -65,13 +64,6 @@ def test_the_closed_form_is_the_mean_over_all_cohorts(k: int) -> None:
     everything = Half(readings, np.arange(7), np.ones(10, bool))
     values = [everything.judge(np.array(c)) for c in combinations(range(7), k)]
     assert whole.uniform(k) == pytest.approx(np.mean(values), rel=1e-4)
-
-
-def test_worth_inverts_the_closed_form() -> None:
-    for k in (1, 7, 50):
-        value = 2.0 / k * (100 - k) / 99
-        uniform = 2.0 / 5 * 95 / 99
-        assert random_clients(value, uniform, 5, 100) == pytest.approx(k)
 
 
 def test_matched_cohorts_are_worth_many_random_clients() -> None:

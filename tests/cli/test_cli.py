@@ -103,22 +103,13 @@ def test_policies_and_data(capsys):
     ("arguments", "complaint"),
     [
         (["comprae"], "Did you mean 'compare'?"),
-        (["data", "lst"], "Did you mean 'list'?"),
-        (["compare", "--police", "x"], "--policies"),
         (["compare", "--rounds", "0"], "rounds=0"),
         (["compare", "--policies", "bogus"], "unknown policy 'bogus'. Known: active-fl"),
-        (["compare", "--policies", "oort:alpha"], "name:key=value"),
-        (["compare", "--policies", "power-of-choice:d=2"], "d=2"),
-        (["compare", "--set", "device=gpu"], "'cpu', 'cuda' or 'auto'"),
         (["compare", "--set", "local.lrr=3"], "did you mean 'lr'?"),
         (["compare", "--set", "rounds"], "--set 'rounds' must be written as key=value"),
         (["compare", "--import", "missing.py"], "missing.py: no such Python file"),
-        (["config", "show", "paper:fedcor"], "did you mean 'fedcor-"),
         (["run", "."], "Is a directory"),
-        (["compare", "--partition", "shards:alpha=1"], "alpha"),
-        (["compare", "--cohort-size", "99"], "cohort_size=99"),
         (["run", "missing.toml"], "missing.toml: no such file"),
-        (["policies", "--clients", "0"], "--clients"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(arguments, complaint, capsys, tmp_path):

@@ -6,9 +6,9 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
+import typer
 
-from fedcohort.cli import invoke
+from fedcohort.cli import app, invoke
 from fedcohort.privacy.release import sketch_size
 
 PAGE = Path(__file__).parents[2] / "docs" / "measure.md"
@@ -46,21 +46,11 @@ def test_the_plans_are_those_of_the_planner():
         assert (made.rows, made.buckets) == (int(rows_), int(buckets))
 
 
-@pytest.mark.parametrize("option", sorted(set(re.findall(r"--[a-z][a-z-]+", PAGE.read_text()))))
-def test_options_exist(option, capsys):
-    import typer
+def test_options_exist():
+    def options(command):
+        yield from (name for p in command.params for name in (*p.opts, *p.secondary_opts))
+        for child in getattr(command, "commands", {}).values():
+            yield from options(child)
 
-    from fedcohort.cli import app
-
-    def commands(group):
-        for command in group.commands.values():
-            yield command
-            yield from commands(command) if hasattr(command, "commands") else ()
-
-    known = {
-        name
-        for command in commands(typer.main.get_command(app))
-        for parameter in command.params
-        for name in (*parameter.opts, *parameter.secondary_opts)
-    }
-    assert option in known
+    shown = set(re.findall(r"--[a-z][a-z-]+", PAGE.read_text()))
+    assert shown <= set(options(typer.main.get_command(app)))

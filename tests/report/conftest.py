@@ -31,14 +31,6 @@ def comparison_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def gated_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gated")
-    gated = dataclasses.replace(SMALL, gate=NamedConfig("sketch-to-skip", {"threshold": 0.5}))
-    compare(gated, [NamedConfig("sketch-to-select")], folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def browser():
     """Start Chromium; without one, skip, but fail in continuous integration."""
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
