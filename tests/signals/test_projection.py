@@ -19,6 +19,10 @@ PINNED = {
 }
 
 
+def matrix(projection):
+    return projection.columns(0, projection.dim)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     dim=st.integers(1, 70),
@@ -31,7 +35,7 @@ def test_apply_is_the_matrix_product_exactly(dim, k, kind, seed, dtype) -> None:
     """Entries have 24 bits and the values are small integers, so every sum is exact."""
     projection = Projection(dim, k, kind, seed)
     values = np.random.default_rng(dim).integers(-50, 50, size=(3, dim)).astype(dtype)
-    expected = values.astype(np.float64) @ projection.matrix().T
+    expected = values.astype(np.float64) @ matrix(projection).T
     np.testing.assert_array_equal(projection.apply(values), expected)
     np.testing.assert_array_equal(projection.apply(values[1]), expected[1])
 
@@ -40,12 +44,12 @@ def test_apply_is_the_matrix_product_exactly(dim, k, kind, seed, dtype) -> None:
 def test_real_vectors_agree_to_rounding(kind: str) -> None:
     projection = Projection(5003, 17, kind, seed=3)
     values = np.random.default_rng(0).normal(size=(4, 5003))
-    expected = values @ projection.matrix().T
+    expected = values @ matrix(projection).T
     np.testing.assert_allclose(projection.apply(values), expected, rtol=1e-10, atol=1e-10)
 
 
 def test_uniform_entries_are_uniform_and_independent_looking() -> None:
-    entries = Projection(4000, 50, seed=1).matrix()
+    entries = matrix(Projection(4000, 50, seed=1))
     assert np.abs(entries).max() < 1
     assert kstest(entries.ravel(), "uniform", (-1, 2)).pvalue > 1e-3
     rows = np.corrcoef(entries)
@@ -56,7 +60,7 @@ def test_uniform_entries_are_uniform_and_independent_looking() -> None:
 
 
 def test_sparse_has_one_signed_entry_a_column_spread_over_rows() -> None:
-    entries = Projection(20_000, 7, "sparse", seed=1).matrix()
+    entries = matrix(Projection(20_000, 7, "sparse", seed=1))
     np.testing.assert_array_equal(np.abs(entries).sum(axis=0), 1)
     counts = np.abs(entries).sum(axis=1)
     assert np.abs(counts - 20_000 / 7).max() < 5 * np.sqrt(20_000 / 7)
@@ -74,9 +78,9 @@ def test_norms_are_kept_on_average(kind: str) -> None:
 
 def test_seed_and_kind_decide_the_matrix_for_ever() -> None:
     """Pinned entries: sketches of a running federation must not change under it."""
-    assert Projection(3, 2, seed=0).matrix()[0, 0] == pytest.approx(PINNED["uniform"], abs=0)
-    assert Projection(6, 2, "sparse").matrix()[0].tolist() == PINNED["sparse"]
-    assert not np.array_equal(Projection(3, 2, seed=0).matrix(), Projection(3, 2, seed=1).matrix())
+    assert matrix(Projection(3, 2, seed=0))[0, 0] == pytest.approx(PINNED["uniform"], abs=0)
+    assert matrix(Projection(6, 2, "sparse"))[0].tolist() == PINNED["sparse"]
+    assert not np.array_equal(matrix(Projection(3, 2, seed=0)), matrix(Projection(3, 2, seed=1)))
 
 
 def test_dense_projection_of_a_real_model_stores_no_matrix() -> None:
@@ -89,8 +93,6 @@ def test_dense_projection_of_a_real_model_stores_no_matrix() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1_000_000
-    with pytest.raises(ValueError, match="too large to form"):
-        projection.matrix()
 
 
 @pytest.mark.parametrize(

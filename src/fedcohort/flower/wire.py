@@ -65,13 +65,7 @@ def untrusted(what: str) -> Iterator[None]:
 
 
 def pack(reading: ArrayLike) -> tuple[bytes, str]:
-    r"""Return a reading's bytes and its form.
-
-    Examples
-    --------
-    >>> pack(np.array([1.0, 2.0], np.float32))
-    (b'\x00\x00\x80?\x00\x00\x00@', '["<f4", [2]]')
-    """
+    """Return a reading's bytes and its form."""
     array = np.asarray(reading)
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     dtype: Any = array.dtype.str
@@ -140,15 +134,7 @@ def from_record(record: ConfigRecord, name: str, limit: int) -> NDArray[Any]:
 
 
 def refused(data: bytes) -> NDArray[Any]:
-    """Return bytes that were refused as something a session charges, drops and counts.
-
-    A view of opaque type: no numbers are read and no memory is taken.
-
-    Examples
-    --------
-    >>> refused(b"hello").nbytes, refused(b"hello").dtype.kind
-    (5, 'V')
-    """
+    """Return bytes that were refused as a view of opaque type: charged, dropped and counted."""
     return np.frombuffer(data, np.dtype(("V", len(data)))) if data else np.empty(0, "V1")
 
 
@@ -159,12 +145,11 @@ def refused(data: bytes) -> NDArray[Any]:
 class Request:
     """What a client must know to answer, beside the arrays.
 
-    `round` counts from 0; `held_round` is the last one whose updates the server took, -1 before the
-    first. `version` names the model: a client that holds this one needs no other copy. `options`
-    are the policy's `signal_options`, and under "gate" what a client must know of the gate.
-    `remember` asks to keep the trained model for later queries. `client` is the id at the server,
-    empty if the client is asked for it. `classes` are the outputs of the model. A client forgets
-    what it remembers from another `run`.
+    `round` counts from 0; `held_round` is the last one whose updates the server took, or -1. A
+    client that holds `version` of the model needs no other copy. `options` are the policy's
+    `signal_options`, and under "gate" those of the gate. `remember` asks to keep the trained model
+    for later queries. `client` is empty if the client is asked for its id. `classes` are the
+    outputs of the model. A client forgets what it remembers from another `run`.
     """
 
     round: int
@@ -226,18 +211,7 @@ def error_line(error: Exception) -> str:
 
 
 def error_reason(message: Message) -> str | None:
-    r"""Return why a reply has no content, None if it has some.
-
-    Of a traceback, only the last line, which names the error.
-
-    Examples
-    --------
-    >>> from types import SimpleNamespace
-    >>> text = "<class 'RayTaskError'>:<'ray::run()\n  File x.py\nValueError: no data'>"
-    >>> error = SimpleNamespace(reason=text)
-    >>> error_reason(SimpleNamespace(has_content=bool, has_error=lambda: True, error=error))
-    'ValueError: no data'
-    """
+    """Return why a reply has no content, None if it has some: the last line of a traceback."""
     if message.has_content():
         return None
     reason = message.error.reason if message.has_error() else "an empty reply"
@@ -266,10 +240,7 @@ def _joined(parts: list[NDArray[Any]]) -> Flat:
 
 
 def unflatten(flat: Flat, like: ArrayRecord, others: ArrayRecord | None = None) -> ArrayRecord:
-    """Return a model with the parameters of a vector and the form of another model.
-
-    Arrays that are not parameters come from `others`, by default from `like`.
-    """
+    """Return a model like another one, with a vector's parameters and the counters of `others`."""
     out, start, rest = {}, 0, like if others is None else others
     for name, array in like.items():
         if not is_float(array):
@@ -294,17 +265,9 @@ def dtypes_of(record: ArrayRecord) -> dict[str, str]:
 
 
 def in_dtypes(record: ArrayRecord, dtypes: Mapping[str, str]) -> ArrayRecord:
-    """Return a model in the given dtypes, the same record if it has them already.
+    """Return a model in the dtypes that the app started with, rounded as ``load_state_dict`` does.
 
-    Server optimizers and averages of counters return float64; clients are sent the dtypes that
-    their app started with, rounded as ``load_state_dict`` does.
-
-    Examples
-    --------
-    >>> averaged = ArrayRecord([np.array([0.5]), np.array(3.6)])
-    >>> cast = in_dtypes(averaged, {"0": "float32", "1": "int64"})
-    >>> [(a.dtype, a.numpy().tolist()) for a in cast.values()]
-    [('float32', [0.5]), ('int64', 3)]
+    Server optimizers and averages of counters return float64.
     """
     if all(dtypes.get(name, array.dtype) == array.dtype for name, array in record.items()):
         return record
@@ -329,8 +292,7 @@ def version(record: ArrayRecord) -> str:
 def checked(record: ArrayRecord, like: ArrayRecord) -> Flat:
     """Return a client's model as a vector; DataError unless it is finite and like the global one.
 
-    Names and shapes must be the global model's. Any real dtype will do: clients answer in the
-    dtypes of their own models.
+    Names and shapes must be the same; any real dtype will do.
     """
     if set(record) != set(like):
         raise WrongForm(f"arrays named {_short(record)}, not {_short(like)}")

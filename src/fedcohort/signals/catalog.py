@@ -279,7 +279,7 @@ def _insight(clients: Clients, options: Options) -> Sequence[ArrayLike]:
 
 
 def check_histogram_epsilon(owner: str, epsilon: float) -> None:
-    """Raise ConfigError for an epsilon that `label_histogram` does not take."""
+    """ConfigError for an epsilon that `label_histogram` does not take."""
     if not (epsilon == 0 or 0.001 <= epsilon < np.inf):
         raise ConfigError(
             f"{owner}: epsilon={epsilon} must be 0 (exact counts) or at least 0.001, because "
@@ -291,9 +291,8 @@ def check_histogram_epsilon(owner: str, epsilon: float) -> None:
 def _label_histogram(clients: Clients, options: Options) -> list[NDArray[np.int64]]:
     """How many examples of each label the client has; sensitive, so consider epsilon.
 
-    Exact counts say what the client's data are about. With ``epsilon``, discrete Laplace noise of
-    scale 1 / epsilon is added to each count: epsilon-differential privacy for one record that is
-    added or removed. The number of labels is public.
+    With ``epsilon``, discrete Laplace noise of scale 1 / epsilon is added to each count:
+    epsilon-differential privacy for one record that is added or removed.
     """
     classes = int(options.get("classes", 0)) or clients.classes()
     epsilon = float(options.get("epsilon", 0.0))

@@ -25,32 +25,21 @@ from fedcohort.rounds import stream
 Array = NDArray[np.float64]
 Words = NDArray[np.uint64]
 
-_MAX_ENTRIES = 50_000_000
-
 
 @dataclass(frozen=True)
 class Projection:
     """A random k x dim matrix P, known by its seed.
 
-    Parameters
-    ----------
-    dim
-        Length of the vectors.
-    k
-        Length of their projections.
-    kind
-        "uniform": entries from (-1, 1), the paper's, so E ||P v||^2 = k/3 ||v||^2; "sparse": one
-        entry of +1 or -1 a column (CountSketch), E ||P v||^2 = ||v||^2, the fastest by far since
-        its cost does not depend on k.
-    seed
-        Equal seeds give equal matrices.
+    "uniform" has entries from (-1, 1), the paper's, so E ||P v||^2 = k/3 ||v||^2; "sparse" one
+    entry of +1 or -1 per column (CountSketch), E ||P v||^2 = ||v||^2, at a cost that does not
+    depend on k.
 
     Examples
     --------
     >>> sketch = Projection(dim=1000, k=10, seed=7)
     >>> model = np.linspace(-1, 1, 1000)
     >>> h = sketch.apply(model)
-    >>> h.shape, bool(np.allclose(h, sketch.matrix() @ model))
+    >>> h.shape, bool(np.allclose(h, sketch.columns(0, 1000) @ model))
     ((10,), True)
     """
 
@@ -68,13 +57,7 @@ class Projection:
             raise ValueError(f"Projection: kind={self.kind!r} must be 'uniform' or 'sparse'")
 
     def apply(self, values: ArrayLike) -> Array:
-        """Project one vector, or each row of an (m, dim) array at little more than the cost of one.
-
-        Returns
-        -------
-        ndarray
-            float64, of shape (k,) or (m, k).
-        """
+        """Project one vector, or each row of an (m, dim) array."""
         from fedcohort.signals import _projection_loops as loops
 
         array = np.asarray(values)
@@ -88,15 +71,6 @@ class Projection:
         loop = loops.uniform if self.kind == "uniform" else loops.sparse
         result = np.asarray(loop(rows, self.k, self._key))
         return result if array.ndim == 2 else np.asarray(result[0])
-
-    def matrix(self) -> Array:
-        """Return P itself, of shape (k, dim); for small dim."""
-        if self.k * self.dim > _MAX_ENTRIES:
-            raise ValueError(
-                f"Projection: a matrix of {self.k} x {self.dim} entries is too large to form; "
-                "use apply"
-            )
-        return self.columns(0, self.dim)
 
     def columns(self, start: int, stop: int) -> Array:
         """Return columns start to stop of P, of shape (k, stop - start)."""

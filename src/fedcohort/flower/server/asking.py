@@ -55,10 +55,9 @@ def exchange(
 ) -> list[Reply]:
     """Send messages and return the replies that came within `timeout` seconds.
 
-    Replies are matched by the id of the message they answer: an error that a SuperLink sends in
-    place of a node that is gone carries the SuperLink's own node id. A message that could not be
-    sent, or is not answered in time, has no reply. ``until(replies, elapsed)`` returns how many
-    seconds are left to wait, given what came so far.
+    Replies are matched by the id of the message they answer: an error in place of a node that is
+    gone carries the SuperLink's node id. ``until(replies, elapsed)`` returns how many seconds are
+    left to wait, given what came so far.
     """
     sent = list(messages)
     started = time.monotonic()
@@ -96,11 +95,10 @@ def _pushed(grid: Grid, messages: list[Message]) -> dict[str, Message]:
 
 
 class CohortGrid(Grid):
-    """A grid with a time limit, which records how long replies took and shows chosen nodes.
+    """A grid with a time limit, which shows the nodes of ``nodes()`` and times replies.
 
-    ``nodes()`` returns the nodes to show instead of all that are online. `until` ends the next
-    exchange early (see `exchange`). `seconds` has how long each reply of the last exchange took, by
-    the id of the message that it answers, `elapsed` how long all of it took.
+    `until` ends the next exchange early (see `exchange`). `seconds` has how long each reply of the
+    last one took, by the id of the message that it answers, `elapsed` how long all of it took.
     """
 
     def __init__(

@@ -118,9 +118,9 @@ class Directory:
     def shown(
         self, grid: Grid, wait: float, question: RecordDict, take: Take | None = None
     ) -> Callable[[], Iterable[int]]:
-        """Return a function that returns the nodes; a strategy may call it until there are enough.
+        """Return a function that a strategy calls until it returns enough nodes.
 
-        NoClients once the strategy has waited more than `wait` seconds for more.
+        NoClients once it has waited more than `wait` seconds.
         """
         calls, start = 0, time.monotonic()
 

@@ -1,8 +1,4 @@
-"""What `CohortStrategy` must know about the strategy inside it.
-
-Its chain of wrapped strategies, the metric it weighs by, what its replies hold, what it cannot be
-combined with, and what it has learned so far.
-"""
+"""What `CohortStrategy` must know about the strategy inside it, and what that one has learned."""
 
 from __future__ import annotations
 
@@ -110,11 +106,10 @@ def update_users(policy: Policy, gate: Gate | None, pace: Pace) -> list[str]:
 def reply_kind(
     strategy: Strategy, arrays: ArrayRecord, policy: Policy, gate: Gate | None, pace: Pace
 ) -> Literal["model", "records", "opaque"]:
-    """Return what training replies hold; see `Replies`.
+    """Return what training replies hold, see `Replies`; ConfigError where vectors are needed.
 
     A model without floating-point arrays is opaque: serialized trees change their size. A strategy
     with an aggregation of its own may want several records, a part of the layers or metrics only.
-    ConfigError where the policy or the gate needs updates that are vectors.
     """
     opaque = not any(is_float(array) for array in arrays.values())
     users = update_users(policy, gate, pace)
@@ -162,8 +157,7 @@ HOOKS = (
 def running(strategy: Strategy, outer: Strategy) -> Iterator[Callable[..., Result]]:
     """Yield the function that runs the rounds: Flower's, or the inner strategy's own `start`.
 
-    Its own `start` runs on the inner strategy, which is meanwhile of a subclass that leaves its
-    other methods to the outer one.
+    The latter's strategy is meanwhile of a subclass that leaves its methods to the outer one.
     """
     plain = type(strategy)
     if plain.start is Strategy.start:
@@ -197,10 +191,7 @@ def full_participation(strategy: Strategy, nodes: int) -> Iterator[None]:
 
 
 def usual_cohort_size(strategy: Strategy, messages: int, online: int) -> int:
-    """Return the size of a cohort where the user states none: what the inner strategy samples.
-
-    Where it samples everybody there is nothing to select, so it is two fifths of them.
-    """
+    """Return what the inner strategy samples; where that is everybody, two fifths of them."""
     sampled = [getattr(one, "num_sampled_clients", None) for one in chain(strategy)]
     stated = next((size for size in sampled if isinstance(size, int)), None)
     if stated is not None or messages < max(online, 3):
@@ -222,10 +213,7 @@ def settings(strategy: Strategy) -> list[dict[str, Any]]:
 
 
 def state_dict(strategy: Strategy, made_with: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what strategies learned: arrays, and numbers that have changed.
-
-    Server optimizers keep moments, adaptive clipping its norm; all are attributes.
-    """
+    """Return what strategies learned: attributes that are arrays, and numbers that changed."""
     states = []
     for one, fixed in zip(chain(strategy), made_with, strict=True):
         learned = {k: v for k, v in vars(one).items() if k not in fixed or fixed[k] != v}

@@ -50,10 +50,7 @@ class Update(NamedTuple):
 def by_client(
     replies: Iterable[Message], sent: Mapping[ClientId, Message]
 ) -> dict[ClientId, Message]:
-    """Return the replies by client, in the order in which the messages were made.
-
-    The order of arrival would make a sum of floats depend on who was faster.
-    """
+    """Return the replies by client, in the order of `sent`: a sum must not depend on speed."""
     ids = {m.metadata.message_id: client for client, m in sent.items()}
     replied: dict[ClientId, Message] = {}
     for reply in replies:
@@ -122,10 +119,7 @@ def form_of(content: RecordDict, with_shapes: bool = False) -> Form:
 
 
 def inconsistent(forms: Mapping[ClientId, Form], earlier: Mapping[Form, int]) -> list[ClientId]:
-    """Return the clients whose replies differ in form from most: no average takes them.
-
-    Where two forms are equally common, the one that was more common in earlier rounds wins.
-    """
+    """Return whose replies differ in form from most; on a tie, the earlier rounds' form wins."""
     counts = Counter(forms.values())
     if len(counts) <= 1:
         return []
@@ -408,10 +402,9 @@ class ArrivedUpdates(Clients):
 def apply_weights(
     updates: Sequence[Update], weights: Sequence[float], model: Model, key: str
 ) -> None:
-    """Make the inner strategy's weighted mean use these weights.
+    """Make the inner strategy's mean use these weights: the next model is c + sum w (x - c).
 
-    With weights w of sum s the next model is c + sum w (x - c) for the global model c. The inner
-    strategy normalizes weights, so updates are multiplied by s where it is not one.
+    The inner strategy normalizes weights, so updates are multiplied by the sum where it is not one.
     """
     total, start = sum(weights), flatten(model.arrays)
     for update, weight in zip(updates, weights, strict=True):
