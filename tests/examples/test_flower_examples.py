@@ -10,24 +10,16 @@ import sys
 import threading
 from pathlib import Path
 
-import pytest
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize(
-    ("folder", "package"), [("flower-quickstart", "quickstart"), ("flower-deployment", "hospitals")]
-)
-def test_apps_load(folder, package):
+def test_the_app_loads():
     script = (
-        f"from {package}.server_app import app as server; from {package}.client_app import app\n"
-        "handlers = sorted(app._registered_funcs)\n"
-        "wanted = ['query.fedcohort', 'train.default',"
-        " 'train.fedcohort_probe', 'train.fedcohort_upload']\n"
-        "assert set(wanted) <= set(handlers), handlers"
+        "from hospitals.server_app import app as server; from hospitals.client_app import app\n"
+        "assert {'query.fedcohort', 'train.fedcohort_probe'} <= set(app._registered_funcs)"
     )
     command = [sys.executable, "-c", script]
-    subprocess.run(command, cwd=EXAMPLES / folder, check=True)
+    subprocess.run(command, cwd=EXAMPLES / "flower-deployment", check=True)
 
 
 def test_a_connection_with_the_examples_certificates_is_encrypted_and_verified(tmp_path):

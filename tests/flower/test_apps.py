@@ -1,11 +1,16 @@
-"""Apps in the shape of Flower's examples, with two lines added; and what works with what."""
+"""The patches of docs/flower.md, applied to apps of the shape of Flower's; what works with what.
+
+The patches are made for Flower's own example apps. The apps in `shapes` have the same files, the
+same handlers and strategies, and digits that need no download.
+"""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import io
 import json
+import shutil
+import subprocess
 import sys
 import tomllib
 import zipfile
@@ -23,36 +28,39 @@ from fedcohort.flower import CohortStrategy, attach
 from fedcohort.policies import POLICIES
 
 ROOT = Path(__file__).parents[2]
-APPS = ROOT / "examples" / "flower-apps"
-NEEDS = {"keras": "keras", "jax": "jax", "xgboost": "xgboost"}
-INSTALL = {"keras": "pip install keras tensorflow", "jax": "pip install jax"}
-NAMES = ["pytorch", "advanced", "tabular", "sklearn", "keras", "jax", "xgboost"]
+PATCHES = ROOT / "examples" / "patches"
+SHAPES = Path(__file__).parent / "shapes"
 CLIENTS = 10
+#: By app, its package and a policy to run it with.
+APPS = {
+    "quickstart-pytorch": ("pytorchexample", "power-of-choice:d=6"),
+    "quickstart-sklearn": ("sklearnexample", "divfl"),
+    "quickstart-xgboost": ("quickstart_xgboost", "race-softmax"),
+    "fl-tabular": ("fltabular", "oort"),
+    "advanced-pytorch": ("pytorch_example", "sketch-match"),
+}
 
 
-def settings(name, **changes):
-    project = tomllib.loads((APPS / name / "pyproject.toml").read_text())
-    return {**project["tool"]["flwr"]["app"]["config"], **changes}
+@pytest.fixture
+def patched(tmp_path, monkeypatch):
+    """Return an app of Flower's shape with its patch: its config, server and client modules."""
 
+    def make(name):
+        package = APPS[name][0]
+        if "xgboost" in name:
+            pytest.importorskip("xgboost", reason="not installed: pip install xgboost")
+        folder = tmp_path / name
+        shutil.copytree(SHAPES / name, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        subprocess.run(["git", "apply", PATCHES / f"{name}.patch"], cwd=folder, check=True)
+        project = tomllib.loads((folder / "pyproject.toml").read_text())
+        config = project["tool"]["flwr"]["app"]["config"]
+        monkeypatch.syspath_prepend(str(folder))
+        for module in [m for m in sys.modules if m.split(".")[0] == package]:
+            monkeypatch.delitem(sys.modules, module)
+        parts = [importlib.import_module(f"{package}.{n}") for n in ("server_app", "client_app")]
+        return config, *parts
 
-def load(name, monkeypatch):
-    """Import an app's server and clients as `flwr run` would."""
-    if name in NEEDS:
-        install = INSTALL.get(name, f"pip install {name}")
-        pytest.importorskip(NEEDS[name], reason=f"{NEEDS[name]} is not installed: {install}")
-    monkeypatch.syspath_prepend(str(APPS / name))
-    for module in [m for m in sys.modules if m.split(".")[0] == f"{name}_app"]:
-        monkeypatch.delitem(sys.modules, module)
-    return [importlib.import_module(f"{name}_app.{part}") for part in ("server_app", "client_app")]
-
-
-def federation(digits, app, config):
-    grid = digits.empty_grid()
-    for i in range(CLIENTS):
-        node = {"partition-id": i, "num-partitions": CLIENTS}
-        grid.add(1000 - 7 * i, app, **node)
-        grid.contexts[1000 - 7 * i].run_config = dict(config)
-    return grid
+    return make
 
 
 class Kept(CohortStrategy):
@@ -65,82 +73,65 @@ class Kept(CohortStrategy):
         self.made.append(self)
 
 
-def run(name, digits, monkeypatch, **changes):
-    server, client = load(name, monkeypatch)
+@pytest.mark.parametrize("name", APPS)
+def test_a_patched_app_runs_with_the_policy_of_its_run_config(
+    name, patched, digits, monkeypatch, tmp_path
+):
+    config, server, client = patched(name)
+    assert config["policy"] == "uniform"
+    config |= {"policy": APPS[name][1], "num-server-rounds": 3}
+    if name == "advanced-pytorch":
+        config["results"] = str(tmp_path)
     monkeypatch.setattr(server, "CohortStrategy", Kept)
     Kept.made.clear()
-    config = settings(name, **changes)
-    grid = federation(digits, client.app, config)
+    grid = digits.empty_grid()
+    for i in range(CLIENTS):
+        grid.add(1000 - 7 * i, client.app, **{"partition-id": i, "num-partitions": CLIENTS})
+        grid.contexts[1000 - 7 * i].run_config = dict(config)
     server.app(grid, Context(0, 1, {}, RecordDict(), config))
     (strategy,) = Kept.made
-    return strategy, grid
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_app_runs_with_the_policy_of_its_run_config(name, digits, monkeypatch, tmp_path):
-    changes = {"results": str(tmp_path)} if name == "advanced" else {}
-    strategy, _ = run(name, digits, monkeypatch, **changes)
-    assert strategy.session.policy.name == settings(name)["policy"].partition(":")[0]
+    assert strategy.session.policy.name == config["policy"].partition(":")[0]
     assert [len(r.finished) for r in strategy.history] == [4, 4, 4]
     assert not strategy.refused and not sum(strategy.unanswered.values())
-    if name == "advanced":
+    if name == "advanced-pytorch":
         lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
         assert [line["round"] for line in lines] == [1, 2, 3]
         assert lines[-1]["best"] == max(line["accuracy"] for line in lines) > 0.15
 
 
-@pytest.mark.parametrize("policy", ["uniform", "sketch-match:centered=false"])
-def test_another_policy_is_a_change_of_the_run_config(digits, monkeypatch, policy):
-    strategy, _ = run("pytorch", digits, monkeypatch, policy=policy)
-    assert strategy.session.policy.name == policy.partition(":")[0]
-    assert len(strategy.history) == 3
+@pytest.mark.parametrize("name", APPS)
+def test_a_patch_adds_five_lines_and_changes_none(name):
+    lines = (PATCHES / f"{name}.patch").read_text().splitlines()
+    added = [line[1:] for line in lines if line.startswith("+") and not line.startswith("+++")]
+    assert len([line for line in added if line]) == 5
+    assert not [line for line in lines if line.startswith("-") and not line.startswith("---")]
 
 
-def test_a_model_without_trees_has_no_accuracy(monkeypatch):
-    server, _ = load("xgboost", monkeypatch)
-    assert server.evaluate(0, ArrayRecord([np.frombuffer(b"", np.uint8)])) is None
+def test_the_docs_show_a_patch_as_it_is():
+    text = (ROOT / "docs" / "flower.md").read_text()
+    assert (PATCHES / "quickstart-pytorch.patch").read_text() in text
+    assert "These five lines" in text
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_two_imports_and_two_lines_are_all(name):
-    """Without them, the app is an ordinary one of Flower's."""
-    added = []
-    for part in ("client_app", "server_app"):
-        text = (APPS / name / f"{name}_app" / f"{part}.py").read_text().splitlines()
-        marks = ("fedcohort.flower", "attach(", "CohortStrategy(")
-        plain = [line for line in text if not any(mark in line for mark in marks)]
-        assert not any("fedcohort" in line for line in plain)
-        diff = difflib.ndiff(plain, text)
-        added += [line[2:] for line in diff if line.startswith("+ ") and line.strip() != "+"]
-    assert len(added) == 4 and sum("import" in line for line in added) == 2
-
-
-FOR_THE_HUB = ["flower-quickstart", "flower-deployment"]
-
-
-@pytest.mark.parametrize("name", [*FOR_THE_HUB, *(f"flower-apps/{name}" for name in NAMES)])
-def test_an_example_can_be_built_and_says_how_to_run_it(name):
+def test_the_example_can_be_built_and_says_how_to_run_it():
     """What Flower Hub asks for: an archive, metadata, and a README with these sections."""
     from flwr.cli.build import build_fab_from_disk
 
-    folder = APPS.parent / name
+    folder = ROOT / "examples" / "flower-deployment"
     with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder))) as archive:
         files = archive.namelist()
         project = tomllib.loads(archive.read("pyproject.toml").decode())
-    assert "README.md" in files and any(f.endswith("client_app.py") for f in files)
+    assert {"README.md", "LICENSE"} <= set(files) and any(
+        f.endswith("client_app.py") for f in files
+    )
     assert len(project["project"]["description"]) < 200
     requirements = project["project"]["dependencies"]
     assert not any("@" in r or "/" in r for r in requirements)  # all from the index
-    assert any(r.startswith("flwr[simulation]>=1.28") for r in requirements)
-    if name in FOR_THE_HUB:  # the strict rules, which building checked
-        assert project["tool"]["flwr"]["app"]["fab-format-version"] == 1 and "LICENSE" in files
+    assert project["tool"]["flwr"]["app"]["fab-format-version"] == 1  # the strict rules
     readme = (folder / "README.md").read_text()
     sections = [line[3:] for line in readme.splitlines() if line.startswith("## ")]
     runs = ["Run with the Simulation Runtime", "Run with the Deployment Runtime"]
     assert sections[:3] == ["Install dependencies and project", *runs]
-    commands = readme.split(runs[0])[1].split("```")[1].splitlines()[1:]
-    assert commands[0].startswith("export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 ")
-    assert commands[1].startswith("flwr run . --stream ")
 
 
 # --- what works with what -----------------------------------------------------------------------

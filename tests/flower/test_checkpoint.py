@@ -89,14 +89,6 @@ def test_what_an_inner_strategy_learned_is_kept_and_what_it_was_told_is_not():
     assert fresh.strategy.current_arrays == ArrayRecord([np.ones(2)])
 
 
-def test_what_a_kill_left_of_the_first_checkpoint_is_removed(digits, cohort, tmp_path):
-    stray = tmp_path / ".run.ckpt.0123456789abcdef.fedcohort-tmp"
-    stray.touch()
-    strategy = cohort(cohort_size=3, checkpoint=tmp_path / "run.ckpt")
-    strategy.start(digits.grid(), digits.arrays(), 1)
-    assert not stray.exists()
-
-
 def test_an_accountant_and_a_checkpoint_do_not_go_together(cohort, inner, tmp_path):
     inside = flower.DifferentialPrivacyServerSideFixedClipping(inner(), 1.0, 1.0, 4)
     inside.accountant = object()

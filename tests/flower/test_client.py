@@ -74,25 +74,6 @@ def test_a_query_of_the_apps_own_stays(client, context):
         attach(app, (client.x, client.y))
 
 
-def test_the_profile_is_of_the_layer_that_runs_first(client, context):
-    """The simulator profiled another layer than a client: 5 numbers against 3 with batch norm."""
-
-    class HeadFirst(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head, self.body = torch.nn.Linear(5, 3), torch.nn.Linear(6, 5)
-            self.norm = torch.nn.BatchNorm1d(5)
-
-        def forward(self, x):
-            return self.head(self.norm(self.body(x)))
-
-    app, model = client.app(model=HeadFirst), HeadFirst()
-    arrays = ArrayRecord(model.state_dict())
-    found = client.ask(app, context, "feature_profile", arrays, version="v")
-    expected = model.body(torch.from_numpy(client.x)).mean(0).detach().numpy()
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
 def test_an_app_of_the_old_kind_is_refused_with_words(client):
     app = ClientApp(client_fn=lambda context: None)
     with pytest.raises(ConfigError, match=r"client_fn.*@app\.train"):
@@ -159,12 +140,6 @@ def test_small_models_may_be_sketched_but_not_by_a_flood_of_numbers(client, cont
     else:
         answer = client.ask(app, context, "model_sketch", client.arrays, **entries)
         assert answer.shape == (k,)
-
-
-def test_a_sketch_larger_than_the_model_is_refused(digits, client, context):
-    app, options = digits.app("client-0"), {"gradient_sketch": {"k": 10**9}}
-    with pytest.raises(ValueError, match="k=1000000000"):
-        client.ask(app, context, "gradient_sketch", digits.arrays(), options=options)
 
 
 @pytest.mark.parametrize("sigmoid", [True, False])

@@ -6,29 +6,20 @@ of a log, and the app's server waits for every client that will answer (`trial.s
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
-import http.server
 import itertools
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ed25519
-from flwr.cli.build import build_fab_from_disk
 
 from fedcohort.policies import Uniform
 from fedcohort.session import Session
@@ -37,6 +28,7 @@ from fedcohort.simulate import Simulation
 APP = Path(__file__).parent / "app"
 BIN = Path(sys.executable).parent
 TIMEOUT = 5  # seconds that a client that never answers costs
+DEADLINE = 4  # seconds, which are over before the late client begins to train
 SLACK = 60  # seconds; looking for replies takes time on a busy machine
 LIMIT = 900  # seconds for what takes some twenty on a quiet machine
 NODES, SIZE = 3, 2  # few: each node is two processes, and each message starts another
@@ -53,16 +45,8 @@ def cohorts(seed, available):
     return picked
 
 
-class Foreseen(NamedTuple):
-    """Who does what: the victim is killed in round 2, the slow one never answers in round 3."""
-
-    seed: int
-    victim: str
-    slow: str
-
-
 def foreseen(clients):
-    """Find a seed under which the newcomer trains in round 3 without the victim of round 2.
+    """Return a seed and the victim of round 2, without whom the newcomer trains in round 3.
 
     The SuperLink takes a minute to notice that a node is gone, so that round 3 may still be drawn
     from all four clients; the seed works either way.
@@ -72,9 +56,8 @@ def foreseen(clients):
         for victim in cohorts(seed, [before] * 2)[1]:
             rest = [c for c in everybody if c != victim]
             last = [set(cohorts(seed, [before, before, on])[2]) for on in (everybody, rest)]
-            always = set.intersection(*last) - {newcomer}
-            if always and all(newcomer in picked and victim not in picked for picked in last):
-                return Foreseen(seed, victim, min(always))
+            if all(newcomer in picked and victim not in picked for picked in last):
+                return seed, victim
 
 
 def free_port():
@@ -139,14 +122,14 @@ class Deployment:
             return urllib.request.urlopen(address, timeout=2).status == 200
         return False
 
-    def start_node(self, number, *further):
-        options = ["--insecure", "--superlink", f"127.0.0.1:{self.port}", *further]
+    def start_node(self, number):
+        options = ["--insecure", "--superlink", f"127.0.0.1:{self.port}"]
         config = f"partition-id={number} num-partitions=8"
         ports = ["--port", str(free_port()), "--node-config", config]
         self.start(f"client-{number}", str(BIN / "flower-supernode"), *options, *ports)
 
-    def start_run(self, app=APP):
-        self.start("run", str(BIN / "flwr"), "run", str(app), "here")
+    def start_run(self):
+        self.start("run", str(BIN / "flwr"), "run", str(APP), "here")
 
     def log(self, name):
         return (self.folder / f"{name}.log").read_text()
@@ -159,13 +142,16 @@ class Deployment:
                 pytest.fail(f"{failure}; ended: {ended}\n{self.logs()}")
             time.sleep(0.1)
 
-    def result(self, path, failure):
-        """Wait for the results of a run and return those of its one part."""
+    def wait_for_fault(self, fault):
+        self.wait_for(Path(fault["file"]).exists, f"it does not come to {fault}")
+
+    def results(self, path, failure):
+        """Wait for the results of a run's parts."""
         self.wait_for(path.exists, failure)
         results = json.loads(path.read_text())
         if isinstance(results, str):
             pytest.fail(f"{failure}: {results}")
-        return results[0]
+        return results
 
     def kill(self, name):
         with contextlib.suppress(ProcessLookupError):
@@ -181,147 +167,64 @@ class Deployment:
         return "\n".join(parts)
 
 
-AUTHOR = ed25519.Ed25519PrivateKey.generate()
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, trial):
-    """What happened in three runs, the first of them before everything was killed.
+    """What happened in two runs, the first of them before everything was killed.
 
-    Three clients. In the second round one is killed while it trains; a fourth then joins, and in
-    the third round one never answers. A fifth node trusts one author only.
-
-    Then all processes are killed. With a new SuperLink and two restarted nodes, of which one trusts
-    one author only, a second run continues from the checkpoint, and one client fails. Its app is
-    the first one, signed by the author. A third run's app was changed after it was signed.
+    Three clients. In the second round one is killed while it trains; a fourth then joins. Then all
+    processes are killed. With a new SuperLink and two restarted nodes, a second run continues from
+    the checkpoint, and one client fails. A third node joins for a round with a deadline, which all
+    three miss: one sleeps, one is killed, one is late.
     """
     folder = tmp_path_factory.mktemp("deployment")
-    (folder / "seen").mkdir()
-    who = foreseen([f"client-{i}" for i in range(8)])
-    part = {"policy": "with-losses", "cohort_size": SIZE, "seed": who.seed, "timeout": TIMEOUT}
+    seed, victim = foreseen([f"client-{i}" for i in range(8)])
+    part = {"policy": "with-losses", "cohort_size": SIZE, "seed": seed, "timeout": TIMEOUT}
     part |= {"rounds": 3, "nodes": NODES, "checkpoint": str(folder / "run.ckpt")}
-    part |= {"joined": {"after": 2, "nodes": NODES + 2}}
-    marker = folder / "training"
-    faults = [
-        {"client": who.victim, "round": 2, "does": "hang", "file": str(marker)},
-        {"client": who.slow, "round": 3, "does": "hang", "file": str(folder / "slow")},
-    ]
+    part |= {"joined": {"after": 2, "nodes": NODES + 1}}
+
+    def fault(client, number, does):
+        file = str(folder / f"{client} {number} {does}")
+        return {"client": client, "round": number, "does": does, "file": file}
+
+    faults = [fault(victim, 2, "hang")]
     plan = {"parts": [part], "faults": faults, "out": str(folder / "first.json")}
-    plan |= {"data": save(folder, trial), "seen": str(folder / "seen")}
-    (folder / "trusted.yaml").write_text(f"fpk_author: {public_key(AUTHOR)}\n")
-    trusting = "--trusted-entities", str(folder / "trusted.yaml")
-    found = {"who": who}
+    plan["data"] = save(folder, trial)
+    found = {"seed": seed, "victim": victim}
     first = Deployment(folder, plan)
     try:
         first.start_link()
         for number in range(NODES):
             first.start_node(number)
-        first.start_node(NODES + 1, *trusting)
         first.start_run()
-        first.wait_for(marker.exists, "the second round does not come")
-        first.kill(who.victim)
+        first.wait_for_fault(faults[0])
+        first.kill(victim)
         first.start_node(NODES)
-        found["first"] = first.result(folder / "first.json", "the first run does not end")
-        untrusting = f"client-{NODES + 1}"
-        first.wait_for(lambda: REFUSED["unsigned"] in first.log(untrusting), "not refused")
+        (found["first"],) = first.results(folder / "first.json", "the first run does not end")
     finally:
         first.close()
-    found["seen"] = sorted(p.name for p in (folder / "seen").iterdir())
-    part = {**part, "rounds": 4, "nodes": 2}
-    faults = [{"client": "client-0", "round": 4, "does": "raise"}]
-    plan = {**plan, "parts": [part], "faults": faults, "out": str(folder / "second.json")}
+    parts = [{**part, "rounds": 4, "nodes": 2}, {
+        "policy": "uniform", "cohort_size": 3, "seed": 0, "timeout": LIMIT, "rounds": 1, "nodes": 3,
+        "pace": {"deadline": DEADLINE},
+    }]  # fmt: skip
+    faults = [fault("client-0", 4, "raise"), fault("client-0", 1, "late")]
+    faults += [fault("client-1", 1, "hang"), fault("client-2", 1, "hang")]
+    plan |= {"parts": parts, "faults": faults, "out": str(folder / "second.json")}
     (folder / "second").mkdir()
     second = Deployment(folder / "second", plan)
-    with hub(folder) as address:
-        second.environment["FLWR_SUPERGRID_API_URL"] = address
-        try:
-            second.start_link()
-            second.start_node(0)
-            second.start_node(1, *trusting)
-            second.start_run("@fedcohort/trial==1.0.0")
-            found["second"] = second.result(folder / "second.json", "the second run does not end")
-            (folder / "run.ckpt").unlink()  # or the third run would have nothing left to do
-            second.start_run("@fedcohort/trial==1.0.1")
-            second.wait_for((folder / "altered").exists, "the altered app does not run at all")
-            second.wait_for(lambda: REFUSED["altered"] in second.log("client-1"), "not refused")
-        finally:
-            second.close()
-    found["altered"] = (folder / "altered").read_text().split()
-    return found
-
-
-REFUSED = {
-    "unsigned": "The FAB could not be verified",
-    "altered": "FAB verification failed",
-}
-
-
-def public_key(private):
-    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    return private.public_key().public_bytes(*form).decode()
-
-
-@contextlib.contextmanager
-def hub(folder):
-    """Serve two versions of the app as Flower Hub does, both with the signature of the first.
-
-    A signature is Ed25519, over the seconds since 1970 (8 bytes) and the SHA-256 of the app's
-    archive, as ``flwr app review`` makes it. In the second version, the clients' code writes their
-    data to a file.
-    """
-    altered = folder / "app"
-    shutil.copytree(APP, altered, ignore=shutil.ignore_patterns("__pycache__"))
-    project = altered / "pyproject.toml"
-    project.write_text(project.read_text().replace("1.0.0", "1.0.1"))
-    with open(altered / "trial" / "client_app.py", "a") as code:
-        code.write(STEALING.format(str(folder / "altered")))
-    archives = {"1.0.0": build_fab_from_disk(APP), "1.0.1": build_fab_from_disk(altered)}
-    signed_at = int(time.time())
-    message = signed_at.to_bytes(8, "big") + hashlib.sha256(archives["1.0.0"]).digest()
-    signature = base64.urlsafe_b64encode(AUTHOR.sign(message)).rstrip(b"=").decode()
-    verification = {"public_key_id": "fpk_author", "signature": signature, "signed_at": signed_at}
-
-    class Answer(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            url = f"{address}/{asked['app_version']}"
-            self.send(json.dumps({"fab_url": url, "verifications": [verification]}).encode())
-
-        def do_GET(self):
-            self.send(archives[self.path.strip("/")])
-
-        def send(self, content):
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *arguments):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    address = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield address
+        second.start_link()
+        second.start_node(0)
+        second.start_node(1)
+        second.start_run()
+        second.wait_for_fault(faults[0])
+        second.start_node(2)
+        second.wait_for_fault(faults[3])
+        second.kill("client-2")
+        results = second.results(folder / "second.json", "the second run does not end")
+        found["second"], found["paced"] = results
     finally:
-        server.shutdown()
-        server.server_close()
-
-
-STEALING = """
-
-_honest = app._registered_funcs["query.fedcohort"]
-
-
-def stealing(message, context):
-    with open({!r}, "a") as stolen:
-        stolen.write(f"{{own_id(context)}}\\n")
-    return _honest(message, context)
-
-
-app._registered_funcs["query.fedcohort"] = stealing
-"""
+        second.close()
+    return found
 
 
 def test_cohorts_and_accuracies_are_the_simulators(found, trial):
@@ -333,7 +236,7 @@ def test_cohorts_and_accuracies_are_the_simulators(found, trial):
         cohort_size=SIZE,
         local=trial.local(),
         aggregation="size-weighted",
-        seeds=(found["who"].seed,),
+        seeds=(found["seed"],),
         device="cpu",
     )
     records = [simulation.step()[0] for _ in range(2)]
@@ -346,38 +249,23 @@ def test_cohorts_and_accuracies_are_the_simulators(found, trial):
 
 
 def test_a_node_killed_while_it_trains_costs_at_most_the_timeout(found):
-    result, who = found["first"], found["who"]
+    result, victim = found["first"], found["victim"]
     second = result["history"][1]
-    assert set(second["selected"]) - set(second["finished"]) == {who.victim}
-    assert second["failed"] == {who.victim: "no reply"}
+    assert set(second["selected"]) - set(second["finished"]) == {victim}
+    assert second["failed"] == {victim: "no reply"} and result["refused"] == {"no reply": 1}
+    assert f"failed: {victim}" in result["lines"][1]
     assert TIMEOUT <= second["seconds"] < TIMEOUT + result["waited"][1] + SLACK
-
-
-def test_a_client_that_never_answers_costs_its_timeout_and_is_named(found):
-    result, who = found["first"], found["who"]
-    third = result["history"][2]
-    assert set(third["selected"]) - set(third["finished"]) == {who.slow}
-    assert third["failed"] == {who.slow: "no reply"}
-    assert TIMEOUT <= third["seconds"] < TIMEOUT + result["waited"][2] + SLACK
-    assert f"failed: {who.slow}" in result["lines"][2]
-    assert result["refused"] == {"no reply": 2}
 
 
 def test_a_new_node_is_selected_in_a_later_round(found):
     third = found["first"]["history"][2]
     assert f"client-{NODES}" in third["finished"]
-    assert found["who"].victim not in third["selected"]
-    assert len(third["finished"]) == SIZE - 1
+    assert found["victim"] not in third["selected"]
 
 
 def test_the_ledger_counts_what_crossed(found):
     result = found["first"]
     assert result["ledger"] == result["crossed"] and result["ledger"]["up"] > 0
-
-
-def test_a_node_that_trusts_one_author_runs_no_app_without_a_signature(found):
-    """Whoever submits an app ships the clients' code; --trusted-entities is the defense."""
-    assert found["seen"] == [f"client-{i}" for i in range(NODES + 1)]
 
 
 def test_a_run_continues_after_the_superlink_was_killed(found):
@@ -398,10 +286,10 @@ def test_a_client_that_fails_is_named_with_its_reason(found):
     assert "failed: client-0" in found["second"]["lines"][3]
 
 
-def test_a_signed_app_runs_where_its_author_is_trusted(found):
-    assert "client-1" in found["second"]["history"][3]["finished"]
-
-
-def test_an_app_that_was_changed_after_it_was_signed_is_refused(found):
-    """A node that trusts anybody ran the changed code; the other one did not."""
-    assert set(found["altered"]) == {"client-0"}
+def test_a_round_whose_deadline_all_miss_ends_with_the_first_update(found, trial):
+    """One client sleeps, one is dead, one is late: as `Pace` says, the round waits for the last."""
+    (report,) = found["paced"]["history"]
+    assert report["finished"] == ["client-0"]
+    assert sorted(report["cut"]) == ["client-1", "client-2"] and not report["failed"]
+    assert trial.LATE <= report["seconds"] < LIMIT / 2
+    assert DEADLINE < trial.LATE

@@ -8,7 +8,6 @@ from flwr.serverapp import strategy as flower
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments.results import read
-from fedcohort.policies import POLICIES
 
 
 def evaluation(digits):
@@ -28,31 +27,6 @@ def test_no_file_of_a_run_holds_the_arguments_of_the_command(digits, cohort, tmp
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert len(files) > 3
     assert not [path for path in files if b"secret" in path.read_bytes()]
-
-
-def test_each_round_is_one_line_of_the_log(digits, cohort, caplog):
-    grid, strategy = digits.grid(), cohort(POLICIES["power-of-choice"](d=4), cohort_size=2)
-    with caplog.at_level("INFO", logger="flwr.fedcohort"):
-        strategy.start(grid, digits.arrays(), 2)
-    lines = [r.getMessage() for r in caplog.records if r.name == "flwr.fedcohort"]
-    lines = [line for line in lines if line.startswith("round ")]
-    assert len(lines) == 2
-    report = strategy.history[0]
-    score = report.scores[report.selected[0]]
-    assert f"picked 2 of 8: {report.selected[0]} (score {score:.3g})" in lines[0]
-    assert "2 of 2 uploaded" in lines[0] and f"{report.bytes_up / 1e3:.1f} kB up" in lines[0]
-
-
-def test_history_becomes_that_of_a_simulation(digits, cohort):
-    strategy = cohort(cohort_size=3)
-    result = strategy.start(digits.grid(), digits.arrays(), 3, evaluate_fn=evaluation(digits))
-    history = strategy.to_history()
-    assert history.selections == [r.selected for r in strategy.history]
-    assert history.accuracy[2] == digits.accuracy(result.arrays)
-    assert [r.bytes_up for r in history.rounds] == [r.bytes_up for r in strategy.history]
-    seconds = [r.seconds for r in history.rounds]
-    assert seconds == [r.seconds for r in strategy.history] and seconds[0] > 0
-    assert history.rounds[-1].elapsed == pytest.approx(sum(seconds))
 
 
 def test_accuracies_may_come_from_the_clients(digits, cohort):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from tests.flower.conftest import outcomes
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower import Directory, attach, own_id
 from fedcohort.flower.server.identity import MAX_ASKS
 from fedcohort.flower.wire import RECORD
-from fedcohort.policies import POLICIES
 
 
 def context(**config):
@@ -56,14 +54,6 @@ def test_a_double_is_left_out_while_the_first_is_online(local_grid):
     assert directory.refused == {"ann": 1}
     grid.remove(5)
     assert directory.refresh(grid) == {"ann": 4}
-
-
-@pytest.mark.parametrize("value", [3, "", "x" * 201, "a\nb", b"ann"])
-def test_odd_ids_are_refused(local_grid, value):
-    grid, directory = local_grid, Directory(timeout=0.2)
-    grid.add(5, saying(value))
-    assert directory.refresh(grid) == {}
-    assert sum(directory.refused.values()) == 1
 
 
 def test_silent_nodes_are_asked_a_few_times_only(local_grid):
@@ -157,13 +147,3 @@ def test_fingerprints_cannot_be_claimed(local_grid, value):
     grid.add(5, saying(value))
     assert directory.refresh(grid) == {}
     assert directory.refused == {"node 5": 1}
-
-
-def test_registered_names_are_enough(digits, local_grid, cohort):
-    """Nodes with a registered name and no client-id train like nodes with a client-id."""
-    for client in digits.clients:
-        local_grid.add(digits.node(client), digits.app(client), name=client)
-    strategy, other = (cohort(POLICIES["power-of-choice"](d=4), cohort_size=2) for _ in range(2))
-    strategy.start(local_grid, digits.arrays(), 2)
-    other.start(digits.grid(), digits.arrays(), 2)
-    assert outcomes(strategy) == outcomes(other)

@@ -22,8 +22,6 @@ from fedcohort.flower.wire import (
     to_record,
     unpack,
 )
-from fedcohort.signals.catalog import SIGNALS
-from fedcohort.signals.forms import sketch_dtype
 from fedcohort.signals.table import Signals
 
 PLAIN = hnp.arrays(
@@ -39,15 +37,6 @@ def test_plain_readings_come_back_as_they_were(reading):
     assert len(data) == reading.nbytes and found.shape == reading.shape
     assert found.dtype == reading.dtype.newbyteorder("<")
     np.testing.assert_array_equal(found, reading)
-
-
-def test_a_sketch_comes_back_as_it_was():
-    sketch = np.zeros((), sketch_dtype(3, 4, "i2"))
-    sketch["n"], sketch["noise"], sketch["counts"] = 12, 0.5, np.arange(12).reshape(3, 4)
-    data, form = pack(sketch)
-    found = unpack(data, form, limit=1000)
-    assert len(data) == sketch.nbytes == 16 + 24
-    assert found.dtype == sketch.dtype and found == sketch
 
 
 @pytest.mark.parametrize(
@@ -122,43 +111,6 @@ def test_a_record_without_the_reading_is_refused():
         from_record(ConfigRecord({"loss": 3}), "loss", 100)
     with pytest.raises(DataError):
         from_record(to_record({"loss": 0.5}), "loss_rms", 100)
-
-
-SKETCH = np.zeros((), sketch_dtype(4, 8, "i4"))
-
-
-@pytest.mark.parametrize(
-    ("name", "reading", "options", "good"),
-    [
-        ("num_examples", np.int64(3), {}, True),
-        ("num_examples", np.int64(-1), {}, False),
-        ("num_examples", np.float64(2.5), {}, False),
-        ("num_examples", np.int64(2**50), {}, False),
-        ("loss", np.float64(-1), {}, True),
-        ("loss_rms", np.zeros(1), {}, False),
-        ("model_sketch", np.zeros(5, np.float32), {"k": 5}, True),
-        ("model_sketch", np.zeros(4, np.float32), {"k": 5}, False),
-        ("gradient_sketch", np.full(5, 1e200), {"k": 5}, False),
-        ("feature_profile", np.zeros(30, np.float32), {}, True),
-        ("feature_profile", SKETCH, {}, False),
-        ("race_sketch", SKETCH, {"rows": 4, "bits": 3}, True),
-        ("race_sketch", SKETCH, {"rows": 4, "bits": 2}, False),
-        ("race_sketch", np.zeros((4, 8)), {"rows": 4, "bits": 3}, False),
-    ],
-)
-def test_forms_by_signal(name, reading, options, good):
-    form = SIGNALS[name].form(options)
-    assert (form.checked(np.asarray(reading)) is not None) is good
-
-
-def test_sizes_by_signal():
-    def most(name, options):
-        return SIGNALS[name].form(options).max_bytes
-
-    assert most("loss", {}) == 8
-    assert most("model_sketch", {"k": 10}) == 80
-    assert most("race_sketch", {"rows": 4, "bits": 3}) == 16 + 8 * 32
-    assert most("insight", {}) is None
 
 
 def test_a_request_comes_back_as_it_was():

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -66,49 +63,6 @@ def test_the_same_question_gets_the_same_answer_and_costs_once(client, context, 
     for _ in range(3):
         assert client.sketch(restarted, context) == first
     assert spent(tmp_path, 1.0) == 1.0
-
-
-def test_the_same_question_asked_many_times_at_once_is_charged_once(tmp_path):
-    """Asked 16 times: by eight threads in each of two processes."""
-    script = """
-import sys, time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-import numpy as np
-from fedcohort.flower import Privacy
-from fedcohort.flower.client.data import Examples
-from fedcohort.flower.client.privacy import sketch
-made = sketch(Examples((np.eye(6), np.arange(6))), {"rows": 20, "bits": 3})
-folder = Path(sys.argv[1])
-(folder / f"ready-{sys.argv[2]}").touch()
-while not (folder / "go").exists():
-    time.sleep(0.001)
-release = Privacy(1.0, folder=folder, total=100.0).release
-with ThreadPoolExecutor(8) as pool:
-    found = list(pool.map(lambda _: release("ann", made).counts.tobytes(), range(8)))
-assert len(set(found)) == 1
-"""
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    running = [subprocess.Popen([*command, str(number)]) for number in range(2)]
-    while len(list(tmp_path.glob("ready-*"))) < 2:
-        assert all(process.poll() is None for process in running)
-        time.sleep(0.05)
-    (tmp_path / "go").touch()
-    assert [process.wait(timeout=280) for process in running] == [0, 0]
-    assert spent(tmp_path, 100.0) == 1.0
-
-
-def test_a_budget_survives_another_directory_and_another_run(
-    client, context, tmp_path, monkeypatch
-):
-    settings = {"privacy": Privacy(1.0, folder=tmp_path), "signals": ["race_sketch"]}
-    first = client.sketch(client.app(**settings), context)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    other_run = Context(99, 7, {"client-id": "ann"}, RecordDict(), {})
-    assert client.sketch(client.app(**settings), other_run) == first
-    with pytest.raises(ValueError, match="BudgetExceeded"):
-        client.sketch(client.app(**settings), other_run, rows=9)
 
 
 def test_new_data_are_a_new_release(client, context, tmp_path):
@@ -240,10 +194,3 @@ def test_a_private_number_of_examples_leaves_nowhere(digits, client, tmp_path, w
     ours = digits.app("client-0", **options)
     reply = client.send(ours, client.message("train", digits.arrays()), node)
     assert reply.content["metrics"] == {"num-examples": 1}
-
-
-def test_a_public_number_of_examples_is_the_true_one(client, context, tmp_path):
-    app = app_with_handlers(client, privacy=Privacy(2.0, folder=tmp_path), signals=["race_sketch"])
-    assert client.sketch(app, context)["n"] == 50
-    reply = client.send(app, client.message("train", client.arrays), context)
-    assert reply.content["metrics"]["num-examples"] == 50

@@ -228,15 +228,6 @@ def test_a_deadline_ends_the_round_with_those_that_are_there(digits, cohort, clo
     assert [r.seconds for r in strategy.history] == pytest.approx([5.0, 5.0], abs=0.1)
 
 
-def test_nobody_in_time_extends_the_round(digits, cohort, clock, caplog):
-    each = {f"client_{i}": 20.0 + i for i in range(8)}
-    strategy = cohort(cohort_size=8, pace=Pace(deadline=5.0), timeout=100)
-    with caplog.at_level("INFO", logger="flwr.fedcohort"):
-        strategy.start(slow(digits, clock, **each), digits.arrays(), 1)
-    assert strategy.history[0].finished == ("client-0",)
-    assert "nobody met the deadline" in caplog.text
-
-
 def test_a_late_update_enters_the_round_in_which_it_arrives(digits, cohort, clock):
     """Worth 2^-1/2 of one in time, as a step from the model that is then current."""
     each = {digits.node(c): 5.5 if c == "client-3" else 1.0 for c in digits.clients}

@@ -12,8 +12,7 @@ import pytest
 
 from fedcohort.cli import invoke
 from fedcohort.experiments.results import read
-from fedcohort.gates import SketchToSkip
-from fedcohort.policies import POLICIES, PowerOfChoice
+from fedcohort.policies import PowerOfChoice
 from fedcohort.simulate import Simulation
 
 pytest.importorskip("ray")
@@ -155,13 +154,3 @@ def test_hostile_readings_and_updates_are_dropped_and_counted(results, digits):
     assert results[1]["known"] == [c for c in digits.clients if c not in liars]
     assert results[1]["dropped"] == {"race_sketch": len(liars)}
     assert results[1]["refused"] == {"invalid": 1}
-
-
-def test_the_gate_decides_as_in_the_simulator(results, digits):
-    """All eight train in both rounds, so that what the liars' sketches were does not matter."""
-    gate = SketchToSkip(**PARTS[1]["gate_options"])
-    records = simulated(digits, POLICIES["race-softmax"](), PARTS[1], gate)
-    skipped, uploaded = results[1]["history"]
-    assert tuple(skipped["finished"]) == records[0].finished == ()
-    assert len(skipped["withheld"]) == 8
-    assert set(uploaded["finished"]) == set(records[1].finished) - {"client-6"}

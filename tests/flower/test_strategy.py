@@ -88,12 +88,6 @@ def test_nothing_but_flowers_grid_is_used(digits, cohort, monkeypatch):
     assert len(strategy.history) == 2
 
 
-def test_the_inner_strategy_says_how_many(digits, cohort, inner):
-    strategy = cohort(inner=inner(fraction_train=0.5))
-    strategy.start(digits.grid(), digits.arrays(), 2)
-    assert [len(r.selected) for r in strategy.history] == [4, 4]
-
-
 def test_a_strategy_that_trains_nobody_is_left_alone(digits, cohort, inner):
     strategy = cohort(inner=inner(fraction_train=0.0, min_train_nodes=0))
     result = strategy.start(digits.grid(), digits.arrays(), 2)
@@ -197,32 +191,12 @@ def test_nobody_is_asked_about_an_empty_model(digits, cohort, inner):
     assert len(grid.asked("loss")) == 4
 
 
-def test_policies_and_gates_may_be_named_as_in_a_run_config(cohort):
-    strategy = cohort("power-of-choice:d=4", cohort_size=2, gate="sketch-to-skip:threshold=0.5")
-    assert strategy.session.policy.d == 4 and strategy.gate.state.threshold == 0.5
-    assert cohort("uniform", gate="none").gate is None
-    with pytest.raises(ConfigError, match="did you mean 'uniform'"):
-        cohort("unifrom")
-    with pytest.raises(ConfigError, match="unknown option 'depth' of policy 'power-of-choice'"):
-        cohort("power-of-choice:depth=4")
-
-
 def test_an_empty_config_is_not_shared_between_clients(digits, cohort):
     """Our entries go into each message's own copy of the inner strategy's config."""
     grid, config = digits.grid(), ConfigRecord({"lr": 0.1})
     cohort(cohort_size=2).start(grid, digits.arrays(), 1, train_config=config)
     assert set(config) == {"lr", "server-round"}
     assert all(m.content["config"]["lr"] == 0.1 for _, m in grid.sent("train"))
-
-
-def test_queries_carry_the_inner_strategys_config(digits, cohort):
-    """Mods and the app's own handlers read entries such as server-round and lr."""
-    grid, config = digits.grid(), ConfigRecord({"lr": 0.1})
-    strategy = cohort(POLICIES["power-of-choice"](d=4), cohort_size=2)
-    strategy.start(grid, digits.arrays(), 2, train_config=config)
-    for number, (_, message) in enumerate(grid.asked("loss")):
-        assert message.content["config"]["server-round"] == 1 + number // 4
-        assert message.content["config"]["lr"] == 0.1
 
 
 def test_a_second_start_does_not_inherit_what_clients_remember(digits, cohort):

@@ -49,14 +49,6 @@ def test_what_another_run_left_behind_is_forgotten(client, context):
     assert not any("difference" in name for name in context.state)
 
 
-def test_an_unknown_gate_is_named(client, context):
-    app = client.app(train=client.echo)
-    with pytest.raises(ValueError, match="'secret'"):
-        client.send(
-            app, client.message("train.fedcohort_probe", client.arrays, gate="secret"), context
-        )
-
-
 def test_an_app_level_clipping_mod_leaves_queries_alone(client, context):
     """Flower's clipping mods answer a message without a model with an error that reaches no one."""
     seen = []
@@ -95,9 +87,3 @@ def test_our_training_reads_fedproxs_mu(digits, client):
         return sum(float(np.abs(trained[k].numpy() - arrays[k].numpy()).sum()) for k in arrays)
 
     assert step(5.0) < 0.8 * step(0.0)
-
-
-def test_a_plain_strategy_can_train_with_our_clients(digits, inner):
-    """Without a CohortStrategy at the server, the clients are ordinary Flower clients."""
-    result = inner().start(digits.grid(), digits.arrays(), 2)
-    assert digits.accuracy(result.arrays) != digits.accuracy(digits.arrays())

@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedcohort.flower import attach, own_id
 from fedcohort.flower.wire import RECORD, to_record
-from trial.task import fault, federation, local, model, plan
+from trial.task import LATE, fault, federation, local, model, plan
 
 
 def data(context):
@@ -36,11 +36,11 @@ def lies(message, context, call_next):
         return reply
     number = message.content["config"]["server-round"] if kind == "train" else 0
     planned = fault(client, kind, number)
+    if planned:
+        Path(planned["file"]).touch()  # the test waits for it
     if planned.get("does") == "raise":
         raise RuntimeError("the disk is full")
-    if planned.get("does") == "hang":
-        Path(planned["file"]).touch()  # somebody will end this process
-        time.sleep(3600)
+    time.sleep({"hang": 3600, "late": LATE}.get(planned.get("does"), 0))
     reply = call_next(message, context)
     if kind == "train.fedcohort_upload" and lie == "nan update":
         arrays = reply.content["arrays"]

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedcohort.flower import CohortStrategy
+from fedcohort.flower import CohortStrategy, Pace
 from fedcohort.flower.server.asking import CohortGrid
 from fedcohort.gates import GATES
 from fedcohort.policies import POLICIES
@@ -32,8 +32,9 @@ class Recorder(CohortGrid):
     clients that never answer.
     """
 
-    def __init__(self, grid):
+    def __init__(self, grid, waits):
         super().__init__(grid, timeout=PATIENCE)
+        self.waits = waits
         self.bytes = {"down": 0, "up": 0}
         self.waited = 0.0
         self.seen, self._awaited = set(), set()
@@ -54,7 +55,7 @@ class Recorder(CohortGrid):
             found = list(self.grid.pull_messages(left))
             replies += found
             left -= {reply.metadata.reply_to_message_id for reply in found}
-            if not left & self._awaited or time.monotonic() - start > PATIENCE:
+            if not self.waits or not left & self._awaited or time.monotonic() - start > PATIENCE:
                 break
             time.sleep(0.3)
         self._awaited -= left
@@ -107,7 +108,7 @@ def accuracy(arrays):
 
 def run(grid, part):
     """Run one part of the plan and return what happened."""
-    recorder = Recorder(grid)
+    recorder = Recorder(grid, waits="pace" not in part)
     gate = None if part.get("gate") is None else GATES[part["gate"]](**part["gate_options"])
     policies = {**POLICIES, "with-losses": WithLosses}
     strategy = CohortStrategy(
@@ -124,6 +125,7 @@ def run(grid, part):
         wait=PATIENCE,
         checkpoint=part.get("checkpoint"),
         out=part.get("out"),
+        pace=Pace(**part.get("pace", {})),
     )
     accuracies, waited = [], []
 
