@@ -173,15 +173,3 @@ def test_files_that_are_no_sketches(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"no \.sketch files"):
         sketch_files([tmp_path / "empty"])
-
-
-def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
-    import sys
-
-    (tmp_path / "a.csv").write_text("v\n1\n")
-    for name in ("pyarrow", "pyarrow.csv", "pyarrow.parquet"):
-        monkeypatch.setitem(sys.modules, name, None)
-    from fedcohort.exceptions import ConfigError
-
-    with pytest.raises(ConfigError, match=r"pip install 'fedcohort\[files\]'"):
-        open_source(tmp_path / "a.csv", Want())

@@ -39,7 +39,7 @@ def test_other_encodings_and_damage(tmp_path):
 
 def test_texts_have_no_columns(tmp_path):
     (tmp_path / "a.txt").write_text("to be")
-    with pytest.raises(ConfigError, match="leave out --by"):
+    with pytest.raises(ConfigError, match="no columns, such as 'who'"):
         lines(tmp_path / "a.txt", by="who")
 
 

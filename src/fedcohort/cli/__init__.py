@@ -27,6 +27,7 @@ EXTRAS = {
     "torch": "simulate",
     "safetensors": "simulate",
     "pyarrow": "files",
+    "openpyxl": "files",
     "pandas": "frames",
     "altair": "plots",
     "vl_convert": "plots",

@@ -13,12 +13,14 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import DataError
 from fedcohort.files.columns import MAX_SLOTS, PERIODS, Column, SiteColumn, columns_width
 from fedcohort.files.source import Place, Reading
-from fedcohort.files.tables import kind_of_type, need_pyarrow
+from fedcohort.files.tables import kind_of_type
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -82,11 +84,10 @@ def _at_site(
     column: Column, site: SiteColumn, array: Any, place: Place, markers: Sequence[str]
 ) -> Encoded:
     """Encode a column that a site writes in its own way."""
-    pa = need_pyarrow()
     if site.codes:
         plain = texts(array, markers)
-        index = pa.compute.index_in(plain, value_set=pa.array(list(site.codes), pa.string()))
-        array = pa.compute.coalesce(pa.array(list(site.codes.values())).take(index), plain)
+        index = pc.index_in(plain, value_set=pa.array(list(site.codes), pa.string()))
+        array = pc.coalesce(pa.array(list(site.codes.values())).take(index), plain)
     if site.factor != 1:  # (x * factor - center) / scale
         center, scale = column.center / site.factor, column.scale / site.factor
         column = replace(column, center=center, scale=scale)
@@ -159,14 +160,14 @@ def _spread(array: Any, out: Floats, name: str, place: Place) -> None:
 
 def floats(array: Any) -> Floats:
     """Return a column as numbers, NaN where there is none."""
-    plain = unpacked(array).cast(need_pyarrow().float64(), safe=False)
+    plain = unpacked(array).cast(pa.float64(), safe=False)
     values: Floats = plain.to_numpy(zero_copy_only=False)
     return values
 
 
 def unpacked(array: Any) -> Any:
     """Unpack a column of categories to its values."""
-    is_dictionary = need_pyarrow().types.is_dictionary(array.type)
+    is_dictionary = pa.types.is_dictionary(array.type)
     return array.dictionary_decode() if is_dictionary else array
 
 
@@ -176,8 +177,6 @@ def texts(array: Any, markers: Sequence[str]) -> Any:
     63.0 is written 63, so that a value is the same wherever a column was read as whole numbers
     and wherever as fractions.
     """
-    pa = need_pyarrow()
-    pc = pa.compute
     array = unpacked(array)
     plain = pc.utf8_trim_whitespace(array.cast(pa.string()))
     if not (pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
@@ -187,16 +186,15 @@ def texts(array: Any, markers: Sequence[str]) -> Any:
 
 
 def _codes(array: Any, levels: Sequence[str]) -> tuple[NDArray[np.int64], Bools]:
-    pa = need_pyarrow()
     missing = array.is_null().to_numpy(zero_copy_only=False)
-    index = pa.compute.index_in(array, value_set=pa.array(list(levels), pa.string()))
+    index = pc.index_in(array, value_set=pa.array(list(levels), pa.string()))
     codes = index.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     codes[missing] = -1
     return codes, missing
 
 
 def _boolean(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
-    lower = need_pyarrow().compute.utf8_lower(texts(array, markers))
+    lower = pc.utf8_lower(texts(array, markers))
     codes, missing = _codes(lower, [*TRUTHS[0], *TRUTHS[1]])
     _refuse_unknown(column, codes, missing, lower, place)
     values = np.where(missing, 0.0, np.where(codes < len(TRUTHS[0]), 0.5, -0.5))
@@ -254,7 +252,7 @@ def _date(column: Column, array: Any, place: Place, markers: Sequence[str]) -> E
     missing = stamps.is_null().to_numpy(zero_copy_only=False)
     if column.since is not None:
         start = np.datetime64(column.since, "s").astype(float)
-        days = (floats(stamps.cast(need_pyarrow().int64())) - start) / 86400
+        days = (floats(stamps.cast(pa.int64())) - start) / 86400
         return _scaled(days[:, None], column)
     values = np.zeros((len(array), 2 * len(column.parts)))
     order = np.zeros(len(array))
@@ -269,14 +267,13 @@ def _date(column: Column, array: Any, place: Place, markers: Sequence[str]) -> E
 
 
 def _timestamps(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Any:
-    pa = need_pyarrow()
     kind, array = pa.timestamp("s"), unpacked(array)
     if pa.types.is_temporal(array.type) and not pa.types.is_time(array.type):
         return array.cast(kind, safe=False)
     plain = texts(array, markers)
     try:
         if column.format is not None:
-            return pa.compute.strptime(plain, format=column.format, unit="s")
+            return pc.strptime(plain, format=column.format, unit="s")
         return plain.cast(kind)
     except pa.lib.ArrowInvalid as error:
         written = column.format or "ISO 8601 (2020-01-31)"
@@ -286,7 +283,6 @@ def _timestamps(column: Column, array: Any, place: Place, markers: Sequence[str]
 
 
 def _part(stamps: Any, part: str) -> Floats:
-    pc = need_pyarrow().compute
     number = {
         "yearday": lambda s: pc.subtract(pc.day_of_year(s), 1),
         "month": lambda s: pc.subtract(pc.month(s), 1),

@@ -180,11 +180,9 @@ class Reading:
             facts["columns left out"] = "; ".join(f"{c}: {why}" for c, why in self.left_out.items())
         if self.repeated:
             facts["people"] = f"{self.kept:,}; {self.repeated:,} further rows of theirs left out"
-        if self.kept + self.repeated < self.rows:
-            count = self.rows - self.kept - self.repeated
-            facts["rows left out"] = (
-                f"{count:,} of {self.rows:,}, for missing values ({_counted(self.missing)})"
-            )
+        if lost := self.rows - self.kept - self.repeated:
+            why = f"for missing values ({_counted(self.missing)})"
+            facts["rows left out"] = f"{lost:,} of {self.rows:,}, {why}"
         elif self.missing:
             facts["missing values"] = _counted(self.missing)
         if self.others:
@@ -195,8 +193,8 @@ class Reading:
 
     def warnings(self) -> list[str]:
         """Return what makes a sketch of these data useless or misleading."""
-        same = [name for name, (low, high) in self.ranges.items() if low == high]
-        constant = [name for name in same if name != self.label]
+        ranges = self.ranges.items()
+        constant = [c for c, (low, high) in ranges if low == high and c != self.label]
         messages = []
         if self.rows and self.kept + self.repeated < self.rows / 2:
             messages.append(
@@ -223,12 +221,10 @@ def _identifies(column: Column, values: NDArray[np.float64]) -> bool:
         return False
     original = values * column.scale + column.center
     whole = np.rint(original)
-    with np.errstate(invalid="ignore"):  # of two infinite numbers
-        if (np.abs(whole - original) > 1e-6 + 1e-5 * np.abs(original)).any():
-            return False
-    distinct = len(np.unique(whole)) == len(whole)
+    if not np.allclose(whole, original, 1e-5, 1e-6) or len(np.unique(whole)) < len(whole):
+        return False
     dense = np.ptp(whole) < 2 * len(whole)
-    return distinct and bool(dense or len(whole) > 1000 or IDENTIFIER.search(column.name))
+    return bool(dense or len(whole) > 1000 or IDENTIFIER.search(column.name))
 
 
 def _counted(counts: Counter[str], most: int | None = None) -> str:
@@ -264,19 +260,17 @@ def open_source(data: Any, want: Want) -> Source:
     A table is any object with ``__arrow_c_stream__``: of pandas, Polars, PyArrow, DuckDB.
     """
     if hasattr(data, "__arrow_c_stream__"):
-        from fedcohort.files.table_source import TableSource
-
-        return TableSource([data], Path("the table"), want)
+        return open_files([data], Path("the table"), want)
     root = Path(data)
     return open_files(find_files(root), root, want)
 
 
-def open_files(files: Sequence[Path], root: Path, want: Want, skip: int = 0) -> Source:
+def open_files(files: Sequence[Any], root: Path, want: Want, skip: int = 0) -> Source:
     """Open files of one kind below `root`; the first `skip` only say what the others hold."""
-    kind = kind_of(files[0])
+    kind = kind_of(files[0]) if isinstance(files[0], Path) else "table"
     if kind == "text":
         return TextSource(files[skip:], want)
-    if kind in TABLES:
+    if kind in (*TABLES, "table"):
         from fedcohort.files.table_source import TableSource
 
         return TableSource(files, root, want, skip)
@@ -307,17 +301,18 @@ def find_files(root: Path) -> list[Path]:
             remedy = f"; convert it: {command}" if command else f"; known are {READABLE}"
             raise DataError(f"{root}: unknown kind of file{remedy}")
         return [root]
-    inside = (p for p in sorted(root.rglob("*")) if not _hidden(p, root) and p.is_file())
-    files = [p for p in inside if kind_of(p) is not None]
+    files = [
+        path
+        for path in sorted(root.rglob("*"))
+        if not any(part.startswith((".", "_")) for part in path.relative_to(root).parts)
+        and path.is_file()
+        and kind_of(path) is not None
+    ]
     kinds = {kind_of(p): p for p in files}
     if len(kinds) != 1:
         there = " and ".join(str(p) for p in kinds.values()) or "none"
         raise DataError(f"{root}: a folder must hold data files of one kind; found {there}")
     return files
-
-
-def _hidden(path: Path, root: Path) -> bool:
-    return any(part.startswith((".", "_")) for part in path.relative_to(root).parts)
 
 
 class Place(NamedTuple):
@@ -347,9 +342,9 @@ class TextSource(Source):
     form = "texts"
 
     def __init__(self, files: Sequence[Path], want: Want) -> None:
-        for option, value in (("--text", want.text), ("--label", want.label), ("--by", want.by)):
-            if value is not None:
-                raise ConfigError(f"{files[0]}: a text file has no columns; leave out {option}")
+        for column in (want.text, want.label, want.by, want.person):
+            if column is not None:
+                raise ConfigError(f"{files[0]}: a text file has no columns, such as {column!r}")
         self._files, self._rows, self.reading = files, want.rows_for(0), Reading()
 
     def blocks(self) -> Iterator[Block]:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.columns import Column, columns_width
 from fedcohort.files.encode import encode, floats, unpacked
 from fedcohort.files.source import Block, Place, Reading, Source, Want
-from fedcohort.files.tables import Kind, Table, need_pyarrow, open_table
+from fedcohort.files.tables import Kind, Table, open_table
 
 Bools = NDArray[np.bool_]
 NUMBERS: tuple[Kind, ...] = ("whole", "number", "vector", "empty")
@@ -50,7 +51,6 @@ class TableSource(Source):
     """
 
     def __init__(self, files: Sequence[Any], root: Path, want: Want, skip: int = 0) -> None:
-        need_pyarrow()
         tables = [open_table(file, root, want) for file in files]
         self._first, self._tables = tables[0], tables[skip:]
         self._want, self.reading = want, Reading()
@@ -165,7 +165,7 @@ class TableSource(Source):
             if role == "label":
                 y, present = labels(batch[name], name, place)
             else:
-                plain = unpacked(batch[name]).cast(need_pyarrow().string())
+                plain = unpacked(batch[name]).cast(pa.string())
                 names = np.array(plain.to_pylist(), object)
                 present = names.astype(bool)
                 ids = names if role == "by" else ids
@@ -187,7 +187,7 @@ class TableSource(Source):
         if self.form == "vectors":
             arrays = [batch[c] for c in names]
             return encode(self.columns, arrays, place, want.null_values, self.reading, want.site)
-        texts = unpacked(batch[names[0]]).cast(need_pyarrow().string())
+        texts = unpacked(batch[names[0]]).cast(pa.string())
         present = texts.is_valid().to_numpy(zero_copy_only=False)
         return texts.to_pylist(), self._present(present, names[0], place), []
 

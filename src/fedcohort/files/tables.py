@@ -21,6 +21,11 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet
 
 from fedcohort.exceptions import ConfigError, DataError, FedcohortError
 from fedcohort.files.bombs import check_arrow, parquet_plan
@@ -36,25 +41,9 @@ MAX_BATCH = 1 << 26  # bytes of text that a batch may take when its dictionaries
 MAX_SHEETS = 1 << 30  # bytes of an unpacked .xlsx file
 
 
-def need_pyarrow() -> Any:
-    """Import PyArrow, or say how to get it."""
-    try:
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.csv
-        import pyarrow.json
-        import pyarrow.parquet
-    except ImportError:
-        raise ConfigError(
-            "tables need PyArrow, which is not installed: pip install 'fedcohort[files]'"
-        ) from None
-    return pyarrow
-
-
 @contextmanager
 def reading(path: Any, names: Sequence[str] = ()) -> Iterator[None]:
     """Turn what a damaged file raises into a DataError; `names` are its columns."""
-    pa = need_pyarrow()
     try:
         yield
     except (DataError, ConfigError):
@@ -105,7 +94,6 @@ class Table:
     detected: tuple[str, ...] = ()
 
     def __init__(self, path: Any, root: Path, want: Want) -> None:
-        need_pyarrow()
         self.path, self._want = path, want
         self.where = str(path) if isinstance(path, Path) else str(root)
         folders = path.relative_to(root).parts[:-1] if self.where != str(root) else ()
@@ -157,7 +145,7 @@ class Table:
         if self.kind(column) != "vector":
             return 1
         kind = self.schema.field(column).type
-        if need_pyarrow().types.is_fixed_size_list(kind):
+        if pa.types.is_fixed_size_list(kind):
             return int(kind.list_size)
         for batch in self.batches((column,), 1):
             if (first := batch[column][0].as_py()) is not None:
@@ -165,7 +153,7 @@ class Table:
         return 1
 
     def type_name(self, column: str) -> str:
-        """Name a column's type for a message."""
+        """Name a column's type."""
         return str(self.schema.field(column).type) if column in self.inside else "text"
 
     def batches(self, columns: tuple[str, ...], rows: int, forced: Forced | None = None) -> Any:
@@ -184,7 +172,6 @@ class Table:
 
     def _complete(self, batch: Any, columns: tuple[str, ...], forced: Forced) -> Any:
         """Put the columns in order, with those that the folders give."""
-        pa = need_pyarrow()
         arrays = []
         for column in columns:
             if column in self.inside:
@@ -201,18 +188,18 @@ class ParquetTable(Table):
     """A Parquet file, whose footer is checked first."""
 
     def _schema(self) -> Any:
-        return need_pyarrow().parquet.read_schema(self.path)
+        return pa.parquet.read_schema(self.path)
 
     @property
     def rows(self) -> int | None:
         """Rows, as the footer says."""
         with reading(self.where):
-            count: int = need_pyarrow().parquet.read_metadata(self.path).num_rows
+            count: int = pa.parquet.read_metadata(self.path).num_rows
         return count
 
     def _stream(self, columns: list[str], rows: int, *_: Any) -> Any:
         rows, texts = parquet_plan(self.path, columns, rows)
-        file = need_pyarrow().parquet.ParquetFile(
+        file = pa.parquet.ParquetFile(
             self.path, read_dictionary=texts, buffer_size=BUFFER, pre_buffer=False
         )
         return file.iter_batches(rows, columns=columns, use_threads=False)
@@ -238,7 +225,6 @@ class CsvTable(Table):
         return self._open({}, None).schema
 
     def _stream(self, columns: list[str], rows: int, forced: Forced) -> Any:
-        pa = need_pyarrow()
         types = {"text": pa.string(), "number": pa.float64()}
         return self._open(
             {
@@ -251,7 +237,7 @@ class CsvTable(Table):
         )
 
     def _open(self, types: dict[str, Any], columns: list[str] | None) -> Any:
-        arrow, dialect = need_pyarrow().csv, self.dialect
+        arrow, dialect = pa.csv, self.dialect
         return arrow.open_csv(
             self.path,
             read_options=arrow.ReadOptions(
@@ -280,7 +266,6 @@ class JsonTable(Table):
         return self._open(None).schema
 
     def _stream(self, columns: list[str], rows: int, forced: Forced) -> Any:
-        pa = need_pyarrow()
         fields = [
             pa.field(c, pa.float64())
             if forced.get(c) == "number" and pa.types.is_integer(self.schema.field(c).type)
@@ -290,7 +275,7 @@ class JsonTable(Table):
         return self._open(pa.schema(fields))
 
     def _open(self, schema: Any) -> Any:
-        arrow = need_pyarrow().json
+        arrow = pa.json
         unexpected = "infer" if schema is None else "ignore"
         return arrow.open_json(
             self.path,
@@ -308,16 +293,16 @@ class ArrowTable(Table):
         return self._open(None).schema
 
     def _stream(self, columns: list[str], rows: int, *_: Any) -> Any:
-        check_arrow(self.path, need_pyarrow().ipc.MessageReader.open_stream(self._mapped()))
+        check_arrow(self.path, pa.ipc.MessageReader.open_stream(self._mapped()))
         return self._open([self.schema.get_field_index(c) for c in columns])
 
     def _open(self, fields: list[int] | None) -> Any:
-        ipc = need_pyarrow().ipc
+        ipc = pa.ipc
         return ipc.open_stream(self._mapped(), options=ipc.IpcReadOptions(included_fields=fields))
 
     def _mapped(self) -> Any:
         """Return the file where its stream begins: a file is a stream with a mark and a footer."""
-        mapped = need_pyarrow().memory_map(str(self.path))
+        mapped = pa.memory_map(str(self.path))
         mapped.seek(8 if mapped.read(6) == b"ARROW1" else 0)
         return mapped
 
@@ -328,19 +313,17 @@ class MemoryTable(Table):
     _exhausted = False
 
     def _schema(self) -> Any:
-        reader = need_pyarrow().RecordBatchReader
-        return (
-            self.path if isinstance(self.path, reader) else reader.from_stream(self.path)
-        ).schema
+        return self._reader().schema
 
     def _stream(self, columns: list[str], rows: int, *_: Any) -> Any:
-        reader = need_pyarrow().RecordBatchReader
-        if isinstance(self.path, reader):
-            if self._exhausted:
-                raise DataError(f"{self.where}: a stream can be read once; pass a table")
-            self._exhausted = True
-            return (batch.select(columns) for batch in self.path)
-        return (batch.select(columns) for batch in reader.from_stream(self.path))
+        if self._exhausted:
+            raise DataError(f"{self.where}: a stream can be read once; pass a table")
+        self._exhausted = self._reader() is self.path
+        return (batch.select(columns) for batch in self._reader())
+
+    def _reader(self) -> Any:
+        reader = pa.RecordBatchReader
+        return self.path if isinstance(self.path, reader) else reader.from_stream(self.path)
 
 
 class RowsTable(Table):
@@ -357,7 +340,6 @@ class RowsTable(Table):
         raise DataError(f"{self.where}: no rows")
 
     def _stream(self, columns: list[str] | None, rows: int, forced: Forced) -> Any:
-        pa = need_pyarrow()
         with self._rows() as values:
             names = ["" if name is None else str(name) for name in next(values, ())]
             wanted = range(len(names)) if columns is None else [names.index(c) for c in columns]
@@ -369,7 +351,6 @@ class RowsTable(Table):
 
 
 def _array(values: list[Any], as_text: bool) -> Any:
-    pa = need_pyarrow()
     if not as_text:
         try:
             return pa.array(values)
@@ -389,12 +370,8 @@ class SheetTable(RowsTable):
 
     @contextmanager
     def _rows(self) -> Iterator[Any]:
-        try:
-            from openpyxl import load_workbook
-        except ImportError:
-            raise ConfigError(
-                f"{self.where}: Excel files need openpyxl: pip install 'fedcohort[files]'"
-            ) from None
+        from openpyxl import load_workbook
+
         try:
             with zipfile.ZipFile(self.path) as archive:
                 if (size := sum(member.file_size for member in archive.infolist())) > MAX_SHEETS:
@@ -456,7 +433,6 @@ def _within_memory(batch: Any, rows: int) -> Iterator[Any]:
 
 def _text_bytes(array: Any) -> int:
     """Return how many bytes the texts of a column take without their dictionary."""
-    pa = need_pyarrow()
     if kind_of_type(array.type) != "text":
         return 0
     if pa.types.is_dictionary(array.type):
@@ -466,16 +442,15 @@ def _text_bytes(array: Any) -> int:
 
 
 def _lengths(texts: Any) -> Any:
-    pa = need_pyarrow()
     if pa.types.is_string_view(texts.type):  # many of which may show the same bytes
         views = np.frombuffer(texts.buffers()[1] or b"", np.int32).reshape(-1, 4)
         return views[texts.offset : texts.offset + len(texts), 0].astype(np.int64)
-    return pa.compute.binary_length(texts).fill_null(0).to_numpy().astype(np.int64)
+    return pc.binary_length(texts).fill_null(0).to_numpy().astype(np.int64)
 
 
 def kind_of_type(kind: Any) -> Kind:
     """Sort PyArrow's types by what can be done with them."""
-    is_ = need_pyarrow().types
+    is_ = pa.types
     if is_.is_dictionary(kind):
         kind = kind.value_type
     if is_.is_integer(kind) or is_.is_boolean(kind):
