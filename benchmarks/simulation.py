@@ -1,12 +1,11 @@
 """Seconds per round of simulated FedAvg: fedcohort, plain PyTorch, Flower and pfl side by side.
 
 python benchmarks/simulation.py --pfl-python ../venv-pfl/bin/python
-python benchmarks/simulation.py --device cuda --pfl-python ../venv-pfl/bin/python
 
 Each engine runs in a process of its own. The engines take turns of at least a quarter of a second
-and one round, so that a busy moment of the machine affects all alike, and an engine with rounds of
-milliseconds runs as it would by itself. Peers that are not installed are listed as absent in the
-result. `prototype` is the MLP written out by hand for stacked clients: what is left to gain.
+and one round, so that a busy moment of the machine affects all alike. Peers that are not installed
+are listed as absent in the result. `prototype` is the MLP written out by hand for stacked clients:
+what is left to gain. For a GPU, see simulation_gpu.py.
 """
 
 from __future__ import annotations
@@ -31,14 +30,15 @@ HERE = Path(__file__).parent
 class Child:
     """An engine in a process of its own."""
 
-    def __init__(self, engine, workload, data, *, python, device="cpu", seeds=1, threads=2,
-                 precision="float32"):  # fmt: skip
-        env = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": self._path()}
+    def __init__(self, engine, workload, data, *, python, device="cpu"):
+        paths = [str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
+        path = os.pathsep.join(filter(None, paths))
+        env = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": path}
         command = [python, str(HERE / "simulation_engines.py"), engine, workload, str(data)]
         start = time.perf_counter()
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read if the child fails)
         self.process = subprocess.Popen(
-            [*command, device, str(seeds), precision], env=env, text=True,
+            [*command, device], env=env, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
         )  # fmt: skip
         self._answer()
@@ -47,11 +47,6 @@ class Child:
         self.accuracy = None
         self.peak = 0.0
 
-    @staticmethod
-    def _path():
-        found = [str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
-        return os.pathsep.join(filter(None, found))
-
     def _answer(self):
         for line in self.process.stdout:
             if line.startswith("@@ "):
@@ -59,14 +54,12 @@ class Child:
         self.log.seek(0)
         raise RuntimeError(f"{self.process.args[2:4]} stopped:\n{self.log.read()[-2000:]}")
 
-    def turn(self, cycle):
-        """Run whole cycles of rounds for at least a quarter of a second."""
+    def turn(self):
+        """Run rounds for at least a quarter of a second."""
         end = time.perf_counter() + 0.25
-        while True:
-            for _ in range(cycle):
-                self.round()
-            if time.perf_counter() >= end:
-                break
+        self.round()
+        while time.perf_counter() < end:
+            self.round()
         self.peak = max(self.peak, peak_memory(self.process.pid))
 
     def round(self):
@@ -146,39 +139,37 @@ def measure(name, engines, turns, folder):
     if not path.exists():
         np.savez(path, **data)
     children, absent = {}, {}
-    for label, options in engines.items():
+    for label, python in engines.items():
         try:
-            children[label] = Child(workload=name, data=path, **options)
+            children[label] = Child(label, name, path, python=python)
         except (RuntimeError, OSError) as error:
             absent[label] = str(error).strip().splitlines()[-1]
     rates = [sgemm_rate()]
-    warm = max(2, work.evaluate_every)  # the first rounds and the first evaluation
     for child in children.values():
-        for _ in range(warm):
-            child.round()
+        child.round()
+        child.round()
         child.seconds.clear()
     for _ in range(turns):
         for child in children.values():
-            child.turn(work.evaluate_every)
+            child.turn()
     rates.append(sgemm_rate())
     result = {"data": source, "sgemm_gflops": max(rates), "absent": absent, "engines": {}}
     for label, child in children.items():
         child.end()
-        result["engines"][label] = summary(child, engines[label].get("seeds", 1), work, max(rates))
+        result["engines"][label] = summary(child, work, max(rates))
     best = result["engines"]["fedcohort"]["median_s"]
     for row in result["engines"].values():
         row["times_slower_than_fedcohort"] = round(row["median_s"] / best, 2)
     return result
 
 
-def summary(child, seeds, work, rate):
-    seconds = [s / seeds for s in child.seconds]
+def summary(child, work, rate):
+    seconds = child.seconds
     return {
         "median_s": round(median(seconds), 6),
         "mean_s": round(mean(seconds), 6),
         "min_s": round(min(seconds), 6),
         "rounds": len(seconds),
-        "seeds": seeds,
         "share_of_sgemm": round(work.gflop / median(seconds) / rate, 3),
         "peak_mb": round(child.peak),
         "start_up_s": round(child.start_up, 1),
@@ -188,41 +179,19 @@ def summary(child, seeds, work, rate):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--workloads", help="comma-separated, by default all of the device's")
+    parser.add_argument("--workloads", default="W1,W2,W3", help="comma-separated names")
     parser.add_argument("--engines", default="fedcohort,loop,prototype,flower,pfl")
     parser.add_argument("--pfl-python", help="a Python with pfl 0.6 and the same torch")
-    parser.add_argument("--seeds", default="5,20", help="seeds trained together on a GPU")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the turns")
-    parser.add_argument("--out", help="result file")
+    parser.add_argument("--out", default="benchmarks/results/simulation-cpu.json")
     args = parser.parse_args()
-    if args.device == "cuda":
-        names = (args.workloads or "W1,fedcor,pfl-cifar10,char-lstm,resnet18,vit-tiny").split(",")
-        on_gpu = {"python": sys.executable, "device": "cuda"}
-        ours = {"engine": "fedcohort", **on_gpu}
-        engines = {"fedcohort": ours}
-        for seeds in map(int, filter(None, args.seeds.split(","))):
-            engines[f"fedcohort, {seeds} seeds"] = {**ours, "seeds": seeds}
-        engines["fedcohort, tf32"] = {**ours, "precision": "tf32"}
-        engines["loop"] = {"engine": "loop", **on_gpu}
-        engines["loop, tf32"] = {"engine": "loop", "precision": "tf32", **on_gpu}
-        if args.pfl_python:
-            engines["pfl"] = {"engine": "pfl", **on_gpu, "python": args.pfl_python}
-    else:
-        names = (args.workloads or "W1,W2,W3").split(",")
-        pythons = {"pfl": args.pfl_python or sys.executable}
-        engines = {e: {"engine": e, "python": pythons.get(e, sys.executable)}
-                   for e in args.engines.split(",")}  # fmt: skip
-    turns = {"W1": 20, "W3": 20, "fedcor": 20}
+    pythons = {"pfl": args.pfl_python or sys.executable}
+    engines = {name: pythons.get(name, sys.executable) for name in args.engines.split(",")}
     results = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in names:
-            count = max(3, turns.get(name, 10) // (10 if args.quick else 1))
-            count = -(-count // WORKLOADS[name].evaluate_every)
-            results[name] = measure(name, engines, count, Path(folder))
+        for name in args.workloads.split(","):
+            results[name] = measure(name, engines, 10 if name == "W2" else 20, Path(folder))
             print(name, json.dumps(results[name], indent=1), flush=True)
-    out = args.out or HERE / "results" / f"simulation-{args.device}.json"
-    write(out, results)
+    write(args.out, results)
 
 
 if __name__ == "__main__":

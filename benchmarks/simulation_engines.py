@@ -1,6 +1,6 @@
 """One engine on one workload, one round at a time: the children of simulation.py.
 
-python benchmarks/simulation_engines.py ENGINE WORKLOAD DATA.npz DEVICE SEEDS PRECISION
+python benchmarks/simulation_engines.py ENGINE WORKLOAD DATA.npz DEVICE
 
 Reads a line from standard input for each round to run, and answers with a line of JSON.
 """
@@ -41,9 +41,6 @@ WORKLOADS = {
     "resnet18": Workload("resnet18", 100, 10, 1, 32, False, 0.0, (3, 32, 32)),
     "vit-tiny": Workload("vit-tiny", 100, 10, 1, 32, False, 0.0, (3, 32, 32)),
 }
-
-
-PRECISION = "float32"  # set when this file runs
 
 
 def say(**message) -> None:
@@ -113,38 +110,36 @@ def train_plainly(model, x, y, work: Workload) -> None:
                     p.sub_(g, alpha=work.lr)
 
 
-def fedcohort(work: Workload, data, device: str, seeds: int) -> None:
+def simulation_of(work: Workload, data, **options):
     from fedcohort.datasets import Dataset, Federation
     from fedcohort.simulate import LocalTraining, Simulation
 
     parts = np.array_split(np.arange(len(data["y"])), work.clients)
-    held = Dataset(
-        "benchmark", *(data[k] for k in ("x", "y", "x_test", "y_test")), classes=work.classes
-    )
-    simulation = Simulation(
+    arrays = (data[k] for k in ("x", "y", "x_test", "y_test"))
+    held = Dataset("benchmark", *arrays, classes=work.classes)
+    return Simulation(
         Federation(held, {str(i): part for i, part in enumerate(parts)}),
         lambda seed: module(work),
         "uniform",
         cohort_size=work.cohort,
         local=LocalTraining(epochs=work.epochs, batch_size=work.batch, lr=work.lr),
-        device=device,
-        seeds=range(seeds),
-        precision=PRECISION,
         evaluate_every=work.evaluate_every if work.evaluate else 0,
+        **options,
     )
+
+
+def fedcohort(work: Workload, data, device: str) -> None:
+    simulation = simulation_of(work, data, device=device)
     serve(lambda: simulation.step()[0].accuracy)
 
 
-def loop(work: Workload, data, device: str, seeds: int) -> None:
+def loop(work: Workload, data, device: str) -> None:
     import torch
 
-    x, y, x_test, y_test = (
-        torch.from_numpy(data[k]).to(device) for k in ("x", "y", "x_test", "y_test")
-    )
-    parts = torch.arange(len(y), device=device).tensor_split(work.clients)
+    x, y, x_test, y_test = (torch.from_numpy(data[k]) for k in ("x", "y", "x_test", "y_test"))
+    parts = torch.arange(len(y)).tensor_split(work.clients)
     rng = np.random.default_rng(0)
-    model = module(work).to(device)
-    rounds = [0]
+    model = module(work)
 
     def run_round() -> float | None:
         start = [p.detach().clone() for p in model.parameters()]
@@ -159,15 +154,12 @@ def loop(work: Workload, data, device: str, seeds: int) -> None:
         with torch.no_grad():
             for p, t in zip(model.parameters(), total, strict=True):
                 p.copy_(t)
-        rounds[0] += 1
-        if not work.evaluate or rounds[0] % work.evaluate_every:
-            return None
-        return test_accuracy(model, x_test, y_test)
+        return test_accuracy(model, x_test, y_test) if work.evaluate else None
 
     serve(run_round)
 
 
-def prototype(work: Workload, data, device: str, seeds: int) -> None:
+def prototype(work: Workload, data, device: str) -> None:
     """The MLP written out for stacked clients, with its gradient: a limit, not a simulator.
 
     It selects at random, keeps no client's model, counts nothing, and clients must have one size.
@@ -222,7 +214,7 @@ def prototype(work: Workload, data, device: str, seeds: int) -> None:
         serve(run_round)
 
 
-def flower(work: Workload, data, device: str, seeds: int) -> None:
+def flower(work: Workload, data, device: str) -> None:
     """Flower's simulation on Ray, two actors of one thread."""
     import os
 
@@ -312,7 +304,7 @@ def flower_client(message, context):
     return Message(content=content, reply_to=message)
 
 
-def pfl(work: Workload, data, device: str, seeds: int) -> None:
+def pfl(work: Workload, data, device: str) -> None:
     import torch
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -379,10 +371,8 @@ if __name__ == "__main__":
     import torch
 
     torch.set_num_threads(2)
-    engine, workload, path, device, seeds, precision = sys.argv[1:]
+    engine, workload, path, device = sys.argv[1:]
     # The same rounding for all engines: by itself PyTorch rounds convolutions to TF32.
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     arrays = dict(np.load(path))
-    simulation_engines.PRECISION = precision
-    simulation_engines.ENGINES[engine](WORKLOADS[workload], arrays, device, int(seeds))
+    simulation_engines.ENGINES[engine](WORKLOADS[workload], arrays, device)

@@ -3,8 +3,7 @@
 python benchmarks/simulation_gpu.py --out benchmarks/results/simulation-gpu.json
 python benchmarks/simulation_gpu.py --pfl-python ../venv-pfl/bin/python
 
-simulation.py interleaves engines in processes of their own, which takes many minutes; this takes
-about two. Kernels are compiled first, in parallel. The plain loop is timed over `LOOP_STEPS` steps
+Kernels are compiled first, in parallel. The plain loop is timed over `LOOP_STEPS` steps
 of a client and multiplied by the steps of a round; evaluation is left out of it. pfl runs whole
 rounds in a process of its own.
 """
@@ -23,7 +22,7 @@ import numpy as np
 import simulation
 import torch
 from provenance import write
-from simulation_engines import WORKLOADS, module
+from simulation_engines import WORKLOADS, module, simulation_of
 
 LOOP_STEPS = 20
 # seeds and precisions of each workload, and the rounds to time
@@ -39,23 +38,8 @@ RUNS = {
 
 def make(name, seeds, precision):
     """A simulation of a workload on noise."""
-    from fedcohort.datasets import Dataset, Federation
-    from fedcohort.simulate import LocalTraining, Simulation
-
-    work = WORKLOADS[name]
-    held = Dataset("benchmark", *data(name).values(), classes=work.classes)
-    parts = np.array_split(np.arange(len(held.y)), work.clients)
-    return Simulation(
-        Federation(held, {str(i): part for i, part in enumerate(parts)}),
-        lambda seed: module(work),
-        "uniform",
-        cohort_size=work.cohort,
-        local=LocalTraining(epochs=work.epochs, batch_size=work.batch, lr=work.lr),
-        device="cuda",
-        seeds=range(seeds),
-        precision=precision,
-        evaluate_every=work.evaluate_every if work.evaluate else 0,
-    )
+    options = {"device": "cuda", "seeds": range(seeds), "precision": precision}
+    return simulation_of(WORKLOADS[name], data(name), **options)
 
 
 CACHE: dict[tuple, dict] = {}
