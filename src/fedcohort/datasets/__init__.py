@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcohort.datasets import published
-from fedcohort.datasets.base import Dataset, Folder, MissingData, from_arrays, places
+from fedcohort.datasets.base import Dataset, MissingData, data_root, from_arrays
 from fedcohort.datasets.federation import Federation, federate
 from fedcohort.exceptions import DataError
 from fedcohort.options import checked_options
@@ -55,7 +55,7 @@ def load(
     """
     reader = lookup("data set", name, DATASETS)
     given = checked_options(f"data set {name!r}", reader, options)
-    return reader(Folder(name, places(root)), **given)
+    return reader(data_root(root) / name, **given)
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,7 @@ def available(root: str | os.PathLike[str] | None = None) -> list[DatasetStatus]
 
 
 def _examine(name: str, root: str | os.PathLike[str] | None) -> DatasetStatus:
-    folders = [place / name for place in places(root)]
-    where = " or ".join(map(str, [f for f in folders if f.is_dir()][:1] or folders))
-    if name == "digits":
-        where = "scikit-learn"
+    where = "scikit-learn" if name == "digits" else str(data_root(root) / name)
     try:
         data = load(name, root)
     except DataError as error:

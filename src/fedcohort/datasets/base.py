@@ -40,14 +40,7 @@ class Dataset:
     `x` holds images as float32 in [0, 1] of shape (samples, channels, height, width), tables as
     float32 of shape (samples, features), texts as integer tokens of shape (samples, window); `y`
     the labels, from 0 to classes - 1; `client_ids` the natural client of each sample as text.
-    With `tokens`, the integers of x are names and not amounts.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 1])
-    >>> Dataset("toy", x, y, x[:1], y[:1], classes=2)
-    Dataset('toy', 3 + 1 samples of shape (2,), 2 classes)
+    With `tokens`, the integers of x are names and not amounts. `from_arrays` makes one.
     """
 
     name: str
@@ -91,8 +84,7 @@ class Dataset:
         """
         if mean is None or std is None:
             if self.name not in CONSTANTS:
-                names = ", ".join(CONSTANTS)
-                raise ConfigError(f"{self.name}: no published mean and std; give them ({names})")
+                raise ConfigError(f"{self.name}: no published mean and std; give them")
             mean, std = CONSTANTS[self.name]
         if self.x.dtype.kind != "f":
             raise ConfigError(f"{self.name}: only float samples can be standardized")
@@ -237,7 +229,7 @@ def _ids(name: str, what: str, values: ArrayLike | None) -> Array | None:
     if array.ndim != 1:
         raise DataError(f"{name}: {what} must be one row of ids, not of shape {array.shape}")
     for row, value in enumerate(array):
-        if not isinstance(value, (str, int, np.integer)) or value == "":
+        if not isinstance(value, (str, int, np.integer)):
             raise DataError(f"{name}: {what}[{row}]={value!r} must be text or an integer")
     ids = np.array([str(value) for value in array] + [None], dtype=object)[:-1]
     try:
@@ -252,33 +244,21 @@ class MissingData(DataError):
     """A data file is not where it was looked for."""
 
 
-def places(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
-    """List the folders to search: `root` alone if given, else $FEDCOHORT_DATA and the cache."""
-    if root is not None:
-        return (Path(root).expanduser(),)
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    given = os.environ.get(VARIABLE)
-    return tuple(Path(p).expanduser() for p in (given, f"{cache}/fedcohort") if p)
+def data_root(root: str | os.PathLike[str] | None = None) -> Path:
+    """Return the folder of all data sets: `root`, else $FEDCOHORT_DATA, else the cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fedcohort")
+    return Path(root or os.environ.get(VARIABLE) or cache).expanduser()
 
 
-@dataclass(frozen=True)
-class Folder:
-    """The folder of one data set, in each of the places to search."""
-
-    name: str
-    places: tuple[Path, ...]
-
-    def file(self, *names: str, holds: str) -> Path:
-        """Find the first file of these names; `holds` says what it must contain."""
-        for place in self.places:
-            for name in names:
-                if (path := place / self.name / name).is_file():
-                    return path
-        looked = " and ".join(str(place / self.name) for place in self.places)
-        raise MissingData(
-            f"{self.name}: file {names[0]} not found in {looked}; it must contain {holds}. "
-            f"Put it there, or set {VARIABLE} (or root) to the folder that holds {self.name}/"
-        )
+def find_file(folder: Path, *names: str, holds: str) -> Path:
+    """Find the first file of these names; `holds` says what it must contain."""
+    for name in names:
+        if (path := folder / name).is_file():
+            return path
+    raise MissingData(
+        f"{folder.name}: file {names[0]} not found in {folder}; it must contain {holds}. "
+        f"Put it there, or set {VARIABLE} (or root) to the folder that holds {folder.name}/"
+    )
 
 
 def damaged(path: Path, problem: str, holds: str) -> DataError:
@@ -292,9 +272,7 @@ def read_all(path: Path, limit: int, holds: str) -> bytes:
         size = limit if path.suffix == ".gz" else min(limit, path.stat().st_size)
         with decompressed(path) as file:
             data = file.read(size + 1)
-    except EOFError as error:
-        raise damaged(path, "it ends too early", holds) from error
-    except (OSError, zlib.error) as error:
+    except (EOFError, OSError, zlib.error) as error:
         raise damaged(path, f"it cannot be read ({error})", holds) from error
     if len(data) > limit:
         raise damaged(path, f"it is longer than {limit} bytes", holds)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from fedcohort.datasets.base import (
     Array,
     Dataset,
-    Folder,
     damaged,
+    find_file,
     holdout,
     read_all,
     read_arrays,
@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
 
-def read_digits(folder: Folder) -> Dataset:
+def read_digits(folder: Path) -> Dataset:
     """Return 1,797 images (1, 8, 8) in [0, 1]; a fixed fifth of each class is for testing."""
     from sklearn.datasets import load_digits
 
@@ -48,13 +48,13 @@ IDX_LABELS = "IDX labels: magic 2049 and count as big-endian 32-bit numbers, the
 MAX_IMAGES = 1_000_000
 
 
-def read_idx(folder: Folder) -> Dataset:
+def read_idx(folder: Path) -> Dataset:
     """Read images (samples, 1, 28, 28) and labels; files may be compressed (.gz) or not."""
     (x, y), (x_test, y_test) = (_idx_part(folder, part) for part in ("train", "t10k"))
     return Dataset(folder.name, x, y, x_test, y_test, classes=10)
 
 
-def _idx_part(folder: Folder, part: str) -> tuple[Array, Ints]:
+def _idx_part(folder: Path, part: str) -> tuple[Array, Ints]:
     images = _idx_bytes(folder, f"{part}-images-idx3-ubyte", (28, 28), IDX_IMAGES)[0]
     labels, path = _idx_bytes(folder, f"{part}-labels-idx1-ubyte", (), IDX_LABELS)
     if len(labels) != len(images):
@@ -65,9 +65,9 @@ def _idx_part(folder: Folder, part: str) -> tuple[Array, Ints]:
     return images[:, None] / np.float32(255), labels.astype(np.int64)
 
 
-def _idx_bytes(folder: Folder, name: str, shape: tuple[int, ...], holds: str) -> tuple[Bytes, Path]:
+def _idx_bytes(folder: Path, name: str, shape: tuple[int, ...], holds: str) -> tuple[Bytes, Path]:
     """Read an IDX file of bytes whose items have the given shape."""
-    path = folder.file(f"{name}.gz", name, holds=holds)
+    path = find_file(folder, f"{name}.gz", name, holds=holds)
     items = read_arrays(path, [""], holds)[""]
     if items.dtype != np.uint8 or items.shape[1:] != shape or not 0 < len(items) <= MAX_IMAGES:
         raise damaged(path, f"it holds {items.dtype} of shape {items.shape}", holds)
@@ -81,7 +81,7 @@ CIFAR_HOLDS = (
 )
 
 
-def read_cifar(folder: Folder) -> Dataset:
+def read_cifar(folder: Path) -> Dataset:
     """Read images (samples, 3, 32, 32) and labels."""
     train = np.concatenate([_cifar_batch(folder, f"data_batch_{i}.bin") for i in range(1, 6)])
     test = _cifar_batch(folder, "test_batch.bin")
@@ -90,8 +90,8 @@ def read_cifar(folder: Folder) -> Dataset:
     return Dataset(folder.name, x, y, x_test, y_test, classes=10)
 
 
-def _cifar_batch(folder: Folder, name: str) -> Bytes:
-    path = folder.file(name, holds=CIFAR_HOLDS)
+def _cifar_batch(folder: Path, name: str) -> Bytes:
+    path = find_file(folder, name, holds=CIFAR_HOLDS)
     data = read_all(path, MAX_RECORDS * CIFAR_RECORD, CIFAR_HOLDS)
     if not data or len(data) % CIFAR_RECORD:
         raise damaged(path, f"its {len(data)} bytes are not a number of whole records", CIFAR_HOLDS)
@@ -110,13 +110,13 @@ FEMNIST_HOLDS = (
 FEMNIST_KINDS = {"images": "u1", "labels": "u1", "writers": "u2", "is_test": "b1"}
 
 
-def read_femnist(folder: Folder) -> Dataset:
+def read_femnist(folder: Path) -> Dataset:
     """Read images (samples, 1, 28, 28), labels and writers, who are the clients, as in LEAF.
 
     Digits come first (0-9), then A-Z (10-35) and a-z (36-61). As in LEAF, and unlike MNIST, the
     background is 1 (255) and ink is 0. The split into train and test is LEAF's own.
     """
-    path = folder.file("femnist.npz", holds=FEMNIST_HOLDS)
+    path = find_file(folder, "femnist.npz", holds=FEMNIST_HOLDS)
     raw = read_arrays(path, (*FEMNIST_KINDS, "writer_ids"), FEMNIST_HOLDS)
     _check_femnist(path, raw)
     x, y = raw["images"][:, None] / np.float32(255), raw["labels"].astype(np.int64)
@@ -172,7 +172,7 @@ HEART_VALUES: dict[int, tuple[int, ...]] = {
 }
 
 
-def read_heart(folder: Folder) -> Dataset:
+def read_heart(folder: Path) -> Dataset:
     """Read 13 features and whether there is a heart disease; the hospitals are the clients.
 
     FLamby's Fed-Heart-Disease. The columns slope, ca and thal are mostly missing outside Cleveland
@@ -182,7 +182,7 @@ def read_heart(folder: Folder) -> Dataset:
     for testing.
     """
     tables = [
-        _heart_table(folder.file(f"processed.{h}.data", holds=HEART_HOLDS)) for h in HOSPITALS
+        _heart_table(find_file(folder, f"processed.{h}.data", holds=HEART_HOLDS)) for h in HOSPITALS
     ]
     rows = np.concatenate(tables)
     clients = np.repeat(HOSPITALS, [len(table) for table in tables])
@@ -232,7 +232,7 @@ PLAYS_HOLDS = (
 )
 
 
-def read_shakespeare(folder: Folder, *, max_samples: int | None = 500) -> Dataset:
+def read_shakespeare(folder: Path, *, max_samples: int | None = 500) -> Dataset:
     """Read windows (samples, 80) of tokens and the token that follows each; roles are clients.
 
     A client is a role with at least ten lines, named "play/SPEAKER"; its lines are joined by line
@@ -243,7 +243,7 @@ def read_shakespeare(folder: Folder, *, max_samples: int | None = 500) -> Datase
     """
     if max_samples is not None and max_samples < 1:
         raise ConfigError(f"shakespeare: max_samples={max_samples} must be at least 1, or None")
-    path = folder.file("plays.tsv.gz", holds=PLAYS_HOLDS)
+    path = find_file(folder, "plays.tsv.gz", holds=PLAYS_HOLDS)
     roles = {
         role: encode("\n".join(lines))
         for role, lines in sorted(_lines_by_role(path).items())

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from fedcohort.experiments.compare import OnRound, Setting
     from fedcohort.experiments.config import Experiment
 
-LOCAL, AUTO = "local", "auto"
-CONNECT_SECONDS = 5.0
 POLL_SECONDS = 1.0
 RETRIES = 3  # restarts of a task whose worker or node died
 LOST_SECONDS = 60  # how long a lost node's process may still hold its folder
@@ -43,29 +41,31 @@ TASKS_PER_CPU = 4  # so that a slow worker does not keep the others waiting
 def cluster(address: str, cpus: int | None = None) -> Iterator[None]:
     """Connect to a Ray cluster inside the block; disconnect, or stop it, at the end.
 
-    Parameters
-    ----------
-    address : str
-        "local" starts Ray on this machine, "auto" takes the cluster that this machine belongs to
-        (or ``$RAY_ADDRESS``), ``HOST:PORT`` is a cluster's head. A program that is connected
-        already stays connected.
-    cpus : int, optional
-        With "local", how many tasks run at a time; by default one per core.
+    "local" starts Ray on this machine, with as many tasks at a time as `cpus` (by default one per
+    core); "auto" takes the cluster that this machine belongs to (or ``$RAY_ADDRESS``);
+    ``HOST:PORT`` is a cluster's head. A program that is connected already stays connected.
     """
-    if address not in (LOCAL, AUTO) and not re.fullmatch(r"[^\s/]+:\d{1,5}", address):
+    if address not in ("local", "auto") and not re.fullmatch(r"[^\s/]+:\d{1,5}", address):
         raise ConfigError(f"--ray {address}: write local, auto or HOST:PORT")
     ray = need_ray()
     if ray.is_initialized():
         connected = ray.get_runtime_context().gcs_address
-        if address not in (LOCAL, AUTO, connected):
+        if address not in ("local", "auto", connected):
             raise ConfigError(f"--ray {address}: this program is connected to {connected} already")
         yield
         return
     options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
-    if address == LOCAL:
+    if address == "local":
         options |= {"num_cpus": cpus, "include_dashboard": False}
-    elif address != AUTO:
-        _check_answers(address)
+    elif address != "auto":
+        host, _, port = address.rpartition(":")
+        try:  # the port first: Ray retries for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"--ray {address}: no cluster answers ({error}); start one with "
+                "`ray start --head`, or use --ray local"
+            ) from None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tips about Ray's future defaults
         try:
@@ -77,18 +77,6 @@ def cluster(address: str, cpus: int | None = None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _check_answers(address: str) -> None:
-    """Check the port first; Ray retries for minutes."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"--ray {address}: no cluster answers ({error}); start one with `ray start --head`, "
-            "or use --ray local"
-        ) from None
 
 
 def need_ray() -> Any:
@@ -202,14 +190,6 @@ def _run(experiment: Experiment, folder: Path, dataset: Dataset) -> None:
             time.sleep(1)
 
 
-class Part(NamedTuple):
-    """What one worker made of some files: sketches by client, and what it left out."""
-
-    rows: int
-    sketches: dict[str, RaceSketch]
-    reading: Reading
-
-
 def sketch_folder(
     path: str | os.PathLike[str],
     want: Want,
@@ -232,18 +212,18 @@ def sketch_folder(
     waiting = [task.remote(files[0], part, root, want, shared) for part in split(files, most)]
     while waiting:
         try:
-            part: Part = ray.get(waiting[0])
+            rows, sketches, left_out = ray.get(waiting[0])
         except ray.exceptions.RayError as error:
             for other in waiting:
                 ray.cancel(other)
             raise cluster_error(error, f"sketching {path}") from None
         del waiting[0]  # its result may leave the object store
-        for client, sketch in part.sketches.items():
+        for client, sketch in sketches.items():
             merged[client] = merged[client] + sketch if client in merged else sketch
         if on_rows is not None:
-            on_rows(part.rows)
+            on_rows(rows)
         if reading is not None:
-            reading.add(part.reading)
+            reading.add(left_out)
     if not merged:
         raise DataError(NO_ROWS)
     return merged
@@ -257,9 +237,14 @@ def split(files: Sequence[Path], most: int) -> list[list[Path]]:
     return [[files[i] for i in np.flatnonzero(part == p).tolist()] for p in np.unique(part)]
 
 
-def _sketch(first: Path, files: Sequence[Path], root: Path, want: Want, empty: RaceSketch) -> Part:
-    """Sketch some files on a worker; the first of all says which columns are read."""
+def _sketch(
+    first: Path, files: Sequence[Path], root: Path, want: Want, empty: RaceSketch
+) -> tuple[int, dict[str, RaceSketch], Reading]:
+    """Sketch some files on a worker; the first of all says which columns are read.
+
+    Returns the rows, the sketches by client, and what was left out.
+    """
     source = open_files([first, *files], root, want, skip=1)
     rows: list[int] = []
     sketches = sketch_parts(source, empty, on_rows=rows.append)
-    return Part(sum(rows), sketches, source.reading)
+    return sum(rows), sketches, source.reading

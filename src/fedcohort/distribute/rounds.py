@@ -31,16 +31,13 @@ class ShardedTrainer(Trainer):
 
     Parameters
     ----------
-    model, local, options
-        As in `Trainer`; `device` is this process's own.
     workers : int
         Actors. Each holds the architecture; the data set lies once on every node.
-    group : int, default=16
-        Clients that train side by side on an actor. The result depends on it, by rounding, and
-        not on `workers`.
+    group : int
+        Clients side by side on an actor. The result depends on it, by rounding, not on `workers`.
     cpus, gpus : float
         Of each actor, which trains on a GPU if it has a share of one.
-    timeout : float, default=120
+    timeout : float
         Seconds to wait for the first actor to start.
     """
 
