@@ -128,6 +128,7 @@ def test_a_crash_while_seeds_are_added_loses_nothing(tmp_path, monkeypatch):
 OWN = """
 import numpy as np
 from torch import nn
+from fedcohort.datasets import from_arrays
 from fedcohort.policies import Uniform, register
 
 @register("mine", when="never")
@@ -141,7 +142,7 @@ class Net(nn.Sequential):
 
 def load():
     rng = np.random.default_rng(0)
-    return rng.integers(0, 256, (80, 6), np.uint8), np.arange(80) % 2
+    return from_arrays(rng.integers(0, 256, (80, 6), np.uint8), np.arange(80) % 2)
 
 def split(labels, clients, rng):
     return np.array_split(np.arange(len(labels)), clients)

@@ -68,7 +68,7 @@ class DataConfig:
     Parameters
     ----------
     dataset : str
-        A data set, or FILE.py:FUNCTION that returns one.
+        A data set, or FILE.py:FUNCTION that returns one, as `from_arrays` does.
     partition : str
         How samples are handed out; "natural" for the clients that the data bring along.
     clients : int, optional
@@ -143,7 +143,7 @@ class Experiment:
     data : table
         The federation.
     model : name
-        A model, or FILE.py:CLASS.
+        A model, or FILE.py:CLASS that takes the shape of a sample and the number of classes.
     local : table
         What a selected client does.
     policy : name

@@ -10,7 +10,6 @@ finished run continues with more rounds or more seeds.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import os
 import shutil
@@ -25,7 +24,7 @@ import torch
 from torch import nn
 
 from fedcohort import storage
-from fedcohort.datasets import Dataset, Federation, federate, from_arrays, load
+from fedcohort.datasets import Dataset, Federation, federate, load
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.experiments import config
 from fedcohort.experiments.config import DataConfig, Experiment, NamedConfig
@@ -256,26 +255,19 @@ def simulation_of(experiment: Experiment, dataset: Dataset) -> Simulation:
 
 def dataset_of(data: DataConfig) -> Dataset:
     """Load the data set that the experiment names; images of bytes are scaled to [0, 1]."""
-    dataset = _dataset_from_file(data) if in_file(data.dataset) else load(data.dataset, data.root)
+    if in_file(data.dataset):
+        dataset = load_object("data set", data.dataset)()
+        if not isinstance(dataset, Dataset):
+            raise ConfigError(
+                f"data set {data.dataset!r} returned {type(dataset).__name__}: let it return "
+                "fedcohort.datasets.from_arrays(x, y, client_ids)"
+            )
+    else:
+        dataset = load(data.dataset, data.root)
     if dataset.x.dtype == np.uint8:
         x, x_test = (part.astype(np.float32) / 255 for part in (dataset.x, dataset.x_test))
         dataset = dataclasses.replace(dataset, x=x, x_test=x_test)
     return dataset.standardized(data.mean, data.std) if data.standardize else dataset
-
-
-def _dataset_from_file(data: DataConfig) -> Dataset:
-    """Call FILE.py:FUNCTION, which returns a Dataset or the first arguments of `from_arrays`."""
-    function = load_object("data set", data.dataset)
-    takes_root = "root" in inspect.signature(function).parameters
-    answer = function(root=data.root) if takes_root else function()
-    if isinstance(answer, Dataset):
-        return answer
-    if isinstance(answer, tuple) and 2 <= len(answer) <= 5:
-        return from_arrays(*answer, name=data.dataset.rpartition(":")[2])
-    raise ConfigError(
-        f"data set {data.dataset!r} must return a Dataset or arrays (x, y, client_ids, x_test, "
-        f"y_test), the last three optional; it returned {type(answer).__name__}"
-    )
 
 
 def federation_of(data: DataConfig, dataset: Dataset, seed: int) -> Federation:
@@ -289,44 +281,29 @@ def federation_of(data: DataConfig, dataset: Dataset, seed: int) -> Federation:
 
 
 def model_of(named: NamedConfig, dataset: Dataset, seed: int) -> nn.Module:
-    """Build the model and let it answer for one sample, so that a wrong model is named."""
+    """Build the model and let it answer for one sample, so that a wrong model is named.
+
+    A model of one's own, FILE.py:CLASS, is made as ``CLASS(input_shape, classes, **options)``.
+    """
     shape, what = dataset.sample_shape, f"model {named.name!r}"
     architecture: Any = named.name
     if in_file(named.name):
-        architecture = _constructor(what, load_object("model", named.name), named.options)
+        maker = load_object("model", named.name)
+        architecture = partial(maker, **checked_options(what, maker, named.options))
     elif named.options:
         raise ConfigError(f"{what} has no options; write your own as FILE.py:CLASS")
-    model = build_model(architecture, shape, dataset.classes, seed=seed)
     try:
+        model = build_model(architecture, shape, dataset.classes, seed=seed)
         with torch.no_grad():
-            outputs = model(torch.as_tensor(dataset.x[:1]))
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            outputs = tuple(model(torch.as_tensor(dataset.x[:1])).shape)
+    except (RuntimeError, IndexError, TypeError) as error:
         raise ConfigError(
             f"{what} cannot take the samples of {dataset.name}, {dataset.x.dtype} of shape "
             f"{shape}: choose another model ({error})"
         ) from None
-    if outputs.shape != (1, dataset.classes):
+    if outputs != (1, dataset.classes):
         raise ConfigError(
-            f"{what} answers with shape {tuple(outputs.shape)} for one sample of {dataset.name}; "
+            f"{what} answers with shape {outputs} for one sample of {dataset.name}; "
             f"it must be (1, {dataset.classes})"
         )
     return model
-
-
-def _constructor(
-    what: str, maker: Callable[..., nn.Module], options: Mapping[str, Any]
-) -> Callable[[Sequence[int], int], nn.Module]:
-    """Return a function of (input_shape, classes): a maker may take both, the first, or none."""
-    given = checked_options(what, maker, options)
-    required = [
-        p
-        for p in inspect.signature(maker).parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        and p.default is p.empty
-        and p.name not in given
-    ]
-
-    def construct(shape: Sequence[int], classes: int) -> nn.Module:
-        return maker(*(shape, classes)[: len(required)], **given)
-
-    return construct

@@ -84,8 +84,12 @@ class LocalTraining(Training):
 
     Parameters
     ----------
-    epochs, steps, batch_size, optimizer, lr, momentum, weight_decay, betas, eps, prox_mu, augment
+    epochs, steps, batch_size, optimizer, weight_decay, prox_mu, augment
         As in `modelstack.Training`.
+    lr, momentum : float
+        The learning rate, and the momentum of SGD.
+    betas, eps : pair of float, float
+        Those of Adam.
     epoch_decay : float
         `lr` is multiplied by it after every local epoch. The next round begins again with `lr`
         times the factor of its `schedule`.
