@@ -39,6 +39,8 @@ from fedcohort.policies import Uniform
 from fedcohort.signals.catalog import SIGNALS
 from fedcohort.simulate import LocalTraining, build
 
+collect_ignore = ["shapes"]  # apps, which are imported when they have been patched
+
 SUPERLINK = 1
 LOCAL = LocalTraining(epochs=1, batch_size=16, lr=0.1)
 
