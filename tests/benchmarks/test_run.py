@@ -143,7 +143,7 @@ def test_processes_find_what_one_process_finds(suite, tmp_path):
     model = dataclasses.replace(parts[0].experiment, model=NamedConfig("char-lstm"))
     wrong = dataclasses.replace(parts[0], variant="wrong", experiment=model)
     two, one = tmp_path / "two", tmp_path / "one"
-    outcome = in_processes([*parts, wrong], two, False, 1000.0, {"cpu": 2})
+    outcome = in_processes([*parts, wrong], two, False, 1000.0, {"cpu": 1})
     assert not outcome.left
     assert "char-lstm" in outcome.failed.pop(wrong.name) and not outcome.failed
     in_turn(parts, one, False, 1000.0)

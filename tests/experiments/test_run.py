@@ -62,17 +62,6 @@ def test_a_torn_last_line_is_mended(tmp_path):
         run(dataclasses.replace(SMALL, rounds=4), tmp_path / "a", resume=True)
 
 
-def test_compare_runs_each_policy_on_the_same_split(tmp_path):
-    policies = [NamedConfig("uniform"), NamedConfig("power-of-choice", {"d": 8})]
-    results = compare(SMALL, policies, tmp_path)
-    assert [r.policy for r in results] == ["uniform", "power-of-choice"]
-    written = json.loads((tmp_path / "runs.json").read_text())
-    assert written == ["uniform", "power-of-choice"]
-    # Power-of-choice downloads the model to its 8 candidates, uniform to its 5.
-    down = [r.summaries[0].bytes_down for r in results]
-    assert down[1] == down[0] * 8 // 5
-
-
 @pytest.mark.parametrize(
     ("policy", "complaint"),
     [
@@ -177,16 +166,6 @@ def test_the_defaults_learn(tmp_path):
     """40 rounds of the defaults; one in ten would be guessing."""
     (summary,) = run(Experiment(rounds=40, device="cpu"), tmp_path).summaries
     assert summary.accuracy > 0.6
-
-
-def test_two_processes_cannot_write_one_folder(tmp_path):
-    from fedcohort.exceptions import FolderInUse
-    from fedcohort.storage import locked_folder
-
-    with locked_folder(tmp_path), pytest.raises(FolderInUse, match="another process"):
-        run(TINY, tmp_path, resume=True)
-    assert not (tmp_path / "rounds.jsonl").exists()
-    run(TINY, tmp_path)
 
 
 def test_rounds_are_synced_before_the_checkpoint_that_knows_them(tmp_path, monkeypatch):

@@ -57,14 +57,6 @@ def test_a_quantile_is_of_the_durations_measured():
     assert Pace(deadline=7).limit([1.0]) == 7
 
 
-def test_work_and_waiting_are_counted_apart():
-    dropped = Pace(over_select=2).close(2, SECONDS)  # b and d, until 2
-    assert (dropped.working, dropped.waiting) == (1 + 2 + 2 + 2, 1)
-    going_on = Pace(over_select=2, late="next").close(2, SECONDS)
-    assert (going_on.working, going_on.waiting) == (4 + 1 + 9 + 2, 1)
-    assert Pace().close(4, SECONDS).waiting == 5 + 8 + 7
-
-
 @given(
     st.lists(st.floats(0.1, 100), min_size=1, max_size=8),
     st.integers(1, 8),
