@@ -327,8 +327,6 @@ SHOWN = (
 
 
 def draw(found, setting, path, target):
-    import altair as alt
-
     from fedcohort.report import figures
     from fedcohort.report.content import Roles
 
@@ -346,18 +344,6 @@ def draw(found, setting, path, target):
                 rows.append(own)
     shown = [name for name in SHOWN if name in found]
     roles = Roles(shown, shown, ["uniform"])
-    domain = (0.0, float(np.ceil(20 * max(row["y"] for row in rows)) / 20))
     words = "Means over seeds with two standard errors; faint lines: all other policies."
-    figure = figures.line_chart(
-        path.stem,
-        setting,
-        words,
-        rows,
-        roles,
-        x=figures.x_axis("round", rows),
-        y=alt.Y("y:Q", title="test accuracy").axis(format=".0%"),
-        domain=domain,
-        tooltip=[],
-        target=target,
-    )
+    figure = figures.accuracy_chart(path.stem, setting, words, rows, roles, target=target)
     figures.save(figure, path)

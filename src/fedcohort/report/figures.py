@@ -204,29 +204,17 @@ AXES = {
 
 
 def _accuracy(content: Content, over: str) -> Figure:
-    title, words, log = AXES[over]
-    values = [v for c in content.curves for v in (*c.mean, *c.low, *c.high) if math.isfinite(v)]
-    low = 0.0 if min(values) < 0.3 else math.floor(10 * min(values)) / 10
-    bands = any(math.isfinite(v) for c in content.curves for v in c.low)
-    caption = "Test accuracy of the global model, mean over seeds."
-    caption += " Bands are one standard deviation over seeds." if bands else ""
-    caption += " The axis is logarithmic." if log else ""
-    titles = {"run:N": "run", "round:Q": "round", "y:Q": "accuracy"}
-    titles |= {"low:Q": "low", "high:Q": "high"} if bands else {}
+    axis, words, log = AXES[over]
     rows = [row for curve in content.curves for row in _curve_rows(curve, over)]
-    return line_chart(
-        f"accuracy-{over}",
-        f"Accuracy over {words}",
-        caption,
-        rows,
-        content.roles,
-        x=x_axis(title, rows, log),
-        y=alt.Y("y:Q", title="test accuracy", axis=alt.Axis(format=".0%")),
-        domain=(low, max(low + 0.1, math.ceil(10 * max(values)) / 10)),
-        tooltip=tips(titles, y=".1%", low=".1%", high=".1%"),
-        target=content.target,
-        wide=over == content.axes[0],
+    caption = "Test accuracy of the global model, mean over seeds."
+    if any(row["low"] is not None for row in rows):
+        caption += " Bands are one standard deviation over seeds."
+    caption += " The axis is logarithmic." if log else ""
+    name, title = f"accuracy-{over}", f"Accuracy over {words}"
+    figure = accuracy_chart(
+        name, title, caption, rows, content.roles, axis=axis, log=log, target=content.target
     )
+    return figure._replace(wide=over == content.axes[0])
 
 
 def tips(titles: Mapping[str, str], **formats: str) -> list[alt.Tooltip]:
@@ -252,37 +240,33 @@ def _rounded(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-def x_axis(title: str, rows: Rows, log: bool = False) -> alt.X:
-    """Return a horizontal axis over the field ``x`` of the rows."""
-    values = [row["x"] for row in rows if row["x"] is not None and (row["x"] > 0 or not log)]
-    domain = [min(values), max(values)] if values else [0, 1]
-    scale = alt.Scale(type="log" if log else "linear", domain=domain, nice=False)
-    axis = alt.Axis(grid=False, tickCount=6, labelFlush=True, format="~g" if log else "d")
-    return alt.X("x:Q", title=title, scale=scale, axis=axis)
-
-
-def line_chart(
+def accuracy_chart(
     name: str,
     title: str,
     caption: str,
     rows: Rows,
     roles: Roles,
     *,
-    x: alt.X,
-    y: alt.Y,
-    domain: tuple[float, float],
-    tooltip: list[alt.Tooltip],
+    axis: str = "round",
+    log: bool = False,
     target: float | None = None,
-    wide: bool = False,
 ) -> Figure:
     """Draw one line per run: baselines grey, highlighted runs in color and labeled, others faint.
 
-    Rows have ``run``, ``x`` and ``y``, and ``low`` and ``high`` for a band; a horizontal line is
-    drawn at `target`.
+    Rows have "run", "x" and "y", and "low" and "high" for a band; a line is drawn at `target`.
     """
     drawn = {row["run"] for row in rows}
     ranked, highlighted, baselines = ([run for run in runs if run in drawn] for runs in roles)
-    y = y.scale(domain=list(domain), clamp=True)
+    values = [row[k] for row in rows for k in ("y", "low", "high") if row.get(k) is not None]
+    bottom = 0.0 if min(values) < 0.3 else math.floor(10 * min(values)) / 10
+    domain = (bottom, max(bottom + 0.1, math.ceil(10 * max(values)) / 10))
+    scale = alt.Scale(domain=list(domain), clamp=True)
+    y = alt.Y("y:Q", title="test accuracy", axis=alt.Axis(format=".0%"), scale=scale)
+    xs = [row["x"] for row in rows if row["x"] > 0 or not log]
+    x = alt.X("x:Q", title=axis).scale(
+        type="log" if log else "linear", domain=[min(xs), max(xs)], nice=False
+    )
+    x = x.axis(grid=False, tickCount=6, labelFlush=True, format="~g" if log else "d")
     color = alt.Color("run:N", scale=alt.Scale(domain=ranked), legend=None)
     base = alt.Chart(alt.NamedData("lines")).encode(x=x, y=y, detail="run:N")
     on = base.transform_filter("indexof(highlighted, datum.run) >= 0 && !datum.baseline")
@@ -291,11 +275,11 @@ def line_chart(
         name="near", nearest=True, on="pointerover", clear="pointerout", empty=False,
         fields=["run", "x"],
     )  # fmt: skip
-    layers = []
+    titles, layers = {"run:N": "run", "round:Q": "round", "y:Q": "accuracy"}, []
     if any(row.get("low") is not None for row in rows):
+        titles |= {"low:Q": "low", "high:Q": "high"}
         band = on.mark_area(opacity=0.16, tooltip=False, aria=False)
-        low = alt.Y("low:Q", scale=alt.Scale(domain=list(domain), clamp=True))
-        layers.append(band.encode(y=low, y2="high:Q", color=color))
+        layers.append(band.encode(y=alt.Y("low:Q", scale=scale), y2="high:Q", color=color))
     layers += [
         off.mark_line(style="faint", aria=False),
         base.transform_filter("datum.baseline").mark_line(style="baseline", aria=False),
@@ -304,42 +288,30 @@ def line_chart(
         .encode(
             color=alt.condition("datum.baseline", alt.value(GREY), color),
             opacity=alt.condition(near, alt.value(1), alt.value(0)),
-            tooltip=tooltip,
+            tooltip=tips(titles, y=".1%", low=".1%", high=".1%"),
         )
         .add_params(near),
-        *_target(target, domain),
-        _run_names("labels", x, y).encode(color=color),
-        _run_names("baseline-labels", x, y, style="baseline-label"),
     ]
+    if target is not None and domain[0] <= target <= domain[1]:
+        line = alt.Chart(alt.Data(values=[{"y": target, "text": f"target {target:.0%}"}]))
+        text = line.mark_text(style="target-label", align="left", dy=-6, dx=4, aria=False)
+        layers.append(line.mark_rule(style="target", aria=False).encode(y="y:Q"))
+        layers.append(text.encode(y="y:Q", x=alt.value(0), text="text:N"))
+    for data, style in (("labels", {}), ("baseline-labels", {"style": "baseline-label"})):
+        text = alt.Chart(alt.NamedData(data)).encode(x=x, y=y, text="run:N")
+        text = text.mark_text(align="left", dx=7, fontWeight=600, aria=False, **style)
+        layers.append(text if style else text.encode(color=color))
     chart = alt.layer(*layers).properties(height=HEIGHT)
     chart = chart.add_params(alt.param(name="highlighted", value=highlighted))
     ends = {str(row["run"]): {"x": row["x"], "y": row["y"]} for row in rows}
     placed = separated({run: ends[run]["y"] for run in (*highlighted, *baselines)}, domain)
-    labels = {
+    datasets = {
         data: [{"run": run, "x": ends[run]["x"], "y": placed[run]} for run in runs]
         for data, runs in (("labels", highlighted), ("baseline-labels", baselines))
     }
-    lines = [{**row, "baseline": row["run"] in baselines} for row in rows]
-    where = {"ends": ends, "domain": domain, "height": HEIGHT}
-    data = {"lines": lines, **labels}
-    return Figure(name, title, caption, chart, data, "highlighted", wide, where)
-
-
-def _target(target: float | None, domain: tuple[float, float]) -> list[alt.Chart]:
-    if target is None or not domain[0] <= target <= domain[1]:
-        return []
-    data = alt.Chart(alt.Data(values=[{"y": target, "text": f"target {target:.0%}"}]))
-    text = data.mark_text(style="target-label", align="left", dy=-6, dx=4, aria=False)
-    return [
-        data.mark_rule(style="target", aria=False).encode(y="y:Q"),
-        text.encode(y="y:Q", x=alt.value(0), text="text:N"),
-    ]
-
-
-def _run_names(data: str, x: alt.X, y: alt.Y, **style: Any) -> alt.Chart:
-    """Write the names of runs at the ends of their lines."""
-    chart = alt.Chart(alt.NamedData(data)).encode(x=x, y=y, text="run:N")
-    return chart.mark_text(align="left", dx=7, fontWeight=600, aria=False, **style)
+    datasets["lines"] = [{**row, "baseline": row["run"] in baselines} for row in rows]
+    labels = {"ends": ends, "domain": domain, "height": HEIGHT}
+    return Figure(name, title, caption, chart, datasets, "highlighted", labels=labels)
 
 
 def separated(
@@ -539,19 +511,20 @@ def distances_to_all(clients: Rows, reference: float) -> str:
 
 def client_map(clients: Rows, positions: Floats, name_all: bool) -> str:
     """Draw a map with equal scales on both axes; a name that would cover another is left out."""
-    width, height, rim = 540, 440, 46
+    width, height, rim = 540, 440, 64
     span = float(np.ptp(positions, axis=0).max()) or 1.0
     unit = span / (min(width, height) - 2 * rim)  # distance per pixel
     middle = (positions.max(axis=0) + positions.min(axis=0)) / 2
     low, high = (middle + side * np.array([width, height]) * unit / 2 for side in (-1, 1))
-    spots = [((x - low[0]) / unit, (high[1] - y) / unit) for x, y in positions.tolist()]
-    named = [short(c["name"], 18) if name_all or c["strong"] else "" for c in clients]
-    sides = beside(named, spots, width)
+    spots = positions / unit
+    named: list[int] = []  # outliers first, and no name so near to another that they may overlap
+    for i in sorted(range(len(clients)), key=lambda i: not clients[i]["strong"]):
+        apart = np.abs(spots[named] - spots[i]) > (130, 12)
+        if (name_all or clients[i]["strong"]) and apart.any(axis=1).all():
+            named.append(i)
     rows = [
-        {**client, "name": name, "x": x, "y": y, "side": side}
-        for client, name, (x, y), side in zip(
-            clients, named, positions.tolist(), sides, strict=True
-        )
+        {**client, "name": short(client["name"], 18) if i in named else "", "x": x, "y": y}
+        for i, (client, (x, y)) in enumerate(zip(clients, positions.tolist(), strict=True))
     ]
     x, y = (
         channel(f"{axis}:Q", axis=None, scale=alt.Scale(domain=[a, b], nice=False))
@@ -564,13 +537,8 @@ def client_map(clients: Rows, positions: Floats, name_all: bool) -> str:
         stroke=alt.condition("datum.strong", alt.value("#111"), alt.value("#fff")),
         strokeWidth=alt.condition("datum.strong", alt.value(2), alt.value(1)),
     )
-    names = [
-        base.transform_filter(f"datum.side == '{side}'")
-        .mark_text(align=align, dx=dx, fontSize=11, aria=False, tooltip=None)
-        .encode(text="name:N")
-        for side, align, dx in (("right", "left", 8), ("left", "right", -8))
-    ]
-    chart = alt.layer(points, *names).properties(height=height)
+    names = base.mark_text(dy=-14, fontSize=11, aria=False, tooltip=None).encode(text="name:N")
+    chart = alt.layer(points, names).properties(height=height)
     caption = "Clients drawn close are alike."
     return picture(Figure("map", "Map", caption, chart, {"marks": rows}), width=width)
 
@@ -593,32 +561,3 @@ def histogram(bins: Sequence[str], client: Floats, rest: Floats, title: str) -> 
     chart = alt.layer(*layers).properties(height=110)
     caption = "Bars: this client; dark lines: all others."
     return picture(Figure("column", title, caption, chart, {"bins": rows}), width=300)
-
-
-def beside(
-    names: Sequence[str], spots: Sequence[tuple[float, float]], width: float
-) -> list[str | None]:
-    """Say on which side of its mark each name stands; None where it would cover another.
-
-    Examples
-    --------
-    >>> beside(["a", "b", "c"], [(50, 50), (50, 50), (50, 52)], 100)
-    ['right', 'left', None]
-    """
-    boxes = [(x - 5, y - 5, x + 5, y + 5) for x, y in spots]
-    sides: list[str | None] = []
-    for name, (x, y) in zip(names, spots, strict=True):
-        long = 6.2 * len(name)
-        sides.append(None)
-        for side, left in (("right", x + 8), ("left", x - 8 - long)):
-            box = (left, y - 6, left + long, y + 5)
-            inside = left >= 0 and left + long <= width
-            if name and inside and not any(_overlap(box, other) for other in boxes):
-                boxes.append(box)
-                sides[-1] = side
-                break
-    return sides
-
-
-def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
-    return min(a[2], b[2]) > max(a[0], b[0]) and min(a[3], b[3]) > max(a[1], b[1])
