@@ -1,11 +1,11 @@
 """Cold start: paper 0's Table 1 and Figure 3, with sketches doing the retrieval.
 
-    python benchmarks/cold_start.py --dataset mnist --out runs/cold-start.json
+    python benchmarks/cold_start.py --dataset mnist --split twins --out runs/cold-start.json
 
 Warm clients train a global model by FedAvg, then each fine-tunes it. Cold clients have no labels:
 they get the global model, a random or the best personal model, or what their sketch retrieves.
 Settings are the paper's (section 5.4). The optimizer is Adam, as in the released code: at the
-paper's learning rate of 1e-4, SGD would hardly move. `--optimizer sgd --lr ...` tries it.
+paper's learning rate of 1e-4, SGD would hardly move.
 
 Every retrieval goes through a registry (`fedcohort.personalize`). Limits are calibrated on warm
 clients alone: "auto" by their distances, "gains" also by their accuracy on their training data.
@@ -18,11 +18,11 @@ limit by gains, which needs the model of every warm client, is then left out.
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -37,101 +37,54 @@ from fedcohort.simulate import LocalTraining, Simulation, build
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
 
-PAPER = {
-    "mnist": {"warm global": 0.8764, "warm local": 0.9784, "global": 0.8791, "nearest": 0.9702},
-    "femnist": {"warm global": 0.6593, "warm local": 0.7336, "global": 0.6667, "nearest": 0.6937},
-    "shakespeare": {
-        "warm global": 0.3581,
-        "warm local": 0.3645,
-        "global": 0.3237,
-        "nearest": 0.3455,
-    },
-}
 STRATEGIES = ("nearest", "plain", "match")
-
-
-@dataclass(frozen=True)
-class Setting:
-    model: str
-    splits: tuple
-    clients: int | None
-    cold: int | None  # None: half
-    cohort: int
-    rounds: int
-    local: LocalTraining
-    rows: int = 200  # of the exact sketch
-    epsilons: tuple = (4.0, 2.0, 1.0, 0.5)
-
-
 IMAGES = LocalTraining(epochs=10, batch_size=32, lr=1e-4, optimizer="adam")
+TEXT = LocalTraining(epochs=20, batch_size=10, lr=0.01, optimizer="adam")
+# model, clients, cold clients (None: half), cohort, rounds, local training, rows of exact sketches
 SETTINGS = {
-    "mnist": Setting("mlp-512", ("twins", "no twins", "random"), 100, None, 10, 200, IMAGES),
-    "femnist": Setting("lenet5", ("natural",), None, None, 50, 200, IMAGES),
-    "shakespeare": Setting(
-        "char-lstm",
-        ("natural",),
-        None,
-        20,
-        3,
-        5,
-        LocalTraining(epochs=20, batch_size=10, lr=0.01, optimizer="adam"),
-        rows=100,
-        epsilons=(),
-    ),
-    "digits": Setting(  # small: to try the script
-        "mlp-64-30",
-        ("twins", "no twins", "random"),
-        40,
-        None,
-        10,
-        30,
-        replace(IMAGES, lr=1e-3),
-        rows=50,
-        epsilons=(4.0,),
-    ),
+    "mnist": ("mlp-512", 100, None, 10, 200, IMAGES, 200),
+    "femnist": ("lenet5", None, None, 50, 200, IMAGES, 200),
+    "shakespeare": ("char-lstm", None, 20, 3, 5, TEXT, 100),
 }
 
 
-@dataclass(frozen=True)
-class Split:
-    """Rows of the training and the test set by client."""
+def split(dataset, name, clients, cold, seed):
+    """Rows of the warm and of the cold clients' training data, and of their test data.
 
-    warm: dict
-    cold: dict
-    warm_test: list
-    cold_test: list
-
-
-def make_split(dataset, name, clients, cold, seed):
+    "natural" is by writer or role; else each client has two classes. Then a cold client is a
+    "twin" of a warm one, with other samples, is drawn at "random", or has no twin.
+    """
     rng = stream(seed, "cold-start")
     if name == "natural":
-        return _natural(dataset, clients, cold, seed, rng)
+        federation = federate(dataset, "natural", clients=clients, seed=seed)
+        tests = federation.test_parts()
+        parts = {c: rows for c, rows in federation.parts.items() if c in tests}
+        warm, cold = drawn(parts, cold or len(parts) // 2, rng)
+        return warm, cold, [tests[c] for c in warm], [tests[c] for c in cold]
     cold = cold or clients // 2
-    halves = {"twins": _twins, "no twins": _without_twins, "random": _at_random}[name]
-    warm, cold = halves(dataset, clients, cold, seed, rng)
-    return Split(warm, cold, _by_class(dataset, warm), _by_class(dataset, cold))
+    count = clients - cold if name == "twins" else clients
+    parts = federate(dataset, "skewness", clients=count, seed=seed, xi="H").parts
+    if name == "twins":
+        mixed = {c: rng.permutation(rows) for c, rows in parts.items()}
+        warm = {c: np.sort(rows[: len(rows) // 2]) for c, rows in mixed.items()}
+        cold = {c: np.sort(rows[len(rows) // 2 :]) for c, rows in list(mixed.items())[:cold]}
+    elif name == "random":
+        warm, cold = drawn(parts, cold, rng)
+    else:
+        warm, cold = without_twins(dataset, parts, cold, rng)
+    # all test samples of the client's classes, which it has in about equal shares
+    classes = [[np.unique(dataset.y[rows]) for rows in group.values()] for group in (warm, cold)]
+    tests = [[np.flatnonzero(np.isin(dataset.y_test, c)) for c in group] for group in classes]
+    return warm, cold, *tests
 
 
-def _twins(dataset, clients, cold, seed, rng):
-    """Two classes per client; each cold client shares a warm client's classes, not its samples."""
-    parts = federate(dataset, "skewness", clients=clients - cold, seed=seed, xi="H").parts
-    warm, twins = {}, {}
-    for client, rows in parts.items():
-        mixed = rng.permutation(rows)
-        warm[client], twins[client] = np.split(mixed, [len(mixed) // 2])
-    chosen = list(twins)[:cold]
-    return _sorted(warm), _sorted({client: twins[client] for client in chosen})
+def drawn(parts, cold, rng):
+    names = list(parts)
+    return parted(parts, {names[i] for i in rng.choice(len(names), cold, replace=False)})
 
 
-def _at_random(dataset, clients, cold, seed, rng):
-    """Two classes per client; who has a twin among the warm clients is left to chance."""
-    parts = federate(dataset, "skewness", clients=clients, seed=seed, xi="H").parts
-    return _drawn(parts, cold, rng)
-
-
-def _without_twins(dataset, clients, cold, seed, rng):
-    """Two classes per client; no warm client has both classes of a cold one."""
-    parts = federate(dataset, "skewness", clients=clients, seed=seed, xi="H").parts
+def without_twins(dataset, parts, cold, rng):
+    """No warm client has both classes of a cold one."""
     by_pair = {}
     for client, rows in parts.items():
         by_pair.setdefault(tuple(np.unique(dataset.y[rows]).tolist()), []).append(client)
@@ -139,52 +92,29 @@ def _without_twins(dataset, clients, cold, seed, rng):
     for i in rng.permutation(len(pairs)):
         if len(chosen) + len(by_pair[pairs[i]]) <= cold:
             chosen.update(by_pair[pairs[i]])
-    warm = {c: rows for c, rows in parts.items() if c not in chosen}
-    return _sorted(warm), _sorted({c: parts[c] for c in parts if c in chosen})
+    return parted(parts, chosen)
 
 
-def _natural(dataset, clients, cold, seed, rng):
-    federation = federate(dataset, "natural", clients=clients, seed=seed)
-    tests = federation.test_parts()
-    parts = {c: rows for c, rows in federation.parts.items() if c in tests}
-    warm, cold = _drawn(parts, cold or len(parts) // 2, rng)
-    return Split(warm, cold, [tests[c] for c in warm], [tests[c] for c in cold])
+def parted(parts, chosen):
+    warm = {c: np.sort(rows) for c, rows in parts.items() if c not in chosen}
+    return warm, {c: np.sort(rows) for c, rows in parts.items() if c in chosen}
 
 
-def _drawn(parts, cold, rng):
-    names = list(parts)
-    chosen = {names[i] for i in rng.choice(len(names), cold, replace=False)}
-    warm = {c: rows for c, rows in parts.items() if c not in chosen}
-    return _sorted(warm), _sorted({c: parts[c] for c in parts if c in chosen})
-
-
-def _sorted(parts):
-    return {client: np.sort(rows) for client, rows in parts.items()}
-
-
-def _by_class(dataset, parts):
-    """All test samples of the client's classes, which it has in about equal shares."""
-    return [
-        np.flatnonzero(np.isin(dataset.y_test, np.unique(dataset.y[rows])))
-        for rows in parts.values()
-    ]
-
-
-def sketcher(dataset, rows, bits, seed):
-    """Return a function from rows of the training set to their sketch, without labels."""
+def sketcher(dataset, rows, bits, seed, epsilon=None):
+    """Return a function from a client's rows of the training set to its sketch, without labels."""
     if dataset.name == "shakespeare":
-        empty = RaceSketch.minhash(rows=rows, buckets=2**bits, seed=seed)
-        prepare = trigrams
+        empty, prepare = RaceSketch.minhash(rows=rows, buckets=2**bits, seed=seed), trigrams
     else:
         center = Transform(center=round(float(dataset.x.mean()), 2))
         dim = int(np.prod(dataset.sample_shape))
         empty = RaceSketch.srp(dim, rows=rows, bits=bits, seed=seed, transform=center)
         prepare = np.asarray
 
-    def sketch(positions):
-        made = empty.empty_like()
-        made.add(prepare(dataset.x[positions]))
-        return made
+    def sketch(positions, *whose):
+        one = empty.empty_like()
+        one.add(prepare(dataset.x[positions]))
+        noise = stream(seed, "privacy", *whose)
+        return one if epsilon is None else one.privatize(epsilon, rng=noise)
 
     return sketch
 
@@ -195,147 +125,126 @@ def trigrams(windows):
 
     codes = windows[:, :-2] * 6400 + windows[:, 1:-1] * 80 + windows[:, 2:]
     ends = np.arange(0, codes.size + 1, codes.shape[1])
-    made = csr_matrix((np.ones(codes.size, np.int8), codes.ravel(), ends), (len(codes), 80**3))
-    made.sum_duplicates()
-    return made
+    marks = csr_matrix((np.ones(codes.size, np.int8), codes.ravel(), ends), (len(codes), 80**3))
+    marks.sum_duplicates()
+    return marks
+
+
+@contextmanager
+def registered(sketches):
+    """A registry of the clients' sketches, without models."""
+    with tempfile.TemporaryDirectory() as folder, Registry.create(f"{folder}/warm") as registry:
+        registry.add_many(Record(c, s, reference=f"warm/{c}") for c, s in sketches.items())
+        yield registry
 
 
 def train(dataset, setting, splits, args):
-    """Return the trainer, its data, and for each seed the global and the personal models."""
+    """Return the simulation, and for each seed the personal models and whose they are."""
+    model, _, _, cohort, rounds, local, exact_rows = setting
     simulation = Simulation(
-        lambda seed: Federation(dataset, splits[seed].warm),
-        lambda seed: build(setting.model, dataset.sample_shape, dataset.classes, seed=seed),
+        lambda seed: Federation(dataset, splits[seed][0]),
+        lambda seed: build(model, dataset.sample_shape, dataset.classes, seed=seed),
         "uniform",
-        cohort_size=min(setting.cohort, *(len(split.warm) for split in splits.values())),
-        local=setting.local,
+        cohort_size=min(cohort, *(len(warm) for warm, *_ in splits.values())),
+        local=local,
         aggregation="size-weighted",
         seeds=tuple(splits),
         device=args.device,
         evaluate_every=0,
     )
-    for _ in range(setting.rounds):
+    for _ in range(rounds):
         simulation.step()
-    trainer, data = simulation.trainer, simulation.train_data
-    models = {}
-    for seed in simulation.seeds:
-        tuned = tuned_clients(dataset, setting, splits[seed.seed], seed.seed, args)
-        personal = finetune(trainer, seed.model, tuned, data, seed=seed.seed)
-        models[seed.seed] = seed.model, personal, tuned
-    return trainer, data, simulation.test_data, models
+    personal = {}
+    for one in simulation.seeds:
+        warm, cold, *_ = splits[one.seed]
+        tuned = warm
+        if args.finetune is not None:
+            tuned = retrieved(
+                sketcher(dataset, exact_rows, 6, one.seed), warm, cold, one.seed, args
+            )
+        trainer, data = simulation.trainer, simulation.train_data
+        personal[one.seed] = finetune(trainer, one.model, tuned, data, seed=one.seed), tuned
+    return simulation, personal
 
 
-def tuned_clients(dataset, setting, split, seed, args):
-    """The warm clients that fine-tune: all, or those that are retrieved and some more."""
-    if args.finetune is None:
-        return split.warm
-    sketch = sketcher(dataset, setting.rows, 6, seed=seed)
-    with registered(sketch, split.warm) as registry:
+def retrieved(sketch, warm, cold, seed, args):
+    """The warm clients that are the nearest of a cold one, and some more."""
+    with registered({c: sketch(rows) for c, rows in warm.items()}) as registry:
         start = ColdStart(registry, max_distance=None)
-        cold = [sketch(rows) for rows in split.cold.values()]
-        advices = [start.advise(s, "nearest") for s in cold]
-        near = {client for advice in advices for client in advice.weights}
-    others = [c for c in split.warm if c not in near]
-    drawn = stream(seed, "fine-tuned").permutation(others)[: args.finetune].tolist()
-    return {c: rows for c, rows in split.warm.items() if c in near or c in drawn}
-
-
-@contextmanager
-def registered(sketch, parts):
-    """A registry of the clients' sketches, without models."""
-    with tempfile.TemporaryDirectory() as folder, Registry.create(f"{folder}/warm") as registry:
-        registry.add_many(
-            Record(c, sketch(rows), reference=f"warm/{c}") for c, rows in parts.items()
-        )
-        yield registry
-
-
-def accuracies(trainer, models, parts, data):
-    """Accuracy of every model on every client's rows of `data`, (models, clients).
-
-    Each model classifies each row once, even when several clients share it.
-    """
-    rows, place = np.unique(np.concatenate(parts), return_inverse=True)
-    sizes = np.array([len(part) for part in parts])
-    hits = trainer.hits(models, [rows] * len(models), data).reshape(-1, len(rows))
-    first = np.cumsum(sizes) - sizes
-    return np.array([np.add.reduceat(right[place], first, dtype=float) / sizes for right in hits])
-
-
-def own_accuracies(trainer, models, parts, data):
-    """Accuracy of model i on the rows of client i."""
-    hits = trainer.hits(models, parts, data)
-    ends = np.cumsum([len(part) for part in parts])
-    return np.array([right.mean() for right in np.split(hits, ends[:-1])])
+        near = {c for rows in cold.values() for c in start.advise(sketch(rows), "nearest").weights}
+    others = stream(seed, "fine-tuned").permutation([c for c in warm if c not in near])
+    more = others[: args.finetune].tolist()
+    return {c: rows for c, rows in warm.items() if c in near or c in more}
 
 
 class Judge:
-    """Scores advice for the cold clients of one seed, and for warm ones left out."""
+    """Scores models for the clients of one seed."""
 
-    def __init__(self, trainer, data, test, split, models):
-        self.trainer, self.data, self.test, self.split = trainer, data, test, split
-        self.glob, self.personal, self.tuned = models
+    def __init__(self, simulation, one, split, personal):
+        self.trainer, self.glob = simulation.trainer, one.model
+        self.data, self.test = simulation.train_data, simulation.test_data
+        self.warm, self.cold, self.warm_test, self.cold_test = split
+        self.personal, self.tuned = personal
         self.order = {client: i for i, client in enumerate(self.tuned)}
-        self.cold_global = accuracies(trainer, self.glob[None], split.cold_test, test)[0]
-        self.tuned_test = [
-            rows for c, rows in zip(split.warm, split.warm_test, strict=True) if c in self.tuned
-        ]
+
+    def of_global(self, parts, data):
+        return self.every(self.glob[None], parts, data)[0]
+
+    def every(self, models, parts, data):
+        """Accuracy of every model on every client's rows, (models, clients); each row once."""
+        rows, place = np.unique(np.concatenate(parts), return_inverse=True)
+        sizes = np.array([len(part) for part in parts])
+        hits = self.trainer.hits(models, [rows] * len(models), data).reshape(-1, len(rows))
+        first = np.cumsum(sizes) - sizes
+        return np.array([np.add.reduceat(h[place], first, dtype=float) / sizes for h in hits])
+
+    def own(self, models, parts, data):
+        """Accuracy of model i on the rows of client i."""
+        ends = np.cumsum([len(part) for part in parts])
+        hits = np.split(self.trainer.hits(models, parts, data), ends[:-1])
+        return np.array([right.mean() for right in hits])
 
     def baselines(self):
-        split, test = self.split, self.test
-        every = accuracies(self.trainer, self.personal, split.cold_test, test)
-        own = own_accuracies(self.trainer, self.personal, self.tuned_test, test)
-        first = accuracies(self.trainer, self.glob[None], self.tuned_test, test)[0]
+        pairs = zip(self.warm, self.warm_test, strict=True)
+        tests = [rows for c, rows in pairs if c in self.tuned]
+        every = self.every(self.personal, self.cold_test, self.test)
         return {
-            "warm global": first,
-            "warm local": own,
-            "global": self.cold_global,
+            "warm global": self.of_global(tests, self.test),
+            "warm local": self.own(self.personal, tests, self.test),
+            "global": self.of_global(self.cold_test, self.test),
             "random": every.mean(axis=0),
             "best": every.max(axis=0),
         }
 
-    @cached_property
-    def warm_global(self):
-        """Accuracy of the global model on the training data of each warm client."""
-        rows = list(self.split.warm.values())
-        return accuracies(self.trainer, self.glob[None], rows, self.data)[0]
-
-    def gains(self, advices):
-        """How much better than the global model each warm client's advice is on its own data."""
-        rows = list(self.split.warm.values())
-        return self.score(advices, rows, self.data) - self.warm_global
-
-    def score(self, advices, parts, data):
+    def advised(self, advices, parts, data):
         """Accuracy of what is advised, client by client; the limit is not applied."""
         weights = np.zeros((len(advices), len(self.order)), np.float32)
         for row, advice in zip(weights, advices, strict=True):
             for client, share in advice.weights.items():
                 row[self.order[client]] = share
         mixtures = torch.as_tensor(weights, device=self.personal.device) @ self.personal
-        return own_accuracies(self.trainer, mixtures, parts, data)
+        return self.own(mixtures, parts, data)
 
-
-def retrieve(judge, sketch, private, strategies):
-    """Accuracy of every strategy, and how many cold clients each limit sends away."""
-    split, out, away = judge.split, {}, {}
-    warm = {c: private(sketch(rows), "warm", c) for c, rows in split.warm.items()}
-    cold = [private(sketch(rows), "cold", c) for c, rows in split.cold.items()]
-    with registered(lambda made: made, warm) as registry:
-        start = ColdStart(registry, max_distance=None)
-        limit = ColdStart(registry).limit
-        every = len(judge.tuned) == len(warm)
-        for strategy in strategies:
-            advices = [start.advise(s, strategy) for s in cold]
-            out[strategy] = judge.score(advices, split.cold_test, judge.test)
-            squares = np.array([advice.squared for advice in advices])
-            allowed = [max(limit, advice.neighbors[0].error) for advice in advices]
-            _limited(out, away, judge, f"{strategy}, auto", strategy, squares <= allowed)
-            if every:
-                held = [start.advise(s, strategy, without=c) for c, s in warm.items()]
-                gains = judge.gains(held)
-                by_gains = gains_limit([advice.squared for advice in held], gains)
-                good = squares <= by_gains
-                _limited(out, away, judge, f"{strategy}, gains", strategy, good)
-    return out, away
+    def retrieval(self, sketch, strategies):
+        """Accuracy of every strategy, and with each limit."""
+        warm = {c: sketch(rows, "warm", c) for c, rows in self.warm.items()}
+        cold = [sketch(rows, "cold", c) for c, rows in self.cold.items()]
+        glob, out = self.of_global(self.cold_test, self.test), {}
+        with registered(warm) as registry:
+            start, limit = ColdStart(registry, max_distance=None), ColdStart(registry).limit
+            for strategy in strategies:
+                advices = [start.advise(s, strategy) for s in cold]
+                out[strategy] = self.advised(advices, self.cold_test, self.test)
+                squares = np.array([a.squared for a in advices])
+                allowed = [max(limit, a.neighbors[0].error) for a in advices]
+                out[f"{strategy}, auto"] = np.where(squares <= allowed, out[strategy], glob)
+                if len(self.tuned) == len(warm):
+                    held = [start.advise(s, strategy, without=c) for c, s in warm.items()]
+                    rows = list(self.warm.values())
+                    gains = self.advised(held, rows, self.data) - self.of_global(rows, self.data)
+                    allowed = gains_limit([a.squared for a in held], gains)
+                    out[f"{strategy}, gains"] = np.where(squares <= allowed, out[strategy], glob)
+        return out
 
 
 def gains_limit(squares, gains):
@@ -348,62 +257,44 @@ def gains_limit(squares, gains):
     return (far[kept - 1] + far[kept]) / 2
 
 
-def _limited(out, away, judge, name, strategy, near):
-    out[name] = np.where(near, out[strategy], judge.cold_global)
-    away[name] = float(1 - np.mean(near))
-
-
-def sketch_settings(setting, n):
-    """Rows, bits and epsilon: exact; the prototype's 10 x 64; what `plan` recommends."""
-    yield setting.rows, 6, None
-    for epsilon in setting.epsilons:
-        if epsilon in (4.0, 1.0):
-            yield 10, 6, epsilon
-        planned = sketch_size(n, epsilon)
-        yield planned.rows, planned.bits, epsilon
-
-
 def run(dataset, setting, name, args):
-    started = time.perf_counter()
-    seeds, first = args.seeds, args.seeds[0]
-    splits = {s: make_split(dataset, name, setting.clients, setting.cold, s) for s in seeds}
-    trainer, data, test, models = train(dataset, setting, splits, args)
+    started, seeds = time.perf_counter(), args.seeds
+    splits = {s: split(dataset, name, *setting[1:3], s) for s in seeds}
+    simulation, personal = train(dataset, setting, splits, args)
     trained = time.perf_counter() - started
-    judges = {s: Judge(trainer, data, test, splits[s], models[s]) for s in seeds}
-    base = {s: judges[s].baselines() for s in seeds}
-    sizes = [len(rows) for rows in splits[first].warm.values()]
-    report = {
-        "split": name,
-        "warm": len(splits[first].warm),
-        "fine-tuned": len(models[first][2]),
-        "cold": len(splits[first].cold),
-        "median samples": float(np.median(sizes)),
-        "baselines": summary(base),
-        "by client, first seed": {k: np.round(v, 4).tolist() for k, v in base[first].items()},
-        "retrieval": [],
+    judges = {
+        one.seed: Judge(simulation, one, splits[one.seed], personal[one.seed])
+        for one in simulation.seeds
     }
-    show(name, report["baselines"])
-    for rows, bits, epsilon in sketch_settings(setting, np.median(sizes)):
-        found, away = {}, {}
-        for s in seeds:
-            sketch = sketcher(dataset, rows, bits, seed=s)
-
-            def private(made, *whose, seed=s, epsilon=epsilon):
-                if epsilon is None:
-                    return made
-                return made.privatize(epsilon, rng=stream(seed, "privacy", *whose))
-
-            found[s], away[s] = retrieve(judges[s], sketch, private, args.strategies)
-        shares = {k: float(np.mean([away[s][k] for s in seeds])) for k in away[first]}
-        row = {"rows": rows, "bits": bits, "epsilon": epsilon, "accuracy": summary(found)}
+    base, retrieval = {s: judge.baselines() for s, judge in judges.items()}, []
+    records = float(np.median([len(rows) for rows in splits[seeds[0]][0].values()]))
+    sizes = [(setting[-1], 6, None)]  # exact; then the released code's size, and the recommended
+    for epsilon in args.epsilons:
+        planned = sketch_size(records, epsilon)
+        sizes += [(10, 6, epsilon), (planned.rows, planned.bits, epsilon)]
+    first = {k: np.round(v, 4).tolist() for k, v in base[seeds[0]].items()}
+    for rows, bits, epsilon in sizes:
+        by_seed = {
+            s: judge.retrieval(sketcher(dataset, rows, bits, s, epsilon), args.strategies)
+            for s, judge in judges.items()
+        }
         if epsilon is None:
-            nearest = found[first]["nearest"]
-            report["by client, first seed"]["nearest"] = np.round(nearest, 4).tolist()
-        report["retrieval"].append({**row, "sent to the global model": shares})
-        show(f"{rows} x {2**bits}, epsilon {epsilon}", row["accuracy"])
-    report["seconds"] = {"training": trained, "all": time.perf_counter() - started}
-    print(f"training {trained:.0f} s, all {report['seconds']['all']:.0f} s", flush=True)
-    return report
+            first["nearest"] = np.round(by_seed[seeds[0]]["nearest"], 4).tolist()
+        row = {"rows": rows, "bits": bits, "epsilon": epsilon, "accuracy": summary(by_seed)}
+        print(json.dumps(row), flush=True)
+        retrieval.append(row)
+    warm, cold, *_ = splits[seeds[0]]
+    return {
+        "split": name,
+        "warm": len(warm),
+        "fine-tuned": len(personal[seeds[0]][1]),
+        "cold": len(cold),
+        "median samples": records,
+        "baselines": summary(base),
+        "by client, first seed": first,
+        "retrieval": retrieval,
+        "seconds": {"training": trained, "all": time.perf_counter() - started},
+    }
 
 
 def summary(by_seed):
@@ -416,53 +307,37 @@ def summary(by_seed):
     }
 
 
-def show(title, accuracy):
-    values = "  ".join(f"{k} {v['mean']:.4f}±{v['std']:.4f}" for k, v in accuracy.items())
-    print(f"{title}: {values}", flush=True)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dataset", default="digits", choices=SETTINGS)
-    parser.add_argument("--root", default=None)
+    parser.add_argument("--dataset", default="mnist", choices=SETTINGS)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--clients", type=int)
-    parser.add_argument("--optimizer", choices=("adam", "sgd"))
-    parser.add_argument("--lr", type=float)
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--max-samples", type=int, help="of a role in Shakespeare")
     parser.add_argument("--finetune", type=int, help="how many warm clients beside the retrieved")
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
-    parser.add_argument("--split", dest="splits", nargs="+")
-    parser.add_argument("--epsilons", type=float, nargs="*")
+    parser.add_argument(
+        "--split", choices=("twins", "random", "no twins", "natural"), required=True
+    )
+    parser.add_argument("--epsilons", type=float, nargs="*", default=[])
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
-    setting = SETTINGS[args.dataset]
-    for name in ("rounds", "clients", "splits", "epsilons"):
-        if getattr(args, name) is not None:
-            setting = replace(setting, **{name: getattr(args, name)})
-    for name in ("optimizer", "lr", "epochs"):
-        if getattr(args, name) is not None:
-            setting = replace(setting, local=replace(setting.local, **{name: getattr(args, name)}))
+    model, clients, cold, cohort, rounds, local, rows = SETTINGS[args.dataset]
+    rounds, local = args.rounds or rounds, replace(local, epochs=args.epochs or local.epochs)
+    setting = (model, clients, cold, cohort, rounds, local, rows)
     options = {} if args.max_samples is None else {"max_samples": args.max_samples}
-    dataset = load(args.dataset, args.root, **options)
+    dataset = load(args.dataset, **options)
     torch.set_num_threads(min(4, torch.get_num_threads()))
-    local = setting.local
     stated = {
         "dataset": args.dataset,
-        "model": setting.model,
-        "cohort": setting.cohort,
-        "rounds": setting.rounds,
+        "model": model,
+        "cohort": cohort,
+        "rounds": rounds,
         "local": {k: getattr(local, k) for k in ("epochs", "batch_size", "lr", "optimizer")},
         "seeds": args.seeds,
-        "paper": PAPER.get(args.dataset),
     }
-    reports = []
-    for name in setting.splits:
-        reports.append(run(dataset, setting, name, args))
-        write(args.out, {**stated, "splits": reports})
+    write(args.out, {**stated, "splits": [run(dataset, setting, args.split, args)]})
 
 
 if __name__ == "__main__":
