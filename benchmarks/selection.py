@@ -1,7 +1,7 @@
-"""How long policies take: per round, as federations grow, and against other implementations.
+"""How long policies take per round, as federations grow.
 
     python benchmarks/selection.py --out benchmarks/results/selection-speed.json \
-        --plot docs/images/selection-speed.svg --dppy-python venv-dppy/bin/python
+        --plot docs/images/selection-speed.svg
 
 A round is `candidates`, `select` and `observe`; signals are made up beforehand and not timed. Each
 policy and size runs in a process of its own, so that its peak memory is known.
@@ -15,7 +15,6 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -228,73 +227,6 @@ def time_fedcor_fit(clients: int = 1000, samples: int = 16, steps: int = 3) -> d
     }
 
 
-DPPY = """
-import json, sys, time
-import numpy as np
-from dppy.finite_dpps import FiniteDPP
-process = FiniteDPP("likelihood", L=np.load(sys.argv[1]))
-rng = np.random.RandomState(0)
-start = time.perf_counter(); process.sample_exact_k_dpp(50, random_state=rng)
-setup, times = time.perf_counter() - start, []
-for _ in range(40):
-    start = time.perf_counter(); process.sample_exact_k_dpp(50, random_state=rng)
-    times.append(time.perf_counter() - start)
-print(json.dumps({"setup_s": setup, "draw_s": float(np.median(times))}))
-"""
-
-
-def time_dpp(dppy_python: str | None, clients: int = 1000, k: int = 50) -> dict:
-    """Draws after set-up, ours and DPPy's in turns on the same kernel."""
-    from scipy.spatial.distance import pdist
-
-    from fedcohort.numerics import dpp
-
-    profiles = np.random.default_rng(0).normal(size=(clients, 64))
-    kernel = dpp.similarity_kernel(pdist(profiles))
-    start = time.perf_counter()
-    process, rng = dpp.FixedSizeDPP.from_kernel(kernel), np.random.default_rng(0)
-    process.sample(k, rng)
-    result = {"clients": clients, "k": k, "setup_s": time.perf_counter() - start}
-    ours, theirs = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        np.save(f"{folder}/kernel.npy", kernel)
-        for _ in range(3):
-            ours.append(median_seconds(lambda: process.sample(k, rng), 200))
-            if dppy_python:
-                command = [dppy_python, "-c", DPPY, f"{folder}/kernel.npy"]
-                output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-                theirs.append(json.loads(output))
-    result["draw_s"] = float(np.median(ours))
-    if theirs:
-        result["dppy_setup_s"] = float(np.median([t["setup_s"] for t in theirs]))
-        result["dppy_draw_s"] = float(np.median([t["draw_s"] for t in theirs]))
-        result["ratio"] = result["dppy_draw_s"] / result["draw_s"]
-    return result
-
-
-def time_pool() -> list[dict]:
-    """FedACS pools of 40 percent, exact law, by how many different standings there are."""
-    from fedcohort.numerics.bandits import thompson_pool, thompson_pool_one_draw
-
-    rng = np.random.default_rng(0)
-    rows = []
-    for label, clients, share in (
-        ("nobody dueled", 10_000, 0.0),
-        ("all dueled, cohorts of 50", 10_000, 1.0),
-        ("a tenth dueled, cohorts of 100", 1_000_000, 0.1),
-    ):
-        duels = np.where(rng.random(clients) < share, rng.integers(1, 11, clients) * 49, 0)
-        wins = rng.binomial(duels, rng.random(clients)).astype(float)
-        call = (wins, duels - wins, int(0.4 * clients), rng)
-        exact = median_seconds(lambda c=call: thompson_pool(*c), 5)
-        one = median_seconds(lambda c=call: thompson_pool_one_draw(*c), 5)
-        rows.append({"case": label, "clients": clients, "exact_s": exact, "one_draw_s": one})
-    wins = 490 * rng.random(10_000)
-    exact = median_seconds(lambda: thompson_pool(wins, 490 - wins, 4000, rng), 5)
-    rows.append({"case": "all standings different", "clients": 10_000, "exact_s": exact})
-    return rows
-
-
 def time_projection() -> list[dict]:
     """Projections to 100 numbers; extra memory as the growth of the process's peak."""
     from fedcohort.signals.projection import Projection
@@ -349,7 +281,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out")
     parser.add_argument("--plot")
-    parser.add_argument("--dppy-python", help="An interpreter with DPPy 0.3.3.")
     parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES))
     parser.add_argument("--policies", nargs="*", default=list(POLICIES))
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
@@ -374,8 +305,6 @@ def main() -> None:
     result["rounds"] = rounds
     for key, call in (
         ("fedcor_fit", time_fedcor_fit),
-        ("k_dpp", lambda: time_dpp(args.dppy_python)),
-        ("fedacs_pool", time_pool),
         ("projection", time_projection),
     ):
         result[key] = call()

@@ -10,7 +10,8 @@ import pytest
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.policies import ActiveFL, FedSAE, Oort, PowerOfChoice, Uniform, oort
-from fedcohort.policies.base import inverse_inclusion, pick, sizes
+from fedcohort.policies.base import pick, sizes
+from fedcohort.policies.delta import inverse_inclusion
 from fedcohort.policies.oort import OortState
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.session import Session

@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedcohort.policies import FLIPS, DCFedAvg, FedCBS, LabelMatch, base
-from fedcohort.policies.base import label_counts, label_distances
+from fedcohort.policies import FLIPS, DCFedAvg, FedCBS, LabelMatch
+from fedcohort.policies.base import label_counts
 from fedcohort.policies.fed_cbs import imbalance
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.signals.table import Signals
@@ -25,18 +25,6 @@ def labeled(rows) -> Signals:
 def one_label(classes: int = 5) -> Signals:
     """Client i holds label i mod 5 only."""
     return labeled(10 * np.eye(classes)[np.arange(20) % classes])
-
-
-@pytest.mark.parametrize("block", [1, 70, 1 << 15])
-def test_distances_of_labels_are_the_definition_in_any_blocks(block, monkeypatch) -> None:
-    """Bit for bit: cohorts must not depend on how many rows are handled at a time."""
-    monkeypatch.setattr(base, "_BLOCK", block)
-    rng = np.random.default_rng(0)
-    counts, pooled = rng.integers(0, 50, (300, 12)) + 0.5, rng.integers(0, 9, 12) + 0.1
-    goal = rng.dirichlet(np.ones(12))
-    sums = pooled + counts
-    expected = np.square(sums / sums.sum(axis=1, keepdims=True) - goal).sum(axis=1)
-    np.testing.assert_array_equal(label_distances(counts, pooled, goal), expected)
 
 
 def test_label_counts_drop_the_empty_and_clip_the_forged() -> None:

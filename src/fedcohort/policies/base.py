@@ -24,7 +24,6 @@ PositiveShare = Annotated[float, Range(0, 1, above=True)]
 
 PROJECTION: Mapping[str, Option] = {"k": 50, "kind": "sparse", "seed": 0}
 SKETCH: Mapping[str, Option] = {"rows": 10, "bits": 6, "seed": 0}
-_BLOCK = 1 << 15  # numbers handled at a time: they stay in the processor's cache
 
 
 class Policy(Configurable, ABC):
@@ -193,8 +192,7 @@ def unit_rows(rows: NDArray[Any]) -> NDArray[Any]:
 def believed(values: Array) -> Array:
     """Clip sizes at `MAX_SIZE_RATIO` times their median, where at least `MIN_SIZES` are known.
 
-    A client must not take over by claiming 2^40 examples. The price: honest clients above that
-    count less than their share of the data.
+    A client must not take over by claiming 2^40 examples.
     """
     if len(values) < MIN_SIZES:
         return values
@@ -229,23 +227,18 @@ def label_counts(signals: Signals, clients: Sequence[ClientId]) -> tuple[Indices
     filled = total > 1e-9  # a smaller sum could not be divided by
     if not filled.all():
         positions, counts, total = positions[filled], counts[filled], total[filled]
-    if len(positions) >= MIN_SIZES:
-        most = MAX_SIZE_RATIO * np.median(total)
-        large = np.flatnonzero(total > most)
-        counts[large] *= (most / total[large])[:, None]
+    cap = believed(total)
+    large = np.flatnonzero(total > cap)
+    counts[large] *= (cap / total)[large, None]
     return positions, counts
 
 
 def label_distances(counts: Array, pooled: Array | float, goal: Array | float) -> Array:
     """Return the squared distance from `goal` of the label shares of each row plus `pooled`."""
-    result = np.empty(len(counts))
-    step = max(1, _BLOCK // max(1, counts.shape[1]))
-    for start in range(0, len(counts), step):
-        sums = counts[start : start + step] + pooled
-        sums /= sums.sum(axis=1, keepdims=True)
-        sums -= goal
-        result[start : start + step] = np.square(sums, out=sums).sum(axis=1)
-    return result
+    sums = counts + pooled
+    sums /= sums.sum(axis=1, keepdims=True)
+    sums -= goal
+    return np.asarray(np.square(sums, out=sums).sum(axis=1))
 
 
 def values_for(
@@ -287,18 +280,3 @@ def equal_weights(round: Round, size: int) -> tuple[float, ...] | None:
     A client drawn in proportion to its size and averaged by its size would count twice.
     """
     return None if round.averaging == "equal" or not size else (1 / size,) * size
-
-
-def inverse_inclusion(share: Array, inclusion: Array) -> tuple[float, ...]:
-    """Return the Horvitz-Thompson weights p_i / pi_i: the expected aggregate is sum p_i x_i.
-
-    A weight is at most `MAX_SIZE_RATIO` times the mean weight 1 / size, so that one client that
-    was picked against all odds cannot multiply the model.
-
-    Examples
-    --------
-    >>> inverse_inclusion(np.array([0.5, 0.5]), np.array([0.5, 1e-6]))
-    (1.0, 5.0)
-    """
-    most = MAX_SIZE_RATIO / max(len(share), 1)
-    return tuple(np.minimum(share / inclusion, most).tolist())

@@ -13,7 +13,6 @@ from fedcohort.policies.base import (
     Array,
     Policy,
     by_report,
-    inverse_inclusion,
     register,
     scored,
     shares,
@@ -24,6 +23,7 @@ from fedcohort.policies.base import (
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
+from fedcohort.sketch.federation import MAX_SIZE_RATIO
 
 _MAX_DISTANCE = 10.0  # times the median of the cohort; larger ones are clipped
 _MIN_PROBABILITY = 0.01  # relative to uniform: nobody is lost forever
@@ -116,3 +116,18 @@ def _clipped(values: Array) -> Array:
     if not len(values):
         return values
     return np.minimum(values, _MAX_DISTANCE * max(float(np.median(values)), 1e-300))
+
+
+def inverse_inclusion(share: Array, inclusion: Array) -> tuple[float, ...]:
+    """Return the Horvitz-Thompson weights p_i / pi_i: the expected aggregate is sum p_i x_i.
+
+    A weight is at most `MAX_SIZE_RATIO` times the mean weight 1 / size, so that one client that
+    was picked against all odds cannot multiply the model.
+
+    Examples
+    --------
+    >>> inverse_inclusion(np.array([0.5, 0.5]), np.array([0.5, 1e-6]))
+    (1.0, 5.0)
+    """
+    most = MAX_SIZE_RATIO / max(len(share), 1)
+    return tuple(np.minimum(share / inclusion, most).tolist())

@@ -251,10 +251,7 @@ class FedCor(Policy):
         return Selection(chosen + others)
 
     def _members(self) -> tuple[tuple[ClientId, ...], dict[ClientId, int]]:
-        """Return the modeled clients and their columns; `state.clients` is never changed in place.
-
-        A cache: it is derived from the state alone.
-        """
+        """The modeled clients and their columns, kept: `state.clients` is not changed in place."""
         if self._cache[0] is not self.state.clients:
             members = tuple(self.state.clients)
             self._cache = (self.state.clients, members, {c: i for i, c in enumerate(members)})

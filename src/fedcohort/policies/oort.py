@@ -34,10 +34,9 @@ _PACER_ROUNDS, _PACER_STEP = 20, 0.05  # rounds that the pacer compares, and how
 
 @dataclass
 class OortState:
-    """What Oort remembers: per explored client, and the pacer.
+    """What Oort remembers: per explored client, and the pacer's history of mean utilities.
 
-    `preferred` is the share of the clients that are not slow; `history` the mean utility of each
-    round's exploited clients; `exploited` who they are this round.
+    `preferred` is the share of the clients that are not slow; `exploited` are this round's.
     """
 
     utility: dict[ClientId, float] = field(default_factory=dict)

@@ -115,13 +115,7 @@ class TiFL(Policy):
 
 
 def tier_chances(losses: list[float], credits: list[int]) -> list[float]:
-    """Return each tier's chance: the worst with credits gets n parts, the next n - 1, and so on.
-
-    Examples
-    --------
-    >>> tier_chances([0.1, 0.9, 0.5, 2.0], credits=[1, 1, 1, 0])
-    [0.16666666666666666, 0.5, 0.3333333333333333, 0.0]
-    """
+    """Return each tier's chance: the worst with credits gets n parts, the next n - 1, and so on."""
     able = [t for t in range(len(losses)) if credits[t] > 0]
     worst_first = sorted(able, key=lambda t: -losses[t])
     parts, chances = len(able) * (len(able) + 1) / 2, [0.0] * len(losses)
