@@ -171,6 +171,42 @@ def test_size_is_no_reason_to_be_picked(epsilon: float) -> None:
     assert 0.8 < np.mean(ratios) < 1.25, ratios
 
 
+def test_noise_of_the_small_does_not_hide_what_the_large_tell() -> None:
+    """Clients of two of ten kinds with 5 to 900 records, epsilon 1, models averaged equally.
+
+    Squared distance of a cohort's true kinds to the mean of all, over that of uniform cohorts,
+    seeds 0 to 2: measured .37. Around the plain mean of sketches, which the noise of small clients
+    dominates, it was .73.
+    """
+    ratios = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        n = np.maximum(np.round(rng.lognormal(4.0, 1.2, 100)), 5)
+        kinds = np.zeros((100, 10))
+        out, bucket = np.zeros(100, sketch_dtype(10, 64, "i4")), rng.integers(0, 64, (10, 10))
+        for one, mix, records in zip(out, kinds, n, strict=True):
+            mix[rng.choice(10, 2, replace=False)] = 0.5
+            kind = rng.choice(10, int(records), p=mix)
+            for row, of_kind in zip(one["counts"], bucket, strict=True):
+                row += np.bincount(of_kind[kind], minlength=64)
+        out["counts"] += np.round(rng.laplace(scale=10, size=(100, 10, 64))).astype(int)
+        out["n"], out["noise"] = n, 200.0
+        ids, signals = tuple(f"{i:03d}" for i in range(100)), Signals()
+        signals.record("race_sketch", dict(zip(ids, out, strict=True)), 0)
+        far = []
+        for policy in (SketchMatch(), Uniform()):
+            cohorts = []
+            for number in range(20):
+                round = Round(number, ids, 5, "equal")
+                chosen = policy.select(round, signals, stream(0, number)).clients
+                policy.observe(round, Outcome(chosen, chosen), signals)
+                cohorts.append([ids.index(c) for c in chosen])
+            mixes = kinds[np.array(cohorts)].mean(axis=1) - kinds.mean(axis=0)
+            far.append(np.square(mixes).sum(axis=1).mean())
+        ratios.append(far[0] / far[1])
+    assert np.mean(ratios) < 0.55, ratios
+
+
 def test_large_cohorts_are_planned_by_epochs() -> None:
     """10 of 20: everybody once per epoch, and cohorts much closer than random ones.
 

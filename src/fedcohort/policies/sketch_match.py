@@ -29,7 +29,7 @@ from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
 from fedcohort.sketch.distances import Stack
-from fedcohort.sketch.federation import GlobalSketch, UniformLabels, shrink
+from fedcohort.sketch.federation import GlobalSketch, UniformLabels, precise_mean, shrink
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.uncertainty import error_at_center
 
@@ -206,8 +206,7 @@ class SketchMatch(Policy):
         elif plain and field.gram is not None and size * _LARGE >= len(field.clients):
             chosen = self._from_epoch(field, size, seconds, rng)
         else:
-            goal = self._goal(center, signals) - field.center.ravel()
-            chosen = self._match(field, pool, goal, size, seconds)
+            chosen = self._match(field, pool, self._goal(field, signals), size, seconds)
         clients = tuple(field.clients[i] for i in chosen)
         return scored(clients, values_for(self.state.used, clients))
 
@@ -332,14 +331,12 @@ class SketchMatch(Policy):
                 best, least = chosen, score
         return best or matched(pool)[0]
 
-    def _goal(self, center: str, signals: Signals) -> Array:
-        """What the cohort should look like."""
-        goal = self.target
-        if goal is None:
-            goal = self.state.center(center)
-        elif isinstance(goal, UniformLabels):
+    def _goal(self, field: _Field, signals: Signals) -> Array:
+        """What the cohort should look like, less the center."""
+        goal = field.center if self.target is None else self.target
+        if isinstance(goal, UniformLabels):
             goal = goal.target(signals, tuple(self.state.seen), self.state.changes)
-        return np.asarray(goal).ravel()
+        return np.asarray(goal - field.center).ravel()
 
 
 class _Field:
@@ -361,9 +358,11 @@ class _Field:
         self.differ = False
         self.gram: NDArray[Any] | None = None
         if len(positions):
-            self.points, self.variance, self.differ = shrink(readings, self.center)
-            if center == "pooled":
+            if center == "mean":
+                self.center = precise_mean(readings, self.center)
+            else:
                 self.weights = state.believed(np.array(readings["n"]))
+            self.points, self.variance, self.differ = shrink(readings, self.center)
 
     def random(self, size: int) -> float:
         """Expected squared distance, with its variance, of `size` clients drawn at random."""

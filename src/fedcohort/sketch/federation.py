@@ -138,6 +138,24 @@ def shrink(readings: NDArray[Any], center: Array) -> Shrunken:
     return Shrunken(q, spread * (1 - keep), spread > 2 * doubt)
 
 
+def precise_mean(readings: NDArray[Any], center: Array) -> Array:
+    """Return the mean of what clients' data look like, where a sketch counts by its precision.
+
+    The noise of a few small clients' private sketches would dominate the plain mean, `center`,
+    which stays where all are equally noisy. All clients must have data.
+    """
+    n = readings["n"]
+    if not np.ptp(readings["noise"] / n**2):
+        return center
+    for _ in range(2):
+        _, squares, distances = _centered(readings, center.ravel().astype(np.float32))
+        error = errors(readings, squares, center)
+        weights = 1 / (variance_between(distances, error)[0] + error) / n
+        counts = readings["counts"].reshape(len(n), -1)
+        center = ((weights / (weights @ n)) @ counts).reshape(center.shape)
+    return center
+
+
 def errors(readings: NDArray[Any], squares: Array, center: Array) -> Array:
     """Return the error variance of sketches with data, given their squared lengths."""
     n = readings["n"]
