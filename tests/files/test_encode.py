@@ -181,7 +181,7 @@ def test_csv_as_excel_and_r_write_them(tmp_path, text, csv, found_out):
 def test_encodings(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes("größe,b\n1,2\n".encode("cp1252"))
-    with pytest.raises(DataError, match="--encoding cp1252"):
+    with pytest.raises(DataError, match="encoding=cp1252"):
         open_source(path, Want())
     source = open_source(path, Want(csv=CsvOptions(encoding="cp1252")))
     assert [c.name for c in source.columns] == ["größe", "b"]

@@ -271,7 +271,7 @@ def test_csv_that_is_none(tmp_path):
     for content, message in (
         ("", "cannot be read"),
         ("a,b\n1,2\n3\n", "cannot be read.*Expected 2 columns"),
-        ("0,1,2\n3.5,1,2\n", "the first row counts 0, 1, .*--header.*--no-header"),
+        ("0,1,2\n3.5,1,2\n", "the first row counts 0, 1, .*header=true.*header=false"),
     ):
         path.write_text(content)
         with pytest.raises(DataError, match=message):

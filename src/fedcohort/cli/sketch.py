@@ -29,7 +29,7 @@ from fedcohort.progress import rich_bars
 if TYPE_CHECKING:
     from fedcohort.files.publish import Publisher
     from fedcohort.files.sketching import OnRows
-    from fedcohort.files.source import Reading
+    from fedcohort.files.source import CsvOptions, Reading
     from fedcohort.privacy.budget import BudgetLedger
     from fedcohort.sketch.race import RaceSketch
 
@@ -47,22 +47,13 @@ NullValuesOption = Annotated[
         rich_help_panel=DATA,
     ),
 ]
-DelimiterOption = Annotated[
-    str | None, typer.Option(help="CSV: what separates cells [detected].", rich_help_panel=DATA)
-]
-DecimalOption = Annotated[
-    str | None, typer.Option(help="CSV: decimal mark [detected].", rich_help_panel=DATA)
-]
-EncodingOption = Annotated[
-    str | None,
-    typer.Option(help="CSV: encoding, such as cp1252 [UTF-8].", rich_help_panel=DATA),
-]
-HeaderOption = Annotated[
-    bool | None,
+CsvOption = Annotated[
+    list[str] | None,
     typer.Option(
-        "--header/--no-header",
-        help="CSV: whether the first row names the columns; without names they are c1, c2, ... "
-        "[detected].",
+        "--csv",
+        metavar="KEY=VALUE",
+        help="CSV: delimiter, decimal, encoding (such as cp1252) or header (true or false; without "
+        "one, columns are c1, c2, ...), where they are not detected. May be repeated.",
         rich_help_panel=DATA,
         show_default=False,
     ),
@@ -155,10 +146,7 @@ def command(
         typer.Option(help="A missing value: stop, or drop its row.", rich_help_panel=DATA),
     ] = "error",
     null_values: NullValuesOption = None,
-    delimiter: DelimiterOption = None,
-    decimal: DecimalOption = None,
-    encoding: EncodingOption = None,
-    header: HeaderOption = None,
+    csv: CsvOption = None,
     table: TableOption = None,
     epsilon: Annotated[
         float | None,
@@ -181,7 +169,7 @@ def command(
     """
     from fedcohort.files.publish import Publisher
     from fedcohort.files.sketching import sketch_clients, sketch_warnings
-    from fedcohort.files.source import CsvOptions, Want, kind_of, open_source
+    from fedcohort.files.source import Want, kind_of, open_source
     from fedcohort.files.spec import load_site, load_spec, spec_from_settings
 
     if spec is not None:
@@ -205,14 +193,12 @@ def command(
             "label": {"column": label, "classes": classes},
             "missing": {"null_values": split(null_values)},
         }
-        pairs = dict(_pair(setting) for setting in settings or ())
-        recipe = spec_from_settings(pairs, content, split(columns), text)
+        recipe = spec_from_settings(_pairs("--set", settings), content, split(columns), text)
     ledger = open_ledger(budget, budget_epsilon, budget_delta)
     many = by is not None
     publisher = Publisher(out, data, recipe.release, ledger, many=many, force=force)
-    csv = CsvOptions(delimiter, decimal, encoding, header)
     mapping = None if site is None else load_site(site, recipe)
-    want = recipe.want(Want(by=by, nulls=nulls, csv=csv, table=table), mapping)
+    want = recipe.want(Want(by=by, nulls=nulls, csv=csv_options(csv), table=table), mapping)
     path = from_standard_input(data)
     source = open_source(path, want)
     empty = recipe.empty_sketch(source)
@@ -241,11 +227,23 @@ def command(
     _report(publisher, source.reading, messages, format)
 
 
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--set {text!r} must be written as key=value, such as rows=100")
-    return key.strip(), value.strip()
+def _pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
+    pairs = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"{option} {text!r} must be written as key=value")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def csv_options(texts: Sequence[str] | None) -> CsvOptions:
+    """Read how CSV files are written from ``--csv key=value``."""
+    from fedcohort.files.source import CsvOptions
+    from fedcohort.options import checked_options, parse_value
+
+    given = {key: parse_value(value) for key, value in _pairs("--csv", texts).items()}
+    return CsvOptions(**checked_options("--csv", CsvOptions, given))
 
 
 def split(names: str | None) -> tuple[str, ...]:

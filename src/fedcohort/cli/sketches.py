@@ -33,16 +33,12 @@ def distance(
             "(0 to 1, an estimate with its 95% interval)."
         ),
     ] = "frobenius",
-    debias: Annotated[
-        bool,
-        typer.Option("--debias/--no-debias", help="Remove what is only sample size and noise."),
-    ] = True,
     errors: Annotated[
         bool, typer.Option("--errors", help="With standard errors (frobenius, mmd).")
     ] = False,
     format: FormatOption = Format.table,
 ) -> None:
-    """Print the distance between every two sketches.
+    """Print the distance between every two sketches, less what is only sample size and noise.
 
     Example: `fedcohort distance site-a.sketch site-b.sketch --errors`
     """
@@ -61,7 +57,7 @@ def distance(
         more = {"intervals": [[[e.low, e.high] for e in row] for row in estimates]}
         cells = [[f"{e.value:.2f} ({e.low:.2f} to {e.high:.2f})" for e in r] for r in estimates]
     else:
-        matrix = distance_matrix(loaded, kind, errors or debias).tolist()
+        matrix = distance_matrix(loaded, kind).tolist()
         cells = [["-" if v != v else f"{v:.4f}" for v in row] for row in matrix]
     if errors:
         more = {"errors": _errors(loaded, kind)}

@@ -15,14 +15,12 @@ from fedcohort.cli.sketch import (
     BudgetDeltaOption,
     BudgetEpsilonOption,
     BudgetOption,
-    DecimalOption,
-    DelimiterOption,
-    EncodingOption,
+    CsvOption,
     ForceOption,
-    HeaderOption,
     NullValuesOption,
     SiteOption,
     TableOption,
+    csv_options,
     from_standard_input,
     open_ledger,
     split,
@@ -45,10 +43,7 @@ def init(
     out: Annotated[Path, typer.Option("--out", "-o", help="The spec, a TOML file.")],
     label: Annotated[str | None, typer.Option(help="Column of classes from 0.")] = None,
     null_values: NullValuesOption = None,
-    delimiter: DelimiterOption = None,
-    decimal: DecimalOption = None,
-    encoding: EncodingOption = None,
-    header: HeaderOption = None,
+    csv: CsvOption = None,
     table: TableOption = None,
     bounds: Annotated[
         str | None,
@@ -87,7 +82,7 @@ def init(
         read_bounds,
     )
     from fedcohort.files.publish import check_output
-    from fedcohort.files.source import NULL_VALUES, CsvOptions, Want
+    from fedcohort.files.source import NULL_VALUES, Want
     from fedcohort.storage import write_atomically
 
     check_output(out, [data], force)
@@ -96,8 +91,8 @@ def init(
     estimate = None if epsilon is None else Estimate(epsilon, read_bounds(bounds))
     ledger = open_ledger(budget, budget_epsilon, budget_delta)
     markers = (*NULL_VALUES, *split(null_values))
-    csv = CsvOptions(delimiter, decimal, encoding, header)
-    path, want = from_standard_input(data), Want(null_values=markers, csv=csv, table=table)
+    path = from_standard_input(data)
+    want = Want(null_values=markers, csv=csv_options(csv), table=table)
     propose_spec(path, label, want, estimate)  # reports what is wrong before anything is paid
     estimated: Any = nullcontext({})
     if estimate is not None:
@@ -119,10 +114,7 @@ def check(
     data: Data,
     spec: Annotated[Path, typer.Option(help="The spec to check against.")],
     site: SiteOption = None,
-    delimiter: DelimiterOption = None,
-    decimal: DecimalOption = None,
-    encoding: EncodingOption = None,
-    header: HeaderOption = None,
+    csv: CsvOption = None,
     table: TableOption = None,
     format: FormatOption = Format.table,
 ) -> None:
@@ -131,12 +123,12 @@ def check(
     Example: `fedcohort spec check data.csv --spec heart.toml --site ours.toml`
     """
     from fedcohort.files.propose import check_data
-    from fedcohort.files.source import CsvOptions, Want
+    from fedcohort.files.source import Want
     from fedcohort.files.spec import load_site, load_spec
 
     recipe = load_spec(spec)
     mapping = None if site is None else load_site(site, recipe)
-    read = Want(csv=CsvOptions(delimiter, decimal, encoding, header), table=table)
+    read = Want(csv=csv_options(csv), table=table)
     fit = check_data(from_standard_input(data), recipe, read, mapping)
     if format is Format.json:
         show_json(fit)

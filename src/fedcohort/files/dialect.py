@@ -83,8 +83,8 @@ def _is_header(
     values = [float(c) for c in filled]
     if len(values) > 1 and all(b - a == 1 for a, b in pairwise(values)):
         raise DataError(
-            f"{path}: the first row counts {filled[0]}, {filled[1]}, ...: say --header if these "
-            "are names of columns, --no-header if they are data"
+            f"{path}: the first row counts {filled[0]}, {filled[1]}, ...: say --csv "
+            "header=true if these are names of columns, header=false if they are data"
         )
     return False
 
@@ -93,11 +93,11 @@ def _lines(path: Path, head: bytes, encoding: str) -> list[str]:
     try:
         text = codecs.getincrementaldecoder(encoding)().decode(head)
     except LookupError:
-        raise ConfigError(f"--encoding {encoding}: Python knows no encoding of that name") from None
+        raise ConfigError(f"--csv encoding={encoding}: unknown to Python") from None
     except UnicodeDecodeError:
         raise DataError(
             f"{path}: the text is not {encoding.upper()}; name the right one, such as "
-            "--encoding cp1252 (Excel in Western Europe)"
+            "--csv encoding=cp1252 (Excel in Western Europe)"
         ) from None
     lines = text.lstrip("\ufeff").splitlines()
     return [line for line in lines[:50] if line.strip()][: max(1, min(20, len(lines) - 1))]

@@ -61,7 +61,7 @@ def _plain(message: str, names: Sequence[str]) -> str:
         return message
     where = f"column {names[int(match[1])]!r}" + (f", line {match[2]}" if match[2] else "")
     if "UTF8" in message:
-        return f"{where}: not UTF-8; name the encoding, such as --encoding cp1252"
+        return f"{where}: not UTF-8; name the encoding, such as --csv encoding=cp1252"
     value = re.search(r"invalid value '(.*)'", message, re.S)
     if value is None:
         return f"{where}: {message}"
