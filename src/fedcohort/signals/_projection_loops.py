@@ -1,6 +1,6 @@
-"""Compiled loops of the random projections; imported when first needed.
+"""The compiled loop of uniform projections; imported when first needed.
 
-Each accumulates column after column in float64, so that the result does not depend on how many
+It accumulates column after column in float64, so that the result does not depend on how many
 threads or what vector width a machine has.
 """
 
@@ -19,8 +19,6 @@ Values = NDArray[Any]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
-_WORD = np.uint64(32)
-_ONE = np.uint64(1)
 
 
 @compiled(inline="always")
@@ -68,17 +66,3 @@ def uniform(values: Values, k: int, key: np.uint64) -> Array:
                 partial = (row[r] + a * columns[0, r]) + b * columns[1, r]
                 row[r] = (partial + c * columns[2, r]) + d * columns[3, r]
     return total[:, :k]
-
-
-@compiled(nogil=True)
-def sparse(values: Values, k: int, key: np.uint64) -> Array:
-    """Add each value, with a hashed sign, to one hashed entry of the result."""
-    rows, dim = values.shape
-    total = np.zeros((rows, k))
-    for i in range(rows):
-        row = total[i]
-        for column in range(dim):
-            word = _hash(key, np.uint64(column))
-            x = np.float64(values[i, column])
-            row[((word >> _WORD) * np.uint64(k)) >> _WORD] += x if word & _ONE else -x
-    return total

@@ -123,20 +123,12 @@ class Signal:
 
     Parameters
     ----------
-    name : str
-        Unique.
-    about : str
-        One line for people.
     when : {"profile", "query", "reply"}
         When it is usually collected: once per client, before the selection, or with the update.
         A policy's `Needs` decides.
     work : {"server", "data", "forward", "train"}
         What producing it costs. ``server``: computed from updates that arrive anyway, no bytes.
         ``data``: one pass over the client's data. ``forward`` and ``train`` need a model.
-    form : callable
-        ``form(options)``: dtype, shape and range of a reading made with these options.
-    compute : callable
-        ``compute(clients, options)`` returns one reading per client, in order.
     model : {"none", "initial", "current"}
         The model that computing it takes; a client downloads it first. Profiles are taken under
         the initial model, so that a newcomer's is comparable.
@@ -144,19 +136,17 @@ class Signal:
         What a reading tells beyond an update: nothing, the number of records, a sketch that the
         client can make private, or more about the records, without noise. A client that keeps a
         privacy budget does not release the last.
-    remedy : str
-        What a Flower user can do where clients do not answer.
     """
 
     name: str
-    about: str
+    about: str  # one line for people
     when: When
     work: Work
     form: Callable[[Options], Form]
     compute: Compute
     model: Which = "none"
     reveals: Reveals = "records"
-    remedy: str = ""
+    remedy: str = ""  # what a Flower user can do where clients do not answer
 
     def needs_model(self, options: Options) -> bool:
         """Whether the client must hold a model to answer a question with these options."""
@@ -292,7 +282,8 @@ def _label_histogram(clients: Clients, options: Options) -> list[NDArray[np.int6
     """How many examples of each label the client has; sensitive, so consider epsilon.
 
     With ``epsilon``, discrete Laplace noise of scale 1 / epsilon is added to each count:
-    epsilon-differential privacy for one record that is added or removed.
+    epsilon-differential privacy for one record that is added or removed. The number of labels is
+    public.
     """
     classes = int(options.get("classes", 0)) or clients.classes()
     epsilon = float(options.get("epsilon", 0.0))
@@ -359,9 +350,7 @@ def update_distance(updates: ArrayLike) -> NDArray[np.float64]:
 
 
 def last_layer(names: Sequence[str], sizes: Sequence[int]) -> int:
-    """Count the parameters of the last layer from the names of a model's arrays.
-
-    A layer's arrays share what comes before the last dot of their names.
+    """Count the parameters of the last layer: its arrays share what precedes the last dot.
 
     Examples
     --------

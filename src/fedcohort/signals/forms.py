@@ -56,25 +56,14 @@ class Form(ABC):
 class Numbers(Form):
     """A number, or an array of numbers, within a range.
 
-    Parameters
-    ----------
-    shape : tuple of int or None
-        None stands for any length.
-    dtype : str
-        What readings are turned into; whole numbers if it is an integer dtype.
-    low, high : float
-        The range; readings outside it are dropped.
-
     Examples
     --------
     >>> Numbers().checked(np.array(0.5)), Numbers().checked(np.array(1e300)) is None
     (array(0.5), True)
-    >>> Numbers((None,), "f4").checked(np.array([1, 2]))
-    array([1., 2.], dtype=float32)
     """
 
-    shape: tuple[int | None, ...] = ()
-    dtype: str = "f8"
+    shape: tuple[int | None, ...] = ()  # None stands for any length
+    dtype: str = "f8"  # what readings are turned into; whole numbers if it is an integer dtype
     low: float = -MAX_NUMBER
     high: float = MAX_NUMBER
 
@@ -120,16 +109,6 @@ class Sketch(Form):
     """A distribution sketch: number of examples, noise variance of a count, rows of counts.
 
     Without noise every row of counts sums to n. A size that is None fits any.
-
-    Examples
-    --------
-    >>> sketch = np.zeros((), sketch_dtype(1, 2, "i8"))
-    >>> sketch["n"], sketch["counts"] = 3, [[2, 1]]
-    >>> Sketch(1, 2).checked(sketch)["counts"].dtype
-    dtype('int16')
-    >>> sketch["counts"] = [[2, 99]]                               # more than n
-    >>> Sketch(1, 2).checked(sketch) is None
-    True
     """
 
     rows: int | None = None

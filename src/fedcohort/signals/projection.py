@@ -58,8 +58,6 @@ class Projection:
 
     def apply(self, values: ArrayLike) -> Array:
         """Project one vector, or each row of an (m, dim) array."""
-        from fedcohort.signals import _projection_loops as loops
-
         array = np.asarray(values)
         if array.ndim not in (1, 2) or array.shape[-1] != self.dim:
             raise ValueError(
@@ -68,23 +66,34 @@ class Projection:
         if array.dtype not in (np.float32, np.float64):
             array = array.astype(np.float64)
         rows = np.ascontiguousarray(np.atleast_2d(array))
-        loop = loops.uniform if self.kind == "uniform" else loops.sparse
-        result = np.asarray(loop(rows, self.k, self._key))
+        if self.kind == "sparse":
+            places, signs = self._places(0, self.dim)
+            sums = [np.bincount(places, signs * row, minlength=self.k) for row in rows]
+            result = np.array(sums).reshape(-1, self.k)
+        else:
+            from fedcohort.signals._projection_loops import uniform
+
+            result = np.asarray(uniform(rows, self.k, self._key))
         return result if array.ndim == 2 else np.asarray(result[0])
 
     def columns(self, start: int, stop: int) -> Array:
         """Return columns start to stop of P, of shape (k, stop - start)."""
-        columns = np.arange(start, stop, dtype=np.uint64)
         if self.kind == "sparse":
-            words = _hash(self._key, columns)
+            places, signs = self._places(start, stop)
             part = np.zeros((self.k, stop - start))
-            rows = ((words >> np.uint64(32)) * np.uint64(self.k)) >> np.uint64(32)
-            part[rows.astype(np.int64), np.arange(stop - start)] = np.where(words & 1, 1.0, -1.0)
+            part[places, np.arange(stop - start)] = signs
             return part
+        columns = np.arange(start, stop, dtype=np.uint64)
         pairs = np.arange((self.k + 1) // 2, dtype=np.uint64)  # two entries from one hash
         words = _hash(self._key, columns * np.uint64(pairs.size) + pairs[:, None])
         halves = (words >> np.uint64(8)) & np.uint64(0xFFFFFF), words >> np.uint64(40)
         return np.vstack([(half + 0.5) * 2.0**-23 - 1.0 for half in halves])[: self.k]
+
+    def _places(self, start: int, stop: int) -> tuple[NDArray[np.int64], Array]:
+        """Return the row and the sign of the one entry in each column of a sparse matrix."""
+        words = _hash(self._key, np.arange(start, stop, dtype=np.uint64))
+        rows = ((words >> np.uint64(32)) * np.uint64(self.k)) >> np.uint64(32)
+        return rows.astype(np.int64), np.where(words & 1, 1.0, -1.0)
 
     @property
     def _key(self) -> np.uint64:

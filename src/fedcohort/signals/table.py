@@ -242,8 +242,7 @@ class _Lookup:
 class ClientNumbers:
     """Consecutive numbers of clients, in the order of arrival, shared by all columns.
 
-    The last two lookups are kept (of all available clients, and of those that a policy considers);
-    later only names that were unknown are looked up again.
+    The last two lookups are kept; later only names that were unknown are looked up again.
     """
 
     def __init__(self) -> None:
