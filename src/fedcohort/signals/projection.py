@@ -68,8 +68,9 @@ class Projection:
         rows = np.ascontiguousarray(np.atleast_2d(array))
         if self.kind == "sparse":
             places, signs = self._places(0, self.dim)
-            sums = [np.bincount(places, signs * row, minlength=self.k) for row in rows]
-            result = np.array(sums).reshape(-1, self.k)
+            result = np.empty((len(rows), self.k))
+            for sums, row in zip(result, rows, strict=True):
+                sums[:] = np.bincount(places, signs * row, minlength=self.k)
         else:
             from fedcohort.signals._projection_loops import uniform
 
