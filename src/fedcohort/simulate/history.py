@@ -41,11 +41,10 @@ COHORTS = ("selected", "finished", "withheld", "cut", "late")
 
 @dataclass
 class History:
-    """All rounds of one seed; `precision` is how the products of the training were rounded."""
+    """All rounds of one seed."""
 
     seed: int
     rounds: list[RoundRecord] = field(default_factory=list)
-    precision: str = "float32"
 
     @property
     def accuracy(self) -> NDArray[np.float64]:

@@ -15,7 +15,6 @@ from torch import nn
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.gates import Gate
-from fedcohort.progress import watched
 from fedcohort.session import LOG, Session
 from fedcohort.simulate.aggregation import Aggregation, equal_means, mean_step
 from fedcohort.simulate.clients import Embed, Insight
@@ -300,23 +299,12 @@ def simulate(
     rounds: int,
     patience: int | None = None,
     on_round: Callable[[list[RoundRecord]], None] | None = None,
-    progress: bool = False,
     **options: Any,
 ) -> list[History]:
-    """Train a model by federated learning and return one history per seed.
+    """Train a model by federated learning, as `Simulation` does, and return a history per seed.
 
-    Parameters
-    ----------
-    data, model, policy, **options
-        As in `Simulation`.
-    cohort_size, rounds : int
-        Clients per round, and rounds.
-    patience : int, optional
-        Stop early, once no seed's accuracy has risen for so many evaluations.
-    on_round : callable, optional
-        Called with the records of every round.
-    progress : bool, default=False
-        Show the rounds on standard error: a bar on a terminal, plain lines elsewhere.
+    With `patience` it stops early, once no seed's accuracy has risen for so many evaluations.
+    `on_round` is called with the records of every round.
 
     Examples
     --------
@@ -332,10 +320,9 @@ def simulate(
         if value < 1:
             raise ConfigError(f"simulate: {name}={value} must be at least 1")
     simulation = Simulation(data, model, policy, cohort_size=cohort_size, **options)
-    precision = options.get("precision", "float32")
-    histories = [History(s.seed, precision=precision) for s in simulation.sessions]
-    steps = (simulation.step() for _ in range(rounds))
-    for records in watched(steps, "rounds", rounds, patience=0.0) if progress else steps:
+    histories = [History(s.seed) for s in simulation.sessions]
+    for _ in range(rounds):
+        records = simulation.step()
         for history, record in zip(histories, records, strict=True):
             history.rounds.append(record)
         if on_round is not None:
