@@ -16,9 +16,10 @@ from fedcohort.report.page import profile_page
 from fedcohort.sketch.race import RaceSketch
 
 
-def mark(name, value, tip=""):
-    around = {"value": value, "low": value / 2, "high": value * 1.5}
-    return {"name": name, **around, "color": "#123456", "strong": True, "tip": tip}
+def mark(name, distance, tip="", place=(0.0, 0.0)):
+    around = {"distance": distance, "low": distance / 2, "high": distance * 1.5}
+    where = {"x": place[0], "y": place[1], "outlier": True}
+    return {"name": name, **around, **where, "color": "#123456", "tip": tip}
 
 
 def profile(clients, names=None, kinds=3):
@@ -93,14 +94,15 @@ def test_marks_have_tooltips_and_pictures_have_ids_of_their_own():
 
 def test_pictures_of_equal_values_are_drawn():
     marks = [mark(name, 0.0) for name in "ab"]
-    for drawn in (distances_to_all(marks, 0.0), client_map(marks, np.zeros((2, 2)), True)):
+    for drawn in (distances_to_all(marks, 0.0), client_map(marks, True)):
         assert "nan" not in drawn.lower() and "inf" not in drawn
 
 
 def test_names_of_many_outliers_do_not_overlap():
     rng = np.random.default_rng(3)
-    marks = [mark(f"hospital-number-{i}", 1.0) for i in range(200)]
-    drawn = client_map(marks, rng.normal(size=(200, 2)) * 1e-3, True)
+    places = rng.normal(size=(200, 2)) * 1e-3
+    marks = [mark(f"hospital-number-{i}", 1.0, place=place) for i, place in enumerate(places)]
+    drawn = client_map(marks, True)
     text = r'text-anchor="(\w+)" transform="translate\(([\d.-]+),([\d.-]+)\)"[^>]*>(hosp[^<]+)<'
     boxes = []
     for anchor, x, y, name in re.findall(text, drawn):

@@ -475,13 +475,13 @@ def matrix(values: Floats, names: Sequence[str], colors: Sequence[str] = ()) -> 
 def distances_to_all(clients: Rows, reference: float) -> str:
     """Draw how far clients are from all data, the farthest first, and random samples.
 
-    Clients have "name", "value", "low", "high", "color", "strong" and "tip".
+    Clients are rows of a profile, with a "color" and a "tip".
     """
-    farthest = sorted(clients, key=lambda client: -client["value"])[:MAX_BARS]
+    farthest = sorted(clients, key=lambda client: -client["distance"])[:MAX_BARS]
     shown = [{**c, "name": short(c["name"]), "row": i} for i, c in enumerate(farthest)]
     height = 20 * len(shown)
     top = max(*(client["high"] for client in shown), reference, 1e-12) * 1.02
-    x = alt.X("value:Q", title=None, scale=alt.Scale(domain=[0, top], nice=False))
+    x = alt.X("distance:Q", title=None, scale=alt.Scale(domain=[0, top], nice=False))
     y = alt.Y("row:O", axis=None)
     base = alt.Chart(alt.NamedData("marks")).encode(y=y, description="tip:N")
     names = alt.Chart(alt.NamedData("marks")).encode(y=y, text="name:N", x=alt.value(-8))
@@ -492,10 +492,12 @@ def distances_to_all(clients: Rows, reference: float) -> str:
         ),
         base.mark_rule(color="#555", opacity=0.7).encode(x="low:Q", x2="high:Q"),
         base.mark_text(align="left", dx=6, fontSize=11, aria=False).encode(
-            x="high:Q", text=alt.Text("value:Q", format=".3f")
+            x="high:Q", text=alt.Text("distance:Q", format=".3f")
         ),
-        names.transform_filter("!datum.strong").mark_text(align="right", aria=False),
-        names.transform_filter("datum.strong").mark_text(align="right", fontWeight=600, aria=False),
+        names.transform_filter("!datum.outlier").mark_text(align="right", aria=False),
+        names.transform_filter("datum.outlier").mark_text(
+            align="right", fontWeight=600, aria=False
+        ),
         rule.mark_rule(color=REFERENCE, strokeDash=[5, 4], aria=False).encode(
             x="value:Q", y=alt.value(0), y2=alt.value(height)
         ),
@@ -509,8 +511,9 @@ def distances_to_all(clients: Rows, reference: float) -> str:
     return picture(Figure("to-all", title, caption, chart, {"marks": shown}), width=720)
 
 
-def client_map(clients: Rows, positions: Floats, name_all: bool) -> str:
+def client_map(clients: Rows, name_all: bool) -> str:
     """Draw a map with equal scales on both axes; a name that would cover another is left out."""
+    positions = np.array([(client["x"], client["y"]) for client in clients])
     width, height, rim = 540, 440, 64
     span = float(np.ptp(positions, axis=0).max()) or 1.0
     unit = span / (min(width, height) - 2 * rim)  # distance per pixel
@@ -518,13 +521,13 @@ def client_map(clients: Rows, positions: Floats, name_all: bool) -> str:
     low, high = (middle + side * np.array([width, height]) * unit / 2 for side in (-1, 1))
     spots = positions / unit
     named: list[int] = []  # outliers first, and no name so near to another that they may overlap
-    for i in sorted(range(len(clients)), key=lambda i: not clients[i]["strong"]):
+    for i in sorted(range(len(clients)), key=lambda i: not clients[i]["outlier"]):
         apart = np.abs(spots[named] - spots[i]) > (130, 12)
-        if (name_all or clients[i]["strong"]) and apart.any(axis=1).all():
+        if (name_all or clients[i]["outlier"]) and apart.any(axis=1).all():
             named.append(i)
     rows = [
-        {**client, "name": short(client["name"], 18) if i in named else "", "x": x, "y": y}
-        for i, (client, (x, y)) in enumerate(zip(clients, positions.tolist(), strict=True))
+        {**client, "name": short(client["name"], 18) if i in named else ""}
+        for i, client in enumerate(clients)
     ]
     x, y = (
         channel(f"{axis}:Q", axis=None, scale=alt.Scale(domain=[a, b], nice=False))
@@ -533,9 +536,9 @@ def client_map(clients: Rows, positions: Floats, name_all: bool) -> str:
     base = alt.Chart(alt.NamedData("marks")).encode(x=x, y=y, description="tip:N")
     points = base.mark_circle(opacity=0.85).encode(
         color=alt.Color("color:N", scale=None),
-        size=alt.condition("datum.strong", alt.value(130), alt.value(70)),
-        stroke=alt.condition("datum.strong", alt.value("#111"), alt.value("#fff")),
-        strokeWidth=alt.condition("datum.strong", alt.value(2), alt.value(1)),
+        size=alt.condition("datum.outlier", alt.value(130), alt.value(70)),
+        stroke=alt.condition("datum.outlier", alt.value("#111"), alt.value("#fff")),
+        strokeWidth=alt.condition("datum.outlier", alt.value(2), alt.value(1)),
     )
     names = base.mark_text(dy=-14, fontSize=11, aria=False, tooltip=None).encode(text="name:N")
     chart = alt.layer(points, names).properties(height=height)

@@ -66,7 +66,7 @@ def profile_page(
 ) -> str:
     """Lay out a federation's differences, and what to expect of chosen cohorts."""
     marks = [_mark(client) for client in profile.clients]
-    positions = np.array([(c.x, c.y) for c in profile.clients])
+    name_all = not profile.outliers and len(marks) <= MAX_NAMES_ON_MAP
     return _rendered(
         "profile.html",
         title=title,
@@ -77,7 +77,7 @@ def profile_page(
         left_out=few(profile.left_out),
         bars=Markup(figures.distances_to_all(marks, profile.random_distance)),
         hidden=max(0, len(marks) - MAX_BARS),
-        map=Markup(figures.client_map(marks, positions, len(marks) <= MAX_NAMES_ON_MAP)),
+        map=Markup(figures.client_map(marks, name_all)),
         matrix=Markup(_matrix(profile)),
         table=client_cells(profile),
         histograms=[
@@ -107,22 +107,12 @@ def client_cells(profile: Heterogeneity) -> Cells:
         Column("columns that differ", lambda c: _marked(profile, c), number=False, wraps=True),
         Column("records", lambda c: number(c.n, 0)),
         Column("distance", lambda c: number(c.distance, 4)),
-        Column(
-            "with standard error", lambda c: Cell(f"{c.low:.4f} to {c.high:.4f}", c.high - c.low)
-        ),
+        Column("± standard error", lambda c: Cell(f"{c.low:.4f} to {c.high:.4f}", c.high - c.low)),
         Column("robust score", lambda c: number(c.z)),
         Column("cluster", lambda c: Cell(f"{c.cluster + 1}", c.cluster, color=_color(c))),
-        Column(
-            "nearest client",
-            lambda c: Cell(f"{c.nearest} ({c.nearest_distance:.3f})"),
-            number=False,
-            wraps=True,
-        ),
+        Column("nearest client", lambda c: Cell(f"{c.nearest} ({c.nearest_distance:.3f})"), False),
+        Column("private", lambda c: Cell(("no", "yes")[c.private] if mixed else ""), number=False),
     ]
-    if mixed:
-        columns.append(
-            Column("private", lambda c: Cell("yes" if c.private else "no"), number=False)
-        )
     return cells(sorted(profile.clients, key=lambda c: -c.distance), columns)
 
 
@@ -133,10 +123,7 @@ def change_cells(profile: Heterogeneity) -> Cells:
         Column("changed", lambda c: Cell("yes" if c.changed else "no"), number=False),
         Column("distance to before", lambda c: number(c.distance, 4)),
         Column(
-            "columns that changed",
-            lambda c: Cell(marked_in_words(c.columns)),
-            number=False,
-            wraps=True,
+            "columns that changed", lambda c: Cell(marked_in_words(c.columns)), False, wraps=True
         ),
     ]
     return cells(profile.changes, columns)
@@ -153,15 +140,7 @@ def _color(client: ClientRow) -> str:
 
 def _mark(c: ClientRow) -> dict[str, Any]:
     around = f"distance {c.distance:.3f} ({c.low:.3f} to {c.high:.3f})"
-    return {
-        "name": c.name,
-        "value": c.distance,
-        "low": c.low,
-        "high": c.high,
-        "color": _color(c),
-        "strong": c.outlier,
-        "tip": f"{c.name}: {c.n:,.0f} records, {around}",
-    }
+    return {**c._asdict(), "color": _color(c), "tip": f"{c.name}: {c.n:,.0f} records, {around}"}
 
 
 def _rendered(template: str, *, data: str = "", live: bool = False, **values: Any) -> str:
