@@ -125,25 +125,6 @@ NOTES = {
         "where clients hold several labels. Profiles of features are not private.",
         "https://arxiv.org/abs/2303.17358",
     ),
-    "dc-fedavg": Notes(
-        "Label counts are sensitive and are believed, and most of the cohort stays random, so that "
-        "it changes little.",
-        "https://arxiv.org/abs/2509.20877",
-    ),
-    "haccs": Notes(
-        "Label counts are sensitive and are believed. Where every client has its own mix of labels, "
-        "nobody is near anybody, and the fastest and worst trained clients are left.",
-    ),
-    "refl": Notes(
-        "It helps only where devices come and go: of clients that are always there it draws at "
-        "random.",
-        "https://arxiv.org/abs/2111.01108",
-    ),
-    "tifl": Notes(
-        "A cohort is of one speed, so that labels which only slow clients hold are learned in few "
-        "rounds.",
-        "https://arxiv.org/abs/2001.09249",
-    ),
     "label-match": Notes(
         "Label counts are sensitive and are believed, and features that differ are not seen. "
         "Clients that complete cohorts best train most, so that the others' data are learned less.",

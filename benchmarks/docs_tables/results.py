@@ -10,7 +10,7 @@ import numpy as np
 from against import DIFFERS, compare
 from suite import read_suite
 
-from fedcohort.analysis.comparison import judge, paired_interval
+from fedcohort.analysis.comparison import paired_interval
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +32,20 @@ LATER = {
         *("benchmark-papers-gradients.json", "benchmark-papers-gradients-2.json"),
     ),
 }
+
+
+def judge(interval, smallest=0.0):
+    """Say whether there is an effect that matters: one of at least `smallest`, beyond chance.
+
+    "level" means that an effect that matters is excluded, "cannot tell" that it is not.
+    """
+    if -smallest < interval.low and interval.high < smallest:
+        return "level"
+    if abs(interval.mean) >= smallest and interval.low > 0:
+        return "better"
+    if abs(interval.mean) >= smallest and interval.high < 0:
+        return "worse"
+    return "cannot tell"
 
 
 @cache

@@ -9,6 +9,7 @@ import pytest
 from docs_tables import results
 from suite import Script, published_experiment, read_suite
 
+from fedcohort.analysis.comparison import Interval
 from fedcohort.experiments import config
 
 
@@ -47,3 +48,18 @@ def test_presets_are_settings_of_the_suites():
         if name == "race-mnist":
             assert preset["policy"]["options"].pop("everybody")  # came after the suite was run
         assert preset in parts, name
+
+
+@pytest.mark.parametrize(
+    ("interval", "smallest", "verdict"),
+    [
+        ((1.0, 0.5, 1.5), 0.5, "better"),
+        ((-1.0, -1.5, -0.5), 0.5, "worse"),
+        ((0.2, 0.1, 0.3), 0.5, "level"),  # not zero, and too small to matter
+        ((0.4, 0.1, 0.7), 0.5, "cannot tell"),
+        ((1.0, -0.5, 2.5), 0.5, "cannot tell"),
+        ((0.2, 0.1, 0.3), 0.0, "better"),
+    ],
+)
+def test_an_effect_must_matter_and_be_beyond_chance(interval, smallest, verdict):
+    assert results.judge(Interval(*interval), smallest) == verdict

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
 from fedcohort.experiments.results import Results, Run, Spread, Summary, spread
 from fedcohort.simulate.history import History
-
-Verdict = Literal["better", "worse", "level", "cannot tell"]
 
 
 class Interval(NamedTuple):
@@ -56,27 +54,6 @@ def paired_interval(differences: Sequence[float], comparisons: int = 1) -> Inter
     return Interval(mean, mean - margin, mean + margin)
 
 
-def judge(interval: Interval, smallest: float = 0.0) -> Verdict:
-    """Say whether there is an effect that matters: one of at least `smallest`, beyond chance.
-
-    "level" means that an effect that matters is excluded, "cannot tell" that it is not.
-
-    Examples
-    --------
-    >>> judge(Interval(0.1, 0.05, 0.15), smallest=0.5)
-    'level'
-    >>> judge(Interval(2.0, 0.3, 3.7), smallest=0.5), judge(Interval(2.0, -0.3, 4.3), smallest=0.5)
-    ('better', 'cannot tell')
-    """
-    if -smallest < interval.low and interval.high < smallest:
-        return "level"
-    if abs(interval.mean) >= smallest and interval.low > 0:
-        return "better"
-    if abs(interval.mean) >= smallest and interval.high < 0:
-        return "worse"
-    return "cannot tell"
-
-
 class ComparisonRow(NamedTuple):
     """One run of a comparison, over all seeds.
 
@@ -89,7 +66,6 @@ class ComparisonRow(NamedTuple):
     policy: str
     seeds: int
     accuracy: Spread
-    mean_accuracy: Spread
     rounds_to_target: Spread
     seconds_to_target: Spread
     gemd: Spread
@@ -132,7 +108,6 @@ def _comparison_row(r: Run, baseline: Run | None) -> ComparisonRow:
         policy=r.policy,
         seeds=len(r.summaries),
         accuracy=spread([s.accuracy for s in r.summaries]),
-        mean_accuracy=spread([s.mean_accuracy for s in r.summaries]),
         rounds_to_target=spread([s.rounds_to_target for s in r.summaries]),
         seconds_to_target=spread([s.seconds_to_target for s in r.summaries]),
         gemd=spread([s.gemd for s in r.summaries]),
