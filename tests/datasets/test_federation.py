@@ -119,13 +119,6 @@ def test_natural_options_are_checked():
         federate(data, "natural", min_size=11)
 
 
-def test_own_partitions_may_name_their_clients():
-    def halves(labels, clients, rng):
-        return {"left": np.arange(10), "right": np.arange(10, 20)}
-
-    assert federate(toy(), halves, clients=2).clients == ("left", "right")
-
-
 def test_datasets_can_be_built_by_hand():
     x, y = X.astype(np.float32), Y.astype(np.int64)
     with pytest.raises(DataError, match="unequal lengths: x_test 20, y_test 19"):

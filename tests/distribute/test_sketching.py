@@ -10,10 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedcohort.cli import invoke
-from fedcohort.distribute import split
-from fedcohort.exceptions import DataError
-from fedcohort.files import Want
-from fedcohort.files.source import find_files
 from fedcohort.sketch.race import RaceSketch
 
 RNG = np.random.default_rng(0)
@@ -83,20 +79,3 @@ def test_noise_is_added_once_and_errors_are_the_users(connected, folder, tmp_pat
     one = [str(folder / "1.parquet"), "-o", str(tmp_path / "a.sketch")]
     assert invoke(["sketch", *one, *more]) == 2
     assert "one file" in capsys.readouterr().err
-
-
-def test_parts_hold_every_file_once_and_in_order(folder):
-    files = find_files(folder)
-    for most in (1, 2, 3, 50):
-        parts = split(files, most)
-        assert [file for part in parts for file in part] == files
-        assert len(parts) <= most
-
-
-def test_a_folder_without_rows(connected, tmp_path):
-    from fedcohort.distribute import sketch_folder
-
-    for number in range(2):
-        np.save(tmp_path / f"{number}.npy", np.zeros((0, 3)))
-    with pytest.raises(DataError, match="no rows"):
-        sketch_folder(tmp_path, Want(), RaceSketch.srp(3, 5, 2))

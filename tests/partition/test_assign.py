@@ -35,14 +35,6 @@ def test_deal_meets_sizes_within_supply(data, seed):
     assert (counts >= 0).all()
 
 
-def test_deal_gives_the_mix_while_supply_lasts():
-    mix = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
-    counts = deal(mix, np.array([5, 5, 5]), np.array([10, 100]), np.random.default_rng(0))
-    assert counts.tolist() == [[5, 0], [0, 5], [5, 0]]
-    short = deal(mix, np.array([5, 5, 5]), np.array([7, 100]), np.random.default_rng(0))
-    assert short.sum(axis=0).tolist() == [7, 8]
-
-
 def test_deal_favors_nobody_when_a_class_runs_short():
     mix = np.array([[1.0, 0.0], [1.0, 0.0]])
     size, supply = np.array([5, 5]), np.array([5, 5])

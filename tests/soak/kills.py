@@ -36,7 +36,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from killing import FORK, JOBS, Job, Process
+from killing.jobs import JOBS, Job
+from killing.process import FORK, Process
 
 BY_TIME = 0.2  # share of the kills at a random time
 AT_SYNC = 0.2  # share of the kills that also cut the file that is about to be synced

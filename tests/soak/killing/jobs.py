@@ -17,42 +17,18 @@ CLI_NEEDS = ("typer", "rich")
 
 @dataclass(frozen=True)
 class Job:
-    """A process that writes into a folder and can be started again.
+    """A process that writes into a folder and can be started again."""
 
-    Parameters
-    ----------
-    script : str
-        Python code; its arguments are those of `arguments`.
-    arguments : callable
-        From the folder of inputs and that of this trial to the arguments.
-    result : callable
-        What a finished folder holds, to compare with that of a calm run.
-    needs : tuple of str
-        Packages without which the job cannot run.
-    imports : tuple of str
-        Modules that are imported once, before processes are forked.
-    prepare : callable, optional
-        Writes inputs, once for all trials.
-    held : callable, optional
-        What must not be lost by a kill, as a set.
-    paid : callable, optional
-        How many releases were paid for.
-    done : callable, optional
-        Whether a killed process had delivered everything, so that nobody would start it again.
-    continues : bool
-        Whether a restart goes on where the kill was, or begins again.
-    """
-
-    script: str
-    arguments: Callable[[Path, Path], list[Any]]
-    result: Callable[[Path], Any]
-    needs: tuple[str, ...] = ()
-    imports: tuple[str, ...] = ()
-    prepare: Callable[[Path], None] = lambda inputs: None
-    held: Callable[[Path], set[Any]] = lambda folder: set()
-    paid: Callable[[Path], int] = lambda folder: 0
-    done: Callable[[Path], bool] = lambda folder: False
-    continues: bool = True
+    script: str  # Python code
+    arguments: Callable[[Path, Path], list[Any]]  # from the folders of inputs and of this trial
+    result: Callable[[Path], Any]  # what a finished folder holds, to compare with a calm run's
+    needs: tuple[str, ...] = ()  # packages without which it cannot run
+    imports: tuple[str, ...] = ()  # modules that are imported once, before processes are forked
+    prepare: Callable[[Path], None] = lambda inputs: None  # writes inputs, once for all trials
+    held: Callable[[Path], set[Any]] = lambda folder: set()  # what a kill must not lose
+    paid: Callable[[Path], int] = lambda folder: 0  # how many releases were paid for
+    done: Callable[[Path], bool] = lambda folder: False  # whether a killed one had delivered all
+    continues: bool = True  # whether a restart goes on where the kill was, or begins again
 
     @property
     def missing(self) -> list[str]:
@@ -276,8 +252,9 @@ def server_of(folder):
     from fedcohort import storage
 
     state = storage.load(folder / "server.ckpt")
+    times = ("seconds", "elapsed", "working", "waiting", "slowest")
     reports = [
-        {k: v for k, v in report.items() if k != "seconds"} for report in state.pop("history")
+        {k: v for k, v in report.items() if k not in times} for report in state.pop("history")
     ]
     arrays = {"arrays": state["arrays"], "inner": state["inner"], "initial": state["initial"]}
     ledger = state["session"]["ledger"]

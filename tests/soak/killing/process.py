@@ -17,15 +17,8 @@ FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.tru
 def watch(folder, moments, last, tear):
     """Count the moments in which this process touches files of a folder; end it at the last one.
 
-    Parameters
-    ----------
-    folder : Path
-    moments : shared array of two numbers
-        Moments so far, and those in which written data are about to be synced.
-    last : int
-        The moment to end at, or the sync if there is `tear`; 0 for never.
-    tear : random.Random or None
-        Draws where to cut the file that is about to be synced.
+    `moments` are shared: those so far, and those in which written data are about to be synced. It
+    ends at moment `last` (0 for never), or at that sync, whose file it cuts where `tear` draws.
     """
     inside, synced, sync, connect = os.fspath(folder), {}, os.fsync, sqlite3.connect
 
