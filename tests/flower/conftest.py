@@ -397,7 +397,7 @@ def cohort(inner):
     make_inner = inner
 
     def make(policy=None, inner=None, **options):
-        options = {"timeout": 0.3, "wait": 5, "seed": 3, **options}
+        options = {"timeout": 0.3, "seed": 3, **options}
         return CohortStrategy(inner or make_inner(), policy or Uniform(), **options)
 
     return make

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 
-from fedcohort.exceptions import ConfigError
+from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.flower import Directory, GridCollector, KeptSketches, Pace, attach
 from fedcohort.flower.client import answer
 from fedcohort.policies import POLICIES, Uniform
@@ -134,14 +134,39 @@ def test_kept_sketches_are_not_asked_for_again(digits, cohort, tmp_path):
         KeptSketches(tmp_path, max_days=0)
 
 
+def wider(digits, client):
+    """A client whose data have two more columns of zeros."""
+    x, y = digits.examples(client)
+    app = digits.changing_app(client, lambda a: a, attached=False)
+    attach(app, (np.pad(x.reshape(len(x), -1), ((0, 0), (0, 2))), y))
+    return app
+
+
+@pytest.mark.parametrize("how", ["sketches", "checkpoint"])
+def test_a_later_run_knows_what_it_can_compare_with(digits, cohort, tmp_path, how):
+    """A newcomer with other columns was accepted after a restart: it was compared with nobody."""
+    grid, options, center = digits.grid(), {how: tmp_path / "kept"}, np.zeros(64)
+    grid.remove(digits.node("client-2"))
+    cohort("sketch-match", cohort_size=3, center=center, **options).start(grid, digits.arrays(), 1)
+    grid.add(digits.node("client-2"), wider(digits, "client-2"), **{"client-id": "client-2"})
+    strategy = cohort("sketch-match", cohort_size=3, center=center, **options)
+    strategy.start(grid, digits.arrays(), 2)
+    known = strategy.session.signals.known("race_sketch", digits.clients)
+    assert known == tuple(c for c in digits.clients if c != "client-2")
+    other = cohort("sketch-match", cohort_size=3, center=center + 1, **options)
+    if how == "checkpoint":
+        with pytest.raises(InvalidCheckpoint, match="center"):
+            other.start(digits.grid(), digits.arrays(), 3)
+    else:
+        again = digits.grid()
+        other.start(again, digits.arrays(), 1)
+        assert len(again.asked("race_sketch")) == 8
+
+
 def test_sketches_of_other_columns_are_refused_with_words(digits, cohort, caplog):
     """The same data with two more columns of zeros looked farther than truly different data."""
     grid = digits.grid()
-    x, y = digits.examples("client-2")
-    wide = np.pad(x.reshape(len(x), -1), ((0, 0), (0, 2)))
-    app = digits.changing_app("client-2", lambda a: a, attached=False)
-    attach(app, (wide, y))
-    grid.apps[digits.node("client-2")] = app
+    grid.apps[digits.node("client-2")] = wider(digits, "client-2")
     strategy = cohort("sketch-match", cohort_size=3)
     strategy.start(grid, digits.arrays(), 1)
     signals = strategy.session.signals

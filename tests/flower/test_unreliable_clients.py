@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 from tests.flower.conftest import OneClient
 
-from fedcohort.exceptions import ConfigError, NoClients
+from fedcohort.exceptions import ConfigError
 from fedcohort.flower import attach
 from fedcohort.flower.wire import RECORD
 from fedcohort.gates import CMFL, SketchToSkip
@@ -206,14 +206,6 @@ def test_a_round_in_which_everybody_fails_changes_nothing(digits, cohort):
     result = strategy.start(grid, digits.arrays(), 2)
     assert [r.finished for r in strategy.history] == [(), ()]
     assert strategy.refused == {"error": 6} and not result.arrays
-
-
-def test_too_few_clients_are_waited_for_and_then_named(digits, cohort, inner, clock):
-    grid = digits.grid()
-    strategy = cohort(inner=inner(min_available_nodes=9), wait=7.5)
-    with pytest.raises(NoClients, match=r"8 online .* min_available_nodes"):
-        strategy.start(grid, digits.arrays(), 1)
-    assert clock.now == 8  # Flower looks once per second
 
 
 # --- a run in which the model would never change stops ------------------------------------------

@@ -153,6 +153,10 @@ class Signal:
         computes = self.work != "server" and self.model != "none"
         return computes or options.get("embed") == "model"
 
+    def tells_of_records(self, options: Options) -> bool:
+        """Whether a reading tells more of the records than their number, without noise."""
+        return self.reveals in ("sketch", "records") and not options.get("epsilon")
+
     def readings(self, clients: Clients, options: Options) -> dict[ClientId, Any]:
         """Return the readings by client."""
         return dict(zip(clients.ids, self.compute(clients, options), strict=True))

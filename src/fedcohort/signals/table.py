@@ -212,10 +212,8 @@ class SignalColumn:
 
     def restore(self, clients: list[ClientId], values: ArrayLike, stamps: ArrayLike) -> None:
         """Hold copies of saved readings, in the order of their rows."""
-        self.clients = clients
-        self.values, self.stamps = np.array(values), np.array(stamps, np.int64)
-        numbers = self._numbers.add(clients)
-        self._row_of_number()[numbers] = np.arange(len(clients))
+        self.put(clients, np.array(values), 0)
+        self.stamps[:] = stamps
 
     def _grow(self, size: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         used, capacity = len(self.clients), len(self.values)

@@ -243,8 +243,7 @@ class Answers:
             )
         privacy = Privacy.on_node(context, self.privacy)
         check_covered(name, privacy)
-        exact = SIGNALS[name].reveals not in ("nothing", "size") and privacy is None
-        if exact and self.private_by:
+        if self.private_by and privacy is None and SIGNALS[name].tells_of_records({}):
             warn_of_exact(self.private_by, name)
 
     def hides_size(self, context: Context) -> bool:

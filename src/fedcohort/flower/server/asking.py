@@ -216,6 +216,8 @@ class GridCollector:
         The model of this round, and that of the first, under which profiles are taken.
     problems : dict
         For each signal that was asked for: why clients did not answer it, by client.
+    kinds : dict
+        For each signal: what readings must share to be compared, by client.
     """
 
     def __init__(
@@ -228,7 +230,7 @@ class GridCollector:
         self.problems: dict[str, dict[ClientId, str]] = {}
         self.config: Mapping[str, Any] = {}
         self.request = Request(0, session.seed)
-        self._kinds: dict[str, dict[ClientId, str]] = {}
+        self.kinds: dict[str, dict[ClientId, str]] = {}
         self._answers: dict[tuple[str, ClientId], NDArray[Any] | None] = {}
         self._held: dict[ClientId, str] = {}
         self._charged: set[tuple[ClientId, bool]] = set()
@@ -303,7 +305,7 @@ class GridCollector:
 
     def _refuse_other_kinds(self, name: str, clients: Sequence[ClientId]) -> None:
         """Refuse readings that cannot be compared with most: of other inputs, hashed otherwise."""
-        kinds = self._kinds.get(name, {})
+        kinds = self.kinds.get(name, {})
         usual, _ = Counter(kinds.values()).most_common(1)[0] if kinds else ("", 0)
         others = [c for c in clients if kinds.get(c, usual) != usual]
         for client in others:
@@ -333,10 +335,11 @@ class GridCollector:
 
     def needed(self, name: str) -> str:
         """Return which model a client must hold to answer: "none", "initial" or "current"."""
-        needs_model = SIGNALS[name].needs_model(self._options(name))
+        needs_model = SIGNALS[name].needs_model(self.options(name))
         return SIGNALS[name].model if needs_model else "none"
 
-    def _options(self, name: str) -> Mapping[str, Option]:
+    def options(self, name: str) -> dict[str, Option]:
+        """Return how clients are asked to make a signal."""
         options = dict(self.session.policy.signal_options.get(name, {}))
         if options.get("center") and self.center is None:
             options["center"] = False
@@ -348,7 +351,7 @@ class GridCollector:
 
     def content(self, names: Sequence[str], client: ClientId = "", version: str = "") -> RecordDict:
         """Return what a client is asked; without its id, it says that as well."""
-        options = {name: self._options(name) for name in names}
+        options = {name: self.options(name) for name in names}
         request = replace(
             self.request, version=version, signals=tuple(names), options=options, client=client
         )
@@ -384,7 +387,7 @@ class GridCollector:
         """Read the answers of a client to the questions `names`."""
         self.confirm(client, record)
         for name in names:
-            options = self._options(name)
+            options = self.options(name)
             reading = self._answers[name, client] = reading_of(record, name, options)
             if options.get("center") and self.center is not None:
                 self.session.charge(name, "down", {client: self.center.nbytes})
@@ -392,7 +395,7 @@ class GridCollector:
                 self.problems.setdefault(name, {})[client] = why_missing(record, name)
             kind = None if record is None else record.get(f"{name}.kind")
             if isinstance(kind, str):
-                self._kinds.setdefault(name, {})[client] = kind[:MAX_REASON]
+                self.kinds.setdefault(name, {})[client] = kind[:MAX_REASON]
 
 
 def _check_options(options: Mapping[str, Mapping[str, Option]], has_center: bool) -> None:

@@ -11,14 +11,14 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedcohort.exceptions import ConfigError, DataError, NoClients
+from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.flower.server.asking import CohortGrid, exchange
 from fedcohort.flower.wire import LOG, QUERY, RAISED, RECORD, Request, error_reason, untrusted
 from fedcohort.rounds import ClientId
@@ -114,29 +114,6 @@ class Directory:
                 LOG.warning("node %d says that it is %r, which is online already", node, client)
         self.nodes = {c: node for c, node in nodes.items() if self._is_eligible(c, node)}
         return self.nodes
-
-    def shown(
-        self, grid: Grid, wait: float, question: RecordDict, take: Take | None = None
-    ) -> Callable[[], Iterable[int]]:
-        """Return a function that a strategy calls until it returns enough nodes.
-
-        NoClients once it has waited more than `wait` seconds.
-        """
-        calls, start = 0, time.monotonic()
-
-        def nodes() -> Iterable[int]:
-            nonlocal calls
-            shown, calls = sorted(self.refresh(grid, question, take).values()), calls + 1
-            waited = time.monotonic() - start
-            if calls > 3 and waited > wait:
-                raise NoClients(
-                    f"too few clients: {len(shown)} online after {waited:.0f} s, and the strategy "
-                    "still waits for more; start more SuperNodes, lower its min_available_nodes "
-                    "and min_train_nodes, or raise CohortStrategy(wait=...)"
-                )
-            return shown
-
-        return nodes
 
     @property
     def _tag(self) -> str | None:

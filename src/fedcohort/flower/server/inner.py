@@ -16,7 +16,7 @@ from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.flower.wire import LOG, is_float
 from fedcohort.gates import Gate
 from fedcohort.policies.base import Policy
-from fedcohort.signals.catalog import SIGNALS, Options
+from fedcohort.signals.catalog import SIGNALS
 from fedcohort.simulate.clock import Pace
 
 RECORD_MARK = "__record__"
@@ -71,8 +71,9 @@ def check(
 def warn_of_exact(strategy: Strategy, policy: Policy) -> None:
     """Say which signals tell of the records without noise, where updates are private."""
     private = next((type(s).__name__ for s in chain(strategy) if _clips(s)), None)
+    names = sorted(policy.needs.profile | policy.needs.query | policy.needs.reply)
     options = policy.signal_options
-    exact = [n for n in _all_needs(policy) if not _is_noisy(n, options.get(n, {}))]
+    exact = [n for n in names if SIGNALS[n].tells_of_records(options.get(n, {}))]
     if private and exact:
         LOG.warning(
             "%s makes updates private, but %s tell of the records without noise: pass "
@@ -84,15 +85,6 @@ def warn_of_exact(strategy: Strategy, policy: Policy) -> None:
 
 def _clips(strategy: Strategy) -> bool:
     return type(strategy).__name__.startswith("DifferentialPrivacy")
-
-
-def _all_needs(policy: Policy) -> list[str]:
-    return sorted(policy.needs.profile | policy.needs.query | policy.needs.reply)
-
-
-def _is_noisy(name: str, options: Options) -> bool:
-    """Whether a signal tells nothing more of the records than their number, without noise."""
-    return SIGNALS[name].reveals in ("nothing", "size") or bool(options.get("epsilon"))
 
 
 def update_users(policy: Policy, gate: Gate | None, pace: Pace) -> list[str]:

@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import Result
 from fedcohort import storage
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.flower.server import inner
-from fedcohort.flower.server.asking import Model
+from fedcohort.flower.server.asking import GridCollector, Model
 from fedcohort.flower.wire import LOG, is_float
 from fedcohort.provenance import provenance
 from fedcohort.rounds import ClientId
@@ -161,6 +161,8 @@ def save_checkpoint(strategy: CohortStrategy, arrays: ArrayRecord) -> None:
         "arrays": inner.as_saved(arrays),
         "inner": inner.state_dict(strategy.inner, strategy.made_with),
         "wanted": strategy.wanted,
+        "center": strategy.collector.center,
+        "kinds": strategy.collector.kinds,
         "refused": dict(strategy.refused),
         "run": strategy.run_token,
         "registered": sorted(strategy.directory.registered),
@@ -178,6 +180,9 @@ def resume(strategy: CohortStrategy, arrays: ArrayRecord) -> ArrayRecord:
         return arrays
     state = storage.load(strategy.checkpoint)
     _check_like(strategy.checkpoint, state["initial"], arrays)
+    center: Any = strategy.collector.center
+    if not np.array_equal(state["center"], center):
+        raise InvalidCheckpoint(f"{strategy.checkpoint}: its sketches have another center")
     storage.restore(strategy.checkpoint, lambda state: _restore(strategy, state), state)
     LOG.info("continuing %s after round %d", strategy.checkpoint, strategy.rounds_before)
     return inner.from_saved(state["arrays"])
@@ -206,6 +211,7 @@ def _restore(strategy: CohortStrategy, state: dict[str, Any]) -> None:
     session.load_state_dict(state["session"])
     inner.load_state_dict(strategy.inner, state["inner"])
     strategy.wanted = int(state["wanted"])
+    strategy.collector.kinds = {name: dict(each) for name, each in state["kinds"].items()}
     strategy.collector.initial = Model(inner.from_saved(state["initial"]))
     strategy.directory.registered.update(state["registered"])
     strategy.run_token = str(state["run"])
@@ -245,43 +251,50 @@ class KeptSketches:
         self.folder, self.max_days = Path(folder), max_days
         self._days: dict[str, dict[ClientId, float]] = {}
 
-    def _path(self, session: Session, name: str) -> Path:
-        options = json.dumps(dict(session.policy.signal_options.get(name, {})), sort_keys=True)
-        return self.folder / f"{name}-{hashlib.sha256(options.encode()).hexdigest()[:16]}"
+    def _path(self, collector: GridCollector, name: str) -> Path:
+        digest = hashlib.sha256(json.dumps(collector.options(name), sort_keys=True).encode())
+        if collector.center is not None:
+            digest.update(collector.center.tobytes())
+        return self.folder / f"{name}-{digest.hexdigest()[:16]}"
 
-    def recall(self, session: Session) -> None:
-        """Enter what is kept, and not too old, into the session's signals."""
-        today = time.time() / 86400
-        for name in _keepable(session):
-            path = self._path(session, name)
+    def recall(self, collector: GridCollector) -> None:
+        """Enter what is kept and not too old into the session's signals, where they have none."""
+        session, today = collector.session, time.time() / 86400
+        for name in sorted(session.policy.needs.profile):
+            if SIGNALS[name].model != "none":
+                continue
+            path = self._path(collector, name)
             self._days[name] = {}
             if not path.exists():
                 continue
             state = storage.load(path)
-            rows = zip(state["clients"], state["days"], state["values"], strict=True)
-            fresh = {c: (d, value) for c, d, value in rows if today - d <= self.max_days}
+            rows = zip(*(state[k] for k in ("clients", "days", "kinds", "values")), strict=True)
+            fresh = {c: rest for c, *rest in rows if today - rest[0] <= self.max_days}
+            unknown = sorted(fresh.keys() - session.signals.known(name, sorted(fresh)))
             form = SIGNALS[name].form(session.policy.signal_options.get(name, {}))
-            unknown = fresh.keys() - session.signals.known(name, sorted(fresh))
-            readings = {client: fresh[client][1] for client in sorted(unknown)}
+            readings = {client: fresh[client][2] for client in unknown}
             entered = session.signals.record(name, readings, session.round_number, form)
-            kept = session.signals.known(name, sorted(fresh))
-            self._days[name] = {client: fresh[client][0] for client in kept}
+            for client in session.signals.known(name, sorted(fresh)):
+                self._days[name][client], kind, _ = fresh[client]
+                if kind:
+                    collector.kinds.setdefault(name, {})[client] = kind
             if entered:
                 LOG.info("%s of %d clients is known from %s", name, len(entered), self.folder)
 
-    def keep(self, session: Session, clients: Collection[ClientId]) -> None:
+    def keep(self, collector: GridCollector, clients: Collection[ClientId]) -> None:
         """Write the profiles of clients that are new."""
+        signals = collector.session.signals
         for name, days in self._days.items():
-            entered = session.signals.known(name, sorted({*clients, *days}))
+            entered = signals.known(name, sorted({*clients, *days}))
             if set(entered) <= days.keys():
                 continue
             days.update({c: time.time() / 86400 for c in entered if c not in days})
             self.folder.mkdir(parents=True, exist_ok=True)
-            values = session.signals.values(name, entered)
-            ages = [days[client] for client in entered]
-            state = {"clients": list(entered), "days": ages, "values": np.array(values)}
-            storage.save(self._path(session, name), state)
-
-
-def _keepable(session: Session) -> list[str]:
-    return sorted(name for name in session.policy.needs.profile if SIGNALS[name].model == "none")
+            kinds = collector.kinds.get(name, {})
+            state = {
+                "clients": list(entered),
+                "days": [days[client] for client in entered],
+                "kinds": [kinds.get(client, "") for client in entered],
+                "values": np.array(signals.values(name, entered)),
+            }
+            storage.save(self._path(collector, name), state)

@@ -95,8 +95,6 @@ class CohortStrategy(Strategy):
         ``on_round(report)`` is called with the `RoundReport` of each round after its evaluation.
     timeout : float, default=600
         Seconds to wait for replies to a query and to a training message.
-    wait : float, default=600
-        Seconds to wait for clients while fewer are online than the inner strategy wants.
     identity : {"auto", "client", "name", "public-key"}
         Where the stable ids of clients come from; see `Directory`.
     center : array, optional
@@ -137,19 +135,16 @@ class CohortStrategy(Strategy):
         out: str | os.PathLike[str] | None = None,
         on_round: Callable[[RoundReport], Any] | None = None,
         timeout: float = 600.0,
-        wait: float = 600.0,
         identity: Identity = "auto",
         center: ArrayLike | None = None,
     ) -> None:
-        if timeout <= 0 or wait < 0:
-            raise ConfigError(
-                f"CohortStrategy: timeout={timeout} must be above 0, wait={wait} not negative"
-            )
+        if timeout <= 0:
+            raise ConfigError(f"CohortStrategy: timeout={timeout} must be above 0")
         self.inner, self.cohort_size, self.checkpoint = inner, cohort_size, checkpoint
         chosen: Policy = make("policy", policy, POLICIES)
         self.gate: Gate | None = None if gate in (None, "none") else make("gate", gate, GATES)
         self.pace, self.on_round = pace or Pace(), on_round
-        self.timeout, self.wait = timeout, wait
+        self.timeout = timeout
         inners.check(inner, self.gate is not None, checkpoint is not None, cohort_size, self.pace)
         inners.warn_of_exact(inner, chosen)
         self.wanted = cohort_size or 1  # known once the inner strategy has sampled
@@ -228,7 +223,7 @@ class CohortStrategy(Strategy):
         if self.out is not None:
             self.out.begin(self.session, num_rounds, self.history)
         if self.sketches is not None:
-            self.sketches.recall(self.session)
+            self.sketches.recall(self.collector)
 
         def evaluate(number: int, model: ArrayRecord) -> MetricRecord | None:
             metrics = None if evaluate_fn is None else evaluate_fn(number + before, model)
@@ -269,7 +264,9 @@ class CohortStrategy(Strategy):
             held_round=max((r.round for r in self.history if r.finished), default=-1),
             run=self.run_token,
         )
-        shown = self._shown(grid)
+        free = [name for name in collector.profile if collector.needed(name) == "none"]
+        # With kept sketches, the ids come first: some profiles may be known.
+        shown = self._shown(grid, sorted(free) if self.sketches is None else ())
         messages = list(self._call("configure_train", number, arrays, config, shown))
         if not messages:
             return []
@@ -312,14 +309,11 @@ class CohortStrategy(Strategy):
         kind = kind.__mro__[1] if getattr(kind, "_fedcohort_hooked", False) else kind
         return getattr(kind, method)(self.inner, *arguments)
 
-    def _shown(self, grid: Grid) -> CohortGrid:
-        """Return a grid with the clients that are online; newcomers are asked for profiles too."""
-        collector = self.collector
-        free = sorted(name for name in collector.profile if collector.needed(name) == "none")
-        if self.sketches is not None:
-            free = []  # the ids first: some profiles may be known
-        question, take = collector.content(free), partial(collector.take, names=free)
-        return CohortGrid(grid, self.timeout, self.directory.shown(grid, self.wait, question, take))
+    def _shown(self, grid: Grid, names: Sequence[str] = ()) -> CohortGrid:
+        """Return a grid with the clients that are online; newcomers are asked for signals too."""
+        question, take = self.collector.content(names), partial(self.collector.take, names=names)
+        refresh = partial(self.directory.refresh, grid, question, take)
+        return CohortGrid(grid, self.timeout, lambda: sorted(refresh().values()))
 
     def _selected(self) -> Selection:
         """Ask for signals and let the policy pick."""
@@ -333,7 +327,7 @@ class CohortStrategy(Strategy):
         self._announce_rest()
         selection = session.begin(there, collector)
         if self.sketches is not None:
-            self.sketches.keep(session, there)
+            self.sketches.keep(collector, there)
         for name, problems in collector.problems.items():
             self._note_unanswered(name, problems, there)
         return selection
@@ -526,11 +520,9 @@ class CohortStrategy(Strategy):
         """Leave evaluation to the inner strategy; clients get the dtypes that they started with."""
         number = server_round + self.rounds_before
         self.collector.config = {"server-round": number, **config}
-        shown = self.directory.shown(grid, self.wait, self.collector.content([]))
-        known = CohortGrid(grid, self.timeout, shown)
-        sent = in_dtypes(arrays, self.dtypes)
+        sent, shown = in_dtypes(arrays, self.dtypes), self._shown(grid)
         messages: Iterable[Message]
-        messages = self._call("configure_evaluate", number, sent, config, known)
+        messages = self._call("configure_evaluate", number, sent, config, shown)
         return messages
 
     def aggregate_evaluate(

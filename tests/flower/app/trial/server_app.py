@@ -122,7 +122,6 @@ def run(grid, part):
         gate=gate,
         seed=part["seed"],
         timeout=part["timeout"],
-        wait=PATIENCE,
         checkpoint=part.get("checkpoint"),
         out=part.get("out"),
         pace=Pace(**part.get("pace", {})),
