@@ -1,4 +1,4 @@
-"""A round on one GPU: time per seed, kernels that take it, and the plain loop, in one process.
+"""A round on one GPU: time per seed, and the plain loop, in one process.
 
 python benchmarks/simulation_gpu.py --out benchmarks/results/simulation-gpu.json
 python benchmarks/simulation_gpu.py --pfl-python ../venv-pfl/bin/python
@@ -64,7 +64,7 @@ def compile_kernels(name, seeds, precision):
 
 
 def ours(name, seeds, precision, rounds):
-    """Seconds per seed-round, and where they go."""
+    """Seconds per seed-round."""
     work = WORKLOADS[name]
     torch.cuda.reset_peak_memory_stats()
     held = make(name, seeds, precision)
@@ -82,7 +82,6 @@ def ours(name, seeds, precision, rounds):
         "min_s": round(min(seconds), 6),
         "rounds": rounds,
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
-        **kernels(held.step),
     }
 
 
@@ -92,22 +91,6 @@ def timed(run):
     run()
     torch.cuda.synchronize()
     return time.perf_counter() - start
-
-
-def kernels(run):
-    """The time of a round's kernels, and those that take most of it."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        run()
-        torch.cuda.synchronize()
-    rows = sorted(profiler.key_averages(), key=lambda row: -row.self_device_time_total)
-    top = [[row.key[:60], row.count, round(row.self_device_time_total / 1e3, 3)] for row in rows]
-    return {
-        "kernels_ms": round(sum(row.self_device_time_total for row in rows) / 1e3, 3),
-        "launches": sum(row.count for row in rows),
-        "top_kernels": top[:8],
-    }
 
 
 def loop(name, precision):

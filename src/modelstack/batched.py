@@ -299,7 +299,7 @@ class Batched:
         if not self.client_bytes:
             one = self.kind(self.setup, 1)
             self.client_bytes = one.footprint(self.training.batch_size, data)
-        most = max(1, self.memory // self.client_bytes)
-        size = -(-len(ranked) // -(-len(ranked) // most))  # groups of one size
+        clients = max(1, self.memory // self.client_bytes)
+        size = -(-len(ranked) // -(-len(ranked) // clients))  # groups of one size
         for start in range(0, len(ranked), size):
             yield ranked[start : start + size]

@@ -60,29 +60,29 @@ def fused_blocks(flat: Sequence[nn.Module]) -> list[Part] | None:
     None if the layers of images are not all of these kinds: convolutions, each with at most one
     pooling by tiles; ReLU after a convolution or its pooling; dropout.
     """
-    found: list[Part] = []
+    parts: list[Part] = []
     image = False
     for module in flat:
-        last = found[-1] if found else None
+        last = parts[-1] if parts else None
         if isinstance(module, nn.Conv2d):
-            found.append(Block(module))
+            parts.append(Block(module))
             image = True
         elif isinstance(module, nn.Linear):
-            found.append(DenseBlock(module))
+            parts.append(DenseBlock(module))
         elif isinstance(module, nn.ReLU) and isinstance(last, (Block, DenseBlock)):
-            found[-1] = last._replace(relu=True)
+            parts[-1] = last._replace(relu=True)
         elif isinstance(module, nn.MaxPool2d):
             if not (isinstance(last, Block) and last.pool is None and _tiles(module)):
                 return None
-            found[-1] = last._replace(pool=module)
+            parts[-1] = last._replace(pool=module)
         elif image and not isinstance(module, (nn.Flatten, nn.Dropout)):
             return None
         elif isinstance(module, nn.Flatten) and isinstance(last, nn.Dropout):
-            found.insert(-1, module)  # the pooling can then write what `Flatten` returns
+            parts.insert(-1, module)  # the pooling can then write what `Flatten` returns
         elif not isinstance(module, nn.Identity):
-            found.append(module)
+            parts.append(module)
         image = image and not isinstance(module, nn.Flatten)
-    return found
+    return parts
 
 
 def fused(flat: Sequence[nn.Module], device: torch.device) -> list[Part] | None:
@@ -214,17 +214,17 @@ class FusedConv(Weighted):
         rows = x if x.stride(0) else x[:1]  # all clients see the same images
         if self.few:
             inputs = -(-self.taps * x.shape[4] // 16) * 16
-            found = self.halves("in", (len(rows), x.shape[1], *size, inputs), peak)
-            given = (rows, found, self.kernel, self.stride, self.corner)
+            factor = self.halves("in", (len(rows), x.shape[1], *size, inputs), peak)
+            given = (rows, factor, self.kernel, self.stride, self.corner)
             tape.append(partial(self.kernels.patches, *given))
         else:
-            found = self.halves("in", rows.shape, peak)
-            tape.append(partial(self.kernels.split, rows, found))
+            factor = self.halves("in", rows.shape, peak)
+            tape.append(partial(self.kernels.split, rows, factor))
         if len(rows) == len(x):
-            return found
+            return factor
         unit = self.memory("units", (len(x),))
-        tape.append(partial(unit.copy_, found.unit.expand(len(x))))
-        numbers = found.halves.expand(-1, len(x), -1, -1, -1, -1)
+        tape.append(partial(unit.copy_, factor.unit.expand(len(x))))
+        numbers = factor.halves.expand(-1, len(x), -1, -1, -1, -1)
         return Halves(numbers, peak, unit)
 
     def _geometry(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:

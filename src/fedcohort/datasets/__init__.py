@@ -54,8 +54,8 @@ def load(
     Dataset('digits', 1438 + 359 samples of shape (1, 8, 8), 10 classes)
     """
     reader = lookup("data set", name, DATASETS)
-    given = checked_options(f"data set {name!r}", reader, options)
-    return reader(data_root(root) / name, **given)
+    checked = checked_options(f"data set {name!r}", reader, options)
+    return reader(data_root(root) / name, **checked)
 
 
 @dataclass(frozen=True)

@@ -144,8 +144,8 @@ def federate(
 
 def _by_name(text: str, options: dict[str, Any]) -> Callable[..., Any]:
     """Return the partition of that name; options in the text are added to the others."""
-    name, given = parse_named(text)
-    options.update(given | options)
+    name, stated = parse_named(text)
+    options.update(stated | options)
     partitions: dict[str, Callable[..., Any]] = {**PARTITIONS, "natural": natural}
     function: Callable[..., Any] = (
         load_object("partition", name) if in_file(name) else lookup("partition", name, partitions)

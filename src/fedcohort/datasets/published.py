@@ -211,11 +211,11 @@ def _heart_table(path: Path) -> NDArray[np.float64]:
     except ValueError as error:
         raise damaged(path, str(error), HEART_HOLDS) from error
     for column, values in HEART_VALUES.items():
-        given = table[:, column]
-        wrong = ~np.isin(given, values) & (~np.isnan(given) | (column == 13))
+        cells = table[:, column]
+        wrong = ~np.isin(cells, values) & (~np.isnan(cells) | (column == 13))
         if wrong.any():
             first = int(np.argmax(wrong))
-            problem = f"column {column + 1} of row {first + 1} is {given[first]:g}"
+            problem = f"column {column + 1} of row {first + 1} is {cells[first]:g}"
             raise damaged(path, problem, HEART_HOLDS)
     if np.isinf(table).any():
         raise damaged(path, "it has an infinite number", HEART_HOLDS)

@@ -206,10 +206,10 @@ def sketch_folder(
     if not root.is_dir():
         raise ConfigError(f"{path}: --ray spreads the files of a folder, this is one file")
     files = find_files(root)
-    most = TASKS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    max_parts = TASKS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
     task = ray.remote(_sketch).options(num_cpus=1, max_retries=RETRIES, retry_exceptions=[OSError])
     shared, merged = ray.put(empty), dict[str, RaceSketch]()
-    waiting = [task.remote(files[0], part, root, want, shared) for part in split(files, most)]
+    waiting = [task.remote(files[0], part, root, want, shared) for part in split(files, max_parts)]
     while waiting:
         try:
             rows, sketches, left_out = ray.get(waiting[0])
@@ -229,11 +229,11 @@ def sketch_folder(
     return merged
 
 
-def split(files: Sequence[Path], most: int) -> list[list[Path]]:
-    """Cut files into at most `most` consecutive parts of about the same size."""
+def split(files: Sequence[Path], max_parts: int) -> list[list[Path]]:
+    """Cut files into at most `max_parts` consecutive parts of about the same size."""
     sizes = np.array([max(1, file.stat().st_size) for file in files], np.float64)
     middles = (np.cumsum(sizes) - sizes / 2) / sizes.sum()
-    part = np.minimum((middles * most).astype(int), most - 1)
+    part = np.minimum((middles * max_parts).astype(int), max_parts - 1)
     return [[files[i] for i in np.flatnonzero(part == p).tolist()] for p in np.unique(part)]
 
 

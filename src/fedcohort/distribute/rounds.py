@@ -58,8 +58,8 @@ class ShardedTrainer(Trainer):
         super().__init__(model, local, **options)
         self.workers, self.group, self.timeout = workers, group, timeout
         self._resources = {"num_cpus": cpus, "num_gpus": gpus}
-        theirs = options | {"device": "cuda" if gpus else "cpu"}
-        self._recipe = (model, self.training, theirs, max(1, int(cpus)))
+        actor_options = options | {"device": "cuda" if gpus else "cpu"}
+        self._recipe = (model, self.training, actor_options, max(1, int(cpus)))
         self._data: Data | None = None
         self.actors: list[Any] = []
 

@@ -51,9 +51,9 @@ def partition(name: str, *, sharing: bool = False) -> Callable[[Callable[..., An
                     f"{name}: {clients} clients of at least min_size={min_size} need "
                     f"{clients * min_size} samples, but there are {array.size}"
                 )
-            given = checked_options(name, split, {**options, "min_size": min_size})
+            checked = checked_options(name, split, {**options, "min_size": min_size})
             codes = np.unique(array, return_inverse=True)[1].astype(np.int64)
-            parts = split(codes, clients, rng, **given)
+            parts = split(codes, clients, rng, **checked)
             if isinstance(parts, list):
                 return parts
             if parts.ndim == 2:
@@ -121,17 +121,17 @@ def normalize_open(mix: Floats, left: Counts) -> Floats:
     return np.asarray(wish / wish.sum(axis=1, keepdims=True))
 
 
-def apportion(counts: Counts, clients: int, most: int) -> Counts:
-    """Assign clients to classes in proportion to their samples, at most `most` per class.
+def apportion(counts: Counts, clients: int, max_per_class: int) -> Counts:
+    """Assign clients to classes in proportion to their samples, at most `max_per_class` each.
 
     Jefferson's method, which maximizes the smallest share per client. With enough clients, every
     class gets one.
     """
-    quotients = counts[:, None] / np.arange(1.0, most + 1)
+    quotients = counts[:, None] / np.arange(1.0, max_per_class + 1)
     if clients >= counts.size:
         quotients[:, 0] = np.inf
     chosen = np.argsort(-quotients, axis=None, kind="stable")[:clients]
-    return np.bincount(chosen // most, minlength=counts.size).astype(np.int64)
+    return np.bincount(chosen // max_per_class, minlength=counts.size).astype(np.int64)
 
 
 def by_class(codes: IndexArray, rng: Generator) -> IndexArray:
