@@ -30,6 +30,7 @@ LATER = {
     "benchmark-papers.json": (
         *("benchmark-papers-later.json", "benchmark-papers-released.json"),
         *("benchmark-papers-gradients.json", "benchmark-papers-gradients-2.json"),
+        "benchmark-papers-median.json",
     ),
 }
 

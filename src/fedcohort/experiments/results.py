@@ -34,27 +34,10 @@ MAX_LAST_ROUNDS = 50  # evaluations that `accuracy` is the mean of
 
 
 class Summary(NamedTuple):
-    """The result of one seed of a run.
+    """The result of one seed of a run; NaN is what cannot be known.
 
-    Attributes
-    ----------
-    accuracy, accuracy_deviation : float
-        Mean and standard deviation of the test accuracy over the last 50 evaluated rounds, or
-        over the last fifth if fewer than 250 rounds were evaluated.
-    last_accuracy, best_accuracy, mean_accuracy : float
-        Of the last evaluated round, of the best one, and the mean over all: the area under the
-        curve.
-    rounds_to_target, seconds_to_target : int and float, or None
-        Until the target accuracy was first reached, in simulated time; None if it was not.
-    gemd : float
-        Group earth mover's distance (paper 4, eq. 15), mean over the cohorts.
-    participation_entropy : float
-        1 if all clients took part equally often, 0 if one client did all the work.
-    skipped : float
-        Percent of the rounds in which no model was uploaded.
-    overhead_up, overhead_down : float
-        Bytes in percent of what plain FedAvg sends with as many clients per round (paper 2, section
-        4.1); NaN where the size of a model is unknown.
+    `accuracy` and its deviation are over the last 50 evaluated rounds, or over the last fifth if
+    fewer than 250 were evaluated.
     """
 
     seed: int
@@ -63,15 +46,15 @@ class Summary(NamedTuple):
     accuracy_deviation: float
     last_accuracy: float
     best_accuracy: float
-    mean_accuracy: float
-    rounds_to_target: int | None
-    seconds_to_target: float | None
-    gemd: float
-    participation_entropy: float
+    mean_accuracy: float  # over all evaluated rounds: the area under the curve
+    rounds_to_target: int | None  # until it was first reached
+    seconds_to_target: float | None  # in simulated time
+    gemd: float  # group earth mover's distance (paper 4, eq. 15), mean over the cohorts
+    participation_entropy: float  # 1 if all took part equally often, 0 if one did all the work
     bytes_up: int
     bytes_down: int
-    skipped: float
-    overhead_up: float
+    skipped: float  # percent of the rounds in which no model was uploaded
+    overhead_up: float  # percent of what plain FedAvg sends (paper 2, section 4.1)
     overhead_down: float
 
 
@@ -82,7 +65,7 @@ def summarize(
     target: float | None,
     model_bytes: int,
 ) -> Summary:
-    """Summarize one seed's rounds; NaN is what cannot be known."""
+    """Summarize one seed's rounds."""
     rounds, accuracy = history.rounds, history.accuracy
     measured = accuracy[np.isfinite(accuracy)]
     measured = measured if len(measured) else np.array([np.nan])
