@@ -151,6 +151,7 @@ def test_duel_is_algorithm_2(rewards: list[float], rate: float) -> None:
 
 
 def test_mean_rank_is_the_sum_of_pairwise_probabilities() -> None:
+    """10,000 draws: the standard error of a mean is at most .011."""
     ranks = bandits.rank_posterior(WINS, LOSSES, np.random.default_rng(0), draws=10_000)
     for i in range(4):
         others = [
@@ -164,7 +165,7 @@ def test_mean_rank_is_the_sum_of_pairwise_probabilities() -> None:
             for j in range(4)
             if j != i
         ]
-        assert ranks.mean[i] == pytest.approx(1 + sum(others), abs=1e-9)
+        assert ranks.mean[i] == pytest.approx(1 + sum(others), abs=0.05)
     assert ranks.mean.sum() == pytest.approx(10)
     assert (ranks.lower <= ranks.mean).all()
     assert (ranks.mean <= ranks.upper).all()

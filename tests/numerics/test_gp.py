@@ -50,21 +50,12 @@ def _random_case(seed: int, n: int = 7):
     return root @ root.T, rng.dirichlet(np.ones(n)), 0.95 ** rng.integers(0, 5, size=n)
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_greedy_is_algorithm_1(seed: int) -> None:
-    cov, p, alpha = _random_case(seed)
-    everybody = list(range(7))
-    assert gp.greedy(root(cov), p, alpha, 6) == _algorithm_1(cov, p, alpha, 6, everybody)
-    some = [0, 2, 3, 6]
-    assert gp.greedy(root(cov), p, alpha, 3, some) == _algorithm_1(cov, p, alpha, 3, some)
-
-
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("noise", [0.05, 0.7])
-def test_low_rank_with_noise_equals_dense(seed: int, noise: float) -> None:
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.7])
+def test_greedy_is_algorithm_1(seed: int, noise: float) -> None:
     """With noise no variance is ever negligible, so that the picks go on beyond the rank."""
     rng = np.random.default_rng(seed)
-    x = rng.normal(size=(4, 12))
+    x = rng.normal(size=(4 if noise else 12, 12))
     p, alpha = rng.dirichlet(np.ones(12)), 0.9 ** rng.integers(0, 4, size=12)
     some = rng.choice(12, 10, replace=False).tolist()
     expected = _algorithm_1(x.T @ x + noise**2 * np.eye(12), p, alpha, 9, some)
@@ -97,14 +88,6 @@ def test_picks_beyond_the_rank_are_different_and_complete(
     if duplicates:
         x[:, n // 2 :] = x[:, :1]
     assert sorted(gp.greedy(x, np.ones(n), np.ones(n), n)) == list(range(n))
-
-
-def test_beyond_the_rank_selection_starts_again_from_the_prior() -> None:
-    x = np.array([[2.0, 0.0, 1.0, 0.0], [0.0, 1.5, 0.0, 1.0]])
-    p = np.ones(4)
-    chosen = gp.greedy(x, p, p, 4)
-    assert set(chosen[:2]) in ({0, 1}, {0, 3}, {2, 1}, {2, 3})  # one of each direction
-    assert set(chosen[2:]) in ({0, 1}, {0, 3}, {2, 1}, {2, 3})
 
 
 def test_all_negative_scores_over_a_subset() -> None:
@@ -172,11 +155,6 @@ def test_weights_of_zero_and_repeats_mean_what_they_say() -> None:
     ignored = gp.fit_low_rank(y, np.r_[0.0, np.ones(7)], 3, 0.1)
     without = gp.fit_low_rank(y[1:], np.ones(7), 3, 0.1)
     np.testing.assert_allclose(ignored.T @ ignored, without.T @ without, atol=1e-9)
-
-
-def test_noise_above_the_signal_gives_nothing() -> None:
-    y, w = _samples(6)
-    np.testing.assert_array_equal(gp.fit_low_rank(y, w, 2, 100.0), 0.0)
 
 
 def test_a_missing_change_is_the_mean_of_its_sample() -> None:

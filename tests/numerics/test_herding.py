@@ -168,10 +168,3 @@ def test_fixed_members_stay_and_the_others_are_chosen_around_them() -> None:
                 swapped = [*chosen[:at], other, *chosen[at + 1 :]]
                 other_value = objective(readings, weights, target, swapped, **private)
                 assert other_value >= value - 1e-12
-
-
-def test_float32_readings_choose_the_same() -> None:
-    readings, weights, target, private = _problem(2)
-    exact, _ = herding.match(readings, weights, target, 4, **private)
-    rounded = herding.match(readings.astype(np.float32), weights, target, 4, **private)
-    assert rounded[0] == exact

@@ -228,21 +228,6 @@ def test_rounds_that_a_gate_skips_neither_lose_nor_falsify_samples() -> None:
     np.testing.assert_allclose(policy.state.changes, expected[:4])
 
 
-def test_departed_clients_are_forgotten() -> None:
-    """Four of twelve leave for good: after 30 selections they have no part in the model."""
-    policy = FedCor(warmup=3, interval=500)  # no refit on the way
-    world = World(policy)
-    for _ in range(5):
-        world.step()
-    assert policy.state.clients == list(IDS)
-    world.ids = list(IDS[:8])
-    for _ in range(32):
-        world.step()
-    state = policy.state
-    assert state.clients == list(IDS[:8])
-    assert state.changes.shape[1] == state.embedding.shape[1] == len(state.last_seen) == 8
-    world.ids = list(IDS)  # they come back as new clients, drawn uniformly until the next probe
-    assert len(world.step()) == 3
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
@@ -263,17 +248,6 @@ def test_selection_does_not_depend_on_the_unit_of_the_loss(scale) -> None:
 
         cohorts.append([scaled() for _ in range(11)])
     assert cohorts[0] == cohorts[1]
-
-
-def test_the_noise_of_the_released_code_is_an_option() -> None:
-    policy, relative = FedCor(warmup=3, noise_std=0.01), FedCor(warmup=3)
-    for one in (policy, relative):
-        world = World(one)
-        for _ in range(4):
-            world.step()
-    assert policy.state.noise_std == 0.01
-    median = np.median(np.abs(relative.state.changes))
-    assert relative.state.noise_std == pytest.approx(0.1 * median)
 
 
 def test_a_false_loss_is_clipped() -> None:

@@ -186,27 +186,6 @@ def test_a_false_size_does_not_move_the_center(kind) -> None:
     np.testing.assert_allclose(policy.state.center(kind), expected, atol=1e-3)
 
 
-def test_private_sketches_starve_nobody() -> None:
-    """Participation in 100 rounds of 5 of 100 clients, if a client comes at five times its weight.
-
-    Clients hold 40 records of two of ten kinds, noise as at epsilon 1 with 10 rows. Many debiased
-    squares are then negative. As zeros they took all picks: only 13 clients took part.
-    """
-    rng = np.random.default_rng(0)
-    ids = tuple(f"{i:03d}" for i in range(100))
-    bucket = rng.integers(0, 16, size=(10, 10))
-    readings = np.zeros(100, sketch_dtype(10, 16, "i4"))
-    for one in readings:
-        records = rng.choice(rng.choice(10, 2, replace=False), 40)
-        for r in range(10):
-            one["counts"][r] = np.bincount(bucket[r][records], minlength=16)
-        one["counts"] += np.round(rng.laplace(scale=10.0, size=(10, 16))).astype(int)
-    readings["n"], readings["noise"] = 40, 200.0
-    weights = np.exp(log_weights(RaceSoftmax(), ids, readings))
-    chance = np.minimum(5 * weights / weights.sum(), 1)
-    assert float((1 - (1 - chance) ** 100).sum()) > 90  # uniform: 100 (1 - 0.95^100) = 99.4
-
-
 def test_sums_of_counts_are_whole_and_parts_change_nothing(monkeypatch) -> None:
     """Bit for bit, for any BLAS and any number of sketches that are read at a time."""
     ids = tuple(f"{i:02d}" for i in range(40))

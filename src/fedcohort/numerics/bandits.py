@@ -94,10 +94,7 @@ def rank_posterior(
     level: float = 0.95,
     draws: int = 1000,
 ) -> RankPosterior:
-    """Posterior mean and interval of each client's rank: the analytics view, no training needed.
-
-    The intervals hold the rank with probability `level` and come from `draws` joint draws; the
-    means are exact.
+    """Posterior mean and interval of each client's rank, from `draws` joint draws.
 
     Examples
     --------
@@ -112,28 +109,7 @@ def rank_posterior(
         row[order] = np.arange(1, won.size + 1)
     tails = [(1 - level) / 2, (1 + level) / 2]
     lower, upper = np.quantile(ranks, tails, axis=0, method="inverted_cdf").astype(float)
-    return RankPosterior(_mean_rank(won, lost), lower, upper)
-
-
-def _mean_rank(won: Array, lost: Array) -> Array:
-    """Expected rank 1/2 + the integral of f_i(x) sum_j P(theta_j > x), by Gauss quadrature.
-
-    The sum includes j = i, which adds one half.
-    """
-    from scipy.special import betainc, betaln
-
-    keys, member_of, counts = _standings(won, lost)
-    a, b = keys.real + 1, keys.imag + 1
-    narrowest = np.sqrt(a * b / (a + b + 1)) / (a + b)
-    panels = int(np.ceil(1 / (2 * narrowest.min(initial=0.5))))
-    nodes, weights = np.polynomial.legendre.leggauss(16)
-    expected = np.full(a.size, 0.5)
-    for panel in range(panels):
-        x = (panel + (nodes + 1) / 2) / panels
-        above = np.array([counts @ (1 - betainc(a, b, point)) for point in x])
-        logs = np.outer(a - 1, np.log(x)) + np.outer(b - 1, np.log1p(-x)) - betaln(a, b)[:, None]
-        expected += np.exp(logs) @ (weights / 2 / panels * above)
-    return np.asarray(expected[member_of])
+    return RankPosterior(ranks.mean(axis=0), lower, upper)
 
 
 def _standings(
