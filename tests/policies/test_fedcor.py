@@ -228,8 +228,6 @@ def test_rounds_that_a_gate_skips_neither_lose_nor_falsify_samples() -> None:
     np.testing.assert_allclose(policy.state.changes, expected[:4])
 
 
-
-
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_selection_does_not_depend_on_the_unit_of_the_loss(scale) -> None:
     """With the noise relative to the changes, the same federation in another unit gives the same
