@@ -135,6 +135,22 @@ def planned_sizes():
     return table(["records", "epsilon", "delta", "rows", "buckets", "signal to noise"], lines)
 
 
+# Cohorts in Flower's simulation engine: docs/flower.md.
+def flower_cohorts(file):
+    """Accuracy after the last round and over all rounds, and the difference to FedAvg alone."""
+    curves = {name: np.array(rows) for name, rows in result(file)["result"]["accuracy"].items()}
+    alone, lines = next(iter(curves.values())), []
+    for name, rows in curves.items():
+        cells = [f"`{name}`" if lines else name, f"{rows[:, -1].mean():.2f}", f"{rows.mean():.2f}"]
+        difference = "{:+.2f} ({:+.2f} to {:+.2f})".format(
+            *paired_interval((rows - alone).mean(axis=1).tolist())
+        )
+        lines.append([*cells, difference if lines else ""])
+    return table(
+        ["cohorts", "after the last round", "mean of all rounds", "difference (95 %)"], lines
+    )
+
+
 # What a plan predicted beside what was measured: docs/plan.md.
 def plan_gain(file):
     """Predicted against measured speed-ups of SketchMatch, the settings held out last."""
