@@ -343,8 +343,6 @@ def test_with_epsilon_the_data_do_not_choose_the_columns(tmp_path, monkeypatch, 
     private = ["--epsilon", 1, "--set=n=private", "-o", "a.sketch"]
     assert "--columns" in fails(capsys, "sketch", "a.csv", *private)
     assert run("sketch", "a.csv", "--columns", "u,v", *private) == 0
-    pq.write_table(pa.table({"e": [[1.0, 2.0]] * 9}), "e.parquet")
-    assert "'e'" in fails(capsys, "sketch", "e.parquet", "--columns", "e", *private, "--force")
 
 
 @pytest.mark.parametrize("values", [12, 13])

@@ -1,6 +1,6 @@
 """What a small file would take once it is unpacked, before PyArrow unpacks it.
 
-A Parquet or Arrow file of a few hundred bytes can hold a list of a billion zeros, or a long text in
+A Parquet or Arrow file of a few kilobytes can hold a page of a billion zeros, or a long text in
 each of a million rows. PyArrow finds out while it reads, and its own access to these numbers ends
 the process on a damaged file. So the headers of all pages (Parquet, in Thrift's compact protocol)
 and batches (Arrow, in FlatBuffers) are decoded here. They bind PyArrow, too: it unpacks no more
@@ -21,7 +21,6 @@ from fedcohort.exceptions import DataError
 
 MAX_UNPACKED = 1 << 30  # bytes of a batch, or of a column's row group; or 10 times the file
 MAX_TEXTS = 1 << 28  # bytes of texts that are stored by what differs, unpacked at a time
-MAX_EXPANSION = 200  # times that numbers in lists may outgrow the file
 BYTE_ARRAY, DELTA_BYTE_ARRAY = 6, 7  # Parquet's codes of a type and of an encoding
 DAMAGED = (LookupError, TypeError, ValueError, RecursionError, struct.error)
 
@@ -44,13 +43,11 @@ def parquet_plan(path: Path, columns: Sequence[str], rows: int) -> tuple[int, li
                     name = names[0].decode()
                     if name not in columns:
                         continue
-                    unpacked, values = _pages(data, chunk)
+                    unpacked = _pages(data, chunk)
                     if kind == BYTE_ARRAY and DELTA_BYTE_ARRAY in encodings:
                         rows = max(1, min(rows, MAX_TEXTS // max(1, unpacked)))
                     elif kind == BYTE_ARRAY:
                         texts.add(".".join(part.decode() for part in names))
-                    elif len(names) > 1 and 8 * values > MAX_EXPANSION * len(data):
-                        unpacked = max(unpacked, 8 * values)
                     _check(path, f"column {name!r}", unpacked, len(data))
         except DataError:
             raise
@@ -82,20 +79,19 @@ def _check(path: Path, what: str, unpacked: int, size: int) -> None:
         )
 
 
-def _pages(data: mmap.mmap, chunk: dict[int, Any]) -> tuple[int, int]:
-    """Return the unpacked bytes and the values of a column's pages, or what the footer claims."""
+def _pages(data: mmap.mmap, chunk: dict[int, Any]) -> int:
+    """Return the unpacked bytes of a column's pages, or what the footer claims, if that is more."""
     values, unpacked, packed, first = (chunk[i] for i in (5, 6, 7, 9))
     at = min(first, chunk[11]) if chunk.get(11, 0) > 0 else first
-    end, sums = at + packed * (values > 0), [0, 0]
+    end, total = at + packed * (values > 0), 0
     while at < end:
         thrift = _Thrift(data, at)
         page = thrift.struct()
         if min(page[2], page[3]) < 0:
             raise ValueError("a page of negative size")
-        sums[0] += page[2]
-        sums[1] += (page.get(5) or page.get(8) or {}).get(1, 0)
+        total += page[2]
         at = thrift.at + page[3]
-    return max(unpacked, sums[0]), max(values, sums[1])
+    return int(max(unpacked, total))
 
 
 class _Thrift:

@@ -42,8 +42,6 @@ class Column:
         Public constants of a number, or of the days of a date: x becomes (x - center) / scale.
     weight : float
         What a typical difference in this column counts in the joint distance.
-    size : int
-        Numbers per record, for a column of lists.
     levels : tuple of str
         Public levels of a category (any other value is "other") or an ordered category.
     slots : int
@@ -69,7 +67,6 @@ class Column:
     center: float = 0.0
     scale: Positive = 1.0
     weight: Positive = 1.0
-    size: Annotated[int, Range(1, MAX_SLOTS)] = 1
     levels: tuple[str, ...] = ()
     slots: Annotated[int, Range(0, MAX_SLOTS)] = 0
     parts: tuple[Part, ...] = ()
@@ -107,7 +104,7 @@ class Column:
     def width(self) -> int:
         """How many numbers of the vector the column takes."""
         numbers = {
-            "number": self.size,
+            "number": 1,
             "boolean": 1,
             "category": len(self.levels) + 1 if self.levels else self.slots,
             "ordered": 1,

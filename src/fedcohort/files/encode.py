@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import DataError
-from fedcohort.files.columns import MAX_SLOTS, PERIODS, Column, SiteColumn, columns_width
+from fedcohort.files.columns import PERIODS, Column, SiteColumn, columns_width
 from fedcohort.files.source import Place, Reading
 from fedcohort.files.tables import kind_of_type
 
@@ -108,11 +108,7 @@ def _settle(column: Column, part: Encoded, place: Place, reading: Reading) -> Bo
 
 
 def _number(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
-    raw = np.full((len(array), column.size), np.nan)
-    if "list" in str(array.type):
-        _spread(array, raw, column.name, place)
-    else:
-        raw[:, 0] = floats(texts(array, markers) if kind_of_type(array.type) == "text" else array)
+    raw = floats(texts(array, markers) if kind_of_type(array.type) == "text" else array).copy()
     for marker in _numeric(tuple(markers)):
         raw[raw == marker] = np.nan
     _refuse_infinite(raw, column, place, "inf")
@@ -121,15 +117,12 @@ def _number(column: Column, array: Any, place: Place, markers: Sequence[str]) ->
 
 def _scaled(raw: Floats, column: Column) -> Encoded:
     with np.errstate(over="ignore", invalid="ignore"):
-        raw -= column.center
-        raw /= column.scale
-        # dividing by a power of two changes no digit, and keeps sums from overflowing
-        mean = (raw / MAX_SLOTS).mean(axis=1) * MAX_SLOTS if column.size > 1 else raw[:, 0].copy()
-    return Encoded(raw, np.asarray(np.isnan(raw).any(axis=1)), mean)
+        order = (raw - column.center) / column.scale
+    return Encoded(order[:, None].copy(), np.isnan(order), order)
 
 
 def _refuse_infinite(raw: NDArray[Any], column: Column, place: Place, problem: str) -> None:
-    infinite = np.isinf(raw).any(axis=1)
+    infinite = np.isinf(raw.reshape(len(raw), -1)).any(axis=1)
     if infinite.any():
         row = place.first + int(np.argmax(infinite))
         raise DataError(f"{place.path}: column {column.name!r}, row {row}: {problem}")
@@ -142,20 +135,6 @@ def _numeric(markers: tuple[str, ...]) -> tuple[float, ...]:
         with suppress(ValueError):
             numbers.append(float(marker))
     return tuple(number for number in numbers if np.isfinite(number))
-
-
-def _spread(array: Any, out: Floats, name: str, place: Place) -> None:
-    """Write lists of equal length into `out`; rows without a list stay as they are."""
-    present = array.is_valid().to_numpy(zero_copy_only=False)
-    lengths = array.value_lengths().to_numpy(zero_copy_only=False)
-    wrong = present & (lengths != out.shape[1])
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise DataError(
-            f"{place.path}: column {name!r}, row {place.first + row}: a list of "
-            f"{lengths[row]:g} numbers, not {out.shape[1]}"
-        )
-    out[present] = floats(array.drop_null().flatten()).reshape(-1, out.shape[1])
 
 
 def floats(array: Any) -> Floats:
@@ -253,7 +232,7 @@ def _date(column: Column, array: Any, place: Place, markers: Sequence[str]) -> E
     if column.since is not None:
         start = np.datetime64(column.since, "s").astype(float)
         days = (floats(stamps.cast(pa.int64())) - start) / 86400
-        return _scaled(days[:, None], column)
+        return _scaled(days, column)
     values = np.zeros((len(array), 2 * len(column.parts)))
     order = np.zeros(len(array))
     for i, part in enumerate(column.parts):

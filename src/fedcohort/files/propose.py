@@ -254,8 +254,8 @@ def _role(table: Table, name: str) -> tuple[str, list[str]]:
     kind = table.kind(name)
     if name == "" or IDENTIFIER.search(name):
         return "identifier", []
-    if kind in ("date", "vector", "other", "empty"):
-        return "number" if kind == "vector" else kind, []
+    if kind in ("date", "other", "empty"):
+        return kind, []
     if kind == "whole" and "bool" in table.type_name(name):
         return "boolean", []
     first = next(table.batches((name,), 1 << 14), None)

@@ -217,7 +217,7 @@ class Reading:
 
 def _identifies(column: Column, values: NDArray[np.float64]) -> bool:
     """Whether whole numbers, all different, are those of a counter or carry an id's name."""
-    if column.kind != "number" or column.size > 1 or len(values) < 10:
+    if column.kind != "number" or len(values) < 10:
         return False
     original = values * column.scale + column.center
     whole = np.rint(original)

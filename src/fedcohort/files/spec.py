@@ -185,7 +185,12 @@ class SketchSpec:
         """
         if (source.form == "texts") != (self.hash.hash == "minhash"):
             raise ConfigError("texts need hash=minhash, and numbers srp or pstable")
-        self._settle(source)
+        if self.release.epsilon is not None and source.columns and not (self.columns or self.text):
+            # A header must not depend on a record, so the data cannot choose the columns.
+            raise ConfigError("--epsilon needs --columns or --spec: name what is hashed")
+        center, scale = self.hash.center, self.hash.scale
+        if (center, scale) != (0, 1):
+            source.columns = tuple(replace(c, center=center, scale=scale) for c in source.columns)
         size, (rows, bits) = self.hash, self._size(source)
         if size.hash == "minhash":
             ngrams: Any = size.ngrams
@@ -205,21 +210,6 @@ class SketchSpec:
                 raise ConfigError("explain compares the columns of a table, as srp or pstable")
             empty.marginals = ColumnCounts.empty(len(source.columns))
         return empty
-
-    def _settle(self, source: Source) -> None:
-        """Refuse columns that the data chose, with epsilon; a header would depend on a record."""
-        if self.release.epsilon is not None and source.columns and self.text is None:
-            if not self.columns:
-                raise ConfigError("--epsilon needs --columns or --spec: name what is hashed")
-            stated = {c.name for c in self.columns if isinstance(c, Column)}
-            for column in source.columns:
-                if column.size > 1 and column.name not in stated:
-                    raise ConfigError(
-                        f"--epsilon: column {column.name!r} holds lists; state their size in a spec"
-                    )
-        center, scale = self.hash.center, self.hash.scale
-        if (center, scale) != (0, 1):
-            source.columns = tuple(replace(c, center=center, scale=scale) for c in source.columns)
 
     def _size(self, source: Source) -> tuple[int, int]:
         """Return rows and bits: as given, as a privacy budget allows, or the usual 200 and 6."""

@@ -19,7 +19,7 @@ from fedcohort.files.source import Block, Place, Reading, Source, Want
 from fedcohort.files.tables import Kind, Table, open_table
 
 Bools = NDArray[np.bool_]
-NUMBERS: tuple[Kind, ...] = ("whole", "number", "vector", "empty")
+NUMBERS: tuple[Kind, ...] = ("whole", "number", "empty")
 ANY: tuple[Kind, ...] = ("whole", "number", "text", "date", "empty")
 ALLOWED: dict[str, tuple[Kind, ...]] = {
     "number": (*NUMBERS, "text"),
@@ -34,7 +34,8 @@ ALLOWED: dict[str, tuple[Kind, ...]] = {
     "person": ("whole", "text"),
 }
 REMEDY = {
-    "vectors": "vectors hold numbers; leave the column out, or say in a spec what it holds",
+    "vectors": "vectors hold numbers; leave the column out, say in a spec what it holds, or save "
+    "lists of numbers as an array: np.savez('data.npz', x=lists)",
     "label": "--label takes whole numbers from 0",
     "by": "--by takes text or whole numbers",
     "person": "a person has an id of text or whole numbers",
@@ -121,7 +122,7 @@ class TableSource(Source):
     def _column(self, wanted: str | Column) -> Column:
         if isinstance(wanted, Column):
             return wanted
-        return Column(wanted, size=self._first.width(wanted), missing=self._want.nulls)
+        return Column(wanted, missing=self._want.nulls)
 
     def _uses(self) -> dict[str, str]:
         """Return what each column at this site is used for."""

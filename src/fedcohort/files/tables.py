@@ -32,7 +32,7 @@ from fedcohort.files.bombs import check_arrow, parquet_plan
 from fedcohort.files.dialect import Dialect, find_dialect
 from fedcohort.files.source import Want, kind_of
 
-Kind = Literal["whole", "number", "vector", "text", "date", "empty", "other"]
+Kind = Literal["whole", "number", "text", "date", "empty", "other"]
 Forced = Mapping[str, Literal["text", "number"]]
 BLOCK = 4 << 20
 BUFFER = 1 << 16
@@ -139,18 +139,6 @@ class Table:
         if len(self.schema.get_all_field_indices(column)) > 1:
             raise DataError(f"{self.where}: two columns are called {column!r}")
         return kind_of_type(self.schema.field(column).type)
-
-    def width(self, column: str) -> int:
-        """How many numbers of a vector a column gives: 1, or the length of its first list."""
-        if self.kind(column) != "vector":
-            return 1
-        kind = self.schema.field(column).type
-        if pa.types.is_fixed_size_list(kind):
-            return int(kind.list_size)
-        for batch in self.batches((column,), 1):
-            if (first := batch[column][0].as_py()) is not None:
-                return len(first)
-        return 1
 
     def type_name(self, column: str) -> str:
         """Name a column's type."""
@@ -459,8 +447,6 @@ def kind_of_type(kind: Any) -> Kind:
         return "number"
     if is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind):
         return "text"
-    if is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind):
-        return "vector" if is_.is_floating(kind.value_type) else "other"
     if is_.is_date(kind) or is_.is_timestamp(kind):
         return "date"
     return "empty" if is_.is_null(kind) else "other"
