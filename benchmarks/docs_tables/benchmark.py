@@ -9,6 +9,7 @@ from docs_tables.results import (
     ROOT,
     difference,
     missing,
+    paired_interval,
     parts,
     ratio,
     result,
@@ -347,3 +348,57 @@ def draw(found, setting, path, target):
     words = "Means over seeds with two standard errors; faint lines: all other policies."
     figure = figures.accuracy_chart(path.stem, setting, words, rows, roles, target=target)
     figures.save(figure, path)
+
+
+OURS, ASKED = "sketch-match", "sketch-match with time, asked, epsilon 1"
+
+
+def seconds_to(part):
+    """Simulated seconds to the first target per seed, NaN for a seed that never got there."""
+    return np.array([np.nan if r["seconds_to"][0] is None else r["seconds_to"][0]
+                     for r in part["seeds"]])  # fmt: skip
+
+
+def seconds_cell(part):
+    values = seconds_to(part)
+    there = int(np.isfinite(values).sum())
+    if not there:
+        return "never"
+    missed = "" if there == values.size else f" ({there} of {values.size} seeds)"
+    return f"{np.nanmean(values):.0f}{missed}"
+
+
+def times_less(part, base):
+    """How many times less time than `base`: geometric mean over paired seeds, 95 % interval."""
+    interval = paired_interval(np.log(seconds_to(base) / seconds_to(part)).tolist())
+    return "{:.1f}x ({:.1f} to {:.1f})".format(*np.exp(interval))
+
+
+def time_headline(file):
+    """Matching with time, asked, against the best policy of others that always got there."""
+    lines = []
+    for setting in dict.fromkeys(p["setting"] for p in result(file)["parts"]):
+        run = parts(file, setting)
+        rivals = [v for v in run if OURS not in v and np.isfinite(seconds_to(run[v])).all()]
+        best = min(rivals, key=lambda name: np.log(seconds_to(run[name])).mean())
+        names = ("uniform", best, f"{OURS}, epsilon 1", f"{OURS} with time, epsilon 1", ASKED)
+        cells = [seconds_cell(run[name]) for name in names]
+        cells[1] = f"{best}, {cells[1]}"
+        lines.append([setting, *cells, times_less(run[ASKED], run[best])])
+    header = ["setting", "uniform", "best of others", "matching", "with learned durations",
+              "with asked ones", "less time than the best of others"]  # fmt: skip
+    return table(header, lines)
+
+
+def time_table(file):
+    """All variants of a suite of speeds."""
+    lines = []
+    for part in result(file)["parts"]:
+        setting, variant = part["setting"], part["variant"]
+        base = parts(file, setting)["uniform"]
+        full = variant != "uniform" and np.isfinite(seconds_to(part)).all()
+        target = part["targets"][0]
+        lines.append([setting, variant, seconds_cell(part), rounds_cell(part, target),
+                      times_less(part, base) if full else ""])  # fmt: skip
+    header = ["setting", "variant", "seconds to 69 %", "rounds", "less time than uniform"]
+    return table(header, lines)
