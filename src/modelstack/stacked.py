@@ -36,14 +36,6 @@ class Unstackable(Exception):
     """Says which part of a model has no stacked form."""
 
 
-def modules(model: nn.Module) -> list[nn.Module] | None:
-    """Return the layers of a model in order, or None if one of them cannot be stacked."""
-    try:
-        return stackable(model)
-    except Unstackable:
-        return None
-
-
 def obstacle(model: nn.Module) -> str:
     """Say which part of a model has no stacked form, "" if all have one."""
     try:
@@ -254,12 +246,12 @@ def _keeps_order(layer: layers.Layer) -> bool:
 
 
 class Stacked(Kernel):
-    """Copies of a model made of the layers that `modules` accepts."""
+    """Copies of a model made of the layers that `stackable` accepts."""
 
     def __init__(self, setup: Setup, clients: int, learns: bool = True) -> None:
         super().__init__(setup, clients, learns)
         model, training, _, device, self.precision = setup
-        flat = modules(model) or []
+        flat = stackable(model)
         if not learns:
             flat = [module for module in flat if not isinstance(module, nn.Dropout)]
         self.random, self.drops = False, any(isinstance(module, nn.Dropout) for module in flat)
@@ -407,7 +399,7 @@ class Stacked(Kernel):
 
 def evaluates(model: nn.Module, device: torch.device) -> bool:
     """Whether `Forward` is fast and frugal: `convolution.Conv` would copy patches of a test set."""
-    flat = modules(model) or []
+    flat = stackable(model)
     images = any(isinstance(module, nn.Conv2d) for module in flat)
     return not images or fused_convolution.fused(flat, device) is not None
 

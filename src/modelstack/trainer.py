@@ -179,7 +179,7 @@ class Trainer:
         self._asked = engine
         self.engine, self.reason = choose(engine, model, self.device)
         self._augmented = None if self.training.augment is None else Augmented()
-        layers = stacked.modules(model) if self.engine == "stacked" else None
+        layers = stacked.stackable(model) if self.engine == "stacked" else None
         drops = layers is None or any(isinstance(layer, nn.Dropout) for layer in layers)
         self.random = drops or self._augmented is not None
         self.max_memory = max_memory or 2**24
