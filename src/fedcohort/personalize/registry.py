@@ -6,11 +6,9 @@
       registry.sqlite           ids, metadata, sketches
       models/ab/abcd....safetensors
 
-A model is complete on disk before the row that names it is committed. A crash can therefore leave
-an unreferenced file, which `integrity.check` finds, but never a client without its model.
-SQLite's write-ahead log lets readers continue while one writer works; a second writer waits.
-
-Nothing outside the folder is read or written: symbolic links inside it are refused.
+A model is complete on disk before the row that names it is committed: a crash can leave a file that
+nobody names, which `maintenance.check` finds, but never a client without its model. SQLite's
+write-ahead log lets readers continue while one writer works. Symbolic links inside are refused.
 
 Every sketch is kept twice: as the content of a sketch file, with its checksum, and as bare counts,
 which `search` scans. So there is no index to build, to damage or to wait for.
@@ -332,7 +330,7 @@ class Registry:
         shapes, sql = shapes_of(model), "SELECT 1 FROM clients WHERE model IS NOT NULL LIMIT 1"
         stored = self.global_digest() is not None or self.db.rows(sql)
         expected = self.fact("architecture") if stored else None
-        if isinstance(expected, dict) and (problem := architecture_difference(shapes, expected)):
+        if expected is not None and (problem := architecture_difference(shapes, expected)):
             raise ConfigError(
                 f"{whose}: another architecture than the models of {self.path}: {problem}"
             )
@@ -414,27 +412,23 @@ class Registry:
     def global_digest(self) -> str | None:
         """Return the hash of the global model; None if there is none."""
         entry = self.fact("global")
-        if entry is None:
-            return None
-        if not isinstance(entry, dict) or not isinstance(entry.get("model"), str):
-            raise DataError(f"{self.path}: the entry of the global model is damaged; set it again")
-        return str(entry["model"])
+        return None if entry is None else str(entry.get("model"))
 
     @property
     def spec(self) -> dict[str, Any] | None:
         """The settings that all sketches here share; None if there are no clients."""
-        spec = self.fact("spec") if self.db.rows("SELECT 1 FROM clients LIMIT 1") else None
-        if spec is not None and not isinstance(spec, dict):
-            raise DataError(f"{self.path}: its fact 'spec' is damaged")
-        return spec
+        return self.fact("spec") if self.db.rows("SELECT 1 FROM clients LIMIT 1") else None
 
-    def fact(self, name: str) -> Any:
-        """Return a value that belongs to the registry as a whole, None if unknown."""
+    def fact(self, name: str) -> dict[str, Any] | None:
+        """Return what belongs to the registry as a whole; None if unknown."""
         rows = self.db.rows("SELECT value FROM facts WHERE name = ?", name)
         try:
-            return json.loads(rows[0][0]) if rows else None
+            value = json.loads(rows[0][0]) if rows else None
         except (ValueError, TypeError, RecursionError):
-            raise DataError(f"{self.path}: its fact {name!r} is damaged") from None
+            value = "damaged"
+        if value is not None and not isinstance(value, dict):
+            raise DataError(f"{self.path}: its fact {name!r} is damaged")
+        return value
 
 
 def _is_leftover(path: Path) -> bool:
@@ -468,8 +462,7 @@ def _set_fact(db: sqlite3.Connection, name: str, value: Any) -> None:
 
 def _delete(db: sqlite3.Connection, client: ClientId) -> set[str]:
     """Delete a client's rows, if there are any, and return the model that they named."""
-    rows = db.execute("SELECT number, model FROM clients WHERE id = ?", (client,)).fetchall()
-    for number, _ in rows:
-        db.execute("DELETE FROM counts WHERE number = ?", (number,))
-        db.execute("DELETE FROM clients WHERE number = ?", (number,))
+    sql = "DELETE FROM clients WHERE id = ? RETURNING number, model"
+    rows = db.execute(sql, (client,)).fetchall()
+    db.executemany("DELETE FROM counts WHERE number = ?", [row[:1] for row in rows])
     return {model for _, model in rows if model is not None}

@@ -1,10 +1,9 @@
 """The nearest clients of a registry: every client is compared with the newcomer, exactly.
 
-By default clients are ranked by D2 + z s, where D2 is the debiased squared distance (see
-`sketch.distances`), s the part of its standard error that is due to the client's own sampling and
-noise, and z the normal quantile that all of N numbers stay below with probability 95%. D2 alone is
-unbiased, but the smallest of many unbiased numbers is most likely one with a large error: a small
-client that was lucky. z s is how lucky the luckiest of N can be.
+Clients are ranked by D2 + z s: D2 is the debiased squared distance (see `sketch.distances`), s the
+part of its standard error that is due to the client's own sampling and noise, and z the normal
+quantile that all of N numbers stay below with probability 95%. The smallest of many unbiased D2
+likely belongs to a small client that was lucky; z s is how lucky the luckiest of N can be.
 
 Plain is the distance of the paper's algorithm 2, without a correction: it prefers large clients.
 benchmarks/registry.py compares both.

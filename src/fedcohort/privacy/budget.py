@@ -5,12 +5,9 @@ counts: epsilons and deltas add up; or their zero-concentrated costs rho add up 
 epsilon = rho + 2 sqrt(rho ln(1 / delta)) for the ledger's delta (Bun and Steinke 2016), which for
 many releases grows only like a square root.
 
-A ledger is one account. Everything paid from it adds up, whatever the data are called and however
-they are cut, sorted or stored, so no data need to be recognized. Two ledgers know nothing of each
-other: whoever holds data keeps one ledger for all of them.
-
-A release is paid for in the same step that stores it, in a folder beside the ledger, and is kept
-there until it has been delivered: after a crash the same request returns it without paying again.
+A ledger is one account: everything paid from it adds up, whatever the data are called and however
+they are cut. Two ledgers know nothing of each other; whoever holds data keeps one for all of them.
+A release is stored beside the ledger in the step that pays for it, until it has been delivered.
 """
 
 from __future__ import annotations
@@ -122,10 +119,9 @@ class BudgetLedger:
     ) -> bytes:
         """Pay for a release, store it until `delivered`, and return its bytes.
 
-        All `releases` are paid for or nothing is; sketches of disjoint parts of the same records
-        together cost what the dearest of them costs. `make` is called only if the budget allows
-        it. `request`, of letters and digits, names the release and the data: one that was paid for
-        and not yet delivered returns the stored bytes, and costs nothing.
+        All `releases` are paid for or nothing is, and only then `make` is called. `request`, of
+        letters and digits, names the release and the data: one that was paid for and not yet
+        delivered returns the stored bytes, and costs nothing.
         """
         if not request.isalnum():
             raise ValueError(f"request={request!r} must be letters and digits")

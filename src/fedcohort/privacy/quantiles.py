@@ -1,7 +1,7 @@
 """Private centers and scales of columns, from quartiles within public bounds.
 
-The range between the bounds is cut into equal cells. Bounds and cells are public; a value outside
-counts in the first or the last cell. For the quantile a/b of n values, a cell with `below` values
+The range between public bounds is cut into equal cells; a value outside counts in the first or the
+last cell. For the quantile a/b of n values, a cell with `below` values
 before it and `upto` values up to its end misses the quantile by
 
     d = max(0, b * below - a * n, a * n - b * upto),
@@ -14,8 +14,8 @@ the most by which one record changes any d. This protects one record with epsilo
 - replace: n stays and `below` and `upto` change by at most 1, so s = b. A value that becomes
   missing, or the reverse, changes d by at most max(a, b - a) <= b.
 
-The number of values is not published. Cells are drawn exactly, by comparing whole random numbers:
-a cell drawn uniformly is kept with probability exp(-epsilon (d - smallest d) / (2 s)).
+The number of values is not published. Cells are drawn exactly: one drawn uniformly is kept with
+probability exp(-epsilon (d - smallest d) / (2 s)).
 """
 
 from __future__ import annotations

@@ -5,17 +5,14 @@ it was there. Not protected: facts about the client as a whole (its distribution
 sketch is for), records that belong together (ten photographs of one person are ten records),
 and, with n="public", the number of records.
 
-Noise grows with the rows (one record is in all of them) and is added to every bucket; the signal,
-the squared MMD between clients, is the same in every row. Fewer rows mean less noise, but each row
-is one random partition, and few of them estimate the distance roughly. The recommended size
-minimizes the expected relative error of a squared distance,
+Noise grows with the rows (one record is in all of them) and is in every bucket; few rows estimate a
+distance roughly. The recommended size minimizes the expected relative error of a squared distance,
 
-    spread(bits)^2 / rows  +  (standard error by noise / (rows * signal(bits)))^2.
+    spread(bits)^2 / rows  +  (standard error by noise / (rows * signal(bits)))^2,
 
-The model of the signal is fitted to MNIST, Fashion-MNIST, the digits and Gaussian clusters,
-divided by Dirichlet(0.5): samples of like classes agree in a bit with probability 0.68, of unlike
-ones with 0.48, and about 9% of the mass differs. For token sets and Euclidean sketches it is a
-rough guide only.
+with a signal fitted to MNIST, Fashion-MNIST, the digits and Gaussian clusters, divided by
+Dirichlet(0.5): samples of like classes agree in a bit with probability 0.68, of unlike ones with
+0.48, and about 9% of the mass differs. For other hashes than `srp` it is a rough guide.
 """
 
 from __future__ import annotations
@@ -57,9 +54,9 @@ MAX_VARIANCE = 2.0**126  # of what fits counts of 64 bits
 class Release:
     """How a sketch, or a number of constants, was made private.
 
-    The mechanism is discrete noise on every count, mixed after a merge of both kinds, or the
-    exponential mechanism of `privacy.quantiles`. Where several private sketches were merged, the
-    guarantee is that of the weakest part, provided that no record is in two of them.
+    The mechanism is noise on every count, mixed after a merge of both kinds, or the exponential one
+    of `privacy.quantiles`. A merged sketch has the guarantee of its weakest part, provided that no
+    record is in two of them.
     """
 
     mechanism: Mechanism

@@ -11,10 +11,9 @@ with E|q_r - p_r|^2 = (1 - |p_r|^2) / n, so small clients look far from everybod
 (1 - |q_r|^2) / (n - 1) estimates that part without bias. Noise of variance s on every count adds
 rows * buckets * s / n^2. The sum of both is the client's *error variance* (`error_variance`).
 
-Distances are debiased unless `debias=False` asks for the paper's plain one: the error variance of
-each side is removed from the squared Frobenius distance, whose expectation is then rows times the
-squared MMD. A distance is the root of that, or 0 where chance left it negative. Clients without
-data get NaN; debiased, so do clients with fewer than two records.
+Debiased, which is the default, a squared Frobenius distance loses the error variance of each side;
+its expectation is then rows times the squared MMD, and a distance is the root of that, or 0 where
+chance left it negative. Clients without data get NaN; debiased, so do those of one record.
 """
 
 from __future__ import annotations

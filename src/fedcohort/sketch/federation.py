@@ -206,13 +206,11 @@ def blocks(readings: NDArray[Any]) -> Iterator[slice]:
 class UniformLabels:
     """The federation's data as they would look with as many records of each label.
 
-    A sketch hashes each input of unit length with its one-hot label beside it. Query it with a
-    label alone: a record of this label meets the query in a row with probability a, one of another
-    label with b = 2^-bits; both follow from the angles. So the density at the query is
-    b + (a - b) p(label), and a server that holds only sketches can read off label shares. A
-    regression of the sketches on the shares gives a sketch per label; their mean is the target.
-
-    `empty` is a sketch made as the clients' are: sign projections of unit vectors with labels.
+    `empty` is made as the clients' sketches: sign projections of unit vectors with labels. Query
+    one with a label alone: a record of this label meets the query in a row with probability a, one
+    of another with b = 2^-bits; both follow from the angles. So the density at the query is
+    b + (a - b) p(label). A regression of the sketches on these shares gives a sketch per label;
+    their mean is the target.
     """
 
     def __init__(self, empty: RaceSketch) -> None:

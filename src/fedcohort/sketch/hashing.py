@@ -173,10 +173,9 @@ class Sets(NamedTuple):
 class MinHash(HashFamily):
     """Min-wise hashing of sets (paper 0, definition A.2), folded to `buckets`.
 
-    Two sets of Jaccard similarity J meet in a row with probability J + (1 - J) / buckets. Every
-    token becomes 64 bits that are as good as random (BLAKE2b of a string's UTF-8 or of bytes, a
-    scramble of an integer), row r orders them by a[r] * token + b[r] mod 2^64 with a[r] odd.
-    The empty set is an item of its own: it always meets itself, and others by folding alone.
+    Two sets of Jaccard similarity J meet in a row with probability J + (1 - J) / buckets. A token
+    becomes 64 bits (BLAKE2b of a string's UTF-8 or of bytes, a scramble of an integer), which row r
+    orders by a[r] * token + b[r] mod 2^64 with a[r] odd. The empty set meets itself alone.
     """
 
     name: ClassVar[str] = "minhash"

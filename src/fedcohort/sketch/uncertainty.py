@@ -59,10 +59,8 @@ GRID = np.linspace(0.0, 12.0, 2401)
 def too_few(readings: Readings) -> NDArray[np.bool_]:
     """Say which clients have too few records, or too few for their noise, to be compared.
 
-    The rule of profile, plan, explain and nearest. It looks at sizes and noise alone, because a
-    few records do not show how much they scatter: a client is left out where the standard error of
-    its squared distance may exceed a half, so that it could lie anywhere from 0 to 2. Without noise
-    these are clients of fewer than four records.
+    The rule of profile, plan, explain and nearest, by sizes and noise alone: the standard error of
+    the squared distance, from 0 to 2, may exceed a half. Without noise, that is below four records.
     """
     stack = Stack(readings)
     n, rows, cells = stack.n, stack.rows, stack.rows * stack.buckets
@@ -166,8 +164,7 @@ def errors_to_global(sketches: Sequence[RaceSketch]) -> Floats:
     """Return the standard error of each client's squared distance to all data together, (N,).
 
     A client is a part w of the whole, so its distance to the whole is (1 - w) times that to the
-    rest, with which it shares nothing. The scatter of a client's records is estimated from the
-    client and, where that is more, from all data together: three equal records show none.
+    rest. Its scatter is estimated from the client and, where that is more, from all data together.
     """
     counts, n = np.sum([s.counts for s in sketches], axis=0), float(sum(s.n for s in sketches))
     noise, fourth = _moments(sketches)
@@ -229,11 +226,10 @@ def _trace(counts: NDArray[Any]) -> float:
 def cap_by_observed(squares: Floats, errors: Floats) -> Floats:
     """Return the errors of exact sketches, no larger than the federation itself shows.
 
-    `pair_errors` lets rows move together fully, which overstates the scatter several times for
-    most data. A squared distance is below zero by chance alone, so twice the root mean square of
-    those below zero (in units of `errors`) is at least one standard deviation of chance, be it
-    symmetric or as skewed as a single squared Gaussian. With fewer than ten such pairs, the
-    errors stay as they are.
+    `pair_errors` lets rows move together fully, which overstates the scatter for most data. Squared
+    distances are below zero by chance alone: twice their root mean square (in units of `errors`) is
+    at least one standard deviation of chance, be it symmetric or as skewed as a squared Gaussian.
+    With fewer than ten such pairs, the errors stay as they are.
     """
     pairs = np.triu_indices(len(squares), 1)
     units = squares[pairs] / errors[pairs]
