@@ -241,9 +241,9 @@ def _idea(kind: type, notes: Notes | None) -> str:
     """Return the description of a docstring as Markdown, with a link to the paper."""
     text = inspect.getdoc(kind) or ""
     idea = re.split(r"\n(?:Parameters|Attributes|Notes|References|Examples)\n-+\n", text)[0]
-    where = f" ([paper]({notes.paper}))" if notes is not None and notes.paper else ""
-    idea = re.sub(r" ?\[1\]_", where, idea)
-    return re.sub(r" ?\[\d+\]_", "", idea).replace("``", "`").strip()
+    idea = re.sub(r" ?\[\d+\]_", "", idea).replace("``", "`").strip()
+    paper = f"\n\n[The paper]({notes.paper})" if notes is not None and notes.paper else ""
+    return idea + paper
 
 
 @cache

@@ -223,22 +223,14 @@ def policies(
 
 
 class CostRow(NamedTuple):
-    """Bytes of one policy, all messages, for all clients together."""
+    """Bytes of one policy, all messages, for all clients together, and the signals it asks for."""
 
     policy: str
-    profile: str
-    query: str
-    reply: str
+    asks_for: str
     once: int
     each_round: float
     models_each_round: float
     when: str
-
-    @property
-    def asks_for(self) -> str:
-        """The signals by the time of asking."""
-        signals = {"once": self.profile, "before": self.query, "after": self.reply}
-        return "; ".join(f"{when}: {what}" for when, what in signals.items() if what) or "nothing"
 
 
 def policy_costs(
@@ -251,33 +243,28 @@ def policy_costs(
     one model. Readings have the sizes of `fedcohort.testing.reading`.
     """
     from fedcohort.policies import POLICIES
-
-    return [_costs(name, clients, cohort_size, model_bytes, rounds) for name in sorted(POLICIES)]
-
-
-def _costs(name: str, clients: int, cohort_size: int, model_bytes: int, rounds: int) -> CostRow:
-    from fedcohort.policies import POLICIES
     from fedcohort.session import Session
     from fedcohort.testing import drive
 
-    policy = POLICIES[name]()
-    size = min(cohort_size, clients)
-    session = Session(policy, cohort_size=size, seed=0, model_bytes=model_bytes)
-    names = [f"{i:07d}" for i in range(clients)]
-    for _ in range(rounds):
-        drive(session, names)
-    up = [session.ledger.by_kind("up", r) for r in range(rounds)]
-    down = [session.ledger.by_kind("down", r) for r in range(rounds)]
-    profiles = policy.needs.profile
-    signals = [sum(n for kind, n in u.items() if kind not in ("model", *profiles)) for u in up]
-    models = sum(u.get("model", 0) + d.get("model", 0) for u, d in zip(up, down, strict=True))
-    return CostRow(
-        policy=name,
-        profile=", ".join(sorted(profiles)),
-        query=", ".join(sorted(policy.needs.query)),
-        reply=", ".join(sorted(policy.needs.reply)),
-        once=sum(n for u in up for kind, n in u.items() if kind in profiles),
-        each_round=sum(signals) / rounds,
-        models_each_round=models / model_bytes / rounds,
-        when=policy.when,
-    )
+    names, rows = [f"{i:07d}" for i in range(clients)], []
+    for name in sorted(POLICIES):
+        policy, size = POLICIES[name](), min(cohort_size, clients)
+        session = Session(policy, cohort_size=size, seed=0, model_bytes=model_bytes)
+        for _ in range(rounds):
+            drive(session, names)
+        up, down = session.ledger.by_kind("up"), session.ledger.by_kind("down")
+        models = up.pop("model", 0) + down.get("model", 0)
+        once = sum(up.pop(kind, 0) for kind in policy.needs.profile)
+        asked = {"once": policy.needs.profile, "before": policy.needs.query}
+        asked["after"] = policy.needs.reply
+        signals = [f"{when}: {', '.join(sorted(what))}" for when, what in asked.items() if what]
+        row = CostRow(
+            policy=name,
+            asks_for="; ".join(signals) or "nothing",
+            once=once,
+            each_round=sum(up.values()) / rounds,
+            models_each_round=models / model_bytes / rounds,
+            when=policy.when,
+        )
+        rows.append(row)
+    return rows

@@ -196,34 +196,18 @@ def _reached(row: ComparisonRow) -> Cell:
 def setting_columns(results: Results) -> list[dict[str, str]]:
     """Return what tells the runs apart: swept settings by column, or the name of the policy.
 
-    A column has the last words of the setting's key, as many as make it unique.
+    A column has the last word of the setting's key, or the whole key if two end alike.
     """
     varied = results.varied()
     keys = list(dict.fromkeys(key for values in varied for key in values))
     if all(key.startswith(("policy.", "gate.")) for key in keys):
         return [{"policy": r.policy} for r in results]
-    short = {key: _short_key(key, keys) for key in keys}
-    return [{short[key]: _word(values.get(key, "")) for key in keys} for values in varied]
-
-
-def _short_key(key: str, keys: Sequence[str]) -> str:
-    """Shorten a dotted key.
-
-    Examples
-    --------
-    >>> _short_key("local.lr", ["local.lr", "policy.name"])
-    'lr'
-    >>> _short_key("policy.name", ["policy.name", "gate.name"])
-    'policy'
-    """
-    if key.endswith(".name"):
-        return key.removesuffix(".name")
-    parts = key.split(".")
-    for start in range(len(parts) - 1, -1, -1):
-        text = ".".join(parts[start:])
-        if sum(k == text or k.endswith(f".{text}") for k in keys) == 1:
-            return text
-    return key
+    lasts = [key.removesuffix(".name").rpartition(".")[2] for key in keys]
+    names = [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
+    return [
+        {name: _word(values.get(key, "")) for key, name in zip(keys, names, strict=True)}
+        for values in varied
+    ]
 
 
 def _word(value: object) -> str:
