@@ -57,9 +57,10 @@ def test_a_torn_last_line_is_mended(tmp_path):
         file.write(b'{"seed": 0, "rou')
     run(dataclasses.replace(SMALL, rounds=4), tmp_path / "a", resume=True)
     assert lines.read_bytes() == whole
-    lines.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ConfigError, match="its checkpoint knows"):
-        run(dataclasses.replace(SMALL, rounds=4), tmp_path / "a", resume=True)
+    for missing in (lambda: lines.write_bytes(whole[: len(whole) // 2]), lines.unlink):
+        missing()
+        with pytest.raises(ConfigError, match="its checkpoint knows"):
+            run(dataclasses.replace(SMALL, rounds=4), tmp_path / "a", resume=True)
 
 
 @pytest.mark.parametrize(

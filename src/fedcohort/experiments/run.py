@@ -189,15 +189,14 @@ def _add_seeds(
 
 def _keep_lines(path: Path, seeds: Sequence[int], rounds: int) -> None:
     """Drop the lines of rounds that the checkpoint does not know: they are run again."""
-    if path.exists():
-        rows = _rows(path, seeds, rounds)
-        write_atomically(path, b"".join(line for _, _, line in rows))
+    rows = _rows(path, seeds, rounds)
+    write_atomically(path, b"".join(line for _, _, line in rows))
 
 
 def _rows(path: Path, seeds: Sequence[int], rounds: int) -> list[tuple[int, int, bytes]]:
     """Return round, seed and text of the lines of these seeds before a round."""
-    rows = []
-    for line in path.read_bytes().splitlines(keepends=True):
+    rows, content = [], path.read_bytes() if path.exists() else b""
+    for line in content.splitlines(keepends=True):
         try:
             record = record_from(json.loads(line))
         except (ValueError, TypeError, RecursionError):
