@@ -191,17 +191,6 @@ def test_verdicts_follow_the_rules():
     assert "noise exceeds the signal in 6 of 6" in blind.warnings[0]
 
 
-def test_useless_sketches_are_unknown():
-    rng = np.random.default_rng(1)
-    empty, made = RaceSketch.srp(1, rows=20, bits=4), []
-    for _ in range(4):
-        made.append(empty.empty_like())
-        made[-1].add(np.abs(rng.normal(size=(100, 1))))
-    found = profile(made)
-    assert found.verdict().kind == "unknown"
-    assert "one bucket" in found.warnings[0]
-
-
 def gap(column, chance, marked=True):
     return ColumnGap(column, chance, marked, "more of the level x: +5%")
 

@@ -66,21 +66,12 @@ def test_the_closed_form_is_the_mean_over_all_cohorts(k: int) -> None:
     assert whole.uniform(k) == pytest.approx(np.mean(values), rel=1e-4)
 
 
-def test_matched_cohorts_are_worth_many_random_clients() -> None:
-    found = plan(federation(100), [5])
-    (worth,) = found.worths
-    assert found.worthwhile
-    assert worth.discrepancy < 0.3 * worth.uniform
-    assert worth.random_clients > 12
-    assert "5 clients chosen by sketch-match" in found.verdict
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_pure_noise_has_nothing_to_gain(seed: int) -> None:
     """Equal clients with strong noise: judged by what it was chosen for, matching looks good."""
     readings = federation(100, kinds=0, n=100, noise=200.0, seed=seed)
     found = plan(readings, [5])
-    assert not found.worthwhile
+    assert not found.worthwhile and found.gain == {}
     assert found.verdict.startswith("Nothing to gain")
 
 
@@ -235,9 +226,3 @@ def test_no_estimate_outside_of_what_was_measured(sketches, size: int, why: str)
     found = plan(sketches, [size])
     assert found.gain == {} and why in found.no_gain
     assert any("No estimate" in line and why in line for line in found.lines())
-
-
-def test_nothing_to_gain_saves_no_rounds() -> None:
-    found = plan(labeled(40, per_client=10), [5])
-    assert not found.worthwhile and found.gain == {}
-    assert not any("stimate" in line for line in found.lines())

@@ -212,9 +212,11 @@ def _cohorts(result: Run, picks: dict[ClientId, int]) -> Rows:
     return cells
 
 
-def group_neighbors(count: int, most: int) -> list[list[int]]:
+def group_neighbors(count: int, max_groups: int) -> list[list[int]]:
     """Divide positions into at most so many groups of neighbors."""
-    return [part.tolist() for part in np.array_split(np.arange(count), max(1, min(most, count)))]
+    return [
+        part.tolist() for part in np.array_split(np.arange(count), max(1, min(max_groups, count)))
+    ]
 
 
 def group_name(clients: Sequence[ClientId]) -> str:
@@ -272,15 +274,15 @@ def _ranks(result: Run) -> Cells | None:
 
 def _map(results: Results) -> FederationMap | None:
     """Map the clients by what they sent about their data or models, or else by their labels."""
-    held: dict[str, tuple[dict[str, Any], Run]] = {}
+    columns: dict[str, tuple[dict[str, Any], Run]] = {}
     for result in results:
         signals = {} if result.folder is None else saved_session(result.folder)[2]
         for source, column in signals.items():
             if len(column["clients"]) > 2:
-                held.setdefault(source, (column, result))
+                columns.setdefault(source, (column, result))
     for source in DESCRIPTIONS:
-        if source in held:
-            column, result = held[source]
+        if source in columns:
+            column, result = columns[source]
             return _placed(source, column["clients"], column["values"], result.members()[0])
     for result in results:
         members = result.members()[0]
@@ -297,24 +299,23 @@ def _placed(
 ) -> FederationMap:
     from sklearn.metrics import euclidean_distances
 
-    shown = np.arange(len(clients))
+    part = np.arange(len(clients))
     if len(clients) > MAX_CLIENTS:
-        drawn = stream(0, "map").choice(len(clients), MAX_CLIENTS, replace=False)
-        shown = np.sort(drawn)
+        part = np.sort(stream(0, "map").choice(len(clients), MAX_CLIENTS, replace=False))
     if source == "race_sketch":
-        squares = np.nan_to_num(distance_matrix(values[shown], "mmd"))
+        squares = np.nan_to_num(distance_matrix(values[part], "mmd"))
     else:
-        vectors = values[shown].reshape(len(shown), -1).astype(np.float64)
+        vectors = values[part].reshape(len(part), -1).astype(np.float64)
         squares = euclidean_distances(vectors - vectors.mean(axis=0), squared=True)
     positions, share = classical_map(squares)
     labels = dict(zip(members.clients, members.label_counts, strict=True))
     points = []
-    for i, (x, y) in zip(shown.tolist(), positions.tolist(), strict=True):
+    for i, (x, y) in zip(part.tolist(), positions.tolist(), strict=True):
         counts = labels.get(clients[i], np.zeros(0, np.int64))
         label = str(counts.argmax()) if counts.sum() else "unknown"
         point = {"client": clients[i], "x": float(f"{x:.5g}"), "y": float(f"{y:.5g}")}
         points.append({**point, "examples": int(counts.sum()), "label": label})
-    return FederationMap(source, points, share, len(shown) < len(clients))
+    return FederationMap(source, points, share, len(part) < len(clients))
 
 
 def _shared_settings(experiments: Sequence[Experiment]) -> dict[str, str]:

@@ -255,8 +255,10 @@ def accuracy_chart(
 
     Rows have "run", "x" and "y", and "low" and "high" for a band; a line is drawn at `target`.
     """
-    drawn = {row["run"] for row in rows}
-    ranked, highlighted, baselines = ([run for run in runs if run in drawn] for runs in roles)
+    runs_with_rows = {row["run"] for row in rows}
+    ranked, highlighted, baselines = (
+        [run for run in runs if run in runs_with_rows] for runs in roles
+    )
     values = [row[k] for row in rows for k in ("y", "low", "high") if row.get(k) is not None]
     bottom = 0.0 if min(values) < 0.3 else math.floor(10 * min(values)) / 10
     domain = (bottom, max(bottom + 0.1, math.ceil(10 * max(values)) / 10))
@@ -478,9 +480,9 @@ def distances_to_all(clients: Rows, reference: float) -> str:
     Clients are rows of a profile, with a "color" and a "tip".
     """
     farthest = sorted(clients, key=lambda client: -client["distance"])[:MAX_BARS]
-    shown = [{**c, "name": short(c["name"]), "row": i} for i, c in enumerate(farthest)]
-    height = 20 * len(shown)
-    top = max(*(client["high"] for client in shown), reference, 1e-12) * 1.02
+    bars = [{**c, "name": short(c["name"]), "row": i} for i, c in enumerate(farthest)]
+    height = 20 * len(bars)
+    top = max(*(client["high"] for client in bars), reference, 1e-12) * 1.02
     x = alt.X("distance:Q", title=None, scale=alt.Scale(domain=[0, top], nice=False))
     y = alt.Y("row:O", axis=None)
     base = alt.Chart(alt.NamedData("marks")).encode(y=y, description="tip:N")
@@ -508,7 +510,7 @@ def distances_to_all(clients: Rows, reference: float) -> str:
     chart = alt.layer(*layers).properties(height=height)
     title = "Distance of each client to all data together"
     caption = "The farthest come first."
-    return picture(Figure("to-all", title, caption, chart, {"marks": shown}), width=720)
+    return picture(Figure("to-all", title, caption, chart, {"marks": bars}), width=720)
 
 
 def client_map(clients: Rows, name_all: bool) -> str:

@@ -36,27 +36,27 @@ MAX_NAMES_AT_MATRIX = 40  # of more clients, groups of neighbors are averaged
 
 def run_page(results: Results, *, live: bool = False) -> str:
     """Lay out runs, finished or not; a `live` page asks its server for new rounds."""
-    shown = content(results)
-    drawn = run_figures(shown)
-    lines = [figure for figure in drawn if figure.control == "highlighted"]
+    report = content(results)
+    charts = run_figures(report)
+    lines = [figure for figure in charts if figure.control == "highlighted"]
     if len(lines) % 2 == 0 and lines:  # the first is wide, and so is the last without a partner
         lines[-1] = lines[-1]._replace(wide=True)
     return _rendered(
         "runs.html",
-        data=_data(shown, drawn),
+        data=_data(report, charts),
         live=live,
-        title=shown.title,
-        shown=shown,
+        title=report.title,
+        report=report,
         lines=lines,
-        others=[figure for figure in drawn if figure.control != "highlighted"],
+        others=[figure for figure in charts if figure.control != "highlighted"],
     )
 
 
 def run_markdown(results: Results, figure_folder: str) -> str:
     """Lay out runs in Markdown, for a paper or a pull request, with SVG figures in a folder."""
-    shown = content(results)
+    report = content(results)
     template = _templates().get_template("runs.md")
-    return template.render(shown=shown, figures=run_figures(shown), folder=figure_folder)
+    return template.render(report=report, figures=run_figures(report), folder=figure_folder)
 
 
 def profile_page(
@@ -170,7 +170,7 @@ def _rendered(template: str, *, data: str = "", live: bool = False, **values: An
 @cache
 def _templates() -> Environment:
     loader = FileSystemLoader(TEMPLATES)
-    made = Environment(
+    environment = Environment(
         loader=loader,
         autoescape=lambda name: name is None or name.endswith(".html"),
         trim_blocks=True,
@@ -178,8 +178,8 @@ def _templates() -> Environment:
         keep_trailing_newline=True,
         undefined=StrictUndefined,
     )
-    made.filters["plain"] = _markdown_text
-    return made
+    environment.filters["plain"] = _markdown_text
+    return environment
 
 
 def _markdown_text(text: str) -> str:
@@ -205,11 +205,11 @@ def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def _data(shown: Content, drawn: Sequence[Figure]) -> str:
+def _data(report: Content, charts: Sequence[Figure]) -> str:
     """Return what the page's script needs, as JSON without any character that HTML could read."""
     values = {
-        **shown.roles._asdict(),
-        "chosen": shown.chosen,
+        **report.roles._asdict(),
+        "chosen": report.chosen,
         "label_gap": figures.LABEL_GAP,
         "config": {"light": figures.config("light"), "dark": figures.config("dark")},
         "figures": [
@@ -221,7 +221,7 @@ def _data(shown: Content, drawn: Sequence[Figure]) -> str:
                 "labels": figure.labels,
                 "spec": figures.specification(figure, width="container"),
             }
-            for figure in drawn
+            for figure in charts
         ],
     }
     text = json.dumps(values, separators=(",", ":"), allow_nan=False)

@@ -221,13 +221,13 @@ def fitting(table: Cells, title: str, width: int) -> Table:
     """
     console = Console(width=UNLIMITED)
     for attempt in (table, table.without_details()):
-        drawn = _columns(attempt, title)
-        spare = width - Measurement.get(console, console.options, drawn).maximum
+        candidate = _columns(attempt, title)
+        spare = width - Measurement.get(console, console.options, candidate).maximum
         if spare >= 0:
-            wrapped = [column for column in drawn.columns if column.max_width]
+            wrapped = [column for column in candidate.columns if column.max_width]
             for column in wrapped:
                 column.max_width = WRAPPED + spare // len(wrapped)
-            return drawn
+            return candidate
     return _blocks(table, title)
 
 
@@ -236,8 +236,10 @@ def _columns(cells: Cells, title: str) -> Table:
     table = Table(title=Text(title), title_justify="left", header_style="bold", box=SIMPLE_HEAD)
     for column in cells.columns:
         justify: Literal["left", "right"] = "right" if column.number else "left"
-        most = WRAPPED if column.wraps else None
-        table.add_column(Text(column.header), justify=justify, no_wrap=not most, max_width=most)
+        max_width = WRAPPED if column.wraps else None
+        table.add_column(
+            Text(column.header), justify=justify, no_wrap=not max_width, max_width=max_width
+        )
     for row in cells.rows:
         texts = [Text(cell.text, "bold green" if cell.mark == "best" else "") for cell in row]
         table.add_row(*texts, end_section=any(column.wraps for column in cells.columns))

@@ -135,13 +135,13 @@ function drawRuns(page) {
 }
 
 async function reloadWhenNew() {
-  let known = null;
+  let current = null;
   for (;;) {
     try {
       const answer = await fetch("/version", { cache: "no-store" });
-      const version = answer.ok ? await answer.text() : known;
-      if (known !== null && version !== known) location.reload();
-      known = version;
+      const version = answer.ok ? await answer.text() : current;
+      if (current !== null && version !== current) location.reload();
+      current = version;
     } catch {
       // The server has stopped: what is on the screen stays.
     }
