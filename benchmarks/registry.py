@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from itertools import combinations
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +40,8 @@ BLOCK = 20_000
 class Population:
     """Draws clients, block by block; block b is the same whenever it is drawn."""
 
-    def __init__(self, rows, root):
-        data = load("mnist", root)
+    def __init__(self, rows):
+        data = load("mnist")
         transform = Transform(center=0.13)
         self.empty = RaceSketch.srp(784, rows=rows, bits=6, transform=transform)
         x = data.x.reshape(len(data.x), -1)
@@ -80,37 +79,31 @@ class Population:
             yield one
 
 
-def peak_memory():
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1e6
-
-
-def fill(args):
-    population = Population(10, args.root)
+def fill(folder, clients):
+    population = Population(10)
     began = time.perf_counter()
-    with Registry.create(args.folder) as registry:
-        for number in range(args.clients // BLOCK):
+    with Registry.create(folder) as registry:
+        for number in range(clients // BLOCK):
             ids = range(number * BLOCK, (number + 1) * BLOCK)
             registry.add_many(
                 Record(f"client {i}", sketch, reference=f"models/{i}")
                 for i, sketch in zip(ids, population.sketches(number), strict=True)
             )
-    size = (Path(args.folder) / "registry.sqlite").stat().st_size / 1e9
+    size = (Path(folder) / "registry.sqlite").stat().st_size / 1e9
     return {"seconds": time.perf_counter() - began, "GB on disk": size}
 
 
-def query(args):
-    sketches = list(Population(10, args.root).sketches(10_000, 50))
-    before, seconds = peak_memory(), []
-    with Registry(args.folder) as registry:
+def query(folder, _):
+    sketches, seconds = list(Population(10).sketches(10_000, 50)), []
+    with Registry(folder) as registry:
         for sketch in sketches:
             began = time.perf_counter()
             nearest(registry, sketch)
             seconds.append(time.perf_counter() - began)
-    quantiles = {
-        name: float(np.quantile(seconds, q)) for name, q in (("median", 0.5), ("p95", 0.95))
-    }
-    return {"seconds": quantiles, "peak memory GB": peak_memory(), "before the first GB": before}
+    median, p95 = np.quantile(seconds, (0.5, 0.95)).tolist()
+    status = Path("/proc/self/status").read_text()
+    peak = int(status.split("VmHWM:")[1].split()[0]) / 1e6
+    return {"seconds": {"median": median, "p95": p95}, "peak memory GB": peak}
 
 
 def scores(warm, n, cold):
@@ -129,13 +122,12 @@ def scores(warm, n, cold):
     }
 
 
-def ranking(args):
+def ranking(_folder, _clients, queries=500):
     out = []
     for rows in (4, 10, 50):
-        population = Population(rows, args.root)
+        population = Population(rows)
         (warm, n, mixture), (cold, size, wanted) = (
-            population.block(number, clients)
-            for number, clients in ((0, BLOCK), (10_000, args.queries))
+            population.block(number, clients) for number, clients in ((0, BLOCK), (10_000, queries))
         )
         cold = cold / size[:, None, None]
         for clients in (200, BLOCK):
@@ -145,13 +137,12 @@ def ranking(args):
                 near = score.argmin(axis=1)
                 row[name] = float(gaps[np.arange(len(near)), near].mean())
             out.append(row)
-            print(json.dumps(row), file=sys.stderr, flush=True)
     return out
 
 
-def twins(args, warm=50, seeds=20):
+def twins(_folder, _clients, warm=50, seeds=20):
     """Share of newcomers whose nearest client has the same two classes."""
-    population = Population(200, args.root)
+    population = Population(200)
     pairs = np.array([[k in pair for k in range(10)] for pair in combinations(range(10), 2)])
     found = {}
     for seed in range(seeds):
@@ -166,41 +157,20 @@ def twins(args, warm=50, seeds=20):
     return {name: {"mean": np.mean(x), "seeds": x} for name, x in found.items()}
 
 
-STAGES = {"fill": fill, "query": query, "ranking": ranking, "twins": twins}
-
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--clients", type=int, default=200_000)
-    parser.add_argument("--queries", type=int, default=500)
-    parser.add_argument("--root", default=None, help="folder with the data sets")
-    parser.add_argument("--folder", help="where the registry is made [a temporary folder]")
-    parser.add_argument("--stages", nargs="+", default=list(STAGES))
-    parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
-    parser.add_argument("--out")
+    parser.add_argument("--out", required=True)
     args = parser.parse_args()
-    if args.stage:
-        print(json.dumps(STAGES[args.stage](args)))
-        return
-    folder = args.folder or tempfile.mkdtemp()
     result = {"clients": args.clients, "rows": 10, "buckets": BUCKETS}
-    if args.out and Path(args.out).exists():
-        result |= json.loads(Path(args.out).read_text())["result"]
-    try:
-        for name in args.stages:
-            given = ["--stage", name, "--folder", f"{folder}/warm", "--queries", str(args.queries)]
-            given += ["--clients", str(args.clients), *(["--root", args.root] if args.root else [])]
-            command = [sys.executable, __file__, *given]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            result[name] = json.loads(done.stdout)
-            print(name, done.stdout.strip()[:400], flush=True)
-            if args.out:
-                write(args.out, result)
-    finally:
-        if args.folder is None:
-            shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        for stage in (fill, query, ranking, twins):
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                result[stage.__name__] = pool.submit(stage, f"{folder}/warm", args.clients).result()
+            print(stage.__name__, json.dumps(result[stage.__name__])[:400], flush=True)
+    write(args.out, result)
 
 
 if __name__ == "__main__":
