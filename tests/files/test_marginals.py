@@ -225,6 +225,45 @@ def test_most_values_in_an_end_bin_are_no_all_clear(value):
     assert "at least" in gap.what
 
 
+NAMES = {"height": (169, 10), "radius": (14, 3), "creatinine": (1, 0.3), "lambda": (9, 1)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "hints"),
+    [
+        ({"radius": lambda x: x["radius"] / 2.54}, {"radius": "divided by 2.54: inches and cm?"}),
+        ({"height": lambda x: x["height"] / 2.54}, {"height": "another unit?"}),
+        (
+            {"creatinine": lambda x: x["creatinine"] * 88.4},
+            {"creatinine": "times 88.4: creatinine in mg/dL and µmol/L?"},
+        ),
+        (
+            {"radius": lambda x: x["lambda"], "lambda": lambda x: x["radius"]},
+            {"radius": "exchanged with lambda?", "lambda": "exchanged with radius?"},
+        ),
+        ({"height": lambda x: x["height"] + 5}, {"height": ""}),
+    ],
+)
+@pytest.mark.parametrize("epsilon", [None, 4.0])
+def test_a_cause_that_would_explain_a_marked_column_is_named(changed, hints, epsilon):
+    rng = np.random.default_rng(9)
+    columns = tuple(Column(name, center=c, scale=s) for name, (c, s) in NAMES.items())
+    pair = []
+    for change in (changed, {}):
+        x = {name: rng.normal(center, scale, 2000) for name, (center, scale) in NAMES.items()}
+        values = x | {name: make(x) for name, make in change.items()}
+        parts = [Part((values[c.name] - c.center) / c.scale) for c in columns]
+        made = RaceSketch(SRP(len(columns), rows=1, bits=1))
+        made.columns = tuple(column.spec() for column in columns)
+        made.marginals = ColumnCounts.empty(len(columns))
+        made.marginals.add(bins_of(columns, parts))
+        made.counts[:, 0], made.n = 2000, 2000
+        pair.append(made if epsilon is None else made.privatize(epsilon, rng=rng))
+    gaps = {gap.column: gap for gap in column_gaps(*pair)}
+    assert {name: gap.hint for name, gap in gaps.items() if gap.marked} == hints
+    assert not any(gap.hint for gap in gaps.values() if not gap.marked)
+
+
 def test_the_budget_is_divided_and_the_sum_is_what_was_asked_for():
     made = site(np.random.default_rng(0), 500).privatize(4.0, 1e-6, explain=0.25)
     assert made.marginals.release.epsilon == pytest.approx(1.0)

@@ -179,6 +179,7 @@ def _show_gaps(compared_gaps: dict[str, list[ColumnGap]], all_columns: bool) -> 
         for gap in sorted(gaps, key=lambda g: g.chance):
             if gap.marked or gap.unknown or all_columns:
                 what = gap.what if gap.marked else gap.unknown
+                what += f" ({gap.hint})" if gap.hint else ""
                 table.add_row(
                     Text(compared), Text(gap.column), f"{gap.chance:.1g}", gap.answer, Text(what)
                 )

@@ -28,6 +28,22 @@ Kind = Literal["number", "boolean", "category", "ordered", "date", "text"]
 Missing = Literal["error", "drop", "indicator"]
 PERIODS = {"yearday": 366, "month": 12, "weekday": 7, "hour": 24}
 MAX_SLOTS = 1 << 16
+UNITS = {
+    2.54: "inches and cm",
+    0.4536: "pounds and kg",
+    88.4: "creatinine in mg/dL and µmol/L",
+    18.02: "glucose in mmol/L and mg/dL",
+    38.67: "cholesterol in mmol/L and mg/dL",
+    88.57: "triglycerides in mmol/L and mg/dL",
+    17.1: "bilirubin in mg/dL and µmol/L",
+    7.5006: "kPa and mmHg",
+    365.25: "years and days",
+    12.0: "years and months",
+    10.0: "a factor of 10",
+    100.0: "a factor of 100",
+    1000.0: "a factor of 1000",
+}
+FACTORS = UNITS | {1 / factor: units for factor, units in UNITS.items()}
 
 
 @dataclass(frozen=True)

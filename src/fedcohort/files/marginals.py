@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import hypergeom
 
-from fedcohort.files.columns import PERIODS, Column, columns_of
+from fedcohort.files.columns import FACTORS, PERIODS, Column, columns_of
 from fedcohort.sketch.race import BINS, ColumnCounts
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ class ColumnGap(NamedTuple):
     """How two sites differ in one column.
 
     `chance` is how likely chance alone explains the difference; `what` says in words what differs.
-    Where an unmarked column cannot be judged, `unknown` says what to state.
+    Where an unmarked column cannot be judged, `unknown` says what to state. `hint` names a cause
+    that would explain a marked one: another unit, or an exchanged column.
     """
 
     column: str
@@ -91,6 +92,7 @@ class ColumnGap(NamedTuple):
     marked: bool
     what: str
     unknown: str = ""
+    hint: str = ""
 
     @property
     def answer(self) -> str:
@@ -191,7 +193,70 @@ def _gaps(columns: Sequence[Column], a: _Side, b: _Side, tests: int) -> list[lis
         what = _words(columns[j], mine[i, j], rest[i, j])
         unknown = "" if marked else _unknown(columns[j], mine[i, j], rest[i, j])
         rows[i].append(ColumnGap(columns[j].name, float(chance), marked, what, unknown))
-    return rows
+    return [_hinted(columns, *site) for site in zip(rows, mine, rest, strict=True)]
+
+
+class _Numbers(NamedTuple):
+    """A marked column of numbers: its name, where its values lie here and elsewhere, in its unit.
+
+    `end` is -1 or 1 if most values here lie in that end bin, so that `here` is but a bound.
+    """
+
+    column: Column
+    here: float
+    elsewhere: float
+    end: int
+
+    def may_be(self, value: float) -> bool:
+        """Whether the values here could be those around `value`, rather than those elsewhere."""
+        if self.end:
+            return self.end * (value - self.column.center) > 3 * self.column.scale
+        return abs(self.here - value) < 0.25 * abs(self.here - self.elsewhere)
+
+
+def _hinted(
+    columns: Sequence[Column], gaps: list[ColumnGap], mine: Floats, rest: Floats
+) -> list[ColumnGap]:
+    """Add to a site's gaps what may explain them."""
+    marked = {
+        j: _Numbers(column, _location(column, mine[j]), _location(column, rest[j]), _end(mine[j]))
+        for j, column in enumerate(columns)
+        if gaps[j].marked and column.kind == "number"
+    }
+    for j, one in marked.items():
+        others = [
+            other.column.name
+            for other in marked.values()
+            if one.may_be(other.elsewhere) and other.may_be(one.elsewhere)
+        ]
+        hint = f"exchanged with {others[0]}?" if len(others) == 1 else _unit(one)
+        gaps[j] = gaps[j]._replace(hint=hint)
+    return gaps
+
+
+def _location(column: Column, shares: Floats) -> float:
+    positive = np.maximum(shares[1:], 0)
+    return float(column.center + column.scale * (MIDDLES @ positive) / max(positive.sum(), 1e-9))
+
+
+def _end(shares: Floats) -> int:
+    limit = END_SHARE * shares[1:].sum()
+    return int(shares[-1] > limit) - int(shares[1] > limit)
+
+
+def _unit(one: _Numbers) -> str:
+    """Name the factors between usual units that would explain where the values lie."""
+    fitting = [factor for factor in FACTORS if one.may_be(factor * one.elsewhere)]
+    if not one.end:
+        fitting = sorted(fitting, key=lambda f: abs(f * one.elsewhere - one.here))[:1]
+    named = [f for f in fitting if one.column.name.lower() in FACTORS[f].lower().split()]
+    if not named and len(fitting) > 2:
+        return "another unit?"
+    words = [
+        f"{f'times {f:.4g}' if f > 1 else f'divided by {1 / f:.4g}'}: {FACTORS[f]}?"
+        for f in named or fitting
+    ]
+    return " or ".join(words)
 
 
 def _chances(a: _Side, b: _Side, column: Column) -> Floats:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.files.columns import Column
+from fedcohort.files.columns import FACTORS, Column
 from fedcohort.files.source import (
     IDENTIFIER,
     NULL_VALUES,
@@ -67,21 +67,6 @@ seed = 0
 null_values = {markers}     # further markers of missing values, besides ?, NA and the empty text
 """
 FAR, MOST = 4.0, 0.95  # scales from the center beyond which most values cannot be
-FACTORS = {
-    2.54: "inches and cm",
-    0.4536: "pounds and kg",
-    88.4: "creatinine in mg/dL and µmol/L",
-    18.02: "glucose in mmol/L and mg/dL",
-    38.67: "cholesterol in mmol/L and mg/dL",
-    88.57: "triglycerides in mmol/L and mg/dL",
-    17.1: "bilirubin in mg/dL and µmol/L",
-    7.5006: "kPa and mmHg",
-    365.25: "years and days",
-    12.0: "years and months",
-    10.0: "a factor of 10",
-    100.0: "a factor of 100",
-    1000.0: "a factor of 1000",
-}
 NO_VALUES = "Nothing in here is a value of anybody's data."
 
 
@@ -401,8 +386,7 @@ def unit_hint(median: float, column: Column) -> str:
     >>> unit_hint(66.5, Column("height", center=169, scale=10))
     ' Times 2.54 (inches and cm) it would fit: state factor in --site'
     """
-    usual = FACTORS | {1 / factor: what for factor, what in FACTORS.items()}
-    factor = min(usual, key=lambda factor: abs(median * factor - column.center))
+    factor = min(FACTORS, key=lambda factor: abs(median * factor - column.center))
     if abs(median * factor - column.center) > column.scale:
         return ""
-    return f" Times {factor:.4g} ({usual[factor]}) it would fit: state factor in --site"
+    return f" Times {factor:.4g} ({FACTORS[factor]}) it would fit: state factor in --site"
