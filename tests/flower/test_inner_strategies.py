@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
@@ -225,6 +225,26 @@ def test_a_strategy_without_a_message_for_a_node_is_refused_with_words(digits):
     strategy = CohortStrategy(SomeNodes(**OFF), Uniform(), cohort_size=5, timeout=5)
     with pytest.raises(ConfigError, match="a message of its own, but none to client-"):
         run(strategy, grid, batch_norm=False, rounds=1)
+
+
+class PerNodeModels(flower.FedAvg):
+    """Sends each node its own model: all parameters moved by the node's id."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        for message in super().configure_train(server_round, arrays, config, grid):
+            node = message.metadata.dst_node_id
+            moved = {k: Array(a.numpy() + np.float32(node)) for k, a in arrays.items()}
+            content = RecordDict({"arrays": ArrayRecord(moved), "config": config})
+            yield Message(content, node, "train")
+
+
+def test_each_node_gets_its_own_model(digits):
+    grid = digits.grid_of(lambda client: digits.changing_app(client, lambda a: a))
+    strategy = CohortStrategy(PerNodeModels(**OFF), Uniform(), cohort_size=3, timeout=5)
+    run(strategy, grid, batch_norm=False, rounds=1)
+    start = network(False).state_dict()["3.bias"].numpy()
+    for node, message in grid.sent("train"):
+        np.testing.assert_allclose(message.content["arrays"]["3.bias"].numpy(), start + node)
 
 
 class Custom(flower.FedAvg):
