@@ -68,35 +68,27 @@ def attach(
 
     Parameters
     ----------
-    app : ClientApp
     data : object
         This client's training data: ``(x, y)`` arrays, a torch ``DataLoader`` or ``Dataset``, a
         Hugging Face ``Dataset``; or a function that returns one of them, or a tuple that starts
-        with it. The function takes the context, or arguments named as in the node or run config,
-        such as ``partition_id``.
+        with it. The function takes the context, or arguments named as in the node or run config.
     model : callable, optional
-        Returns an ``nn.Module`` of the architecture that is trained; arguments as those of `data`.
-        With it, signals are measured by our own code, and clients without ``@app.train()`` train by
-        it. Without it, losses and updates come from the app's handlers, and feature profiles are
-        not available.
+        Returns the ``nn.Module`` that is trained. With it, our own code measures signals, and
+        trains where there is no ``@app.train()``, as `local` says. Without it, losses and updates
+        come from the app's handlers, and feature profiles are not available.
     keys : (str, str), optional
         Names of the inputs and labels in batches that are dicts; the usual ones are recognized.
-    local : LocalTraining, optional
-        How our training goes.
     signals : collection of str, optional
-        The signals that this client answers; by default all that it can. The node config's
-        ``fedcohort-signals`` restricts them further.
+        What this client answers; the node config's ``fedcohort-signals`` restricts it further.
     privacy : Privacy, optional
-        Noise and budget of this client's sketches. The server has no say in it. What tells more
-        about the records (losses, profiles, label counts, insights) is then not released.
+        Noise and budget of its sketches. What tells more of the records is then not released.
     insight : callable, optional
         ``insight(x, y)`` returns a vector, for the signal of that name.
     classes : int, optional
-        Number of labels, for label counts and sketches; by default the outputs of the model.
+        Number of labels; by default the outputs of the model.
     loss : str or callable, optional
-        With `model`: ``loss(outputs, y)`` of each example. Without: ``loss(arrays, x, y)`` returns
-        the mean loss or one per example; or the name of the metric that the app's handlers report,
-        by default ``train_loss``, ``eval_loss`` or the only one with "loss" in its name.
+        With `model`: ``loss(outputs, y)`` of each example. Without: ``loss(arrays, x, y)``, or the
+        name of the metric that the app's handlers report, if it is not a usual one.
     device : str
         Where our code measures and trains.
 

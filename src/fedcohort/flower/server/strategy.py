@@ -68,29 +68,23 @@ class CohortStrategy(Strategy):
     Parameters
     ----------
     inner : Strategy
-        Any of Flower's or your own. Where its updates are not vectors (serialized trees, several
-        records, a part of the layers), policies and gates that compare updates are refused.
-    policy : Policy or str
-        A policy, or its name with options as in a run config: ``"sketch-match:epsilon=1"``.
+        Any of Flower's or your own; policies that compare updates want updates that are vectors.
+    policy, gate : Policy and Gate, or str
+        Whom to train with and who uploads then: ``"sketch-match:epsilon=1"``.
     cohort_size : int, optional
-        Clients per round; by default as many as the inner strategy samples, or two fifths where it
-        samples everybody.
-    gate : Gate or str, optional
-        Decides after local training who uploads.
+        By default what the inner strategy samples, or two fifths where it samples everybody.
     seed : int, default=0
-        Seed of the selection and of the clients' batches.
+        Of the selection and of the clients' batches.
     eligible : str, collection of str or callable, optional
-        The clients that take part: a pattern of ids such as ``"ward-*"``, a tag of the node config
-        such as ``"tag:icu"`` (the client's own word), a list of ids, or ``eligible(client,
-        signals)`` with its known readings by signal. Others are asked who they are, nothing else.
+        Who takes part: a pattern of ids such as ``"ward-*"``, a tag of the node config such as
+        ``"tag:icu"`` (the client's own word), ids, or ``eligible(client, signals)`` with its
+        readings by signal. Others are asked who they are, nothing else.
     pace : Pace, optional
         Ask more clients than needed and go on without the slowest, or after a deadline.
     sketches : path or KeptSketches, optional
         Keep profiles across runs, so that only newcomers are asked for them.
-    checkpoint : path, optional
-        A file written after every round; `start` continues from it if it exists.
-    out : path, optional
-        A folder for the rounds as they happen, as of ``fedcohort run``.
+    checkpoint, out : path, optional
+        A file that `start` continues from, and a folder for the rounds, as of ``fedcohort run``.
     on_round : callable, optional
         ``on_round(report)`` is called with the `RoundReport` of each round after its evaluation.
     timeout : float, default=600
