@@ -95,10 +95,6 @@ def test_inputs_that_look_like_tokens_are_mentioned(x, hash, told, caplog):
     assert ("hash='minhash'" in caplog.text) == told
 
 
-def test_a_server_may_ask_for_noise(client, context):
-    assert client.sketch(client.app(), context, epsilon=1.0)["noise"] > 0
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -101,14 +101,6 @@ def test_a_loader_is_read_batch_by_batch():
     assert examples._arrays is None
 
 
-def test_a_hugging_face_data_set():
-    datasets = pytest.importorskip("datasets", reason="not installed: pip install datasets")
-    made = datasets.Dataset.from_dict({"img": X.tolist(), "label": Y.tolist()})
-    same(made)
-    same(made.with_format("torch"))
-    same(datasets.DatasetDict({"train": made, "test": made.select([0])}))
-
-
 def test_data_of_a_jax_or_tensorflow_kind():
     """Arrays of another framework are anything with __array__."""
 

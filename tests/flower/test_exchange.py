@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedcohort.flower.server.asking import CohortGrid, exchange
+from fedcohort.flower.server.asking import exchange
 
 
 def echo():
@@ -55,16 +55,6 @@ def test_messages_that_a_grid_does_not_accept_are_not_waited_for(three, dropped,
     replies = exchange(three, questions(), timeout=5)
     assert sorted(r.sent.metadata.dst_node_id for r in replies) == [2, 3]
     assert clock.now == 0
-
-
-def test_a_grid_keeps_how_long_replies_took(three, clock):
-    three.silent.add(2)
-    timed = CohortGrid(three, timeout=0.3)
-    messages = questions()
-    replies = timed.send_and_receive(messages)
-    assert len(replies) == 2
-    assert set(timed.seconds) == {m.metadata.message_id for m in messages[:2]}
-    assert clock.now == pytest.approx(0.3)  # the silent one is waited for as long as it may take
 
 
 def test_a_client_loads_neither_torch_nor_ray_before_it_needs_them():

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from flwr.app import Message, MetricRecord, RecordDict
-from flwr.serverapp import strategy as flower
+from flwr.app import MetricRecord
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments.results import read
@@ -27,21 +26,6 @@ def test_no_file_of_a_run_holds_the_arguments_of_the_command(digits, cohort, tmp
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert len(files) > 3
     assert not [path for path in files if b"secret" in path.read_bytes()]
-
-
-def test_accuracies_may_come_from_the_clients(digits, cohort):
-    """Without evaluate_fn, the mean of what clients measured is the round's accuracy."""
-    grid = digits.grid()
-    for client in digits.clients:
-
-        @grid.apps[digits.node(client)].evaluate()
-        def evaluate(message, context):
-            metrics = MetricRecord({"num-examples": 10, "eval_acc": 0.25, "eval_loss": 2.0})
-            return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    strategy = cohort(inner=flower.FedAvg(), cohort_size=2)
-    strategy.start(grid, digits.arrays(), 2)
-    assert [(r.accuracy, r.loss) for r in strategy.history] == [(0.25, 2.0)] * 2
 
 
 def test_a_run_folder_reads_like_that_of_a_simulation(digits, cohort, tmp_path):

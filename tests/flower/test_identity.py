@@ -65,18 +65,6 @@ def test_silent_nodes_are_asked_a_few_times_only(local_grid):
     assert len(grid.asked("")) == MAX_ASKS
 
 
-def test_a_node_that_was_too_slow_is_asked_again_later(local_grid, monkeypatch):
-    grid, directory = local_grid, Directory(timeout=0.01)
-    grid.add(5, saying("ann"))
-    grid.silent.add(5)
-    for _ in range(MAX_ASKS + 2):
-        directory.refresh(grid)
-    grid.silent.clear()
-    assert directory.refresh(grid) == {}
-    monkeypatch.setattr("fedcohort.flower.server.identity.ASK_AGAIN", 0.0)
-    assert directory.refresh(grid) == {"ann": 5}
-
-
 def test_clients_without_fedcohort_go_by_their_keys(local_grid):
     grid, directory = local_grid, Directory(timeout=0.2)
     grid.add(5, ClientApp())

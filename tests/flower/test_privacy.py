@@ -65,15 +65,6 @@ def test_the_same_question_gets_the_same_answer_and_costs_once(client, context, 
     assert spent(tmp_path, 1.0) == 1.0
 
 
-def test_new_data_are_a_new_release(client, context, tmp_path):
-    privacy = Privacy(1.0, folder=tmp_path, total=2.0)
-    client.sketch(client.app(privacy=privacy, signals=["race_sketch"]), context)
-    app = ClientApp()
-    attach(app, (client.x[:40], client.y[:40]), privacy=privacy, signals=["race_sketch"])
-    client.sketch(app, context)
-    assert spent(tmp_path, 2.0) == 2.0
-
-
 def test_a_server_cannot_ask_the_budget_empty(client, context, tmp_path):
     """Sketches of many seeds would average the noise out: each is charged until none is left."""
     app = client.app(privacy=Privacy(1.0, folder=tmp_path, total=2.0), signals=["race_sketch"])

@@ -7,9 +7,9 @@ import socket
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord
 from flwr.serverapp import strategy as flower
-from tests.flower.conftest import OneClient, outcomes
+from tests.flower.conftest import OneClient
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower.wire import RECORD
@@ -189,30 +189,6 @@ def test_nobody_is_asked_about_an_empty_model(digits, cohort, inner):
     strategy.start(grid, ArrayRecord([np.frombuffer(b"", np.uint8)]), 2)
     assert [len(r.finished) for r in strategy.history] == [2, 2]
     assert len(grid.asked("loss")) == 4
-
-
-def test_an_empty_config_is_not_shared_between_clients(digits, cohort):
-    """Our entries go into each message's own copy of the inner strategy's config."""
-    grid, config = digits.grid(), ConfigRecord({"lr": 0.1})
-    cohort(cohort_size=2).start(grid, digits.arrays(), 1, train_config=config)
-    assert set(config) == {"lr", "server-round"}
-    assert all(m.content["config"]["lr"] == 0.1 for _, m in grid.sent("train"))
-
-
-def test_a_second_start_does_not_inherit_what_clients_remember(digits, cohort):
-    """The differences and models that clients keep belong to one run: a second run is equal."""
-    grid = digits.grid()
-
-    def run():
-        strategy = cohort(cohort_size=4, gate=SketchToSkip(0.45, k=20))
-        result = strategy.start(grid, digits.arrays(), 3)
-        return outcomes(strategy), result
-
-    first, one = run()
-    second, two = run()
-    assert first == second
-    for a, b in zip(one.arrays.values(), two.arrays.values(), strict=True):
-        np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
 def test_labels_are_hashed_by_the_models_outputs(digits, cohort):

@@ -36,19 +36,6 @@ def test_a_client_that_lost_the_model_says_so(client, context):
         client.send(app, client.message("train", version="v2"), context)
 
 
-def test_what_another_run_left_behind_is_forgotten(client, context):
-    app = client.app(train=client.echo)
-    client.send(
-        app,
-        client.message("train.fedcohort_probe", client.arrays, gate="cmfl", version="v", run="one"),
-        context,
-    )
-    assert any("difference" in name for name in context.state)
-    with pytest.raises(ValueError, match="no update"):
-        client.send(app, client.message("train.fedcohort_upload", run="two"), context)
-    assert not any("difference" in name for name in context.state)
-
-
 def test_an_app_level_clipping_mod_leaves_queries_alone(client, context):
     """Flower's clipping mods answer a message without a model with an error that reaches no one."""
     seen = []

@@ -159,19 +159,6 @@ def test_evaluations_that_would_break_an_average_are_left_out(digits, cohort):
 # --- clients that leave, join late or stay silent -----------------------------------------------
 
 
-def test_silence_costs_its_timeout_and_no_more(digits, cohort, clock):
-    grid = digits.grid()
-    strategy = cohort(cohort_size=8, timeout=1.0)
-
-    def fall_silent(number, arrays):
-        grid.silent = {digits.node("client-1")} if number == 1 else set()
-
-    strategy.start(grid, digits.arrays(), 3, evaluate_fn=fall_silent)
-    assert [len(r.finished) for r in strategy.history] == [8, 7, 8]
-    assert strategy.refused == {"no reply": 1}
-    assert [r.seconds for r in strategy.history] == pytest.approx([0, 1, 0])
-
-
 @pytest.mark.parametrize("gate", [None, SketchToSkip(0.0001, k=5)], ids=["plain", "gate"])
 def test_a_node_that_is_gone_is_told_by_the_message_it_did_not_answer(digits, cohort, gate):
     grid, strategy = digits.grid(), cohort(cohort_size=8, gate=gate)
@@ -182,21 +169,6 @@ def test_a_node_that_is_gone_is_told_by_the_message_it_did_not_answer(digits, co
     strategy.start(grid, digits.arrays(), 3, evaluate_fn=leave)
     assert [len(r.finished) for r in strategy.history] == [8, 7, 8]
     assert sum(strategy.refused.values()) == 1
-
-
-def test_nodes_may_leave_for_good_and_others_join(digits, cohort):
-    grid, strategy = digits.grid(), cohort(POLICIES["race-softmax"](), cohort_size=8)
-    first, last = digits.node("client-0"), digits.node("client-7")
-    app = grid.apps.pop(last)
-
-    def move(number, arrays):
-        if number == 1:
-            grid.apps[last] = app
-            del grid.apps[first]
-
-    strategy.start(grid, digits.arrays(), 2, evaluate_fn=move)
-    assert sorted(strategy.history[0].finished) == list(digits.clients[:7])
-    assert sorted(strategy.history[1].finished) == list(digits.clients[1:])
 
 
 def test_a_round_in_which_everybody_fails_changes_nothing(digits, cohort):

@@ -191,12 +191,6 @@ def test_many_sketches_are_checked_at_once_as_one_by_one(readings, form, togethe
         assert signals.values("s", found).dtype == widest
 
 
-def test_a_sketch_of_a_fraction_of_a_record_counts_as_empty():
-    tiny = sketch_reading(1, 1.0, np.array([[1, 0], [0, 1]]))
-    tiny["n"] = 5e-324
-    assert Sketch(2, 2).checked(tiny)["n"] == 0
-
-
 def test_a_later_majority_corrects_the_length_of_a_vector():
     signals = Signals()
     form = Numbers((None,))
