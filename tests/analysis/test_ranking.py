@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 def test_ranks_follow_the_duels_of_the_chosen_seed(folder, capsys):
     for seed in (0, 1):
-        _, state, _ = saved_session(folder / "fedacs", seed)
+        _, state = saved_session(folder / "fedacs", seed)
         ranks = skew_ranks(folder / "fedacs", seed)
         assert {r.client for r in ranks} == set(state["wins"]) | set(state["losses"])
         assert [r.rank for r in ranks] == sorted(r.rank for r in ranks)

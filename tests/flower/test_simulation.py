@@ -110,8 +110,6 @@ def test_a_flower_run_has_the_report_page_of_a_simulation(results, tmp_path):
     assert page.finished and sorted(accuracy) == ["power-of-choice", "race-softmax"]
     assert accuracy["power-of-choice"] == pytest.approx(100 * results[0]["accuracies"][-1])
     assert max(max(curve.mean) for curve in page.curves) >= best
-    assert page.map.source == "race_sketch"
-    assert len(page.map.points) == 5  # the clients whose sketches were usable
 
 
 def simulated(digits, policy, part, gate=None):

@@ -13,34 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort import storage
-from fedcohort.analysis.clusters import classical_map
 from fedcohort.analysis.comparison import ComparisonRow, Curve, comparison, curves
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.experiments import config
 from fedcohort.experiments.config import Experiment
-from fedcohort.experiments.results import Members, Results, Run, read_json
+from fedcohort.experiments.results import Results, Run, read_json
 from fedcohort.policies import FedACS
 from fedcohort.report.tables import Cells, Rank, comparison_cells, rank_cells
 from fedcohort.rounds import ClientId, stream
-from fedcohort.sketch.distances import distance_matrix
 
 Floats = NDArray[np.float64]
 Rows = list[dict[str, Any]]
 HIGHLIGHTED = 3
 MAX_POINTS = 150  # of one curve
 MAX_CELLS = 64  # rows or columns of cohorts; more clients or rounds are grouped
-MAX_CLIENTS = 1000  # on a map; of more, a random part is drawn
 MAX_WAITED_FOR = 15  # clients
 MAX_CHECKPOINT = 500_000_000  # bytes; larger ones are not read
 TIMES_DIFFER = 1.1  # ratio of the seconds per round of two runs
-#: Signals that describe a client's data or model, the first one at hand is mapped.
-DESCRIPTIONS = (
-    "race_sketch",
-    "feature_profile",
-    "model_sketch",
-    "update_sketch",
-    "gradient_sketch",
-)
 
 
 class Roles(NamedTuple):
@@ -51,25 +40,13 @@ class Roles(NamedTuple):
     baselines: list[str]
 
 
-class FederationMap(NamedTuple):
-    """Clients in two dimensions, which keep a `share` of the variation.
-
-    A point has "client", "x", "y", "examples" and "label", the most frequent one.
-    """
-
-    source: str
-    points: Rows
-    share: float
-    sampled: bool
-
-
 class Content(NamedTuple):
     """Everything that a report shows; runs go from the highest accuracy to the lowest.
 
     `chosen` is the run whose cohorts are shown first. `axes` are what accuracy is drawn over, the
     most telling first. `waiting` are the clients that made the rounds of a run wait longest,
     `cohorts` says how often each client (or group of clients) was selected in a round (or span of
-    rounds), and `picks` how often in all. `ranks` are those by skew, of the runs with FedACS.
+    rounds), and `ranks` are those by skew, of the runs with FedACS.
     """
 
     title: str
@@ -85,8 +62,6 @@ class Content(NamedTuple):
     waiting: Rows
     cohorts: Rows
     grouped: bool
-    picks: dict[str, dict[ClientId, int]]
-    map: FederationMap | None
     ranks: dict[str, Cells]
     settings: dict[str, str]
     provenance: list[str]
@@ -101,7 +76,7 @@ def content(results: Results) -> Content:
     ranked = [r.policy for r in started if r.policy not in baselines]
     experiments = [r.experiment for r in started if r.experiment is not None]
     longest = max((len(h.rounds) for r in started for h in r.histories), default=1)
-    picks = {r.policy: _picks(r) for r in started}
+    most_clients = max((len(r.members()[0].clients) for r in started), default=0)
     datasets = dict.fromkeys(e.data.dataset for e in experiments)
     return Content(
         title=" on ".join(["Client selection", *([", ".join(datasets)] if datasets else [])]),
@@ -115,10 +90,8 @@ def content(results: Results) -> Content:
         axes=_axes(started),
         curves=[_thinned(curve) for curve in curves(started) if curve.rounds],
         waiting=[row for r in started for row in _waited_for(r)],
-        cohorts=[row for r in started for row in _cohorts(r, picks[r.policy])],
-        grouped=longest > MAX_CELLS or max(map(len, picks.values()), default=0) > MAX_CELLS,
-        picks=picks,
-        map=_map(started),
+        cohorts=[row for r in started for row in _cohorts(r)],
+        grouped=max(longest, most_clients) > MAX_CELLS,
         ranks={r.policy: ranks for r in started if (ranks := _ranks(r))},
         settings=_shared_settings(experiments),
         provenance=_provenance(started),
@@ -189,15 +162,11 @@ def _waited_for(result: Run) -> Rows:
     ]
 
 
-def _picks(result: Run) -> dict[ClientId, int]:
-    """Return how often each client was selected in the first seed, the most often first."""
-    counts = Counter(client for cohort in result.histories[0].selections for client in cohort)
-    clients = result.members()[0].clients
-    return {c: counts[c] for c in sorted(clients, key=lambda c: (-counts[c], c))}
-
-
-def _cohorts(result: Run, picks: dict[ClientId, int]) -> Rows:
-    history, order = result.histories[0], list(picks)
+def _cohorts(result: Run) -> Rows:
+    """Count the selections of clients by round in the first seed, the most selected first."""
+    history = result.histories[0]
+    counts = Counter(client for cohort in history.selections for client in cohort)
+    order = sorted(result.members()[0].clients, key=lambda c: (-counts[c], c))
     groups = group_neighbors(len(order), MAX_CELLS)
     row_of = {order[i]: g for g, group in enumerate(groups) for i in group}
     names = [group_name([order[i] for i in group]) for group in groups]
@@ -224,26 +193,26 @@ def group_name(clients: Sequence[ClientId]) -> str:
     return clients[0] if len(clients) == 1 else f"{clients[0]} and {len(clients) - 1} more"
 
 
-def saved_session(folder: Path, seed: int = 0) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return a policy's name and state and the signals, of one seed (by position) of a run.
+def saved_session(folder: Path, seed: int = 0) -> tuple[str, dict[str, Any]]:
+    """Return a policy's name and state, of one seed (by position) of a run.
 
-    All are empty if the checkpoint is missing, too large, or of another version.
+    Both are empty if the checkpoint is missing, too large, or of another version.
     """
     path = next((folder / n for n in ("checkpoint", "session") if (folder / n).exists()), None)
     if path is None or path.stat().st_size > MAX_CHECKPOINT:
-        return "", {}, {}
+        return "", {}
     try:
         state = storage.load(path)
         session = state["session"] if "session" in state else state["seeds"][seed]["session"]
         policy = session["policy"].partition("(")[0]
-        return policy, session["policy_state"], session["signals"]["columns"]
+        return policy, session["policy_state"]
     except (InvalidCheckpoint, KeyError, IndexError, TypeError, AttributeError):
-        return "", {}, {}
+        return "", {}
 
 
 def skew_ranks(folder: Path, seed: int = 0) -> list[Rank]:
     """Rank the clients of a run with FedACS (Wang et al. 2021) by one seed's duels."""
-    name, state, _ = saved_session(folder, seed)
+    name, state = saved_session(folder, seed)
     if not name:
         raise ConfigError(
             f"{folder}: no run with a checkpoint of seed {seed + 1}; give the folder of one "
@@ -270,52 +239,6 @@ def _ranks(result: Run) -> Cells | None:
     except ConfigError:
         return None  # of another policy
     return rank_cells(ranks)
-
-
-def _map(results: Results) -> FederationMap | None:
-    """Map the clients by what they sent about their data or models, or else by their labels."""
-    columns: dict[str, tuple[dict[str, Any], Run]] = {}
-    for result in results:
-        signals = {} if result.folder is None else saved_session(result.folder)[2]
-        for source, column in signals.items():
-            if len(column["clients"]) > 2:
-                columns.setdefault(source, (column, result))
-    for source in DESCRIPTIONS:
-        if source in columns:
-            column, result = columns[source]
-            return _placed(source, column["clients"], column["values"], result.members()[0])
-    for result in results:
-        members = result.members()[0]
-        if members.label_counts.shape[1] and len(members.clients) > 2:
-            shares = members.label_counts / np.maximum(
-                members.label_counts.sum(1, keepdims=True), 1
-            )
-            return _placed("labels", members.clients, np.sqrt(shares / 2), members)  # Hellinger
-    return None
-
-
-def _placed(
-    source: str, clients: Sequence[ClientId], values: NDArray[Any], members: Members
-) -> FederationMap:
-    from sklearn.metrics import euclidean_distances
-
-    part = np.arange(len(clients))
-    if len(clients) > MAX_CLIENTS:
-        part = np.sort(stream(0, "map").choice(len(clients), MAX_CLIENTS, replace=False))
-    if source == "race_sketch":
-        squares = np.nan_to_num(distance_matrix(values[part], "mmd"))
-    else:
-        vectors = values[part].reshape(len(part), -1).astype(np.float64)
-        squares = euclidean_distances(vectors - vectors.mean(axis=0), squared=True)
-    positions, share = classical_map(squares)
-    labels = dict(zip(members.clients, members.label_counts, strict=True))
-    points = []
-    for i, (x, y) in zip(part.tolist(), positions.tolist(), strict=True):
-        counts = labels.get(clients[i], np.zeros(0, np.int64))
-        label = str(counts.argmax()) if counts.sum() else "unknown"
-        point = {"client": clients[i], "x": float(f"{x:.5g}"), "y": float(f"{y:.5g}")}
-        points.append({**point, "examples": int(counts.sum()), "label": label})
-    return FederationMap(source, points, share, len(part) < len(clients))
 
 
 def _shared_settings(experiments: Sequence[Experiment]) -> dict[str, str]:

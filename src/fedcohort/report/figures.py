@@ -98,7 +98,6 @@ def config(theme: Theme = "light") -> dict[str, Any]:
             "baseline-label": {"color": ink["soft"]},
             "target": {"color": ink["soft"], "strokeDash": [3, 3], "strokeWidth": 1},
             "target-label": {"color": ink["soft"]},
-            "small-label": {"color": ink["soft"], "fontSize": 10},
         },
     }
 
@@ -189,8 +188,6 @@ def run_figures(content: Content) -> list[Figure]:
         figures.append(_waiting(content))
     if content.cohorts:
         figures.append(_participation(content))
-    if content.map is not None:
-        figures.append(_map(content))
     end = f" {content.setting[:1].upper()}{content.setting[1:]}." if content.setting else ""
     return [figure._replace(caption=figure.caption + end) for figure in figures]
 
@@ -392,39 +389,6 @@ def _participation(content: Content) -> Figure:
     height = min(HEIGHT, 7 * max(row["row"] for row in rows))
     title = "Who was selected when"
     return _of_one_run(content, "participation", title, caption, chart, rows, height)
-
-
-def _map(content: Content) -> Figure:
-    source, points, share, sampled = content.map  # type: ignore[misc]
-    rows = [
-        {"run": run, **point, "times": picks.get(point["client"], 0)}
-        for run, picks in content.picks.items()
-        for point in points
-    ]
-    span = alt.Scale(zero=False, nice=True)
-    plain = alt.Axis(labels=False, ticks=False, grid=False, domain=False)
-    base = _rows_of_chosen().encode(
-        x=alt.X("x:Q", scale=span, axis=plain, title=None),
-        y=alt.Y("y:Q", scale=span, axis=plain, title=None),
-    )
-    legend = alt.Legend(title="times", tickMinStep=1, format="d")
-    titles = {"client:N": "client", "examples:Q": "examples", "label:N": "most frequent label"}
-    chart = base.mark_circle(size=150, opacity=0.95, stroke=GREY, strokeWidth=0.6).encode(
-        color=alt.Color("times:Q", scale=alt.Scale(domainMin=0), legend=legend),
-        tooltip=tips(titles | {"times:Q": "times selected"}),
-    )
-    by = "the signal " + source
-    if source == "labels":
-        by = "their label distributions, because no run saved sketches"
-    caption = f"Clients placed by {by}: close clients are alike. Two dimensions keep "
-    caption += f"{share:.0%} of the variation. The stronger the color, the more often a client was "
-    caption += "selected."
-    if len(points) <= 120:
-        text = base.mark_text(style="small-label", dy=-12, aria=False, tooltip=False)
-        chart = alt.layer(chart, text.encode(text="label:N"))
-        caption += " Digits are the most frequent label."
-    caption += " A random part of the clients is shown." if sampled else ""
-    return _of_one_run(content, "map", "Map of the federation", caption, chart, rows, HEIGHT)
 
 
 # The pictures of a profile.
