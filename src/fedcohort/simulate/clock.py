@@ -65,14 +65,7 @@ class Always:
 
 
 class UniformSubset(Configurable):
-    """A fixed number of clients per round, drawn uniformly (paper 0's L active clients).
-
-    Examples
-    --------
-    >>> available = UniformSubset(2).available(0, ("a", "b", "c"), np.random.default_rng(0))
-    >>> len(available)
-    2
-    """
+    """A fixed number of clients per round, drawn uniformly (paper 0's L active clients)."""
 
     def __init__(self, count: Count) -> None:
         self.count = count
@@ -113,14 +106,8 @@ class Diurnal(Bernoulli):
     """Phones that are there at night rather than by day, some of them often and others hardly ever.
 
     Each client is like one of the measured phones (see `PHONES`), and its probability follows the
-    hour of the day (see `HOURS`).
-
-    Parameters
-    ----------
-    rounds_per_day : int, default=24
-        The first round begins at midnight.
-    share : float, default=0.1
-        Mean share of the clients that are there; about what was measured.
+    hour of the day (see `HOURS`); the first round begins at midnight. `share` is the mean share of
+    the clients that are there; the default is about what was measured.
     """
 
     def __init__(

@@ -56,8 +56,6 @@ class Schedule:
     >>> halve = Schedule(0.5, (150, 300))
     >>> halve(149), halve(150), halve(300)
     (1.0, 0.5, 0.25)
-    >>> Schedule(0.5)(3)
-    0.125
     """
 
     gamma: float = 1.0
@@ -121,14 +119,7 @@ def batch_plans(
     sizes: Sequence[int],
     local: Training,
 ) -> list[BatchPlan]:
-    """Return the batches of one round for several clients.
-
-    Examples
-    --------
-    >>> (plan,) = batch_plans(0, 3, ["ann"], [5], LocalTraining(epochs=2, batch_size=2))
-    >>> [len(batch) for batch in plan.batches()], plan.epochs.tolist()
-    ([2, 2, 1, 2, 2, 1], [0, 0, 0, 1, 1, 1])
-    """
+    """Return the batches of one round for several clients."""
     for client, n in zip(clients, sizes, strict=True):
         if n < 1:
             raise ConfigError(f"client {client!r} has {n} samples: it cannot train")

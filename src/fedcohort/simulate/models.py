@@ -16,10 +16,9 @@ fedcor-cnn three 3x3 convolutions (32, 64, 64), 10            66,570     FedCor,
 cnn        two 5x5 convolutions (32, 64), 512-10              582,026    FL-DP3S
 ========== ================================================== ========== =======================
 
-Where a paper leaves sizes open, they follow the tutorial it cites or common code: FedCor uses the
-channels of the TensorFlow tutorial, with one dense layer as the paper says; FL-DP3S uses FedAvg's
-network without padding. ReLU follows every hidden layer. Pooling comes before ReLU: the numbers are
-the same, and ReLU has a quarter of the work.
+Where a paper leaves sizes open, they follow the tutorial it cites or common code: FedCor the
+TensorFlow tutorial, FL-DP3S FedAvg's network without padding. ReLU follows every hidden layer.
+Pooling comes before ReLU: the numbers are the same, and ReLU has a quarter of the work.
 """
 
 from __future__ import annotations
