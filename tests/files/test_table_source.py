@@ -8,6 +8,9 @@ import gzip
 import json
 import sqlite3
 from contextlib import closing, suppress
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import numpy as np
 import openpyxl
@@ -319,6 +322,51 @@ def test_sheets_tables_and_queries_are_chosen_by_name(tmp_path):
     with pytest.raises(ConfigError, match="second"):
         open_source(tmp_path / "data.xlsx", Want())
     assert rows(tmp_path / "data.xlsx", table="second").tolist() == [[7]]
+
+
+def test_a_query_over_a_connection_is_asked_anew_for_every_pass(tmp_path):
+    path = write(TABLE, tmp_path / "data.sqlite")
+    with closing(sqlite3.connect(path)) as connection:
+        source = open_source(connection, Want(by="who", table="SELECT b, who FROM t WHERE a > 2"))
+        for _ in range(2):
+            (block,) = source.blocks()
+            assert block.x.tolist() == [[2.25], [4.0], [1e6]]
+            assert block.clients.tolist() == ["x", "z", "y"]
+        with pytest.raises(DataError, match="the query fails: no such table: missing"):
+            open_source(connection, Want(table="SELECT * FROM missing"))
+        with pytest.raises(ConfigError, match="needs the query"):
+            open_source(connection, Want())
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A folder, and the URL at which it is served."""
+    handler = partial(Quiet, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield tmp_path, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_sources_by_url(served):
+    folder, url = served
+    (folder / "site=7").mkdir()
+    write(TABLE, folder / "site=7" / "data.parquet")
+    assert rows(f"{url}/site=7/data.parquet", columns=("a",)).ravel().tolist() == [1, 2, 3, 4, 5]
+    with pytest.raises(DataError, match=r"none\.csv: cannot be read: HTTP Error 404"):
+        rows(f"{url}/none.csv")
+    # Buckets are copied by the same function of PyArrow as a folder.
+    (block,) = open_source(folder.as_uri(), Want(columns=("a",), by="site", batch_rows=9)).blocks()
+    assert set(block.clients) == {"7"}
+    with pytest.raises(ConfigError, match=r"read by a query: psql"):
+        rows("postgresql://host/base")
 
 
 def test_values_of_several_types_in_a_sheet(tmp_path):

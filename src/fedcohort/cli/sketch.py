@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import shutil
-import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,7 +30,7 @@ if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
 
 DATA, HOW, PRIVACY = "What to read", "How to sketch", "Privacy"
-FILES = "CSV, Parquet, Arrow, JSON Lines, Excel or SQLite file, or a folder of one kind"
+FILES = "CSV, Parquet, Arrow, JSON Lines, Excel or SQLite file, a folder of one kind, or a URL"
 
 ForceOption = Annotated[
     bool,
@@ -90,11 +86,8 @@ BudgetDeltaOption = Annotated[
 
 def command(
     data: Annotated[
-        Path,
-        typer.Argument(
-            help=f"{FILES}; NPY, NPZ, IDX or text; or - for CSV from standard input.",
-            allow_dash=True,
-        ),
+        str,
+        typer.Argument(help=f"{FILES}; NPY, NPZ, IDX or text; or - for CSV from standard input."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Sketch file; with --by, a folder.")],
     spec: Annotated[
@@ -169,7 +162,7 @@ def command(
     """
     from fedcohort.files.publish import Publisher
     from fedcohort.files.sketching import sketch_clients, sketch_warnings
-    from fedcohort.files.source import Want, kind_of, open_source
+    from fedcohort.files.source import Want, kind_of, local_copy, open_source
     from fedcohort.files.spec import load_site, load_spec, spec_from_settings
 
     if spec is not None:
@@ -186,7 +179,7 @@ def command(
     else:
         if site is not None:
             raise ConfigError(f"--site {site}: needs --spec, whose columns it maps")
-        texts = text is not None or kind_of(data) == "text"
+        texts = text is not None or kind_of(Path(data)) == "text"
         content: dict[str, dict[str, Any]] = {
             "sketch": {"hash": "minhash"} if texts else {},
             "privacy": {"epsilon": epsilon},
@@ -196,10 +189,10 @@ def command(
         recipe = spec_from_settings(_pairs("--set", settings), content, split(columns), text)
     ledger = open_ledger(budget, budget_epsilon, budget_delta)
     many = by is not None
-    publisher = Publisher(out, data, recipe.release, ledger, many=many, force=force)
+    publisher = Publisher(out, Path(data), recipe.release, ledger, many=many, force=force)
     mapping = None if site is None else load_site(site, recipe)
     want = recipe.want(Want(by=by, nulls=nulls, csv=csv_options(csv), table=table), mapping)
-    path = from_standard_input(data)
+    path = local_copy(data)
     source = open_source(path, want)
     empty = recipe.empty_sketch(source)
     if spec is not None:
@@ -211,7 +204,7 @@ def command(
             raise ConfigError("--ray: people are counted in one pass over all rows, without --ray")
         want = replace(want, columns=source.columns or want.columns)
     messages: list[str] = []
-    with on_cluster(ray), _watching(data.name, source.rows) as on_rows:
+    with on_cluster(ray), _watching(path.name, source.rows) as on_rows:
         if ray is None:
             each = sketch_clients(source, empty, on_rows)
         else:
@@ -255,16 +248,6 @@ def split(names: str | None) -> tuple[str, ...]:
     ('age', 'height')
     """
     return tuple(name.strip() for name in (names or "").split(",") if name.strip())
-
-
-def from_standard_input(data: Path) -> Path:
-    """Keep standard input in a file of this process, if `data` is ``-``: it is read in passes."""
-    if str(data) != "-":
-        return data
-    with tempfile.NamedTemporaryFile(suffix=".csv", delete=False) as file:
-        atexit.register(Path(file.name).unlink, missing_ok=True)
-        shutil.copyfileobj(sys.stdin.buffer, file)
-    return Path(file.name)
 
 
 def open_ledger(path: Path | None, epsilon: float | None, delta: float) -> BudgetLedger | None:

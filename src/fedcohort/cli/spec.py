@@ -21,7 +21,6 @@ from fedcohort.cli.sketch import (
     SiteOption,
     TableOption,
     csv_options,
-    from_standard_input,
     open_ledger,
     split,
 )
@@ -32,9 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-Data = Annotated[
-    Path, typer.Argument(help=f"{FILES}, or - for CSV from standard input.", allow_dash=True)
-]
+Data = Annotated[str, typer.Argument(help=f"{FILES}, or - for CSV from standard input.")]
 
 
 @app.command("init")
@@ -82,16 +79,16 @@ def init(
         read_bounds,
     )
     from fedcohort.files.publish import check_output
-    from fedcohort.files.source import NULL_VALUES, Want
+    from fedcohort.files.source import NULL_VALUES, Want, local_copy
     from fedcohort.storage import write_atomically
 
-    check_output(out, [data], force)
+    check_output(out, [Path(data)], force)
     if epsilon is None and (bounds is not None or budget is not None):
         raise ConfigError("--bounds and --budget need --epsilon, the budget of the estimation")
     estimate = None if epsilon is None else Estimate(epsilon, read_bounds(bounds))
     ledger = open_ledger(budget, budget_epsilon, budget_delta)
     markers = (*NULL_VALUES, *split(null_values))
-    path = from_standard_input(data)
+    path = local_copy(data)
     want = Want(null_values=markers, csv=csv_options(csv), table=table)
     propose_spec(path, label, want, estimate)  # reports what is wrong before anything is paid
     estimated: Any = nullcontext({})
@@ -123,13 +120,13 @@ def check(
     Example: `fedcohort spec check data.csv --spec heart.toml --site ours.toml`
     """
     from fedcohort.files.propose import check_data
-    from fedcohort.files.source import Want
+    from fedcohort.files.source import Want, local_copy
     from fedcohort.files.spec import load_site, load_spec
 
     recipe = load_spec(spec)
     mapping = None if site is None else load_site(site, recipe)
     read = Want(csv=csv_options(csv), table=table)
-    fit = check_data(from_standard_input(data), recipe, read, mapping)
+    fit = check_data(local_copy(data), recipe, read, mapping)
     if format is Format.json:
         show_json(fit)
     else:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import gzip
 import re
+import shutil
+import sys
+import tempfile
+import urllib.request
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -13,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, cast
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +65,7 @@ CONVERSIONS = {
     ".rds": 'Rscript -e \'write.csv(readRDS("FILE"), "data.csv", row.names = FALSE)\'',
     ".duckdb": 'duckdb FILE -csv -c "SELECT * FROM t" | fedcohort sketch - ...',
     ".zip": "unzip FILE",
+    "postgresql": r'psql URL -c "\copy (SELECT ...) to stdout csv header" | fedcohort sketch - ...',
 }
 
 
@@ -91,7 +98,8 @@ class Want:
     batch_rows : int, optional
         Rows read at a time; by default about 16 MB.
     table : str, optional
-        The sheet of an .xlsx file; the table, or a SELECT, of a SQLite file.
+        The sheet of an .xlsx file; the table, or a SELECT, of a SQLite file; the SELECT of a
+        connection.
     site : mapping of str to SiteColumn
         How this site writes a column of the spec.
     """
@@ -255,14 +263,44 @@ class Source(ABC):
 
 
 def open_source(data: Any, want: Want) -> Source:
-    """Open a data file, a folder of files of one kind, or a table in memory.
+    """Open a data file, a folder of files of one kind, a URL, a table in memory or a query.
 
-    A table is any object with ``__arrow_c_stream__``: of pandas, Polars, PyArrow, DuckDB.
+    A table is any object with ``__arrow_c_stream__``: of pandas, Polars, PyArrow, DuckDB, ADBC. A
+    query is ``Want(table="SELECT ...")`` with a DB-API connection, such as one to PostgreSQL.
     """
-    if hasattr(data, "__arrow_c_stream__"):
+    if hasattr(data, "__arrow_c_stream__") or hasattr(data, "cursor"):
         return open_files([data], Path("the table"), want)
-    root = Path(data)
+    root = local_copy(str(data))
     return open_files(find_files(root), root, want)
+
+
+def local_copy(data: str) -> Path:
+    """Return a path; what is read from a URL or, as ``-``, standard input is copied to one.
+
+    Data are read in passes. A copy is deleted when this process ends.
+    """
+    url = urlsplit(data)
+    if data != "-" and "://" not in data:
+        return Path(data)
+    if command := CONVERSIONS.get(url.scheme):
+        raise ConfigError(f"{data}: a database is read by a query: {command}")
+    folder = tempfile.mkdtemp(prefix="fedcohort-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    copy = Path(folder, "stdin.csv" if data == "-" else Path(url.path).name)
+    try:
+        if data == "-":
+            with copy.open("wb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+        elif url.scheme in ("http", "https"):
+            with urllib.request.urlopen(data, timeout=60) as response, copy.open("wb") as file:
+                shutil.copyfileobj(response, file)
+        else:
+            import pyarrow.fs
+
+            pyarrow.fs.copy_files(data, str(copy))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{data}: cannot be read: {error}") from None
+    return copy
 
 
 def open_files(files: Sequence[Any], root: Path, want: Want, skip: int = 0) -> Source:

@@ -69,9 +69,9 @@ def _plain(message: str, names: Sequence[str]) -> str:
 
 
 def open_table(data: Any, root: Path, want: Want) -> Table:
-    """Open a file below `root`, or an object with ``__arrow_c_stream__``."""
+    """Open a file below `root`, an object with ``__arrow_c_stream__``, or a connection."""
     if not isinstance(data, Path):
-        return MemoryTable(data, root, want)
+        return (QueryTable if hasattr(data, "cursor") else MemoryTable)(data, root, want)
     kinds: dict[str | None, type[Table]] = {
         "parquet": ParquetTable,
         "csv": CsvTable,
@@ -374,7 +374,30 @@ class SheetTable(RowsTable):
             raise DataError(f"{self.where}: cannot be read: {error}") from None
 
 
-class SqliteTable(RowsTable):
+class QueryTable(RowsTable):
+    """What a SELECT gives over a DB-API connection, asked anew for every pass."""
+
+    @contextmanager
+    def _rows(self) -> Iterator[Any]:
+        if self._want.table is None:
+            raise ConfigError("a connection needs the query: Want(table='SELECT ...')")
+        try:
+            with closing(self.path.cursor()) as cursor:
+                cursor.execute(self._want.table)
+                yield self._all(cursor)
+        except FedcohortError:
+            raise
+        except Exception as error:  # each driver has errors of its own
+            raise DataError(f"{self.where}: the query fails: {error}") from None
+
+    def _all(self, cursor: Any) -> Iterator[Any]:
+        """Yield the names of the columns, then the rows."""
+        yield tuple(field[0] for field in cursor.description or ())
+        while rows := cursor.fetchmany(FIRST_ROWS):
+            yield from rows
+
+
+class SqliteTable(QueryTable):
     """A table of a SQLite file, or what a SELECT gives."""
 
     @contextmanager
@@ -384,9 +407,7 @@ class SqliteTable(RowsTable):
                 sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True)
             ) as base:
                 base.execute("PRAGMA trusted_schema = OFF")
-                cursor = base.execute(self._query(base))
-                names = tuple(field[0] for field in cursor.description or ())
-                yield (row for rows in ([names], cursor) for row in rows)
+                yield self._all(base.execute(self._query(base)))
         except sqlite3.Error as error:
             raise DataError(f"{self.where}: cannot be read: {error}") from None
 
