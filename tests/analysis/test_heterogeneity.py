@@ -200,7 +200,7 @@ def test_marked_columns_come_first_in_every_verdict():
     assert alike.verdict().kind == "alike"
     columns = {c.name: [gap("age", 0.5, False)] for c in alike.clients}
     columns["site-3"] = [gap("age", 1e-9), gap("sex", 1e-4)]
-    columns["site-5"] = [gap("dose", 1e-12)]
+    columns["site-5"] = [gap("dose", 1e-12)._replace(hint="times 88.4?")]
     for changes, kind in (
         ({}, "columns"),
         ({"blind": True}, "unknown"),
@@ -213,6 +213,7 @@ def test_marked_columns_come_first_in_every_verdict():
             "Look at site-5:",
             "Look at site-3:",
         ]
+        assert "+5% (times 88.4?)" in found.next_steps[0]
         assert "Federate as it is" not in " ".join(found.next_steps)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.analysis.clusters import Clusters, classical_map, suggest_clusters
-from fedcohort.analysis.verdict import Verdict, describe, few, judge, privacy
+from fedcohort.analysis.verdict import Verdict, describe, few, judge, privacy, with_hint
 from fedcohort.exceptions import DataError
 from fedcohort.files.columns import columns_of
 from fedcohort.files.marginals import FALSE_MARKS, ColumnGap, bin_labels, column_gaps, gaps_to_rest
@@ -276,7 +276,7 @@ def _histograms(
         shown = [i for i in range(len(bins)) if bins[i] and (i or here[0] + elsewhere[0] > 0.005)]
         labels = [bins[i] for i in shown]
         histograms.append(
-            Histogram(name, gap.column, gap.what, labels, here[shown], elsewhere[shown])
+            Histogram(name, gap.column, with_hint(gap), labels, here[shown], elsewhere[shown])
         )
     return histograms
 

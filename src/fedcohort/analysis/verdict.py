@@ -140,9 +140,14 @@ def _look_at(profile: Heterogeneity, client: str) -> str:
     return f"Look at {client}: {why or EXPLAIN}."
 
 
+def with_hint(gap: ColumnGap) -> str:
+    """Say what differs in a column, and what may be the cause."""
+    return f"{gap.what} ({gap.hint})" if gap.hint else gap.what
+
+
 def marked_in_words(gaps: Sequence[ColumnGap], most: int | None = None) -> str:
     """Name columns and what differs in them."""
-    texts = [f"{gap.column}, {gap.what}" for gap in gaps]
+    texts = [f"{gap.column}, {with_hint(gap)}" for gap in gaps]
     rest = 0 if most is None else max(0, len(texts) - most)
     return "; ".join(texts[:most]) + (f"; {rest} more" if rest else "")
 
