@@ -163,7 +163,7 @@ def command(
     from fedcohort.files.publish import Publisher
     from fedcohort.files.sketching import sketch_clients, sketch_warnings
     from fedcohort.files.source import Want, kind_of, local_copy, open_source
-    from fedcohort.files.spec import load_site, load_spec, spec_from_settings
+    from fedcohort.files.spec import load_spec, spec_from_settings, want_at_site
 
     if spec is not None:
         options: dict[str, Any] = {"--set": settings, "--columns": columns, "--text": text}
@@ -190,8 +190,8 @@ def command(
     ledger = open_ledger(budget, budget_epsilon, budget_delta)
     many = by is not None
     publisher = Publisher(out, Path(data), recipe.release, ledger, many=many, force=force)
-    mapping = None if site is None else load_site(site, recipe)
-    want = recipe.want(Want(by=by, nulls=nulls, csv=csv_options(csv), table=table), mapping)
+    want = recipe.want(Want(by=by, nulls=nulls, csv=csv_options(csv), table=table))
+    want = want if site is None else want_at_site(site, want)
     path = local_copy(data)
     source = open_source(path, want)
     empty = recipe.empty_sketch(source)

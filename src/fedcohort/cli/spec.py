@@ -121,12 +121,12 @@ def check(
     """
     from fedcohort.files.propose import check_data
     from fedcohort.files.source import Want, local_copy
-    from fedcohort.files.spec import load_site, load_spec
+    from fedcohort.files.spec import load_spec, want_at_site
 
     recipe = load_spec(spec)
-    mapping = None if site is None else load_site(site, recipe)
-    read = Want(csv=csv_options(csv), table=table)
-    fit = check_data(local_copy(data), recipe, read, mapping)
+    want = recipe.want(Want(csv=csv_options(csv), table=table))
+    want = want if site is None else want_at_site(site, want)
+    fit = check_data(local_copy(data), want, recipe.limits)
     if format is Format.json:
         show_json(fit)
     else:

@@ -34,7 +34,7 @@ from fedcohort.files.source import (
     kind_of,
     open_source,
 )
-from fedcohort.files.spec import Limits, Site, SketchSpec
+from fedcohort.files.spec import Limits
 from fedcohort.files.tables import Table, open_table
 from fedcohort.options import parse_options
 from fedcohort.privacy.budget import BudgetLedger
@@ -302,14 +302,11 @@ class Fit:
         return {**facts, **self.reading.facts()}
 
 
-def check_data(
-    path: Path, spec: SketchSpec, read: Want | None = None, site: Site | None = None
-) -> Fit:
-    """Read a table column by column as the spec says, and collect what does not fit."""
-    want, fit = spec.want(read, site), Fit()
-    names = first_table(path, want).names
-    columns = [c for c in spec.columns if isinstance(c, Column)]
-    roles = {"label": spec.label.column, "person": spec.person}
+def check_data(path: Path, want: Want, limits: Mapping[str, Limits]) -> Fit:
+    """Read a table column by column as a spec wants it, and collect what does not fit."""
+    fit, names = Fit(), first_table(path, want).names
+    columns = [c for c in want.columns if isinstance(c, Column)]
+    roles = {"label": want.label, "person": want.person}
     used = {
         want.name_at_site(name) for name in (*(c.name for c in columns), *roles.values()) if name
     }
@@ -320,7 +317,7 @@ def check_data(
             fit.problems.append(f"column {name!r} is missing")
             continue
         one = replace(want, columns=(column,), label=None, person=None)
-        _check_column(path, one, column, spec.limits, fit)
+        _check_column(path, one, column, limits.get(column.name, Limits()), fit)
     for role, wanted in roles.items():
         if wanted is not None and want.name_at_site(wanted) not in names:
             fit.problems.append(f"the {role} {want.name_at_site(wanted)!r} is missing")
@@ -330,9 +327,7 @@ def check_data(
     return fit
 
 
-def _check_column(
-    path: Path, want: Want, column: Column, limits: Mapping[str, Limits], fit: Fit
-) -> None:
+def _check_column(path: Path, want: Want, column: Column, limits: Limits, fit: Fit) -> None:
     """Read one column; remember what is wrong with its values."""
     try:
         source = open_source(path, want)
@@ -353,7 +348,7 @@ def _check_column(
     elif seen.others[column.name] > len(values) / 2:
         fit.warnings.append(f"most values of {column.name!r} are none of its levels")
     if column.kind == "number" and len(values):
-        _check_numbers(column, values, limits.get(column.name, Limits()), fit)
+        _check_numbers(column, values, limits, fit)
 
 
 def _check_numbers(column: Column, values: NDArray[np.float64], limits: Limits, fit: Fit) -> None:

@@ -165,17 +165,15 @@ class SketchSpec:
         text = json.dumps(asdict(replace(self, limits={})), sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
-    def want(self, read: Want | None = None, site: Site | None = None) -> Want:
+    def want(self, read: Want | None = None) -> Want:
         """Return what to read of a site's data; `read` says how its files are read."""
-        site = site or Site()
         return replace(
             read or Want(),
             columns=self.columns,
             text=self.text,
             label=self.label.column,
-            null_values=(*NULL_VALUES, *self.null_values, *site.null_values),
+            null_values=(*NULL_VALUES, *self.null_values),
             person=self.person,
-            site=site.columns,
         )
 
     def empty_sketch(self, source: Source) -> RaceSketch:
@@ -348,19 +346,11 @@ def _level(level: Any) -> str:
     return str(level)
 
 
-@dataclass(frozen=True)
-class Site:
-    """What differs at one site: how it writes columns, and further markers of missing values."""
-
-    columns: Mapping[str, SiteColumn] = field(default_factory=dict)
-    null_values: tuple[str, ...] = ()
-
-
-def load_site(path: Path, spec: SketchSpec) -> Site:
-    """Read how a site writes the columns of a spec from a TOML file."""
+def want_at_site(path: Path, want: Want) -> Want:
+    """Read how a site writes the columns that a spec wants, from a TOML file."""
     content = read_toml(path)
-    names = [c.name for c in spec.columns if isinstance(c, Column)]
-    names += [name for name in (spec.label.column, spec.person) if name is not None]
+    names = [c.name for c in want.columns if isinstance(c, Column)]
+    names += [name for name in (want.label, want.person) if name is not None]
     try:
         for section in content:
             if section not in ("columns", "missing"):
@@ -370,6 +360,7 @@ def load_site(path: Path, spec: SketchSpec) -> Site:
             if name not in names:
                 raise unknown("column", name, names, "of the spec")
         mapped = {name: _checked(f"[columns.{name}]", SiteColumn, c) for name, c in columns.items()}
-        return Site(mapped, _checked("[missing]", _markers, content.get("missing", {})))
+        markers = _checked("[missing]", _markers, content.get("missing", {}))
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: {error}") from None
+    return replace(want, site=mapped, null_values=(*want.null_values, *markers))
