@@ -30,7 +30,8 @@ LATER = {
     "benchmark-papers.json": (
         *("benchmark-papers-later.json", "benchmark-papers-released.json"),
         *("benchmark-papers-gradients.json", "benchmark-papers-gradients-2.json"),
-        "benchmark-papers-median.json",
+        *("benchmark-papers-median.json", "benchmark-papers-short-uniform.json"),
+        "benchmark-papers-short.json",
     ),
 }
 
