@@ -22,6 +22,7 @@ from fedcohort.flower.server import inner as inners
 from fedcohort.flower.server import record
 from fedcohort.flower.server.asking import CohortGrid, GridCollector, Model, Reply, why_missing
 from fedcohort.flower.server.identity import Directory, Identity
+from fedcohort.flower.server.inner import Cohort, Template
 from fedcohort.flower.server.record import KeptSketches, RoundReport, RunFolder
 from fedcohort.flower.server.replies import (
     Late,
@@ -31,7 +32,6 @@ from fedcohort.flower.server.replies import (
     reply_signals,
     usable_evaluations,
 )
-from fedcohort.flower.server.training import Cohort, Template
 from fedcohort.flower.wire import (
     LOG,
     RECORD,
