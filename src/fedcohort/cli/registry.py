@@ -147,7 +147,7 @@ def list_(folder: Folder, format: FormatOption = Format.table) -> None:
         Column("epsilon", lambda e: Cell("" if e.epsilon is None else f"{e.epsilon:g}")),
         Column("model", lambda e: Cell(_model(e)), number=False),
         Column("metadata", lambda e: Cell(json.dumps(e.metadata) if e.metadata else ""), False),
-        Column("registered", lambda e: Cell(e.registered), number=False, detail=True),
+        Column("registered", lambda e: Cell(e.registered), number=False, detail=1),
     ]
     show_table(cells(entries, columns), f"{count:,} clients")
 

@@ -40,15 +40,15 @@ class Cell(NamedTuple):
 class Column:
     """A column of a table: the cell of each row, and how it is shown.
 
-    The `best` value, "high" or "low", stands out. A narrow terminal may leave a `detail` out, and
-    the text of a column that `wraps` may be broken.
+    The `best` value, "high" or "low", stands out. A narrow terminal leaves out columns of
+    `detail` 1, then of 2; the text of a column that `wraps` may be broken.
     """
 
     header: str
     cell: Callable[[Any], Cell]
     number: bool = True
     best: str = ""
-    detail: bool = False
+    detail: int = 0
     wraps: bool = False
 
 
@@ -58,9 +58,9 @@ class Cells(NamedTuple):
     columns: list[Column]
     rows: list[list[Cell]]
 
-    def without_details(self) -> Cells:
-        """Return the table without the columns that a narrow terminal may leave out."""
-        kept = [i for i, column in enumerate(self.columns) if not column.detail]
+    def without_details(self, level: int) -> Cells:
+        """Return the table without the columns of a detail up to a level."""
+        kept = [i for i, column in enumerate(self.columns) if not 0 < column.detail <= level]
         return Cells([self.columns[i] for i in kept], [[row[i] for i in kept] for row in self.rows])
 
 
@@ -121,13 +121,13 @@ def comparison_cells(results: Results, *, sparklines: bool = False) -> Cells:
     ]
     columns += gate if gated else []
     columns += [
-        Column("GEMD", lambda r: number(r[0].gemd.mean, 2), detail=gated),
-        Column("evenness", lambda r: number(r[0].participation_entropy.mean, 2), detail=True),
-        Column("MB up", lambda r: number(r[0].megabytes_up.mean), detail=gated),
-        Column("MB down", lambda r: number(r[0].megabytes_down.mean), detail=gated),
+        Column("GEMD", lambda r: number(r[0].gemd.mean, 2), detail=int(gated)),
+        Column("evenness", lambda r: number(r[0].participation_entropy.mean, 2), detail=1),
+        Column("MB up", lambda r: number(r[0].megabytes_up.mean), detail=int(gated)),
+        Column("MB down", lambda r: number(r[0].megabytes_down.mean), detail=int(gated)),
     ]
     if sparklines:
-        columns.append(Column("accuracy by round", lambda r: Cell(r[2]), number=False, detail=True))
+        columns.append(Column("accuracy by round", lambda r: Cell(r[2]), number=False, detail=2))
     return cells(list(zip(runs, settings, lines, strict=True)), columns)
 
 
@@ -220,7 +220,7 @@ def fitting(table: Cells, title: str, width: int) -> Table:
     If it is too wide, it loses its details; if that does not suffice, it becomes one block per row.
     """
     console = Console(width=UNLIMITED)
-    for attempt in (table, table.without_details()):
+    for attempt in map(table.without_details, range(3)):
         candidate = _columns(attempt, title)
         spare = width - Measurement.get(console, console.options, candidate).maximum
         if spare >= 0:
