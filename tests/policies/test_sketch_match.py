@@ -11,6 +11,7 @@ from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.session import Session
 from fedcohort.signals.forms import sketch_dtype
 from fedcohort.signals.table import Signals
+from fedcohort.sketch.distances import Stack
 from fedcohort.sketch.federation import UniformLabels
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
@@ -276,7 +277,7 @@ def long_tail(seed: int = 0):
 def test_label_shares_can_be_read_from_sketches() -> None:
     """Within 0.1 on average of the true shares; guessing the mean would be off by more than 0.2."""
     empty, sketches, labels = long_tail()
-    shares = UniformLabels(empty).shares(sketches)
+    shares = UniformLabels(empty).shares(Stack(sketches))
     true = labels / labels.sum(axis=1, keepdims=True)
     assert np.abs(shares - true).mean() < 0.1
     assert np.abs(true.mean(axis=0) - true).mean() > 0.2

@@ -361,7 +361,7 @@ class _Field:
             if center == "mean":
                 self.center = precise_mean(readings, self.center)
             else:
-                self.weights = state.believed(np.array(readings["n"]))
+                self.weights = np.minimum(readings["n"], state.cap)
             self.points, self.variance, self.differ = shrink(readings, self.center)
 
     def random(self, size: int) -> float:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.rounds import ClientId
 from fedcohort.signals.table import Signals
-from fedcohort.sketch.distances import Readings, Stack, error_variance
+from fedcohort.sketch.distances import Stack, error_variance
 from fedcohort.sketch.hashing import SRP
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
@@ -75,10 +75,6 @@ class GlobalSketch:
         self.cap = MAX_SIZE_RATIO * max(float(np.median(n)), 1.0)
         return bool((n > min(before, self.cap)).any())
 
-    def believed(self, n: Array) -> Array:
-        """Return sizes, at most `cap`."""
-        return np.minimum(n, self.cap)
-
     def _add_all(self, signals: Signals, clients: tuple[ClientId, ...]) -> None:
         _, readings = signals.read("race_sketch", clients)
         for part in blocks(readings):
@@ -94,7 +90,7 @@ class GlobalSketch:
         if self.counts is None or self.shapes is None:
             self.counts, self.shapes = np.zeros((rows, buckets)), np.zeros((rows, buckets))
         self.clients += len(n)
-        self.n += float(self.believed(n).sum())
+        self.n += float(np.minimum(n, self.cap).sum())
         # Whole numbers, and no BLAS: the sums are the same on any machine and with any NumPy.
         self.shapes = self.shapes + q.sum(axis=0).reshape(rows, buckets)
         large = n > self.cap
@@ -111,31 +107,20 @@ class GlobalSketch:
         return self.counts / self.n if kind == "pooled" else self.shapes / self.clients
 
 
-class Shrunken(NamedTuple):
-    """Sketches as estimates of what clients' data look like: empirical Bayes.
-
-    `points` are posterior means of the normalized sketches, less the center, with their posterior
-    variances; `differ`: the variance between clients is two standard errors above 0 or more.
-    """
-
-    points: NDArray[np.float32]
-    variance: Array
-    differ: bool
-
-
-def shrink(readings: NDArray[Any], center: Array) -> Shrunken:
+def shrink(readings: NDArray[Any], center: Array) -> tuple[NDArray[np.float32], Array, bool]:
     """Shrink each sketch toward the center by the share of it that is sampling error and noise.
 
     With v_i the error variance of sketch i and t the variance between clients, sketch i keeps
-    s_i = t / (t + v_i) of its difference from the center, and t (1 - s_i) remains unknown. All
-    clients must have data.
+    s_i = t / (t + v_i) of its difference from the center, and t (1 - s_i) remains unknown: the
+    posterior means and variances of empirical Bayes. Also returns whether clients differ: t is two
+    standard errors above 0. All clients must have data.
     """
     q, squares, distances = _centered(readings, center.ravel().astype(np.float32))
     error = errors(readings, squares, center)
     spread, doubt = variance_between(distances, error)
     keep = spread / (spread + error)
     q *= keep.astype(np.float32)[:, None]
-    return Shrunken(q, spread * (1 - keep), spread > 2 * doubt)
+    return q, spread * (1 - keep), spread > 2 * doubt
 
 
 def precise_mean(readings: NDArray[Any], center: Array) -> Array:
@@ -215,10 +200,9 @@ class UniformLabels:
 
     def __init__(self, empty: RaceSketch) -> None:
         step, family = empty.transform, empty.family
-        if not (isinstance(step, Transform) and isinstance(family, SRP) and step.classes):
-            raise ValueError("UniformLabels: sketches must hash labels by SRP (label_weight > 0)")
-        if not step.unit:
-            raise ValueError("UniformLabels: sketches must be of vectors of unit length")
+        vectors = isinstance(step, Transform) and isinstance(family, SRP)
+        if not (vectors and step.unit and step.classes):
+            raise ValueError("UniformLabels: hash vectors of unit length with their labels, by srp")
         self.empty, self.classes = empty, step.classes
         queries = np.zeros((self.classes, family.dim))
         queries[:, family.dim - self.classes :] = step.label_weight * np.eye(self.classes)
@@ -230,9 +214,8 @@ class UniformLabels:
     def __repr__(self) -> str:
         return f"UniformLabels({self.empty!r})"
 
-    def shares(self, readings: Readings) -> Array:
+    def shares(self, stack: Stack) -> Array:
         """Estimate the label shares of each client, (N, classes); each row sums to 1."""
-        stack = Stack(readings)
         density = np.zeros((len(stack), self.classes))
         for rows, q in stack.chunks():
             codes = self.codes[rows]
@@ -241,18 +224,14 @@ class UniformLabels:
         total = shares.sum(axis=1, keepdims=True)
         return np.where(total > 0, shares / np.where(total > 0, total, 1.0), 1 / self.classes)
 
-    def of(self, readings: Readings) -> Array:
-        """Return the target (rows, buckets): the mean over labels of the sketch of each label."""
-        stack, shares = Stack(readings), self.shares(readings)
-        sizes = np.nan_to_num(stack.n)
-        normal = shares.T @ (sizes[:, None] * shares)
-        normal += 1e-6 * np.trace(normal) / self.classes * np.eye(self.classes)
-        weights = np.linalg.solve(normal, np.ones(self.classes) / self.classes)
-        return stack.mixture((shares @ weights) * sizes)
-
     def target(self, signals: Signals, clients: tuple[ClientId, ...], version: int) -> Array:
-        """Return the target of all clients seen, kept until `version` changes."""
+        """Return the target (rows, buckets) of all clients seen, kept until `version` changes."""
         if self._kept is None or self._kept[0] != version:
             _, readings = signals.read("race_sketch", clients)
-            self._kept = version, self.of(readings[readings["n"] > 0])
+            stack = Stack(readings[readings["n"] > 0])
+            shares = self.shares(stack)
+            normal = shares.T @ (stack.n[:, None] * shares)
+            normal += 1e-6 * np.trace(normal) / self.classes * np.eye(self.classes)
+            weights = np.linalg.solve(normal, np.ones(self.classes) / self.classes)
+            self._kept = version, stack.mixture((shares @ weights) * stack.n)
         return self._kept[1]
