@@ -200,9 +200,10 @@ class UniformLabels:
 
     def __init__(self, empty: RaceSketch) -> None:
         step, family = empty.transform, empty.family
-        vectors = isinstance(step, Transform) and isinstance(family, SRP)
-        if not (vectors and step.unit and step.classes):
-            raise ValueError("UniformLabels: hash vectors of unit length with their labels, by srp")
+        if not (isinstance(step, Transform) and isinstance(family, SRP)):
+            raise ValueError("UniformLabels: sketches must be of vectors, by srp")
+        if not (step.unit and step.classes):
+            raise ValueError("UniformLabels: hash vectors of unit length with their labels")
         self.empty, self.classes = empty, step.classes
         queries = np.zeros((self.classes, family.dim))
         queries[:, family.dim - self.classes :] = step.label_weight * np.eye(self.classes)
