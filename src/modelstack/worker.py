@@ -178,33 +178,22 @@ class Loop:
 def _gradient(loss: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradient, zero where a parameter is unused or frozen."""
     wanted = [p for p in params if p.requires_grad]
-    grads = dict(
-        zip(map(id, wanted), torch.autograd.grad(loss, wanted, allow_unused=True), strict=True)
-    )
-    in_order = (grads.get(id(p)) for p in params)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(params, in_order, strict=True)]
-
-
-def _parts(flat: Tensor, like: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Cut a flat vector into views shaped like the tensors."""
-    start = 0
-    for tensor in like:
-        yield flat[start : start + tensor.numel()].view(tensor.shape)
-        start += tensor.numel()
+    grads = iter(torch.autograd.grad(loss, wanted, materialize_grads=True))
+    return [next(grads) if p.requires_grad else torch.zeros_like(p) for p in params]
 
 
 def write(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copy a flat vector into tensors."""
     with torch.no_grad():
-        for tensor, part in zip(tensors, _parts(flat, tensors), strict=True):
-            tensor.copy_(part)
+        for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+            tensor.copy_(part.view(tensor.shape))
 
 
 def read(tensors: Sequence[Tensor], flat: Tensor) -> None:
     """Copy tensors into a flat vector."""
     with torch.no_grad():
-        for tensor, part in zip(tensors, _parts(flat, tensors), strict=True):
-            part.copy_(tensor)
+        for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+            part.view(tensor.shape).copy_(tensor)
 
 
 Outputs = Callable[[Tensor], Tensor]  # samples -> (models, samples, outputs)
