@@ -23,7 +23,7 @@ from fedcohort.files.spec import ReleaseOptions
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.privacy.release import signal_to_noise
 from fedcohort.sketch.race import RaceSketch
-from fedcohort.storage import write_atomically
+from fedcohort.storage import remove_leftovers, write_atomically
 
 STAGING = ".staging"
 MAX_STEM = 100
@@ -120,6 +120,7 @@ class Publisher:
             folder.mkdir(parents=True)
         if not (folder.is_dir() and os.access(folder, os.W_OK)) or (out.is_dir() and not many):
             raise DataError(f"{out}: cannot be written; {folder} must be a folder to write to")
+        remove_leftovers(folder)
         if not many:
             check_output(out, [data], force)
         elif not force and (present := sorted(self._present())):
