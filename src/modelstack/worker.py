@@ -185,14 +185,18 @@ def _gradient(loss: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
 def write(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copy a flat vector into tensors."""
     with torch.no_grad():
-        for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        for tensor, part in zip(
+            tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True
+        ):
             tensor.copy_(part.view(tensor.shape))
 
 
 def read(tensors: Sequence[Tensor], flat: Tensor) -> None:
     """Copy tensors into a flat vector."""
     with torch.no_grad():
-        for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        for tensor, part in zip(
+            tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True
+        ):
             part.view(tensor.shape).copy_(tensor)
 
 
