@@ -120,10 +120,7 @@ def command(
     ] = None,
     label: Annotated[
         str | None,
-        typer.Option(
-            help="Column of classes from 0, hashed as well; for NPY and IDX a second file.",
-            rich_help_panel=HOW,
-        ),
+        typer.Option(help="Column of classes from 0, hashed as well.", rich_help_panel=HOW),
     ] = None,
     classes: Annotated[
         int | None,
@@ -167,12 +164,8 @@ def command(
 
     if spec is not None:
         options: dict[str, Any] = {"--set": settings, "--columns": columns, "--text": text}
-        options |= {
-            "--label": label,
-            "--classes": classes,
-            "--null-values": null_values,
-            "--epsilon": epsilon,
-        }
+        options |= {"--label": label, "--classes": classes, "--null-values": null_values}
+        options["--epsilon"] = epsilon
         for option in (name for name, value in options.items() if value is not None):
             raise ConfigError(f"{option} and --spec: {spec} says it for all sites")
         recipe = load_spec(spec)

@@ -135,7 +135,7 @@ class Table:
             there = ", ".join(self.names[:20]) + (", ..." if len(self.names) > 20 else "")
             raise DataError(f"{self.where}: no column {column!r}; there are {there}")
         if column not in self.inside:
-            return "whole" if re.fullmatch(r"-?\d{1,18}", self._given[column]) else "text"
+            return "text"
         if len(self.schema.get_all_field_indices(column)) > 1:
             raise DataError(f"{self.where}: two columns are called {column!r}")
         return kind_of_type(self.schema.field(column).type)
@@ -156,20 +156,11 @@ class Table:
             for batch in self._stream(inside, rows, forced):
                 batch.validate(full=True)  # offsets and indexes of a damaged file lead anywhere
                 for part in _within_memory(batch, rows):
-                    yield self._complete(part, columns, forced)
-
-    def _complete(self, batch: Any, columns: tuple[str, ...], forced: Forced) -> Any:
-        """Put the columns in order, with those that the folders give."""
-        arrays = []
-        for column in columns:
-            if column in self.inside:
-                arrays.append(batch.column(column))
-                continue
-            value: str | int = self._given[column]
-            if forced.get(column) != "text" and self.kind(column) == "whole":
-                value = int(value)
-            arrays.append(pa.repeat(value, batch.num_rows))
-        return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+                    arrays = [
+                        part.column(c) if c in self.inside else pa.repeat(self._given[c], len(part))
+                        for c in columns
+                    ]
+                    yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 class ParquetTable(Table):
@@ -306,7 +297,7 @@ class MemoryTable(Table):
     def _stream(self, columns: list[str], rows: int, *_: Any) -> Any:
         if self._exhausted:
             raise DataError(f"{self.where}: a stream can be read once; pass a table")
-        self._exhausted = self._reader() is self.path
+        self._exhausted = isinstance(self.path, pa.RecordBatchReader)
         return (batch.select(columns) for batch in self._reader())
 
     def _reader(self) -> Any:
