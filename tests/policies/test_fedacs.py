@@ -30,13 +30,6 @@ def test_the_nearest_update_wins_all_its_duels() -> None:
     assert policy.state.losses == {"a": 1.0, "b": 0.0, "c": 0.5}
 
 
-def test_ties_change_nothing() -> None:
-    policy = FedACS()
-    observed(policy, {"a": 1.0, "b": 1.0, "c": 2.0})
-    assert policy.state.wins == {"a": 1.0, "b": 1.0, "c": 0.0}
-    assert policy.state.losses == {"a": 0.0, "b": 0.0, "c": 2.0}
-
-
 def test_only_fresh_distances_of_those_who_finished_count() -> None:
     policy, signals = FedACS(), Signals()
     signals.record("update_distance", {"a": 0.1}, 3)  # of an earlier round

@@ -119,10 +119,3 @@ def test_sketches_serve_as_profiles() -> None:
     for i in range(30):  # never two of a kind, never the empty client
         chosen = set(policy.select(Round(0, IDS, 3), signals, stream(i)).clients)
         assert [len(chosen & set(kind)) for kind in ("ab", "cd", "e", "f")] == [1, 1, 1, 0]
-
-
-def test_newcomers_without_a_profile_wait() -> None:
-    policy, signals = KDPP(), recorded()
-    chosen = policy.select(Round(0, (*IDS, "new"), 3), signals, stream(0)).clients
-    assert set(chosen) <= set(IDS)
-    assert KDPP().select(Round(0, ("new",), 1), signals, stream(0)).clients == ()

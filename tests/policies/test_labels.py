@@ -163,15 +163,6 @@ class TestFLIPS:
             policy.observe(Round(number, here, 4), Outcome(chosen, chosen), signals)
             assert sum(int(c) < 10 for c in chosen) == 2
 
-    def test_places_left_over_go_to_the_cluster_with_the_fewest_picks(self) -> None:
-        """Three places for two clusters: over two rounds both get three."""
-        signals, policy, kinds = labeled([[10.0, 0]] * 10 + [[0, 10.0]] * 10), FLIPS(2), Counter()
-        for number in range(6):
-            chosen = policy.select(Round(number, IDS, 3), signals, stream(number)).clients
-            policy.observe(Round(number, IDS, 3), Outcome(chosen, chosen), signals)
-            kinds.update(int(c) < 10 for c in chosen)
-        assert kinds == {True: 9, False: 9}
-
     def test_newcomers_join_the_nearest_center(self) -> None:
         policy = FLIPS(clusters=2)
         policy.select(Round(0, IDS[:6], 2), labeled([[9.0, 1], [1, 9.0]] * 3), stream(0))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcohort.exceptions import ConfigError, IncompatibleSketches
-from fedcohort.policies import SketchMatch, Uniform, sketch_match
+from fedcohort.policies import SketchMatch, Uniform
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.session import Session
 from fedcohort.signals.forms import sketch_dtype
@@ -103,14 +103,6 @@ def test_everybody_takes_part() -> None:
         np.concatenate(run(SketchMatch(pool="all"), ids, signals, 64)), minlength=40
     )
     assert everyone.min() == 0  # the best set alone would leave many out
-
-
-def test_large_federations_choose_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the kept Gram matrix, from the pool's sketches alone."""
-    ids, _, _, signals = federation()
-    small = run(SketchMatch(), ids, signals, 10)
-    monkeypatch.setattr(sketch_match, "_MAX_GRAM", 5)
-    assert run(SketchMatch(), ids, signals, 10) == small
 
 
 def test_the_engine_says_how_models_are_averaged() -> None:
@@ -210,13 +202,6 @@ def test_large_cohorts_are_planned_by_epochs() -> None:
     uniform = run(Uniform(), ids, signals, 200, size=10)
     ours, theirs = (np.mean([gap(readings, c) for c in x]) for x in (cohorts, uniform))
     assert ours < 0.35 * theirs
-
-
-def test_those_left_over_come_first_in_the_next_epoch() -> None:
-    ids, _, _, signals = federation(11)
-    cohorts = run(SketchMatch(), ids, signals, 6, size=4)  # 4 + 4, and 3 left over
-    left_over = set(range(11)) - set(cohorts[0] + cohorts[1])
-    assert left_over < set(cohorts[2])
 
 
 def test_joiners_start_at_the_median_usage() -> None:

@@ -99,14 +99,6 @@ def test_an_absent_member_is_replaced_from_its_cluster() -> None:
     assert policy.select(Round(2, IDS, 4), signals, stream(2)).clients == cohort
 
 
-def test_equal_sketches_and_too_few_clients() -> None:
-    signals = Signals()
-    signals.record("model_sketch", {c: [1.0, 2.0] for c in IDS}, 0)
-    assert len(SketchToSelect().select(Round(0, IDS, 5), signals, stream(0)).clients) == 1
-    few = SketchToSelect().select(Round(0, IDS[:2], 5), clustered(), stream(0)).clients
-    assert set(few) == set(IDS[:2])
-
-
 def test_literal_sketches_pick_the_old_cohort_again_fresh_ones_do_not() -> None:
     """Finding 7: all that did not train hold one model. 10 of 50 trained; 40 are alike."""
     ids = tuple(f"{i:02d}" for i in range(50))

@@ -13,7 +13,6 @@ from fedcohort.numerics.sampling import (
     always_selected,
     one_per_unit,
     proportional_inclusion,
-    similarity_groups,
     systematic,
 )
 from fedcohort.policies import DELTA, ClusteredSampling, DivFL, HiCSFL, hics_fl
@@ -100,16 +99,6 @@ class TestHiCSFL:
         signals = self.observed(policy, [1e-6 * row for row in first], number=1)
         scores = policy.select(Round(2, IDS, 4), signals, stream(0)).scores
         assert list(scores.values()) == pytest.approx([0.0] * 4, abs=1e-3)
-
-    def test_the_temperature_follows_the_size_of_updates(self) -> None:
-        rows = np.array([np.eye(4)[i % 4] + 0.1 * i for i in range(20)])
-        scores = []
-        for factor in (1e-4, 1e3):
-            policy = HiCSFL()
-            signals = self.observed(policy, factor * rows)
-            scores.append(policy.select(Round(2, IDS, 4), signals, stream(0)).scores)
-        assert list(scores[0]) == list(scores[1])
-        assert list(scores[0].values()) == pytest.approx(list(scores[1].values()))
 
 
 class TestDELTA:
@@ -309,18 +298,6 @@ class TestClusteredSampling:
                 assert ends[i] - mass[i] < unit + 1 + 1e-9
             counts[drawn] += 1
         assert (np.abs(counts / 2000 - mass) < 5 * np.sqrt(mass * (1 - mass) / 2000) + 1e-9).all()
-
-    def test_groups_fit_into_a_place_and_follow_likeness(self) -> None:
-        from scipy.cluster.hierarchy import ward
-
-        rng = np.random.default_rng(0)
-        rows = np.repeat(10 * np.eye(3), 8, axis=0) + 0.1 * rng.normal(size=(24, 3))
-        labels = similarity_groups(ward(rows), np.full(24, 6 / 24), places=6)
-        assert len(set(labels.tolist())) >= 6
-        for label in set(labels.tolist()):
-            members = np.flatnonzero(labels == label)
-            assert members.size * 6 / 24 <= 1
-            assert len(set((members // 8).tolist())) == 1  # no group mixes kinds
 
     def test_giants_the_empty_and_the_unknown(self) -> None:
         signals = recorded(num_examples=[900, *np.full(11, 10)])
