@@ -181,7 +181,7 @@ class Source(Parser):
         from fedcohort.files.sketching import sketch_clients, sketch_source
         from fedcohort.files.source import Want, open_source
 
-        want = Want(form="vectors", **self.options)
+        want = Want(**self.options)
         source = open_source(self.path, want)
         if source.dim is not None and source.dim < 10_000:
             empty = empty_sketch(source.dim)
