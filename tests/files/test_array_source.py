@@ -148,10 +148,9 @@ def test_arrays_that_are_no_tables(tmp_path, array, message):
 
 def test_named_columns_and_texts_are_for_tables(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((2, 2)))
-    with pytest.raises(ConfigError, match="leave out --columns"):
-        open_source(tmp_path / "x.npy", Want(columns=("a",)))
-    with pytest.raises(ConfigError, match=r"'y\.npy' into an \.npz file"):
-        open_source(tmp_path / "x.npy", Want(label="y.npy"))
+    for want in (Want(columns=("a",)), Want(label="y.npy"), Want(by="who.npy")):
+        with pytest.raises(ConfigError, match=r"x\.npy: .* into an \.npz file"):
+            open_source(tmp_path / "x.npy", want)
     with pytest.raises(ConfigError, match="texts"):
         open_source(tmp_path / "x.npy", Want(text="a"))
 

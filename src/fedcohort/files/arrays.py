@@ -61,10 +61,20 @@ class _Part:
 
     def __init__(self, path: Path, want: Want) -> None:
         self.path = path
-        arrays = arrays_in(path)
-        self.vectors = [_pick(arrays, path, name) for name in _names(arrays, path, want)]
-        self.label = None if want.label is None else _pick(arrays, path, want.label)
-        self.by = None if want.by is None else _pick(arrays, path, want.by)
+        arrays, columns = arrays_in(path), [str(column) for column in want.columns]
+        if kind_of(path) != "npz" and (columns or want.label or want.by):
+            raise ConfigError(f"{path}: one array has no names; put several into an .npz file")
+        columns = columns or [name for name in arrays if name not in (want.label, want.by)]
+        if len(columns) != 1 and not want.columns:
+            raise ConfigError(
+                f"{path}: choose with --columns one of {', '.join(columns) or 'none'}"
+            )
+        for name in (*columns, want.label, want.by):
+            if name is not None and name not in arrays:
+                raise ConfigError(f"{path}: no array {name!r}; there are {', '.join(arrays)}")
+        self.vectors = [arrays[name] for name in columns]
+        self.label = None if want.label is None else arrays[want.label]
+        self.by = None if want.by is None else arrays[want.by]
         self.rows = self.vectors[0].shape[0] if self.vectors[0].shape else 0
         for array in self.vectors:
             width = math.prod(array.shape[1:])
@@ -114,26 +124,6 @@ def _without_nan(x: NDArray[Any], place: Place, want: Want) -> tuple[NDArray[Any
         row, column = np.argwhere(missing)[0]
         raise place.missing(str(column), int(row))
     return x, ~missing.any(axis=1)
-
-
-def _names(arrays: dict[str, ArrayFile], path: Path, want: Want) -> tuple[str, ...]:
-    """Return the arrays to hash: those asked for, or the only one there is."""
-    if kind_of(path) != "npz":
-        if want.columns:
-            raise ConfigError(f"{path}: an array has no named columns; leave out --columns")
-        return ("",)
-    rest = [name for name in arrays if name not in (want.label, want.by)]
-    if want.columns or len(rest) == 1:
-        return tuple(str(name) for name in want.columns) or (rest[0],)
-    raise ConfigError(f"{path}: choose with --columns one of {', '.join(rest) or 'no arrays'}")
-
-
-def _pick(arrays: dict[str, ArrayFile], path: Path, name: str) -> ArrayFile:
-    if name in arrays:
-        return arrays[name]
-    if kind_of(path) == "npz":
-        raise ConfigError(f"{path}: no array {name!r}; there are {', '.join(arrays) or 'none'}")
-    raise ConfigError(f"{path}: holds one array; put it and {name!r} into an .npz file")
 
 
 def _side_by_side(parts: list[NDArray[Any]]) -> NDArray[Any]:
