@@ -31,8 +31,6 @@ from fedcohort.simulate.clients import (
 from fedcohort.simulate.clock import Always, Arrivals, Availability, Durations, Pace
 from fedcohort.simulate.local import Data, Trainer
 
-Policies = str | Policy | Callable[[], Policy]
-
 
 class Pending(NamedTuple):
     """An update that is still on its way: its round, when it arrives, and the trained step."""
@@ -59,7 +57,7 @@ class Seed:
         data: Data,
         model: torch.Tensor,
         *,
-        policy: Policies,
+        policy: str | Policy,
         cohort_size: int,
         aggregation: str | Aggregation,
         durations: Durations | Callable[[Sequence[ClientId], int], Durations] | None,
@@ -83,12 +81,12 @@ class Seed:
         federation, held_out = split_off(federation, holdout, seed)
         self.seed, self.federation, self.trainer, self.model = seed, federation, trainer, model
         self.model_bytes = model.numel() * model.element_size()
-        self.aggregation: Aggregation = fresh(aggregation, AGGREGATIONS, "aggregation", object)
+        self.aggregation: Aggregation = fresh(aggregation, AGGREGATIONS, "aggregation")
         self.session = Session(
-            fresh(policy, POLICIES, "policy", Policy),
+            fresh(policy, POLICIES, "policy"),
             cohort_size=asked,
             seed=seed,
-            gate=None if gate is None else fresh(gate, GATES, "gate", Gate),
+            gate=None if gate is None else fresh(gate, GATES, "gate"),
             model_bytes=self.model_bytes,
             averaging=_averaging(self.aggregation),
         )
@@ -315,9 +313,6 @@ def _averaging(aggregation: Aggregation) -> Literal["equal", "size"] | None:
     return None if weighted is None else "size" if weighted else "equal"
 
 
-def fresh(thing: Any, registry: Any, what: str, kind: type) -> Any:
-    """Return a new object from a registry's name, an example of it or a factory."""
-    if isinstance(thing, str):
-        return make(what, thing, registry)
-    is_factory = isinstance(thing, type) or not isinstance(thing, kind)
-    return thing() if is_factory else copy.deepcopy(thing)
+def fresh(thing: Any, registry: Any, what: str) -> Any:
+    """Return a new object from a registry's name or an example of it."""
+    return make(what, thing, registry) if isinstance(thing, str) else copy.deepcopy(thing)

@@ -15,6 +15,7 @@ from torch import nn
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.gates import Gate
+from fedcohort.policies.base import Policy
 from fedcohort.session import LOG, Session
 from fedcohort.simulate.aggregation import Aggregation, equal_means, mean_step
 from fedcohort.simulate.clients import Embed, Insight
@@ -29,7 +30,7 @@ from fedcohort.simulate.local import (
     jobs,
     lr_at,
 )
-from fedcohort.simulate.seed import Policies, Seed
+from fedcohort.simulate.seed import Seed
 
 BATCHED_MEANS = {"cuda"}  # devices that average the cohorts of all seeds at once
 Federations = Federation | Callable[[int], Federation]
@@ -45,8 +46,8 @@ class Simulation:
         The clients' data, or a function from seed to them; all seeds share one data set.
     model : nn.Module or callable
         The model, or a function from seed to it. Any module without running statistics.
-    policy : str, Policy or callable
-        A name of the registry, a policy (copied for each seed) or a function that makes one.
+    policy : str or Policy
+        A name of the registry, or a policy, which is copied for each seed.
     cohort_size : int
         Clients per round.
     local : LocalTraining, optional
@@ -89,7 +90,7 @@ class Simulation:
         self,
         data: Federations,
         model: Models,
-        policy: Policies,
+        policy: str | Policy,
         *,
         cohort_size: int,
         local: LocalTraining | None = None,
@@ -293,7 +294,7 @@ class Simulation:
 def simulate(
     data: Federations,
     model: Models,
-    policy: Policies,
+    policy: str | Policy,
     *,
     cohort_size: int,
     rounds: int,
