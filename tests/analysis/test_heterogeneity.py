@@ -116,11 +116,11 @@ def test_private_sketches():
 
 
 def test_errors_cover_the_scatter_of_equal_clients():
-    # 200 draws: the scatter's own relative error is about 5%. Errors are upper bounds, so only
+    # 100 draws: the scatter's own relative error is about 7%. Errors are upper bounds, so only
     # being too small is wrong.
     for epsilon in (None, 4.0):
         squares, to_all = [], []
-        for seed in range(200):
+        for seed in range(100):
             items = sketches([0, 0, 0], [30, 60, 90], seed)
             if epsilon is not None:
                 rng = np.random.default_rng(seed)

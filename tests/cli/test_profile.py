@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -24,22 +25,14 @@ def sites(tmp_path, monkeypatch):
 
 def test_a_page_and_its_numbers(sites, tmp_path, capsys):
     assert invoke(["profile", *sites, "-o", "h.html", "--title", "Six [sites]"]) == 0
-    shown = capsys.readouterr().out
-    assert "Six [sites]" in shown
+    assert "Six [sites]" in capsys.readouterr().out
+    assert invoke(["profile", ".", "-o", "h.html", "--force", "--format", "json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["page"], result["clients"]) == ("h.html", 6)
     numbers = json.loads((tmp_path / "h.json").read_text())
     assert numbers["clusters"] == 2
     assert [c["cluster"] for c in numbers["client"]] in ([0, 1] * 3, [1, 0] * 3)
-    html = (tmp_path / "h.html").read_text("utf-8")
-    assert html.startswith("<!doctype html>")
-    assert "Six [sites]" in html
-
-
-def test_a_folder_in_json(sites, tmp_path, capsys):
-    assert invoke(["profile", ".", "--format", "json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["page"] == "heterogeneity.html"
-    assert result["clients"] == 6
-    assert (tmp_path / "heterogeneity.json").exists()
+    assert (tmp_path / "h.html").read_text("utf-8").startswith("<!doctype html>")
 
 
 SPEC = """
@@ -94,15 +87,9 @@ def test_mistakes(sites, arguments, message, capsys):
 
 
 def test_the_page_says_what_choosing_cohorts_is_worth(sites, tmp_path):
-    from html import unescape
-
-    from fedcohort.analysis.plan import plan
-
-    sketches = [RaceSketch.load(path) for path in sites]
-    expected = plan(sketches, [2], names=[f"site-{i}" for i in range(6)]).lines()
     assert invoke(["profile", *sites, "-o", "h.html", "--cohort-size", "2"]) == 0
-    assert expected[0] in unescape((tmp_path / "h.html").read_text("utf-8"))
     told = json.loads((tmp_path / "h.json").read_text("utf-8"))["plan"]
-    assert told["uniform"].keys() == {"2"} and told["verdict"] == expected[0]
+    assert told["uniform"].keys() == {"2"}
+    assert told["verdict"] in unescape((tmp_path / "h.html").read_text("utf-8"))
     assert invoke(["profile", *sites, "-o", "none.html", "--cohort-size", "0"]) == 0
-    assert expected[0] not in unescape((tmp_path / "none.html").read_text("utf-8"))
+    assert told["verdict"] not in unescape((tmp_path / "none.html").read_text("utf-8"))
