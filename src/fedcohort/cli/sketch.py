@@ -271,7 +271,15 @@ def _report(
     from fedcohort.analysis.verdict import describe
 
     last, written = publisher.last, publisher.written
-    for line in [*_noise_warning(publisher), *warnings]:
+    noisy = [w.signal_to_noise for w in written if w.signal_to_noise < 1]
+    if noisy:
+        typer.echo(
+            f"warning: the noise exceeds the signal in {len(noisy)} of {len(written)} sketches "
+            f"(worst signal to noise {min(noisy):.2g}): use fewer rows, a larger epsilon, a delta "
+            "above 0, or more records",
+            err=True,
+        )
+    for line in warnings:
         typer.echo(f"warning: {plain(line)}", err=True)
     if last is None:
         return
@@ -290,18 +298,6 @@ def _report(
     facts["size"] = f"{sum(w.bytes for w in written) / 1e3:,.1f} kB"
     out = publisher.out
     show_facts(facts, f"{len(written)} sketches in {out}" if out.is_dir() else str(out))
-
-
-def _noise_warning(publisher: Publisher) -> list[str]:
-    ratios = [w.signal_to_noise for w in publisher.written]
-    noisy = [ratio for ratio in ratios if ratio < 1]
-    if not noisy:
-        return []
-    return [
-        f"the noise exceeds the signal in {len(noisy)} of {len(ratios)} sketches (worst signal to "
-        f"noise {min(noisy):.2g}): use fewer rows, a larger epsilon, a delta above 0, or more "
-        "records"
-    ]
 
 
 @contextmanager

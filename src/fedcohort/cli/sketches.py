@@ -78,22 +78,21 @@ def inspect(
 
     Example: `fedcohort inspect site-a.sketch`
     """
-    from fedcohort.analysis.verdict import describe
     from fedcohort.files.sketching import load_sketch
+
+    _show_sketch(load_sketch(sketch), sketch, format)
+
+
+def _show_sketch(sketch: RaceSketch, path: Path, format: Format) -> None:
+    from fedcohort.analysis.verdict import describe
     from fedcohort.privacy.release import signal_to_noise
 
-    loaded, size = load_sketch(sketch), sketch.stat().st_size
+    size = path.stat().st_size
     if format is Format.json:
-        show_json(
-            {
-                **loaded.header(),
-                "bytes": size,
-                "signal_to_noise": signal_to_noise(loaded),
-                "privacy": loaded.claim(),
-            }
-        )
-        return
-    show_facts({**describe(loaded), "size": f"{size / 1e3:,.1f} kB"}, str(sketch))
+        more = {"signal_to_noise": signal_to_noise(sketch), "privacy": sketch.claim()}
+        show_json({"file": str(path), **sketch.header(), "bytes": size, **more})
+    else:
+        show_facts({**describe(sketch), "size": f"{size / 1e3:,.1f} kB"}, str(path))
 
 
 def merge(
@@ -106,7 +105,6 @@ def merge(
 
     Example: `fedcohort merge site-*.sketch -o all.sketch`
     """
-    from fedcohort.analysis.verdict import describe
     from fedcohort.files.publish import check_output
     from fedcohort.files.sketching import load_alike, sketch_files
 
@@ -124,10 +122,7 @@ def merge(
     if parts > 1:
         total.origin = {"merged": parts}
     total.save(out)
-    if format is Format.json:
-        show_json({"file": str(out), **total.header()})
-        return
-    show_facts({**describe(total), "size": f"{out.stat().st_size / 1e3:,.1f} kB"}, str(out))
+    _show_sketch(total, out, format)
 
 
 def explain(
@@ -148,17 +143,16 @@ def explain(
     from fedcohort.sketch.uncertainty import too_few
 
     paths, loaded = load_several(sketches, "an explanation")
-    few = too_few(loaded)
-    names = dict(zip(client_names(paths), few.tolist(), strict=True))
+    few, names = too_few(loaded), client_names(paths)
     if few.any():
-        listed = ", ".join(name for name, left_out in names.items() if left_out)
+        listed = ", ".join(name for name, left_out in zip(names, few, strict=True) if left_out)
         typer.echo(f"warning: too few records, so they are left out: {plain(listed)}", err=True)
-    kept = [name for name, left_out in names.items() if not left_out]
-    usable = [sketch for sketch, left_out in zip(loaded, few, strict=True) if not left_out]
+    enough = [i for i, left_out in enumerate(few) if not left_out]
+    kept, usable = [names[i] for i in enough], [loaded[i] for i in enough]
     if len(kept) < 2:
         raise DataError("an explanation needs two sites with enough records for their noise")
     if len(kept) == 2:
-        gaps = {f"{kept[0]} and {kept[1]}": column_gaps(*usable)}
+        gaps = {" and ".join(kept): column_gaps(*usable)}
     else:
         pairs = zip(kept, gaps_to_rest(usable), strict=True)
         gaps = {f"{name} and the rest": of_site for name, of_site in pairs}
