@@ -14,7 +14,6 @@ from fedcohort.exceptions import (
 from fedcohort.personalize import Record, Registry, nearest
 from fedcohort.personalize import search as search_module
 from fedcohort.personalize.search import nearest_of_each
-from fedcohort.sketch.distances import Stack
 from fedcohort.sketch.race import RaceSketch, distance
 from fedcohort.sketch.uncertainty import distance_with_error, possible_luck
 
@@ -88,10 +87,10 @@ def test_twins_are_found_among_the_released_sizes(tmp_path):
     """50 warm and 50 cold clients of two classes each, sizes 20 + lognormal(0, 2) as released.
 
     Classes are 10 random directions in 30 dimensions. Over 200 newcomers a warm client of the same
-    two classes is found in .97; the plain distance, which prefers large clients, finds .74, and a
-    penalty of half the error variance .945. Standard errors are .01 to .03.
+    two classes is found in .97; the plain distance, which prefers large clients, finds .74.
+    Standard errors are .01 to .03.
     """
-    shares = {"debiased": [], "plain": [], "half": []}
+    shares = {"debiased": [], "plain": []}
     for seed in range(4):
         rng = np.random.default_rng(seed)
         centers, empty = rng.normal(size=(10, 30)), RaceSketch.srp(dim=30, rows=100, bits=6)
@@ -113,12 +112,7 @@ def test_twins_are_found_among_the_released_sizes(tmp_path):
                     pairs[int(one[0].client)] == pair for one, pair in zip(near, pairs, strict=True)
                 ]
                 shares[ranking].append(np.mean(hits))
-        half = Stack(warm).error_variance() / 2
-        for query, pair in zip(cold, pairs, strict=True):
-            squares = [distance(query, s, "mmd") * query.rows for s in warm]
-            shares["half"].append(pairs[int(np.argmin(squares + half))] == pair)
     assert np.mean(shares["debiased"]) >= 0.95
-    assert np.mean(shares["half"]) < np.mean(shares["debiased"]) - 0.01
     assert np.mean(shares["plain"]) < 0.8
 
 

@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from itertools import chain, islice
@@ -250,8 +251,11 @@ def as_sets(sets: Iterable[Any]) -> Sets:
     np.cumsum([len(item) for item in items], out=starts[1:])
     if items and all(isinstance(item, np.ndarray) for item in items):
         return Sets(_scrambled(np.concatenate(items)), starts)
-    tokens = map(_token, chain.from_iterable(items))
-    return Sets(np.fromiter(tokens, np.uint64, int(starts[-1])), starts)
+    tokens = list(chain.from_iterable(items))
+    if set(map(type, tokens)) == {int}:
+        with suppress(OverflowError):  # named token by token below
+            return Sets(_scrambled(np.array(tokens, np.int64)), starts)
+    return Sets(np.fromiter(map(_token, tokens), np.uint64, len(tokens)), starts)
 
 
 def as_index_sets(indices: NDArray[Any], starts: NDArray[Any]) -> Sets:
