@@ -194,19 +194,6 @@ def test_a_merged_sketch_is_not_counted_again(pair, tmp_path, capsys):
     assert "this is an input" in line
 
 
-def test_arrays_and_idx(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    np.save("x.npy", X)
-    np.savez("x.npz", x=X, who=WHO)
-    options = ["--set=rows=10", "--set=seed=3"]
-    assert run("sketch", "x.npy", "-o", "a.sketch", *options) == 0
-    own = RaceSketch.srp(3, rows=10, bits=6, seed=3)
-    own.add(X)
-    assert RaceSketch.load("a.sketch") == own
-    assert run("sketch", "x.npz", "-o", "c", "--by", "who", *options) == 0
-    assert sum(s.n for s in map(RaceSketch.load, (tmp_path / "c").glob("*.sketch"))) == 120
-
-
 @pytest.fixture
 def pair(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -217,14 +217,6 @@ def test_mistakes_in_an_estimation_are_named(folder, capsys, options, message):
     assert not (folder / "new.toml").exists()
 
 
-def test_a_table_of_which_most_rows_are_left_out_warns(folder, capsys):
-    (folder / "gaps.csv").write_text("a,b\n" + "1,2\n3,\n4,\n" * 9)
-    assert run("sketch", "gaps.csv", "-o", "g.sketch", "--nulls", "drop") == 0
-    said = capsys.readouterr().err
-    assert "only 9 of 27 rows are used" in said
-    assert "(b 18)" in said
-
-
 FULL = SPEC.replace("scale = 10\n", 'scale = 10\nmin = -3\nmax = 120\nunit = "years"\n')
 
 

@@ -198,6 +198,10 @@ def test_what_was_left_out_is_said(tmp_path):
     assert sum(len(block.x) for block in source.blocks()) == 2
     said = source.reading.facts()["rows left out"]
     assert said == "2 of 4, for missing values (b 2, a 1)"
+    path.write_text("a,b\n1,2\n3,\n4,\n")
+    source = open_source(path, Want(nulls="drop"))
+    list(source.blocks())
+    assert any("only 1 of 3 rows are used" in line for line in source.reading.warnings())
 
 
 @pytest.mark.parametrize(
@@ -206,6 +210,7 @@ def test_what_was_left_out_is_said(tmp_path):
         ({"kind": "color"}, "kind='color'"),
         ({"scale": 0}, "scale=0"),
         ({"center": float("nan")}, "center=nan"),
+        ({"center": 10**400}, "center="),
         ({"kind": "category"}, "either its public levels or slots"),
         ({"kind": "category", "levels": "ab"}, "levels='ab'"),
         ({"kind": "ordered", "levels": ("a",)}, "two levels or more"),

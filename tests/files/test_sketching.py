@@ -25,7 +25,7 @@ from fedcohort.files.sketching import (
 )
 from fedcohort.sketch.hashing import SRP
 from fedcohort.sketch.race import RaceSketch
-from fedcohort.sketch.transforms import Tokenizer, Transform
+from fedcohort.sketch.transforms import Transform
 
 RNG = np.random.default_rng(1)
 X = RNG.normal(size=(90, 3))
@@ -63,18 +63,6 @@ def test_each_client_gets_its_own_rows_in_as_many_passes_as_memory_asks_for(tabl
         own = empty.empty_like()
         own.add(X[client == WHO], (np.arange(90) % 3)[client == WHO])
         assert sketch == own
-
-
-def test_texts_of_clients(tmp_path):
-    texts = ["to be", "or not", "to be"]
-    path = tmp_path / "data.parquet"
-    pq.write_table(pa.table({"t": texts, "who": ["a", "b", "a"]}), path)
-    empty = RaceSketch.minhash(rows=5, transform=Tokenizer())
-    made = dict(sketch_clients(open_source(path, Want(text="t", by="who")), empty))
-    own = empty.empty_like()
-    own.add(["to be", "to be"])
-    assert made["a"] == own
-    assert made["b"].n == 1
 
 
 def test_no_rows_and_wrong_labels(tmp_path, table):
