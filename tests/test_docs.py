@@ -54,7 +54,7 @@ STATED = {
     r"30 % of the clients|20 % of the cohort|5 % of the readings": "the setting of a test",
     r"36 MB for 100,000 clients|at most 80 MB for": "the product of the sizes beside it",
     r"70 % of them after one selection, 99 % after four": "from the 30 % of clients that are away",
-    r"To \d+ %:|did not reach 90 % in": "a target",
+    r"To \d+ %:|did not reach 90 % in|[Ss]econds to \d+ %": "a target",
     r"\| \d\.\dx to \d\.\dx \|": "the output of the command above it, in docs/plan.md",
 }
 
