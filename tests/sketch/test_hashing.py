@@ -224,6 +224,7 @@ def test_hashes_are_the_same_in_another_process_and_never_change():
         (lambda: as_sets(["one string"]), "one string"),
         (lambda: as_sets([[2**70]]), "64 bits"),
         (lambda: as_sets([[1.5]]), "1.5"),
+        (lambda: as_sets([["a", ["b"]]]), "b"),
         (lambda: family_from({**SRP(3).spec(), "family": "dense"}), "dense"),
     ],
 )

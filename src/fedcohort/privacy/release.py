@@ -135,7 +135,7 @@ def noise_for(rows: int, epsilon: float, delta: float, neighbors: Neighbors) -> 
     rho = cells * (s / u) ** 2 / 2
     wide = (u / s) ** 2
     gaussian = Release("gaussian", epsilon, delta, neighbors, "public", wide, 0.0, rho)
-    return min(laplace, gaussian, key=lambda made: made.variance)
+    return min(laplace, gaussian, key=lambda one: one.variance)
 
 
 def release(
@@ -164,13 +164,13 @@ def release(
     """
     if n not in get_args(Size):
         raise ValueError(f"n={n!r} is neither 'public' nor 'private'")
-    made = noise_for(len(counts), epsilon, delta, neighbors)
+    noise = noise_for(len(counts), epsilon, delta, neighbors)
     cells, source = sensitivity(len(counts), neighbors), words(rng)
-    if made.mechanism == "laplace":
+    if noise.mechanism == "laplace":
         drawn = discrete_laplace(source, counts.size, *laplace_scale(cells, epsilon))
     else:
         drawn = discrete_gaussian(source, counts.size, *gaussian_scale(cells, epsilon, delta))
-    return counts + drawn.reshape(counts.shape), replace(made, n=n)
+    return counts + drawn.reshape(counts.shape), replace(noise, n=n)
 
 
 class SketchSize(NamedTuple):

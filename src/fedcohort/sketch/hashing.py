@@ -252,7 +252,11 @@ def as_sets(sets: Iterable[Any]) -> Sets:
     if items and all(isinstance(item, np.ndarray) for item in items):
         return Sets(_scrambled(np.concatenate(items)), starts)
     tokens = list(chain.from_iterable(items))
-    if set(map(type, tokens)) == {int}:
+    kinds = set(map(type, tokens))
+    if not all(issubclass(kind, (str, bytes, int, np.integer)) for kind in kinds):
+        stranger = next(t for t in tokens if not isinstance(t, (str, bytes, int, np.integer)))
+        raise ValueError(f"minhash: token {stranger!r} is neither a string, bytes nor an integer")
+    if kinds == {int}:
         with suppress(OverflowError):  # named token by token below
             return Sets(_scrambled(np.array(tokens, np.int64)), starts)
     return Sets(np.fromiter(map(_token, tokens), np.uint64, len(tokens)), starts)
@@ -279,8 +283,6 @@ def _token(word: Any) -> int:
     if isinstance(word, (str, bytes)):
         content = word.encode("utf-8", "surrogatepass") if isinstance(word, str) else word
         return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-    if not isinstance(word, (int, np.integer)):
-        raise ValueError(f"minhash: token {word!r} is neither a string, bytes nor an integer")
     if not -(2**63) <= word < 2**63:
         raise ValueError("minhash: an integer token needs more than 64 bits")
     return int(_scrambled(np.array([word]))[0])
