@@ -66,7 +66,7 @@ seed = 0
 [missing]
 null_values = {markers}     # further markers of missing values, besides ?, NA and the empty text
 """
-FAR, MOST = 4.0, 0.95  # scales from the center beyond which most values cannot be
+FAR, NEARLY_ALL = 4.0, 0.95  # scales from the center beyond which most values cannot be
 NO_VALUES = "Nothing in here is a value of anybody's data."
 
 
@@ -365,10 +365,10 @@ def _check_numbers(column: Column, values: NDArray[np.float64], limits: Limits, 
                 f"{wrong.sum():,} of {len(values):,} values of {column.name!r} are {side} = "
                 f"{limit:g}{unit}, such as {worst:.4g}"
             )
-    if (np.abs(values) > FAR).mean() > MOST:
+    if (np.abs(values) > FAR).mean() > NEARLY_ALL:
         hint = unit_hint(float(np.median(original)), column)
         fit.problems.append(
-            f"{column.name!r}: {MOST:.0%} of the values lie beyond {FAR:g} scales (median "
+            f"{column.name!r}: {NEARLY_ALL:.0%} of the values lie beyond {FAR:g} scales (median "
             f"{np.median(original):.4g}, center {column.center:g}{unit}): another unit?{hint}"
         )
 

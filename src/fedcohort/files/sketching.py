@@ -39,12 +39,12 @@ def sketch_clients(
     Data without client ids are one client, `ALL_ROWS`. Where the sketches of all clients would
     take more than `memory` bytes, each pass over the data makes those of the next clients.
     """
-    most = max(1, memory // empty.counts.nbytes)
+    max_clients = max(1, memory // empty.counts.nbytes)
     done: set[str] = set()
-    while by_client := sketch_parts(source, empty, done, most, on_rows):
+    while by_client := sketch_parts(source, empty, done, max_clients, on_rows):
         yield from by_client.items()
         done |= by_client.keys()
-        if len(by_client) < most:
+        if len(by_client) < max_clients:
             break
     if not done:
         raise DataError(NO_ROWS)
@@ -54,23 +54,23 @@ def sketch_parts(
     source: Source,
     empty: RaceSketch,
     done: Collection[str] = (),
-    most: int | None = None,
+    max_clients: int | None = None,
     on_rows: OnRows | None = None,
 ) -> dict[str, RaceSketch]:
     """Make one pass over the data; return a sketch per client.
 
-    Clients in `done` are left out, and at most `most` clients are sketched.
+    Clients in `done` are left out, and at most `max_clients` are sketched.
     """
     by_client: dict[str, RaceSketch] = {}
     for block in source.blocks():
         bins = None if empty.marginals is None else bins_of(source.columns, block.parts)
         for client, rows in _groups(block):
             if client not in by_client:
-                if client in done or (most is not None and len(by_client) >= most):
+                if client in done or (max_clients is not None and len(by_client) >= max_clients):
                     continue
-                by_client[client if block.clients is None else check_id(client)] = (
-                    empty.empty_like()
-                )
+                if block.clients is not None:
+                    check_id(client)
+                by_client[client] = empty.empty_like()
             sketch, y = by_client[client], None if block.y is None else block.y[rows]
             try:
                 sketch.add(_take(block.x, rows), y)
