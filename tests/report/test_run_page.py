@@ -182,6 +182,20 @@ def test_a_hostile_client_id_is_text(opened, comparison_folder, tmp_path):
     assert tab.locator("tbody th").all_inner_texts() == [HOSTILE.replace("/", "")]
 
 
+def test_a_run_before_its_first_round_and_one_without_time_are_shown(
+    comparison_folder, tmp_path, capsys
+):
+    folder = tmp_path / "uniform"
+    shutil.copytree(comparison_folder / "uniform", folder)
+    rounds = (folder / "rounds.jsonl").read_text()
+    timeless = re.sub(r'"(seconds|elapsed)": [\d.e-]+', r'"\1": 0.0', rounds)
+    for text in ("", timeless):
+        (folder / "rounds.jsonl").write_text(text)
+        assert invoke(["report", str(folder), "-o", str(tmp_path / "r.html")]) == 0
+        assert invoke(["show", str(folder)]) == 0
+        assert "uniform, 1 run" in capsys.readouterr().out
+
+
 def test_no_character_of_a_name_ends_the_process():
     """vl-convert aborts where an SVG cannot hold a character, so this runs in another process."""
     code = (

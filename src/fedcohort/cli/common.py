@@ -128,6 +128,9 @@ def show_table(table: Cells, title: str) -> None:
     """Print a table; where it is too wide, one block of lines per row."""
     from fedcohort.report.tables import fitting
 
+    if not table.rows:
+        typer.echo(plain(title))
+        return
     out = console()
     out.print(fitting(table, title, out.width))
 

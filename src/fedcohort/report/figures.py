@@ -261,7 +261,7 @@ def accuracy_chart(
     domain = (bottom, max(bottom + 0.1, math.ceil(10 * max(values)) / 10))
     scale = alt.Scale(domain=list(domain), clamp=True)
     y = alt.Y("y:Q", title="test accuracy", axis=alt.Axis(format=".0%"), scale=scale)
-    xs = [row["x"] for row in rows if row["x"] > 0 or not log]
+    xs = [row["x"] for row in rows if row["x"] > 0 or not log] or [0.1, 1.0]
     x = alt.X("x:Q", title=axis).scale(
         type="log" if log else "linear", domain=[min(xs), max(xs)], nice=False
     )
