@@ -41,15 +41,6 @@ def test_a_newcomer_gets_the_model_of_its_kind_or_the_global_one(warm, make, str
     assert start.model(far)["w"][0] == -1.0
 
 
-def test_private_sketches_work_throughout(warm, make):
-    """The epsilon leaves twins ten times nearer than strangers; seeds are fixed."""
-    start = ColdStart(warm)
-    rng = np.random.default_rng(0)
-    for angle in (0.0, 2.0, 4.0):
-        query = make(angle, 100, n=2000).privatize(4.0, rng=rng)
-        assert start.model(start.advise(query, "match", 3))["w"][0] == pytest.approx(angle, abs=0.1)
-
-
 def test_newcomers_like_the_warm_are_rarely_sent_away(registry, make):
     """By construction 1 in 20; at most 8 of 60 is exceeded with probability 0.2% (binomial)."""
     rng = np.random.default_rng(5)
@@ -83,12 +74,6 @@ def test_a_mixture_of_two_kinds_is_matched(warm, make):
     assert of_first == pytest.approx(0.5, abs=0.05)
     assert of_second == pytest.approx(0.5, abs=0.05)
     assert start.model(advice)["w"][0] == pytest.approx(1.0, abs=0.1)
-
-
-def test_who_asks_can_be_left_out(warm, make):
-    asks = warm.sketch("c0")
-    assert ColdStart(warm).advise(asks, "nearest").weights == {"c0": 1.0}
-    assert ColdStart(warm).advise(asks, "nearest", without="c0").weights.keys() <= {"c1", "c2"}
 
 
 def test_clients_without_models_are_found_but_not_advised(registry, make):

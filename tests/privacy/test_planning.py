@@ -35,11 +35,3 @@ def test_the_plan_ranks_clients_where_a_thousand_rows_drown(delta):
         drowned, noisy = federation(1000, 6, 1.0)
         assert spearmanr(truth, drowned).statistic < 0.5
         assert signal_to_noise(noisy[0]) < 1
-
-
-def test_no_other_size_promises_less_error():
-    best = sketch_size(5000, 0.5)
-    assert best.error <= min(sketch_size(5000, 0.5, dim=d).error for d in (2, 3, 5))
-    assert sketch_size(5000, 0.5, dim=3).bits <= 3
-    assert sketch_size(5000, 0.5).rows <= sketch_size(5000, 5.0).rows
-    assert sketch_size(5000, 0.5, neighbors="replace").error > best.error

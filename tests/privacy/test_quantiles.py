@@ -116,18 +116,3 @@ def test_the_stated_error_of_a_quartile_holds():
     misses = quantile_misses(counts, 1, 4) / 4
     off = [misses[private_quantile(counts, 1, 4, 0.1, rng=rng)] > most for _ in range(300)]
     assert np.mean(off) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"epsilon": 0}, "epsilon=0"),
-        ({"epsilon": 1e-9}, "from 0.00001 to 8"),
-        ({"epsilon": 1, "neighbors": "friends"}, "neighbors='friends'"),
-        ({"epsilon": 1, "a": 4}, "quantile 4/4"),
-    ],
-)
-def test_mistakes_are_named(options, message):
-    given = {"a": 1, "b": 4, **options}
-    with pytest.raises(ValueError, match=message):
-        private_quantile(np.ones(4, np.int64), **given)
