@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from typing import Annotated
+
 import numpy as np
 from numpy.random import Generator
 
-from fedcohort.options import Whole
+from fedcohort.options import Range
 from fedcohort.policies.base import Array, Policy, register, scored, take, values_for
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.table import Signals
@@ -57,7 +59,7 @@ class REFL(Policy):
     ('b',)
     """
 
-    def __init__(self, rest: Whole = 5) -> None:
+    def __init__(self, rest: Annotated[int, Range(0, 10**9)] = 5) -> None:
         self.rest = rest
         self.state = REFLState()
 
