@@ -22,7 +22,7 @@ from fedcohort.exceptions import DataError
 MAX_UNPACKED = 1 << 30  # bytes of a batch, or of a column's row group; or 10 times the file
 MAX_TEXTS = 1 << 28  # bytes of texts that are stored by what differs, unpacked at a time
 BYTE_ARRAY, DELTA_BYTE_ARRAY = 6, 7  # Parquet's codes of a type and of an encoding
-DAMAGED = (LookupError, TypeError, ValueError, RecursionError, struct.error)
+DAMAGED = (LookupError, TypeError, ValueError, AttributeError, RecursionError, struct.error)
 
 
 def parquet_plan(path: Path, columns: Sequence[str], rows: int) -> tuple[int, list[str]]:
