@@ -32,6 +32,7 @@ LATER = {
         *("benchmark-papers-gradients.json", "benchmark-papers-gradients-2.json"),
         *("benchmark-papers-median.json", "benchmark-papers-short-uniform.json"),
         "benchmark-papers-short.json",
+        *("benchmark-papers-2spc-uniform.json", "benchmark-papers-2spc-fedcor.json"),
     ),
 }
 
