@@ -46,6 +46,7 @@ def chosen_pages():
 # Tables of hundreds of numbers are files beside the pages.
 TABLES = {
     "selection.csv": lambda: benchmark.selection_rows("benchmark-selection.json"),
+    "time.csv": lambda: benchmark.time_rows("benchmark-time.json"),
     "skipping.csv": lambda: pages.skipping_rows("benchmark-skip.json"),
 }
 

@@ -390,15 +390,16 @@ def time_headline(file):
     return table(header, lines)
 
 
-def time_table(file):
+def time_rows(file):
     """All variants of a suite of speeds."""
-    lines = []
     for part in result(file)["parts"]:
-        setting, variant = part["setting"], part["variant"]
-        base = parts(file, setting)["uniform"]
-        full = variant != "uniform" and np.isfinite(seconds_to(part)).all()
+        base = parts(file, part["setting"])["uniform"]
+        full = part is not base and np.isfinite(seconds_to(part)).all()
         target = part["targets"][0]
-        lines.append([setting, variant, seconds_cell(part), rounds_cell(part, target),
-                      times_less(part, base) if full else ""])  # fmt: skip
-    header = ["setting", "variant", "seconds to 69 %", "rounds", "less time than uniform"]
-    return table(header, lines)
+        yield {
+            **{key: part[key] for key in ("setting", "variant")},
+            "target": target,
+            "seconds": seconds_cell(part),
+            "rounds": rounds_cell(part, target),
+            "less time than uniform": times_less(part, base) if full else "",
+        }
