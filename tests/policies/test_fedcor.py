@@ -228,6 +228,23 @@ def test_rounds_that_a_gate_skips_neither_lose_nor_falsify_samples() -> None:
     np.testing.assert_allclose(policy.state.changes, expected[:4])
 
 
+def test_departed_clients_are_forgotten() -> None:
+    """Four of twelve leave for good: after 30 selections they have no part in the model."""
+    policy = FedCor(warmup=3, interval=500)  # no refit on the way
+    world = World(policy)
+    for _ in range(5):
+        world.step()
+    assert policy.state.clients == list(IDS)
+    world.ids = list(IDS[:8])
+    for _ in range(32):
+        world.step()
+    state = policy.state
+    assert state.clients == list(IDS[:8])
+    assert state.changes.shape[1] == state.embedding.shape[1] == len(state.last_seen) == 8
+    world.ids = list(IDS)  # they come back as new clients, drawn uniformly until the next probe
+    assert len(world.step()) == 3
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_selection_does_not_depend_on_the_unit_of_the_loss(scale) -> None:
     """With the noise relative to the changes, the same federation in another unit gives the same

@@ -31,6 +31,7 @@ _MAX_CHANGE = 10.0  # times the median absolute change of a sample; larger ones 
 _RANK = 15  # rows of the embedding X
 _DISCOUNT, _HISTORY = 0.95, 30  # of a sample relative to the next newer one; samples kept
 _NOISE = 0.1  # standard deviation of the noise over the median absolute change
+_FORGET = 30  # selections in a row without a client, after which its column goes
 _STEPS, _LEARNING_RATE = 100, 0.01  # of the gradient fit
 
 
@@ -39,6 +40,7 @@ class FedCorState:
     """Loss changes by sample and client, the model fitted to them, and the annealing."""
 
     clients: list[ClientId] = field(default_factory=list)
+    last_seen: Indices = field(default_factory=lambda: np.empty(0, np.int64))  # selection number
     changes: Array = field(default_factory=lambda: np.empty((0, 0)))
     embedding: Array | None = None
     noise_std: float = 0.01
@@ -89,9 +91,10 @@ class FedCor(Policy):
 
     X has 15 rows. Where the paper trains an extra, discarded round to probe, the probe is a round
     of its own here. Rounds that a gate skips keep their cohort and count as one selection. A loss
-    change counts as at most 10 times the median of its sample, a missing one as its mean. Clients
-    without any loss change get places in proportion to their number, drawn uniformly; where most
-    are away before or after a probe, the choice is close to random.
+    change counts as at most 10 times the median of its sample, a missing one as its mean. A client
+    that was away in 30 selections in a row is forgotten. Clients without any loss change get places
+    in proportion to their number, drawn uniformly; where most are away before or after a probe, the
+    choice is close to random.
 
     Examples
     --------
@@ -136,11 +139,14 @@ class FedCor(Policy):
         if learned:
             self._add_sample(round, signals)
         state.pending, state.probing = False, self._probes(round)
+        self._forget()
         if learned and state.warm >= 0 and len(state.changes):
             self._refit(rng)
         if state.probing:
             state.before = self._losses(round, signals)
         columns = self._columns(round.available, add=False)
+        if len(state.last_seen):
+            state.last_seen[columns[columns >= 0]] = state.selections
         state.selections += 1
         if state.probing:
             return Selection(pick(round.available, round.size, rng))
@@ -206,6 +212,20 @@ class FedCor(Policy):
             )
         state.alpha = {}
 
+    def _forget(self) -> None:
+        """Remove the columns of clients that were not available for a long time."""
+        state = self.state
+        kept = state.last_seen >= state.selections - _FORGET
+        if kept.all():
+            return
+        state.clients = [c for c, keep in zip(state.clients, kept.tolist(), strict=True) if keep]
+        state.last_seen = state.last_seen[kept]
+        state.before = _widened(state.before[None], kept.size, np.nan)[0, kept]
+        state.changes = _widened(state.changes, kept.size, np.nan)[:, kept]
+        state.changes = state.changes[~np.isnan(state.changes).all(axis=1)]
+        if state.embedding is not None:
+            state.embedding = _widened(state.embedding, kept.size, 0.0)[:, kept]
+
     def _by_posterior(
         self, round: Round, columns: Indices, signals: Signals, rng: Generator
     ) -> Selection:
@@ -248,6 +268,9 @@ class FedCor(Policy):
             return columns
         state = self.state
         state.clients = state.clients + [clients[i] for i in new.tolist()]
+        seen = np.full(len(state.clients), state.selections)
+        seen[: len(state.last_seen)] = state.last_seen
+        state.last_seen = seen
         return self._columns(clients, add=False)
 
 
