@@ -51,6 +51,7 @@ STATED = {
     r"fewer than 15% of the pairs": "the rule of a verdict",
     r"(above|at|as) 10 times the median": "a constant of the code",
     r"at most 2 GB more memory": "the limit of a test",
+    r"than 1 GB": "a limit of the code",
     r"30 % of the clients|20 % of the cohort|5 % of the readings": "the setting of a test",
     r"36 MB for 100,000 clients|at most 80 MB for": "the product of the sizes beside it",
     r"70 % of them after one selection, 99 % after four": "from the 30 % of clients that are away",

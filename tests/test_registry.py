@@ -101,6 +101,11 @@ def test_options_are_checked_alike_wherever_a_policy_is_named(spec, reason):
         POLICIES[name](**options)
 
 
+def test_a_class_in_place_of_an_object_is_refused():
+    with pytest.raises(ConfigError, match=r"policy Oort is a class; give an object: Oort\(\)"):
+        Session(POLICIES["oort"], cohort_size=2, seed=0)
+
+
 def test_a_whole_number_and_the_same_float_are_one_option():
     """A checkpoint of ``epsilon=1`` loads into ``epsilon=1.0``."""
     first = Session("sketch-match:epsilon=1", cohort_size=2, seed=0)

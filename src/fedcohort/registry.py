@@ -84,6 +84,8 @@ def make(
     >>> make("number", "ratio:top=2", {"ratio": lambda top, bottom: top / bottom}, {"bottom": 4})
     0.5
     """
+    if isinstance(spec, type):
+        raise ConfigError(f"{kind} {spec.__name__} is a class; give an object: {spec.__name__}()")
     if not isinstance(spec, str):
         return spec
     name, given = parse_named(spec)

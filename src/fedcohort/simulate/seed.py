@@ -315,4 +315,4 @@ def _averaging(aggregation: Aggregation) -> Literal["equal", "size"] | None:
 
 def fresh(thing: Any, registry: Any, what: str) -> Any:
     """Return a new object from a registry's name or an example of it."""
-    return make(what, thing, registry) if isinstance(thing, str) else copy.deepcopy(thing)
+    return copy.deepcopy(make(what, thing, registry))
