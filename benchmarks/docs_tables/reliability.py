@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-from docs_tables.results import NOT_RUN, result, spread, table
+from docs_tables.results import result, table
 
 
 def named_left_out(held):
@@ -97,40 +96,3 @@ def forgery(*files):
     header = ["policy", "one liar", "best lie", "ten liars", "one liar, bounded"]
     header += ["ten liars, bounded", "one liar, bounded, a new name each round"]
     return table(header, lines)
-
-
-def forgery_failing(file):
-    """Shares of cohorts of clients that fail, always or for a while, by policy."""
-    held = result(file)
-    if held is None or not held["result"].get("failing"):
-        return NOT_RUN
-    columns = ["healthy", "never finish", "healthy, second half", "recovered, second half"]
-    lines = []
-    for row in held["result"]["failing"]:
-        lines.append([row["policy"], *(f"{row[column]:.3f}".lstrip("0") for column in columns)])
-    return table(["policy", *columns], lines)
-
-
-def forgery_gates(file):
-    """How far liars move the uploads of honest clients, by gate."""
-    held = result(file)
-    if held is None or not held["result"].get("gates"):
-        return NOT_RUN
-    lines = []
-    for row in held["result"]["gates"]:
-        ends = [f"{share_text(value)} ({lie})" for lie, value in (row["lowest"], row["highest"])]
-        lines.append([row["gate"], str(row["liars"]), share_text(row["honest"]), *ends])
-    return table(["gate", "liars of ten", "nobody lies", "lowest", "highest"], lines)
-
-
-def forgery_cost(file):
-    """Accuracy without liars, without and with bounds."""
-    held = result(file)
-    if held is None or not held["result"].get("accuracy"):
-        return NOT_RUN
-    found = {(r["policy"], r["bounded"]): r["accuracy"] for r in held["result"]["accuracy"]}
-    lines = []
-    for name in sorted({name for name, _ in found}):
-        plain, bounded = (100 * np.array(found[name, b]) for b in (False, True))
-        lines.append([name, spread(plain), spread(bounded), f"{np.mean(bounded - plain):+.1f}"])
-    return table(["policy", "without bounds, %", "with bounds, %", "difference"], lines)

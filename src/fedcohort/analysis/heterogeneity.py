@@ -320,9 +320,20 @@ def _warnings(sketches: Sequence[RaceSketch], names: Sequence[str]) -> tuple[lis
             "Nearly all records fall into one bucket, so that every distance is about 0: center "
             "and scale the columns by public constants, or set hash=pstable."
         )
+    specs = {str(s.origin.get("spec")) for s in sketches}
+    if len(specs) > 1:
+        messages.append(
+            f"The sketches were made by {len(specs)} different specs: compare the files."
+        )
     same: dict[bytes, list[str]] = {}
     for sketch, name in zip(sketches, names, strict=True):
         same.setdefault(sketch.counts.tobytes(), []).append(name)
+        times = int(np.gcd.reduce(sketch.counts, axis=None))
+        if not sketch.private and sketch.n > times > 1:  # noise would hide it
+            messages.append(
+                f"Every record of {name} seems to be there {times} times: all counts are "
+                f"multiples of {times}. Remove the copies."
+            )
     for equal in same.values():
         if len(equal) > 1:
             messages.append(f"The sketches of {few(equal)} are equal: the same data twice?")
