@@ -112,7 +112,7 @@ def locked_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
 
     The lock ends with the process, however it ends. The lock file stays.
     """
-    refuse_links(folder)
+    refuse_links_in(folder)
     with open(Path(folder) / LOCK, "ab") as file:
         if not _try_lock(file):
             raise FolderInUse(
@@ -126,20 +126,25 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise ConfigError(f"{folder}: a run needs a folder, and a file is in the way") from None
-    refuse_links(folder)
+        raise ConfigError(f"{folder}: a file is in the way of this folder") from None
+    refuse_links_in(folder)
     return Path(folder)
 
 
-def refuse_links(folder: str | os.PathLike[str]) -> None:
-    """Raise DataError if an entry is a symbolic link: nothing is written outside the folder."""
+def refuse_links_in(folder: str | os.PathLike[str]) -> None:
+    """Raise DataError if an entry of a folder is a symbolic link."""
     with os.scandir(folder) as entries:
-        links = sorted(entry.name for entry in entries if entry.is_symlink())
-    if links:
-        raise DataError(
-            f"{Path(folder, links[0])} is a symbolic link, and nothing is written through links; "
-            "put the file or folder itself there, or link to the whole folder"
-        )
+        refuse_links(*sorted(Path(entry) for entry in entries if entry.is_symlink()))
+
+
+def refuse_links(*paths: Path) -> None:
+    """Raise DataError for a symbolic link: a folder that somebody sent must not reach outside."""
+    for path in paths:
+        if path.is_symlink():
+            raise DataError(
+                f"{path} is a symbolic link, which may lead out of its folder; put the file or "
+                "folder itself there"
+            )
 
 
 def _try_lock(file: IO[bytes]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from flwr.app import MetricRecord
 
-from fedcohort.exceptions import ConfigError
+from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.experiments.results import read
 
 
@@ -64,6 +64,10 @@ def test_a_run_folder_continues_with_its_checkpoint_only(digits, cohort, tmp_pat
 
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "rounds.jsonl").touch()  # of a run that ended before its first round
+    (tmp_path / "run" / "config.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="symbolic link"):
+        run(2)
+    (tmp_path / "run" / "config.json").unlink()
     run(2, checkpoint=tmp_path / "run.ckpt")
     with pytest.raises(ConfigError, match=r"holds a run already.*checkpoint="):
         run(3)

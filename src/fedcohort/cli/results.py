@@ -95,6 +95,7 @@ def report(
     from fedcohort.report.content import content
     from fedcohort.report.figures import rendered, run_figures
     from fedcohort.report.page import run_markdown, run_page
+    from fedcohort.storage import make_folder
 
     results = read(*runs)
     markdown, beside = out.suffix == ".md", out.with_name(f"{out.stem}-figures")
@@ -102,6 +103,7 @@ def report(
     targets += [(beside, ".svg")] if markdown else []
     drawn = run_figures(content(results)) if targets else []
     for folder, ending in targets:
+        make_folder(folder)
         for figure in drawn:
             write_file(folder / f"{figure.name}{ending}", rendered(figure, ending))
     page = run_markdown(results, beside.name) if markdown else run_page(results)

@@ -24,6 +24,7 @@ from fedcohort.experiments import config
 from fedcohort.experiments.config import NO_GATE, Experiment, NamedConfig
 from fedcohort.rounds import ClientId, check_id
 from fedcohort.simulate.history import History, record_from, whole_number
+from fedcohort.storage import refuse_links_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -251,6 +252,7 @@ def run_folders(folder: str | os.PathLike[str]) -> list[Path]:
     root = Path(folder)
     if not root.is_dir():
         raise ConfigError(f"{folder}: no such folder; give the folder of a run or a comparison")
+    refuse_links_in(root)
     if (root / "config.json").exists():
         return [root]
     runs = {p.parent.name: p.parent for p in root.glob("*/config.json")}
@@ -269,6 +271,7 @@ def run_folders(folder: str | os.PathLike[str]) -> list[Path]:
 
 def read_run(folder: Path, name: str | None = None) -> Run:
     """Read one run, as far as it got."""
+    refuse_links_in(folder)
     values = read_json(folder / "config.json")
     try:
         experiment = None if "engine" in values else config.parse(values)

@@ -23,7 +23,7 @@ from fedcohort.files.spec import ReleaseOptions
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.privacy.release import signal_to_noise
 from fedcohort.sketch.race import RaceSketch
-from fedcohort.storage import remove_leftovers, write_atomically
+from fedcohort.storage import make_folder, remove_leftovers, write_atomically
 
 STAGING = ".staging"
 MAX_STEM = 100
@@ -116,8 +116,8 @@ class Publisher:
         self.written: list[Written] = []
         self.last: RaceSketch | None = None
         folder = out if many else out.parent
-        if many and not out.exists():
-            folder.mkdir(parents=True)
+        if many and not out.is_file():
+            make_folder(folder)
         if not (folder.is_dir() and os.access(folder, os.W_OK)) or (out.is_dir() and not many):
             raise DataError(f"{out}: cannot be written; {folder} must be a folder to write to")
         remove_leftovers(folder)

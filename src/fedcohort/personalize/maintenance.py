@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 from fedcohort.exceptions import ConfigError, DataError, FedcohortError, InvalidSketch
 from fedcohort.files.publish import FileNames
 from fedcohort.files.sketching import INDEX
-from fedcohort.personalize.models import SUFFIX, refuse_links
+from fedcohort.personalize.models import SUFFIX
 from fedcohort.personalize.registry import COLUMNS, Entry, Record, Registry
 from fedcohort.progress import watched
 from fedcohort.sketch.file import narrow
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
-from fedcohort.storage import write_atomically
+from fedcohort.storage import refuse_links, write_atomically
 
 DETAILS = "details.json"
 SKETCH = ".sketch"

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedcohort.exceptions import DataError
 from fedcohort.rounds import ClientId
 from fedcohort.storage import SUFFIX as TEMPORARY
-from fedcohort.storage import remove_leftovers, sync_folder, write_atomically
+from fedcohort.storage import refuse_links, remove_leftovers, sync_folder, write_atomically
 
 Arrays = Mapping[str, NDArray[Any]]
 Model = Mapping[str, ArrayLike] | str | os.PathLike[str]
@@ -112,13 +112,6 @@ class ModelFiles:
                 elif not ours or path.stem not in wanted:
                     orphans.append(path)
         return orphans, foreign
-
-
-def refuse_links(*paths: Path) -> None:
-    """Raise DataError for a symbolic link: a folder that somebody sent must not reach outside."""
-    for path in paths:
-        if path.is_symlink():
-            raise DataError(f"{path} is a link, which may lead anywhere; put the file itself there")
 
 
 def pack(model: Mapping[str, ArrayLike]) -> bytes:

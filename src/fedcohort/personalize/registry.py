@@ -36,14 +36,20 @@ from fedcohort.personalize.models import (
     Model,
     ModelFiles,
     architecture_difference,
-    refuse_links,
     shapes_of,
 )
 from fedcohort.rounds import ClientId, check_id
 from fedcohort.sketch.file import narrow
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
-from fedcohort.storage import LOCK, SUFFIX, locked_folder, remove_leftovers, write_atomically
+from fedcohort.storage import (
+    LOCK,
+    SUFFIX,
+    locked_folder,
+    refuse_links,
+    remove_leftovers,
+    write_atomically,
+)
 
 FILE = "registry.sqlite"
 VERSION = 3  # 2 kept an index beside the database

@@ -26,7 +26,7 @@ from fedcohort.exceptions import BudgetExceeded, DataError
 from fedcohort.options import Range, Whole, check_fields
 from fedcohort.privacy.noise import Neighbors, check_budget
 from fedcohort.privacy.release import Release
-from fedcohort.storage import remove_leftovers, write_atomically
+from fedcohort.storage import make_folder, refuse_links, remove_leftovers, write_atomically
 
 Amount = Annotated[float, Range(0, 1e100)]  # arithmetic on amounts cannot overflow
 
@@ -132,7 +132,7 @@ class BudgetLedger:
             if request in undelivered and stored.exists():
                 return stored.read_bytes()
             account = self._after(account, releases)
-            self._store.mkdir(exist_ok=True)
+            make_folder(self._store)
             data = make()
             write_atomically(stored, data)
             self._write(account, {*undelivered, request})  # now it is paid for, and stored
@@ -153,7 +153,9 @@ class BudgetLedger:
 
     @property
     def _store(self) -> Path:
-        return self.path.with_name(self.path.name + ".undelivered")
+        store = self.path.with_name(self.path.name + ".undelivered")
+        refuse_links(store)
+        return store
 
     def _remove_unpaid(self, undelivered: Set[str]) -> None:
         """Delete stored releases that were delivered, or that a crash left before the payment."""

@@ -103,12 +103,7 @@ class RunFolder:
     def begin(self, session: Session, rounds: int, done: Sequence[RoundReport]) -> None:
         """Describe the run; `done` are the rounds that a checkpoint brought along."""
         lines = self.path / "rounds.jsonl"
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise ConfigError(
-                f"out={str(self.path)!r}: a file is in the way of the folder"
-            ) from None
+        storage.make_folder(self.path)
         if self._written is not None:
             return  # a second `start` of the same strategy goes on
         if lines.exists() and lines.stat().st_size and not done:
@@ -289,7 +284,7 @@ class KeptSketches:
             if set(entered) <= days.keys():
                 continue
             days.update({c: time.time() / 86400 for c in entered if c not in days})
-            self.folder.mkdir(parents=True, exist_ok=True)
+            storage.make_folder(self.folder)
             kinds = collector.kinds.get(name, {})
             state = {
                 "clients": list(entered),
