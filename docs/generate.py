@@ -339,10 +339,11 @@ def _policy_index() -> str:
     rows = [f"| [{name}](policies/{name}.md) | {POLICIES[name].when} |" for name in POLICIES]
     text = ["# All policies", "", "| policy | use it when |", "|---|---|", *rows, ""]
     text += ["## Where each comes from, and how it was checked", ""]
-    text += ["| policy | source | checked |", "|---|---|---|"]
-    for name in POLICIES:
-        source, checked = (_line(POLICIES[name], key) for key in ("Source", "Checked"))
-        text.append(f"| [{name}](policies/{name}.md) | {source} | {checked} |")
+    text += ["| policy or gate | source | checked |", "|---|---|---|"]
+    for folder, kinds in (("policies", POLICIES), ("gates", GATES)):
+        for name, kind in kinds.items():
+            source, checked = (_line(kind, key) for key in ("Source", "Checked"))
+            text.append(f"| [{name}]({folder}/{name}.md) | {source} | {checked} |")
     return "\n".join(text) + "\n"
 
 

@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.cluster.hierarchy import ward
+from scipy.spatial.distance import pdist
 
 from fedcohort.numerics.sampling import (
     always_selected,
     one_per_unit,
     proportional_inclusion,
+    similarity_groups,
     systematic,
 )
 from fedcohort.policies import DELTA, ClusteredSampling, DivFL, HiCSFL, hics_fl
+from fedcohort.policies.base import angle_tree
 from fedcohort.policies.hics_fl import entropies
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.signals.table import Signals
@@ -264,6 +268,28 @@ class TestClusteredSampling:
             kinds[by] = np.mean([len({int(c) % 4 for c in cohort}) for cohort in chosen])
         assert kinds["similarity"] == 4.0  # each kind fills one distribution
         assert kinds["size"] < 3.5
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_groups_are_those_of_the_authors_code(self, seed: int) -> None:
+        """Ward on the rows of the matrix of angles; the largest subtrees of at most 1 / m of all.
+
+        Unlike here, a cut that only splits the farthest groups first can break up a light one.
+        """
+        rng = np.random.default_rng(seed)
+        rows, mass = rng.normal(size=(15, 3)), rng.dirichlet(np.ones(15)) * 4
+        unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        angles = np.arccos(np.clip(unit @ unit.T, -1, 1))
+        np.fill_diagonal(angles, 0)
+        clusters = {i: [i] for i in range(15)}
+        whole = dict(clusters)
+        for node, (left, right, *_) in enumerate(ward(pdist(angles)), 15):
+            clusters[node] = clusters[int(left)] + clusters[int(right)]
+            if mass[clusters[node]].sum() <= 1:
+                del whole[int(left)], whole[int(right)]
+                whole[node] = clusters[node]
+        labels = similarity_groups(angle_tree(rows), mass)
+        found = {tuple(np.flatnonzero(labels == label)) for label in set(labels.tolist())}
+        assert found == {tuple(sorted(group)) for group in whole.values()}
 
     @settings(max_examples=80, deadline=None)
     @given(

@@ -66,7 +66,7 @@ class SkipState:
 
 @register("sketch-to-skip")
 class SketchToSkip(Gate):
-    """Algorithm 2 of Kollias, Salonidis and Wang (paper 2).
+    """Algorithm 2 of Kollias, Salonidis and Wang.
 
     The server announces the k-number projection of its model; a client that trained compares its
     own projection with it and answers whether the relative change stays below the threshold. If it
@@ -101,6 +101,11 @@ class SketchToSkip(Gate):
 
     Notes
     -----
+    Source: paper.
+    Checked: flags against projections by hand, decisions and automatic thresholds by cases.
+    Reference: Kollias, Salonidis, Wang (2022), Sketch to Skip and Select: Communication Efficient
+    Federated Learning using Locality Sensitive Hashing.
+
     In "keep" mode a share s of skipped rounds means cycles of m = 1 / (1 - s) rounds, of which the
     last is not skipped. While "auto" watches, cycles are just that long, and the threshold lies
     halfway between the median drift after m - 1 and after m rounds. In "reset" mode it is the

@@ -7,8 +7,6 @@ Lorenzi. Clustered Sampling. ICML 2021).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
@@ -92,24 +90,23 @@ def one_per_unit(mass: Array, places: int, rng: Generator) -> Indices:
     return np.array(taken, np.int64)
 
 
-def similarity_groups(tree: Array, mass: Array, places: int) -> Indices:
-    """Cut a linkage into at least `places` groups, each with a mass of at most one place."""
-    from scipy.cluster.hierarchy import to_tree
+def similarity_groups(tree: Array, mass: Array) -> Indices:
+    """Cut a linkage into the largest groups with a mass of at most one place.
 
-    nodes: list[Any] = [to_tree(tree)]
-    done: list[Any] = []
-    while nodes:
-        node = max(nodes, key=lambda n: n.dist)
-        nodes.remove(node)
-        enough = len(nodes) + len(done) + 1 >= places
-        if node.is_leaf() or (enough and mass[node.pre_order()].sum() <= 1):
-            done.append(node)
-        else:
-            nodes += [node.get_left(), node.get_right()]
-    labels = np.empty(len(mass), np.int64)
-    for label, node in enumerate(done):
-        labels[node.pre_order()] = label
-    return labels
+    Examples
+    --------
+    >>> pairs_then_all = np.array([[0, 1, 1.0, 2], [2, 3, 2.0, 2], [4, 5, 9.0, 4]])
+    >>> similarity_groups(pairs_then_all, np.array([0.5, 0.5, 0.6, 0.4])).tolist()
+    [1, 1, 2, 2]
+    """
+    from scipy.cluster.hierarchy import fcluster
+
+    total = np.append(mass, np.zeros(len(tree)))
+    for node, (left, right) in enumerate(tree[:, :2].astype(int), len(mass)):
+        total[node] = total[left] + total[right]
+    by_mass = tree.copy()
+    by_mass[:, 2] = total[len(mass) :]  # in place of distances, so that the cut is by mass
+    return np.asarray(fcluster(by_mass, 1 + 1e-9, "distance"), np.int64)
 
 
 def group_order(clients: Indices, labels: Indices, mass: Array, places: int) -> Indices:

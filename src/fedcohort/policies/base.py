@@ -189,6 +189,23 @@ def unit_rows(rows: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(whole / np.where(usable, lengths, 1)[:, None])
 
 
+def angle_tree(rows: NDArray[Any], apart: Array | float = 0.0) -> Array:
+    """Return Ward's linkage of clients by the angles of their rows to those of all clients.
+
+    `apart` is added to the angles. A row of zeros is at an angle of 0 to all others.
+    """
+    from scipy.cluster.hierarchy import ward
+    from scipy.spatial.distance import pdist
+
+    if len(rows) < 2:
+        return np.empty((0, 4))
+    unit = unit_rows(rows)
+    angles = np.arccos(np.clip(unit @ unit.T, -1, 1))
+    angles[~unit.any(axis=1)] = angles[:, ~unit.any(axis=1)] = 0.0
+    np.fill_diagonal(angles, 0.0)
+    return np.asarray(ward(pdist(angles + apart)))
+
+
 def believed(values: Array) -> Array:
     """Clip sizes at `MAX_SIZE_RATIO` times their median, where at least `MIN_SIZES` are known.
 

@@ -12,11 +12,11 @@ from fedcohort.policies.base import (
     Array,
     Indices,
     Policy,
+    angle_tree,
     register,
     scored,
     shares,
     take,
-    unit_rows,
     vector_needs,
     vector_options,
     vectors,
@@ -39,7 +39,8 @@ class ClusteredSampling(Policy):
     the data, and one client is drawn from each. The expected weight of a client in the aggregate
     is its share of the data, whatever the clusters. By size (Algorithm 1) the distributions are
     filled in the order of sizes. By similarity (Algorithm 2) they are filled with groups of
-    similar clients, found in every round by Ward's method on the angles between their updates.
+    similar clients, found in every round by Ward's method on the angles between their updates:
+    the largest groups that fit into one distribution.
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ class ClusteredSampling(Policy):
     Notes
     -----
     Source: authors' code Accenture/Labs-Federated-Learning, branch clustered_sampling.
-    Checked: inclusion probabilities exactly, groups by hand.
+    Checked: inclusion probabilities exactly, groups against the code's rule.
     Reference: Fraboni, Vidal, Kameni, Lorenzi (2021), Clustered Sampling: Low-Variance and Improved
     Representativity for Clients Selection in Federated Learning, ICML.
 
@@ -112,8 +113,6 @@ class ClusteredSampling(Policy):
         self, clients: tuple[ClientId, ...], signals: Signals, mass: Array, places: int
     ) -> Indices:
         """Cut the tree of similarity into groups that fit into one distribution each."""
-        from scipy.cluster.hierarchy import ward
-
         stamps = signals.rounds(self.signal, clients)
         key = (clients, places, stamps.tobytes())
         if self._groups is None or self._groups[:3] != key:
@@ -122,7 +121,7 @@ class ClusteredSampling(Policy):
             latest = np.sort(np.argsort(stamps[positions])[-_MAX_TREE_CLIENTS:])
             positions, rows = positions[latest], rows[latest]
             if len(positions) > 1:
-                tree = ward(unit_rows(rows))
-                labels[positions] = sampling.similarity_groups(tree, mass[positions], places)
+                tree = angle_tree(rows)
+                labels[positions] = sampling.similarity_groups(tree, mass[positions])
             self._groups = (*key, labels)
         return self._groups[3]

@@ -55,7 +55,7 @@ class DELTA(Policy):
 
     Notes
     -----
-    Source: authors' code L3030/DELTA_FL (`reweight_prac`), and the text submitted to ICLR.
+    Source: authors' code L3030/DELTA_FL (`reweight_prac`, beta 1), and the text submitted to ICLR.
     Checked: probabilities by hand, inclusion by frequencies.
     Reference: Wang, Guo, Lin, Tang (2023), DELTA: Diverse Client Sampling for Fasting Federated
     Learning, NeurIPS.

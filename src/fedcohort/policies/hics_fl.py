@@ -13,13 +13,13 @@ from fedcohort.policies.base import (
     Array,
     Indices,
     Policy,
+    angle_tree,
     draw,
     equal_weights,
     pick,
     register,
     sample_positions,
     sizes,
-    unit_rows,
     vectors,
 )
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
@@ -71,10 +71,11 @@ class HiCSFL(Policy):
     Reference: Chen, Vikalo (2024), Heterogeneity-Guided Client Sampling: Towards Fast and Efficient
     Non-IID Federated Learning, NeurIPS.
 
-    Each client's first update is kept: one that has learned its labels sends small updates, which
-    look balanced. As in the code, Ward's linkage clusters the rows of the distance matrix. The code
-    takes the mean update per class of the output layer's weights; here it is that of the biases, as
-    the paper derives it. The model's last array must be these biases.
+    Each client's first update is kept, as in the code where clients' skews differ: one that has
+    learned its labels sends small updates, which look balanced. As in the code, Ward's linkage
+    clusters the rows of the distance matrix. The code takes the mean update per class of the output
+    layer's weights, and draws clients of a cluster uniformly; here it is that of the biases, and
+    the draw is by size, as in the paper. The model's last array must be these biases.
 
     Examples
     --------
@@ -101,7 +102,7 @@ class HiCSFL(Policy):
             return Selection(first, equal_weights(round, len(first)))
         rows = np.array([updates[c] for c in clients])
         entropy = entropies(rows, self._temperature(rows))
-        tree = _tree(rows, entropy)
+        tree = angle_tree(rows, _ENTROPY_WEIGHT * np.abs(entropy[:, None] - entropy))
         size = np.maximum(sizes(signals, clients), 1e-12)
         if entropy.var() < _SIMILAR:
             labels = _cut(tree, len(rows), round.size)
@@ -158,18 +159,6 @@ def entropies(updates: Array, temperature: float) -> Array:
     return np.asarray(np.log(total[:, 0]) - (weights * logits).sum(axis=1) / total[:, 0])
 
 
-def _tree(rows: Array, entropy: Array) -> Array:
-    """Return Ward's linkage of the rows of the matrix of distances between clients."""
-    from scipy.cluster.hierarchy import ward
-    from scipy.spatial.distance import pdist
-
-    unit = unit_rows(rows)
-    distances = np.arccos(np.clip(unit @ unit.T, -1, 1))
-    np.fill_diagonal(distances, 0.0)
-    distances += _ENTROPY_WEIGHT * np.abs(entropy[:, None] - entropy)
-    return np.asarray(ward(pdist(distances))) if len(rows) > 1 else np.empty((0, 4))
-
-
 def _cut(tree: Array, count: int, clusters: int) -> Indices:
     """Return the cluster of each client."""
     from scipy.cluster.hierarchy import fcluster
@@ -186,7 +175,7 @@ def _by_group(tree: Array, share: Array, places: int, rng: Generator) -> list[in
     if always.size == places or len(share) == 1:
         return always.tolist() or [0]
     left = np.flatnonzero(mass > 0)
-    labels = sampling.similarity_groups(tree, mass, places - always.size)
+    labels = sampling.similarity_groups(tree, mass)
     order = sampling.group_order(left, labels[left], mass, places - always.size)
     drawn = order[sampling.one_per_unit(mass[order], places - always.size, rng)]
     return [*always.tolist(), *drawn.tolist()]

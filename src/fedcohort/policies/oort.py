@@ -72,12 +72,14 @@ class Oort(Policy):
 
     Notes
     -----
-    Source: authors' code SymbioticLab/Oort; options of the paper.
+    Source: authors' code SymbioticLab/Oort; options of the paper (decay .98, clip .95 and cut-off
+    .95, where the code's defaults are .95, .98 and .7).
     Checked: scores, cut-off and pacer by hand, the draw by frequencies.
     Reference: Lai, Zhu, Madhyastha, Chowdhury (2021), Oort: Efficient Federated Learning via Guided
     Participant Selection, OSDI.
 
-    The code's blacklist is off by default and not part of this. Added here: a client that finishes
+    The code's pacer compares windows that end a round earlier; its blacklist is off by default and
+    not part of this; it knows durations beforehand. Added here: a client that finishes
     and reports no loss counts as explored, and its utility is halved each time, starting from the
     median. An unknown duration counts as the median.
 

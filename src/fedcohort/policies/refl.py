@@ -45,8 +45,9 @@ class REFL(Policy):
     Reference: Abdelmoniem, Sahu, Canini, Fahmy (2023), REFL: Resource-Efficient Federated Learning,
     EuroSys.
 
-    The code reads future availability from a trace. Here it is learned: a client leaves with
-    probability (departures + 1) / (rounds seen + 2). REFL's late updates are a matter of `Pace`.
+    The code reads from a trace whether a client is away in the next window. Here that is learned: a
+    client leaves with probability (departures + 1) / (rounds seen + 2). REFL's late updates are a
+    matter of `Pace`.
 
     Examples
     --------
