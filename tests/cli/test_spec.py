@@ -171,6 +171,15 @@ def test_sketches_that_cannot_tell_anything_apart_warn(folder, capsys):
     assert "center=" in capsys.readouterr().err
     assert run("sketch", "two.csv", "-o", "ok.sketch", "--set=center=1003") == 0
     assert "one bucket" not in capsys.readouterr().err
+    assert run("sketch", "two.csv", "-o", "by", "--columns", "b", "--by", "a") == 0
+    assert "one bucket" not in capsys.readouterr().err  # 7 records each are too few to say
+    assert run("sketch", "two.csv", "-o", "by", "--columns", "a", "--by", "b", "--force") == 0
+    assert "1000, 1001, 1002, 1003, 1004: most records fall into one" in capsys.readouterr().err
+    (folder / "milli.csv").write_text(
+        "a,b\n" + "".join(f"{i % 9 / 1e3},{i % 7}\n" for i in range(63))
+    )
+    assert run("sketch", "milli.csv", "-o", "milli.sketch") == 0
+    assert "vary by less than 0.2 scales, so what differs there hardly" in capsys.readouterr().err
 
 
 def test_centers_and_scales_can_be_estimated_privately(folder, capsys, monkeypatch):
@@ -217,6 +226,7 @@ def test_mistakes_in_an_estimation_are_named(folder, capsys, options, message):
     assert not (folder / "new.toml").exists()
 
 
+LABEL = '[label]\ncolumn = "sex"\nclasses = 2\n'
 FULL = SPEC.replace("scale = 10\n", 'scale = 10\nmin = -3\nmax = 120\nunit = "years"\n')
 
 
@@ -229,11 +239,14 @@ FULL = SPEC.replace("scale = 10\n", 'scale = 10\nmin = -3\nmax = 120\nunit = "ye
         ("50,f,2020-01-01\n" * 9 + "150,f,2020-01-01\n", "1 of 10 values of 'age' are above max"),
         ("-3,f,2020-01-01\n-4,f,2020-01-01\n" + "50,f,2020-01-01\n" * 9, "1 of 11 values"),
         ("18000,f,2020-01-01\n" * 9, "Times 0.002738 (years and days)"),
+        ("50,f,2020-01-01\n51,?,2020-01-01\n", "--label takes whole numbers"),
+        ("50,2,2020-01-01\n", "label 2: with 2 classes the last is 1"),
     ],
 )
 def test_what_cannot_be_right_does_not_fit(folder, capsys, rows, problem):
     """A column 290 scales off, unknown codes only and a file with only a header fitted: yes."""
-    (folder / "f.toml").write_text(FULL)
+    label = FULL.replace('[columns.sex]\nkind = "category"\nlevels = ["f", "m"]\n', LABEL)
+    (folder / "f.toml").write_text(label if "label" in problem else FULL)
     (folder / "x.csv").write_text("age,sex,visit\n" + rows)
     assert problem in fails(capsys, "spec", "check", "x.csv", "--spec", "f.toml")
 
@@ -285,6 +298,32 @@ def test_standard_input_is_a_csv(folder, capsys, monkeypatch):
     assert RaceSketch.load("in.sketch") == RaceSketch.load("a.sketch")
 
 
+def test_copied_data_are_named_and_copies_are_no_evidence(folder, capsys):
+    """Rows that were there three times made chance three times surer: two columns were marked."""
+    (folder / "e.toml").write_text(SPEC + "[privacy]\nexplain = 0.5\n")
+    header, *rows = (folder / "a.csv").read_text().splitlines()
+    (folder / "twin.csv").write_text("\n".join([header, *sorted(rows)]))
+    site(folder / "few.csv", 9, n=40)
+    few = (folder / "few.csv").read_text().splitlines()
+    (folder / "often.csv").write_text("\n".join([header, *few[1:] * 30]))
+    names = ["a", "twin", "b", "c", "often"]
+    for name in names:
+        assert run("sketch", f"{name}.csv", "--spec", "e.toml", "-o", f"{name}.sketch") == 0
+        assert ("30 times" in capsys.readouterr().err) == (name == "often")
+    for command in (["explain"], ["distance"], ["profile", "-o", "p.html"]):
+        assert run(*command, *(f"{name}.sketch" for name in names)) == 0
+        shown = capsys.readouterr()
+        told = shown.out if command[0] == "profile" else shown.err
+        assert "The sketches of a, twin are equal" in told
+        assert "record of often seems to be there 30 times" in told
+        assert command != ["explain"] or "No column differs" in shown.out
+    assert run("spec", "check", "often.csv", "--spec", "e.toml") == 0
+    assert "1,160 of 1,200 equal an earlier one" in capsys.readouterr().out
+    (folder / "flag.csv").write_text("flag\n" + "0\n" * 200 + "1\n" * 100)
+    assert run("sketch", "flag.csv", "-o", "flag.sketch", "--set=center=0.5") == 0
+    assert "times" not in capsys.readouterr().err  # two values: all counts are 100 or 200
+
+
 def test_a_tiny_site_is_left_out_by_name_and_the_others_are_explained(folder, capsys):
     (folder / "e.toml").write_text(SPEC + "[privacy]\nexplain = 0.5\n")
     (folder / "tiny.csv").write_text("age,sex,visit\n50,f,2020-01-01\n51,m,2020-01-02\n")
@@ -294,7 +333,11 @@ def test_a_tiny_site_is_left_out_by_name_and_the_others_are_explained(folder, ca
     capsys.readouterr()
     assert run("explain", *(f"{name}.sketch" for name in names), "--format", "json") == 0
     shown = capsys.readouterr()
-    assert "tiny" in shown.err
+    assert "left out: tiny" in shown.err
+    assert run("distance", "a.sketch", "tiny.sketch", "--format", "json") == 0
+    shown_distance = capsys.readouterr()
+    assert "have no distance: tiny" in shown_distance.err  # "0.0000" was an all-clear
+    assert json.loads(shown_distance.out)["distances"][0] == [0.0, None]
     found = json.loads(shown.out)
     assert list(found) == [f"{name} and the rest" for name in "abcd"]
     assert [g["column"] for g in found["d and the rest"] if g["marked"]] == ["age"]

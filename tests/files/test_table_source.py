@@ -79,10 +79,21 @@ def path(request, tmp_path):
     return write(TABLE, tmp_path / f"data.{request.param}")
 
 
-@pytest.fixture(params=[*FORMATS, "pyarrow", "pandas", "stream"])
+class Interchange:
+    """A frame of a library that knows only ``__dataframe__``."""
+
+    def __init__(self, frame):
+        self._frame = frame
+
+    def __dataframe__(self, **options):
+        return self._frame.__dataframe__(**options)
+
+
+@pytest.fixture(params=[*FORMATS, "pyarrow", "pandas", "interchange", "stream"])
 def table(request, tmp_path):
     """A file of every format, and tables in memory."""
     memory = {"pyarrow": lambda: TABLE, "pandas": TABLE.to_pandas, "stream": TABLE.to_reader}
+    memory["interchange"] = lambda: Interchange(TABLE.to_pandas())
     if request.param in memory:
         return memory[request.param]()
     return write(TABLE, tmp_path / f"data.{request.param}")

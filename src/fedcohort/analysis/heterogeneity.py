@@ -20,7 +20,7 @@ from fedcohort.analysis.verdict import Verdict, describe, few, judge, privacy, w
 from fedcohort.exceptions import DataError
 from fedcohort.files.columns import columns_of
 from fedcohort.files.marginals import FALSE_MARKS, ColumnGap, bin_labels, column_gaps, gaps_to_rest
-from fedcohort.files.sketching import ONE_BUCKET, concentration
+from fedcohort.files.sketching import ONE_BUCKET, concentration, same_data
 from fedcohort.privacy.release import signal_to_noise
 from fedcohort.sketch.distances import distance_matrix, squares_to_global
 from fedcohort.sketch.race import RaceSketch, pooled
@@ -325,19 +325,7 @@ def _warnings(sketches: Sequence[RaceSketch], names: Sequence[str]) -> tuple[lis
         messages.append(
             f"The sketches were made by {len(specs)} different specs: compare the files."
         )
-    same: dict[bytes, list[str]] = {}
-    for sketch, name in zip(sketches, names, strict=True):
-        same.setdefault(sketch.counts.tobytes(), []).append(name)
-        times = int(np.gcd.reduce(sketch.counts, axis=None))
-        if not sketch.private and sketch.n > times > 1:  # noise would hide it
-            messages.append(
-                f"Every record of {name} seems to be there {times} times: all counts are "
-                f"multiples of {times}. Remove the copies."
-            )
-    for equal in same.values():
-        if len(equal) > 1:
-            messages.append(f"The sketches of {few(equal)} are equal: the same data twice?")
-    return messages, blind
+    return messages + same_data(sketches, names), blind
 
 
 def _rows(

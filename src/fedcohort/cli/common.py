@@ -140,12 +140,14 @@ def show_facts(facts: Mapping[str, str], title: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title), title_justify="left", show_header=False)
+    table = Table(show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for key, value in facts.items():
         table.add_row(key, Text(value))
-    console().print(table)
+    out = console()
+    out.print(Text(title, "italic"))  # as a title of the table it would be as narrow
+    out.print(table)
 
 
 def show_json(value: Any) -> None:

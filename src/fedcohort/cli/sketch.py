@@ -157,8 +157,9 @@ def command(
 
     Example: `fedcohort sketch visits.csv --spec heart.toml -o va.sketch`
     """
+    from fedcohort.analysis.verdict import few
     from fedcohort.files.publish import Publisher
-    from fedcohort.files.sketching import sketch_clients, sketch_warnings
+    from fedcohort.files.sketching import sketch_clients
     from fedcohort.files.source import Want, kind_of, local_copy, open_source
     from fedcohort.files.spec import load_spec, spec_from_settings, want_at_site
 
@@ -196,20 +197,22 @@ def command(
         if recipe.person is not None:
             raise ConfigError("--ray: people are counted in one pass over all rows, without --ray")
         want = replace(want, columns=source.columns or want.columns)
-    messages: list[str] = []
+    problems: dict[str, list[str]] = {}
     with on_cluster(ray), _watching(path.name, source.rows) as on_rows:
         if ray is None:
             each = sketch_clients(source, empty, on_rows)
         else:
             each = iter(sketch_folder(path, want, empty, on_rows, source.reading).items())
-        each = _with_origin(each, empty.origin)
+        each = _looked_at(each, empty.origin, problems)
         if by is None:
             ((_, sketch),) = each
-            messages += sketch_warnings(sketch, source)
             publisher.write(sketch)
         else:
             publisher.write_all(each)
-            messages += source.reading.warnings()
+    messages = [*source.reading.warnings(), *problems]
+    if by is not None:
+        listed = (f"{few(clients)}: {message}" for message, clients in problems.items())
+        messages = [*source.reading.warnings(), *listed]
     _report(publisher, source.reading, messages, format)
 
 
@@ -256,11 +259,18 @@ def open_ledger(path: Path | None, epsilon: float | None, delta: float) -> Budge
     return BudgetLedger.open(path) if epsilon is None else BudgetLedger(path, epsilon, delta)
 
 
-def _with_origin(
-    sketches: Iterable[tuple[str, RaceSketch]], origin: dict[str, Any]
+def _looked_at(
+    sketches: Iterable[tuple[str, RaceSketch]],
+    origin: dict[str, Any],
+    problems: dict[str, list[str]],
 ) -> Iterator[tuple[str, RaceSketch]]:
+    """State the origin of each sketch, and collect whose sketches have which problem."""
+    from fedcohort.files.sketching import sketch_warnings
+
     for client, sketch in sketches:
         sketch.origin |= origin
+        for message in sketch_warnings(sketch):
+            problems.setdefault(message, []).append(client)
         yield client, sketch
 
 

@@ -42,30 +42,33 @@ def distance(
 
     Example: `fedcohort distance site-a.sketch site-b.sketch --errors`
     """
-    from fedcohort.files.sketching import client_names
+    import numpy as np
+
     from fedcohort.sketch.distances import distance_matrix
     from fedcohort.sketch.uncertainty import total_variations
 
     paths, loaded = load_several(sketches, "a distance")
-    names = client_names(paths)
+    names, few = _named(paths, loaded, "have no distance")
     more: dict[str, Any] = {}
     if kind == "total-variation":
         if errors:
             raise ConfigError("--kind total-variation has intervals already; leave out --errors")
         estimates = total_variations(loaded)
-        matrix = [[e.value for e in row] for row in estimates]
+        matrix = np.array([[e.value for e in row] for row in estimates])
         more = {"intervals": [[[e.low, e.high] for e in row] for row in estimates]}
         cells = [[f"{e.value:.2f} ({e.low:.2f} to {e.high:.2f})" for e in r] for r in estimates]
     else:
-        matrix = distance_matrix(loaded, kind).tolist()
-        cells = [["-" if v != v else f"{v:.4f}" for v in row] for row in matrix]
+        matrix = distance_matrix(loaded, kind)
+        cells = [[f"{v:.4f}" for v in row] for row in matrix]
     if errors:
         more = {"errors": _errors(loaded, kind)}
         pairs = zip(cells, more["errors"], strict=True)
         cells = [[f"{c} ± {e:.4f}" for c, e in zip(*rows, strict=True)] for rows in pairs]
+    for i, j in np.argwhere((few[:, None] | few) & ~np.eye(len(few), dtype=bool)):
+        matrix[i, j], cells[i][j] = math.nan, "-"
     if format is Format.json:
         head = {"kind": kind, "clients": names, "n": [s.n for s in loaded]}
-        show_json({**head, "distances": matrix, **more})
+        show_json({**head, "distances": matrix.tolist(), **more})
     else:
         _show_matrix(names, cells, kind)
 
@@ -139,15 +142,10 @@ def explain(
     Example: `fedcohort explain site-a.sketch site-b.sketch`
     """
     from fedcohort.files.marginals import column_gaps, gaps_to_rest
-    from fedcohort.files.sketching import client_names
-    from fedcohort.sketch.uncertainty import too_few
 
     paths, loaded = load_several(sketches, "an explanation")
-    few, names = too_few(loaded), client_names(paths)
-    if few.any():
-        listed = ", ".join(name for name, left_out in zip(names, few, strict=True) if left_out)
-        typer.echo(f"warning: too few records, so they are left out: {plain(listed)}", err=True)
-    enough = [i for i, left_out in enumerate(few) if not left_out]
+    names, few = _named(paths, loaded, "are left out")
+    enough = [i for i, small in enumerate(few) if not small]
     kept, usable = [names[i] for i in enough], [loaded[i] for i in enough]
     if len(kept) < 2:
         raise DataError("an explanation needs two sites with enough records for their noise")
@@ -166,21 +164,44 @@ def _show_gaps(compared_gaps: dict[str, list[ColumnGap]], all_columns: bool) -> 
     from rich.table import Table
     from rich.text import Text
 
+    from fedcohort.analysis.verdict import with_hint
+
     table = Table(title="Columns that differ", title_justify="left", header_style="bold")
     for head in ("compared", "column", "chance", "differs", "what"):
         table.add_column(head)
+    unknown: dict[str, str] = {}
     for compared, gaps in compared_gaps.items():
         for gap in sorted(gaps, key=lambda g: g.chance):
-            if gap.marked or gap.unknown or all_columns:
-                what = gap.what if gap.marked else gap.unknown
-                what += f" ({gap.hint})" if gap.hint else ""
+            if gap.unknown:
+                unknown.setdefault(gap.column, gap.unknown)
+            if gap.marked or all_columns:
+                what = with_hint(gap) if gap.marked else gap.unknown
                 table.add_row(
                     Text(compared), Text(gap.column), f"{gap.chance:.1g}", gap.answer, Text(what)
                 )
     if table.row_count:
         console().print(table)
-    else:
+    for column, remedy in unknown.items():
+        typer.echo(plain(f"Cannot tell whether {column} differs: {remedy}."))
+    if not table.row_count and not unknown:
         typer.echo("No column differs by more than chance explains.")
+
+
+def _named(
+    paths: Sequence[Path], sketches: Sequence[RaceSketch], hence: str
+) -> tuple[list[str], Any]:
+    """Return the clients and who of them has too few records; warn of these, and of copies."""
+    from fedcohort.files.sketching import client_names, same_data
+    from fedcohort.sketch.uncertainty import too_few
+
+    names, few = client_names(paths), too_few(sketches)
+    messages = same_data(sketches, names)
+    if few.any():
+        listed = ", ".join(name for name, small in zip(names, few, strict=True) if small)
+        messages.append(f"too few records, or too few for the noise, so they {hence}: {listed}")
+    for message in messages:
+        typer.echo(f"warning: {plain(message)}", err=True)
+    return names, few
 
 
 def _merged(path: Path) -> bool:

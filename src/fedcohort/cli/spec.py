@@ -126,7 +126,7 @@ def check(
     recipe = load_spec(spec)
     want = recipe.want(Want(csv=csv_options(csv), table=table))
     want = want if site is None else want_at_site(site, want)
-    fit = check_data(local_copy(data), want, recipe.limits)
+    fit = check_data(local_copy(data), want, recipe)
     if format is Format.json:
         show_json(fit)
     else:

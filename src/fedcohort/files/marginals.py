@@ -21,6 +21,7 @@ and half for the other contrasts).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,6 +41,7 @@ Bools = NDArray[np.bool_]
 EDGES = np.array([-3, -2, -1.5, -1, -0.65, -0.35, -0.1, 0.1, 0.35, 0.65, 1, 1.5, 2, 3])
 MIDDLES = np.concatenate([[-3.5], (EDGES[1:] + EDGES[:-1]) / 2, [3.5]])
 FALSE_MARKS = 0.01
+MIN_BUCKETS = 12  # in use, of which all counts cannot be multiples by chance
 END_SHARE = 0.5  # of a site's values in an end bin: beyond, the column cannot be judged
 CUT_SHARE = 0.05  # of them in an end bin: beyond, a shift may be larger than the bins show
 MAX_PAIRED = 8  # values of a column of which all pairs are compared
@@ -157,8 +159,22 @@ def gaps_to_rest(sketches: Sequence[RaceSketch]) -> list[list[ColumnGap]]:
     return _gaps(columns, everyone, joined, tests)
 
 
+def copies(sketch: RaceSketch) -> int:
+    """Return how often every record seems to be there: all exact counts are multiples of that."""
+    if sketch.private or int((sketch.counts > 0).sum(axis=1).max()) < MIN_BUCKETS:
+        return 1
+    return int(np.gcd.reduce(sketch.counts, axis=None))
+
+
 def _held(sketches: Sequence[RaceSketch]) -> list[ColumnCounts]:
-    counts = [s.marginals for s in sketches if s.marginals is not None]
+    """Return the histograms; copies of records are no further evidence."""
+    counts = [
+        replace(s.marginals, counts=s.marginals.counts // times, n=s.marginals.n // times)
+        if (times := copies(s)) > 1
+        else s.marginals
+        for s in sketches
+        if s.marginals is not None
+    ]
     if len(counts) != len(sketches) or len(counts) < 2:
         raise ValueError(
             "these sketches hold no single columns: make them with explain, such as 0.5"

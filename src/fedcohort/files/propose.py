@@ -28,13 +28,13 @@ from fedcohort.files.source import (
     IDENTIFIER,
     NULL_VALUES,
     TABLES,
-    Reading,
+    Source,
     Want,
     find_files,
     kind_of,
     open_source,
 )
-from fedcohort.files.spec import Limits
+from fedcohort.files.spec import Limits, SketchSpec
 from fedcohort.files.tables import Table, open_table
 from fedcohort.options import parse_options
 from fedcohort.privacy.budget import BudgetLedger
@@ -67,6 +67,7 @@ seed = 0
 null_values = {markers}     # further markers of missing values, besides ?, NA and the empty text
 """
 FAR, NEARLY_ALL = 4.0, 0.95  # scales from the center beyond which most values cannot be
+UNUSUAL = 1.5  # scales of a median from the center from which on another unit is looked for
 NO_VALUES = "Nothing in here is a value of anybody's data."
 
 
@@ -288,67 +289,91 @@ class Fit:
     problems: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    reading: Reading = field(default_factory=Reading)
+    read: dict[str, str] = field(default_factory=dict)
 
     def facts(self) -> dict[str, str]:
         """Return the findings in words."""
-        facts = {"fits": "no" if self.problems else "yes"}
-        if self.problems:
-            facts["problems"] = "\n".join(self.problems)
-        if self.unused:
-            facts["columns not used"] = ", ".join(self.unused)
-        if self.warnings:
-            facts["warnings"] = "\n".join(self.warnings)
-        return {**facts, **self.reading.facts()}
+        facts = {
+            "fits": "no" if self.problems else "yes",
+            "problems": "\n".join(self.problems),
+            "columns not used": ", ".join(self.unused),
+            "warnings": "\n".join(self.warnings),
+        }
+        return {key: value for key, value in facts.items() if value} | self.read
 
 
-def check_data(path: Path, want: Want, limits: Mapping[str, Limits]) -> Fit:
-    """Read a table column by column as a spec wants it, and collect what does not fit."""
+def check_data(path: Path, want: Want, spec: SketchSpec) -> Fit:
+    """Read a table as a spec wants it, and collect what does not fit.
+
+    It is read column by column, so that one problem does not hide the next, then row by row.
+    """
     fit, names = Fit(), first_table(path, want).names
     columns = [c for c in want.columns if isinstance(c, Column)]
     roles = {"label": want.label, "person": want.person}
-    used = {
-        want.name_at_site(name) for name in (*(c.name for c in columns), *roles.values()) if name
-    }
-    fit.unused = [name for name in names if name not in used]
+    at_site = {c.name: want.name_at_site(c.name) for c in columns}
+    at_site |= {wanted: want.name_at_site(wanted) for wanted in roles.values() if wanted}
+    fit.unused = [name for name in names if name not in at_site.values()]
     for column in columns:
-        name = want.name_at_site(column.name)
+        name = at_site[column.name]
         if name not in names:
             fit.problems.append(f"column {name!r} is missing")
             continue
-        one = replace(want, columns=(column,), label=None, person=None)
-        _check_column(path, one, column, limits.get(column.name, Limits()), fit)
+        with _collecting(path, fit):
+            one = replace(want, columns=(column,), label=None, person=None)
+            _check_column(open_source(path, one), column, spec.limits.get(column.name), fit)
     for role, wanted in roles.items():
-        if wanted is not None and want.name_at_site(wanted) not in names:
-            fit.problems.append(f"the {role} {want.name_at_site(wanted)!r} is missing")
-    if columns and not fit.problems and not fit.reading.rows:
-        fit.problems.append("the table has no rows")
-    fit.warnings += fit.reading.warnings()
+        if wanted is not None and at_site[wanted] not in names:
+            fit.problems.append(f"the {role} {at_site[wanted]!r} is missing")
+    if not fit.problems:
+        with _collecting(path, fit):
+            _check_rows(open_source(path, want), spec.label.classes, fit)
     return fit
 
 
-def _check_column(path: Path, want: Want, column: Column, limits: Limits, fit: Fit) -> None:
-    """Read one column; remember what is wrong with its values."""
+@contextmanager
+def _collecting(path: Path, fit: Fit) -> Iterator[None]:
     try:
-        source = open_source(path, want)
-        orders = [part.order[~part.missing] for b in source.blocks() for part in b.parts]
+        yield
     except DataError as error:
         fit.problems.append(str(error).removeprefix(f"{path}: "))
-        return
-    seen, total = source.reading, fit.reading
-    total.add(seen)
-    total.rows, total.kept, total.assumed = seen.rows, seen.rows, seen.assumed
-    values = np.concatenate(orders) if orders else np.empty(0)
-    if not seen.rows:
+
+
+def _check_rows(source: Source, classes: int | None, fit: Fit) -> None:
+    """Read all columns together: labels, people, and rows that are there several times."""
+    multipliers = (
+        np.random.default_rng(0).integers(1 << 63, size=source.dim, dtype=np.uint64) * 2 + 1
+    )
+    digests, last = [np.empty(0, np.uint64)], -1
+    for block in source.blocks():
+        digests.append(((block.x + 0.0).view(np.uint64) * multipliers).sum(axis=1))
+        last = max(last, -1 if block.y is None else int(block.y.max(initial=-1)))
+    reading = source.reading
+    if not reading.rows:
+        fit.problems.append("the table has no rows")
+    if classes is not None and last >= classes:
+        fit.problems.append(f"label {last}: with {classes} classes the last is {classes - 1}")
+    fit.warnings += reading.warnings()
+    fit.read = reading.facts()
+    rows = np.concatenate(digests)
+    if repeated := len(rows) - len(np.unique(rows)):
+        equal = "equal an earlier one in all columns of the spec"
+        fit.read["repeated rows"] = f"{repeated:,} of {len(rows):,} {equal}"
+
+
+def _check_column(source: Source, column: Column, limits: Limits | None, fit: Fit) -> None:
+    """Read one column; remember what is wrong with its values."""
+    orders = [part.order[~part.missing] for b in source.blocks() for part in b.parts]
+    values, others = np.concatenate([np.empty(0), *orders]), source.reading.others[column.name]
+    if not source.reading.rows:
         return
     if not len(values):
         fit.problems.append(f"column {column.name!r} holds no values")
-    elif seen.others[column.name] == len(values):
+    elif others == len(values):
         fit.problems.append(f"no value of {column.name!r} is one of its levels")
-    elif seen.others[column.name] > len(values) / 2:
+    elif others > len(values) / 2:
         fit.warnings.append(f"most values of {column.name!r} are none of its levels")
     if column.kind == "number" and len(values):
-        _check_numbers(column, values, limits, fit)
+        _check_numbers(column, values, limits or Limits(), fit)
 
 
 def _check_numbers(column: Column, values: NDArray[np.float64], limits: Limits, fit: Fit) -> None:
@@ -365,12 +390,15 @@ def _check_numbers(column: Column, values: NDArray[np.float64], limits: Limits, 
                 f"{wrong.sum():,} of {len(values):,} values of {column.name!r} are {side} = "
                 f"{limit:g}{unit}, such as {worst:.4g}"
             )
+    median, far = float(np.median(original)), float(np.median(np.abs(values)))
+    hint = unit_hint(median, column) if far > UNUSUAL else ""
+    where = f"(median {median:.4g}, center {column.center:g}{unit}): another unit?{hint}"
     if (np.abs(values) > FAR).mean() > NEARLY_ALL:
-        hint = unit_hint(float(np.median(original)), column)
         fit.problems.append(
-            f"{column.name!r}: {NEARLY_ALL:.0%} of the values lie beyond {FAR:g} scales (median "
-            f"{np.median(original):.4g}, center {column.center:g}{unit}): another unit?{hint}"
+            f"{column.name!r}: {NEARLY_ALL:.0%} of the values lie beyond {FAR:g} scales {where}"
         )
+    elif hint:
+        fit.warnings.append(f"{column.name!r}: the values lie {far:.2g} scales off {where}")
 
 
 def unit_hint(median: float, column: Column) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedcohort.exceptions import DataError, IncompatibleSketches, InvalidSketch
 from fedcohort.files.columns import columns_of
-from fedcohort.files.marginals import bins_of
+from fedcohort.files.marginals import bins_of, copies
 from fedcohort.files.source import Block, Source
 from fedcohort.rounds import check_id
 from fedcohort.sketch.race import RaceSketch
@@ -182,9 +182,9 @@ def concentration(counts: Any, n: float) -> float:
     return float(counts.max(axis=1).mean() / n)
 
 
-def sketch_warnings(sketch: RaceSketch, source: Source) -> list[str]:
-    """Say why an exact sketch cannot tell anything apart, if it cannot."""
-    messages = source.reading.warnings()
+def sketch_warnings(sketch: RaceSketch) -> list[str]:
+    """Say why an exact sketch cannot tell anything apart, and whether its records are copies."""
+    messages = []
     if sketch.n >= 10 and concentration(sketch.counts, sketch.n) > ONE_BUCKET:
         remedy = "set center=... or hash=pstable: srp compares directions from 0"
         if sketch.family.name != "srp":
@@ -192,4 +192,24 @@ def sketch_warnings(sketch: RaceSketch, source: Source) -> list[str]:
         messages.append(
             f"most records fall into one bucket, so that every distance will be about 0: {remedy}"
         )
+    if (times := copies(sketch)) > 1:
+        messages.append(f"every record seems to be there {times} times: remove the copies")
+    return messages
+
+
+def same_data(sketches: Sequence[RaceSketch], names: Sequence[str]) -> list[str]:
+    """Say which clients seem to hold records several times, or the data of another one."""
+    messages, equal = [], dict[bytes, list[str]]()
+    for sketch, name in zip(sketches, names, strict=True):
+        if sketch.n:
+            equal.setdefault(sketch.counts.tobytes(), []).append(name)
+        if (times := copies(sketch)) > 1:
+            messages.append(
+                f"Every record of {name} seems to be there {times} times: all counts are "
+                f"multiples of {times}. Remove the copies."
+            )
+    for twins in equal.values():
+        if len(twins) > 1:
+            listed = ", ".join(twins[:8]) + (", ..." if len(twins) > 8 else "")
+            messages.append(f"The sketches of {listed} are equal: the same data twice?")
     return messages

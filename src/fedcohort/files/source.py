@@ -27,6 +27,7 @@ from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.columns import Column, SiteColumn
 
 Nulls = Literal["error", "drop"]
+NARROW = 0.2  # scales: as wide as one bin of `marginals` around the center
 BLOCK_NUMBERS = 1 << 21  # numbers per block: 16 MB as float64
 BLOCK_ROWS = 1 << 16
 BLOCK_TEXTS = 4096
@@ -65,7 +66,10 @@ CONVERSIONS = {
     ".rds": 'Rscript -e \'write.csv(readRDS("FILE"), "data.csv", row.names = FALSE)\'',
     ".duckdb": 'duckdb FILE -csv -c "SELECT * FROM t" | fedcohort sketch - ...',
     ".zip": "unzip FILE",
+    ".xz": "xz --decompress FILE",
+    ".zst": "zstd --decompress FILE",
     "postgresql": r'psql URL -c "\copy (SELECT ...) to stdout csv header" | fedcohort sketch - ...',
+    "mysql": 'mysql --batch -e "SELECT ..." BASE > data.tsv',
 }
 
 
@@ -139,6 +143,7 @@ class Reading:
     assumed: list[str] = field(default_factory=list)  # such as the delimiter of the file
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     identifiers: list[str] = field(default_factory=list)
+    numbers: set[str] = field(default_factory=set)  # columns of which the range is in scales
     label: str | None = None
 
     def clear(self) -> None:
@@ -155,7 +160,7 @@ class Reading:
         self.others += later.others
         # Only the first block of a column tells whether it looks like an identifier.
         self.identifiers += [c for c in later.identifiers if c not in self.ranges]
-        self.label = later.label
+        self.label, self.numbers = later.label, self.numbers | later.numbers
         for name, span in later.ranges.items():
             self._widen(name, *span)
 
@@ -165,6 +170,8 @@ class Reading:
             if column.name not in self.ranges and _identifies(column, values):
                 self.identifiers.append(column.name)
             self._widen(column.name, float(values.min()), float(values.max()))
+        if column.kind == "number":
+            self.numbers.add(column.name)
         if column.kind == "category" and column.levels:
             others = int((values == len(column.levels)).sum())
             self.others += Counter({column.name: others} if others else {})
@@ -212,6 +219,13 @@ class Reading:
             )
         if constant:
             messages.append(f"constant in all rows, so they tell nothing: {', '.join(constant)}")
+        if narrow := [
+            c for c, (low, high) in ranges if c in self.numbers and 0 < high - low < NARROW
+        ]:
+            messages.append(
+                f"vary by less than {NARROW:g} scales, so what differs there hardly counts and is "
+                f"not explained: {', '.join(narrow)}; state a smaller scale"
+            )
         if self.identifiers:
             names = ", ".join(self.identifiers)
             messages.append(f"look like identifiers and should not be hashed: {names}")
@@ -265,9 +279,14 @@ class Source(ABC):
 def open_source(data: Any, want: Want) -> Source:
     """Open a data file, a folder of files of one kind, a URL, a table in memory or a query.
 
-    A table is any object with ``__arrow_c_stream__``: of pandas, Polars, PyArrow, DuckDB, ADBC. A
-    query is ``Want(table="SELECT ...")`` with a DB-API connection, such as one to PostgreSQL.
+    A table is any object with ``__arrow_c_stream__`` (of pandas, Polars, PyArrow, DuckDB, ADBC) or
+    ``__dataframe__``. A query is ``Want(table="SELECT ...")`` with a DB-API connection, such as one
+    to PostgreSQL.
     """
+    if not hasattr(data, "__arrow_c_stream__") and hasattr(data, "__dataframe__"):
+        from pyarrow.interchange import from_dataframe
+
+        data = from_dataframe(data)
     if hasattr(data, "__arrow_c_stream__") or hasattr(data, "cursor"):
         return open_files([data], Path("the table"), want)
     root = local_copy(str(data))
