@@ -35,7 +35,7 @@ def test_what_goes_in_comes_out(registry, make):
         np.testing.assert_array_equal(loaded[name], values)
     entry = registry.get("ann")
     assert entry.metadata == {"site": "north", "year": 2024}
-    assert (entry.n, entry.epsilon, entry.reference) == (200.0, None, None)
+    assert (entry.n, entry.privacy, entry.reference) == (200.0, None, None)
 
 
 @settings(max_examples=60)
@@ -81,7 +81,7 @@ def test_private_and_exact_sketches_live_together(registry, make):
     noisy = make(0.0).privatize(2.0, rng=np.random.default_rng(0))
     registry.add("bob", noisy, MODEL)
     assert registry.sketch("bob") == noisy
-    assert registry.get("bob").epsilon == 2.0
+    assert registry.get("bob").privacy == "epsilon=2"
 
 
 @pytest.mark.parametrize(

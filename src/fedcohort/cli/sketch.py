@@ -295,8 +295,8 @@ def _report(
         return
     if format is Format.json:
         more = {"read": reading.facts(), "warnings": list(warnings)}
-        release = last.header()["release"]
-        show_json({"sketches": written, **last.spec, "release": release, **more})
+        facts = {"release": last.header()["release"], "privacy": last.claim()}
+        show_json({"sketches": written, **last.spec, **facts, **more})
         return
     facts = {**describe(last), **reading.facts()}
     if len(written) > 1:

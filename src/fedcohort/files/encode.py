@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedcohort.exceptions import DataError
 from fedcohort.files.columns import PERIODS, Column, SiteColumn, columns_width
 from fedcohort.files.source import Place, Reading
-from fedcohort.files.tables import kind_of_type
+from fedcohort.files.tables import MAX_WHOLE, kind_of_type
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -108,7 +108,11 @@ def _settle(column: Column, part: Encoded, place: Place, reading: Reading) -> Bo
 
 
 def _number(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
-    raw = floats(texts(array, markers) if kind_of_type(array.type) == "text" else array).copy()
+    is_text = kind_of_type(array.type) == "text"
+    try:
+        raw = floats(texts(array, markers) if is_text else array).copy()
+    except pa.lib.ArrowInvalid as error:
+        raise DataError(f"{place.path}: column {column.name!r}: not a number: {error}") from None
     for marker in _numeric(tuple(markers)):
         raw[raw == marker] = np.nan
     _refuse_infinite(raw, column, place, "inf")
@@ -157,11 +161,22 @@ def texts(array: Any, markers: Sequence[str]) -> Any:
     and wherever as fractions.
     """
     array = unpacked(array)
-    plain = pc.utf8_trim_whitespace(array.cast(pa.string()))
-    if not (pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
+    plain = pc.utf8_trim_whitespace(written(array))
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         plain = pc.replace_substring_regex(plain, r"^(-?\d+)\.0+$", r"\1")
     missing = pc.is_in(plain, value_set=pa.array(["", *markers], pa.string()))
     return pc.if_else(missing, pa.scalar(None, pa.string()), plain)
+
+
+def written(array: Any) -> Any:
+    """Return a column as texts, whole numbers in digits although they were read as fractions."""
+    array = unpacked(array)
+    plain = array.cast(pa.string())
+    if not pa.types.is_floating(array.type):
+        return plain
+    whole = pc.and_(pc.equal(pc.floor(array), array), pc.less(pc.abs(array), MAX_WHOLE))
+    digits = pc.if_else(whole, array, pa.scalar(None, array.type)).cast(pa.int64())
+    return pc.coalesce(digits.cast(pa.string()), plain)
 
 
 def _codes(array: Any, levels: Sequence[str]) -> tuple[NDArray[np.int64], Bools]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.columns import Column, columns_width
-from fedcohort.files.encode import encode, floats, unpacked
+from fedcohort.files.encode import encode, floats, unpacked, written
 from fedcohort.files.source import Block, Place, Reading, Source, Want
 from fedcohort.files.tables import Kind, Table, open_table
 
@@ -166,7 +166,7 @@ class TableSource(Source):
             if role == "label":
                 y, present = labels(batch[name], name, place)
             else:
-                plain = unpacked(batch[name]).cast(pa.string())
+                plain = written(batch[name])
                 names = np.array(plain.to_pylist(), object)
                 present = names.astype(bool)
                 ids = names if role == "by" else ids

@@ -36,6 +36,7 @@ Kind = Literal["whole", "number", "text", "date", "empty", "other"]
 Forced = Mapping[str, Literal["text", "number"]]
 BLOCK = 4 << 20
 BUFFER = 1 << 16
+MAX_WHOLE = 2.0**53  # from here on, fractions do not hold every whole number
 FIRST_ROWS = 1000  # of a sheet or a query, to tell the types
 MAX_BATCH = 1 << 26  # bytes of text that a batch may take when its dictionaries are unpacked
 MAX_SHEETS = 1 << 30  # bytes of an unpacked .xlsx file
@@ -245,13 +246,26 @@ class JsonTable(Table):
         return self._open(None).schema
 
     def _stream(self, columns: list[str], rows: int, forced: Forced) -> Any:
+        """Read all numbers as fractions, so that no record decides how others are read."""
         fields = [
             pa.field(c, pa.float64())
-            if forced.get(c) == "number" and pa.types.is_integer(self.schema.field(c).type)
+            if c in forced and pa.types.is_integer(self.schema.field(c).type)
             else self.schema.field(c)
             for c in columns
         ]
-        return self._open(pa.schema(fields))
+        for batch in self._open(pa.schema(fields)):
+            for c in columns:
+                if forced.get(c) == "text" and pa.types.is_floating(batch.schema.field(c).type):
+                    self._refuse_long(c, batch[c])
+            yield batch
+
+    def _refuse_long(self, column: str, numbers: Any) -> None:
+        largest = pc.max(pc.abs(numbers)).as_py() or 0.0
+        if largest >= MAX_WHOLE:
+            raise DataError(
+                f"{self.where}: column {column!r} holds {largest:.17g}, a number of too many "
+                "digits; write it as a text, in quotes"
+            )
 
     def _open(self, schema: Any) -> Any:
         arrow = pa.json

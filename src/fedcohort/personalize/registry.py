@@ -61,7 +61,7 @@ CREATE TABLE clients (
     number INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
     n REAL NOT NULL,
-    epsilon REAL,
+    privacy TEXT,
     model TEXT,
     reference TEXT,
     metadata TEXT NOT NULL,
@@ -76,7 +76,7 @@ CREATE TABLE counts (
 );
 """
 TABLES = "SELECT type, name, sql FROM sqlite_master ORDER BY name"
-COLUMNS = "id, n, epsilon, model, reference, metadata, registered"
+COLUMNS = "id, n, privacy, model, reference, metadata, registered"
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ class Record:
 class Entry:
     """What the registry knows about a client, apart from its sketch.
 
-    `n` samples are behind the sketch, whose privacy is `epsilon` (None if exact); `model` is the
+    `n` samples are behind the sketch, whose budget is `privacy` (None if exact); `model` is the
     SHA-256 of the stored model, `reference` says where it is if not here, `registered` is in UTC.
     """
 
     client: ClientId
     n: float
-    epsilon: float | None
+    privacy: str | None
     model: str | None
     reference: str | None
     metadata: dict[str, Any]
@@ -114,10 +114,10 @@ class Entry:
     @classmethod
     def from_row(cls, row: tuple[Any, ...]) -> Entry:
         """Read the values of `COLUMNS`; DataError if the row was damaged."""
-        client, n, epsilon, model, reference, metadata, registered = row
+        client, n, privacy, model, reference, metadata, registered = row
         try:
             check_id(client)
-            entry = cls(client, n, epsilon, model, reference, json.loads(metadata), registered)
+            entry = cls(client, n, privacy, model, reference, json.loads(metadata), registered)
             check_fields(entry, "column")
         except (ValueError, TypeError, RecursionError) as error:
             raise DataError(f"client {client!r}: its row is damaged ({error})") from None
@@ -319,7 +319,7 @@ class Registry:
         row = (
             record.client,
             float(sketch.n),
-            None if sketch.release is None else sketch.release.epsilon,
+            None if (total := sketch.total_release) is None else total.budget(),
             model,
             record.reference,
             _to_json(dict(record.metadata), f"metadata of {whose}"),

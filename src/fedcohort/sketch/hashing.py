@@ -273,8 +273,9 @@ def _sized(item: Any) -> Any:
             f"minhash: {item[:40]!r} is one string, not a set of tokens; "
             "split it, or give the sketch a Tokenizer"
         )
-    if isinstance(item, np.ndarray):
-        return item.ravel() if item.dtype.kind in "iu" else item.ravel().tolist()
+    if isinstance(item, np.ndarray):  # joined arrays of several types could become fractions
+        safe = item.dtype.kind in "iu" and np.can_cast(item.dtype, np.int64)
+        return item.ravel().astype(np.int64) if safe else item.ravel().tolist()
     return item if isinstance(item, Collection) else list(item)
 
 
@@ -381,6 +382,8 @@ def _prepared(
         raise ValueError(f"data of {x.shape[1]} columns, but the sketch has dim={dim}")
     if x.dtype.kind not in "fiub":
         raise ValueError(f"data of dtype {x.dtype} cannot be hashed; give numbers")
+    if x.dtype.itemsize > 8:  # rounded here, each alike: a far vector makes `within_float32` do it
+        x = x.astype(np.float64)
     out = transform.apply(x, y)
     finite = np.isfinite(out).all(axis=1) if out.dtype.kind == "f" else np.ones(1, bool)
     if not finite.all():

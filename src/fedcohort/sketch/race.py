@@ -171,6 +171,22 @@ class RaceSketch(_Counts):
         return self.release is not None
 
     @property
+    def total_release(self) -> Release | None:
+        """What protects joint counts and single columns together; None if exact."""
+        if self.release is None:
+            return None
+        parts = self._releases.values()
+        total = {k: sum(getattr(r, k) for r in parts) for k in ("epsilon", "delta", "rho")}
+        return replace(self.release, **total)
+
+    @property
+    def _releases(self) -> dict[str, Release]:
+        parts = {"the joint counts": self.release}
+        if self.marginals is not None:
+            parts[f"{len(self.columns)} single columns"] = self.marginals.release
+        return {what: release for what, release in parts.items() if release is not None}
+
+    @property
     def spec(self) -> dict[str, Any]:
         """Hash functions, transform and columns as plain values; equal in sketches alike."""
         spec: dict[str, Any] = {"hash": self.family.spec(), "transform": self.transform.spec()}
@@ -189,7 +205,8 @@ class RaceSketch(_Counts):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        private = "" if self.release is None else f", epsilon={self.release.epsilon:g}"
+        total = self.total_release
+        private = "" if total is None else f", {total.budget()}"
         size = f"{self.rows} x {self.buckets}"
         return f"{type(self).__name__}({self.family.name}, {size}, n={self.n:g}{private})"
 
@@ -276,15 +293,12 @@ class RaceSketch(_Counts):
 
     def claim(self) -> str:
         """Say in one line what is protected in all, what is public, and by which noise."""
-        joint = self.release
-        if joint is None:
+        total = self.total_release
+        if total is None:
             return "exact: no noise protects single records"
-        if self.marginals is None or (single := self.marginals.release) is None:
-            return joint.claim()
-        parts = {"the joint counts": joint, f"{len(self.columns)} single columns": single}
-        noise = [f"{r.mechanism} noise on {what} ({r.budget()})" for what, r in parts.items()]
-        total = [joint.epsilon + single.epsilon, joint.delta + single.delta]
-        return replace(joint, epsilon=total[0], delta=total[1]).claim(" and ".join(noise))
+        parts = self._releases.items()
+        noise = [f"{r.mechanism} noise on {what} ({r.budget()})" for what, r in parts]
+        return total.claim(" and ".join(noise) if len(noise) > 1 else "")
 
     def header(self) -> dict[str, Any]:
         """Return what a file says about the sketch, as plain values."""
@@ -400,12 +414,12 @@ def empty_sketch(
     return RaceSketch.srp(int(np.prod(x.shape[1:])), rows, bits, seed, transform=transform)
 
 
-def token_sets(x: NDArray[Any]) -> list[NDArray[Any]]:
+def token_sets(x: NDArray[Any], check: bool = True) -> list[NDArray[Any]]:
     """Return rows of integer tokens as sets for `RaceSketch.add`.
 
     Rows of zeros and ones alone could be a 0/1 matrix, whose sets are of columns: ConfigError.
     """
-    if x.size and x.min() >= 0 and x.max() <= 1:
+    if check and x.size and x.min() >= 0 and x.max() <= 1:
         raise ConfigError(
             "hash='minhash': all inputs are 0 or 1, which could be tokens or marks of columns; "
             "give the numbers of the columns that are 1, or use hash='srp'"

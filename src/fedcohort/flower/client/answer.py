@@ -366,13 +366,14 @@ class Asked(Clients):
         """Return the client's sketch: by its own privacy settings, or at the policy's epsilon."""
         center = reading_in(config_of(self.message), "center")
         classes = self.answers.classes or self.request.classes
-        exact = sketch(self.data, options, classes=classes, center=center)
+        privacy = Privacy.on_node(self.context, self.answers.privacy)
+        private = privacy is not None or bool(options.get("epsilon"))
+        exact = sketch(self.data, options, classes=classes, center=center, private=private)
         digest = hashlib.blake2b(json.dumps(exact.spec, sort_keys=True).encode(), digest_size=6)
         label_columns = getattr(exact.transform, "classes", 0)
         width = getattr(exact.family, "dim", 0) - label_columns
         inputs = f"{width} inputs" if width > 0 else "tokens"
         self._kind = f"{inputs}, hashed as {digest.hexdigest()}"
-        privacy = Privacy.on_node(self.context, self.answers.privacy)
         if privacy is not None:
             return [privacy.release(self.account, exact).reading()]
         epsilon, delta = float(options.get("epsilon", 0.0)), float(options.get("delta", 0.0))

@@ -30,6 +30,7 @@ from fedcohort.sketch.hashing import MAX_BITS, MAX_CELLS, MinHash
 from fedcohort.sketch.race import RaceSketch, empty_sketch, token_sets
 
 SIGNALS_KEY = "fedcohort-signals"
+MAX_INPUT = 1e15  # of a private sketch: beyond, numbers count as this
 COUNT_METRICS = ("num-examples", "num_examples")
 
 
@@ -93,12 +94,12 @@ class Privacy:
         account = hashlib.blake2b(client.encode(), digest_size=8).hexdigest()
         ledger = BudgetLedger(folder / f"budget-{account}.json", total, self.delta)
         content = ledger.charge_and_store(  # and never "delivered": the answer stays the same
-            [noise_for(sketch.rows, self.epsilon, self.delta, "add-remove")],
+            [release := noise_for(sketch.rows, self.epsilon, self.delta, "add-remove")],
             lambda: sketch.privatize(self.epsilon, self.delta, n=self.n).to_bytes(),
             request=self._name(client, sketch),
         )
         left = ledger.remaining()
-        LOG.info("a sketch of %s: epsilon %g; %g of %g left", client, self.epsilon, left, total)
+        LOG.info("a sketch of %s: %s; %g of %g left", client, release.budget(), left, total)
         return RaceSketch.from_bytes(content)
 
     def _name(self, client: ClientId, sketch: RaceSketch) -> str:
@@ -143,11 +144,13 @@ def sketch(
     *,
     classes: int = 0,
     center: NDArray[np.float64] | None = None,
+    private: bool = False,
 ) -> RaceSketch:
     """Sketch a client's examples as the policy's options say, batch by batch.
 
     All clients must hash alike, so "auto" is always SRP here; the log says so where inputs look
-    like tokens, for which the policy must state ``hash="minhash"``.
+    like tokens, for which the policy must state ``hash="minhash"``. No example can make a `private`
+    sketch fail, because the server would see that: numbers and labels are brought into their range.
 
     Examples
     --------
@@ -169,7 +172,11 @@ def sketch(
                     "tokens, give the server's policy hash='minhash'"
                 )
         flat: Any = numbers.reshape(len(x), -1)
-        result.add(token_sets(flat) if tokens else flat, y if result.labeled else None)
+        if private:
+            flat = np.clip(np.nan_to_num(flat.astype(np.float64)), -MAX_INPUT, MAX_INPUT)
+            y = np.clip(y, 0, classes - 1) if result.labeled else y
+        flat = token_sets(flat, check=not private) if tokens else flat
+        result.add(flat, y if result.labeled else None)
     if result is None:
         raise ConfigError("attach(data=...): there are no examples to sketch")
     return result
