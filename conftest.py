@@ -13,7 +13,7 @@ settings.register_profile(
 )
 settings.load_profile("any speed")
 
-collect_ignore_glob = []
+collect_ignore_glob = ["tests/soak/[!t]*.py"]  # drivers
 if find_spec("triton") is None:  # a module that cannot be imported is not searched for doctests
     collect_ignore_glob.append("src/**/_*triton*.py")
 

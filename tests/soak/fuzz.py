@@ -11,9 +11,7 @@ out, and named in the result.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import importlib
 import json
 import logging
 import mmap
@@ -28,8 +26,8 @@ from pathlib import Path
 from random import Random
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from fuzzing.parsers import PARSERS
+from driver import drive
+from parsers import PARSERS, example_sketch
 
 from fedcohort.exceptions import FedcohortError
 
@@ -39,12 +37,14 @@ TRIAL, REFUSED, ACCEPTED = range(3)
 STOPPED = 70  # exit status of a child that could not go on
 
 
-def attack(parser, seed, trials, until, counts, note):
+def attack(parser, folder, seed, trials, until, counts, note):
     """Run trials in this process; `counts` lies in shared memory, which outlives a crash."""
-    examples, rng = parser.examples(), Random()
+    path, rng = folder / parser.file, Random()
+    path.parent.mkdir(exist_ok=True)
+    examples = parser.examples(folder)
     for data in examples:  # everything is imported, and nothing refused for another reason
-        parser.write(data)
-        parser.parse()
+        path.write_bytes(data)
+        parser.parse(path)
     gc.freeze()  # what is imported is not searched for garbage again and again
     status = Path("/proc/self/status").read_text()
     most = (int(status.split("VmSize:")[1].split()[0]) << 10) + MEMORY
@@ -55,10 +55,10 @@ def attack(parser, seed, trials, until, counts, note):
             return
         counts[TRIAL] = trial
         rng.seed((seed << 40) + trial)
-        parser.write(parser.damaged(rng.choice(examples), rng))
+        path.write_bytes(parser.damaged(rng.choice(examples), rng))
         signal.alarm(SECONDS)
         try:
-            parser.parse()
+            parser.parse(path)
             counts[ACCEPTED] += 1
         except FedcohortError:
             counts[REFUSED] += 1
@@ -88,14 +88,15 @@ def in_child(work, note):
     return os.waitstatus_to_exitcode(status), usage
 
 
-def run(name, *, seed=0, count=10**9, seconds=10.0):
+def run(name, seconds, count, seed=0):
     """Run `count` trials of one parser and return what came out."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     began = time.monotonic()
     peak = crashes = cpu = first = 0
     counts = memoryview(mmap.mmap(-1, 24)).cast("q")
     with tempfile.TemporaryDirectory(dir=memory) as root:
-        parser, log = PARSERS[name](Path(root)), Path(root) / "errors.jsonl"
+        parser, folder, log = PARSERS[name], Path(root) / "files", Path(root) / "errors.jsonl"
+        folder.mkdir()
 
         def note(error):
             frames = traceback.extract_tb(getattr(error, "__traceback__", None))
@@ -114,7 +115,8 @@ def run(name, *, seed=0, count=10**9, seconds=10.0):
         while first < count and (not first or time.monotonic() < began + seconds):
             trials = range(first, count)
             code, usage = in_child(
-                lambda t=trials: attack(parser, seed, t, began + seconds, counts, note), note
+                lambda t=trials: attack(parser, folder, seed, t, began + seconds, counts, note),
+                note,
             )
             peak = max(peak, usage.ru_maxrss / 1024)
             cpu += usage.ru_utime + usage.ru_stime
@@ -141,36 +143,9 @@ def run(name, *, seed=0, count=10**9, seconds=10.0):
     }
 
 
-def main():
-    from provenance import write
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", help=f"comma-separated parsers of {', '.join(PARSERS)} [all]")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=10**6, help="trials per parser [10**6]")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for all parsers together [60]")
-    parser.add_argument("--out", help="write the counts and where they come from, as JSON")
-    args = parser.parse_args()
-    wanted = args.only.split(",") if args.only else list(PARSERS)
-    if unknown := set(wanted) - set(PARSERS):
-        parser.error(f"--only {','.join(sorted(unknown))}: choose from {', '.join(PARSERS)}")
-    logging.disable()
-    left_out = {name: missing for name in wanted if (missing := PARSERS[name].missing())}
-    names = [name for name in wanted if name not in left_out]
-    for module in sorted({module for name in names for module in PARSERS[name].imports}):
-        importlib.import_module(module)  # once for all children
-    end, rows = time.monotonic() + args.seconds, []
-    for at, name in enumerate(names):
-        share = (end - time.monotonic()) / (len(names) - at)
-        rows.append(run(name, seed=args.seed, seconds=share, count=args.count))
-        print(json.dumps(rows[-1]), flush=True)
-        if args.out:  # after each parser, so that an interruption leaves what there is
-            write(args.out, {"parsers": rows, "left out": left_out})
-    sys.exit(any(row["errors"] for row in rows))
-
-
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main()
+    logging.disable()
+    example_sketch()  # compiled once, for all children
+    failed = lambda row: bool(row["errors"])  # noqa: E731
+    drive(__doc__, "parsers", PARSERS, run, failed, count=10**6, seed=0)

@@ -4,27 +4,23 @@
     python tests/soak/kills.py --only run,registry --kills 100 --jobs 12 --out result.json
 
 Each job is a process that can be started again after a kill: the command line (`run`, `compare`,
-`sketch` on a budget, `registry add`), payments from a budget, and a Flower server with a
-checkpoint. Three kills in five come at a moment of danger: the process counts its opens, renames,
-removals and locks of files, its syncs (before and after) and its statements of SQLite, and ends
-itself with SIGKILL at a random one of them. One kill in five comes before a sync and also cuts the
-file to a random length between what was synced and what was written, as a power cut may. One kill
-in five comes at a random time. After one to four kills the job is left to finish. Then:
+`sketch` on a budget, `registry add`), and a Flower server with a checkpoint. Three kills in five
+come at a moment of danger: the process counts its opens, renames, removals and locks of files, its
+syncs (before and after) and its statements of SQLite, and ends itself with SIGKILL at a random one
+of them. One kill in five comes before a sync and also cuts the file to a random length between what
+was synced and what was written, as a power cut may. One kill in five comes at a random time. After
+one to four kills the job is left to finish. Then:
 
 - a difference: the result is not that of a calm run, or a temporary file is left;
 - a loss: something that was there before a kill (a client, a payment) is gone after it;
 - a double payment: a budget paid more than once for one release.
 
 A kill counts if the process was alive; one that came too late counts as missed. Processes are
-forked from one that has imported everything, so that a kill costs a fraction of a second. Jobs
-whose packages are not installed are left out, and named in the result.
+forked from one that has imported everything, so that a kill costs a fraction of a second.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import json
 import random
 import shutil
 import sys
@@ -35,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from killing.jobs import JOBS, Job
-from killing.process import FORK, Process
+from driver import drive
+from jobs import JOBS, Job
+from killed import FORK, Process
 
 BY_TIME = 0.2  # share of the kills at a random time
 AT_SYNC = 0.2  # share of the kills that also cut the file that is about to be synced
@@ -144,31 +140,29 @@ def chains(name, undisturbed, root, numbers, until, enough, seed, out):
         out.put(None)
 
 
-def trial(name, root, *, kills, seconds, seed=0, jobs=1):
+def trial(name, seconds, kills, seed=0, jobs=1):
     """Run chains of one job until one of `kills` or `seconds` is spent, and count."""
-    job, root = JOBS[name], Path(root)
-    inputs = root / f"{name}-inputs"
-    inputs.mkdir(parents=True)
-    job.prepare(inputs)
-    until = time.monotonic() + seconds
-    for module in job.imports:
-        importlib.import_module(module)
-    undisturbed = calm(job, inputs, root / f"{name}-calm")
-    about = {"moments": undisturbed.moments, "syncs": undisturbed.syncs}
-    about["calm seconds"] = round(undisturbed.seconds, 2)
-    total, out = {"job": name, **none_yet(), **about}, FORK.SimpleQueue()
-    enough = FORK.Value("q", kills)
-    for j in range(jobs):
-        numbers = range(j, 10**9, jobs)
-        shared = (name, undisturbed, root, numbers, until, enough, seed, out)
-        FORK.Process(target=chains, args=shared).start()
-    working = jobs
-    while working:
-        part = out.get()
-        if part is None:
-            working -= 1
-        else:
-            add_up(total, part)
+    with tempfile.TemporaryDirectory() as place:
+        job, root = JOBS[name], Path(place)
+        (root / f"{name}-inputs").mkdir()
+        job.prepare(root / f"{name}-inputs")
+        until = time.monotonic() + seconds
+        undisturbed = calm(job, root / f"{name}-inputs", root / f"{name}-calm")
+        about = {"moments": undisturbed.moments, "syncs": undisturbed.syncs}
+        about["calm seconds"] = round(undisturbed.seconds, 2)
+        total, out = {"job": name, **none_yet(), **about}, FORK.SimpleQueue()
+        enough = FORK.Value("q", kills)
+        for j in range(jobs):
+            numbers = range(j, 10**9, jobs)
+            shared = (name, undisturbed, root, numbers, until, enough, seed, out)
+            FORK.Process(target=chains, args=shared).start()
+        working = jobs
+        while working:
+            part = out.get()
+            if part is None:
+                working -= 1
+            else:
+                add_up(total, part)
     return total
 
 
@@ -176,38 +170,5 @@ def failures(result):
     return sum(result[key] for key in ("differences", "losses", "double payments"))
 
 
-def main():
-    from provenance import write
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", help=f"comma-separated jobs of {', '.join(JOBS)} [all]")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time [1]")
-    parser.add_argument("--kills", type=int, default=10**9, help="per job, at least [no end]")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for all jobs together [60]")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", help="write the counts and where they come from, as JSON")
-    args = parser.parse_args()
-    wanted = args.only.split(",") if args.only else list(JOBS)
-    if unknown := set(wanted) - set(JOBS):
-        parser.error(f"--only {','.join(sorted(unknown))}: choose from {', '.join(JOBS)}")
-    left_out = {name: JOBS[name].missing for name in wanted if JOBS[name].missing}
-    for name, missing in left_out.items():
-        print(f"left out: {name} needs {', '.join(missing)}", file=sys.stderr)
-    names = [name for name in wanted if name not in left_out]
-    results, began = [], time.monotonic()
-    for at, name in enumerate(names):
-        share = (args.seconds - (time.monotonic() - began)) / (len(names) - at)
-        with tempfile.TemporaryDirectory() as root:
-            limits = {"kills": args.kills, "seconds": share}
-            done = trial(name, root, **limits, seed=args.seed, jobs=args.jobs)
-        print(json.dumps(done), flush=True)
-        results.append(done)
-        if args.out:  # after each job, so that an interruption leaves what there is
-            write(args.out, {"jobs": results, "left out": left_out})
-    sys.exit(any(map(failures, results)) or not results)
-
-
 if __name__ == "__main__":
-    main()
+    drive(__doc__, "jobs", JOBS, trial, failures, kills=10**9, seed=0, jobs=1)

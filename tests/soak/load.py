@@ -1,7 +1,7 @@
 """Many clients for many rounds, without training: no exception, flat memory, flat time per round.
 
     python tests/soak/load.py --clients 20000 --rounds 200
-    python tests/soak/load.py --clients 100000 --rounds 1000 --jobs 2 --seconds 2800 --out r.json
+    python tests/soak/load.py --clients 100000 --rounds 1000 --seconds 2800 --out r.json
 
 Every policy, and every gate with uniform selection, drives a session in a process of its own. In
 each round 30 % of the clients are away, a few join and leave permanently, 20 % of the cohort fails
@@ -12,14 +12,12 @@ Rounds before a policy's window is full (see `WARM_UP`) are not judged. Time is 
 `begin` and `finish` without the making of readings. It is flat if the median of the last quarter of
 the judged rounds is at most 1.5 times that of the second quarter (or 5 ms more). Memory is flat if
 the process grows by at most 30 % (or 60 MB) from the first quarter on; known clients stay known, so
-that a few megabytes per thousand newcomers are expected. With `--seconds`, each case gets an equal
-share of the time that is left; one that is not done by then is judged by the rounds that it did.
+that a few megabytes per thousand newcomers are expected. Each case
+gets an equal share of the time that is left, and is judged by the rounds that it did.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import time
@@ -30,7 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parent))
+from driver import drive
 
 from fedcohort import POLICIES, Session
 from fedcohort.gates import GATES
@@ -178,36 +177,13 @@ def judged(times, memory, warm_up=0):
     }
 
 
-def main():
-    from provenance import write
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--clients", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--only", help="comma-separated cases, such as 'policy oort,gate cmfl'")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time [1]")
-    parser.add_argument("--seconds", type=float, default=1e9, help="for all cases, at most")
-    parser.add_argument("--out", help="write the figures and where they come from, as JSON")
-    args = parser.parse_args()
-    wanted = args.only.split(",") if args.only else CASES
-    if unknown := set(wanted) - set(CASES):
-        parser.error(f"--only {','.join(sorted(unknown))}: choose from {', '.join(CASES)}")
-    settings, rows = {"clients": args.clients, "rounds": args.rounds}, []
-    end, context = time.monotonic() + args.seconds, get_context("spawn")  # memory of its own
-    for at in range(0, len(wanted), args.jobs):
-        share = (end - time.monotonic()) * args.jobs / (len(wanted) - at)
-        cases = wanted[at : at + args.jobs]
-        with ProcessPoolExecutor(args.jobs, mp_context=context) as pool:
-            for row in [pool.submit(soak, c, *settings.values(), share) for c in cases]:
-                rows.append(row.result())
-                print(json.dumps(rows[-1]), flush=True)
-        if args.out:  # so that an interruption leaves what there is
-            write(args.out, {**settings, "cases": rows})
-    sys.exit(any(row["error"] is not None or row["flat"] is False for row in rows))
+def alone(case, seconds, clients, rounds):
+    """Drive one case in a process of its own, which has memory of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(soak, case, clients, rounds, seconds).result()
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main()
+    failed = lambda row: row["error"] is not None or row["flat"] is False  # noqa: E731
+    drive(__doc__, "cases", CASES, alone, failed, clients=20_000, rounds=200)

@@ -55,11 +55,11 @@ def test_one_run_folder(tmp_path):
 
     def write(number):
         slow = lambda records: time.sleep(0.02)  # noqa: E731
-        return len(run(experiment, tmp_path / "shared", resume=True, on_round=slow))
+        return run(experiment, tmp_path / "shared", resume=True, on_round=slow).finished
 
     found = at_once(write, range(3))
     assert sum(isinstance(one, FolderInUse) for one in found) == 2
-    assert [one for one in found if not isinstance(one, FolderInUse)] == [1]
+    assert True in found
     calm, shared = (tmp_path / name / "rounds.jsonl" for name in ("calm", "shared"))
     assert shared.read_bytes() == calm.read_bytes()
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# All of it is imported here, once, before processes are forked.
+import flwr.serverapp.strategy  # noqa: F401
 import numpy as np
+import sklearn.datasets  # noqa: F401
+from safetensors.numpy import save_file
+
+import fedcohort.cli
+import fedcohort.experiments.run
+import fedcohort.files.sketching
+import fedcohort.flower  # noqa: F401
+from fedcohort import storage
+from fedcohort.personalize import Registry, check
+from fedcohort.sketch.race import RaceSketch
 
 CLI = "from fedcohort.cli import main; main()"
-CLI_NEEDS = ("typer", "rich")
 
 
 @dataclass(frozen=True)
@@ -22,17 +32,11 @@ class Job:
     script: str  # Python code
     arguments: Callable[[Path, Path], list[Any]]  # from the folders of inputs and of this trial
     result: Callable[[Path], Any]  # what a finished folder holds, to compare with a calm run's
-    needs: tuple[str, ...] = ()  # packages without which it cannot run
-    imports: tuple[str, ...] = ()  # modules that are imported once, before processes are forked
     prepare: Callable[[Path], None] = lambda inputs: None  # writes inputs, once for all trials
     held: Callable[[Path], set[Any]] = lambda folder: set()  # what a kill must not lose
     paid: Callable[[Path], int] = lambda folder: 0  # how many releases were paid for
     done: Callable[[Path], bool] = lambda folder: False  # whether a killed one had delivered all
     continues: bool = True  # whether a restart goes on where the kill was, or begins again
-
-    @property
-    def missing(self) -> list[str]:
-        return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
 
 EXPERIMENT = """
@@ -75,17 +79,11 @@ def rounds_of(folder):
     return out
 
 
-NEEDS = (*CLI_NEEDS, "torch")
-IMPORTS = ("fedcohort.cli", "fedcohort.experiments.run", "sklearn.datasets")
-RUN = Job(CLI, run_arguments, rounds_of, NEEDS, IMPORTS, write_experiment)
-COMPARE = Job(CLI, compare_arguments, rounds_of, NEEDS, IMPORTS)
+RUN = Job(CLI, run_arguments, rounds_of, write_experiment)
+COMPARE = Job(CLI, compare_arguments, rounds_of)
 
 
 def write_clients(inputs):
-    from safetensors.numpy import save_file
-
-    from fedcohort.sketch.race import RaceSketch
-
     (inputs / "clients").mkdir()
     for i in range(40):
         sketch = RaceSketch.srp(dim=4, rows=10, bits=3)
@@ -99,8 +97,6 @@ def registry_arguments(inputs, folder):
 
 
 def clients_of(folder):
-    from fedcohort.personalize import Registry
-
     if not (folder / "warm" / "registry.sqlite").exists():
         return set()
     with Registry(folder / "warm") as registry:
@@ -108,8 +104,6 @@ def clients_of(folder):
 
 
 def registry_of(folder):
-    from fedcohort.personalize import Registry, check
-
     with Registry(folder / "warm") as registry:
         problems = [problem.kind for problem in check(registry) if problem.kind != "orphan"]
         entries = {
@@ -123,31 +117,10 @@ REGISTRY = Job(
     CLI,
     registry_arguments,
     registry_of,
-    (*CLI_NEEDS, "safetensors"),
-    ("fedcohort.cli", "fedcohort.personalize", "safetensors.numpy"),
     write_clients,
     held=clients_of,
     continues=False,
 )
-
-
-PAY_SCRIPT = """
-import sys
-from pathlib import Path
-from fedcohort.storage import remove_leftovers, write_atomically
-from fedcohort.privacy.budget import BudgetLedger
-from fedcohort.privacy.release import noise_for
-folder = Path(sys.argv[1])
-ledger = BudgetLedger(folder / "budget.json", 100.0)
-release = noise_for(10, 0.5, 0.0, "add-remove")
-remove_leftovers(folder)
-for i in range(60):
-    name, out = f"r{i}", folder / f"{i}.out"
-    if not out.exists():
-        content = ledger.charge_and_store([release], lambda: b"%d" % i, request=name)
-        write_atomically(out, content)
-    ledger.delivered(name)
-"""
 
 
 def account(folder):
@@ -181,8 +154,6 @@ def sketch_arguments(inputs, folder):
 
 def sketches_of(folder):
     """Noise is drawn anew in every trial: whose sketches there are, and what they claim."""
-    from fedcohort.sketch.race import RaceSketch
-
     index = json.loads((folder / "out" / "clients.json").read_text())
     found = [RaceSketch.load(folder / "out" / name) for name in sorted(index)]
     strays = sorted(p.name for p in (folder / "out").iterdir() if p.name not in index)
@@ -197,34 +168,17 @@ def sketches_delivered(folder):
     return all((index.parent / name).exists() for name in json.loads(index.read_text()))
 
 
-def releases_of(folder):
-    out = {p.name: p.read_bytes() for p in folder.glob("*.out")}
-    return out, account(folder), undelivered(folder)
-
-
 SKETCH = Job(
     CLI,
     sketch_arguments,
     sketches_of,
-    CLI_NEEDS,
-    ("fedcohort.cli", "fedcohort.files.sketching", "fedcohort.sketch.hashing"),
     write_records,
     held=payments,
     paid=times_paid,
     done=sketches_delivered,
     continues=False,
 )
-BUDGET = Job(
-    PAY_SCRIPT,
-    lambda inputs, folder: [folder],
-    releases_of,
-    imports=("fedcohort.privacy.budget", "fedcohort.privacy.release"),
-    held=payments,
-    paid=times_paid,
-)
-
-
-TESTS = Path(__file__).resolve().parents[2]
+TESTS = Path(__file__).resolve().parents[1]
 SERVER_SCRIPT = """
 import importlib.util, sys
 from pathlib import Path
@@ -249,8 +203,6 @@ strategy.start(digits.grid(), digits.arrays(), 6)
 
 def server_of(folder):
     """The state of a finished server, without durations and the random name of its run."""
-    from fedcohort import storage
-
     state = storage.load(folder / "server.ckpt")
     times = ("seconds", "elapsed", "working", "waiting", "slowest")
     reports = [
@@ -274,8 +226,6 @@ FLOWER = Job(
     SERVER_SCRIPT,
     lambda inputs, folder: [folder, TESTS / "flower"],
     server_of,
-    ("flwr", "torch", "pytest"),
-    ("fedcohort.flower", "flwr.serverapp.strategy", "fedcohort.simulate", "sklearn.datasets"),
 )
 
 
@@ -284,6 +234,5 @@ JOBS = {
     "compare": COMPARE,
     "sketch": SKETCH,
     "registry": REGISTRY,
-    "budget": BUDGET,
     "flower": FLOWER,
 }

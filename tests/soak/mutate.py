@@ -212,11 +212,6 @@ def damaged_text(data: bytes, rng: Random) -> bytes:
     """Text with values: a token is replaced by another odd one, or bytes are damaged."""
     if rng.random() < 0.2:
         return damaged_bytes(data, rng)
-    words = data.decode().split(" ")
-    value = odd(rng)
-    try:
-        new = json.dumps(value)
-    except ValueError:
-        new = "9" * 400
-    words[rng.randrange(len(words))] = new
-    return " ".join(words).encode("utf-8", "surrogatepass")
+    words = re.split(r"(\s+)", data.decode().strip())
+    words[2 * rng.randrange(len(words) // 2 + 1)] = json_bytes(odd(rng)).decode()
+    return "".join(words).encode("utf-8", "surrogatepass")

@@ -1,1 +1,0 @@
-"""Parsers and the ways to damage what they read."""
