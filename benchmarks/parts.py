@@ -32,7 +32,7 @@ from fedcohort.experiments.config import Experiment
 from fedcohort.experiments.results import Summary, read_json
 from fedcohort.experiments.run import dataset_of, run, simulation_of
 from fedcohort.metrics import rounds_to_target
-from fedcohort.simulate.history import History, RoundRecord
+from fedcohort.rounds import History, RoundRecord
 from fedcohort.simulate.simulation import Simulation
 from fedcohort.storage import write_atomically
 
@@ -148,7 +148,7 @@ def _train(
         now = time.monotonic()
         longest = max(longest / 2, now - begun)  # the first round may compile
         begun = now
-        if now + longest > until and records[0].round + 1 < experiment.rounds:
+        if now + longest > until and records[0].round < experiment.rounds:
             raise Unfinished(part.name)
 
     result = run(experiment, folder, resume=True, on_round=on_round, dataset=dataset)

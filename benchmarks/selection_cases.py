@@ -28,8 +28,8 @@ from fedcohort.datasets import Dataset, Federation, federate, load
 from fedcohort.metrics import gemd, participation, participation_entropy
 from fedcohort.partition import PARTITIONS
 from fedcohort.policies import FedCBS, Oort, Policy, SketchMatch, Uniform
-from fedcohort.rounds import stream
-from fedcohort.simulate import History, LocalTraining, Simulation, Trace, build
+from fedcohort.rounds import History, stream
+from fedcohort.simulate import LocalTraining, Simulation, Trace, build
 from fedcohort.sketch.federation import UniformLabels
 from fedcohort.sketch.race import RaceSketch, empty_sketch
 
@@ -75,7 +75,7 @@ def halves_of_labels(seed: int) -> Federation:
 
 def joining() -> Trace:
     names = [f"client-{i:02d}" for i in range(100)]
-    return Trace({0: names[:50], JOIN: names})
+    return Trace({1: names[:50], JOIN + 1: names})
 
 
 @cache

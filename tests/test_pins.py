@@ -28,7 +28,8 @@ import pytest
 from fedcohort import POLICIES, Session, storage
 from fedcohort.datasets import federate, load
 from fedcohort.gates import GATES, SketchToSkip
-from fedcohort.simulate import History, LocalTraining, Simulation, build
+from fedcohort.rounds import History
+from fedcohort.simulate import LocalTraining, Simulation, build
 from fedcohort.sketch.race import RaceSketch
 
 sys.path.insert(0, str(Path(__file__).parent / "pins"))

@@ -121,7 +121,7 @@ def test_user_mistakes():
     with pytest.raises(ValueError, match="cohort_size=0"):
         Session(Uniform(), cohort_size=0, seed=0)
     session = Session(Uniform(), cohort_size=1, seed=0)
-    with pytest.raises(NoClients, match="round 0"):
+    with pytest.raises(NoClients, match="round 1"):
         session.begin([], answers([]))
     with pytest.raises(RuntimeError, match=r"before Session\.begin"):
         session.finish({}, [])

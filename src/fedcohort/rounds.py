@@ -1,13 +1,13 @@
-"""What travels between a session, its policy and its engine in one round.
+"""Rounds: what travels between a session, its policy and its engine, and what became of it.
 
-Everything here is frozen: a policy cannot change the round it is asked about.
+What travels is frozen: a policy cannot change the round it is asked about.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -93,6 +93,68 @@ class Outcome:
         """The selected that should have finished and did not."""
         done = {*self.finished, *self.withheld, *self.cut}
         return tuple(client for client in self.selected if client not in done)
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What became of one round of one seed, as it is written to disk."""
+
+    seed: int
+    round: int  # from 1
+    accuracy: float | None  # of the global model on the test set after the round, if evaluated
+    loss: float | None
+    selected: tuple[ClientId, ...]
+    finished: tuple[ClientId, ...]  # whose update arrived
+    bytes_up: int
+    bytes_down: int
+    seconds: float  # simulated time of this round
+    elapsed: float  # and of all rounds so far
+    skipped: bool = False  # whether the gate withheld all uploads
+    withheld: tuple[ClientId, ...] = ()  # whose upload the gate withheld
+    cut: tuple[ClientId, ...] = ()  # who was too slow for the round
+    late: tuple[ClientId, ...] = ()  # clients of earlier rounds whose updates it used
+    slowest: ClientId | None = None  # for whom the round waited
+    working: float = 0.0  # seconds of all clients, at work
+    waiting: float = 0.0  # and waiting for the end of the round
+    train_accuracy: float | None = None  # on the training set, if asked for
+
+
+@dataclass
+class History:
+    """The records of all rounds of one seed."""
+
+    seed: int
+    rounds: list[RoundRecord] = field(default_factory=list)
+
+    @property
+    def accuracy(self) -> NDArray[np.float64]:
+        """Test accuracy by round, NaN where it was not measured."""
+        return np.array([np.nan if r.accuracy is None else r.accuracy for r in self.rounds])
+
+    @property
+    def stalled(self) -> int:
+        """How many evaluations have passed since the best accuracy was first reached."""
+        measured = self.accuracy[~np.isnan(self.accuracy)]
+        return len(measured) - 1 - int(measured.argmax()) if len(measured) else 0
+
+    @property
+    def selections(self) -> list[tuple[ClientId, ...]]:
+        """The cohort of every round."""
+        return [r.selected for r in self.rounds]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return one flat record per round, cohorts as lists."""
+        plain = [asdict(r) for r in self.rounds]
+        return [
+            {k: list(v) if isinstance(v, tuple) else v for k, v in row.items()} for row in plain
+        ]
+
+
+def is_over(histories: Sequence[History], rounds: int, patience: int | None) -> bool:
+    """Whether all rounds are there, or no seed's accuracy has risen for `patience` evaluations."""
+    return all(len(h.rounds) >= rounds for h in histories) or (
+        patience is not None and all(h.stalled >= patience for h in histories)
+    )
 
 
 def stream(seed: int, *path: int | str) -> np.random.Generator:

@@ -119,7 +119,7 @@ class Session:
         """
         clients = self._sorted(available)
         if not clients:
-            raise NoClients(f"round {self.round_number}: no client is available")
+            raise NoClients(f"round {self.round_number + 1}: no client is available")
         clients = self._rested(clients)
         self._round = round = Round(self.round_number, clients, self.cohort_size, self.averaging)
         self._admitted, self._withheld = None, ()
@@ -373,7 +373,7 @@ class Session:
         """Log a likely mistake of the engine, once."""
         if message not in self._warned:
             self._warned.add(message)
-            LOG.warning("round %d: %s", self.round_number, message)
+            LOG.warning("round %d: %s", self.round_number + 1, message)
 
     def _send_model(self, clients: Iterable[ClientId]) -> None:
         """Charge a download to each client that does not hold this round's model yet."""

@@ -8,7 +8,7 @@ from scipy import stats
 
 from fedcohort.analysis.comparison import comparison, curves, paired_interval
 from fedcohort.experiments.results import Run, Summary
-from fedcohort.simulate.history import History, RoundRecord
+from fedcohort.rounds import History, RoundRecord
 
 TRIALS = 4000  # standard error of a coverage of 0.95: 0.0034
 
@@ -53,7 +53,7 @@ def result(policy, accuracies, reached):
     histories, summaries = [], []
     for seed, (values, rounds) in enumerate(zip(accuracies, reached, strict=True)):
         records = [
-            RoundRecord(seed, i, value, None, ("a",), ("a",), 1000, 2000, 1.0, i + 1.0)
+            RoundRecord(seed, i + 1, value, None, ("a",), ("a",), 1000, 2000, 1.0, i + 1.0)
             for i, value in enumerate(values)
         ]
         histories.append(History(seed, records))

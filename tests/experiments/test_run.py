@@ -130,6 +130,11 @@ class Net(nn.Sequential):
     def __init__(self, shape, classes, hidden: int = 4):
         super().__init__(nn.Flatten(), nn.Linear(shape[0], hidden), nn.Linear(hidden, classes))
 
+class Norm(Net):
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.insert(2, nn.BatchNorm1d(4))
+
 def load():
     rng = np.random.default_rng(0)
     return from_arrays(rng.integers(0, 256, (80, 6), np.uint8), np.arange(80) % 2)
@@ -155,6 +160,8 @@ def test_policies_models_and_data_of_ones_own(tmp_path, monkeypatch):
     for policy, message in (("own.py:Mime", "did you mean 'Mine'"), ("owm.py:Mine", "no such")):
         with pytest.raises(ConfigError, match=message):
             check(parse({"policy": f"{tmp_path}/{policy}"}))
+    with pytest.raises(ConfigError, match=r"BatchNorm1d.*use nn\.GroupNorm"):
+        run(parse(config | {"model": f"{tmp_path}/own.py:Norm"}), tmp_path / "norm")
 
 
 def test_a_data_set_that_needs_another_model_is_named(tmp_path):
@@ -204,7 +211,7 @@ def copy(finished, tmp_path):
     [
         ("seed", [1]),
         ("seed", 10**400),
-        ("round", -1),
+        ("round", 0),
         ("round", 7),
         ("accuracy", "high"),
         ("seconds", None),
@@ -253,7 +260,7 @@ def test_a_run_that_stops_learning_ends_early(tmp_path):
 
 def test_a_run_is_saved_when_a_callback_raises(tmp_path):
     def stop(records):
-        if records[0].round == 2:
+        if records[0].round == 3:
             raise KeyboardInterrupt
 
     experiment = dataclasses.replace(SMALL, checkpoint_every=100)
@@ -261,7 +268,7 @@ def test_a_run_is_saved_when_a_callback_raises(tmp_path):
         run(experiment, tmp_path, on_round=stop)
     seen = []
     run(experiment, tmp_path, resume=True, on_round=lambda records: seen.append(records[0].round))
-    assert seen == [3, 4, 5]
+    assert seen == [4, 5, 6]
 
 
 def test_options_that_do_not_fit_the_cohort_are_refused_before_anything_is_run(tmp_path):

@@ -52,7 +52,7 @@ def test_a_run_folder_is_written_round_by_round(digits, cohort, tmp_path):
     with pytest.raises(RuntimeError, match="the disk is full"):
         strategy.start(digits.grid(), digits.arrays(), 4, evaluate_fn=evaluate)
     (found,) = read(tmp_path / "run")
-    assert [r.round for r in found.histories[0].rounds] == [0, 1]
+    assert [r.round for r in found.histories[0].rounds] == [1, 2]
     assert found.histories[0].rounds == strategy.to_history().rounds[:2]
 
 

@@ -197,7 +197,7 @@ def test_each_round_is_reported_once_with_its_accuracy(digits, cohort, tmp_path)
     strategy.start(
         digits.grid(), digits.arrays(), 3, evaluate_fn=lambda n, arrays: {"accuracy": n / 10}
     )
-    assert [r.round for r in reports] == [0, 1, 2] and reports == strategy.history
+    assert [r.round for r in reports] == [1, 2, 3] and reports == strategy.history
     assert [r.accuracy for r in reports] == [0.1, 0.2, 0.3]
     text = (tmp_path / "run" / "rounds.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]

@@ -10,14 +10,14 @@ from flwr.clientapp.mod import fixedclipping_mod
 
 def test_an_upload_without_a_probe_is_an_error(client, context):
     app = client.app(train=client.echo)
-    with pytest.raises(ValueError, match="no update of round 0"):
+    with pytest.raises(ValueError, match="no update of round 1"):
         client.send(app, client.message("train.fedcohort_upload"), context)
     client.send(
         app,
         client.message("train.fedcohort_probe", client.arrays, version="v", gate="cmfl"),
         context,
     )
-    with pytest.raises(ValueError, match="no update of round 3"):
+    with pytest.raises(ValueError, match="no update of round 4"):
         client.send(app, client.message("train.fedcohort_upload", round=3), context)
     reply = client.send(app, client.message("train.fedcohort_upload"), context)
     assert reply.content["arrays"] == client.arrays

@@ -7,7 +7,7 @@ from rich.console import Console
 from fedcohort.experiments.config import parse
 from fedcohort.experiments.results import Results, Run, Summary
 from fedcohort.report.tables import comparison_cells, fitting
-from fedcohort.simulate.history import History, RoundRecord
+from fedcohort.rounds import History, RoundRecord
 
 
 def run(policy, accuracies, reached):
@@ -15,7 +15,7 @@ def run(policy, accuracies, reached):
     histories, summaries = [], []
     for seed, (values, rounds) in enumerate(zip(accuracies, reached, strict=True)):
         records = [
-            RoundRecord(seed, i, value, None, ("a",), ("a",), 1000, 2000, 1.0, float(i))
+            RoundRecord(seed, i + 1, value, None, ("a",), ("a",), 1000, 2000, 1.0, float(i))
             for i, value in enumerate(values)
         ]
         histories.append(History(seed, records))

@@ -30,7 +30,7 @@ def test_somebody_is_always_there():
 
 
 def test_a_trace_holds_until_the_next_entry(tmp_path):
-    (tmp_path / "trace.csv").write_text("round,client\n0,a\n0,b\n3,c\n3,stranger\n")
+    (tmp_path / "trace.csv").write_text("round,client\n1,a\n1,b\n4,c\n4,stranger\n")
     trace = Trace.read(tmp_path / "trace.csv")
     rounds = [trace.available(i, CLIENTS, stream(0)) for i in (0, 2, 3, 9)]
     assert rounds == [["a", "b"], ["a", "b"], ["c"], ["c"]]
@@ -39,11 +39,11 @@ def test_a_trace_holds_until_the_next_entry(tmp_path):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("round,client\n", "start with round 0"),
-        ("round,client\n1,a\n", "start with round 0"),
+        ("round,client\n", "start with round 1"),
+        ("round,client\n2,a\n", "start with round 1"),
         ("round\n1\n", "no column 'client'"),
         ("round,client\n-1,a\n", "line 2: round='-1'"),
-        ("round,client\n0\n", "line 2: client"),
+        ("round,client\n1\n", "line 2: client"),
     ],
 )
 def test_bad_traces_are_refused(tmp_path, content, complaint):

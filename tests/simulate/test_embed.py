@@ -65,7 +65,7 @@ def test_a_public_module_is_its_feature_layer() -> None:
 def test_the_current_model_embeds_anew_at_every_refresh() -> None:
     """Who is away at the refresh, or joins later, is sketched by the model of that refresh."""
     names = CLIENTS.clients
-    there = {0: names[:10], 2: names[1:10], 3: names}  # one is away at the refresh, two join
+    there = {1: names[:10], 3: names[1:10], 4: names}  # one is away at the refresh, two join
     made = simulation(SketchMatch(embed="model", refresh=2), availability=Trace(there))
     made.step()
     assert (counts(made, names[0]) == expected(embedding_of(MODEL), names[0])).all()
@@ -91,7 +91,7 @@ def made_bytes(policy: SketchMatch) -> int:
 
 def test_a_resumed_run_keeps_the_model_that_embeds(tmp_path) -> None:
     policy = SketchMatch(embed="model", refresh=2)
-    there = Trace({0: CLIENTS.clients[:8], 3: CLIENTS.clients})
+    there = Trace({1: CLIENTS.clients[:8], 4: CLIENTS.clients})
     options = {"cohort_size": 3, "availability": there, "device": "cpu"}
     whole, resumed = (Simulation(CLIENTS, MODEL, policy, **options) for _ in range(2))
     records = [whole.step() for _ in range(3)]

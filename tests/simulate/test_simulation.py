@@ -180,11 +180,11 @@ def test_dropouts_and_traces(digits):
     (history,) = run(digits, rounds=6, dropout=0.5)
     assert any(len(r.finished) < len(r.selected) for r in history.rounds)
     names = sorted(clients(digits).parts)
-    trace = Trace({0: names[:4], 2: names[10:12]})
+    trace = Trace({1: names[:4], 3: names[10:12]})
     (history,) = run(digits, rounds=3, availability=trace)
     assert [set(s) for s in history.selections] == [set(names[:4])] * 2 + [set(names[10:12])]
-    with pytest.raises(NoClients, match="round 0"):
-        run(digits, availability=Trace({0: ["stranger"]}))
+    with pytest.raises(NoClients, match="round 1"):
+        run(digits, availability=Trace({1: ["stranger"]}))
 
 
 def test_everybody_drops_out(digits):
@@ -266,5 +266,5 @@ def test_a_run_that_diverges_says_so_once(caplog):
     model = build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
     local = LocalTraining(epochs=1, batch_size=8, lr=1e30)
     simulate(clients, model, "uniform", cohort_size=2, rounds=3, local=local, device="cpu")
-    assert [r.getMessage()[:8] for r in caplog.records] == ["round 0:"]
+    assert [r.getMessage()[:8] for r in caplog.records] == ["round 1:"]
     assert "diverged" in caplog.text

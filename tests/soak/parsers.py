@@ -469,7 +469,7 @@ PARSERS = {
     ),
     "toml": Parser(lambda folder: [EXPERIMENT], compare.read, damaged_text, "x.toml"),
     "sketch-spec": Parser(lambda folder: [SPEC], load_spec, damaged_text, "spec.toml"),
-    "trace": Parser(lambda folder: [b"round,client\r\n0,a\r\n0,b\r\n1,a\r\n"], parse_trace),
+    "trace": Parser(lambda folder: [b"round,client\r\n1,a\r\n1,b\r\n2,a\r\n"], parse_trace),
     "policy": Parser(policies, parse_policy, damaged_policy),
     "flower-reading": Parser(readings, parse_reading, damaged_reading),
     "flower-request": Parser(requests, parse_request, damaged_document),

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from fedcohort.experiments.results import Results, Run, Spread, Summary, spread
-from fedcohort.simulate.history import History
+from fedcohort.rounds import History
 
 
 class Interval(NamedTuple):

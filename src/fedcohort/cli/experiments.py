@@ -28,7 +28,7 @@ from fedcohort.progress import Progress
 if TYPE_CHECKING:
     from fedcohort.experiments.compare import Runner, Setting
     from fedcohort.experiments.config import Experiment, NamedConfig
-    from fedcohort.simulate.history import RoundRecord
+    from fedcohort.rounds import RoundRecord
 
 SetOption = Annotated[
     list[str] | None,
@@ -86,7 +86,7 @@ class RoundBars:
         """Show that a round is over."""
         measured = [r.accuracy for r in records if r.accuracy is not None]
         note = f"accuracy {sum(measured) / len(measured):.3f}" if measured else ""
-        self._show(name, records[0].round + 1, self._rounds[name], note)
+        self._show(name, records[0].round, self._rounds[name], note)
 
 
 def run_command(

@@ -31,7 +31,7 @@ from fedcohort.experiments import config
 from fedcohort.experiments.config import NO_GATE, DataConfig, Experiment, NamedConfig
 from fedcohort.experiments.results import Results, read_run
 from fedcohort.experiments.run import check, dataset_of, run
-from fedcohort.simulate.history import RoundRecord
+from fedcohort.rounds import RoundRecord
 from fedcohort.storage import make_folder, remove_leftovers, write_atomically
 
 MAX_NAME = 100

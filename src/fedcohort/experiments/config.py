@@ -40,8 +40,8 @@ from fedcohort.options import (
     unknown,
 )
 from fedcohort.registry import lookup
+from fedcohort.rounds import History, is_over
 from fedcohort.simulate.clock import Pace
-from fedcohort.simulate.history import History
 from fedcohort.simulate.local import LocalTraining, Schedule
 from fedcohort.storage import read_toml
 
@@ -194,8 +194,7 @@ class Experiment:
 
     def is_over(self, histories: Sequence[History]) -> bool:
         """Whether all rounds are there, or no seed's accuracy has risen for `patience`."""
-        stalled = self.patience and all(h.stalled >= self.patience for h in histories)
-        return bool(stalled) or all(len(h.rounds) >= self.rounds for h in histories)
+        return is_over(histories, self.rounds, self.patience)
 
 
 def papers() -> dict[str, Path]:

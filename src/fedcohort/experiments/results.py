@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,8 +22,7 @@ from fedcohort import metrics
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import config
 from fedcohort.experiments.config import NO_GATE, Experiment, NamedConfig
-from fedcohort.rounds import ClientId, check_id
-from fedcohort.simulate.history import History, record_from, whole_number
+from fedcohort.rounds import ClientId, History, RoundRecord, check_id
 from fedcohort.storage import refuse_links_in
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
 #: Names of the run that others are compared with, where settings are unknown.
 BASELINES = ("fedavg", "uniform")
+COHORTS = ("selected", "finished", "withheld", "cut", "late")
 MAX_LAST_ROUNDS = 50  # evaluations that `accuracy` is the mean of
 
 
@@ -302,13 +302,49 @@ def read_histories(folder: str | os.PathLike[str]) -> list[History]:
         try:
             record = record_from(json.loads(line))
             history = histories.setdefault(record.seed, History(record.seed))
-            if record.round != len(history.rounds):
-                raise ValueError(f"round {record.round} in place of {len(history.rounds)}")
+            if record.round != len(history.rounds) + 1:
+                raise ValueError(f"round {record.round} in place of {len(history.rounds) + 1}")
         except (ValueError, TypeError, RecursionError) as error:
             reason = str(error)[:200]
             raise ConfigError(f"{path}, line {number}: not a round record ({reason})") from None
         history.rounds.append(record)
     return list(histories.values())
+
+
+def record_from(values: Any) -> RoundRecord:
+    """Make a record from what was read from disk; ValueError or TypeError if it is not one."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{str(values)[:80]} is not an object")
+    cohort = {key: _clients(values.get(key, [])) for key in COHORTS}
+    more = ("failed", "scores", "available")  # of a Flower run, for people
+    record = RoundRecord(**{k: v for k, v in values.items() if k not in more} | cohort)
+    for name in ("seed", "round", "bytes_up", "bytes_down"):
+        whole_number(getattr(record, name))
+    measured = ("accuracy", "loss", "train_accuracy")
+    for name in (*measured, "seconds", "elapsed", "working", "waiting"):
+        value = getattr(record, name)
+        if type(value) is int:
+            whole_number(value)
+        elif not (isinstance(value, float) or (value is None and name in measured)):
+            raise ValueError(f"{name}={str(value)[:80]} is not a float")
+    if record.slowest is not None:
+        check_id(record.slowest)
+    if not isinstance(record.skipped, bool):
+        raise ValueError(f"skipped={str(record.skipped)[:80]} is not true or false")
+    return record
+
+
+def _clients(values: Any) -> tuple[ClientId, ...]:
+    if not isinstance(values, list):
+        raise ValueError(f"{str(values)[:80]} is not a list of clients")
+    return tuple(check_id(client) for client in values)
+
+
+def whole_number(value: Any) -> int:
+    """Return an integer of at most 63 bits; ValueError for anything else."""
+    if type(value) is not int or not -(2**63) <= value < 2**63:
+        raise ValueError(f"{str(value)[:80]} is not a whole number")
+    return value
 
 
 def read_json(path: Path, default: Any = None) -> Any:

@@ -28,15 +28,15 @@ from fedcohort.datasets import Dataset, Federation, federate, load
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.experiments import config
 from fedcohort.experiments.config import DataConfig, Experiment, NamedConfig
-from fedcohort.experiments.results import Run, read_histories, read_json, read_run
+from fedcohort.experiments.results import Run, read_histories, read_json, read_run, record_from
 from fedcohort.gates import GATES
 from fedcohort.options import checked_options
 from fedcohort.policies import POLICIES
 from fedcohort.provenance import provenance
 from fedcohort.registry import import_file, in_file, load_object, make
+from fedcohort.rounds import History, RoundRecord
 from fedcohort.simulate.aggregation import AGGREGATIONS
 from fedcohort.simulate.clock import AVAILABILITIES, Durations
-from fedcohort.simulate.history import History, RoundRecord, record_from
 from fedcohort.simulate.models import build as build_model
 from fedcohort.simulate.simulation import Simulation
 from fedcohort.storage import (
@@ -105,12 +105,9 @@ def _advance(
             os.fsync(file.fileno())  # a checkpoint never knows rounds that can be lost
             storage.save(checkpoint, simulation.state_dict())
 
-        while not experiment.is_over(histories):
-            records = simulation.step()
+        def keep(records: Sequence[RoundRecord]) -> None:
             file.writelines(json.dumps(asdict(r)) + "\n" for r in records)
             file.flush()
-            for history, record in zip(histories, records, strict=True):
-                history.rounds.append(record)
             at_checkpoint = simulation.round_number % experiment.checkpoint_every == 0
             due = at_checkpoint or experiment.is_over(histories)
             if due:
@@ -122,6 +119,8 @@ def _advance(
                 if not due:
                     save()
                 raise
+
+        simulation.advance(histories, experiment.rounds, experiment.patience, keep)
 
 
 def _claim(folder: Path, experiment: Experiment, resume: bool) -> None:
@@ -194,14 +193,14 @@ def _keep_lines(path: Path, seeds: Sequence[int], rounds: int) -> None:
 
 
 def _rows(path: Path, seeds: Sequence[int], rounds: int) -> list[tuple[int, int, bytes]]:
-    """Return round, seed and text of the lines of these seeds before a round."""
+    """Return round, seed and text of the lines of these seeds up to a round."""
     rows, content = [], path.read_bytes() if path.exists() else b""
     for line in content.splitlines(keepends=True):
         try:
             record = record_from(json.loads(line))
         except (ValueError, TypeError, RecursionError):
             continue  # torn; the count below tells whether it was needed
-        if record.round < rounds and record.seed in seeds:
+        if record.round <= rounds and record.seed in seeds:
             rows.append((record.round, record.seed, line))
     if len(rows) != rounds * len(seeds):
         raise ConfigError(
@@ -294,7 +293,8 @@ def model_of(named: NamedConfig, dataset: Dataset, seed: int) -> nn.Module:
     try:
         model = build_model(architecture, shape, dataset.classes, seed=seed)
         with torch.no_grad():
-            outputs = tuple(model(torch.as_tensor(dataset.x[:1])).shape)
+            outputs = tuple(model.eval()(torch.as_tensor(dataset.x[:1])).shape)
+            model.train()  # one sample is too few for a batch norm, which is refused with a remedy
     except (RuntimeError, IndexError, TypeError) as error:
         raise ConfigError(
             f"{what} cannot take the samples of {dataset.name}, {dataset.x.dtype} of shape "

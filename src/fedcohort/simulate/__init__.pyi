@@ -7,8 +7,6 @@ from .clock import Durations as Durations
 from .clock import Pace as Pace
 from .clock import Trace as Trace
 from .clock import UniformSubset as UniformSubset
-from .history import History as History
-from .history import RoundRecord as RoundRecord
 from .local import LocalTraining as LocalTraining
 from .local import Schedule as Schedule
 from .models import MODELS as MODELS

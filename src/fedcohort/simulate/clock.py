@@ -131,11 +131,11 @@ class Diurnal(Bernoulli):
 
 
 class Trace:
-    """Available clients by round; a round that is not listed repeats the last listed before it."""
+    """Available clients by round, from 1; a round that is not listed repeats the last before it."""
 
     def __init__(self, rounds: Mapping[int, Sequence[ClientId]]) -> None:
-        if not rounds or min(rounds) != 0:
-            raise ConfigError("Trace: the trace must start with round 0")
+        if not rounds or min(rounds) != 1:
+            raise ConfigError("Trace: the trace must start with round 1")
         for number, clients in rounds.items():
             if not clients:
                 raise ConfigError(f"Trace: no client is available in round {number}")
@@ -156,7 +156,7 @@ class Trace:
         self, round_number: int, clients: tuple[ClientId, ...], rng: Generator
     ) -> Sequence[ClientId]:
         """Look up the round; clients that are not in the federation are ignored."""
-        present = self.rounds[max(n for n in self.rounds if n <= round_number)]
+        present = self.rounds[max(n for n in self.rounds if n <= round_number + 1)]
         return [c for c in clients if c in present]
 
 

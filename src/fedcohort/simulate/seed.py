@@ -132,7 +132,7 @@ class Seed:
         wanted = min(self.cohort_size, len(selected))
         self.arrivals = self.pace.close(wanted, seconds, lost, limit)
         if self.arrivals.extended:
-            LOG.info("round %d: nobody met the deadline; it waited for the first update", number)
+            LOG.info("round %d: nobody met the deadline; it waited for one update", number + 1)
         training = {*self.arrivals.used, *(self.arrivals.cut if self.pace.late == "next" else ())}
         self.training = tuple(c for c in selected if c in training)
         for client in selected:  # a new task replaces the one at work

@@ -16,11 +16,11 @@ from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.gates import Gate
 from fedcohort.policies.base import Policy
+from fedcohort.rounds import History, RoundRecord, is_over
 from fedcohort.session import LOG, Session
 from fedcohort.simulate.aggregation import Aggregation, equal_means, mean_step
 from fedcohort.simulate.clients import Embed, Insight
 from fedcohort.simulate.clock import Always, Availability, Durations, Pace
-from fedcohort.simulate.history import History, RoundRecord
 from fedcohort.simulate.local import (
     Data,
     Job,
@@ -171,7 +171,7 @@ class Simulation:
             LOG.warning(
                 "round %d: training diverged, no client's model is finite; the learning rate is "
                 "probably too high",
-                number,
+                number + 1,
             )
         for row, (seed, rows) in enumerate(zip(self.seeds, self._cohorts(), strict=True)):
             mean = means[row] if means is not None and finite[rows].all() else None
@@ -244,7 +244,7 @@ class Simulation:
         return [
             RoundRecord(
                 seed=seed.seed,
-                round=number,
+                round=number + 1,
                 accuracy=accuracy,
                 loss=loss,
                 selected=seed.selection.clients,
@@ -266,6 +266,24 @@ class Simulation:
                 self.seeds, rows, trained, strict=True
             )
         ]
+
+    def advance(
+        self,
+        histories: Sequence[History],
+        rounds: int,
+        patience: int | None = None,
+        on_round: Callable[[list[RoundRecord]], None] | None = None,
+    ) -> None:
+        """Go on until there are so many rounds, or no seed has improved for `patience` evaluations.
+
+        Records are added to the history of their seed; then `on_round` is called with them.
+        """
+        while not is_over(histories, rounds, patience):
+            records = self.step()
+            for history, record in zip(histories, records, strict=True):
+                history.rounds.append(record)
+            if on_round is not None:
+                on_round(records)
 
     def model(self, row: int = 0) -> nn.Module:
         """Return a copy of the current global model of a seed, by its position."""
@@ -322,12 +340,5 @@ def simulate(
             raise ConfigError(f"simulate: {name}={value} must be at least 1")
     simulation = Simulation(data, model, policy, cohort_size=cohort_size, **options)
     histories = [History(s.seed) for s in simulation.sessions]
-    for _ in range(rounds):
-        records = simulation.step()
-        for history, record in zip(histories, records, strict=True):
-            history.rounds.append(record)
-        if on_round is not None:
-            on_round(records)
-        if patience and min(history.stalled for history in histories) >= patience:
-            break
+    simulation.advance(histories, rounds, patience, on_round)
     return histories

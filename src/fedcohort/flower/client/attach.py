@@ -199,7 +199,7 @@ class Training:
         memory = Memory(context, request.run)
         content = memory.recall("update", request.round)
         if content is None:
-            raise DataError(f"no update of round {request.round} is stored for an upload")
+            raise DataError(f"no update of round {request.round + 1} is stored for an upload")
         memory.forget("update")
         memory.forget("difference")
         if request.remember:

@@ -27,10 +27,9 @@ from fedcohort.flower.server import inner
 from fedcohort.flower.server.asking import GridCollector, Model
 from fedcohort.flower.wire import LOG, is_float
 from fedcohort.provenance import provenance
-from fedcohort.rounds import ClientId
+from fedcohort.rounds import ClientId, RoundRecord
 from fedcohort.session import Session
 from fedcohort.signals.catalog import SIGNALS
-from fedcohort.simulate.history import RoundRecord
 
 if TYPE_CHECKING:
     from fedcohort.flower.server.strategy import CohortStrategy
@@ -41,7 +40,7 @@ LOSSES = ("loss", "eval_loss", "test_loss", "val_loss")
 
 @dataclass(frozen=True)
 class RoundReport(RoundRecord):
-    """What happened in a round; numbers start at 0.
+    """What happened in a round; numbers start at 1.
 
     `available` counts the clients that were online, `failed` says why selected clients brought no
     update, `scores` are the policy's.
@@ -65,7 +64,7 @@ class RoundReport(RoundRecord):
         uploads += "".join(f", {len(clients)} {what}" for what, clients in notes if clients)
         failed = [f"{c} ({why.strip()[:200]})" for c, why in list(self.failed.items())[:most]]
         return (
-            f"round {self.round + 1}: picked {len(self.selected)} of {self.available}: "
+            f"round {self.round}: picked {len(self.selected)} of {self.available}: "
             + ", ".join(shown)
             + (f" and {rest} more" if rest > 0 else "")
             + f"; {uploads}; {self.bytes_up / 1e3:.1f} kB up, {self.bytes_down / 1e3:.1f} kB down; "

@@ -45,12 +45,11 @@ from fedcohort.gates import GATES, Gate
 from fedcohort.policies import POLICIES
 from fedcohort.policies.base import Policy
 from fedcohort.registry import make
-from fedcohort.rounds import ClientId, Selection
+from fedcohort.rounds import ClientId, History, Selection
 from fedcohort.session import Session
 from fedcohort.signals.catalog import SIGNALS
 from fedcohort.signals.projection import Vectors
 from fedcohort.simulate.clock import Arrivals, Pace
-from fedcohort.simulate.history import History
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 Known = Mapping[str, Any]
@@ -255,7 +254,7 @@ class CohortStrategy(Strategy):
             {},
             in_dtypes(arrays, self.dtypes),
             {"server-round": number, **config},
-            held_round=max((r.round for r in self.history if r.finished), default=-1),
+            held_round=max((r.round for r in self.history if r.finished), default=0) - 1,
             run=self.run_token,
         )
         free = [name for name in collector.profile if collector.needed(name) == "none"]
@@ -445,7 +444,7 @@ class CohortStrategy(Strategy):
         seconds = round(time.monotonic() - self._started, 3)
         report = RoundReport(
             session.seed,
-            number,
+            number + 1,
             accuracy=None,
             loss=None,
             selected=outcome.selected,
@@ -497,7 +496,7 @@ class CohortStrategy(Strategy):
 
     def _evaluated(self, number: int, metrics: Mapping[str, Any] | None) -> None:
         """Note what an evaluation after round `number` (from 1) measured."""
-        if self.history and self.history[-1].round == number - 1:
+        if self.history and self.history[-1].round == number:
             self.history[-1] = self.history[-1].measured(metrics)
 
     def _hand_on(self) -> None:
