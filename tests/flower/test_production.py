@@ -199,6 +199,8 @@ def test_each_round_is_reported_once_with_its_accuracy(digits, cohort, tmp_path)
     )
     assert [r.round for r in reports] == [1, 2, 3] and reports == strategy.history
     assert [r.accuracy for r in reports] == [0.1, 0.2, 0.3]
+    trained = {c for r in reports for c in r.finished}  # for `plan --durations` and simulations
+    assert set(Durations.read(tmp_path / "run" / "durations.csv").per_round) == trained
     text = (tmp_path / "run" / "rounds.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     assert [set(line["scores"]) for line in lines] == [set(r.selected) for r in reports]

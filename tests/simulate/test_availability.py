@@ -41,7 +41,7 @@ def test_a_trace_holds_until_the_next_entry(tmp_path):
     [
         ("round,client\n", "start with round 1"),
         ("round,client\n2,a\n", "start with round 1"),
-        ("round\n1\n", "no column 'client'"),
+        ("round\n1\n", "must have the columns round,client"),
         ("round,client\n-1,a\n", "line 2: round='-1'"),
         ("round,client\n1\n", "line 2: client"),
     ],

@@ -101,6 +101,8 @@ def test_durations_are_drawn_and_read(tmp_path):
         "client,samples_per_second,bytes_per_second\na,100,1000\nb,100,1000.0\n"
     )
     assert Durations.read(tmp_path / "trace.csv") == alike
+    (tmp_path / "durations.csv").write_text("client,seconds\na,2.5\n")  # as Flower runs leave it
+    assert Durations.read(tmp_path / "durations.csv").seconds("a", 10**6, 10**9) == 2.5
 
 
 def test_phones_are_those_that_were_measured():

@@ -38,6 +38,19 @@ def test_parameters_outputs_and_seeds(name):
     assert not torch.equal(vectors[0], vectors[2])
 
 
+@pytest.mark.parametrize(
+    ("init", "variance"), [("xavier-normal", 2 / 576), ("kaiming-normal", 2 / 512)]
+)
+def test_weights_are_drawn_as_asked(init, variance):
+    """32,768 draws, whose variance has a relative error of 0.8 %."""
+    make = lambda shape, classes: nn.Sequential(nn.Linear(512, 64))  # noqa: E731
+    model, plain = build(make, (512,), 64, seed=1, init=init), build(make, (512,), 64, seed=1)
+    assert float(model[0].weight.detach().var()) == pytest.approx(variance, rel=0.04)
+    assert torch.equal(model[0].bias, plain[0].bias)
+    with pytest.raises(ConfigError, match="unknown initialization 'zeros'"):
+        build("cnn", IMAGE, 10, init="zeros")
+
+
 def test_images_without_a_channel_are_accepted():
     flat, deep = build("cnn", (28, 28), 10, seed=1), build("cnn", (1, 28, 28), 10, seed=1)
     x = torch.rand(2, 28, 28)

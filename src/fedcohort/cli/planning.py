@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -145,6 +143,7 @@ def plan(
     """
     from fedcohort.analysis.plan import plan as estimate
     from fedcohort.files.sketching import client_names
+    from fedcohort.simulate.clock import Durations
 
     try:
         sizes = [int(part) for part in cohort_size.split(",")]
@@ -159,7 +158,7 @@ def plan(
         policy or ["sketch-match", "sketch-match:turns=1"],
         names=client_names(paths),
         present=present,
-        durations=None if durations is None else _durations(durations),
+        durations=None if durations is None else Durations.read(durations).per_round,
     )
     if format is Format.json:
         show_json(expected)
@@ -169,24 +168,6 @@ def plan(
     show_table(worth_cells(expected), "Worth of a cohort")
     for line in expected.lines():
         typer.echo(plain(line))
-
-
-def _durations(path: Path) -> dict[str, float]:
-    """Read seconds by client."""
-    seconds: dict[str, float] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for number, row in enumerate(csv.DictReader(file), start=2):
-            try:
-                value = float(row["seconds"])
-                if not 0 < value < math.inf:
-                    raise ValueError
-                seconds[row["client"]] = value
-            except (KeyError, TypeError, ValueError):
-                message = "needs a client and its seconds, above 0, under the header client,seconds"
-                raise ConfigError(f"--durations {path}, line {number}: {message}") from None
-    if not seconds:
-        raise ConfigError(f"--durations {path}: no client in it")
-    return seconds
 
 
 def policies(

@@ -143,7 +143,8 @@ class Experiment:
     data : table
         The federation.
     model : name
-        A model, or FILE.py:CLASS that takes the shape of a sample and the number of classes.
+        A model, such as "cnn:init=xavier-normal", or FILE.py:CLASS that takes the shape of a sample
+        and the number of classes.
     local : table
         What a selected client does.
     policy : name

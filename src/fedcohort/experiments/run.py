@@ -281,17 +281,19 @@ def federation_of(data: DataConfig, dataset: Dataset, seed: int) -> Federation:
 def model_of(named: NamedConfig, dataset: Dataset, seed: int) -> nn.Module:
     """Build the model and let it answer for one sample, so that a wrong model is named.
 
+    Those of `MODELS` have the option `init`.
     A model of one's own, FILE.py:CLASS, is made as ``CLASS(input_shape, classes, **options)``.
     """
     shape, what = dataset.sample_shape, f"model {named.name!r}"
     architecture: Any = named.name
+    options = dict(named.options)
     if in_file(named.name):
         maker = load_object("model", named.name)
-        architecture = partial(maker, **checked_options(what, maker, named.options))
-    elif named.options:
-        raise ConfigError(f"{what} has no options; write your own as FILE.py:CLASS")
+        architecture, options = partial(maker, **checked_options(what, maker, options)), {}
+    elif options.keys() - {"init"}:
+        raise ConfigError(f"{what} has the option init only; write your own as FILE.py:CLASS")
     try:
-        model = build_model(architecture, shape, dataset.classes, seed=seed)
+        model = build_model(architecture, shape, dataset.classes, seed, **options)
         with torch.no_grad():
             outputs = tuple(model.eval()(torch.as_tensor(dataset.x[:1])).shape)
             model.train()  # one sample is too few for a batch norm, which is refused with a remedy

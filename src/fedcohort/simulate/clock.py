@@ -12,9 +12,9 @@ import csv
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.random import Generator
@@ -45,21 +45,20 @@ PHONE_KILOBYTES = (1164, 2682, 3053, 3462, 3739, 3923, 4266, 5565, 6699, 8006)
 MAX_DRAWS = 1000  # of a round in which nobody is there
 
 
-class Availability(Protocol):
-    """Says which clients can take part in a round."""
+Ids: TypeAlias = Sequence[ClientId]
 
-    def available(
-        self, round_number: int, clients: tuple[ClientId, ...], rng: Generator
-    ) -> Sequence[ClientId]:
+
+class Availability(Protocol):
+    """Says which clients can take part in a round; here the first is 0."""
+
+    def available(self, number: int, clients: Ids, rng: Generator) -> Ids:
         """Return the available ones among `clients`."""
 
 
 class Always:
     """All clients, in every round."""
 
-    def available(
-        self, round_number: int, clients: tuple[ClientId, ...], rng: Generator
-    ) -> Sequence[ClientId]:
+    def available(self, number: int, clients: Ids, rng: Generator) -> Ids:
         """Return all clients."""
         return clients
 
@@ -70,9 +69,7 @@ class UniformSubset(Configurable):
     def __init__(self, count: Count) -> None:
         self.count = count
 
-    def available(
-        self, round_number: int, clients: tuple[ClientId, ...], rng: Generator
-    ) -> Sequence[ClientId]:
+    def available(self, number: int, clients: Ids, rng: Generator) -> Ids:
         """Draw without replacement; all if there are fewer than `count`."""
         count = min(self.count, len(clients))
         return [clients[i] for i in rng.choice(len(clients), count, replace=False)]
@@ -84,15 +81,13 @@ class Bernoulli(Configurable):
     def __init__(self, probability: Share) -> None:
         self.probability = probability
 
-    def chances(self, round_number: int, clients: Sequence[ClientId]) -> NDArray[np.float64]:
+    def chances(self, number: int, clients: Ids) -> NDArray[np.float64]:
         """Return each client's probability to be there in a round."""
         return np.full(len(clients), self.probability)
 
-    def available(
-        self, round_number: int, clients: tuple[ClientId, ...], rng: Generator
-    ) -> Sequence[ClientId]:
+    def available(self, number: int, clients: Ids, rng: Generator) -> Ids:
         """Draw each client independently."""
-        chances = self.chances(round_number, clients)
+        chances = self.chances(number, clients)
         for _ in range(MAX_DRAWS):
             present = np.flatnonzero(rng.random(len(clients)) < chances)
             if len(present):
@@ -118,9 +113,9 @@ class Diurnal(Bernoulli):
         self.rounds_per_day, self.share = rounds_per_day, share
         self._habits: dict[ClientId, float] = {}
 
-    def chances(self, round_number: int, clients: Sequence[ClientId]) -> NDArray[np.float64]:
+    def chances(self, number: int, clients: Ids) -> NDArray[np.float64]:
         """Return each client's probability to be there in a round."""
-        hour = 24 * (round_number % self.rounds_per_day) // self.rounds_per_day
+        hour = 24 * (number % self.rounds_per_day) // self.rounds_per_day
         for client in clients:
             if client not in self._habits:
                 self._habits[client] = float(stream(0, "diurnal", client).choice(PHONES))
@@ -133,7 +128,7 @@ class Diurnal(Bernoulli):
 class Trace:
     """Available clients by round, from 1; a round that is not listed repeats the last before it."""
 
-    def __init__(self, rounds: Mapping[int, Sequence[ClientId]]) -> None:
+    def __init__(self, rounds: Mapping[int, Ids]) -> None:
         if not rounds or min(rounds) != 1:
             raise ConfigError("Trace: the trace must start with round 1")
         for number, clients in rounds.items():
@@ -152,11 +147,9 @@ class Trace:
             rounds.setdefault(int(row["round"]), []).append(client)
         return cls(rounds)
 
-    def available(
-        self, round_number: int, clients: tuple[ClientId, ...], rng: Generator
-    ) -> Sequence[ClientId]:
+    def available(self, number: int, clients: Ids, rng: Generator) -> Ids:
         """Look up the round; clients that are not in the federation are ignored."""
-        present = self.rounds[max(n for n in self.rounds if n <= round_number + 1)]
+        present = self.rounds[max(n for n in self.rounds if n <= number + 1)]
         return [c for c in clients if c in present]
 
 
@@ -170,16 +163,15 @@ AVAILABILITIES: dict[str, Callable[..., Any]] = {
 
 
 def _rows(
-    path: str | os.PathLike[str], columns: Sequence[str]
+    path: str | os.PathLike[str], *choices: tuple[str, ...]
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield where each row of a CSV file stands, and its values."""
+    """Yield where each row of a CSV file stands, and its values; it has one choice of columns."""
     try:
         with Path(path).open(newline="", encoding="utf-8") as lines:
             rows = csv.DictReader(lines, restval="")
-            missing = set(columns).difference(rows.fieldnames or ())
-            if missing:
-                needed = ", ".join(columns)
-                raise ConfigError(f"{path}: no column {min(missing)!r}; needed: {needed}")
+            if not any(set(columns) <= set(rows.fieldnames or ()) for columns in choices):
+                needed = " or ".join(",".join(columns) for columns in choices)
+                raise ConfigError(f"{path}: its first line must have the columns {needed}")
             for row in rows:
                 yield f"{path}, line {rows.line_num}", row
     except ConfigError:
@@ -202,6 +194,7 @@ class Durations:
 
     samples_per_second: Mapping[ClientId, float]
     bytes_per_second: Mapping[ClientId, float]
+    per_round: Mapping[ClientId, float] = field(default_factory=dict)  # where only that is known
 
     @classmethod
     def draw(
@@ -232,15 +225,19 @@ class Durations:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Durations:
-        """Read a CSV file with the columns client, samples_per_second and bytes_per_second."""
-        names = ("samples_per_second", "bytes_per_second")
-        speeds: dict[ClientId, list[float]] = {}
-        for where, row in _rows(path, ("client", *names)):
+        """Read a CSV file with the columns client, samples_per_second and bytes_per_second.
+
+        Or client and seconds of a round, as a Flower run measures them (``durations.csv``).
+        """
+        speeds, whole = ("samples_per_second", "bytes_per_second"), ("seconds",)
+        columns: dict[str, dict[ClientId, float]] = {name: {} for name in (*speeds, *whole)}
+        for where, row in _rows(path, ("client", *speeds), ("client", *whole)):
             client = check_id(row["client"], f"{where}: client")
-            if client in speeds:
-                raise ConfigError(f"{where}: client {client!r} appears twice")
-            speeds[client] = [_rate(row, name, where) for name in names]
-        return cls._of(list(speeds), *np.array(list(speeds.values()), float).reshape(-1, 2).T)
+            for name in speeds if speeds[0] in row else whole:
+                if client in columns[name]:
+                    raise ConfigError(f"{where}: client {client!r} appears twice")
+                columns[name][client] = _rate(row, name, where)
+        return cls(*columns.values())
 
     @classmethod
     def _of(
@@ -251,6 +248,8 @@ class Durations:
 
     def seconds(self, client: ClientId, samples: int, bytes_moved: int) -> float:
         """Return the time to process samples (epochs counted) and to move bytes."""
+        if client in self.per_round:
+            return self.per_round[client]
         if client not in self.samples_per_second:
             raise ConfigError(f"durations: client {client!r} has none")
         compute = samples / self.samples_per_second[client]
@@ -315,14 +314,14 @@ class Pace:
     staleness: float = 0.5
 
     def __post_init__(self) -> None:
-        for field, holds, rule in (
+        for name, holds, rule in (
             ("over_select", 1 <= self.over_select < math.inf, "at least 1"),
             ("late", self.late in ("drop", "next"), "'drop' or 'next'"),
             ("staleness", 0 <= self.staleness < math.inf, "at least 0"),
             ("deadline", self._parsed(), "seconds above 0, a quantile such as '80%', or None"),
         ):
             if not holds:
-                raise ConfigError(f"Pace: {field}={getattr(self, field)!r} must be {rule}")
+                raise ConfigError(f"Pace: {name}={getattr(self, name)!r} must be {rule}")
 
     def _parsed(self) -> tuple[float, bool] | None:
         """Return the deadline and whether it is a quantile; None if it is neither."""

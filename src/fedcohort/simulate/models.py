@@ -153,14 +153,28 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 }
 
 
+INITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "kaiming-uniform": nn.init.kaiming_uniform_,
+    "kaiming-normal": nn.init.kaiming_normal_,
+    "xavier-uniform": nn.init.xavier_uniform_,
+    "xavier-normal": nn.init.xavier_normal_,
+}
+
+
 def build(
-    name: str | Callable[[Shape, int], nn.Module], input_shape: Shape, classes: int, seed: int = 0
+    name: str | Callable[[Shape, int], nn.Module],
+    input_shape: Shape,
+    classes: int,
+    seed: int = 0,
+    *,
+    init: str | None = None,
 ) -> nn.Module:
     """Return a model with parameters drawn from a seed; no global generator is touched.
 
     `name` is a key of `MODELS`, or a function of (input_shape, classes) that returns a module. The
     shape is that of one sample: any for the dense models, (channels, height, width) or (height,
-    width) for the convolutions, (window,) for the LSTM.
+    width) for the convolutions, (window,) for the LSTM. With `init`, a key of `INITS`, all weights
+    are drawn so, and biases as PyTorch does.
 
     Examples
     --------
@@ -171,8 +185,13 @@ def build(
     make = lookup("model", name, MODELS) if isinstance(name, str) else name
     if classes < 1 or not input_shape or min(input_shape) < 1:
         raise ConfigError(f"model {name!r}: input_shape={tuple(input_shape)}, classes={classes}")
+    draw = None if init is None else lookup("initialization", init, INITS)
     with seeded([seed], torch.device("cpu")):
-        return make(input_shape, classes)
+        model = make(input_shape, classes)
+        for parameter in model.parameters() if draw is not None else ():
+            if parameter.dim() > 1:
+                draw(parameter.data)
+    return model
 
 
 @config_errors()

@@ -3,11 +3,12 @@
 The folder has the files that ``fedcohort run`` leaves, so ``fedcohort report``, ``show`` and
 ``watch`` read both: ``config.json``, ``provenance.json``, ``rounds.jsonl`` (one line per round, as
 soon as it has been evaluated) and, at the end, ``federation.json`` and ``session`` (what the policy
-knows about the clients).
+knows about the clients) and ``durations.csv`` (client, seconds: as measured last).
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import os
@@ -131,11 +132,20 @@ class RunFolder:
             file.writelines(json.dumps(asdict(r)) + "\n" for r in reports[self._written :])
         self._written = len(reports)
 
-    def end(self, session: Session, reports: Sequence[RoundReport], online: Iterable[str]) -> None:
-        """Write what is known at the end: the clients, and what the policy knows about them."""
+    def end(
+        self,
+        session: Session,
+        reports: Sequence[RoundReport],
+        online: Iterable[str],
+        durations: Mapping[ClientId, float],
+    ) -> None:
+        """Write what is known at the end: clients, their seconds, what the policy knows of them."""
         clients = sorted({*online, *(c for report in reports for c in report.selected)})
         seed = {"seed": session.seed, "clients": clients, "label_counts": [[]] * len(clients)}
         storage.save(self.path / "session", {"session": session.state_dict()})
+        lines = [[c, f"{seconds:.3f}"] for c, seconds in sorted(durations.items())]
+        with (self.path / "durations.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([["client", "seconds"], *lines])
         if clients:
             content = {"model_bytes": session.model_bytes, "seeds": [seed]}
             self._write("federation.json", content)  # last: whoever waits for it finds everything

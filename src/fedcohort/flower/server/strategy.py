@@ -236,7 +236,7 @@ class CohortStrategy(Strategy):
             )
         self._hand_on()
         if self.out is not None:
-            self.out.end(self.session, self.history, self.directory.nodes)
+            self.out.end(self.session, self.history, self.directory.nodes, self._durations)
         return record.renumbered(result, before, arrays)
 
     def configure_train(
