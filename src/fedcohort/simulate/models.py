@@ -185,11 +185,11 @@ def build(
     make = lookup("model", name, MODELS) if isinstance(name, str) else name
     if classes < 1 or not input_shape or min(input_shape) < 1:
         raise ConfigError(f"model {name!r}: input_shape={tuple(input_shape)}, classes={classes}")
-    draw = None if init is None else lookup("initialization", init, INITS)
+    draw = init and lookup("initialization", init, INITS)
     with seeded([seed], torch.device("cpu")):
         model = make(input_shape, classes)
-        for parameter in model.parameters() if draw is not None else ():
-            if parameter.dim() > 1:
+        for parameter in model.parameters():
+            if draw and parameter.dim() > 1:
                 draw(parameter.data)
     return model
 
