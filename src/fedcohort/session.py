@@ -126,7 +126,10 @@ class Session:
         present = set(clients) if self.skipped else set()
         if same := tuple(c for c in self._selection.clients if c in present):
             # After a skip the same clients go on; those that left are replaced.
-            self._selection = self._completed(_restricted(self._selection, same), round)
+            given = self._selection.weights_of(same)
+            weights = None if given is None else tuple(given)
+            kept = Selection(same, weights, self._selection.scores)
+            self._selection = self._completed(kept, round)
             self._holding = set(same)
             self._send_model(self._selection.clients)
             return self._selection
@@ -425,12 +428,3 @@ def _filled_up(weights: tuple[float, ...], extra: int) -> tuple[float, ...] | No
     share = len(weights) / (len(weights) + extra)
     mean = sum(weights) / len(weights)
     return (*(w * share for w in weights), *([mean * share] * extra))
-
-
-def _restricted(selection: Selection, clients: tuple[ClientId, ...]) -> Selection:
-    """Return the part of a selection that concerns `clients`."""
-    weights = None
-    if selection.weights is not None:
-        weight_of = dict(zip(selection.clients, selection.weights, strict=True))
-        weights = tuple(weight_of[c] for c in clients)
-    return Selection(clients, weights, selection.scores)

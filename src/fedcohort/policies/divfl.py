@@ -24,7 +24,6 @@ from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.table import Signals
 
 _MAX_CLIENTS = 2_000  # that are compared
-_BLOCK = 1 << 15  # distances handled at a time: they stay in the processor's cache
 
 
 @register("divfl", when="everybody can send a sketch of its gradient in every round")
@@ -130,15 +129,6 @@ def lazy_greedy(distances: Array, size: int, shares: Array | float = 1.0) -> lis
 
 def _distances(rows: Array) -> Array:
     """Return Euclidean distances; rows are centered first, so similar rows lose no digits."""
-    rows = rows - rows.mean(axis=0)
-    squares = np.einsum("ij,ij->i", rows, rows)
-    result = np.asarray(rows @ rows.T)
-    step = max(1, _BLOCK // len(rows))
-    for start in range(0, len(rows), step):
-        part = result[start : start + step]  # in place: at 2,000 clients a copy would cost 32 MB
-        part *= -2
-        part += squares[start : start + step, None]
-        part += squares
-        np.sqrt(np.maximum(part, 0.0, out=part), out=part)
-    np.fill_diagonal(result, 0.0)
-    return result.T  # symmetric: greedy selection then reads it in order
+    from sklearn.metrics.pairwise import euclidean_distances
+
+    return np.asarray(euclidean_distances(rows - rows.mean(axis=0)))

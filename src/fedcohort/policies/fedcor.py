@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import Literal
 
 import numpy as np
@@ -22,6 +21,7 @@ from fedcohort.policies.base import (
     register,
     shares,
     take,
+    values_for,
 )
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
@@ -125,8 +125,6 @@ class FedCor(Policy):
         self.noise_std, self.selection_noise = noise_std, selection_noise
         self.fit, self.first_steps = fit, first_steps
         self.state = FedCorState()
-        nobody: tuple[ClientId, ...] = ()
-        self._cache = (self.state.clients, nobody, dict[ClientId, int]())
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
         """Ask for losses at the start of a probe, and in the selection after it."""
@@ -238,11 +236,8 @@ class FedCor(Policy):
         unknown = np.flatnonzero(~modeled)
         places = int(np.floor(round.size * unknown.size / len(round.available) + 0.5))
         size = min(round.size - places, int(modeled.sum()))
-        members, column_of = self._members()
-        alpha = np.ones(len(members))
-        for client, factor in state.alpha.items():
-            if client in column_of:
-                alpha[column_of[client]] = factor
+        members = tuple(state.clients)
+        alpha = values_for(state.alpha, members, 1.0)
         model = (embedding, shares(signals, members), alpha, size, columns[modeled])
         noise_std = state.noise_std if self.selection_noise else 0.0
         taken = gp.greedy(*model, noise_std=noise_std, demote=True)
@@ -250,28 +245,18 @@ class FedCor(Policy):
         others = pick(take(round.available, unknown), round.size - size, rng)
         return Selection(chosen + others)
 
-    def _members(self) -> tuple[tuple[ClientId, ...], dict[ClientId, int]]:
-        """The modeled clients and their columns, kept: `state.clients` is not changed in place."""
-        if self._cache[0] is not self.state.clients:
-            members = tuple(self.state.clients)
-            self._cache = (self.state.clients, members, {c: i for i, c in enumerate(members)})
-        return self._cache[1], self._cache[2]
-
-    def _columns(self, clients: tuple[ClientId, ...], *, add: bool) -> Indices:
+    def _columns(self, clients: Sequence[ClientId], *, add: bool) -> Indices:
         """Return the column of each client, -1 for a new one; `add` gives new ones a column."""
-        members, column_of = self._members()
-        if clients == members:
-            return np.arange(len(clients))
-        columns = np.fromiter(map(column_of.get, clients, repeat(-1)), np.int64, len(clients))
-        new = np.flatnonzero(columns < 0)
-        if not add or not new.size:
-            return columns
         state = self.state
-        state.clients = state.clients + [clients[i] for i in new.tolist()]
-        seen = np.full(len(state.clients), state.selections)
-        seen[: len(state.last_seen)] = state.last_seen
-        state.last_seen = seen
-        return self._columns(clients, add=False)
+        column_of = {client: column for column, client in enumerate(state.clients)}
+        if add:
+            new = [client for client in clients if client not in column_of]
+            column_of.update(
+                zip(new, range(len(column_of), len(column_of) + len(new)), strict=True)
+            )
+            state.clients += new
+            state.last_seen = np.append(state.last_seen, np.full(len(new), state.selections))
+        return values_for(column_of, clients, -1).astype(np.int64)
 
 
 def _typical_size(changes: Array) -> float:

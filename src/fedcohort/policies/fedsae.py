@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -74,8 +73,8 @@ class FedSAE(Policy):
         """Take the losses that arrived; halve the values of those who sent none."""
         reported, missing = by_report(round, outcome, signals, "loss")
         if reported:
-            at = [bisect_left(round.available, client) for client in reported]
-            roots = np.sqrt(sizes(signals, round.available)[at])
-            losses = np.asarray(signals.values("loss", reported), np.float64)
-            self.state.value.update(zip(reported, (roots * losses).tolist(), strict=True))
+            size = dict(zip(round.available, sizes(signals, round.available), strict=True))
+            losses = signals.values("loss", reported).astype(np.float64)
+            values = (float(np.sqrt(size[c]) * x) for c, x in zip(reported, losses, strict=True))
+            self.state.value.update(zip(reported, values, strict=True))
         halve(self.state.value, missing)

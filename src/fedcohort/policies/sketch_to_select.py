@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -112,7 +111,8 @@ class SketchToSelect(Policy):
         """Cluster and draw in a selection round; otherwise keep the cohort."""
         if self._selects(round):
             self._cluster(round, signals, rng)
-        here = [c for c in self.state.chosen if _is_available(round.available, c)]
+        available = set(round.available)
+        here = [c for c in self.state.chosen if c in available]
         chosen = (here + self._replacements(round, set(here), rng))[: round.size]
         inclusion = {c: 1 / self.state.sizes[self.state.cluster[c]] for c in chosen}
         return Selection(tuple(chosen), scores=inclusion)
@@ -122,8 +122,8 @@ class SketchToSelect(Policy):
         missing = [self.state.cluster[c] for c in self.state.chosen if c not in present]
         if not missing:
             return []
-        labels = values_for(self.state.cluster, round.available, -1)
-        labels[[bisect_left(round.available, client) for client in present]] = -1
+        cluster = {c: label for c, label in self.state.cluster.items() if c not in present}
+        labels = values_for(cluster, round.available, -1)
         members = {label: np.flatnonzero(labels == label) for label in missing}
         rest = [members[label] for label in missing if members[label].size]
         return [round.available[at[int(rng.integers(at.size))]] for at in rest]
@@ -147,12 +147,6 @@ class SketchToSelect(Policy):
             self.state.sizes.append(inside.size)
             if inside.size:
                 self.state.chosen.append(clients[int(rng.choice(inside))])
-
-
-def _is_available(available: tuple[ClientId, ...], client: ClientId) -> bool:
-    """Whether a client is in the sorted tuple of available clients."""
-    at = bisect_left(available, client)
-    return at < len(available) and available[at] == client
 
 
 def _kmeans(rows: Floats, clusters: int, restarts: int, rng: Generator) -> Indices:
