@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedcohort import storage
 from fedcohort.policies.base import Policy
-from fedcohort.rounds import ClientId, Selection, stream
+from fedcohort.rounds import ClientId, Round, Selection, stream
 from fedcohort.session import Collect, Readings, Session
 from fedcohort.signals.catalog import SIGNALS, Options
+from fedcohort.signals.table import Signals
 
 Factory = Callable[[], Policy]
 STRANGE_IDS = (" ", "7", "07", "a/b", "naïve ☃", "__array__", "x" * 300, "line\nbreak", "-1")
@@ -44,6 +45,14 @@ def reading(name: str, client: ClientId, round_number: int, options: Options | N
     if value.shape == () and value.dtype.kind == "f":  # losses and the like change over rounds
         value = value * (1 + 0.1 * stream(0, client, round_number).random())
     return value
+
+
+def select(policy: Policy, available: Iterable[ClientId], size: int, **readings: Any) -> Selection:
+    """Return the first cohort that a policy picks, given readings by signal and client."""
+    signals = Signals()
+    for name, values in readings.items():
+        signals.record(name, values, 0)
+    return policy.select(Round(0, tuple(available), size), signals, stream(0))
 
 
 def drive(

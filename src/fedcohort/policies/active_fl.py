@@ -50,11 +50,10 @@ class ActiveFL(Policy):
 
     Examples
     --------
-    >>> signals = Signals()
-    >>> _ = signals.record("loss", {"a": 0.1, "b": 9.0}, stamp=0)
-    >>> _ = signals.record("num_examples", {"a": 100, "b": 100}, stamp=0)
-    >>> round = Round(number=1, available=("a", "b"), cohort_size=1)
-    >>> ActiveFL(alpha1=0.5, alpha3=0).select(round, signals, np.random.default_rng(0)).clients
+    >>> from fedcohort.testing import select
+    >>> sizes, losses = {"a": 100, "b": 100}, {"a": 0.1, "b": 9.0}
+    >>> policy = ActiveFL(alpha1=0.5, alpha3=0)
+    >>> select(policy, "ab", 1, loss=losses, num_examples=sizes).clients
     ('b',)
     """
 

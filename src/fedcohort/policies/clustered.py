@@ -65,10 +65,9 @@ class ClusteredSampling(Policy):
 
     Examples
     --------
-    >>> signals = Signals()
-    >>> _ = signals.record("num_examples", {"a": 60, "b": 20, "c": 10, "d": 10}, stamp=0)
-    >>> round = Round(number=0, available=("a", "b", "c", "d"), cohort_size=2)
-    >>> selection = ClusteredSampling().select(round, signals, np.random.default_rng(0))
+    >>> from fedcohort.testing import select
+    >>> sizes = {"a": 60, "b": 20, "c": 10, "d": 10}
+    >>> selection = select(ClusteredSampling(), "abcd", 2, num_examples=sizes)
     >>> selection.clients[0], selection.weights       # "a" holds more than half of all data
     ('a', (0.6, 0.4))
     """

@@ -66,10 +66,10 @@ class DELTA(Policy):
 
     Examples
     --------
+    >>> from fedcohort.testing import select
     >>> policy = DELTA()
     >>> policy.state = DELTAState({"a": 3.0, "b": 1.0, "c": 1.0, "d": 1.0})
-    >>> round = Round(number=1, available=("a", "b", "c", "d"), cohort_size=2)
-    >>> selection = policy.select(round, Signals(), np.random.default_rng(0))
+    >>> selection = select(policy, "abcd", 2)
     >>> selection.clients[0], selection.weights     # "a": always; the others: 1/3
     ('a', (0.25, 0.75))
     """

@@ -55,11 +55,9 @@ class DivFL(Policy):
 
     Examples
     --------
-    >>> signals = Signals()
+    >>> from fedcohort.testing import select
     >>> gradients = {"a": [0.0], "b": [0.2], "c": [0.1], "d": [9.0]}
-    >>> _ = signals.record("gradient_sketch", gradients, stamp=0)
-    >>> round = Round(number=0, available=("a", "b", "c", "d"), cohort_size=2)
-    >>> sorted(DivFL().select(round, signals, np.random.default_rng(0)).clients)
+    >>> sorted(select(DivFL(), "abcd", 2, gradient_sketch=gradients).clients)
     ['b', 'd']
     """
 

@@ -65,11 +65,9 @@ class FedCBS(Policy):
 
     Examples
     --------
-    >>> signals = Signals()
+    >>> from fedcohort.testing import select
     >>> labels = {"a": [10, 0], "b": [0, 10], "c": [10, 0], "d": [0, 10]}
-    >>> _ = signals.record("label_histogram", labels, stamp=0)
-    >>> round = Round(number=0, available=("a", "b", "c", "d"), cohort_size=2)
-    >>> chosen = FedCBS().select(round, signals, np.random.default_rng(0)).clients
+    >>> chosen = select(FedCBS(), "abcd", 2, label_histogram=labels).clients
     >>> len({"a", "c"} & set(chosen)), len({"b", "d"} & set(chosen))
     (1, 1)
     """

@@ -77,10 +77,10 @@ class FedACS(Policy):
 
     Examples
     --------
+    >>> from fedcohort.testing import select
     >>> policy = FedACS(pool_share=0.5)
     >>> policy.state = FedACSState(wins={"a": 90.0, "b": 80.0}, losses={"c": 90.0, "d": 80.0})
-    >>> round = Round(number=9, available=("a", "b", "c", "d"), cohort_size=2)
-    >>> sorted(policy.select(round, Signals(), np.random.default_rng(0)).clients)
+    >>> sorted(select(policy, "abcd", 2).clients)
     ['a', 'b']
     """
 

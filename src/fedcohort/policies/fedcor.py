@@ -98,12 +98,12 @@ class FedCor(Policy):
 
     Examples
     --------
+    >>> from fedcohort.testing import select
     >>> policy = FedCor(warmup=1)
     >>> policy.state = FedCorState(
     ...     clients=["a", "b", "c"], embedding=np.array([[3.0, 1.0, -1.0]]), selections=5
     ... )
-    >>> round = Round(number=5, available=("a", "b", "c"), cohort_size=1)
-    >>> policy.select(round, Signals(), np.random.default_rng(0)).clients
+    >>> select(policy, "abc", 1).clients
     ('a',)
     """
 

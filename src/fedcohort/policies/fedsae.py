@@ -48,10 +48,10 @@ class FedSAE(Policy):
 
     Examples
     --------
+    >>> from fedcohort.testing import select
     >>> policy = FedSAE(beta=1.0)
     >>> policy.state = FedSAEState(value={"a": 1.0, "b": 90.0})
-    >>> round = Round(number=1, available=("a", "b"), cohort_size=1)
-    >>> policy.select(round, Signals(), np.random.default_rng(0)).clients
+    >>> select(policy, "ab", 1).clients
     ('b',)
     """
 

@@ -69,11 +69,9 @@ class FLIPS(Policy):
 
     Examples
     --------
-    >>> signals = Signals()
+    >>> from fedcohort.testing import select
     >>> labels = {"a": [9, 1], "b": [9, 1], "c": [9, 1], "d": [0, 10]}
-    >>> _ = signals.record("label_histogram", labels, stamp=0)
-    >>> round = Round(number=0, available=("a", "b", "c", "d"), cohort_size=2)
-    >>> "d" in FLIPS(clusters=2).select(round, signals, np.random.default_rng(0)).clients
+    >>> "d" in select(FLIPS(clusters=2), "abcd", 2, label_histogram=labels).clients
     True
     """
 

@@ -66,12 +66,11 @@ class HACCS(Policy):
 
     Examples
     --------
-    >>> signals = Signals()
+    >>> from fedcohort.testing import select
     >>> labels = {"a": [9, 1], "b": [9, 1], "c": [0, 9], "d": [0, 8]}
-    >>> _ = signals.record("label_histogram", labels, stamp=0)
-    >>> _ = signals.record("duration", {"a": 5.0, "b": 1.0, "c": 1.0, "d": 9.0}, stamp=0)
-    >>> round = Round(number=1, available=("a", "b", "c", "d"), cohort_size=2)
-    >>> sorted(HACCS(rho=0.0).select(round, signals, np.random.default_rng(0)).clients)
+    >>> seconds = {"a": 5.0, "b": 1.0, "c": 1.0, "d": 9.0}
+    >>> policy = HACCS(rho=0.0)
+    >>> sorted(select(policy, "abcd", 2, label_histogram=labels, duration=seconds).clients)
     ['b', 'c']
     """
 

@@ -72,11 +72,9 @@ class KDPP(Policy):
 
     Examples
     --------
-    >>> signals = Signals()
+    >>> from fedcohort.testing import select
     >>> profiles = {"a": [0.0], "b": [0.0], "c": [5.0], "d": [5.0]}
-    >>> _ = signals.record("feature_profile", profiles, stamp=0)
-    >>> round = Round(number=0, available=("a", "b", "c", "d"), cohort_size=2)
-    >>> chosen = KDPP().select(round, signals, np.random.default_rng(0)).clients
+    >>> chosen = select(KDPP(), "abcd", 2, feature_profile=profiles).clients
     >>> len({"a", "b"} & set(chosen)), len({"c", "d"} & set(chosen))      # never two alike
     (1, 1)
     """

@@ -48,12 +48,10 @@ class LabelMatch(Policy):
 
     Examples
     --------
-    >>> signals = Signals()
+    >>> from fedcohort.testing import select
     >>> labels = {"a": [9, 1], "b": [1, 9], "c": [9, 1], "d": [8, 2]}
-    >>> _ = signals.record("label_histogram", labels, stamp=0)
-    >>> round = Round(number=0, available=("a", "b", "c", "d"), cohort_size=2)
-    >>> sorted(LabelMatch("balanced").select(round, signals, np.random.default_rng(0)).clients)
-    ['b', 'd']
+    >>> "b" in select(LabelMatch("balanced"), "abcd", 2, label_histogram=labels).clients
+    True
     """
 
     needs = Needs(profile=frozenset({"label_histogram"}))
@@ -126,11 +124,9 @@ class DCFedAvg(LabelMatch):
 
     Examples
     --------
-    >>> signals = Signals()
+    >>> from fedcohort.testing import select
     >>> labels = {"a": [9, 1], "b": [1, 9], "c": [9, 1], "d": [9, 1]}
-    >>> _ = signals.record("label_histogram", labels, stamp=0)
-    >>> round = Round(number=0, available=("a", "b", "c", "d"), cohort_size=2)
-    >>> "b" in DCFedAvg("balanced").select(round, signals, np.random.default_rng(0)).clients
+    >>> "b" in select(DCFedAvg("balanced"), "abcd", 2, label_histogram=labels).clients
     True
     """
 

@@ -85,10 +85,10 @@ class Oort(Policy):
 
     Examples
     --------
+    >>> from fedcohort.testing import select
     >>> policy = Oort(exploration=0.0)
     >>> policy.state.utility, policy.state.last = {"a": 1.0, "b": 50.0}, {"a": 0, "b": 0}
-    >>> round = Round(number=1, available=("a", "b"), cohort_size=1)
-    >>> policy.select(round, Signals(), np.random.default_rng(0)).clients
+    >>> select(policy, "ab", 1).clients
     ('b',)
     """
 

@@ -49,10 +49,8 @@ class PowerOfChoice(Policy):
 
     Examples
     --------
-    >>> signals = Signals()
-    >>> _ = signals.record("loss", {"a": 0.1, "b": 2.0, "c": 0.7}, stamp=0)
-    >>> round = Round(number=0, available=("a", "b", "c"), cohort_size=2)
-    >>> PowerOfChoice(d=3).select(round, signals, np.random.default_rng(0)).clients
+    >>> from fedcohort.testing import select
+    >>> select(PowerOfChoice(d=3), "abc", 2, loss={"a": 0.1, "b": 2.0, "c": 0.7}).clients
     ('b', 'c')
     """
 

@@ -70,13 +70,10 @@ class RaceSoftmax(Policy):
 
     Examples
     --------
+    >>> from fedcohort.testing import select
     >>> sketch = np.zeros(3, [("n", "f8"), ("noise", "f8"), ("counts", "i2", (1, 2))])
     >>> sketch["n"], sketch["counts"] = 100, [[[50, 50]], [[52, 48]], [[99, 1]]]
-    >>> signals = Signals()
-    >>> _ = signals.record("race_sketch", dict(zip("abc", sketch)), stamp=0)
-    >>> round = Round(number=0, available=("a", "b", "c"), cohort_size=1)
-    >>> selection = RaceSoftmax().select(round, signals, np.random.default_rng(0))
-    >>> selection.clients
+    >>> select(RaceSoftmax(), "abc", 1, race_sketch=dict(zip("abc", sketch))).clients
     ('b',)
     """
 

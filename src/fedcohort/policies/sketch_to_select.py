@@ -77,11 +77,9 @@ class SketchToSelect(Policy):
 
     Examples
     --------
-    >>> signals = Signals()
+    >>> from fedcohort.testing import select
     >>> sketches = {"a": [0.0, 0.1], "b": [0.1, 0.0], "c": [9.0, 9.0], "d": [9.1, 9.0]}
-    >>> _ = signals.record("model_sketch", sketches, stamp=0)
-    >>> round = Round(number=0, available=("a", "b", "c", "d"), cohort_size=2)
-    >>> chosen = SketchToSelect().select(round, signals, np.random.default_rng(1)).clients
+    >>> chosen = select(SketchToSelect(), "abcd", 2, model_sketch=sketches).clients
     >>> len({"a", "b"} & set(chosen)), len({"c", "d"} & set(chosen))
     (1, 1)
     """

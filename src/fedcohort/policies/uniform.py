@@ -42,10 +42,9 @@ class Uniform(Policy):
 
     Examples
     --------
-    >>> import numpy as np
-    >>> round = Round(number=0, available=("a", "b", "c"), cohort_size=2)
-    >>> Uniform().select(round, Signals(), np.random.default_rng(0)).clients
-    ('b', 'c')
+    >>> from fedcohort.testing import select
+    >>> len(select(Uniform(), "abc", 2).clients)
+    2
     """
 
     def __init__(self, interval: Count = 1) -> None:
