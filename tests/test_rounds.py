@@ -7,12 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcohort.rounds import Outcome, Round, stream
-
-
-def test_size_is_capped_by_who_is_available():
-    assert Round(0, ("a", "b"), 5).size == 2
-    assert Round(0, ("a", "b", "c"), 2).size == 2
+from fedcohort.rounds import Outcome, stream
 
 
 def test_dropped_keeps_the_order_of_selection():
@@ -28,9 +23,6 @@ def test_a_stream_is_the_same_in_another_process():
 def test_a_stream_is_fixed_for_ever():
     # Results on disk depend on it: a change here breaks everybody's resumed runs.
     assert stream(0, "select", 3).integers(0, 1000, 4).tolist() == [39, 65, 926, 509]
-
-
-def test_a_stream_is_pinned():
     assert stream(7, "session", 12, "naïve ☃").integers(0, 1000, 4).tolist() == [900, 929, 657, 729]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -72,6 +74,17 @@ def test_clients_that_leave_during_skips_are_replaced():
     third, _ = play(run, [0.01, 0.01], available=["x", "y"])
     assert set(third) == {"x", "y"}
     assert run.ledger.by_kind("down", 2)["model"] == 2000
+
+
+def test_weights_keep_their_sum_when_a_client_leaves_during_skips():
+    class Weighted(Uniform):
+        def select(self, round, signals, rng):
+            return dataclasses.replace(super().select(round, signals, rng), weights=(0.6, 0.2))
+
+    run = Session(Weighted(), cohort_size=2, seed=0, gate=SketchToSkip(0.1, k=4))
+    (stays, _), _ = play(run, [0.01, 0.01])
+    play(run, [0.01, 0.01], available=[stays, "z"])
+    assert sum(run.selection.weights) == pytest.approx(0.8)  # it was .6 + .6
 
 
 def test_only_those_that_moved():

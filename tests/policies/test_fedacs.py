@@ -7,7 +7,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import beta, spearmanr
 
-from fedcohort.policies import FedACS, fedacs
+from fedcohort.policies import FedACS
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.signals.catalog import update_distance
 from fedcohort.signals.projection import Projection
@@ -65,21 +65,6 @@ def test_cohort_follows_algorithm_1() -> None:
     assert both / draws == pytest.approx(expected, abs=5 * np.sqrt(0.25 / draws))
 
 
-def test_skewed_clients_train_less() -> None:
-    ids = tuple(f"{i:02d}" for i in range(30))
-    policy, counts = FedACS(), np.zeros(30)
-    for number in range(60):
-        round = Round(number, ids, 6)
-        chosen = policy.select(round, Signals(), stream(0, number)).clients
-        signals = Signals()
-        noise = np.random.default_rng(number)
-        distances = {c: 1 + int(c) / 10 + 0.3 * noise.random() for c in chosen}
-        signals.record("update_distance", distances, number)
-        policy.observe(round, Outcome(chosen, chosen), signals)
-        counts[[int(c) for c in chosen]] += number >= 20
-    assert counts[:12].mean() > 3 * counts[18:].mean()
-
-
 def test_a_users_insight_needs_no_training() -> None:
     signals = Signals()
     signals.record("insight", {"a": [0.0], "b": [0.4], "c": [9.0], "d": [-9.0]}, 0)
@@ -106,14 +91,6 @@ def test_memory_discounts_old_duels() -> None:
         assert (policy.state.wins["b"] > policy.state.wins["a"]) is changes
         if memory < 1:  # a geometric sum: 60 duels lost since
             assert policy.state.losses["a"] == pytest.approx((1 - 0.95**60) / 0.05)
-
-
-def test_many_different_standings_use_one_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedacs, "_GROUPS", 2)
-    policy = FedACS(pool_share=0.5)
-    policy.state.wins = {c: 100.0 - i for i, c in enumerate(IDS)}
-    policy.state.losses = {c: 50.0 * i for i, c in enumerate(IDS)}
-    assert set(policy.select(Round(0, IDS, 2), Signals(), stream(0)).clients) == {"a", "b"}
 
 
 def test_projected_gradients_duel_like_the_gradients() -> None:

@@ -7,7 +7,6 @@ from itertools import combinations
 import numpy as np
 import pytest
 from scipy.spatial.distance import pdist
-from scipy.stats import chi2
 
 from fedcohort.numerics import dpp
 from fedcohort.policies import KDPP, kdpp
@@ -29,24 +28,6 @@ def enumerated(kernel: np.ndarray, k: int) -> dict[tuple[int, ...], float]:
     sets = list(combinations(range(len(kernel)), k))
     weights = np.array([np.linalg.det(kernel[np.ix_(s, s)]) for s in sets])
     return dict(zip(sets, weights / weights.sum(), strict=True))
-
-
-def test_cohorts_follow_the_k_dpp_of_equation_14() -> None:
-    """Chi-square over the 20 sets of three, 4,000 draws, at the 1e-4 level."""
-    far = np.linalg.norm(PROFILES[:, None] - PROFILES, axis=2)
-    similarity = 1 - far / far.max()
-    law = enumerated(similarity.T @ similarity, 3)
-    policy, signals, counts = KDPP(), recorded(), dict.fromkeys(law, 0)
-    draws = 4000
-    for i in range(draws):
-        chosen = policy.select(Round(0, IDS, 3), signals, stream(0, i)).clients
-        counts[tuple(sorted(IDS.index(c) for c in chosen))] += 1
-    expected = np.array(list(law.values())) * draws
-    seen = np.array(list(counts.values()))
-    common = expected >= 5
-    statistic = ((seen - expected)[common] ** 2 / expected[common]).sum()
-    assert common.sum() >= 15
-    assert statistic < chi2.isf(1e-4, common.sum() - 1)
 
 
 def test_scores_are_inclusion_probabilities() -> None:

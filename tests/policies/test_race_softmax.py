@@ -143,49 +143,6 @@ def test_global_sketch_remembers_those_who_left() -> None:
         np.testing.assert_allclose(apart.state.center(kind), together.state.center(kind))
 
 
-def test_clients_without_data_are_not_drawn() -> None:
-    readings = sketches()
-    readings["n"][0], readings["counts"][0] = 0, 0
-    signals = recorded(readings)
-    for i in range(50):
-        assert "a" not in RaceSoftmax().select(Round(0, IDS, 4), signals, stream(0, i)).clients
-    assert len(RaceSoftmax().select(Round(0, IDS, 6), signals, stream(0)).clients) == 5
-
-
-def test_a_sketch_sent_twice_counts_once() -> None:
-    """After client a sends another sketch, the sums are those of the newest sketches alone."""
-    first, newest = sketches(seed=1), sketches(seed=2)
-    newest[1:] = first[1:]
-    signals, policy = recorded(first), RaceSoftmax()
-    policy.state.include(signals, IDS, 0)
-    signals.record("race_sketch", {"a": newest[0]}, 1)
-    assert policy.state.include(signals, IDS, 1) == ()  # nobody is new
-    expected = RaceSoftmax()
-    expected.state.include(recorded(newest), IDS, 0)
-    assert (policy.state.clients, policy.state.n) == (6, expected.state.n)
-    for kind in ("mean", "pooled"):
-        np.testing.assert_allclose(policy.state.center(kind), expected.state.center(kind))
-
-
-@pytest.mark.parametrize("kind", ["mean", "pooled"])
-def test_a_false_size_does_not_move_the_center(kind) -> None:
-    """One of 20 claims 2^30 records of its own kind: it counts as ten times the median at most."""
-    ids, readings = tuple(f"{i:02d}" for i in range(20)), sketches(clients=20)
-    wide = np.zeros(20, sketch_dtype(5, 8, "i8"))
-    for name in ("n", "noise", "counts"):
-        wide[name] = readings[name]
-    factor = 2**30 // int(readings["n"][3])
-    wide["n"][3] *= factor
-    wide["counts"][3] *= factor
-    policy = RaceSoftmax()
-    policy.state.include(recorded(wide, ids), ids, 0)
-    q = readings["counts"] / readings["n"][:, None, None]
-    n = np.minimum(wide["n"], 10 * np.median(wide["n"]))
-    weights = n / n.sum() if kind == "pooled" else np.full(20, 1 / 20)
-    expected = np.tensordot(weights, q, axes=1)
-    np.testing.assert_allclose(policy.state.center(kind), expected, atol=1e-3)
-
-
 def test_sums_of_counts_are_whole_and_parts_change_nothing(monkeypatch) -> None:
     """Bit for bit, for any BLAS and any number of sketches that are read at a time."""
     ids = tuple(f"{i:02d}" for i in range(40))

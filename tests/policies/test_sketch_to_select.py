@@ -28,13 +28,6 @@ def signals_of(signals: Signals) -> tuple[tuple[str, ...], np.ndarray]:
     return tuple(IDS[i] for i in positions), rows
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_one_client_of_each_cluster(seed: int) -> None:
-    selection = SketchToSelect().select(Round(0, IDS, 4), clustered(), stream(seed))
-    assert sorted(int(c) % 4 for c in selection.clients) == [0, 1, 2, 3]
-    assert all(p == pytest.approx(1 / 6) for p in selection.scores.values())
-
-
 def test_clients_that_hardly_move_are_told_apart_by_where_they_move() -> None:
     """Ten labels, learned to different degrees: steps from 1 down to 0.001, noise of a fifth."""
     ids = tuple(f"{i:02d}" for i in range(50))
