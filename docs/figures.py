@@ -39,9 +39,8 @@ FLAGS = (
 
 
 def fedcohort(command: str, folder: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "fedcohort.cli", *shlex.split(command)], cwd=folder, check=True
-    )
+    program = [sys.executable, "-c", "from fedcohort.cli import main; main()"]
+    subprocess.run([*program, *shlex.split(command)], cwd=folder, check=True)
 
 
 def blocks(page: Path, kind: str) -> list[str]:
@@ -87,7 +86,7 @@ def heterogeneity(folder: Path) -> None:
     exec(blocks(page, "python")[0], {"__name__": "measure"})
     fedcohort("sketch scans.parquet -o sites --by site --columns 'p*' --set center=0.3", folder)
     fedcohort("profile sites -o page.html --cohort-size 0", folder)
-    screenshot(folder / "page.html", DOCS / "heterogeneity.png", width=1160, height=1330, scale=1.2)
+    screenshot(folder / "page.html", DOCS / "heterogeneity.png", width=1160, height=1460, scale=1.2)
 
 
 def tutorial_figure(name: str, figure: str, folder: Path) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from fedcohort.analysis.comparison import comparison, curves, paired_interval
-from fedcohort.experiments.results import Run, Summary
+from fedcohort.experiments.config import parse
+from fedcohort.experiments.results import Results, Run, Summary
+from fedcohort.report.content import content
+from fedcohort.report.tables import comparison_cells, fitting
 from fedcohort.rounds import History, RoundRecord
 
 TRIALS = 4000  # standard error of a coverage of 0.95: 0.0034
@@ -49,45 +55,79 @@ def test_an_interval_is_that_of_the_t_test():
     assert paired_interval([0.5]) is None
 
 
-def result(policy, accuracies, reached):
+def run(policy, accuracies, reached, seconds=1.0):
+    """A run given by the accuracies of each seed's rounds, and when each reached the target."""
     histories, summaries = [], []
     for seed, (values, rounds) in enumerate(zip(accuracies, reached, strict=True)):
         records = [
-            RoundRecord(seed, i + 1, value, None, ("a",), ("a",), 1000, 2000, 1.0, i + 1.0)
-            for i, value in enumerate(values)
+            RoundRecord(
+                seed, i + 1, v, None, ("a",), ("a",), 1000, 2000, seconds, (i + 1) * seconds
+            )
+            for i, v in enumerate(values)
         ]
         histories.append(History(seed, records))
-        last = [v for v in values if v is not None][-1]
+        last, n = [v for v in values if v is not None][-1], len(values)
+        time = rounds and rounds * seconds
+        sent = 1000 * n, 2000 * n
         summaries.append(
-            Summary(
-                seed, len(values), last, 0.0, last, last, last, rounds, None, 0.5, 0.9,
-                1000 * len(values), 2000 * len(values), 0.0, 100.0, 100.0,
-            )
+            Summary(seed, n, last, 0.0, last, last, last, rounds, time, 0.5, 0.9, *sent, 0.0, 100.0,
+                    100.0)
         )  # fmt: skip
-    return Run(policy, summaries, histories)
+    return Run(policy, summaries, histories, parse({"target": 0.8, "policy": policy}))
 
 
 def test_rows_are_means_over_seeds_and_say_what_is_missing():
-    (row,) = comparison([result("p", [[0.1, 0.4], [0.2, 0.6]], [2, None])])
+    (row,) = comparison([run("oort", [[0.1, 0.4], [0.2, 0.6]], [2, None])])
     assert row.accuracy.mean == pytest.approx(0.5)
     assert row.accuracy.std == pytest.approx(np.std([0.4, 0.6], ddof=1))
-    assert row.rounds_to_target.mean == 2 and np.isnan(row.rounds_to_target.std)
-    assert row.rounds_to_target.missing == 1
-    assert row.megabytes_down.mean == pytest.approx(0.004)
+    rounds = row.means["rounds_to_target"]
+    assert rounds.mean == 2 and np.isnan(rounds.std) and rounds.missing == 1
+    assert row.as_dict()["bytes_down"].mean == 4000
 
 
 def test_changes_and_gains_are_paired_seed_by_seed():
-    plain = result("fedavg", [[0.5], [0.8], [0.7]], [None] * 3)
-    base, row = comparison([plain, result("p", [[0.6], [0.6]], [None, None])])
+    plain = run("uniform", [[0.5], [0.8], [0.7]], [None] * 3)
+    base, row = comparison([plain, run("oort", [[0.6], [0.6]], [None, None])])
     assert base.accuracy_change.mean == 0 and base.gain is None
     assert row.accuracy_change.mean == pytest.approx((20 - 25) / 2)
     assert row.gain == pytest.approx(paired_interval([0.1, -0.2]))
-    (alone,) = comparison([result("p", [[0.6]], [None])])
+    (alone,) = comparison([run("oort", [[0.6]], [None])])
     assert alone.accuracy_change is None and alone.gain is None
 
 
 def test_curves_skip_rounds_without_evaluation():
-    (curve,) = curves([result("p", [[None, 0.4], [None, 0.6]], [None, None])])
+    (curve,) = curves([run("oort", [[None, 0.4], [None, 0.6]], [None, None])])
     assert curve.rounds == [2] and curve.mean == [0.5] and curve.seconds == [2.0]
     assert curve.low[0] == pytest.approx(0.5 - np.std([0.4, 0.6], ddof=1))
     assert curve.megabytes == [pytest.approx(0.006)]
+
+
+def printed(runs, width=120):
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(fitting(comparison_cells(Results(runs), sparklines=True), "title", width))
+    return console.export_text()
+
+
+def test_the_table_fits_its_terminal():
+    runs = [run("oort", [[0.5, 0.9]], [2]), run("uniform", [[0.1, 0.2]], [None])]
+    for width in (80, 120):
+        text = printed(runs, width)
+        assert "90.0" in text and "20.0" in text and "not reached" in text and "±" not in text
+        assert ("accuracy by round" in text) == (width == 120)
+        assert max(map(len, text.splitlines())) <= width
+    assert "85.0 ± 7.1" in printed([run("oort", [[0.5, 0.9], [0.5, 0.8]], [2, 2])])
+
+
+def test_seconds_to_the_target_and_time_come_first_where_rounds_differ_in_time():
+    runs = [run("oort", [[0.5, 0.9]], [2]), run("uniform", [[0.1, 0.2]], [None])]
+    assert "seconds to 80%" not in printed(runs)
+    assert content(Results(runs)).axes[0] == "rounds"
+    runs[0] = run("oort", [[0.5, 0.9]], [2], seconds=3.5)
+    text = printed(runs)
+    assert "seconds to 80%" in text and "7.0" in text
+    assert content(Results(runs)).axes[0] == "seconds"
+
+
+def test_a_run_before_its_first_round_has_an_empty_row():
+    text = printed([run("oort", [[0.5, 0.9]], [2]), run("uniform", [], [])])
+    assert "uniform" in text and "not reached" not in text and "change" not in text

@@ -6,11 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from fedcohort.analysis.clusters import classical_map, suggest_clusters
-from fedcohort.analysis.heterogeneity import measure
+from fedcohort.analysis.heterogeneity import measure, suggest_clusters
 from fedcohort.analysis.plan import plan
 from fedcohort.exceptions import DataError
 from fedcohort.files.marginals import ColumnGap
@@ -143,17 +140,6 @@ def test_tightened_errors_still_cover_chance_and_never_grow():
     assert (tight <= errors).all()
     assert 1 <= np.mean(tight[pairs]) / np.std(squares[pairs]) < 3
     assert np.array_equal(cap_by_observed(np.abs(squares), errors), errors)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(2, 12), st.integers(0, 2**32 - 1))
-def test_the_map_keeps_distances_in_the_plane(n, seed):
-    points = np.random.default_rng(seed).normal(size=(n, 2))
-    squares = ((points[:, None] - points) ** 2).sum(axis=2)
-    positions, share = classical_map(squares)
-    again = ((positions[:, None] - positions) ** 2).sum(axis=2)
-    assert np.allclose(again, squares, atol=1e-9)
-    assert share == pytest.approx(1)
 
 
 def test_one_cluster_is_suggested_when_chance_explains_the_division():

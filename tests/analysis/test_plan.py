@@ -11,17 +11,11 @@ import pytest
 
 import fedcohort
 from fedcohort.analysis import plan as planning
-from fedcohort.analysis.plan import (
-    BetweenClients,
-    GainFit,
-    Half,
-    Trial,
-    plan,
-    shipped_fit,
-)
+from fedcohort.analysis.plan import BetweenClients, GainFit, Half, Trial, plan, shipped_fit
 from fedcohort.cli import invoke
 from fedcohort.exceptions import ConfigError
 from fedcohort.signals.forms import sketch_dtype
+from fedcohort.sketch import distances
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
 
@@ -122,6 +116,7 @@ def test_time_is_saved_where_slow_clients_hold_nothing_special() -> None:
 def test_many_clients_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the sketches, a plan needs a fraction of their size and a part of the clients."""
     monkeypatch.setattr(planning, "MAX_CLIENTS", 100)
+    monkeypatch.setattr(distances, "CHUNK", 1 << 16)  # a row at a time, as of a million clients
     readings = np.tile(federation(100), 200)
     tracemalloc.start()
     found = plan(readings, [5])

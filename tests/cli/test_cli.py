@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 from fedcohort import __version__
 from fedcohort.cli import app, invoke
@@ -14,23 +15,11 @@ from fedcohort.cli import app, invoke
 SMALL = ["--rounds", "4", "--seeds", "2", "--clients", "20", "--set", "device=cpu"]
 
 
-WRITES_FILES = [["benchmark"], ["spec", "init"]]  # they print nothing for machines
-
-
-def commands():
-    import typer
-
-    group = typer.main.get_command(app)
-
-    def walk(command, path):
-        inner = getattr(command, "commands", None)
-        if inner is None:
-            yield path, command
-        else:
-            for name, child in inner.items():
-                yield from walk(child, [*path, name])
-
-    return list(walk(group, []))
+def commands(command=None, path=()):
+    command = command or typer.main.get_command(app)
+    inner = getattr(command, "commands", {})
+    below = [pair for name, child in inner.items() for pair in commands(child, [*path, name])]
+    return below or [(path, command)]
 
 
 @pytest.mark.parametrize(("path", "command"), commands(), ids=lambda v: str(v)[:40])
@@ -38,8 +27,8 @@ def test_every_command_has_help_an_example_and_formats(path, command, capsys):
     assert invoke([*path, "-h"]) == 0
     assert f"fedcohort {' '.join(path)}" in " ".join(capsys.readouterr().out.split())
     assert "Example" in command.help
-    if path not in WRITES_FILES:
-        assert any("--format" in p.opts for p in command.params) or path[0] in ("watch", "report")
+    if path[0] not in ("watch", "report") and path != ["spec", "init"]:  # they write files
+        assert any("--format" in p.opts for p in command.params)
     assert all(p.help for p in command.params)
 
 
@@ -54,8 +43,6 @@ def test_compare_writes_a_folder_and_goes_on_in_it(tmp_path, capsys):
     shown = capsys.readouterr()
     assert "uniform" in shown.out
     assert "uniform: 4 of 4" in shown.err  # without a terminal, progress is plain lines
-    assert invoke(arguments) == 2
-    assert "--resume" in capsys.readouterr().err
     more = ["--policies", "uniform,oort:alpha=1", "--rounds", "5", "--seeds", "3"]
     assert invoke([*arguments, *more, "--resume", "--format", "json"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -64,20 +51,12 @@ def test_compare_writes_a_folder_and_goes_on_in_it(tmp_path, capsys):
     assert len((tmp_path / "uniform" / "rounds.jsonl").read_text().splitlines()) == 15
 
 
-def test_a_run_from_a_file(tmp_path, capsys):
-    config = tmp_path / "exp.toml"
-    config.write_text('rounds = 3\ndevice = "cpu"\n[policy]\nname = "active-fl"\n')
-    assert invoke(["run", str(config), "--out", str(tmp_path / "run"), "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["runs"][0]["policy"] == "run"
-
-
 def test_compare_with_a_gate(tmp_path, capsys):
     arguments = ["compare", "--policies", "uniform", "--out", str(tmp_path), "--gate"]
     arguments += ["sketch-to-skip:k=20,threshold=0.5", "--set", "local.steps=1", "--set"]
     arguments += ["local.batch_size=8"]
     assert invoke([*arguments, *SMALL]) == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in ("fedavg", "change %", "skipped %", "uplink %"))
+    assert "uplink %" in capsys.readouterr().out
     assert invoke([*arguments, *SMALL, "--resume", "--format", "json"]) == 0
     plain, gated = json.loads(capsys.readouterr().out)["runs"]
     assert (plain["policy"], plain["accuracy_change"]["mean"]) == ("fedavg", 0.0)
@@ -129,7 +108,7 @@ def test_the_entry_point_is_quick_and_leaves_torch_alone():
     subprocess.run([sys.executable, "-c", code], check=True)
 
     def quick():
-        command = [sys.executable, "-m", "fedcohort.cli", "--help"]
+        command = [sys.executable, "-c", "from fedcohort.cli import main; main()", "--help"]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         result = subprocess.run(command, capture_output=True, text=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -175,44 +154,6 @@ def test_configurations(tmp_path, capsys, monkeypatch):
     assert {"lr", "schedule", "partition", "imports"} <= {key["name"] for key in keys}
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A small finished comparison."""
-    out = str(tmp_path_factory.mktemp("finished") / "run")
-    assert invoke(["compare", "--policies", "uniform", *SMALL, "--rounds", "1", "--out", out]) == 0
-    return out
-
-
-REFUSING = """
-import contextlib, os, resource, signal, sys
-from fedcohort.cli import invoke
-from fedcohort.datasets import load
-run, out = sys.argv[1:]
-load("digits")
-with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-    invoke(["report", run, "-o", f"{run}/r.html"])  # what is loaded later must not need the disk
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-for command in (
-    ["report", run, "-o", f"{out}/r.html"],
-    ["export", run, "-o", f"{out}/r.csv"],
-    ["config", "init", f"{out}/c.toml"],
-    ["compare", "--policies", "uniform", "--rounds", "1", "--out", f"{out}/run"],
-):
-    print(invoke(command), flush=True)
-"""
-
-
-def test_a_disk_that_refuses_is_one_line_and_leaves_no_partial_report(finished, tmp_path):
-    """A limit on the size of files stands for a full disk: both refuse in the middle of a write."""
-    command = [sys.executable, "-c", REFUSING, finished, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout.split() == ["2"] * 4, done.stderr
-    lines = [x for x in done.stderr.splitlines() if x.startswith(f"error: {tmp_path}/")]
-    assert len(lines) == 4, done.stderr
-    assert [p.name for p in tmp_path.rglob("*") if p.suffix in (".html", ".csv", ".toml")] == []
-
-
 def test_names_that_are_not_utf_8_are_one_line(tmp_path, capsys):
     table = os.fsencode(tmp_path) + b"/caf\xe9.csv"
     with open(table, "wb") as file:
@@ -243,9 +184,11 @@ def test_an_interruption_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     assert last.endswith("--resume")
 
 
-@pytest.mark.parametrize(("package", "extra"), [("torch", "simulate"), ("altair", "plots")])
-def test_a_missing_extra_is_named(package, extra, finished):
-    command = {"torch": ["compare", "--rounds", "1"], "altair": ["report", finished]}[package]
+@pytest.mark.parametrize(("package", "extra"), [("torch", "simulate"), ("pyarrow", "files")])
+def test_a_missing_extra_is_named(package, extra, tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    sketch = ["sketch", str(tmp_path / "t.csv"), "-o", str(tmp_path / "a.sketch")]
+    command = {"torch": ["compare", "--rounds", "1"], "pyarrow": sketch}[package]
     code = (
         f"import sys; sys.modules[{package!r}] = None\n"
         f"from fedcohort.cli import invoke; sys.exit(invoke({command!r}))"

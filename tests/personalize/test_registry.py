@@ -1,19 +1,19 @@
 from __future__ import annotations
 
+import signal
 import sqlite3
-import threading
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
-from fedcohort.exceptions import (
-    ConfigError,
-    DataError,
-    IncompatibleSketches,
-    UnknownClient,
-)
+from fedcohort.exceptions import ConfigError, DataError, IncompatibleSketches, UnknownClient
 from fedcohort.personalize import Record, Registry, check
 from fedcohort.sketch.race import RaceSketch
 
@@ -109,27 +109,26 @@ def test_references_are_kept_and_never_opened(registry, make, tmp_path):
     assert check(registry) == []
 
 
-def test_another_architecture_is_refused(registry, make, tmp_path):
-    from safetensors.numpy import save_file
-
-    registry.add("ann", make(0.0), MODEL)
-    registry.add("bob", make(0.0), {k: np.asarray(v) + 1 for k, v in MODEL.items()})
-    before = sorted(registry.models.folder.rglob("*"))
-    for model, problem in (
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
         ({"bias": np.ones(2)}, "array 'layer.weight' is missing"),
         ({**MODEL, "more": np.ones(1)}, "array 'more' is new"),
         ({**MODEL, "bias": np.ones(3)}, r"array 'bias' has shape \[3\], not \[2\]"),
-    ):
-        path = tmp_path / "other.safetensors"
-        save_file(model, path)
-        for form in (model, path):
-            with pytest.raises(ConfigError, match=f"'new': another architecture.*{problem}"):
-                registry.add("new", make(1.0), form)
-            with pytest.raises(ConfigError, match="global model: another architecture"):
-                registry.set_global(form)
+    ],
+)
+def test_another_architecture_is_refused(registry, make, tmp_path, model, problem):
+    registry.add("ann", make(0.0), MODEL)
+    before = sorted(registry.models.folder.rglob("*"))
+    path = tmp_path / "other.safetensors"
+    save_file(model, path)
+    for form in (model, path):
+        with pytest.raises(ConfigError, match=f"'new': another architecture.*{problem}"):
+            registry.add("new", make(1.0), form)
+        with pytest.raises(ConfigError, match="global model: another architecture"):
+            registry.set_global(form)
     assert sorted(registry.models.folder.rglob("*")) == before
     registry.remove("ann")
-    registry.remove("bob")
     registry.add("new", make(1.0), {"w": np.zeros(1)})  # no model is stored: any will do
 
 
@@ -180,8 +179,6 @@ def test_the_global_model(registry, make):
 
 
 def test_safetensors_files_are_copied_and_others_refused(registry, make, tmp_path):
-    from safetensors.numpy import save_file
-
     path = tmp_path / "ann.safetensors"
     save_file(MODEL, path)
     registry.add("ann", make(0.0), path)
@@ -225,36 +222,36 @@ def test_folders_that_are_no_registry(tmp_path, registry):
         Registry(tmp_path / "missing")
     with pytest.raises(ConfigError, match="not an empty folder"):
         Registry.create(registry.path)
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "registry.sqlite").write_bytes(b"not a database, but long enough" * 100)
+    file = tmp_path / "registry.sqlite"
+    file.write_bytes(b"not a database, but long enough" * 100)
     with pytest.raises(DataError, match=r"registry\.sqlite"):
-        Registry(tmp_path / "x")
-
-
-def test_other_databases_are_refused(tmp_path):
-    for version in (0, 9):
-        made = sqlite3.connect(tmp_path / "registry.sqlite")
-        made.execute(f"PRAGMA user_version = {version}")
-        made.close()
-        with pytest.raises(DataError, match=f"version {version}"):
-            Registry(tmp_path)
+        Registry(tmp_path)
+    file.unlink()
+    with closing(sqlite3.connect(file)) as other:
+        other.execute("PRAGMA user_version = 9")
+    with pytest.raises(DataError, match="version 9"):
+        Registry(tmp_path)
 
 
 def test_threads_may_share_a_registry(registry, make):
-    errors = []
-
-    def work(name):
-        try:
-            for i in range(10):
-                registry.add(f"{name}{i}", make(0.0), MODEL)
-                assert registry.get(f"{name}{i}").client == f"{name}{i}"
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in "abc"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda i: registry.add(f"c{i}", make(0.0), MODEL), range(30)))
     assert len(registry) == 30
+
+
+@pytest.mark.parametrize("point", ["os.mkdir", "os.replace", "os.fsync"])
+def test_a_registry_whose_making_was_killed_is_made_again(tmp_path, point):
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        "from fedcohort.personalize import Registry\n"
+        f"real = {point}\n"
+        "def die(*arguments, **options):\n"
+        "    if not str(arguments[0]).endswith('warm'):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    real(*arguments, **options)\n"
+        f"{point} = die\nRegistry.create(sys.argv[1])"
+    )
+    folder = tmp_path / "warm"
+    assert subprocess.run([sys.executable, "-c", code, folder]).returncode == -signal.SIGKILL
+    with Registry.create(folder) as registry:
+        assert len(registry) == 0

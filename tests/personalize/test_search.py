@@ -5,12 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from fedcohort.exceptions import (
-    ConfigError,
-    DataError,
-    IncompatibleSketches,
-    NoClients,
-)
+from fedcohort.exceptions import ConfigError, DataError, IncompatibleSketches, NoClients
 from fedcohort.personalize import Record, Registry, nearest
 from fedcohort.personalize import search as search_module
 from fedcohort.personalize.search import nearest_of_each

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
 from fedcohort.experiments.results import Results, Run, Spread, Summary, spread
 from fedcohort.rounds import History
+
+TIMES_DIFFER = 1.1  # ratio of the mean seconds per round of two runs
+NUMBERS = Summary._fields[1:]  # all but the seed
 
 
 class Interval(NamedTuple):
@@ -25,15 +28,8 @@ def paired_interval(differences: Sequence[float], comparisons: int = 1) -> Inter
     """Return the 95 % interval of a mean of paired differences [1]_; None of fewer than two.
 
     Both members of a pair share a seed, hence a split and a first model. Without an effect the
-    interval misses zero in at most about 5 % of the cases from three seeds on; that of a percentile
-    bootstrap misses it in 25 % at three seeds.
-
-    Parameters
-    ----------
-    differences : sequence of float
-        One per seed.
-    comparisons : int, default=1
-        How many intervals shall hold together with 95 %: Bonferroni's correction [2]_.
+    interval misses zero in at most about 5 % of the cases from three seeds on; a percentile
+    bootstrap would in 25 %. `comparisons` intervals hold together, by Bonferroni's correction [2]_.
 
     References
     ----------
@@ -57,26 +53,27 @@ def paired_interval(differences: Sequence[float], comparisons: int = 1) -> Inter
 class ComparisonRow(NamedTuple):
     """One run of a comparison, over all seeds.
 
-    The overheads are in percent of plain FedAvg. The baseline is the run with uniform cohorts, no
-    gate and otherwise equal settings: `accuracy_change` is in percent of its accuracy, and `gain`
-    is the difference to it, with a paired interval. Both are None without a baseline; `gain` is
-    also None for the baseline itself and if fewer than two seeds can be paired.
+    `means` has the mean of every number of a `Summary`. The baseline is the run with uniform
+    cohorts, no gate and otherwise equal settings: `accuracy_change` is in percent of its accuracy,
+    and `gain` is the difference to it, with a paired interval. Both are None without a baseline;
+    `gain` is also None for the baseline itself and if fewer than two seeds can be paired.
     """
 
     policy: str
     seeds: int
-    accuracy: Spread
-    rounds_to_target: Spread
-    seconds_to_target: Spread
-    gemd: Spread
-    participation_entropy: Spread
-    megabytes_up: Spread
-    megabytes_down: Spread
-    overhead_up: Spread
-    overhead_down: Spread
-    skipped: Spread
+    means: dict[str, Spread]
     accuracy_change: Spread | None
     gain: Interval | None
+
+    @property
+    def accuracy(self) -> Spread:
+        """The accuracy over seeds."""
+        return self.means["accuracy"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row as one flat mapping."""
+        fields = self._asdict()
+        return {**fields.pop("means"), **fields}
 
 
 class Curve(NamedTuple):
@@ -107,16 +104,7 @@ def _comparison_row(r: Run, baseline: Run | None) -> ComparisonRow:
     return ComparisonRow(
         policy=r.policy,
         seeds=len(r.summaries),
-        accuracy=spread([s.accuracy for s in r.summaries]),
-        rounds_to_target=spread([s.rounds_to_target for s in r.summaries]),
-        seconds_to_target=spread([s.seconds_to_target for s in r.summaries]),
-        gemd=spread([s.gemd for s in r.summaries]),
-        participation_entropy=spread([s.participation_entropy for s in r.summaries]),
-        megabytes_up=spread([s.bytes_up / 1e6 for s in r.summaries]),
-        megabytes_down=spread([s.bytes_down / 1e6 for s in r.summaries]),
-        overhead_up=spread([s.overhead_up for s in r.summaries]),
-        overhead_down=spread([s.overhead_down for s in r.summaries]),
-        skipped=spread([s.skipped for s in r.summaries]),
+        means={name: spread([getattr(s, name) for s in r.summaries]) for name in NUMBERS},
         accuracy_change=spread(changes) if pairs else None,
         gain=None if baseline is r else paired_interval([a - b for a, b in pairs]),
     )
@@ -129,6 +117,13 @@ def _paired(ours: Sequence[Summary], theirs: Sequence[Summary]) -> list[tuple[fl
     return [pair for pair in pairs if all(map(math.isfinite, pair))]
 
 
+def durations_differ(results: Sequence[Run]) -> bool:
+    """Whether the rounds of some run take longer than those of another."""
+    seconds = [[x.seconds for h in r.histories for x in h.rounds] for r in results]
+    means = [float(np.mean(values)) for values in seconds if values]
+    return bool(means) and max(means) > TIMES_DIFFER * min(means)
+
+
 def curves(results: Sequence[Run]) -> list[Curve]:
     """Return one curve per run, over the rounds in which every seed was evaluated."""
     return [_curve(result.policy, result.histories) for result in results]
@@ -136,21 +131,16 @@ def curves(results: Sequence[Run]) -> list[Curve]:
 
 def _curve(policy: str, histories: Sequence[History]) -> Curve:
     length = min(len(h.rounds) for h in histories)
-    accuracy = np.array([h.accuracy[:length] for h in histories])
     rounds = [h.rounds[:length] for h in histories]
+    accuracy = np.array([h.accuracy[:length] for h in histories])
     sent = np.cumsum([[r.bytes_up + r.bytes_down for r in seed] for seed in rounds], axis=1)
     elapsed = np.array([[r.elapsed for r in seed] for seed in rounds])
     evaluated = np.flatnonzero(np.isfinite(accuracy).all(axis=0))
-    accuracy = accuracy[:, evaluated]
-    mean = accuracy.mean(axis=0)
-    several = len(histories) > 1
-    std = accuracy.std(axis=0, ddof=1) if several else np.full(len(evaluated), np.nan)
-    return Curve(
-        policy=policy,
-        rounds=(evaluated + 1).tolist(),
-        megabytes=(sent[:, evaluated].mean(axis=0) / 1e6).tolist(),
-        seconds=elapsed[:, evaluated].mean(axis=0).tolist(),
-        mean=mean.tolist(),
-        low=np.maximum(mean - std, 0).tolist(),
-        high=np.minimum(mean + std, 1).tolist(),
+    mean, megabytes, seconds = (
+        values[:, evaluated].mean(axis=0) for values in (accuracy, sent / 1e6, elapsed)
     )
+    several = len(histories) > 1
+    std = accuracy[:, evaluated].std(axis=0, ddof=1) if several else np.full(len(mean), np.nan)
+    low, high = np.maximum(mean - std, 0), np.minimum(mean + std, 1)
+    columns = (evaluated + 1, megabytes, seconds, mean, low, high)
+    return Curve(policy, *(column.tolist() for column in columns))

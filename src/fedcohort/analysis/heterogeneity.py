@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.analysis.clusters import Clusters, classical_map, suggest_clusters
 from fedcohort.analysis.verdict import Verdict, describe, few, judge, privacy, with_hint
 from fedcohort.exceptions import DataError
 from fedcohort.files.columns import columns_of
@@ -38,11 +37,28 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
+MAX_CLUSTERS = 10
+MIN_SILHOUETTE = 0.5  # from here on Kaufman and Rousseeuw (1990) see a reasonable structure
+AS_GOOD = 0.02  # difference of silhouettes that chance makes
+MIN_GAP = 3.0  # standard errors of one pair
+MAX_ORDERED = 200  # clients; beyond, the best order of leaves takes too long
 OUTLIER = 3.5  # robust z-score (Iglewicz and Hoaglin 1993)
 TOLD_APART = 2.0  # standard errors
 ONE_SIDED = 1.645  # standard deviations: 95 of 100 are below
 CHANGED = 3.0  # standard errors
 MAX_HISTOGRAMS = 12
+
+
+class Clusters(NamedTuple):
+    """A suggested division; `labels` count from 0, larger clusters first.
+
+    `order` puts like clients side by side, and `reason` says why it is this number of clusters.
+    """
+
+    number: int
+    labels: NDArray[np.int64]
+    order: NDArray[np.int64]
+    reason: str
 
 
 class ClientRow(NamedTuple):
@@ -64,8 +80,6 @@ class ClientRow(NamedTuple):
     cluster: int
     nearest: str
     nearest_distance: float
-    x: float
-    y: float
 
 
 class Histogram(NamedTuple):
@@ -109,7 +123,6 @@ class Heterogeneity(NamedTuple):
     records: float
     matrix: Floats
     clusters: Clusters
-    map_share: float
     told_apart: float
     privacy: dict[str, int]
     sketch: dict[str, str]
@@ -142,6 +155,16 @@ class Heterogeneity(NamedTuple):
         return {gap.column: gap.unknown for gap in gaps if gap.unknown}
 
     @property
+    def median_distance(self) -> float:
+        """The median client's distance to all data."""
+        return float(np.median([c.distance for c in self.clients]))
+
+    @property
+    def farthest(self) -> ClientRow:
+        """The client farthest from all data."""
+        return max(self.clients, key=lambda client: client.distance)
+
+    @property
     def private(self) -> int:
         """How many of the clients are protected by noise."""
         return sum(c.private for c in self.clients)
@@ -151,37 +174,17 @@ class Heterogeneity(NamedTuple):
         """Clients far from all others, the farthest first."""
         return sorted((c for c in self.clients if c.outlier), key=lambda c: -c.distance)
 
-    def summary(self, plan: Plan | None = None) -> dict[str, Any]:
-        """Return the main numbers as plain values."""
-        distances = [c.distance for c in self.clients]
-        return {
-            "clients": len(self.clients),
-            "left_out": self.left_out,
-            "records": self.records,
-            "private": self.private,
-            "privacy": self.privacy,
-            "median_distance": float(np.median(distances)),
-            "largest_distance": max(distances),
-            "told_apart": self.told_apart,
-            "outliers": [c.name for c in self.outliers],
-            "clusters": self.clusters.number,
-            "verdict": self.verdict(plan),
-            "random_distance": self.random_distance,
-            "warnings": self.warnings,
-        }
-
     def facts(self, plan: Plan | None = None) -> dict[str, str]:
         """Return the main numbers in words."""
-        far = max(self.clients, key=lambda c: c.distance)
-        median = float(np.median([c.distance for c in self.clients]))
-        verdict = self.verdict(plan)
+        far, verdict = self.farthest, self.verdict(plan)
         facts = {
             "verdict": verdict.headline,
             "why": "\n".join(verdict.reasons),
             "next": "\n".join(verdict.next_steps),
             "clients": f"{len(self.clients)}, {self.records:,.0f} records",
             "privacy": "; ".join(f"{what} ({n} clients)" for what, n in self.privacy.items()),
-            "distance to all": f"median {median:.3f}, largest {far.distance:.3f} ({far.name})",
+            "distance to all": f"median {self.median_distance:.3f}, largest {far.distance:.3f} "
+            f"({far.name})",
             "told apart": f"{self.told_apart:.0%} of the pairs, beyond sampling error and noise",
             "outliers": few([c.name for c in self.outliers]) or "none",
             "clusters": self.clusters.reason,
@@ -199,15 +202,25 @@ class Heterogeneity(NamedTuple):
     def as_dict(self, plan: Plan | None = None) -> dict[str, Any]:
         """Return everything for JSON; distances to seven digits."""
         return {
-            **self.summary(plan),
+            "clients": len(self.clients),
+            "left_out": self.left_out,
+            "records": self.records,
+            "private": self.private,
+            "privacy": self.privacy,
             "distance": "root of the debiased squared MMD = Frobenius / sqrt(rows)",
+            "median_distance": self.median_distance,
+            "random_distance": self.random_distance,
+            "told_apart": self.told_apart,
+            "outliers": [c.name for c in self.outliers],
+            "clusters": self.clusters.number,
+            "verdict": self.verdict(plan),
+            "warnings": self.warnings,
             "sketch": self.sketch,
             "client": self.clients,
             "order": self.clusters.order.tolist(),
             "matrix": [[float(f"{v:.7g}") for v in row] for row in self.matrix.tolist()],
             "columns": self.columns,
             "changes": self.changes,
-            "map_share": self.map_share,
         }
 
 
@@ -233,7 +246,6 @@ def measure(
     if not any(s.private for s in used):
         errors = cap_by_observed(squares, errors)
     clusters = suggest_clusters(squares, errors)
-    positions, share = classical_map(squares)
     pairs = np.triu_indices(len(used), 1)
     warnings, blind = _warnings(used, kept_names)
     explained = all(s.marginals is not None and s.marginals.n >= 2 for s in used)
@@ -241,12 +253,11 @@ def measure(
     shared = describe(used[0])
     by_name = dict(zip(kept_names, used, strict=True))
     return Heterogeneity(
-        clients=_rows(used, kept_names, squares, clusters, positions),
+        clients=_rows(used, kept_names, squares, clusters),
         left_out=[name for i, name in enumerate(names) if i not in set(usable)],
         records=float(sum(s.n for s in used)),
         matrix=np.sqrt(np.maximum(squares, 0)),
         clusters=clusters,
-        map_share=share,
         told_apart=float((squares[pairs] > TOLD_APART * errors[pairs]).mean()),
         privacy=dict(Counter(map(privacy, used))),
         sketch={k: shared[k] for k in shared if k not in ("records", "privacy", "signal to noise")},
@@ -329,11 +340,7 @@ def _warnings(sketches: Sequence[RaceSketch], names: Sequence[str]) -> tuple[lis
 
 
 def _rows(
-    sketches: Sequence[RaceSketch],
-    names: Sequence[str],
-    apart: Floats,
-    clusters: Clusters,
-    positions: Floats,
+    sketches: Sequence[RaceSketch], names: Sequence[str], apart: Floats, clusters: Clusters
 ) -> list[ClientRow]:
     squares, errors = squares_to_global(sketches), errors_to_global(sketches)
     scores = robust_scores(squares, errors)
@@ -359,8 +366,6 @@ def _rows(
             cluster=int(clusters.labels[i]),
             nearest=names[nearest[i]],
             nearest_distance=float(np.sqrt(max(apart[i, nearest[i]], 0.0))),
-            x=float(positions[i, 0]),
-            y=float(positions[i, 1]),
         )
         for i, s in enumerate(sketches)
     ]
@@ -399,3 +404,58 @@ def robust_scores(squares: Floats, errors: Floats) -> Floats:
     scale = np.sqrt(spread**2 + errors**2)
     scores: Floats = (squares - middle) / np.where(scale > 0, scale, np.inf)
     return scores
+
+
+def suggest_clusters(squares: Floats, errors: Floats) -> Clusters:
+    """Suggest a number of clusters from debiased squared distances (N, N) and standard errors.
+
+    Average linkage is cut into 2, 3, ... clusters. The cut with the best mean silhouette
+    (Rousseeuw 1987) is suggested; of several that are as good, the one with fewest clusters. One
+    cluster is suggested instead if that silhouette is below 0.5, or if squared distances across
+    clusters exceed those within by less than 3 standard errors of one pair: then sampling and noise
+    explain the division.
+    """
+    from scipy.cluster.hierarchy import fcluster, leaves_list, linkage
+    from scipy.spatial.distance import squareform
+    from sklearn.metrics import silhouette_score
+
+    n = len(squares)
+    distances = np.sqrt(np.maximum(squares, 0))
+    np.fill_diagonal(distances, 0)
+    near = squareform(distances, checks=False)
+    tree = linkage(near, "average", optimal_ordering=n <= MAX_ORDERED)
+    order = leaves_list(tree).astype(np.int64)
+    tried = range(2, min(MAX_CLUSTERS, n - 1) + 1)
+    cuts = {k: fcluster(tree, k, "maxclust").astype(np.int64) - 1 for k in tried}
+    scores = {
+        k: float(silhouette_score(distances, cut, metric="precomputed"))
+        for k, cut in cuts.items()
+        if len(set(cut)) == k
+    }
+    one = Clusters(1, np.zeros(n, np.int64), order, "one, as there are too few clients to divide")
+    if not scores:
+        return one
+    best = min(k for k, score in scores.items() if score >= max(scores.values()) - AS_GOOD)
+    gap, score = _gap(squares, errors, cuts[best]), scores[best]
+    if score < MIN_SILHOUETTE:
+        reason = f"no division stands out (silhouette {score:.2f}, needed {MIN_SILHOUETTE})"
+        return one._replace(reason=f"one, as {reason}")
+    if gap < MIN_GAP:
+        reason = (
+            f"chance explains the best division ({gap:.1f} standard errors, needed {MIN_GAP:g})"
+        )
+        return one._replace(reason=f"one, as {reason}")
+    by_size = np.argsort(np.argsort(-np.bincount(cuts[best]), kind="stable"), kind="stable")
+    reason = f"{best}, silhouette {score:.2f}, {gap:.1f} standard errors apart"
+    return Clusters(best, by_size[cuts[best]], order, reason)
+
+
+def _gap(squares: Floats, errors: Floats, labels: NDArray[np.int64]) -> float:
+    """By how many standard errors of one pair clusters are apart."""
+    pairs = np.triu(np.ones_like(squares, bool), 1)
+    same = labels[:, None] == labels
+    inside, across = pairs & same, pairs & ~same
+    within = float(squares[inside].mean()) if inside.any() else 0.0
+    error = float(errors[across].mean())
+    difference = float(squares[across].mean()) - within
+    return difference / error if error > 0 else float("inf") if difference > 0 else 0.0

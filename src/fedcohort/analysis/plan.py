@@ -4,14 +4,12 @@ A policy's cohorts are worth as many random clients as have the same discrepancy
 maximum mean discrepancy between the cohort's merged data and the federation's, less the expected
 part of sample size and noise. For k of N random clients that is (V / k) (N - k) / (N - 1) in
 expectation, with V the variance between clients. Cohorts are chosen on one half of the sketches'
-rows and judged on the other half, both ways, because a chosen cohort fits the noise by which it was
+rows and judged on the other, both ways, because a chosen cohort fits the noise by which it was
 chosen.
 
-The estimate of the rounds saved: training with uniform cohorts took exp(slope * D) times as many
-rounds to a target accuracy as with SketchMatch, where D is the discrepancy of uniform cohorts. Each
-measured setting has a slope. Their mean gives the estimate and their spread its interval, which
-shrinks to "no gain" where D is 0. ``plan_gain.json`` holds the fit; ``benchmarks/plan_gain.py``
-makes that file.
+Rounds saved: with uniform cohorts of discrepancy D, training took exp(slope * D) times as many
+rounds to a target accuracy as with SketchMatch. The mean slope of the measured settings gives the
+estimate and their spread its interval. ``benchmarks/plan_gain.py`` makes ``plan_gain.json``.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ from fedcohort.registry import make
 from fedcohort.rounds import ClientId, Outcome, Round, stream
 from fedcohort.signals.forms import sketch_dtype
 from fedcohort.signals.table import Signals
-from fedcohort.sketch.distances import Readings, Stack, error_variance
-from fedcohort.sketch.federation import blocks
+from fedcohort.sketch.distances import Readings, Stack
 from fedcohort.sketch.hashing import SRP
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
@@ -97,11 +94,10 @@ def shipped_fit() -> GainFit:
 class Worth:
     """What the cohorts of one policy and size are worth.
 
-    `discrepancy` is their mean squared MMD to the federation, with its standard `error`, `uniform`
-    that of random cohorts, and `random_clients` how many of these represent the federation as well.
-    Every client had taken part by `rounds_until_all` (None: not all did); `fewest` and `most` are
-    picks per client as a multiple of the equal share, and `waiting` are clients never picked, at
-    most ten. A round took `seconds` on average, those of its slowest client.
+    `discrepancy` is their mean squared MMD to the federation, with its standard `error`, and
+    `uniform` that of random cohorts. Every client had taken part by `rounds_until_all` (None: not
+    all did); `fewest` and `most` are picks per client as a multiple of the equal share, and
+    `waiting` are clients never picked, at most ten. A round took `seconds` on average.
     """
 
     policy: str
@@ -127,13 +123,11 @@ class Worth:
 class Plan:
     """What to expect of cohorts, by size and policy.
 
-    `left_out` are clients that say nothing; the policies were `tried_on` so many of the others.
     `variance` is that between clients, as squared MMD; matching is `worthwhile` if it is beyond
     chance and random cohorts differ by more than their sample size explains. By cohort size:
-    `uniform` is the discrepancy of random cohorts, and `uniform_seconds` how long their rounds
-    take. `smallest` is, by policy, the smallest cohort that is worth `present` random clients, and
-    `gain` how many times fewer rounds SketchMatch is expected to take; `no_gain` says why an
-    estimate is missing.
+    `uniform` is the discrepancy of random cohorts, `uniform_seconds` how long their rounds take,
+    and `gain` how many times fewer rounds SketchMatch is expected to take (`no_gain`: why that is
+    unknown). `smallest` is, by policy, the smallest cohort that is worth `present` random clients.
     """
 
     clients: int
@@ -189,25 +183,20 @@ def plan(
     durations: Mapping[ClientId, float] | None = None,
     seed: int = 0,
 ) -> Plan:
-    """Estimate, before any training, what choosing cohorts by sketches is worth.
+    """Judge cohorts of some sizes and policies by the sketches of the clients.
 
     Parameters
     ----------
     sketches : structured array (N,) or sequence of RaceSketch
         One sketch per client, alike, of two rows or more.
-    cohort_sizes : sequence of int
-        Cohort sizes to judge.
     policies : sequence of str
         Policies that need sketches only, as name:key=value. Uniform cohorts are always judged.
     names : sequence of str, optional
         The clients' names; numbers by default.
     present : int, optional
-        The random cohort size in use today: the plan looks for the smallest matched cohort that is
-        worth as much.
+        The random cohort size in use today: find the smallest matched cohort that is worth as much.
     durations : mapping of str to float, optional
         Seconds that clients take for a round; SketchMatch that minds time is then judged, too.
-    seed : int
-        Of the drawn cohorts and of the policies.
 
     Examples
     --------
@@ -265,7 +254,7 @@ def plan(
 
 def _readings(sketches: Readings) -> NDArray[Any]:
     if isinstance(sketches, np.ndarray):
-        return np.atleast_1d(sketches)
+        return sketches
     stack = Stack(sketches)  # alike, and at least one
     return _stacked(stack.n, stack.noise, np.array([s.counts for s in sketches]))
 
@@ -341,8 +330,10 @@ def _like_measured(sketch: RaceSketch) -> bool:
 
 def _verdict(useful: bool, worths: Sequence[Worth]) -> str:
     if not useful:
-        text = "Nothing to gain: random cohorts already look like the federation, as far as these"
-        return f"{text} sketches can tell."
+        return (
+            "Nothing to gain: random cohorts already look like the federation, as far as these "
+            "sketches can tell."
+        )
     best = max(worths, key=lambda w: w.random_clients / w.cohort_size, default=None)
     if best is None:
         return "Clients differ; no policy was tried."
@@ -373,29 +364,20 @@ def random_clients(discrepancy: float, uniform: float, cohort_size: int, clients
 
 
 class BetweenClients:
-    """Center, error variances and the variance between clients, over all rows of all sketches."""
+    """Center, error variances and the variance between clients, over all sketches."""
 
     def __init__(self, readings: NDArray[Any]) -> None:
-        n, (rows, buckets) = readings["n"], readings["counts"].shape[1:]
-        self.rows, self.clients, cells = rows, len(n), rows * buckets
-        self.center = np.zeros(cells)
-        self.errors = np.empty(len(n))
-        for part in blocks(readings):
-            q = _normalized(readings[part])
-            self.center += q.sum(axis=0) / len(n)
-            squares = np.einsum("ij,ij->i", q, q)
-            noise = readings["noise"][part]
-            self.errors[part] = error_variance(squares, n[part], noise, rows, buckets)
-        self.center_error = float(self.errors.mean()) / len(n)
-        squares = np.empty(len(n))
-        for part in blocks(readings):
-            gap = _normalized(readings[part]) - self.center
-            squares[part] = np.einsum("ij,ij->i", gap, gap)
-        debiased = (squares - self.center_error - (1 - 2 / len(n)) * self.errors) / rows
+        stack = Stack(readings)
+        self.rows, self.clients = stack.rows, len(stack)
+        self.center = stack.mixture(np.full(self.clients, 1 / self.clients))
+        self.errors = stack.error_variance()
+        self.center_error = float(self.errors.mean()) / self.clients
+        excess = self.center_error + (1 - 2 / self.clients) * self.errors
+        debiased = (stack.squares_to(self.center) - excess) / self.rows
         self.variance = float(debiased.mean())
-        self.variance_error = float(debiased.std() / math.sqrt(len(n)))
-        sampling = self.errors - cells * readings["noise"] / n**2
-        self.floor = float(sampling.mean()) / rows
+        self.variance_error = float(debiased.std() / math.sqrt(self.clients))
+        noisy = stack.rows * stack.buckets * stack.noise / stack.n**2
+        self.floor = float((self.errors - noisy).mean()) / self.rows
 
     def uniform(self, k: int) -> float:
         """Expected discrepancy of k random clients."""
@@ -493,7 +475,8 @@ class Half:
         self.readings = half[at]
         self.center_error, self.rows = whole.center_error, whole.rows
         self.errors, self.share = whole.errors[at], 1 / whole.clients
-        self.points = (_normalized(self.readings) - whole.center).astype(np.float32)
+        shapes = self.readings["counts"] * (1 / self.readings["n"])[:, None, None] - whole.center
+        self.points = shapes.reshape(len(at), -1).astype(np.float32)
 
     def judge(self, cohort: NDArray[np.int64]) -> float:
         """Debiased squared MMD between a cohort's merged data and the federation's."""
@@ -502,8 +485,3 @@ class Half:
         counted_twice = weight * (weight - 2 * self.share)
         error = self.center_error + counted_twice * self.errors[cohort].sum()
         return float((gap @ gap - error) / self.rows)
-
-
-def _normalized(readings: NDArray[Any]) -> Floats:
-    """Counts / n, one flat row per client."""
-    return np.asarray(readings["counts"].reshape(len(readings), -1) * (1 / readings["n"])[:, None])

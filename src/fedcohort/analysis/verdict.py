@@ -110,10 +110,10 @@ def _reasons(profile: Heterogeneity) -> list[str]:
         f"{profile.told_apart:.0%} of the pairs differ by more than sampling and noise explain; "
         f"where all clients are alike, it is below {BY_CHANCE:.0%}."
     ]
-    median = float(np.median([c.distance for c in profile.clients]))
     reasons.append(
-        f"The median distance to all data together is {median:.3f}. Two random samples of the same "
-        f"data, of the size of these clients, look up to {profile.random_distance:.3f} apart."
+        f"The median distance to all data together is {profile.median_distance:.3f}. Two random "
+        f"samples of the same data, of the size of these clients, look up to "
+        f"{profile.random_distance:.3f} apart."
     )
     sizes = sorted(c.n for c in profile.clients)
     if sizes[-1] > UNEQUAL * max(sizes[0], 1):

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedcohort.exceptions import ConfigError
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.segment import Segment
@@ -35,7 +37,6 @@ ImportOption = Annotated[
         metavar="FILE.py",
         help="Run this Python file first: it may register policies, signals, gates and models. "
         "May be repeated.",
-        show_default=False,
     ),
 ]
 
@@ -59,6 +60,17 @@ def import_all(files: Sequence[Path] | None) -> list[str]:
     for file in files or ():
         import_file(str(file))
     return [str(file.resolve()) for file in files or ()]
+
+
+def pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
+    """Read ``KEY=VALUE``, as often as the option was given."""
+    given = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{option} {text!r} must be written as key=value")
+        given[key.strip()] = value.strip()
+    return given
 
 
 def on_cluster(address: str | None) -> AbstractContextManager[None]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from fedcohort.cli.common import (
     RayOption,
     import_all,
     on_cluster,
+    pairs,
     say,
     show_json,
     show_table,
@@ -26,7 +28,7 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.progress import Progress
 
 if TYPE_CHECKING:
-    from fedcohort.experiments.compare import Runner, Setting
+    from fedcohort.experiments.compare import OnRound, Runner, Setting
     from fedcohort.experiments.config import Experiment, NamedConfig
     from fedcohort.rounds import RoundRecord
 
@@ -37,7 +39,6 @@ SetOption = Annotated[
         metavar="KEY=VALUE",
         help="Set any key of the configuration, such as local.lr=0.1. May be repeated; "
         "`fedcohort config init` shows the keys.",
-        show_default=False,
     ),
 ]
 RoundsOption = Annotated[
@@ -54,46 +55,32 @@ ResumeOption = Annotated[
 ]
 
 
-def overrides(given: Mapping[str, Any], pairs: Sequence[str] | None) -> dict[str, Any]:
+def overrides(given: Mapping[str, Any], texts: Sequence[str] | None) -> dict[str, Any]:
     """Return dotted keys and values: the options that were given, then those of ``--set``."""
     from fedcohort.options import parse_value
 
     values = {key: value for key, value in given.items() if value is not None}
     if "seeds" in values:
         values["seeds"] = list(range(values["seeds"]))
-    for pair in pairs or ():
-        key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"--set {pair!r} must be written as key=value, such as local.lr=0.1")
-        values[key.strip()] = parse_value(value.strip())
-    return values
+    return values | {key: parse_value(value) for key, value in pairs("--set", texts).items()}
 
 
-class RoundBars:
-    """The progress of runs by name: one bar per run, and one for all of them."""
+@contextmanager
+def round_bars(settings: Mapping[str, Experiment]) -> Iterator[OnRound]:
+    """Show the progress of runs by name: one bar per run, and one for all of them."""
+    rounds = {name: experiment.rounds for name, experiment in settings.items()}
+    with Progress(whole=sum(rounds.values())) as show:
 
-    def __init__(self, settings: Mapping[str, Experiment]) -> None:
-        self._rounds = {name: experiment.rounds for name, experiment in settings.items()}
-        self._show = Progress(whole=sum(self._rounds.values()))
+        def on_round(name: str, records: Sequence[RoundRecord]) -> None:
+            measured = [r.accuracy for r in records if r.accuracy is not None]
+            note = f"accuracy {sum(measured) / len(measured):.3f}" if measured else ""
+            show(name, records[0].round, rounds[name], note)
 
-    def __enter__(self) -> RoundBars:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._show.__exit__(*error)
-
-    def __call__(self, name: str, records: Sequence[RoundRecord]) -> None:
-        """Show that a round is over."""
-        measured = [r.accuracy for r in records if r.accuracy is not None]
-        note = f"accuracy {sum(measured) / len(measured):.3f}" if measured else ""
-        self._show(name, records[0].round, self._rounds[name], note)
+        yield on_round
 
 
 def run_command(
-    config: Annotated[
-        Path,
-        typer.Argument(help="The experiment: a TOML file or paper:NAME."),
-    ],
+    config: Annotated[Path, typer.Argument(help="The experiment: a TOML file or paper:NAME.")],
     out: Annotated[Path | None, typer.Option(help="Run folder [runs/NAME].")] = None,
     rounds: RoundsOption = None,
     seeds: SeedsOption = None,
@@ -127,8 +114,8 @@ def run_command(
     from fedcohort.experiments.run import run
 
     name = experiment.policy.label
-    with RoundBars({name: experiment}) as bars:
-        finished = run(experiment, folder, resume=resume, on_round=partial(bars, name))
+    with round_bars({name: experiment}) as on_round:
+        finished = run(experiment, folder, resume=resume, on_round=partial(on_round, name))
     show_results(Results([finished]), [folder], format)
 
 
@@ -233,8 +220,8 @@ def _run_several(
     runner: Runner = in_turn
     if ray is not None:
         from fedcohort.distribute import run_all as runner
-    with on_cluster(ray), RoundBars(dict(settings)) as bars:
-        results = run_several(settings, folder, resume=resume, on_round=bars, runner=runner)
+    with on_cluster(ray), round_bars(dict(settings)) as on_round:
+        results = run_several(settings, folder, resume=resume, on_round=on_round, runner=runner)
     show_results(results, [folder], format)
 
 
@@ -244,11 +231,7 @@ config_app = typer.Typer(help="Configurations: show one, start one.", no_args_is
 @config_app.command("show")
 def config_show(
     config: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A TOML file or paper:NAME [all defaults].",
-            show_default=False,
-        ),
+        Path | None, typer.Argument(help="A TOML file or paper:NAME [all defaults].")
     ] = None,
     set_: SetOption = None,
     format: Annotated[Format, typer.Option("--format", help="Print TOML or JSON.")] = Format.table,
@@ -275,8 +258,7 @@ def config_show(
 @config_app.command("init")
 def config_init(
     file: Annotated[
-        Path | None,
-        typer.Argument(help="The file to write [standard output].", show_default=False),
+        Path | None, typer.Argument(help="The file to write [standard output].")
     ] = None,
     format: FormatOption = Format.table,
 ) -> None:

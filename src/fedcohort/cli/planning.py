@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 def profile(
     sketches: Sketches,
     out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="The page; its numbers go beside it as JSON."),
+        Path, typer.Option("--out", "-o", help="The page; its numbers go beside it as JSON.")
     ] = Path("heterogeneity.html"),
     title: Annotated[
         str, typer.Option(help="Title of the page.")
@@ -45,14 +44,13 @@ def profile(
     against: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of earlier sketches of these clients: say what has changed since.",
-            show_default=False,
+            help="Folder of earlier sketches of these clients: say what has changed since."
         ),
     ] = None,
     force: ForceOption = False,
     format: FormatOption = Format.table,
 ) -> None:
-    """Show how different the clients are: distances, a map, outliers, clusters.
+    """Show how different the clients are: what to look at, distances, outliers, clusters.
 
     Example: `fedcohort profile site-*.sketch -o heterogeneity.html`
     """
@@ -75,7 +73,7 @@ def profile(
     write_file(beside, json.dumps(numbers).encode())
     written = {"page": str(out), "numbers": str(beside)}
     if format is Format.json:
-        show_json({**written, **measured.summary(cohorts)})
+        show_json({**written, **numbers})
     else:
         show_facts({**measured.facts(cohorts), **written}, title)
 
@@ -116,23 +114,20 @@ def plan(
         list[str] | None,
         typer.Option(
             help="A policy that selects by sketches, such as sketch-match:turns=1. May be "
-            "repeated [sketch-match and sketch-match:turns=1].",
-            show_default=False,
+            "repeated [sketch-match and sketch-match:turns=1]."
         ),
     ] = None,
     present: Annotated[
         int | None,
         typer.Option(
             help="The random cohort size in use today: find the smallest matched cohort that is "
-            "worth as much.",
-            show_default=False,
+            "worth as much."
         ),
     ] = None,
     durations: Annotated[
         Path | None,
         typer.Option(
-            help="CSV with the columns client and seconds: how long each takes for a round.",
-            show_default=False,
+            help="CSV with the columns client and seconds: how long each takes for a round."
         ),
     ] = None,
     format: FormatOption = Format.table,

@@ -5,21 +5,12 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedcohort.cli.common import (
-    Format,
-    FormatOption,
-    plain,
-    say,
-    show_json,
-    show_table,
-    write_file,
-)
+from fedcohort.cli.common import Format, FormatOption, plain, say, show_json, show_table, write_file
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +18,7 @@ if TYPE_CHECKING:
 
 HELP = "Warm clients: their sketches and personal models, in a folder."
 app = typer.Typer(help=HELP, no_args_is_help=True)
-Folder = Annotated[Path, typer.Argument(help="The registry's folder.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(help="The registry's folder.")]
 
 
 def _open(folder: Path) -> Registry:
@@ -39,24 +30,13 @@ def _open(folder: Path) -> Registry:
 @app.command("add")
 def add(
     folder: Folder,
-    client: Annotated[
-        str,
-        typer.Argument(help="The client's id, or a folder of sketch files.", show_default=False),
-    ],
+    client: Annotated[str, typer.Argument(help="The client's id, or a folder of sketch files.")],
     sketch: Annotated[
-        Path | None,
-        typer.Argument(
-            help="The client's sketch file; leave it out to add a folder.", show_default=False
-        ),
+        Path | None, typer.Argument(help="The client's sketch file; leave it out to add a folder.")
     ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="Safetensors file; it is copied.", show_default=False)
-    ] = None,
+    model: Annotated[Path | None, typer.Option(help="Safetensors file; it is copied.")] = None,
     reference: Annotated[
-        str | None,
-        typer.Option(
-            help="Path or URI of a model kept elsewhere; never opened.", show_default=False
-        ),
+        str | None, typer.Option(help="Path or URI of a model kept elsewhere; never opened.")
     ] = None,
     metadata: Annotated[str, typer.Option(help="A JSON object.")] = "{}",
     replace: Annotated[bool, typer.Option("--replace", help="Replace a known client.")] = False,
@@ -99,7 +79,7 @@ def _add_folder(registry: Registry, source: Path, replace: bool, format: Format)
 @app.command("export")
 def export(
     folder: Folder,
-    out: Annotated[Path, typer.Argument(help="A new or empty folder.", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="A new or empty folder.")],
     format: FormatOption = Format.table,
 ) -> None:
     """Write all clients' sketches and models as files, with a list of them.
@@ -184,7 +164,7 @@ def check(
 @app.command("remove")
 def remove(
     folder: Folder,
-    client: Annotated[str, typer.Argument(help="The client's id.", show_default=False)],
+    client: Annotated[str, typer.Argument(help="The client's id.")],
     format: FormatOption = Format.table,
 ) -> None:
     """Remove a client, and its model unless another client has the same.
@@ -196,35 +176,23 @@ def remove(
         say(format, {"client": client, "clients": len(registry)}, f"{len(registry)} clients left")
 
 
-class Strategy(StrEnum):
-    """What a newcomer starts from."""
-
-    match = "match"
-    nearest = "nearest"
-    plain = "plain"
-
-
 def nearest(
-    sketch: Annotated[Path, typer.Argument(help="The newcomer's sketch.", show_default=False)],
-    registry: Annotated[
-        Path, typer.Option("--registry", help="The registry's folder.", show_default=False)
-    ],
+    sketch: Annotated[Path, typer.Argument(help="The newcomer's sketch.")],
+    registry: Annotated[Path, typer.Option("--registry", help="The registry's folder.")],
     k: Annotated[
         int | None, typer.Option(help="Clients to consider [match: 20, else 1].", min=1)
     ] = None,
     strategy: Annotated[
-        Strategy,
+        Literal["match", "nearest", "plain"],
         typer.Option(
             help="Average the models of clients whose sketches add up to the newcomer's; take the "
             "nearest client's; or that by the paper's plain distance."
         ),
-    ] = Strategy.match,
+    ] = "match",
     max_distance: Annotated[
         str, typer.Option(help="Beyond it no client is near enough: a number, 'auto' or 'none'.")
     ] = "auto",
-    out: Annotated[
-        Path | None, typer.Option(help="Write the advised model there.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the advised model there.")] = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Print from which model a client with unlabeled data should start.
@@ -237,7 +205,7 @@ def nearest(
 
     with _open(registry) as warm:
         start = ColdStart(warm, max_distance=_limit(max_distance))
-        advice = start.advise(load_sketch(sketch), strategy.value, k)
+        advice = start.advise(load_sketch(sketch), strategy, k)
         if out is not None:
             write_file(out, pack(start.model(advice)))
         _show_advice(warm, advice, format)

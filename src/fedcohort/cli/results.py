@@ -6,9 +6,8 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from fedcohort.experiments.results import Results
 
 RunFolders = Annotated[
-    list[Path],
-    typer.Argument(metavar="RUN...", help="Folders of runs, comparisons or sweeps."),
+    list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, comparisons or sweeps.")
 ]
 
 
@@ -31,7 +29,7 @@ def show_results(results: Results, folders: Sequence[Path], format: Format) -> N
 
     names = ", ".join(map(str, folders))
     if format is Format.json:
-        show_json({"folder": names, "runs": comparison(results)})
+        show_json({"folder": names, "runs": [row.as_dict() for row in comparison(results)]})
     elif len(results) == 1:
         show_table(
             seed_cells(results[0].summaries), f"{results[0].policy}, {results.state()}: {names}"
@@ -80,8 +78,7 @@ def report(
         Path, typer.Option("--out", "-o", help="File to write; FILE.md is Markdown.")
     ] = Path("report.html"),
     figures: Annotated[
-        Path | None,
-        typer.Option(help="Also write every figure to this folder, as SVG and PNG."),
+        Path | None, typer.Option(help="Also write every figure to this folder, as SVG and PNG.")
     ] = None,
 ) -> None:
     """Report on runs: curves, costs, cohorts and clients on one interactive page.
@@ -141,17 +138,11 @@ def watch(
         serving.server_close()
 
 
-class TableFormat(StrEnum):
-    """A format to export to."""
-
-    csv = "csv"
-    parquet = "parquet"
-    json = "json"
-
-
 def export(
     runs: RunFolders,
-    format: Annotated[TableFormat, typer.Option(help="Format of the table.")] = TableFormat.csv,
+    format: Annotated[
+        Literal["csv", "parquet", "json"], typer.Option(help="Format of the table.")
+    ] = "csv",
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="File to write [standard output; not for parquet]."),
@@ -166,12 +157,9 @@ def export(
     from fedcohort.experiments.results import read
 
     results = read(*runs)
-    if format is TableFormat.parquet:
-        if out is None:
-            raise ConfigError("export --format parquet: name the file to write with -o")
-        content = _parquet(results)
-    else:
-        content = _text(results, format).encode()
+    if format == "parquet" and out is None:
+        raise ConfigError("export --format parquet: name the file to write with -o")
+    content = _parquet(results) if format == "parquet" else _text(results, format).encode()
     if out is None:
         typer.echo(content.decode(), nl=False)
         return
@@ -179,9 +167,9 @@ def export(
     typer.echo(f"Wrote {out}")
 
 
-def _text(results: Results, format: TableFormat) -> str:
+def _text(results: Results, format: str) -> str:
     rows = [finite(row) for row in results.records()]
-    if format is TableFormat.json:
+    if format == "json":
         return json.dumps(rows, indent=1) + "\n"
     file = io.StringIO()
     writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")

@@ -15,6 +15,7 @@ from fedcohort.cli.common import (
     FormatOption,
     RayOption,
     on_cluster,
+    pairs,
     plain,
     show_facts,
     show_json,
@@ -51,7 +52,6 @@ CsvOption = Annotated[
         help="CSV: delimiter, decimal, encoding (such as cp1252) or header (true or false; without "
         "one, columns are c1, c2, ...), where they are not detected. May be repeated.",
         rich_help_panel=DATA,
-        show_default=False,
     ),
 ]
 TableOption = Annotated[
@@ -104,7 +104,6 @@ def command(
             help="Without a spec, any key of its [sketch] and [privacy], such as rows=100, "
             "seed=1, hash=pstable, center=0.5, ngrams=[1,3], explain=0.5. May be repeated.",
             rich_help_panel=HOW,
-            show_default=False,
         ),
     ] = None,
     columns: Annotated[
@@ -180,7 +179,7 @@ def command(
             "label": {"column": label, "classes": classes},
             "missing": {"null_values": split(null_values)},
         }
-        recipe = spec_from_settings(_pairs("--set", settings), content, split(columns), text)
+        recipe = spec_from_settings(pairs("--set", settings), content, split(columns), text)
     ledger = open_ledger(budget, budget_epsilon, budget_delta)
     many = by is not None
     publisher = Publisher(out, Path(data), recipe.release, ledger, many=many, force=force)
@@ -216,22 +215,12 @@ def command(
     _report(publisher, source.reading, messages, format)
 
 
-def _pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
-    pairs = {}
-    for text in texts or ():
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"{option} {text!r} must be written as key=value")
-        pairs[key.strip()] = value.strip()
-    return pairs
-
-
 def csv_options(texts: Sequence[str] | None) -> CsvOptions:
     """Read how CSV files are written from ``--csv key=value``."""
     from fedcohort.files.source import CsvOptions
     from fedcohort.options import checked_options, parse_value
 
-    given = {key: parse_value(value) for key, value in _pairs("--csv", texts).items()}
+    given = {key: parse_value(value) for key, value in pairs("--csv", texts).items()}
     return CsvOptions(**checked_options("--csv", CsvOptions, given))
 
 

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
 
 Matrix = list[list[float]]
-Sketches = Annotated[
-    list[Path], typer.Argument(help="Sketch files, or folders of them.", show_default=False)
-]
+Sketches = Annotated[list[Path], typer.Argument(help="Sketch files, or folders of them.")]
 
 
 def distance(

@@ -2,18 +2,12 @@
 
 ``match`` averages the models of the nearest clients by the weights with which their sketches add up
 to the newcomer's; it was the best strategy wherever it was measured (docs/personalize.md).
-``nearest`` is the nearest client's model, and ``plain`` that of the paper's algorithm 2, whose
-distance is not debiased.
+``nearest`` is the nearest client's model, and ``plain`` that by the distance of the paper's
+algorithm 2 (Liu et al., paper 0), which is not debiased. The averages and the limit are ours.
 
-How far is too far comes from the warm clients: each in turn is treated as a newcomer and looks for
-its nearest among the others. A newcomer is near if its squared distance is at most the 95% quantile
-of theirs (one in twenty newcomers like the others is sent away), or at most its own standard error:
-a distance that sampling and noise explain is no reason to abstain.
-
-References
-----------
-Liu, Xu, Coleman, Shrivastava: One-Pass Distribution Sketch for Measuring Data Heterogeneity in
-Federated Learning (paper 0), algorithm 2. The averages and the limit are ours.
+How far is too far comes from the warm clients: each in turn is a newcomer among the others. A
+newcomer is near if its squared distance is at most the 95% quantile of theirs, or at most its own
+standard error: a distance that sampling and noise explain is no reason to abstain.
 """
 
 from __future__ import annotations
@@ -52,13 +46,10 @@ def matching(
 ) -> tuple[Floats, float]:
     """Find the mixture of clients whose sketch is nearest to the newcomer's, and its square.
 
-    Minimizes the squared distance between the newcomer's sketch and sum_i w_i q_i over weights
-    w >= 0 that sum to one, which is w'Gw + sum_i w_i (|q_i - x|^2 - G_ii). A share RIDGE of the
-    mixture's error variance, sum_i w_i^2 e_i, is left in, so that no single noisy sketch is trusted
-    too much.
-
-    `gram` (k, k) has the debiased inner products of the clients' sketches, `squares` (k,) the
-    debiased squared distances to the newcomer, `error_variances` (k,) what sampling and noise add.
+    Minimizes w'Gw + sum_i w_i (d_i - G_ii) over weights w >= 0 that sum to one, where `gram` G has
+    the debiased inner products of the clients' sketches, and `squares` d the debiased squared
+    distances to the newcomer. A share RIDGE of the mixture's error variance, sum_i w_i^2 e_i, is
+    left in, so that no single noisy sketch is trusted too much.
 
     Examples
     --------
@@ -86,10 +77,9 @@ def matching(
 
 
 def calibrated(registry: Registry, most: int = MAX_CALIBRATED, seed: int = 0) -> float:
-    """Return the squared distance up to which a newcomer is near.
+    """Return the squared distance up to which a newcomer is near; infinite without two clients.
 
-    The 95% quantile of those between each warm client and the nearest other one with a model, over
-    `most` clients at random; infinite where there are fewer than two.
+    It is the 95% quantile of those from `most` random clients to the nearest other with a model.
     """
     clients = [str(row[0]) for row in registry.db.rows("SELECT id FROM clients ORDER BY number")]
     if len(clients) > most:
@@ -107,12 +97,10 @@ def calibrated(registry: Registry, most: int = MAX_CALIBRATED, seed: int = 0) ->
 
 @dataclass(frozen=True)
 class Advice:
-    """What a newcomer should start from.
+    """What a newcomer should start from: models averaged with `weights`, or the global model.
 
-    Models are averaged with `weights`; without any, start from the global model. `neighbors` are
-    the nearest clients with a model, or, if no client has one, the nearest. `distance` and
-    `squared` are those from the newcomer to that average, debiased as in `Neighbor`, and
-    `max_distance` is the limit for this newcomer.
+    `neighbors` are the nearest clients with a model, or, if no client has one, the nearest;
+    `distance` and `squared` are those from the newcomer to the average, debiased as in `Neighbor`.
     """
 
     strategy: str
@@ -176,10 +164,10 @@ class ColdStart:
         *,
         without: ClientId | None = None,
     ) -> Advice:
-        """Return whose model, or which average of models, to start from.
+        """Return which average of models to start from.
 
-        `k` is how many clients to consider and to return, by default 20 for "match" and else 1;
-        `without` names a client to leave out, such as the one that asks.
+        `k` is how many clients to consider, by default 20 for "match" and else 1; `without` names a
+        client to leave out, such as the one that asks.
         """
         if strategy not in get_args(Strategy):
             raise unknown("strategy", strategy, get_args(Strategy))

@@ -90,10 +90,6 @@ class ModelFiles:
             raise DataError(f"the model file {path} is damaged: its SHA-256 is {actual}")
         return path
 
-    def discard(self, digest: str) -> None:
-        """Remove a model, if it exists."""
-        self.path(digest).unlink(missing_ok=True)
-
     def unreferenced(self, wanted: set[str]) -> tuple[list[Path], list[Path]]:
         """Return models that are not wanted, or not complete; and what no registry wrote.
 

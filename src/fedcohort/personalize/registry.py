@@ -357,7 +357,7 @@ class Registry:
                 sql = "SELECT 1 FROM clients WHERE model = ? LIMIT 1"
                 for digest in digests - {self.global_digest()}:
                     if not self.db.rows(sql, digest):
-                        self.models.discard(digest)
+                        self.models.path(digest).unlink(missing_ok=True)
 
     def wanted_models(self) -> set[str]:
         """Return the models of the clients and the global model."""

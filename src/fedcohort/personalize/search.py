@@ -3,10 +3,8 @@
 Clients are ranked by D2 + z s: D2 is the debiased squared distance (see `sketch.distances`), s the
 part of its standard error that is due to the client's own sampling and noise, and z the normal
 quantile that all of N numbers stay below with probability 95%. The smallest of many unbiased D2
-likely belongs to a small client that was lucky; z s is how lucky the luckiest of N can be.
-
-Plain is the distance of the paper's algorithm 2, without a correction: it prefers large clients.
-benchmarks/registry.py compares both.
+likely belongs to a small client that was lucky; z s is how lucky the luckiest of N can be. The
+paper's plain distance (algorithm 2) has no correction and prefers large clients.
 """
 
 from __future__ import annotations
@@ -102,11 +100,7 @@ def nearest_of_each(
 
 
 def _scan(
-    registry: Registry,
-    sketches: Sequence[RaceSketch],
-    wanted: int,
-    plain: bool,
-    with_model: bool,
+    registry: Registry, sketches: Sequence[RaceSketch], wanted: int, plain: bool, with_model: bool
 ) -> list[list[int]]:
     """Return the numbers of the best clients for each sketch, the best first."""
     newcomers = np.array([sketch.normalized().ravel() for sketch in sketches])

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort import storage
-from fedcohort.analysis.comparison import ComparisonRow, Curve, comparison, curves
+from fedcohort.analysis.comparison import ComparisonRow, Curve, comparison, curves, durations_differ
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.experiments import config
 from fedcohort.experiments.config import Experiment
@@ -29,7 +29,6 @@ MAX_POINTS = 150  # of one curve
 MAX_CELLS = 64  # rows or columns of cohorts; more clients or rounds are grouped
 MAX_WAITED_FOR = 15  # clients
 MAX_CHECKPOINT = 500_000_000  # bytes; larger ones are not read
-TIMES_DIFFER = 1.1  # ratio of the seconds per round of two runs
 
 
 class Roles(NamedTuple):
@@ -78,6 +77,7 @@ def content(results: Results) -> Content:
     longest = max((len(h.rounds) for r in started for h in r.histories), default=1)
     most_clients = max((len(r.members()[0].clients) for r in started), default=0)
     datasets = dict.fromkeys(e.data.dataset for e in experiments)
+    timed = durations_differ(started)  # then time comes first
     return Content(
         title=" on ".join(["Client selection", *([", ".join(datasets)] if datasets else [])]),
         headline=_headline(rows, baselines),
@@ -87,7 +87,7 @@ def content(results: Results) -> Content:
         table=comparison_cells(started),
         roles=Roles(ranked, ranked[:HIGHLIGHTED], baselines),
         chosen=next(iter([*ranked, *baselines]), None),
-        axes=_axes(started),
+        axes=["seconds", "rounds", "megabytes"] if timed else ["rounds", "megabytes", "seconds"],
         curves=[_thinned(curve) for curve in curves(started) if curve.rounds],
         waiting=[row for r in started for row in _waited_for(r)],
         cohorts=[row for r in started for row in _cohorts(r)],
@@ -132,14 +132,6 @@ def _headline(rows: Sequence[ComparisonRow], baselines: Sequence[str]) -> str:
     if low <= 0 <= high:
         return f"{text}, which these seeds cannot tell from zero."
     return f"{text}."
-
-
-def _axes(results: Results) -> list[str]:
-    """Order what accuracy is drawn over: time first if the rounds of some run take longer."""
-    means = [float(np.mean([x.seconds for h in r.histories for x in h.rounds])) for r in results]
-    if means and max(means) > TIMES_DIFFER * min(means):
-        return ["seconds", "rounds", "megabytes"]
-    return ["rounds", "megabytes", "seconds"]
 
 
 def _thinned(curve: Curve) -> Curve:

@@ -1,9 +1,9 @@
 """All figures, drawn with Altair: in a page, and as SVG and PNG from the same code.
 
-One style: the baseline is grey, the runs that matter most have a color and a label at the line, and
-the others are faint. On the page of runs, the reader chooses which runs are highlighted through the
-parameter ``highlighted``, and whose cohorts are shown through ``chosen``. The page of a profile
-holds `picture`: SVG that loads nothing, with tooltips and words for screen readers.
+One style: the baseline is gray, the runs that matter most have a color and a label at the line, and
+the others are faint. On the page of runs, the reader sets the parameters ``highlighted`` and
+``chosen`` (whose cohorts are shown). The page of a profile holds `picture`: SVG that loads nothing,
+with tooltips and words for screen readers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import altair as alt
 import numpy as np
+import vl_convert
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
@@ -56,8 +57,7 @@ _pictures = count()
 class Figure(NamedTuple):
     """A chart with its words and its data, which the chart reads by name.
 
-    A page's reader sets the parameter `control`. `labels` says where lines end, in which domain and
-    height, so that a page can label other lines.
+    `labels` says where lines end, in which domain and height, so that a page can label others.
     """
 
     name: str
@@ -137,20 +137,17 @@ def without_controls(value: Any) -> Any:
 
 def _svg(spec: dict[str, Any]) -> str:
     """Draw a figure without the paths that nobody sees: they react to a pointer."""
-    import vl_convert
-
-    return re.sub(r'<path [^>]*opacity="0"[^>]*/>', "", vl_convert.vegalite_to_svg(spec))
+    svg = vl_convert.vegalite_to_svg({**spec, "config": config()})
+    return re.sub(r'<path [^>]*opacity="0"[^>]*/>', "", svg)
 
 
 def rendered(figure: Figure, ending: str, *, width: int = WIDTH) -> bytes:
     """Return the content of a figure's file; `ending` is ".svg" or ".png"."""
-    import vl_convert
-
-    spec = {**specification(figure, width=width), "config": config()}
+    spec = specification(figure, width=width)
     spec["title"] = {"text": without_controls(figure.title), "offset": 14}
     if ending == ".svg":
         return _svg(spec).encode()
-    return bytes(vl_convert.vegalite_to_png(spec, scale=2))
+    return bytes(vl_convert.vegalite_to_png({**spec, "config": config()}, scale=2))
 
 
 def save(figure: Figure, path: Path, *, width: int = WIDTH) -> None:
@@ -160,8 +157,7 @@ def save(figure: Figure, path: Path, *, width: int = WIDTH) -> None:
 
 def picture(figure: Figure, *, width: int) -> str:
     """Return a figure as SVG inside HTML: it scales, and marks have their words as tooltips."""
-    spec = {**specification(figure, width=width), "config": config()}
-    svg = re.sub(r' xmlns(?::\w+)?="[^"]*"', "", _svg(spec))
+    svg = re.sub(r' xmlns(?::\w+)?="[^"]*"', "", _svg(specification(figure, width=width)))
     wide, high = re.findall(r'<svg[^>]*? width="([\d.]+)" height="([\d.]+)"', svg)[0]
     label = escape(without_controls(f"{figure.title}. {figure.caption}"))
     head = (
@@ -475,41 +471,6 @@ def distances_to_all(clients: Rows, reference: float) -> str:
     title = "Distance of each client to all data together"
     caption = "The farthest come first."
     return picture(Figure("to-all", title, caption, chart, {"marks": bars}), width=720)
-
-
-def client_map(clients: Rows, name_all: bool) -> str:
-    """Draw a map with equal scales on both axes; a name that would cover another is left out."""
-    positions = np.array([(client["x"], client["y"]) for client in clients])
-    width, height, rim = 540, 440, 64
-    span = float(np.ptp(positions, axis=0).max()) or 1.0
-    unit = span / (min(width, height) - 2 * rim)  # distance per pixel
-    middle = (positions.max(axis=0) + positions.min(axis=0)) / 2
-    low, high = (middle + side * np.array([width, height]) * unit / 2 for side in (-1, 1))
-    spots = positions / unit
-    named: list[int] = []  # outliers first, and no name so near to another that they may overlap
-    for i in sorted(range(len(clients)), key=lambda i: not clients[i]["outlier"]):
-        apart = np.abs(spots[named] - spots[i]) > (130, 12)
-        if (name_all or clients[i]["outlier"]) and apart.any(axis=1).all():
-            named.append(i)
-    rows = [
-        {**client, "name": short(client["name"], 18) if i in named else ""}
-        for i, client in enumerate(clients)
-    ]
-    x, y = (
-        channel(f"{axis}:Q", axis=None, scale=alt.Scale(domain=[a, b], nice=False))
-        for channel, axis, a, b in zip((alt.X, alt.Y), "xy", low, high, strict=True)
-    )
-    base = alt.Chart(alt.NamedData("marks")).encode(x=x, y=y, description="tip:N")
-    points = base.mark_circle(opacity=0.85).encode(
-        color=alt.Color("color:N", scale=None),
-        size=alt.condition("datum.outlier", alt.value(130), alt.value(70)),
-        stroke=alt.condition("datum.outlier", alt.value("#111"), alt.value("#fff")),
-        strokeWidth=alt.condition("datum.outlier", alt.value(2), alt.value(1)),
-    )
-    names = base.mark_text(dy=-14, fontSize=11, aria=False, tooltip=None).encode(text="name:N")
-    chart = alt.layer(points, names).properties(height=height)
-    caption = "Clients drawn close are alike."
-    return picture(Figure("map", "Map", caption, chart, {"marks": rows}), width=width)
 
 
 def histogram(bins: Sequence[str], client: Floats, rest: Floats, title: str) -> str:

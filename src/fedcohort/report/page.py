@@ -30,7 +30,6 @@ from fedcohort.report.tables import Cell, Cells, Column, cells, number
 
 TEMPLATES = Path(__file__).with_name("templates")
 VEGA_LITE = "6.4"  # the version of Altair's specifications
-MAX_NAMES_ON_MAP = 25
 MAX_NAMES_AT_MATRIX = 40  # of more clients, groups of neighbors are averaged
 
 
@@ -60,24 +59,19 @@ def run_markdown(results: Results, figure_folder: str) -> str:
 
 
 def profile_page(
-    profile: Heterogeneity,
-    title: str = "How different are the clients?",
-    plan: Plan | None = None,
+    profile: Heterogeneity, title: str = "How different are the clients?", plan: Plan | None = None
 ) -> str:
     """Lay out a federation's differences, and what to expect of chosen cohorts."""
     marks = [_mark(client) for client in profile.clients]
-    name_all = not profile.outliers and len(marks) <= MAX_NAMES_ON_MAP
     return _rendered(
         "profile.html",
         title=title,
         profile=profile,
         verdict=profile.verdict(plan),
-        summary=profile.summary(plan),
         outliers=few([c.name for c in profile.outliers]),
         left_out=few(profile.left_out),
         bars=Markup(figures.distances_to_all(marks, profile.random_distance)),
         hidden=max(0, len(marks) - MAX_BARS),
-        map=Markup(figures.client_map(marks, name_all)),
         matrix=Markup(_matrix(profile)),
         table=client_cells(profile),
         histograms=[
@@ -121,10 +115,10 @@ def change_cells(profile: Heterogeneity) -> Cells:
     columns = [
         Column("client", lambda c: Cell(c.client, mark="odd" * c.changed), number=False),
         Column("changed", lambda c: Cell("yes" if c.changed else "no"), number=False),
-        Column("distance to before", lambda c: number(c.distance, 4)),
         Column(
-            "columns that changed", lambda c: Cell(marked_in_words(c.columns)), False, wraps=True
+            "columns that changed", lambda c: Cell(marked_in_words(c.columns)), False, "", 0, True
         ),
+        Column("distance to before", lambda c: number(c.distance, 4)),
     ]
     return cells(profile.changes, columns)
 

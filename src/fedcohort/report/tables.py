@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from fedcohort.analysis.comparison import ComparisonRow, Interval
+    from fedcohort.analysis.comparison import Interval
     from fedcohort.analysis.plan import Plan
     from fedcohort.experiments.results import Results, Spread, Summary
 
@@ -98,37 +98,47 @@ def plus_minus(spread: Spread, unit: float = 1.0) -> Cell:
 def comparison_cells(results: Results, *, sparklines: bool = False) -> Cells:
     """Lay out a comparison; the first columns are the settings in which the runs differ.
 
-    The columns of a gate appear only if a gate withheld something, in percent of plain FedAvg.
+    The columns of a gate appear only if a gate withheld something, in percent of plain FedAvg, and
+    seconds to the target only if rounds take different time.
     """
-    from fedcohort.analysis.comparison import comparison, curves
+    from fedcohort.analysis.comparison import comparison, curves, durations_differ
 
     runs, settings, target = comparison(results), setting_columns(results), results.target
-    lines = [sparkline(curve.mean) for curve in curves(results)]
+    lines = [sparkline(curves([r])[0].mean) if r.histories else "" for r in results]
     names = list(dict.fromkeys(key for values in settings for key in values))
-    gated = any(run.skipped.mean or run.overhead_up.mean < 99 for run in runs)
+    gated = any(run.means["skipped"].mean > 0 or run.means["overhead_up"].mean < 99 for run in runs)
     columns = [
         *(Column(name, _setting(name), number=False) for name in names),
         Column("accuracy %", lambda r: plus_minus(r[0].accuracy, 100), best="high"),
         Column("against uniform", lambda r: _gain(r[0].gain)),
     ]
     if target is not None:
-        columns.append(Column(f"rounds to {target:.0%}", lambda r: _reached(r[0]), best="low"))
+        columns.append(Column(f"rounds to {target:.0%}", _reached("rounds_to_target"), best="low"))
+    if target is not None and durations_differ(results):
+        columns.append(
+            Column(f"seconds to {target:.0%}", _reached("seconds_to_target"), best="low")
+        )
     gate = [
         Column("change %", lambda r: _change(r[0].accuracy_change)),
-        Column("rounds skipped %", lambda r: number(r[0].skipped.mean)),
-        Column("uplink %", lambda r: number(r[0].overhead_up.mean)),
-        Column("downlink %", lambda r: number(r[0].overhead_down.mean)),
+        _mean("rounds skipped %", "skipped"),
+        _mean("uplink %", "overhead_up"),
+        _mean("downlink %", "overhead_down"),
     ]
     columns += gate if gated else []
     columns += [
-        Column("GEMD", lambda r: number(r[0].gemd.mean, 2), detail=int(gated)),
-        Column("evenness", lambda r: number(r[0].participation_entropy.mean, 2), detail=1),
-        Column("MB up", lambda r: number(r[0].megabytes_up.mean), detail=int(gated)),
-        Column("MB down", lambda r: number(r[0].megabytes_down.mean), detail=int(gated)),
+        _mean("GEMD", "gemd", 2, detail=int(gated)),
+        _mean("evenness", "participation_entropy", 2, detail=1),
+        _mean("MB up", "bytes_up", unit=1e-6, detail=int(gated)),
+        _mean("MB down", "bytes_down", unit=1e-6, detail=int(gated)),
     ]
     if sparklines:
         columns.append(Column("accuracy by round", lambda r: Cell(r[2]), number=False, detail=2))
     return cells(list(zip(runs, settings, lines, strict=True)), columns)
+
+
+def _mean(header: str, name: str, digits: int = 1, *, unit: float = 1.0, detail: int = 0) -> Column:
+    """Return the column of a mean over seeds."""
+    return Column(header, lambda r: number(r[0].means[name].mean * unit, digits), detail=detail)
 
 
 def seed_cells(summaries: Sequence[Summary]) -> Cells:
@@ -182,15 +192,18 @@ def _change(change: Spread | None) -> Cell:
     return Cell("") if change is None else Cell(f"{change.mean:+.1f}", change.mean)
 
 
-def _reached(row: ComparisonRow) -> Cell:
-    """Return the rounds to the target, with the share of seeds that reached it if not all did."""
-    value = row.rounds_to_target
-    if value.missing == row.seeds:
-        return Cell("not reached")
-    cell = plus_minus(value)
-    if not value.missing:
-        return cell
-    return Cell(f"{cell.text} ({row.seeds - value.missing}/{row.seeds})", "")
+def _reached(name: str) -> Callable[[Any], Cell]:
+    """Show what it took to the target, with the share of seeds that reached it if not all did."""
+
+    def cell(row: Any) -> Cell:
+        value, seeds = row[0].means[name], row[0].seeds
+        shown = plus_minus(value)
+        if value.missing == seeds:
+            return Cell("not reached" if seeds else "")
+        share = f" ({seeds - value.missing}/{seeds})"
+        return shown if not value.missing else Cell(shown.text + share, "")
+
+    return cell
 
 
 def setting_columns(results: Results) -> list[dict[str, str]]:

@@ -232,11 +232,11 @@ def cap_by_observed(squares: Floats, errors: Floats) -> Floats:
     With fewer than ten such pairs, the errors stay as they are.
     """
     pairs = np.triu_indices(len(squares), 1)
-    units = squares[pairs] / errors[pairs]
-    below = units[units < 0]
-    if len(below) < 10:
+    below = squares[pairs] < 0
+    units = squares[pairs][below] / errors[pairs][below]
+    if len(units) < 10:
         return errors
-    return errors * min(1.0, 2 * float(np.sqrt((below**2).mean())))
+    return errors * min(1.0, 2 * float(np.sqrt((units**2).mean())))
 
 
 def error_at_center(stack: Stack) -> Floats:
