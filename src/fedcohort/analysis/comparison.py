@@ -142,5 +142,5 @@ def _curve(policy: str, histories: Sequence[History]) -> Curve:
     several = len(histories) > 1
     std = accuracy[:, evaluated].std(axis=0, ddof=1) if several else np.full(len(mean), np.nan)
     low, high = np.maximum(mean - std, 0), np.minimum(mean + std, 1)
-    columns = (evaluated + 1, megabytes, seconds, mean, low, high)
-    return Curve(policy, *(column.tolist() for column in columns))
+    columns = [values.tolist() for values in (megabytes, seconds, mean, low, high)]
+    return Curve(policy, (evaluated + 1).tolist(), *columns)
