@@ -10,6 +10,7 @@ import copy
 import gc
 import importlib.util
 import json
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedcohort.datasets import federate, load
 from fedcohort.flower import CohortStrategy, attach
-from fedcohort.flower.wire import QUERY, RECORD, Request, from_record, to_record
+from fedcohort.flower.wire import QUERY, RECORD, Request, from_bytes, to_bytes
 from fedcohort.policies import Uniform
 from fedcohort.signals.catalog import SIGNALS
 from fedcohort.simulate import LocalTraining, build
@@ -143,8 +144,25 @@ class LocalGrid(Grid):
             for record in message.content.array_records.values():
                 total += sum(array.numpy().nbytes for array in record.values())
             for record in message.content.config_records.values():
-                total += sum(len(v) for v in record.values() if isinstance(v, bytes))
+                total += sum(map(numbers_in, record.values()))
         return total
+
+
+def npy(header, content=b"12345678"):
+    """An .npy file with a header of one's own."""
+    text = str(header).encode("latin-1", "replace") + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + content
+
+
+def claim(dtype, shape, content=b"12345678"):
+    return npy({"descr": dtype, "fortran_order": False, "shape": shape}, content)
+
+
+def numbers_in(value: object) -> int:
+    """Bytes of a value that are numbers, and not the header of an .npy file."""
+    if not isinstance(value, bytes):
+        return 0
+    return from_bytes(value, len(value)).nbytes if value.startswith(b"\x93NUMPY") else len(value)
 
 
 class Digits:
@@ -277,7 +295,7 @@ class OneClient:
         request = Request(round, 0, **entries)
         config = ConfigRecord({RECORD: request.to_json()})
         if request.gate == "cmfl":  # before the first step, it announces nothing
-            config.update(to_record({"announce": np.empty(0, np.uint8)}))
+            config["announce"] = to_bytes(np.empty(0, np.uint8))
         content = RecordDict({"config": config})
         if arrays is not None:
             content["arrays"] = arrays
@@ -298,7 +316,7 @@ class OneClient:
         if f"{name}.error" in reply.content[RECORD]:
             raise AppError(reply.content[RECORD][f"{name}.error"])
         form = SIGNALS[name].form(entries.get("options", {}).get(name, {}))
-        return from_record(reply.content[RECORD], name, form.max_bytes or 10**6)
+        return from_bytes(reply.content[RECORD][name], form.max_bytes or 10**6)
 
     def sketch(self, app: ClientApp, context: Context, **options):
         """Query the client's distribution sketch, of 20 rows and 3 bits unless stated."""

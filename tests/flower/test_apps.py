@@ -97,9 +97,10 @@ def test_a_patched_app_runs_with_the_policy_of_its_run_config(
 
 @pytest.mark.parametrize("path", sorted(PATCHES.glob("*.patch")), ids=lambda path: path.stem)
 def test_a_patch_adds_five_lines_and_changes_none(path):
+    """Flower's NumPy app has no data, so nothing to attach."""
     lines = path.read_text().splitlines()
     added = [line[1:] for line in lines if line.startswith("+") and not line.startswith("+++")]
-    assert len([line for line in added if line]) == 5
+    assert len([line for line in added if line]) == (3 if "numpy" in path.stem else 5)
     assert not [line for line in lines if line.startswith("-") and not line.startswith("---")]
 
 

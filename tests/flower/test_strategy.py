@@ -12,6 +12,7 @@ from flwr.serverapp import strategy as flower
 from tests.flower.conftest import OneClient
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.flower import attach
 from fedcohort.flower.wire import RECORD
 from fedcohort.gates import CMFL, SketchToSkip
 from fedcohort.policies import POLICIES, Uniform
@@ -196,4 +197,19 @@ def test_labels_are_hashed_by_the_models_outputs(digits, cohort):
     grid = digits.grid_of(lambda client: digits.changing_app(client, lambda a: a))
     strategy = cohort("sketch-match:label_weight=1.0", cohort_size=3, center=np.zeros(64))
     strategy.start(grid, digits.arrays(), 1)
+    assert strategy.session.signals.known("race_sketch", digits.clients) == digits.clients
+
+
+def test_a_classifier_with_one_output_has_two_labels(digits, cohort):
+    """Flower's fl-tabular has one; its sketches with labels were refused."""
+
+    def binary(client):
+        x, y = digits.examples(client)
+        app = digits.changing_app(client, lambda a: a, attached=False)
+        attach(app, (x, y % 2))
+        return app
+
+    arrays = ArrayRecord([np.zeros((64, 1), np.float32), np.zeros(1, np.float32)])
+    strategy = cohort("sketch-match", cohort_size=3)
+    strategy.start(digits.grid_of(binary), arrays, 1)
     assert strategy.session.signals.known("race_sketch", digits.clients) == digits.clients

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
-from tests.flower.conftest import OneClient
+from tests.flower.conftest import OneClient, claim
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower import attach
@@ -78,7 +76,7 @@ def test_zero_bytes_of_an_impossible_shape_are_a_dropped_reading(digits, cohort,
     """np.empty raised a ValueError that stopped the server, by query and by reply alike."""
     grid, liar = digits.grid(), digits.clients[0]
     name = "race_sketch" if kind == "query" else "loss_rms"
-    record = {name: b"", f"{name}.form": json.dumps(["<f8", [0, *3 * [2**40 - 1]]])}
+    record = {name: claim("<f8", (0, *3 * [2**40 - 1]), b"")}
     app = grid.apps[digits.node(liar)]
     handler = "query.fedcohort" if kind == "query" else "train.default"
     honest = app._registered_funcs[handler]

@@ -1,27 +1,28 @@
 """What travels between server and client: readings, requests and models, checked on arrival.
 
-Nothing is ever pickled. A reading travels as its raw bytes and a short JSON text that states dtype
-and shape. The receiver checks both, and that they account for every byte, before any array is made.
-A model's claims about dtypes, shapes and sizes are checked before anything is decoded.
+Nothing is ever pickled. Readings and arrays travel as .npy files, whose headers must account for
+every byte before any array is made.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+from flwr.app import Array, ArrayRecord, Message
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort import storage
 from fedcohort.exceptions import DataError
+from fedcohort.options import Range, check_fields, typed
 from fedcohort.signals.catalog import Option
 
 LOG = logging.getLogger("flwr.fedcohort")
@@ -31,17 +32,12 @@ QUERY = "query.fedcohort"  # an app may have queries of its own under other name
 PROBE, UPLOAD = "train.fedcohort_probe", "train.fedcohort_upload"
 RAISED = (1, 2)  # Flower's codes of a client app that could not be loaded, and of one that raised
 
-MAX_FORM = 1024  # characters; a sketch's form has about 80
-MAX_FIELDS = 8
-MAX_DIMENSIONS = 4
-MAX_REASON = 500
+MAX_REASON = 500  # characters
 MAX_HEADER = 4096  # bytes; the .npy header of a plain array has 128
-DTYPES = frozenset({"|b1", "|i1", "|u1", "<f2", "<f4", "<f8"}) | {
-    f"<{kind}{size}" for kind in "iu" for size in (2, 4, 8)
-}
 NUMPY = "numpy.ndarray"  # how Flower says that an array is serialized as .npy
 
 Flat = NDArray[np.float32]
+Int64 = Annotated[int, Range(-1, 2**63 - 1)]
 
 
 class WrongForm(DataError):
@@ -64,73 +60,40 @@ def untrusted(what: str) -> Iterator[None]:
 # --- readings -----------------------------------------------------------------------------------
 
 
-def pack(reading: ArrayLike) -> tuple[bytes, str]:
-    """Return a reading's bytes and its form."""
-    array = np.asarray(reading)
-    array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    dtype: Any = array.dtype.str
-    if array.dtype.names is not None:
-        parts = [(name, array.dtype[name]) for name in array.dtype.names]
-        dtype = [[name, part.base.str, list(part.shape)] for name, part in parts]
-    return array.tobytes(), json.dumps([dtype, list(array.shape)])
+def to_bytes(reading: ArrayLike) -> bytes:
+    """Return a reading as an .npy file."""
+    stream = io.BytesIO()
+    np.save(stream, np.asarray(reading), allow_pickle=False)
+    return stream.getvalue()
 
 
-def unpack(data: bytes, form: str, limit: int) -> NDArray[Any]:
-    """Return the reading that `pack` packed; DataError for anything else or more than `limit`.
+def from_bytes(data: Any, limit: int) -> NDArray[Any]:
+    """Return the reading of `to_bytes`; DataError for anything else or more than `limit` bytes.
 
     Examples
     --------
-    >>> unpack(*pack(np.arange(3)), limit=100)
+    >>> from_bytes(to_bytes(np.arange(3)), limit=100)
     array([0, 1, 2])
-    >>> unpack(b"12345678", '["|O", []]', limit=100)
+    >>> from_bytes(b"12345678", limit=100)
     Traceback (most recent call last):
     ...
-    fedcohort.exceptions.DataError: a reading of the form '["|O", []]' cannot be read: '|O'
+    fedcohort.exceptions.DataError: a reading cannot be read: damaged .npy header: ...
     """
-    if not isinstance(data, bytes) or not isinstance(form, str):
-        raise DataError("a reading must be bytes with a form")
-    if len(data) > limit:
+    if not isinstance(data, bytes):
+        raise DataError("a reading must be bytes")
+    if len(data) > limit + MAX_HEADER:
         raise DataError(f"a reading of {len(data)} bytes; at most {limit} are accepted")
-    with untrusted(f"a reading of the form {form[:80]!r}"):
-        if len(form) > MAX_FORM:
-            raise ValueError("too long")
-        kind, shape = json.loads(form)
-        dtype = _dtype(kind) if isinstance(kind, str) else _record_dtype(kind)
-        if dtype.itemsize * math.prod(_shape(shape)) != len(data):
-            raise DataError(f"a reading of {len(data)} bytes does not have the form {form[:80]!r}")
-        return np.frombuffer(data, dtype).reshape(shape) if data else np.empty(shape, dtype)
+    with untrusted("a reading"):
+        reading = storage.decode_npy(data)
+    fields = [reading.dtype[name].base for name in reading.dtype.names or ()]
+    if reading.nbytes > limit or not all(map(is_real, fields or [reading.dtype])):
+        raise DataError(f"a reading of {reading.nbytes} bytes and dtype {str(reading.dtype)[:80]}")
+    return reading
 
 
-def _record_dtype(fields: Any) -> np.dtype[Any]:
-    if not isinstance(fields, list) or not 0 < len(fields) <= MAX_FIELDS:
-        raise ValueError("fields")
-    return np.dtype([(str(name), _dtype(part), _shape(inner)) for name, part, inner in fields])
-
-
-def _dtype(text: Any) -> np.dtype[Any]:
-    if not isinstance(text, str) or text not in DTYPES:
-        raise ValueError(repr(text)[:40])
-    return np.dtype(text)
-
-
-def _shape(values: Any) -> tuple[int, ...]:
-    is_list = isinstance(values, list) and len(values) <= MAX_DIMENSIONS
-    if not is_list or not all(type(v) is int and 0 <= v < 2**40 for v in values):
-        raise ValueError("shape")
-    return tuple(values)
-
-
-def to_record(readings: Mapping[str, ArrayLike]) -> ConfigRecord:
-    """Return readings by name as one ConfigRecord of bytes and forms."""
-    record = ConfigRecord()
-    for name, reading in readings.items():
-        record[name], record[f"{name}.form"] = pack(reading)
-    return record
-
-
-def from_record(record: ConfigRecord, name: str, limit: int) -> NDArray[Any]:
-    """Return one reading of a record; DataError unless it is whole and small enough."""
-    return unpack(record.get(name), record.get(f"{name}.form"), limit)  # type: ignore[arg-type]
+def is_real(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype holds real numbers or truth values of at most eight bytes."""
+    return dtype.kind in "fiub" and dtype.itemsize <= 8
 
 
 def refused(data: bytes) -> NDArray[Any]:
@@ -152,8 +115,8 @@ class Request:
     outputs of the model. A client forgets what it remembers from another `run`.
     """
 
-    round: int
-    seed: int
+    round: Int64
+    seed: Int64
     version: str = ""
     arrays: str = "arrays"
     signals: tuple[str, ...] = ()
@@ -161,48 +124,27 @@ class Request:
     gate: str | None = None
     on_skip: str = "keep"
     carries_over: bool = True
-    held_round: int = -1
+    held_round: Int64 = -1
     remember: bool = False
     client: str = ""
-    classes: int = 0
+    classes: Int64 = 0
     run: str = ""
 
     def to_json(self) -> str:
         """Return the request as text, for one entry of a ConfigRecord."""
-        plain = asdict(self)
-        plain["options"] = {name: dict(options) for name, options in self.options.items()}
-        return json.dumps(plain)
+        options = {name: dict(options) for name, options in self.options.items()}
+        return json.dumps({**asdict(self), "options": options})
 
     @classmethod
     def from_json(cls, text: Any) -> Request:
         """Read what `to_json` wrote; DataError for anything else."""
         with untrusted(f"the request {str(text)[:80]!r}"):
-            plain = json.loads(text)
-            request = cls(**{**plain, "signals": tuple(plain["signals"])})
-            request._check()
+            request = cls(**json.loads(text))
+            check_fields(request, "request")
+            for name, options in request.options.items():
+                for option, value in options.items():
+                    typed(Option | None, value, f"{name}: {option}")
             return request
-
-    def _check(self) -> None:
-        """Raise ValueError unless every value has its declared type."""
-        numbers = (self.round, self.seed, self.held_round, self.classes)
-        words = [self.version, self.arrays, self.on_skip, self.client, self.run, *self.signals]
-        words += [] if self.gate is None else [self.gate]
-        if not all(type(n) is int and -1 <= n < 2**63 for n in numbers):
-            raise ValueError("numbers")
-        if not all(isinstance(word, str) for word in words):
-            raise ValueError("words")
-        if type(self.remember) is not bool or type(self.carries_over) is not bool:
-            raise ValueError("truth values")
-        for options in self.options.values():
-            if not isinstance(options, dict) or not all(map(_is_option, options.values())):
-                raise ValueError("options")
-
-
-def _is_option(value: Any) -> bool:
-    """Whether a value can be an option: a word, a truth value or a number that fits 64 bits."""
-    if isinstance(value, int):
-        return -(2**63) <= value < 2**63
-    return isinstance(value, str | None) or (isinstance(value, float) and math.isfinite(value))
 
 
 def error_line(error: Exception) -> str:
@@ -254,9 +196,9 @@ def unflatten(flat: Flat, like: ArrayRecord, others: ArrayRecord | None = None) 
 
 
 def outputs_of(record: ArrayRecord) -> int:
-    """Return the size of a model's last bias, for a classifier its number of classes."""
+    """Return a classifier's number of classes: the size of its last bias, two for one output."""
     sizes = [a.shape[0] for a in record.values() if is_float(a) and len(a.shape) == 1]
-    return int(sizes[-1]) if sizes else 0
+    return max(int(sizes[-1]), 2) if sizes else 0
 
 
 def dtypes_of(record: ArrayRecord) -> dict[str, str]:
@@ -311,30 +253,17 @@ def decoded(record: ArrayRecord) -> dict[str, NDArray[Any]]:
     """Return the arrays of a client's record; DataError unless they are sound and finite."""
     values = {}
     for name, array in record.items():
-        dtype, shape = _claimed_dtype(name, array), tuple(array.shape)
-        if len(array.data) > dtype.itemsize * math.prod(shape) + MAX_HEADER:
-            raise DataError(f"array {name!r} of {len(array.data)} bytes is longer than it says")
-        try:
+        if array.stype != NUMPY:
+            raise WrongForm(f"array {name!r} is serialized as {array.stype!r}")
+        with untrusted(f"array {name!r}"):
             values[name] = value = storage.decode_npy(array.data)
-        except ValueError as error:
-            raise DataError(f"array {name!r} cannot be decoded: {error}") from None
-        if value.dtype != dtype or value.shape != shape:
+        if not is_real(value.dtype):
+            raise WrongForm(f"array {name!r} of {value.dtype} does not hold real numbers")
+        if (str(value.dtype), value.shape) != (array.dtype, tuple(array.shape)):
             raise DataError(f"array {name!r} is {value.dtype} {value.shape}, not what it says")
-        if dtype.kind == "f" and not np.isfinite(value).all():
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
             raise DataError(f"an update that is not finite (array {name!r})")
     return values
-
-
-def _claimed_dtype(name: str, array: Array) -> np.dtype[Any]:
-    try:
-        dtype = np.dtype(array.dtype)
-    except (TypeError, ValueError, SyntaxError):
-        raise WrongForm(f"array {name!r} has the unknown dtype {str(array.dtype)[:40]!r}") from None
-    if dtype.kind not in "fiub" or dtype.itemsize > 8:
-        raise WrongForm(f"array {name!r} of {dtype} does not hold real numbers")
-    if array.stype != NUMPY:
-        raise WrongForm(f"array {name!r} is serialized as {array.stype!r}")
-    return dtype
 
 
 def _short(record: ArrayRecord) -> str:

@@ -28,8 +28,8 @@ from fedcohort.flower.wire import (
     Request,
     error_line,
     flatten,
-    from_record,
-    to_record,
+    from_bytes,
+    to_bytes,
 )
 from fedcohort.registry import lookup
 from fedcohort.rounds import ClientId
@@ -90,7 +90,7 @@ def request_of(message: Message) -> Request:
 
 def reading_in(config: ConfigRecord, name: str) -> NDArray[Any] | None:
     """Return what the server sent under a name, None if nothing."""
-    return from_record(config, name, MAX_BYTES) if name in config else None
+    return from_bytes(config[name], MAX_BYTES) if name in config else None
 
 
 def loss_in(content: RecordDict, name: str | None) -> float:
@@ -302,7 +302,7 @@ class Asked(Clients):
         for name in names:
             try:
                 self.answers.check_released(name, self.context)
-                record.update(to_record({name: self.reading(name)}))
+                record[name] = to_bytes(self.reading(name))
                 if SIGNALS[name].reveals == "sketch":
                     record[f"{name}.kind"] = self._kind
             except Exception as error:  # an update, or another signal, is worth having without it

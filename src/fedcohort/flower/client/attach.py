@@ -8,7 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from numpy.typing import ArrayLike
 
@@ -34,7 +43,7 @@ from fedcohort.flower.wire import (
     Request,
     error_line,
     flatten,
-    to_record,
+    to_bytes,
     unflatten,
 )
 from fedcohort.gates import GATES
@@ -189,8 +198,7 @@ class Training:
         memory.keep("update", reply.content, request.round)
         learned = ArrayRecord({"0": Array(trained - start)})
         memory.keep("difference", {"": learned}, request.version)
-        record = to_record({"answer": answer})
-        record["held"] = request.version
+        record = ConfigRecord({"answer": to_bytes(answer), "held": request.version})
         return Message(RecordDict({RECORD: record}), reply_to=message)
 
     def upload(self, message: Message, context: Context) -> Message:

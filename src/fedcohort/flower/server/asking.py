@@ -22,11 +22,11 @@ from fedcohort.flower.wire import (
     RECORD,
     Request,
     error_reason,
-    from_record,
+    from_bytes,
     outputs_of,
-    pack,
     payload,
     refused,
+    to_bytes,
     version,
 )
 from fedcohort.rounds import ClientId
@@ -181,7 +181,7 @@ def reading_of(
         return None
     limit = SIGNALS[name].form(options).max_bytes
     try:
-        return from_record(record, name, MAX_BYTES if limit is None else min(MAX_BYTES, limit))
+        return from_bytes(data, MAX_BYTES if limit is None else min(MAX_BYTES, limit))
     except DataError as error:
         LOG.warning("signal %s: %s", name, error)
         return refused(data)
@@ -357,7 +357,7 @@ class GridCollector:
         )
         config = ConfigRecord({**self.config, RECORD: request.to_json()})
         if self.center is not None and any(each.get("center") for each in options.values()):
-            config["center"], config["center.form"] = pack(self.center)
+            config["center"] = to_bytes(self.center)
         return RecordDict({"config": config})
 
     def _ask(self, name: str, clients: Sequence[ClientId]) -> None:

@@ -24,10 +24,10 @@ from fedcohort.flower.wire import (
     Request,
     dtypes_of,
     error_reason,
-    from_record,
+    from_bytes,
     in_dtypes,
     is_float,
-    pack,
+    to_bytes,
 )
 from fedcohort.gates import Gate
 from fedcohort.policies.base import Policy
@@ -365,7 +365,7 @@ class Cohort:
         )
         extra: dict[str, Any] = {}
         if announced is not None:
-            extra["announce"], extra["announce.form"] = pack(announced)
+            extra["announce"] = to_bytes(announced)
         messages = self._messages(PROBE, request, extra)
         client_at = {self.nodes[c]: c for c in self.selection.clients}
         answers: dict[ClientId, NDArray[Any]] = {}
@@ -387,7 +387,7 @@ class Cohort:
         record = message.content.config_records.get(RECORD, ConfigRecord())
         self.collector.confirm(client, record)
         try:
-            return from_record(record, "answer", MAX_ANSWER)
+            return from_bytes(record.get("answer"), MAX_ANSWER)
         except DataError:
             data = record.get("answer")
             size = len(data) if isinstance(data, bytes) else 0

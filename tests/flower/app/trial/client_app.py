@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 
 from fedcohort.flower import attach, own_id
-from fedcohort.flower.wire import RECORD, to_record
+from fedcohort.flower.wire import RECORD, to_bytes
 from trial.task import LATE, fault, federation, local, model, plan
 
 
@@ -32,7 +32,7 @@ def lies(message, context, call_next):
     if kind == "query.fedcohort" and lie in READINGS:
         reply = call_next(message, context)
         if "race_sketch" in reply.content[RECORD]:
-            reply.content[RECORD].update(to_record({"race_sketch": READINGS[lie]()}))
+            reply.content[RECORD]["race_sketch"] = to_bytes(READINGS[lie]())
         return reply
     number = message.content["config"]["server-round"] if kind == "train" else 0
     planned = fault(client, kind, number)

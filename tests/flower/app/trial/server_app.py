@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedcohort.flower import CohortStrategy, Pace
 from fedcohort.flower.server.asking import CohortGrid
+from fedcohort.flower.wire import from_bytes
 from fedcohort.gates import GATES
 from fedcohort.policies import POLICIES
 from trial.task import CLIENTS, WithLosses, fault, federation, model, plan
@@ -82,7 +83,14 @@ class Recorder(CohortGrid):
         for record in message.content.array_records.values():
             self.bytes[way] += sum(a.numpy().nbytes for a in record.values())
         for record in message.content.config_records.values():
-            self.bytes[way] += sum(len(v) for v in record.values() if isinstance(v, bytes))
+            self.bytes[way] += sum(map(numbers_in, record.values()))
+
+
+def numbers_in(value):
+    """Bytes of a value that are numbers, and not the header of an .npy file."""
+    if not isinstance(value, bytes):
+        return 0
+    return from_bytes(value, len(value)).nbytes if value.startswith(b"\x93NUMPY") else len(value)
 
 
 def hopeless(message):
