@@ -4,7 +4,7 @@ python benchmarks/flower_apps.py FLOWER   # a checkout of https://github.com/flw
 
 The apps' files are Flower's, with one of examples/patches applied. Only what they download is
 replaced: data by small made-up sets with skewed labels, BERT by a tiny one, a metric by our own.
-Ten clients run in this process, two rounds per policy; each app has a process of its own, which
+Six clients run in this process, two rounds per policy; each app has a process of its own, which
 starts anew where a policy ends it. Frameworks that are not installed are named as such. Writes
 benchmarks/results/flower-apps.json.
 """
@@ -32,7 +32,7 @@ from provenance import write
 ROOT = Path(__file__).parents[1]
 PATCHES = ROOT / "examples" / "patches"
 RESULT = Path(__file__).parent / "results" / "flower-apps.json"
-CLIENTS, EXAMPLES, LIMIT = 10, 80, 400
+CLIENTS, EXAMPLES, LIMIT = 6, 50, 3600
 #: Settings of runs, where an app does not have two rounds and batches for 64 examples.
 SETTINGS = {"num-server-rounds": 2, "batch-size": 8, "params.nthread": 1}
 VARIANTS = {"xgboost-comprehensive": {"bagging": {}, "cyclic": {"train-method": "cyclic"}}}
@@ -241,6 +241,7 @@ def main() -> None:
     parser.add_argument("flower", type=Path)
     parser.add_argument("--apps", help="only these, separated by commas")
     parser.add_argument("--policies", help="only these")
+    parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -266,8 +267,7 @@ def main() -> None:
             for policy, why in reasons.items():
                 if why:
                     print(f"    {policy}: {why[:300]}", flush=True)
-    if not (args.apps or args.policies):
-        write(RESULT, {"clients": CLIENTS, "rounds": 2, "apps": found})
+        write(args.out, {"clients": CLIENTS, "rounds": 2, "apps": found})
 
 
 if __name__ == "__main__":
