@@ -46,7 +46,7 @@ API = {
     "Reports": ["report"],
     "Ray": ["distribute"],
     "Numerics and helpers": [
-        "numerics", "registry", "options", "progress", "provenance", "compiled",
+        "numerics", "registry", "options", "progress", "provenance", "loops",
     ],
 }  # fmt: skip
 SELECTION = "benchmark-selection.json"  # the benchmark of policies, in benchmarks/results

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
@@ -32,11 +30,14 @@ class Two(Clients):
         return 2
 
 
-def test_label_histograms_count_labels() -> None:
-    found = SIGNALS["label_histogram"].readings(Two(), {})
-    assert {c: h.tolist() for c, h in found.items()} == {"a": [1, 0, 2], "b": [0, 1, 0]}
-    with pytest.raises(ConfigError, match="more than 2 labels"):
-        SIGNALS["label_histogram"].readings(Two(), {"classes": 2})
+def test_signals_of_two_clients() -> None:
+    counts = SIGNALS["label_histogram"].readings(Two(), {})
+    assert {c: h.tolist() for c, h in counts.items()} == {"a": [1, 0, 2], "b": [0, 1, 0]}
+    updates = SIGNALS["bias_update"].readings(Two(), {})
+    assert {c: u.tolist() for c, u in updates.items()} == {"a": [3, 4], "b": [8, 9]}
+    for options, message in (({"classes": 2}, "more than 2 labels"), ({"epsilon": -1.0}, "=-1")):
+        with pytest.raises(ConfigError, match=message):
+            SIGNALS["label_histogram"].readings(Two(), options)
 
 
 def test_private_label_histograms_have_the_noise_of_epsilon() -> None:
@@ -45,24 +46,12 @@ def test_private_label_histograms_have_the_noise_of_epsilon() -> None:
     noise = found["b"] - np.bincount([1], minlength=30_000)
     assert abs(noise.var() / laplace_moments(2.0)[0] - 1) < 0.06
     assert abs(noise.mean()) < 4 * noise.std() / np.sqrt(30_000)
-    with pytest.raises(ConfigError, match="epsilon=-1"):
-        SIGNALS["label_histogram"].readings(Two(), {"epsilon": -1.0})
 
 
-def test_bias_updates_are_the_last_array() -> None:
-    found = SIGNALS["bias_update"].readings(Two(), {})
-    assert {c: u.tolist() for c, u in found.items()} == {"a": [3, 4], "b": [8, 9]}
-
-
-UPDATES = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
-
-
-def test_distances_against_plain_python():
-    distances = update_distance(UPDATES)
-    mean = [sum(float(u[j]) for u in UPDATES) / 5 for j in range(7)]
-    for i, update in enumerate(UPDATES):
-        far = math.sqrt(sum((float(update[j]) - mean[j]) ** 2 for j in range(7)))
-        assert distances[i] == pytest.approx(far)
+def test_distances_are_to_the_mean_update():
+    """By hand: the mean is (2, 0), in float64 although updates are float32."""
+    updates = np.array([[-1, 4], [5, -4], [2, 0]], np.float32)
+    assert update_distance(updates).tolist() == [5, 5, 0]
 
 
 def test_the_last_layer_of_every_reference_model():

@@ -32,6 +32,7 @@ from scipy.stats import hypergeom
 
 from fedcohort.files.columns import FACTORS, PERIODS, Column, columns_of
 from fedcohort.sketch.race import BINS, ColumnCounts
+from fedcohort.sketch.uncertainty import noise_moments
 
 if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
@@ -127,11 +128,7 @@ class _Side(NamedTuple):
 
 
 def _side(marginals: Sequence[ColumnCounts]) -> _Side:
-    moments = [
-        (0.0, 0.0) if m.release is None else (m.release.variance, m.release.fourth)
-        for m in marginals
-    ]
-    variance, fourth = np.array(moments).T[:, :, None, None]
+    variance, fourth = (moment[:, None, None] for moment in noise_moments(marginals))
     n = np.array([float(m.n) for m in marginals])[:, None, None]
     return _Side(np.array([m.counts for m in marginals], float), n, variance, fourth)
 

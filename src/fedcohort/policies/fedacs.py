@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from numpy.random import Generator
 
-from fedcohort.numerics import bandits
 from fedcohort.options import Range
 from fedcohort.policies.base import (
     PROJECTION,
@@ -26,6 +25,9 @@ from fedcohort.policies.base import (
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option, update_distance
 from fedcohort.signals.table import Signals
+
+if TYPE_CHECKING:
+    from fedcohort.numerics.bandits import RankPosterior
 
 _GROUPS = 20_000  # different (wins, losses) up to which the exact pool takes well below a second
 _LENGTH = 100  # numbers of a gradient sketch
@@ -105,6 +107,8 @@ class FedACS(Policy):
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Fill the pool (Algorithm 1), then draw the cohort from it."""
+        from fedcohort.numerics.bandits import thompson_pool, thompson_pool_one_draw
+
         if self.reward == "insight":
             self._duel_by_insight(round.available, signals)
         wins, losses = self._standing(round.available)
@@ -112,13 +116,15 @@ class FedACS(Policy):
         size = min(max(wanted, round.size), len(round.available))
         dueled = np.count_nonzero(wins + losses)
         groups = np.unique(wins + 1j * losses).size if dueled > _GROUPS else dueled
-        fill = bandits.thompson_pool if groups <= _GROUPS else bandits.thompson_pool_one_draw
+        fill = thompson_pool if groups <= _GROUPS else thompson_pool_one_draw
         pool = fill(wins, losses, size, rng)
         at = pool[rng.choice(len(pool), round.size, replace=False)]
         return scored(take(round.available, at), ((wins + 1) / (wins + losses + 2))[at])
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Let those whose distance arrived this round duel (Algorithm 2)."""
+        from fedcohort.numerics.bandits import duel
+
         if self.reward == "insight":
             return
         state = self.state
@@ -132,23 +138,27 @@ class FedACS(Policy):
             return
         _, rows = vectors(signals, self.signal, clients)
         far = rows[:, 0] if self.signal == "update_distance" else update_distance(rows)
-        won, lost = bandits.duel(*self._standing(clients), -far, self.rate)
+        won, lost = duel(*self._standing(clients), -far, self.rate)
         state.wins.update(zip(clients, won.tolist(), strict=True))
         state.losses.update(zip(clients, lost.tolist(), strict=True))
 
     def ranks(
         self, clients: Sequence[ClientId], rng: Generator, *, level: float = 0.95, draws: int = 1000
-    ) -> bandits.RankPosterior:
+    ) -> RankPosterior:
         """Posterior mean and interval of each client's rank by skew; 1 is the least skewed."""
-        return bandits.rank_posterior(*self._standing(clients), rng, level=level, draws=draws)
+        from fedcohort.numerics.bandits import rank_posterior
+
+        return rank_posterior(*self._standing(clients), rng, level=level, draws=draws)
 
     def _duel_by_insight(self, clients: tuple[ClientId, ...], signals: Signals) -> None:
         """Replace all standings by those of one round of duels among the available clients."""
+        from fedcohort.numerics.bandits import duel
+
         positions, rows = vectors(signals, "insight", clients)
         if not len(positions):
             return
         zeros = np.zeros(len(rows))
-        won, lost = bandits.duel(zeros, zeros, -update_distance(rows), self.rate)
+        won, lost = duel(zeros, zeros, -update_distance(rows), self.rate)
         names = take(clients, positions)
         self.state.wins = dict(zip(names, won.tolist(), strict=True))
         self.state.losses = dict(zip(names, lost.tolist(), strict=True))

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedcohort.options import Count, Range, check_fields
 from fedcohort.rounds import stream
+from fedcohort.sketch.hashing import WHOLE, scrambled
 
 Array = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -43,18 +45,13 @@ class Projection:
     ((10,), True)
     """
 
-    dim: int
-    k: int
+    dim: Count
+    k: Annotated[int, Range(1, 2**31 - 1)]
     kind: Literal["uniform", "sparse"] = "uniform"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.dim < 1 or not 1 <= self.k < 2**31:
-            raise ValueError(
-                f"Projection: dim={self.dim} must be at least 1, and k={self.k} from 1 to 2^31"
-            )
-        if self.kind not in ("uniform", "sparse"):
-            raise ValueError(f"Projection: kind={self.kind!r} must be 'uniform' or 'sparse'")
+        check_fields(self, "Projection")
 
     def apply(self, values: ArrayLike) -> Array:
         """Project one vector, or each row of an (m, dim) array."""
@@ -72,9 +69,9 @@ class Projection:
             for sums, row in zip(result, rows, strict=True):
                 sums[:] = np.bincount(places, signs * row, minlength=self.k)
         else:
-            from fedcohort.signals._projection_loops import uniform
+            from fedcohort.loops import project_uniform
 
-            result = np.asarray(uniform(rows, self.k, self._key))
+            result = np.asarray(project_uniform(rows, self.k, self._key))
         return result if array.ndim == 2 else np.asarray(result[0])
 
     def columns(self, start: int, stop: int) -> Array:
@@ -86,13 +83,13 @@ class Projection:
             return part
         columns = np.arange(start, stop, dtype=np.uint64)
         pairs = np.arange((self.k + 1) // 2, dtype=np.uint64)  # two entries from one hash
-        words = _hash(self._key, columns * np.uint64(pairs.size) + pairs[:, None])
+        words = self._words(columns * np.uint64(pairs.size) + pairs[:, None])
         halves = (words >> np.uint64(8)) & np.uint64(0xFFFFFF), words >> np.uint64(40)
         return np.vstack([(half + 0.5) * 2.0**-23 - 1.0 for half in halves])[: self.k]
 
     def _places(self, start: int, stop: int) -> tuple[NDArray[np.int64], Array]:
         """Return the row and the sign of the one entry in each column of a sparse matrix."""
-        words = _hash(self._key, np.arange(start, stop, dtype=np.uint64))
+        words = self._words(np.arange(start, stop, dtype=np.uint64))
         rows = ((words >> np.uint64(32)) * np.uint64(self.k)) >> np.uint64(32)
         return rows.astype(np.int64), np.where(words & 1, 1.0, -1.0)
 
@@ -101,13 +98,9 @@ class Projection:
         rng = stream(self.seed, "projection", self.kind)
         return rng.integers(0, 2**64, dtype=np.uint64)
 
-
-def _hash(key: np.uint64, counters: Words) -> Words:
-    """Return the SplitMix64 words number `counters` of the stream that starts at `key`."""
-    words = key + counters * np.uint64(0x9E3779B97F4A7C15)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    def _words(self, counters: Words) -> Words:
+        """Return the SplitMix64 words number `counters` of the stream that starts at the key."""
+        return scrambled(self._key + counters * WHOLE)
 
 
 class Vectors:

@@ -40,7 +40,7 @@ MAX_BITS = 20  # of a sign projection, wherever a sketch is asked for
 MAX_DIM = 1 << 20
 MIN_PADDED = 256  # below, few-valued inputs (one-hot vectors) feel the lattice of the signs
 PACKED = 1024  # from here on the directions of one rotation are as good as independent
-WHOLE = np.uint64(0x9E3779B97F4A7C15)  # sets integer tokens apart from hashed strings
+WHOLE = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's step; sets whole tokens apart from strings
 Block = Callable[[], Any]  # gives what a family hashes; called in a hashing thread
 SETS_AT_A_TIME = 512
 MAX_REMEMBERED = 1 << 20  # tokens whose hash is kept
@@ -103,12 +103,12 @@ class SRP(HashFamily):
 
     def codes(self, block: NDArray[Any]) -> Codes:
         """Return the bucket of every vector in every row, (rows, n)."""
-        from fedcohort.sketch import kernels
+        from fedcohort import loops
 
         x = within_float32(block)
         turns = rotations(self.seed, self.name, self.dim, self.rows, self.bits, "f4")
         out = np.empty((self.rows, len(x)), np.int32)
-        kernels.srp_codes(x, *turns, self.rows, self.bits, out)
+        loops.srp_codes(x, *turns, self.rows, self.bits, out)
         return out
 
 
@@ -145,7 +145,7 @@ class PStable(HashFamily):
 
     def codes(self, block: NDArray[Any]) -> Codes:
         """Return the bucket of every vector in every row, (rows, n)."""
-        from fedcohort.sketch import kernels
+        from fedcohort import loops
 
         x = np.ascontiguousarray(block, np.float64)
         far = np.flatnonzero((np.abs(x) > 2.0**50 * self.width / self.dim).any(axis=1))
@@ -156,7 +156,7 @@ class PStable(HashFamily):
             )
         turns = rotations(self.seed, self.name, self.dim, self.rows, 1, "f8")
         along = np.empty((self.rows, len(x)))
-        kernels.projections(x, *turns, self.rows, along)
+        loops.projections(x, *turns, self.rows, along)
         raw = stream(self.seed, "pstable", "rows").bit_generator.random_raw((self.rows, 2))
         offsets = (raw[:, 0] >> np.uint64(11)).astype(np.float64) * 2.0**-53
         steps = np.floor(along / (len(turns[0]) * self.width) + offsets[:, None])
@@ -186,12 +186,12 @@ class MinHash(HashFamily):
 
     def codes(self, block: Sets) -> Codes:
         """Return the bucket of every set in every row, (rows, n)."""
-        from fedcohort.sketch import kernels
+        from fedcohort import loops
 
         raw = stream(self.seed, "minhash").bit_generator.random_raw((self.rows, 3))
         factors, shifts, keys = raw[:, 0] | np.uint64(1), raw[:, 1].copy(), raw[:, 2].copy()
         minima = np.empty((self.rows, len(block.starts) - 1), np.uint64)
-        kernels.set_minima(block.tokens, block.starts, factors, shifts, minima)
+        loops.set_minima(block.tokens, block.starts, factors, shifts, minima)
         return fold(minima, keys, self.buckets)
 
 
@@ -237,10 +237,10 @@ def _signs(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
 
 def fold(values: NDArray[np.uint64], keys: NDArray[np.uint64], buckets: int) -> Codes:
     """Map the values of row r, (rows, n), to buckets by a scramble that keys[r] chooses."""
-    from fedcohort.sketch import kernels
+    from fedcohort import loops
 
     out = np.empty(values.shape, np.int32)
-    kernels.fold_rows(values, keys, np.uint64(buckets), out)
+    loops.fold_rows(values, keys, np.uint64(buckets), out)
     return out
 
 
@@ -250,7 +250,7 @@ def as_sets(sets: Iterable[Any]) -> Sets:
     starts = np.zeros(len(items) + 1, np.int64)
     np.cumsum([len(item) for item in items], out=starts[1:])
     if items and all(isinstance(item, np.ndarray) for item in items):
-        return Sets(_scrambled(np.concatenate(items)), starts)
+        return Sets(_hashed_whole(np.concatenate(items)), starts)
     tokens = list(chain.from_iterable(items))
     kinds = set(map(type, tokens))
     if not all(issubclass(kind, (str, bytes, int, np.integer)) for kind in kinds):
@@ -258,13 +258,13 @@ def as_sets(sets: Iterable[Any]) -> Sets:
         raise ValueError(f"minhash: token {stranger!r} is neither a string, bytes nor an integer")
     if kinds == {int}:
         with suppress(OverflowError):  # named token by token below
-            return Sets(_scrambled(np.array(tokens, np.int64)), starts)
+            return Sets(_hashed_whole(np.array(tokens, np.int64)), starts)
     return Sets(np.fromiter(map(_token, tokens), np.uint64, len(tokens)), starts)
 
 
 def as_index_sets(indices: NDArray[Any], starts: NDArray[Any]) -> Sets:
     """Hash the rows of a sparse matrix (CSR), as the sets of their column numbers."""
-    return Sets(_scrambled(indices), np.asarray(starts, np.int64))
+    return Sets(_hashed_whole(indices), np.asarray(starts, np.int64))
 
 
 def _sized(item: Any) -> Any:
@@ -286,13 +286,16 @@ def _token(word: Any) -> int:
         return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
     if not -(2**63) <= word < 2**63:
         raise ValueError("minhash: an integer token needs more than 64 bits")
-    return int(_scrambled(np.array([word]))[0])
+    return int(_hashed_whole(np.array([word]))[0])
 
 
-def _scrambled(numbers: NDArray[Any]) -> NDArray[np.uint64]:
-    """Scramble integers one to one (the finalizer of SplitMix64)."""
-    z: NDArray[np.uint64] = numbers.astype(np.int64).view(np.uint64) ^ WHOLE
-    z ^= z >> np.uint64(30)
+def _hashed_whole(numbers: NDArray[Any]) -> NDArray[np.uint64]:
+    return scrambled(numbers.astype(np.int64).view(np.uint64) ^ WHOLE)
+
+
+def scrambled(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Scramble words one to one (the finalizer of SplitMix64)."""
+    z = words ^ (words >> np.uint64(30))
     z *= np.uint64(0xBF58476D1CE4E5B9)
     z ^= z >> np.uint64(27)
     z *= np.uint64(0x94D049BB133111EB)
@@ -304,12 +307,12 @@ def tally(
     family: HashFamily, transform: Transform | Tokenizer, x: Any, y: ArrayLike | None
 ) -> tuple[NDArray[np.int64], int]:
     """Return the counts of all samples, (rows, buckets), and how many samples there are."""
-    from fedcohort.sketch import kernels
+    from fedcohort import loops
 
     cut = _sets if isinstance(family, MinHash) else _vectors
     counts, n = np.zeros((family.rows, family.buckets), np.int64), 0
     for codes in _hashed(family, cut(family, transform, x, y)):
-        kernels.count_codes(codes, counts)
+        loops.count_codes(codes, counts)
         n += codes.shape[1]
     return counts, n
 

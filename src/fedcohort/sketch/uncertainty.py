@@ -8,25 +8,6 @@ sources move it:
 - Sampling, as an upper bound. One row contributes 4 u'Cu + 2 tr(C^2), with C the covariance of
   the row's gap. All rows hash the same samples, and a sketch does not show how they move together;
   the standard error of their sum is at most sqrt(rows * the sum of their variances).
-
-Total variation of the distributions that two sketches were drawn from: half the summed absolute
-differences of a row, averaged over rows, is that of the *data sets*, and too high for what they
-were drawn from: two samples of 50 from one distribution are about 0.5 apart. Write d for the
-difference of a cell, m for its expectation and s for its standard deviation. The wanted number,
-T = sum |m| / 2 averaged over rows, never exceeds the true total variation. Two estimates
-enclose it:
-
-- Low, by splitting: half of the records say which side has more in a cell, the other half by how
-  much. The expectation is at most |m|, and 0 where there is no difference. Exact counts are split
-  by thinning; for noisy counts, the average over all splits is that of a normal d.
-- High: E|d| >= |m|, and for normal d it is s h(m / s) with a convex h. By Jensen's inequality,
-  the sum of |d| is in expectation at least S h(2 T / S), S being the sum of s, which is solved for
-  T. Cells of fewer than five records are not normal; their |d| counts in full.
-
-One record changes the average of |d| by at most 2 / n, so its variance is at most
-(1 / n_a + 1 / n_b) / 4 for T by the Efron-Stein inequality, whatever the rows share; noise adds
-its own. The interval reaches 1.96 standard deviations beyond both estimates, and the value lies in
-their middle.
 """
 
 from __future__ import annotations
@@ -110,17 +91,16 @@ class _Side:
     def __init__(self, sketches: Sequence[RaceSketch]) -> None:
         self.q = np.array([s.normalized() for s in sketches])  # (N, rows, buckets)
         self.n = np.array([s.n for s in sketches], float)
-        self.noise, self.fourth = _moments(sketches)
+        self.noise, self.fourth = noise_moments(sketches)
         releases = [s.release for s in sketches]
         self.estimated = np.array([r is not None and r.n == "private" for r in releases])
 
 
-def _moments(sketches: Sequence[RaceSketch]) -> tuple[Floats, Floats]:
+def noise_moments(sketches: Sequence[Any]) -> tuple[Floats, Floats]:
     """Variance and fourth cumulant of the noise on a count, by sketch."""
     releases = [s.release for s in sketches]
     pairs = [(0.0, 0.0) if r is None else (r.variance, r.fourth) for r in releases]
-    noise, fourth = np.array(pairs).T
-    return noise, fourth
+    return tuple(np.array(pairs, float).T)  # type: ignore[return-value]
 
 
 def _over_noise(sides: tuple[_Side, _Side], gap: Floats, noise: Floats) -> Floats:
@@ -167,7 +147,7 @@ def errors_to_global(sketches: Sequence[RaceSketch]) -> Floats:
     rest. Its scatter is estimated from the client and, where that is more, from all data together.
     """
     counts, n = np.sum([s.counts for s in sketches], axis=0), float(sum(s.n for s in sketches))
-    noise, fourth = _moments(sketches)
+    noise, fourth = noise_moments(sketches)
     some = next((s.release for s in sketches if s.release is not None), None)
     trace = _trace(counts)
     rest, errors = sketches[0].empty_like(), np.empty(len(sketches))
@@ -193,7 +173,7 @@ def pair_errors(sketches: Sequence[RaceSketch]) -> Floats:
     """
     n = np.array([s.n for s in sketches], float)
     rows, buckets = sketches[0].counts.shape
-    one, two = _moments(sketches)
+    one, two = noise_moments(sketches)
     inverse, noise, fourth = (np.add.outer(v, v) for v in (1 / n, one / n**2, two / n**4))
     noisy = noise_variance(rows * inverse, rows * buckets, noise, fourth)
     trace = _trace(np.sum([s.counts for s in sketches], axis=0))
@@ -265,7 +245,21 @@ def total_variation(
 ) -> Variation:
     """Estimate the total variation between what two sketches were drawn from.
 
-    `rng` splits the records of exact sketches; by default the same splits for the same sketches.
+    Half the summed absolute differences d of a row's cells is that of the *data sets*, and too
+    high: two samples of 50 from one distribution are about 0.5 apart. With m and s, the expectation
+    and standard deviation of d, T = sum |m| / 2, averaged over rows, is wanted, which never exceeds
+    the true total variation. Two estimates enclose it, and the value lies in their middle:
+
+    - Low: half of the records say which side has more in a cell, the other half by how much. Its
+      expectation is at most |m|. Exact counts are split by thinning; for noisy counts, the average
+      over all splits is that of a normal d.
+    - High: for normal d, E|d| = s h(m / s) with a convex h. By Jensen's inequality, the expected
+      sum of |d| is at least S h(2 T / S), S being the sum of s, which is solved for T. In cells of
+      fewer than five records d is not normal, and |d| counts in full.
+
+    One record changes the average of |d| by at most 2 / n, so the variance of T is at most
+    (1 / n_a + 1 / n_b) / 4 (Efron-Stein), plus that of the noise. The interval reaches 1.96
+    standard deviations beyond both estimates. `rng` splits the records; by default always alike.
 
     Examples
     --------

@@ -1,23 +1,63 @@
-"""The compiled loops of the hash families. Numba has no types, so they live alone here.
+"""The compiled loops of hashing and of random projections, and how all loops are compiled.
+
+Import this module inside the function that needs it, because importing Numba takes a second. Numba
+has no types, so the loops live alone here.
 
 No `fastmath`: every sum is done in the order written, so that results are the same on every
 machine, bit for bit. Threads are Python's; the loops release the interpreter lock.
 """
 
-from __future__ import annotations
-
-import numpy as np
-
-from fedcohort.compiled import compiled
-
 # mypy: disable-error-code="misc, no-untyped-def, untyped-decorator, call-overload"
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit
 
 LANES = 16  # samples that move through a rotation together: one cache line of float32
 TILE = 1024  # entries whose butterflies are finished while they are in the cache
 
+
+def compiled(**options: Any) -> Callable[[Any], Any]:
+    """Return a decorator that compiles a function.
+
+    Numba refuses to cache where neither the installation nor the user's home can be written; the
+    function is then compiled anew in each process. It is never cached in a shared folder: Numba's
+    cache files are pickles, and whoever can write them runs code.
+
+    Examples
+    --------
+    >>> @compiled(nogil=True)
+    ... def double(x):
+    ...     return 2 * x
+    >>> double(21)
+    42
+    """
+
+    def compile(function: Any) -> Any:
+        try:
+            return njit(cache=True, **options)(function)
+        except RuntimeError as error:
+            if "cannot cache" not in str(error):
+                raise
+            return njit(**options)(function)
+
+    return compile
+
+
 _outer = compiled(nogil=True)
 _inner = compiled(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+@_inner
+def _scrambled(z):
+    """The finalizer of SplitMix64."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 @_inner
@@ -139,10 +179,7 @@ def fold_rows(values, keys, buckets, out):
     """Write the bucket of values[r, i], by the scramble that keys[r] chooses, to out[r, i]."""
     for r in range(values.shape[0]):
         for i in range(values.shape[1]):
-            z = values[r, i] ^ keys[r]
-            z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            z ^= z >> np.uint64(31)
+            z = _scrambled(values[r, i] ^ keys[r])
             out[r, i] = np.int32(((z >> np.uint64(32)) * buckets) >> np.uint64(32))
 
 
@@ -152,3 +189,40 @@ def count_codes(codes, counts):
     for r in range(codes.shape[0]):
         for i in range(codes.shape[1]):
             counts[r, codes[r, i]] += 1
+
+
+@_inner
+def _uniform_column(key, column, out):
+    """Write a column of the matrix; two entries come from one hash."""
+    half = out.size // 2
+    start = np.uint64(column) * np.uint64(half)
+    for pair in range(half):
+        word = _scrambled(key + (start + np.uint64(pair)) * np.uint64(0x9E3779B97F4A7C15))
+        low = np.int64((word >> np.uint64(8)) & np.uint64(0xFFFFFF))
+        high = np.int64(word >> np.uint64(40))
+        out[pair] = (low + 0.5) * 2.0**-23 - 1.0
+        out[half + pair] = (high + 0.5) * 2.0**-23 - 1.0
+
+
+@_outer
+def project_uniform(values, k, key):
+    """Project (m, dim) values; four columns of the matrix exist at a time."""
+    rows, dim = values.shape
+    padded = k + k % 2
+    total = np.zeros((rows, padded))
+    columns = np.empty((4, padded))
+    for first in range(0, dim, 4):
+        count = min(4, dim - first)
+        for j in range(count):
+            _uniform_column(key, first + j, columns[j])
+        columns[count:] = 0.0
+        for i in range(rows):
+            row = total[i]
+            a = np.float64(values[i, first])
+            b = np.float64(values[i, first + 1]) if count > 1 else 0.0
+            c = np.float64(values[i, first + 2]) if count > 2 else 0.0
+            d = np.float64(values[i, first + 3]) if count > 3 else 0.0
+            for r in range(padded):
+                partial = (row[r] + a * columns[0, r]) + b * columns[1, r]
+                row[r] = (partial + c * columns[2, r]) + d * columns[3, r]
+    return total[:, :k]
