@@ -26,6 +26,9 @@ def test_pure_releases_add_up_and_overspending_is_refused(tmp_path):
     with pytest.raises(BudgetExceeded, match=r"b\.json: epsilon=1 of 1"):
         ledger.charge(pure(0.01))
     assert path.read_bytes() == before
+    assert BudgetLedger.open(path).spent() == pytest.approx(1.0)
+    with pytest.raises(DataError, match="1"):
+        BudgetLedger(path, 60.0)
 
 
 def test_gaussian_releases_compose_like_a_root(tmp_path):
@@ -56,14 +59,6 @@ def test_totals_never_exceed_plain_addition_nor_fall(epsilons, delta):
         total = account.total(delta)
         assert last <= total <= sum(epsilons) + 1e-9
         last = total
-
-
-def test_a_ledger_keeps_what_was_spent_and_its_budget(tmp_path):
-    path = tmp_path / "b.json"
-    BudgetLedger(path, 50.0).charge(pure(1.0))
-    assert BudgetLedger.open(path).spent() == pytest.approx(1.0)
-    with pytest.raises(DataError, match="50"):
-        BudgetLedger(path, 60.0)
 
 
 HEAD = '{"epsilon": 1.0, "delta": 0.0, '

@@ -100,7 +100,7 @@ def noise_moments(sketches: Sequence[Any]) -> tuple[Floats, Floats]:
     """Variance and fourth cumulant of the noise on a count, by sketch."""
     releases = [s.release for s in sketches]
     pairs = [(0.0, 0.0) if r is None else (r.variance, r.fourth) for r in releases]
-    return tuple(np.array(pairs, float).T)  # type: ignore[return-value]
+    return tuple(np.array(pairs, float).T)
 
 
 def _over_noise(sides: tuple[_Side, _Side], gap: Floats, noise: Floats) -> Floats:
