@@ -51,7 +51,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 bench: $(READY)
-	$(BIN)/python benchmarks/simulation.py --quick --out runs/bench/simulation.json
+	$(BIN)/python benchmarks/simulation.py --workloads W1 --out runs/bench/simulation.json
 	$(BIN)/python benchmarks/sketching.py --repeats 1 --out runs/bench/sketching.json
 	$(BIN)/python benchmarks/selection.py --out runs/bench/selection.json
 

@@ -83,7 +83,7 @@ def twins(parts: Sequence[Part], published: Published) -> list[Twins]:
         seeds, device = part.experiment.seeds, part.experiment.device
         old = replace(published_experiment(theirs["experiment"]), seeds=seeds, device=device)
         if old != part.experiment:
-            raise DataError(f"{part.name} was published with other settings (--quick changes them)")
+            raise DataError(f"{part.name} was published with other settings")
         pairs.append((part, theirs))
     if not pairs:
         raise DataError("these parts are not published training runs: nothing to compare with")

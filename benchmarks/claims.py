@@ -144,7 +144,7 @@ def simulate_gaussians(pairs, rng, dim=16, samples=1000, spread=2.0, rows=200, b
 def median(args):
     data = load("mnist", args.root)
     x = (data.x.reshape(len(data.x), -1) - round(float(data.x.mean()), 2)).astype(np.float32)
-    n, sizes = (500, (20, 80)) if args.quick else (8000, (89, 500, 2000))
+    n, sizes = 8000, (89, 500, 2000)
     rows = []
     for seed in args.seeds:
         order = stream(seed, "median").permutation(len(x))
@@ -163,8 +163,8 @@ def median(args):
 def private_error(args):
     data = load("mnist", args.root)
     x = (data.x.reshape(len(data.x), -1) - round(float(data.x.mean()), 2)).astype(np.float32)
-    largest = 2000 if args.quick else 32_000
-    sizes = [n for n in (500, 2000, 8000, 32_000) if n <= largest]
+    sizes = (500, 2000, 8000, 32_000)
+    largest = sizes[-1]
     grid = [(n, 20, 1.0) for n in sizes]
     grid += [(largest, 20, epsilon) for epsilon in (0.25, 0.5, 2.0, 4.0)]
     grid += [(largest, rows, 1.0) for rows in (5, 10, 40, 80, 160)]
@@ -214,7 +214,7 @@ def _rms(values):
 
 def covariance(args):
     data = load("fashion-mnist", args.root).standardized()
-    cohorts, times = (20, (2, 4)) if args.quick else (400, (20, 30, 60, 70, 150, 160))
+    cohorts, times = 400, (20, 30, 60, 70, 150, 160)
     rows = []
     for seed in args.seeds:
         clients = federate(data, "shards", clients=100, seed=seed, per_client=1)
@@ -337,9 +337,8 @@ class WatchedUniform(Uniform):
 
 def reward(args):
     data = load("cifar10", args.root).standardized()
-    rounds = 2 if args.quick else 60
-    found = {"fedacs": rewards(FedACS(), data, rounds, args)}
-    found["random"] = rewards(WatchedUniform(), data, rounds, args)
+    found = {"fedacs": rewards(FedACS(), data, 60, args)}
+    found["random"] = rewards(WatchedUniform(), data, 60, args)
     return [
         {"seed": seed, **{name: values[i].tolist() for name, values in found.items()}}
         for i, seed in enumerate(args.seeds)
@@ -409,30 +408,22 @@ def _correlations(vectors):
     return [float(np.corrcoef(a, b)[0, 1]) for a, b in itertools.combinations(vectors, 2)]
 
 
-CLAIMS = {
-    "separation": separation,
-    "total-variation": total_variation,
-    "median": median,
-    "private-error": private_error,
-    "covariance": covariance,
-    "embedding": embedding,
-    "reward": reward,
-    "initialization": initialization,
-}
+CLAIMS = (separation, total_variation, median, private_error)
+CLAIMS += (covariance, embedding, reward, initialization)
+BY_NAME = {claim.__name__.replace("_", "-"): claim for claim in CLAIMS}
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("claim", choices=CLAIMS)
+    parser.add_argument("claim", choices=BY_NAME)
     parser.add_argument("--root", default=None)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--quick", action="store_true", help="fewer samples, to try it")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
-    write(args.out, CLAIMS[args.claim](args))
+    write(args.out, BY_NAME[args.claim](args))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import json
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -312,9 +311,6 @@ def main():
     parser.add_argument("--dataset", default="mnist", choices=SETTINGS)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--epochs", type=int)
-    parser.add_argument("--max-samples", type=int, help="of a role in Shakespeare")
     parser.add_argument("--finetune", type=int, help="how many warm clients beside the retrieved")
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
     parser.add_argument(
@@ -323,21 +319,13 @@ def main():
     parser.add_argument("--epsilons", type=float, nargs="*", default=[])
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
-    model, clients, cold, cohort, rounds, local, rows = SETTINGS[args.dataset]
-    rounds, local = args.rounds or rounds, replace(local, epochs=args.epochs or local.epochs)
-    setting = (model, clients, cold, cohort, rounds, local, rows)
-    options = {} if args.max_samples is None else {"max_samples": args.max_samples}
-    dataset = load(args.dataset, **options)
+    setting = SETTINGS[args.dataset]
     torch.set_num_threads(min(4, torch.get_num_threads()))
-    stated = {
-        "dataset": args.dataset,
-        "model": model,
-        "cohort": cohort,
-        "rounds": rounds,
-        "local": {k: getattr(local, k) for k in ("epochs", "batch_size", "lr", "optimizer")},
-        "seeds": args.seeds,
-    }
-    write(args.out, {**stated, "splits": [run(dataset, setting, args.split, args)]})
+    model, _, _, cohort, rounds, local, _ = setting
+    stated = {"dataset": args.dataset, "model": model, "cohort": cohort, "rounds": rounds}
+    stated["local"] = {k: getattr(local, k) for k in ("epochs", "batch_size", "lr", "optimizer")}
+    split = run(load(args.dataset), setting, args.split, args)
+    write(args.out, {**stated, "seeds": args.seeds, "splits": [split]})
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ def chosen_pages():
 TABLES = {
     "selection.csv": lambda: benchmark.selection_rows("benchmark-selection.json"),
     "time.csv": lambda: benchmark.time_rows("benchmark-time.json"),
+    "reproductions.csv": pages.reproduction_rows,
     "skipping.csv": lambda: pages.skipping_rows("benchmark-skip.json"),
 }
 

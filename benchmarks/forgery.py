@@ -1,4 +1,4 @@
-"""What liars get: places under every policy and uploads under every gate, by the best attack.
+"""What liars get: places under every policy, by the best attack of a search.
 
     python benchmarks/forgery.py --out benchmarks/results/forgery.json
     python benchmarks/forgery.py --policies hics-fl oort --jobs 2 --out some.json
@@ -13,16 +13,6 @@ client. Readings outside a signal's declared range are dropped by the session, s
 it. The fair share of one liar is cohort / clients = .05 of a cohort each round; a share of 1 means
 a place in every cohort. `bounded` is `Bounded(policy)`; `renamed` are liars who come back under a
 new name each round.
-
-Clients that fail: ten of the clients do not finish, in any round or in the first quarter of the
-rounds. Their mean share of cohorts over all rounds and in the second half, beside that of the same
-clients when nobody fails.
-
-Gates: of a cohort of ten, one or three clients answer falsely in every round. The share of honest
-clients' uploads without liars, and the lowest and highest share that a constant lie can cause.
-
-`--accuracy` adds what the bounds cost when nobody lies: accuracy on digits with two labels per
-client, with and without bounds.
 """
 
 from __future__ import annotations
@@ -40,10 +30,8 @@ import numpy as np
 from provenance import write
 
 from fedcohort import POLICIES, Session
-from fedcohort.gates import GATES
 from fedcohort.policies import Bounded
 from fedcohort.rounds import stream
-from fedcohort.signals.projection import Vectors
 from fedcohort.sketch.race import RaceSketch
 
 CLIENTS, COHORT = 100, 5
@@ -198,11 +186,8 @@ def attacks(policy):
             yield ", ".join(name for name, _ in parts if name), lies
 
 
-def share(make, liars, lies, *, rounds, seed, failing=0, first=0, renamed=False):
-    """Return the liars' places, per liar and cohort, from round `first` on.
-
-    In the first `failing` rounds they do not finish.
-    """
+def share(make, liars, lies, *, rounds, seed, renamed=False):
+    """Return the liars' places, per liar and cohort."""
     policy = make()
     federation = Federation(policy.signal_options, seed)
     session = Session(policy, cohort_size=COHORT, seed=seed)
@@ -229,156 +214,35 @@ def share(make, liars, lies, *, rounds, seed, failing=0, first=0, renamed=False)
         cohort = session.begin(
             list(fresh.values()), lambda name, clients: {c: answer(name, c) for c in clients}
         ).clients
-        present = {fresh[c] for c in lying}
-        got += len(present & set(cohort)) if number >= first else 0
-        finished = [c for c in cohort if not (c in present and number < failing)]
-        federation.trained.update(c.split("'")[0] for c in finished)
-        replies = {name: {c: answer(name, c) for c in finished} for name in policy.needs.reply}
-        session.finish(replies, finished)
+        got += len({fresh[c] for c in lying} & set(cohort))
+        federation.trained.update(c.split("'")[0] for c in cohort)
+        replies = {name: {c: answer(name, c) for c in cohort} for name in policy.needs.reply}
+        session.finish(replies, cohort)
     told = {name for name, lie in lies.items() if lie is not silent}
     for name in session.signals.dropped.keys() & told:
         raise AssertionError(f"a lie about {name} was dropped before it was tried")
-    return got / (rounds - first) / min(liars, COHORT)
-
-
-def measure_failing(name, rounds, seeds):
-    """Return the mean share of cohorts of ten clients that fail, always or for a while."""
-
-    def mean(**how):
-        shares = [share(POLICIES[name], 10, {}, rounds=rounds, seed=s, **how) for s in seeds]
-        return float(np.mean(shares)) * COHORT / 10
-
-    half = rounds // 2
-    return [
-        {
-            "policy": name,
-            "fair share": COHORT / CLIENTS,
-            "healthy": mean(),
-            "never finish": mean(failing=rounds),
-            "healthy, second half": mean(first=half),
-            "recovered, second half": mean(failing=rounds // 4, first=half),
-        }
-    ]
+    return got / rounds / min(liars, COHORT)
 
 
 def measure(name, rounds, seeds):
     """Return the best attack on a policy, without and with bounds, and under new names."""
-    rows = []
+    rows, tried = [], dict(attacks(POLICIES[name]()))
     for liars, (bounded, renamed) in product((1, 10), product((False, True), repeat=2)):
         make = POLICIES[name] if not bounded else lambda: Bounded(POLICIES[name]())
-        how = {"renamed": renamed}
-        tried = dict(attacks(POLICIES[name]()))
-        screened = {
-            attack: share(make, liars, lies, rounds=60, seed=seeds[0], **how)
-            for attack, lies in tried.items()
-        }
-        best = sorted(screened, key=screened.get)[-4:]
-        shares = {
-            attack: float(
-                np.mean(
-                    [
-                        share(make, liars, tried.get(attack, {}), rounds=rounds, seed=s, **how)
-                        for s in seeds
-                    ]
-                )
-            )
-            for attack in (*best, "honest")
-        }
+
+        def mean(attack, rounds, seeds, make=make, liars=liars, renamed=renamed):
+            how = {"rounds": rounds, "renamed": renamed}
+            lies = tried.get(attack, {})
+            return float(np.mean([share(make, liars, lies, seed=s, **how) for s in seeds]))
+
+        best = sorted(tried, key=lambda attack: mean(attack, 60, seeds[:1]))[-4:]
+        shares = {attack: mean(attack, rounds, seeds) for attack in (*best, "honest")}
         worst = max(shares, key=shares.get)
-        rows.append(
-            {
-                "policy": name,
-                "bounded": bounded,
-                "renamed": renamed,
-                "liars": liars,
-                "tried": len(tried),
-                "best attack": worst,
-                "share": shares[worst],
-                "fair share": liars * COHORT / CLIENTS / min(liars, COHORT),
-                "attacks": shares,
-            }
-        )
+        about = {"policy": name, "bounded": bounded, "renamed": renamed, "liars": liars}
+        about |= {"tried": len(tried), "best attack": worst, "share": shares[worst]}
+        fair = liars * COHORT / CLIENTS / min(liars, COHORT)
+        rows.append(about | {"fair share": fair, "attacks": shares})
     return rows
-
-
-ANSWERS = {"zero": 0, "one": 1, "small": 1e-6, "large": 100, "huge": 1e30, "not a number": np.nan}
-
-
-def uploads(name, liars, lie, *, rounds, seed, cohort=10, dim=200):
-    """Return the share of honest clients that a gate asks for their models."""
-    gate, rng = GATES[name](), stream(seed, "gate")
-    ids = [f"c{i}" for i in range(cohort)]
-    model, local = np.zeros(dim), np.zeros((cohort, dim))
-    spread = np.linspace(0.05, 0.5, cohort)[:, None]  # clients differ in how noisy their steps are
-    asked_honest = 0
-    for number in range(rounds):
-        step = np.exp(-number / rounds) * (0.1 + spread * rng.normal(size=(cohort, dim)))
-        local = local + step
-        announced = gate.announce(Vectors(model))
-        answers = gate.probe(announced, Vectors(model), Vectors(model + local))
-        given = dict(zip(ids, answers, strict=True))
-        for client in ids[:liars] if lie is not None else ():
-            with np.errstate(all="ignore"):
-                given[client] = np.full_like(given[client], np.asarray(lie).astype(answers.dtype))
-        asked = gate.decide(given)
-        asked_honest += len(set(asked) - set(ids[:liars]))
-        if asked:
-            after = model + local[[ids.index(c) for c in asked]].mean(0)
-            gate.aggregated(Vectors(model), Vectors(after))
-            model, local = after, np.zeros((cohort, dim))
-    return asked_honest / rounds / (cohort - liars)
-
-
-def measure_gate(name, rounds, seeds):
-    """Return how far liars move the honest clients' uploads."""
-    rows = []
-    for liars in (1, 3):
-        tried = {
-            label: float(np.mean([uploads(name, liars, lie, rounds=rounds, seed=s) for s in seeds]))
-            for label, lie in {"honest": None, **ANSWERS}.items()
-        }
-        lowest, highest = min(tried, key=tried.get), max(tried, key=tried.get)
-        rows.append(
-            {
-                "gate": name,
-                "liars": liars,
-                "honest": tried["honest"],
-                "lowest": [lowest, tried[lowest]],
-                "highest": [highest, tried[highest]],
-                "attacks": tried,
-            }
-        )
-    return rows
-
-
-def accuracy(name, rounds, seeds, device):
-    """Accuracy of one policy without liars, with and without bounds."""
-    import torch
-
-    from fedcohort.datasets import federate, load
-    from fedcohort.simulate import LocalTraining, build, simulate
-
-    torch.set_num_threads(1)
-    data = load("digits")
-    local = LocalTraining(epochs=5, batch_size=8, lr=0.05)
-    out = []
-    for bounded in (False, True):
-        final = []
-        for seed in seeds:
-            policy = POLICIES[name]()
-            histories = simulate(
-                federate(data, "shards", clients=60, seed=seed, per_client=2),
-                build("mlp-64-30", data.sample_shape, data.classes, seed=seed),
-                Bounded(policy) if bounded else policy,
-                cohort_size=5,
-                rounds=rounds,
-                local=local,
-                seeds=[seed],
-                device=device,
-            )
-            final.append(float(np.nanmean(histories[0].accuracy[-10:])))
-        out.append({"policy": name, "bounded": bounded, "accuracy": final})
-    return out
 
 
 def main():
@@ -388,27 +252,16 @@ def main():
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds [3]")
     parser.add_argument("--policies", nargs="+", default=sorted(POLICIES))
-    parser.add_argument("--accuracy", type=int, default=0, metavar="ROUNDS")
-    parser.add_argument("--device", default="cpu", help="of the training for --accuracy [cpu]")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time [1]")
     parser.add_argument("--out")
     args = parser.parse_args()
     seeds = range(args.seeds)
     result = {"clients": CLIENTS, "cohort": COHORT, "rounds": args.rounds, "seeds": args.seeds}
+    result["rows"] = []
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        places = pool.map(partial(measure, rounds=args.rounds, seeds=seeds), args.policies)
-        failing = pool.map(partial(measure_failing, rounds=args.rounds, seeds=seeds), args.policies)
-        gates = pool.map(partial(measure_gate, rounds=args.rounds, seeds=seeds), sorted(GATES))
-        trained = pool.map(
-            partial(accuracy, rounds=args.accuracy, seeds=seeds, device=args.device),
-            args.policies if args.accuracy else (),
-        )
-        tables = {"rows": places, "failing": failing, "gates": gates, "accuracy": trained}
-        for key, parts in tables.items():
-            result[key] = []
-            for part in parts:
-                result[key] += part
-                print(json.dumps(part), file=sys.stderr, flush=True)
+        for rows in pool.map(partial(measure, rounds=args.rounds, seeds=seeds), args.policies):
+            result["rows"] += rows
+            print(json.dumps(rows), file=sys.stderr, flush=True)
     if args.out:
         write(args.out, result)
 

@@ -8,6 +8,7 @@ from its commit.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from provenance import ROOT, clean_commit, provenance, source_digest
-from suite import CURVE_STEP, Part, Script
+from suite import Part, Script
 
 from fedcohort import storage
 from fedcohort.datasets import Dataset
@@ -35,8 +36,6 @@ from fedcohort.metrics import rounds_to_target
 from fedcohort.rounds import History, RoundRecord
 from fedcohort.simulate.simulation import Simulation
 from fedcohort.storage import write_atomically
-
-MEAN_OF = 5  # evaluations, for rounds_to_mean
 
 
 class Unfinished(Exception):
@@ -59,8 +58,6 @@ class Datasets:
 
 def data_digest(dataset: Dataset) -> str:
     """A hash of a data set's arrays."""
-    import hashlib
-
     digest = hashlib.blake2b(digest_size=16)
     for array in (dataset.x, dataset.y, dataset.x_test, dataset.y_test):
         digest.update(f"{array.dtype.str}{array.shape}".encode())
@@ -68,25 +65,17 @@ def data_digest(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
-def split_done(
-    parts: Sequence[Part], folder: str | os.PathLike[str], resume: bool
-) -> tuple[list[Part], list[Part]]:
-    """The parts whose result the folder holds, and the others; the folder is made."""
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    if not resume and any(place.glob("*.json")):
-        raise ConfigError(f"{place} holds results already: continue with --resume")
+def split_done(parts: Sequence[Part], folder: Path, resume: bool) -> tuple[list[Part], list[Part]]:
+    """The parts whose result the folder holds, made by the present code, and the others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not resume and any(folder.glob("*.json")):
+        raise ConfigError(f"{folder} holds results already: continue with --resume")
     done: list[Part] = []
     left: list[Part] = []
     for part in parts:
-        (done if is_done(part, place) else left).append(part)
+        path = folder / part.file_name
+        (done if path.exists() and _is_of(read_json(path), part) else left).append(part)
     return done, left
-
-
-def is_done(part: Part, folder: Path) -> bool:
-    """Whether the folder holds the part's result, made by the present code."""
-    path = folder / part.file_name
-    return path.exists() and _is_of(read_json(path), part)
 
 
 def _is_of(result: Any, part: Part) -> bool:
@@ -106,22 +95,21 @@ def _plain(experiment: Experiment | Script) -> Any:
     return json.loads(json.dumps(values))
 
 
-def write_part(
-    part: Part, folder: str | os.PathLike[str], loaded: Datasets, until: float = float("inf")
-) -> None:
+def write_part(part: Part, folder: Path, loaded: Datasets, until: float = float("inf")) -> None:
     """Run one part and write its result file; `Unfinished` if its time is over before.
 
     `until` is a `time.monotonic`. A round that would not end before, judged by the latest ones, is
     not begun. Seconds, load and device are those of the last go.
     """
-    place = Path(folder)
+    if time.monotonic() >= until:
+        raise Unfinished(part.name)
     before, started, digest = os.getloadavg()[0], time.perf_counter(), None
     if isinstance(part.experiment, Script):
         measured: dict[str, Any] = {"result": run_script(part.experiment)}
     else:
         dataset, digest = loaded.get(part.experiment)
         started = time.perf_counter()
-        measured = {"seeds": _train(part, part.experiment, dataset, place / part.stem, until)}
+        measured = {"seeds": _train(part, part.experiment, dataset, folder / part.stem, until)}
     result = {
         "setting": part.setting,
         "variant": part.variant,
@@ -132,8 +120,8 @@ def write_part(
         **measured,
         "provenance": provenance(part.experiment.device, _is_script(part)) | {"data": digest},
     }
-    write_atomically(place / part.file_name, json.dumps(result).encode())
-    shutil.rmtree(place / part.stem, ignore_errors=True)
+    write_atomically(folder / part.file_name, json.dumps(result).encode())
+    shutil.rmtree(folder / part.stem, ignore_errors=True)
 
 
 def _train(
@@ -204,7 +192,6 @@ def _row(
     return row | {
         "overhead": overhead,
         "rounds_to": rounds,
-        "rounds_to_mean": [rounds_to_mean(accuracy, target) for target in part.targets],
         "bytes_to": [None if r is None else int(sent[r - 1]) for r in rounds],
         "seconds_to": [None if r is None else history.rounds[r - 1].elapsed for r in rounds],
         "worst_tenth_accuracy": float(tenth.mean()),
@@ -225,20 +212,8 @@ def down_to_all(simulation: Simulation, index: int, history: History) -> float:
     return 100 * (sent * whole + small) / (rounds * whole)
 
 
-def rounds_to_mean(accuracy: np.ndarray, target: float, window: int = MEAN_OF) -> int | None:
-    """The first round at which the mean of the last evaluations reaches the target.
-
-    A single lucky round counts in `rounds_to_target`; here it does not.
-    """
-    rounds = np.flatnonzero(np.isfinite(accuracy))
-    sums = np.cumsum(np.concatenate([[0.0], accuracy[rounds]]))
-    means = (sums[window:] - sums[:-window]) / window
-    reached = np.flatnonzero(means >= target)
-    return int(rounds[reached[0] + window - 1]) + 1 if reached.size else None
-
-
-def thinned(values: Any, step: int = CURVE_STEP) -> Any:
-    """Every fifth value, the last one included, to keep result files small."""
+def thinned(values: Any, step: int) -> Any:
+    """Every `step`-th value, the last one included, to keep result files small."""
     return values[(len(values) - 1) % step :: step]
 
 
@@ -252,14 +227,7 @@ def client_accuracy(simulation: Simulation, index: int) -> np.ndarray:
     return np.array([right[rows].mean() for rows in members if len(rows)])
 
 
-def join(
-    parts: Sequence[Part],
-    folder: str | os.PathLike[str],
-    name: str,
-    *,
-    quick: bool = False,
-    partial: bool = False,
-) -> dict[str, Any]:
+def join(parts: Sequence[Part], folder: Path, *, partial: bool = False) -> dict[str, Any]:
     """The result of a whole suite from its parts, with the commit that made them.
 
     DataError if a part was made by other code than the rest or than this checkout, or if the
@@ -268,7 +236,7 @@ def join(
     """
     results, missing = [], []
     for part in parts:
-        path = Path(folder) / part.file_name
+        path = folder / part.file_name
         if path.exists():
             result = read_json(path)
             if not _is_of(result, part):
@@ -285,8 +253,7 @@ def join(
             origins.append(source)
         result["made_by"] = origins.index(source)
     return {
-        "suite": name,
-        "quick": quick,
+        "suite": parts[0].suite,
         "commit": clean_commit(),
         "missing": missing,
         "provenance": origins,

@@ -91,11 +91,11 @@ def dataset_named(name, standardize):
     return dataset_of(config.DataConfig(dataset=name, standardize=standardize))
 
 
-def sketches(part, seeds, **options):
+def sketches(part, seeds):
     """Return the sketches that the measured policy was sent, for some of its seeds."""
     values = {**part["experiment"], "device": "cpu"}
     values["seeds"] = values["seeds"][:seeds]
-    values["policy"] = {"name": "sketch-match", "options": {"epsilon": 1.0, **options}}
+    values["policy"] = {"name": "sketch-match", "options": {"epsilon": 1.0}}
     experiment = config.parse(values)
     dataset = dataset_named(experiment.data.dataset, experiment.data.standardize)
     found = []
@@ -105,10 +105,9 @@ def sketches(part, seeds, **options):
     return found
 
 
-def worth_of(readings, size, **options):
+def worth_of(readings, size):
     """Return what matched cohorts are worth, as `fedcohort plan` says."""
-    policy = "sketch-match:" + ",".join(f"{k}={v}" for k, v in options.items())
-    (worth,) = plan(readings, [size], [policy.rstrip(":")]).worths
+    (worth,) = plan(readings, [size], ["sketch-match"]).worths
     return {**asdict(worth), "waiting": len(worth.waiting)}
 
 

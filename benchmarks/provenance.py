@@ -13,7 +13,6 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -53,16 +52,11 @@ def provenance(device: str = "auto", scripts: bool = True) -> dict[str, Any]:
     }
 
 
-def write(
-    path: str | os.PathLike[str], result: Any, earlier: Sequence[Any] = (), **about: Any
-) -> None:
-    """Write a result with its provenance, after that of `earlier` runs that it goes on from.
-
-    `about` says more of this run, for example which rows are its own.
-    """
+def write(path: str | os.PathLike[str], result: Any, **about: Any) -> None:
+    """Write a result with its provenance; `about` says more of this run."""
     load = [round(STARTED, 1), round(os.getloadavg()[0], 1)]
-    latest = {**provenance(), "load at the start and at the end": load, **about}
-    content = {"provenance": [*earlier, latest] if earlier else latest, "result": result}
+    made = {**provenance(), "load at the start and at the end": load, **about}
+    content = {"provenance": made, "result": result}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps(content, indent=1) + "\n")
 

@@ -1,28 +1,24 @@
 """SketchMatch where it is special: large cohorts, joiners, long tails, drift, sizes, embeddings.
 
-python benchmarks/selection_cases.py --seeds 1000-1009 --out benchmarks/results/selection-cases.json
+python benchmarks/selection_cases.py --seeds 1000 10 --out benchmarks/results/selection-cases.json
 
-Seeds below 1000 are for development. Results are written after every variant. Run the command
-again to continue, or with --cases on several machines and different --out; --join puts such files
-together. The data are Fashion-MNIST (FEMNIST in one case); the model is an MLP 784-64-30-10.
-Sketches of 2 x 8 are what `fedcohort.privacy.release.sketch_size` gives for 157 records at
-epsilon 1.
+Seeds below 1000 are for development. Results are written after every variant. The data are
+Fashion-MNIST (FEMNIST in one case); the model is an MLP 784-64-30-10. Sketches of 2 x 8 are what
+`fedcohort.privacy.release.sketch_size` gives for 157 records at epsilon 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from provenance import provenance, write
+from provenance import write
 
 from fedcohort.datasets import Dataset, Federation, federate, load
 from fedcohort.metrics import gemd, participation, participation_entropy
@@ -290,64 +286,27 @@ def all_used_by(selections: list[tuple[str, ...]], waiting: set[str]) -> int | N
     return None
 
 
-def numbers(text: str) -> list[int]:
-    first, _, last = text.partition("-")
-    if last:
-        return list(range(int(first), int(last) + 1))
-    return [int(part) for part in text.split(",")]
-
-
-def joined(paths: list[str]) -> tuple[list[Any], list[Any]]:
-    """Return the rows and the provenances of several result files; later rows replace earlier."""
-    rows: dict[tuple[str, str], Any] = {}
-    made: list[Any] = []
-    for path in paths:
-        found = json.loads(Path(path).read_text())
-        rows |= {(row["case"], row["variant"]): row for row in found["result"]}
-        entry = found["provenance"]
-        made += entry if isinstance(entry, list) else [entry]
-    wanted = [(case, variant) for case in CASES for variant in CASES[case].variants]
-    return [rows[key] for key in wanted if key in rows], made
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=numbers, default=[0], help="1000-1009, or 0,1,2")
+    parser.add_argument("--seeds", type=int, nargs=2, default=(0, 1), help="first, and how many")
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--rounds", type=int, default=None, help="Fewer rounds, to try the script.")
-    parser.add_argument("--join", nargs="*", help="Result files to put together instead of a run.")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
-    if args.join:
-        rows, made = joined(args.join)
-        content = {"provenance": made, "result": rows}
-        Path(args.out).write_text(json.dumps(content, indent=1) + "\n")
-        return
     torch.set_num_threads(1)
-    commit = provenance()["commit"]
-    rows, made = joined([args.out]) if Path(args.out).exists() else ([], [])
+    seeds, rows = list(range(args.seeds[0], sum(args.seeds))), []
     for name in args.cases:
         case = CASES[name]
-        if args.rounds:
-            case = replace(case, rounds=args.rounds, window=(args.rounds // 2, args.rounds))
         for variant in case.variants:
-            key = {"case": name, "variant": variant, "commit": commit, "rounds": case.rounds}
-            about = {**key, "about": case.about, "window": list(case.window)}
-            about |= {"cohort_size": case.cohort_size}
-            if any(row | key == row and seeds_of(row) == args.seeds for row in rows):
-                continue
             started = time.perf_counter()
-            found = run(case, variant, args.seeds, args.device)
-            about |= {"seconds": time.perf_counter() - started, "seeds": found}
-            rows = [r for r in rows if (r["case"], r["variant"]) != (name, variant)] + [about]
-            write(args.out, rows, made)
+            found = run(case, variant, seeds, args.device)
+            about = {"case": name, "variant": variant, "about": case.about, "seeds": found}
+            about |= {"rounds": case.rounds, "window": list(case.window)}
+            about |= {"cohort_size": case.cohort_size, "seconds": time.perf_counter() - started}
+            rows.append(about)
+            write(args.out, rows)
             mean = np.mean([row["accuracy"] for row in found])
             print(f"{name}: {variant}: {mean:.4f}, {about['seconds']:.0f} s", flush=True)
-
-
-def seeds_of(row: dict[str, Any]) -> list[int]:
-    return [one["seed"] for one in row["seeds"]]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Seconds per round of simulated FedAvg: fedcohort, plain PyTorch, Flower and pfl side by side.
 
 python benchmarks/simulation.py --pfl-python ../venv-pfl/bin/python
+python benchmarks/simulation.py --gpu --pfl-python ../venv-pfl/bin/python
 
 Each engine runs in a process of its own. The engines take turns of at least a quarter of a second
 and one round, so that a busy moment of the machine affects all alike. Peers that are not installed
-are listed as absent in the result. `prototype` is the MLP written out by hand for stacked clients:
-what is left to gain. For a GPU, see simulation_gpu.py.
+are listed as absent in the result. On a GPU, fedcohort is timed with one seed and with several,
+and its seconds are per seed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ HERE = Path(__file__).parent
 class Child:
     """An engine in a process of its own."""
 
-    def __init__(self, engine, workload, data, *, python, device="cpu"):
+    def __init__(
+        self, engine, workload, data, *, python, device="cpu", seeds=1, precision="float32"
+    ):
         paths = [str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
         path = os.pathsep.join(filter(None, paths))
         env = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": path}
@@ -38,7 +41,7 @@ class Child:
         start = time.perf_counter()
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read if the child fails)
         self.process = subprocess.Popen(
-            [*command, device], env=env, text=True,
+            [*command, device, str(seeds), precision], env=env, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
         )  # fmt: skip
         self._answer()
@@ -131,13 +134,19 @@ def arrays(shape, classes):
     }  # fmt: skip
 
 
-def measure(name, engines, turns, folder):
-    """Let all engines take turns on one workload."""
-    work = WORKLOADS[name]
+def stored(work, folder):
+    """Where the data of a workload come from, and the file that holds them."""
     source, data = arrays(work.shape, work.classes)
     path = folder / f"{'x'.join(map(str, work.shape))}.npz"
     if not path.exists():
         np.savez(path, **data)
+    return source, path
+
+
+def measure(name, engines, turns, folder):
+    """Let all engines take turns on one workload."""
+    work = WORKLOADS[name]
+    source, path = stored(work, folder)
     children, absent = {}, {}
     for label, python in engines.items():
         try:
@@ -163,6 +172,42 @@ def measure(name, engines, turns, folder):
     return result
 
 
+ON_CPU = {"W1": 20, "W2": 10, "W3": 20}  # turns of each workload
+
+# On a GPU: seeds and precisions of each workload, and the rounds to time.
+ON_GPU = {
+    "pfl-cifar10": ([(1, "float32"), (5, "float32"), (1, "tf32"), (5, "tf32")], 20),
+    "fedcor": ([(1, "float32"), (20, "float32"), (1, "tf32"), (20, "tf32")], 5),
+    "W1": ([(1, "float32"), (20, "float32")], 20),
+    "char-lstm": ([(1, "float32")], 2),
+    "resnet18": ([(1, "float32"), (1, "tf32")], 3),
+    "vit-tiny": ([(1, "float32")], 3),
+}
+
+
+def measure_gpu(name, pfl_python, folder, device="cuda"):
+    """Seconds per round of every engine on a GPU, one after the other."""
+    (runs, rounds), work = ON_GPU[name], WORKLOADS[name]
+    _, path = stored(work, folder)
+
+    def timed(engine, python, seeds, precision):
+        how = {"device": device, "seeds": seeds, "precision": precision}
+        child = Child(engine, name, path, python=python, **how)
+        for _ in range(max(2, work.evaluate_every) + rounds):  # the first compile kernels
+            child.round()
+        child.end()
+        seconds = [value / seeds for value in child.seconds[-rounds:]]
+        about = {"seeds": seeds, "precision": precision, "rounds": rounds}
+        return about | {"mean_s": round(mean(seconds), 6), "median_s": round(median(seconds), 6)}
+
+    precisions = dict.fromkeys(precision for _, precision in runs)
+    result = {"fedcohort": [timed("fedcohort", sys.executable, *run) for run in runs]}
+    result["loop"] = [timed("loop", sys.executable, 1, precision) for precision in precisions]
+    if name == "pfl-cifar10" and pfl_python:
+        result["pfl"] = timed("pfl", pfl_python, 1, "float32")
+    return result
+
+
 def summary(child, work, rate):
     seconds = child.seconds
     return {
@@ -179,19 +224,25 @@ def summary(child, work, rate):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workloads", default="W1,W2,W3", help="comma-separated names")
-    parser.add_argument("--engines", default="fedcohort,loop,prototype,flower,pfl")
+    parser.add_argument("--workloads", help="comma-separated names [all]")
+    parser.add_argument("--engines", default="fedcohort,loop,flower,pfl")
     parser.add_argument("--pfl-python", help="a Python with pfl 0.6 and the same torch")
-    parser.add_argument("--out", default="benchmarks/results/simulation-cpu.json")
+    parser.add_argument("--gpu", action="store_true", help="measure on a GPU")
+    parser.add_argument("--out")
     args = parser.parse_args()
     pythons = {"pfl": args.pfl_python or sys.executable}
     engines = {name: pythons.get(name, sys.executable) for name in args.engines.split(",")}
+    names = args.workloads.split(",") if args.workloads else ON_GPU if args.gpu else ON_CPU
+    out = args.out or f"benchmarks/results/simulation-{'gpu' if args.gpu else 'cpu'}.json"
     results = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in args.workloads.split(","):
-            results[name] = measure(name, engines, 10 if name == "W2" else 20, Path(folder))
+        for name in names:
+            if args.gpu:
+                results[name] = measure_gpu(name, args.pfl_python, Path(folder))
+            else:
+                results[name] = measure(name, engines, ON_CPU[name], Path(folder))
             print(name, json.dumps(results[name], indent=1), flush=True)
-    write(args.out, results)
+            write(out, results)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """One engine on one workload, one round at a time: the children of simulation.py.
 
-python benchmarks/simulation_engines.py ENGINE WORKLOAD DATA.npz DEVICE
+python benchmarks/simulation_engines.py ENGINE WORKLOAD DATA.npz DEVICE SEEDS PRECISION
 
-Reads a line from standard input for each round to run, and answers with a line of JSON.
+Only fedcohort trains several seeds at once. Reads a line from standard input for each round to run,
+and answers with a line of JSON.
 """
 
 from __future__ import annotations
@@ -47,12 +48,16 @@ def say(**message) -> None:
     print("@@", json.dumps(message), flush=True)
 
 
-def serve(run_round) -> None:
+def serve(run_round, device: str) -> None:
     """Run a round for every line that comes in."""
+    import torch
+
     say(ready=True)
     for _ in sys.stdin:
         start = time.perf_counter()
         accuracy = run_round()
+        if device == "cuda":
+            torch.cuda.synchronize()
         say(seconds=time.perf_counter() - start, accuracy=accuracy)
 
 
@@ -110,36 +115,36 @@ def train_plainly(model, x, y, work: Workload) -> None:
                     p.sub_(g, alpha=work.lr)
 
 
-def simulation_of(work: Workload, data, **options):
+def fedcohort(work: Workload, data, device: str, seeds: int, precision: str) -> None:
     from fedcohort.datasets import Dataset, Federation
     from fedcohort.simulate import LocalTraining, Simulation
 
     parts = np.array_split(np.arange(len(data["y"])), work.clients)
     arrays = (data[k] for k in ("x", "y", "x_test", "y_test"))
     held = Dataset("benchmark", *arrays, classes=work.classes)
-    return Simulation(
+    simulation = Simulation(
         Federation(held, {str(i): part for i, part in enumerate(parts)}),
         lambda seed: module(work),
         "uniform",
         cohort_size=work.cohort,
         local=LocalTraining(epochs=work.epochs, batch_size=work.batch, lr=work.lr),
         evaluate_every=work.evaluate_every if work.evaluate else 0,
-        **options,
+        device=device,
+        seeds=range(seeds),
+        precision=precision,
     )
+    serve(lambda: simulation.step()[0].accuracy, device)
 
 
-def fedcohort(work: Workload, data, device: str) -> None:
-    simulation = simulation_of(work, data, device=device)
-    serve(lambda: simulation.step()[0].accuracy)
-
-
-def loop(work: Workload, data, device: str) -> None:
+def loop(work: Workload, data, device: str, seeds: int, precision: str) -> None:
     import torch
 
-    x, y, x_test, y_test = (torch.from_numpy(data[k]) for k in ("x", "y", "x_test", "y_test"))
-    parts = torch.arange(len(y)).tensor_split(work.clients)
+    x, y, x_test, y_test = (
+        torch.from_numpy(data[k]).to(device) for k in ("x", "y", "x_test", "y_test")
+    )
+    parts = torch.arange(len(y), device=device).tensor_split(work.clients)
     rng = np.random.default_rng(0)
-    model = module(work)
+    model = module(work).to(device)
 
     def run_round() -> float | None:
         start = [p.detach().clone() for p in model.parameters()]
@@ -156,65 +161,10 @@ def loop(work: Workload, data, device: str) -> None:
                 p.copy_(t)
         return test_accuracy(model, x_test, y_test) if work.evaluate else None
 
-    serve(run_round)
+    serve(run_round, device)
 
 
-def prototype(work: Workload, data, device: str) -> None:
-    """The MLP written out for stacked clients, with its gradient: a limit, not a simulator.
-
-    It selects at random, keeps no client's model, counts nothing, and clients must have one size.
-    """
-    import torch
-    from torch import baddbmm, bmm
-
-    if work.model != "mlp-64-30":
-        raise SystemExit(f"the prototype does not know {work.model}")
-    flat = {k: torch.from_numpy(data[k].reshape(len(data[k]), -1)) for k in ("x", "x_test")}
-    y, y_test = (torch.from_numpy(data[k]) for k in ("y", "y_test"))
-    count, size = work.cohort, len(y) // work.clients
-    rng, numbers = np.random.default_rng(0), np.tile(np.arange(size), (count, 1))
-    model = [p.detach().clone() for p in module(work).parameters()]
-    stacks = [torch.empty(count, *p.shape) for p in model]
-    w1, b1, w2, b2, w3, b3 = stacks
-
-    def forward(x, w1, b1, w2, b2, w3, b3):
-        one = baddbmm(b1[:, None], x, w1.mT).relu_()
-        two = baddbmm(b2[:, None], one, w2.mT).relu_()
-        return one, two, baddbmm(b3[:, None], two, w3.mT)
-
-    def step(x, labels):
-        one, two, out = forward(x, *stacks)
-        grad = torch.softmax(out, -1)
-        grad.scatter_add_(2, labels[..., None], -torch.ones(*labels.shape, 1))
-        grad *= work.lr / labels.shape[1]
-        grad_two = bmm(grad, w3).mul_(two > 0)
-        grad_one = bmm(grad_two, w2).mul_(one > 0)
-        layers = ((w1, b1, grad_one, x), (w2, b2, grad_two, one), (w3, b3, grad, two))
-        for weight, bias, g, below in layers:
-            weight.baddbmm_(g.mT, below, alpha=-1)
-            bias.sub_(g.sum(1))
-
-    def run_round() -> float | None:
-        first = rng.choice(work.clients, count, replace=False)[:, None] * size
-        for stack, p in zip(stacks, model, strict=True):
-            stack.copy_(p)
-        for _ in range(work.epochs):
-            order = torch.from_numpy(first + rng.permuted(numbers, axis=1))
-            for batch in order.split(work.batch, dim=1):
-                step(flat["x"][batch.ravel()].view(*batch.shape, -1), y[batch])
-        for stack, p in zip(stacks, model, strict=True):
-            torch.mean(stack, 0, out=p)
-        if not work.evaluate:
-            return None
-        parts = flat["x_test"].split(1000)
-        guesses = [forward(x[None], *(p[None] for p in model))[2][0].argmax(1) for x in parts]
-        return float((torch.cat(guesses) == y_test).float().mean())
-
-    with torch.no_grad():
-        serve(run_round)
-
-
-def flower(work: Workload, data, device: str) -> None:
+def flower(work: Workload, data, device: str, seeds: int, precision: str) -> None:
     """Flower's simulation on Ray, two actors of one thread."""
     import os
 
@@ -304,7 +254,7 @@ def flower_client(message, context):
     return Message(content=content, reply_to=message)
 
 
-def pfl(work: Workload, data, device: str) -> None:
+def pfl(work: Workload, data, device: str, seeds: int, precision: str) -> None:
     import torch
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -364,15 +314,16 @@ def pfl(work: Workload, data, device: str) -> None:
     )  # fmt: skip
 
 
-ENGINES = {f.__name__: f for f in (fedcohort, loop, prototype, flower, pfl)}
+ENGINES = {f.__name__: f for f in (fedcohort, loop, flower, pfl)}
 
 if __name__ == "__main__":
     import simulation_engines  # so that Flower's actors find the client by name
     import torch
 
     torch.set_num_threads(2)
-    engine, workload, path, device = sys.argv[1:]
+    engine, workload, path, device, seeds, precision = sys.argv[1:]
     # The same rounding for all engines: by itself PyTorch rounds convolutions to TF32.
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    arrays = dict(np.load(path))
-    simulation_engines.ENGINES[engine](WORKLOADS[workload], arrays, device)
+    for switch in (torch.backends.cudnn, torch.backends.cuda.matmul):
+        switch.allow_tf32 = precision == "tf32"
+    run = simulation_engines.ENGINES[engine]
+    run(WORKLOADS[workload], dict(np.load(path)), device, int(seeds), precision)

@@ -102,21 +102,16 @@ class Part:
         return replace(self, experiment=replace(self.experiment, seeds=kept))
 
 
-def read_suite(name: str, *, quick: bool = False) -> list[Part]:
-    """The parts of a published suite, or of a TOML file, the important ones first.
-
-    `quick` applies the suite's [quick] table, which makes it a matter of minutes; its numbers are
-    not for publication.
-    """
+def read_suite(name: str) -> list[Part]:
+    """The parts of a published suite, or of a TOML file, the important ones first."""
     path = Path(name) if name.endswith(".toml") else lookup("suite", name, SUITES)
     try:
         suite = read_toml(path)
-        parts = list(_parts(path.stem, suite, quick))
+        parts = list(_parts(path.stem, suite))
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: not a suite ({error!r})") from None
     first = min((min(p.experiment.seeds) for p in parts if p.experiment.seeds), default=None)
-    tuning = quick or suite.get("tuning", False)
-    if not tuning and first is not None and first < FIRST_PUBLISHED_SEED:
+    if not suite.get("tuning") and first is not None and first < FIRST_PUBLISHED_SEED:
         raise ConfigError(f"{path}: published seeds begin at {FIRST_PUBLISHED_SEED}")
     return sorted(parts, key=lambda part: part.rank)
 
@@ -131,22 +126,22 @@ def published_experiment(values: Mapping[str, Any]) -> Experiment:
     return config.parse({**values, "data": data, "policy": {**policy, "options": renamed}})
 
 
-def _parts(name: str, suite: Mapping[str, Any], is_quick: bool) -> Iterator[Part]:
-    quick: Mapping[str, Any] = suite.get("quick", {}) if is_quick else {}
+def _parts(name: str, suite: Mapping[str, Any]) -> Iterator[Part]:
     variants, ranks = suite.get("variants", {}), suite.get("rank", {})
     for setting in suite["settings"]:
         without = setting.get("without", ())
-        chosen = [label for label in setting.get("variants") or variants if label not in without]
-        if "variants" in quick and "script" not in setting:
-            chosen = [label for label in quick["variants"] if label in chosen] or chosen[:1]
-        for label in chosen:
+        for label in setting.get("variants") or variants:
+            if label in without:
+                continue
             run: Experiment | Script
             if "script" in setting:
-                run = _script(setting, suite, label, is_quick)
+                seeds = setting.get("seeds", suite.get("experiment", {}).get("seeds", ()))
+                words = (*setting.get("arguments", ()), *setting["variants"][label])
+                run = Script(setting["script"], words, tuple(seeds))
             else:
                 values = _preset(setting)
                 variant = {"experiment": lookup("variant", label, variants)}
-                for table in (suite, setting, variant, quick):
+                for table in (suite, setting, variant):
                     values = _merged(values, table.get("experiment", {}))
                 run = config.parse(values)
             yield Part(
@@ -168,16 +163,6 @@ def _preset(setting: Mapping[str, Any]) -> dict[str, Any]:
     own = ("policy", "gate", "target", "seeds")
     values = config.read_values(f"paper:{setting['preset']}")
     return {key: value for key, value in values.items() if key not in own}
-
-
-def _script(
-    setting: Mapping[str, Any], suite: Mapping[str, Any], label: str, quick: bool
-) -> Script:
-    arguments = [*setting.get("arguments", ()), *setting["variants"][label]]
-    seeds = setting.get("seeds", suite.get("experiment", {}).get("seeds", ()))
-    if quick:
-        arguments, seeds = [*arguments, *setting.get("quick_arguments", ())], seeds[:2]
-    return Script(setting["script"], tuple(arguments), tuple(seeds))
 
 
 def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,8 @@ images/report-dark.png       the same in dark, its figures of clients
 images/report-phone.png      the same on a phone
 heterogeneity.png            screenshot of the page of ``fedcohort profile`` in docs/measure.md
 images/tutorial-*.svg        the settings of docs/tutorials
-images/cold-start.svg        ``benchmarks/cold_start_figure.py``, from committed results
-images/selection-speed.svg   ``benchmarks/selection.py --plot``, when that benchmark is run
+images/cold-start.svg        paper 0's Figure 3, from committed results
+images/selection-speed.svg   seconds per round of every policy, from committed results
 images/benchmark-*.svg       ``make docs-numbers``, from committed results
 ===========================  =====================================================================
 
@@ -20,6 +20,7 @@ docs/concepts.md, in docs/drawings, are written by hand.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -142,17 +143,88 @@ def tutorial_personalize(folder: Path) -> None:
          IMAGES / "tutorial-personalize.svg")  # fmt: skip
 
 
+def result(name: str) -> dict:
+    return json.loads((ROOT / "benchmarks" / "results" / name).read_text())
+
+
 def cold_start(folder: Path) -> None:
-    source = ROOT / "benchmarks" / "results" / "benchmark-coldstart.json"
-    script = ROOT / "benchmarks" / "cold_start_figure.py"
-    subprocess.run([sys.executable, script, source, IMAGES / "cold-start.svg"], check=True)
+    """Accuracy of each cold client, from worst to best."""
+    import altair as alt
+
+    from fedcohort.report.figures import COLORS, GREY, Figure, save
+
+    lines = {
+        "random": ("random personal model", GREY),
+        "global": ("global model", COLORS["light"][0]),
+        "nearest": ("nearest sketch's model", COLORS["light"][1]),
+        "best": ("best personal model (needs labels)", COLORS["light"][2]),
+    }
+    parts = [p for p in result("benchmark-coldstart.json")["parts"] if p["setting"] == "MNIST"]
+    held = {p["variant"]: p["result"]["splits"][0]["by client, first seed"] for p in parts}
+    splits = "twins", "as the text reads", "no twins"
+    rows = [
+        {"split": split, "model": label, "client": place, "accuracy": accuracy}
+        for split in splits
+        for key, (label, _) in lines.items()
+        for place, accuracy in enumerate(sorted(held[split][key]), start=1)
+    ]
+    labels, colors = zip(*lines.values(), strict=True)
+    color = alt.Color("model:N", scale=alt.Scale(domain=labels, range=colors), sort=None)
+    x = alt.X("client:Q", title="cold clients, sorted", axis=alt.Axis(grid=False))
+    y = alt.Y("accuracy:Q", title="test accuracy", scale=alt.Scale(domain=[0, 1]))
+    legend = color.legend(title=None, orient="bottom", columns=2, labelLimit=300)
+    chart = alt.Chart(alt.NamedData("rows")).mark_line(strokeWidth=2.2)
+    chart = chart.encode(x=x, y=y.axis(format=".0%"), color=legend)
+    panels = [
+        chart.transform_filter(alt.FieldEqualPredicate(split, "split")).properties(
+            title=f"MNIST, {split}", width=300, height=220
+        )
+        for split in splits
+    ]
+    caption = "MNIST, seed 1000: one model per cold client, without its labels"
+    figure = Figure("cold-start", caption, "", alt.hconcat(*panels), {"rows": rows})
+    save(figure, IMAGES / "cold-start.svg")
+
+
+def selection_speed(folder: Path) -> None:
+    """Seconds per round over clients; only the labeled policies have colors."""
+    import altair as alt
+
+    from fedcohort.report.figures import COLORS, GREY, Figure, save
+
+    rows = result("selection-speed.json")["result"]["rounds"]
+    largest = max(row["clients"] for row in rows)
+    ends = {row["policy"]: row["median_round_s"] for row in rows if row["clients"] == largest}
+    colors = {"uniform": GREY, max(ends, key=lambda name: ends[name]): COLORS["light"][1]}
+    colors |= {"sketch-match": COLORS["light"][0], "fedcor": COLORS["light"][2]}
+    data = [
+        {"policy": r["policy"], "clients": r["clients"], "seconds": r["median_round_s"]}
+        for r in rows
+    ]
+    named = alt.FieldOneOfPredicate("policy", list(colors)).to_dict()
+    x = alt.X("clients:Q", axis=alt.Axis(grid=False, format="~s"), scale=alt.Scale(type="log"))
+    y = alt.Y("seconds:Q", title="seconds per round (median)", axis=alt.Axis(format="~g"))
+    base = alt.Chart(alt.NamedData("rows")).encode(x=x, y=y.scale(type="log"), detail="policy:N")
+    scale = alt.Scale(domain=list(colors), range=list(colors.values()))
+    color = alt.Color("policy:N", scale=scale, legend=None)
+    marked = base.transform_filter(named)
+    label = marked.transform_filter(f"datum.clients == {largest}")
+    chart = alt.layer(
+        base.mark_line(style="faint"),
+        marked.mark_line(strokeWidth=2.2, point=True).encode(color=color),
+        label.mark_text(align="left", dx=8, fontWeight=600).encode(text="policy:N", color=color),
+    ).properties(height=380)
+    title = "Selection time as the federation grows; grey: the other policies"
+    save(
+        Figure("selection-speed", title, "", chart, {"rows": data}), IMAGES / "selection-speed.svg"
+    )
 
 
 MAKERS = {
     maker.__name__: maker
     for maker in (
         demo, heterogeneity, tutorial_select, tutorial_skip, tutorial_personalize,
-        cold_start,
+        cold_start, selection_speed,
     )
 }  # fmt: skip
 

@@ -215,57 +215,6 @@ def headline(file, *cases):
     return table(header, lines)
 
 
-# Rounds to 36, 45, 54 and 62 % of another implementation: FedCor's network and rates, five seeds of
-# its own. None where it never got there in 570 rounds.
-INDEPENDENT = {
-    "CIFAR-10, two shards": {
-        "uniform": (84, 155, 426, None),
-        "sketch-match, epsilon 1": (24, 61, 188, 534),
-        "sketch-match, no labels": (28, 78, 217, 597),
-        "fedcor": (33, 73, 188, 579),
-        "kdpp": (65, 166, 400, None),
-    },
-    "CIFAR-10, Dirichlet 0.2": {
-        "uniform": (152, 347),
-        "sketch-match, epsilon 1": (72, 188),
-    },
-}
-TARGETS = (0.36, 0.45, 0.54, 0.62)
-RESOLUTION = 3  # rounds between two evaluations
-
-
-def compared(ours, theirs):
-    """Difference of two means of five seeds, in standard errors by our spread, and a verdict.
-
-    Their spread is not known; it is taken to be ours. A difference of up to the distance of two
-    evaluations agrees whatever the spread.
-    """
-    gap = np.mean(ours) - theirs
-    error = np.std(ours, ddof=1) * np.sqrt(2 / len(ours))
-    agrees = abs(gap) <= max(3 * error, RESOLUTION)
-    return f"{gap:+.0f}", f"{gap / error:+.1f}" if error else "-", "agrees" if agrees else "differs"
-
-
-def independent(file):
-    """Say how rounds to targets on CIFAR-10 compare with those of an independent run."""
-    agree, differ = 0, []
-    for setting, policies in INDEPENDENT.items():
-        by_name = parts(file, setting)
-        for name, numbers in policies.items():
-            for target, theirs in zip(TARGETS, numbers, strict=False):
-                part = by_name[name]
-                if theirs is None or target not in part["targets"] or missing(part, target):
-                    continue
-                word = compared(rounds_to(part, target), theirs)[2]
-                agree += word == "agrees"
-                if word == "differs":
-                    differ.append(
-                        f"{name} to {target:.0%} on {setting}: {theirs} rounds there, "
-                        f"{rounds_cell(part, target)} here"
-                    )
-    return f"{agree} of {agree + len(differ)} numbers agree; {'; '.join(differ)}.\n"
-
-
 def claim(file, case):
     """Say in a sentence how SketchMatch at epsilon 1 compares with uniform: SETTING=TARGET."""
     setting, _, target = case.rpartition("=")

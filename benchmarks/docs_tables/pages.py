@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import reproductions as claims
 from against import AGREES, DIFFERS, SAME, compare
@@ -11,27 +13,43 @@ from verdicts import NOT_RUN, VERDICTS
 from fedcohort.analysis.comparison import paired_interval
 from fedcohort.privacy.release import sketch_size
 
+FEW_SEEDS = 5
 
-# The claims of the papers beside our measurements: docs/reproductions.md.
+
+# The claims of the papers beside our measurements: docs/reproductions.md and its CSV file.
 def reproductions(paper):
-    """The claims of one paper by setting: what each form measured, with its verdict."""
+    """The claims of one paper that were run in some form: our means and verdicts, by form.
+
+    Rows stand under what they share, the setting or the claim, whichever makes fewer groups.
+    """
+    rows = [row for row in claims.rows(result) if row[0] == paper]
+    pairs = [row[2].rpartition("\n")[::2] for row in rows]
+    at = min((0, 1), key=lambda at: len({pair[at] for pair in pairs if all(pair)}))
     groups = {}
-    for own, form, claim, theirs, ours, seeds, _, word in claims.rows(result):
-        if own == paper:
-            words, _, short = claim.rpartition("\n")
-            cells = groups.setdefault(words, {}).setdefault((short, theirs), {})
-            cells[form] = f"*{word}*" if word == NOT_RUN else f"**{word}**: {ours}" + _seeds(seeds)
+    for (_, form, _, theirs, ours, seeds, _, word), pair in zip(rows, pairs, strict=True):
+        head, name = (pair[at], pair[1 - at]) if all(pair) else ("", pair[1])
+        cells = groups.setdefault(head, {}).setdefault((name, theirs), {})
+        means = re.sub(r" ± [\d.]+", "", ours)  # spreads are in the CSV file
+        few = f" ({seeds} seeds)" if seeds and int(seeds) < FEW_SEEDS else ""
+        cells[form] = f"*{word}*" if word == NOT_RUN else f"**{word}**: {means}{few}"
     lines = []
-    for words, rows in groups.items():
-        if words:
-            lines.append([f"**{words}**", "", "", "", ""])
-        for (short, theirs), cells in rows.items():
-            lines.append([short, theirs, *(cells.get(form, "") for form in claims.FORMS)])
+    for head, claimed in groups.items():
+        ran = {name: c for name, c in claimed.items() if {*c.values()} != {f"*{NOT_RUN}*"}}
+        shared = {theirs for _, theirs in ran}
+        shared = shared.pop() if head and len(shared) == 1 else ""
+        lines += [[f"**{head}**", shared, "", "", ""]] if head and ran else []
+        for (name, theirs), cells in ran.items():
+            own = "" if shared else theirs
+            lines.append([name, own, *(cells.get(form, "") for form in claims.FORMS)])
     return table(["claim", "the paper", *claims.FORMS], lines)
 
 
-def _seeds(count):
-    return f" ({count} seeds)" if count else ""
+def reproduction_rows():
+    """All claims in all forms, with what runs them, for a CSV file."""
+    names = ("paper", "form", "claim", "the paper", "measured", "seeds", "run by", "verdict")
+    for row in claims.rows(result):
+        setting, _, claim = row[2].rpartition("\n")
+        yield {"setting": setting, **dict(zip(names, [*row[:2], claim, *row[3:]], strict=True))}
 
 
 def verdicts():
@@ -46,17 +64,14 @@ def verdicts():
     return table(["paper", "form", *VERDICTS], lines)
 
 
-def to_run():
-    """What runs the claims that were not run."""
-    counts = {}
-    for row in claims.rows(result):
-        if row[-1] == NOT_RUN:
-            counts.setdefault(row[6], []).append(f"{row[0]} {row[1]}")
-    lines = []
-    for command, rows in counts.items():
-        forms = ", ".join(dict.fromkeys(rows))
-        lines.append(f"- {command} (paper {forms}; {len(rows)} claims)")
-    return "\n".join(lines) + "\n"
+def not_run():
+    """Which settings of which paper were not run, by form."""
+    lines = {}
+    for paper, form, _, _, _, _, command, word in claims.rows(result):
+        if word == NOT_RUN:
+            setting = command.split("'")[1].strip(": ,").removeprefix(f"paper {paper}, ")
+            lines.setdefault(f"- paper {paper}, {form}: ", {})[setting] = None
+    return "\n".join(head + "; ".join(settings) for head, settings in lines.items()) + "\n"
 
 
 # Published numbers that were made again with later code on another machine: docs/benchmark.md.
@@ -66,8 +81,8 @@ def repeated(*suites):
     for suite in suites:
         again, published = result(f"repeated-{suite}.json"), result(f"benchmark-{suite}.json")
         twins = by_name(published["parts"])
-        names = ((part["setting"], part["variant"]) for part in again["parts"])
-        rows += [compare(p, twins[n]) for p, n in zip(again["parts"], names, strict=True)]
+        pairs = [(p, twins[p["setting"], p["variant"]]) for p in again["parts"]]
+        rows += [compare(p, twin) for p, twin in pairs if not twin.get("again")]
         made, commits = [*made, *again["provenance"]], [*commits, *commits_of(again)]
     machines = sorted({m["gpu"] or m["cpu"] for m in made})
     commit = enumerated([f"`{name[:10]}`" for name in dict.fromkeys(commits)])

@@ -228,8 +228,9 @@ def provenance(file):
     commits = enumerated([f"`{name[:10]}`" for name in commits_of(found)])
     text = f"Made at commit {commits} on {enumerated(machines)}"
     text += " with seeds 1000 and up; commands, versions and loads"
-    files = [f"`benchmarks/results/{name}`" for name in (file, *LATER.get(file, ()))]
-    return f"{text} are in {enumerated(files)}.\n"
+    names = [name.removeprefix("benchmark-").removesuffix(".json") for name in LATER.get(file, ())]
+    more = f", and in the files `benchmark-NAME.json` for {enumerated(names)}" if names else ""
+    return f"{text} are in `benchmarks/results/{file}`{more}.\n"
 
 
 def enumerated(words):

@@ -48,23 +48,6 @@ def selection_times(file):
     return table([*header, "slowest round", "peak MB"], lines)
 
 
-def selection_parts(file):
-    """The time of FedCor's fit and of projections."""
-    held = result(file)
-    fit = held["result"]["fedcor_fit"]
-    rows = {(p["kind"], p["parameters"]): p for p in held["result"]["projection"]}
-    sparse, dense = rows["sparse", 100_000_000], rows["uniform", 555_178]
-    return (
-        f"FedCor's fit to {fit['samples']} samples of {fit['clients']:,} clients takes "
-        f"{1e3 * fit['closed_form_s']:.2f} ms. The released way, 100 Adam steps with a dense "
-        f"Cholesky factor per sample, would take {fit['adam_100_steps_s (extrapolated)']:.0f} s "
-        f"(extrapolated from a few steps). A sparse projection of {sparse['parameters']:,} "
-        f"parameters to {sparse['k']} numbers takes {sparse['s']:.2f} s. The dense one of "
-        f"{dense['parameters']:,} parameters takes {1e3 * dense['s']:.0f} ms and never stores its "
-        "matrix.\n"
-    )
-
-
 WORKLOADS = {
     "pfl-cifar10": "pfl's CIFAR-10 network: 50 clients x 50 images, batch 10, dropout",
     "fedcor": "FedCor's CIFAR network: 5 clients x 500 images x 5 epochs, batch 50",
@@ -129,25 +112,8 @@ def simulation(file):
         lines.append([words, seconds(own), *cells, f"{memory} MB"])
     header = ["workload", "fedcohort", "plain loop", "pfl 0.6", "Flower (Ray)"]
     share = held["result"]["W1"]["engines"]["fedcohort"]["share_of_sgemm"]
-    note = f"\nW1 runs at {share:.0%} of the rate of matrix products measured in the same run."
-    note += _beside_prototype(held["result"]) + "\n"
+    note = f"\nW1 runs at {share:.0%} of the rate of matrix products measured in the same run.\n"
     return table([*header, "memory, ours / Flower"], lines) + note
-
-
-def _beside_prototype(workloads):
-    """Our rounds beside those of the MLP written out by hand, if it was measured."""
-    found = []
-    for name in ("W1", "W3"):
-        engines = workloads[name]["engines"]
-        if "prototype" in engines:
-            own, best = (1e3 * engines[e]["median_s"] for e in ("fedcohort", "prototype"))
-            found.append(f"{name} {own:.1f} and {best:.1f} ms ({own / best:.2f}x)")
-    if not found:
-        return ""
-    return (
-        " The same MLP written out by hand for stacked clients, without selection, accounts or "
-        f"each client's model, is the limit: {', '.join(found)}."
-    )
 
 
 def seconds(value):

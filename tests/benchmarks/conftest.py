@@ -19,10 +19,6 @@ uniform = {policy = "uniform"}
 match = {policy = {name = "sketch-match", options = {epsilon = 1.0}}}
 "skip, always" = {policy = "uniform", gate = {name = "sketch-to-skip", options = {threshold = 9.0}}}
 
-[quick]
-variants = ["uniform"]
-experiment = {rounds = 1, seeds = [0]}
-
 [[settings]]
 name = "cohorts of 3"
 targets = [0.05, 0.99]

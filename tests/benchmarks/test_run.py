@@ -36,7 +36,6 @@ def test_the_parts_of_a_suite(suite):
     assert parts[1].experiment.policy.options == {"epsilon": 1.0}
     assert parts[2].experiment.gate.name == "sketch-to-skip"
     assert len({p.file_name for p in parts}) == 4
-    assert [p.experiment.seeds for p in read_suite(suite, quick=True)] == [(0,), (0,)]
     with open(suite, "a") as file:
         file.write('\n[rank]\n"cohorts of 3" = 1\nmatch = -1\n')
     ranked = [(p.variant, p.rank) for p in read_suite(suite)]
@@ -54,7 +53,6 @@ def test_published_suites_use_held_out_seeds(suite):
                 assert (provenance.ROOT / part.experiment.path).exists()
             else:
                 check(part.experiment)["policy"].check_cohort(part.experiment.cohort_size)
-        assert read_suite(name, quick=True)
     tuned = Path(suite)
     tuned.write_text(tuned.read_text().replace("[1000, 1001, 1002]", "[0, 1]"))
     with pytest.raises(ConfigError, match="1000"):
@@ -85,7 +83,7 @@ def test_a_part_whose_time_is_over_goes_on(suite, tmp_path, monkeypatch):
     clock = itertools.count()  # each round takes 1
     monkeypatch.setattr(running.time, "monotonic", lambda: next(clock))
     with pytest.raises(Unfinished):
-        write_part(part, tmp_path / "two", Datasets(), until=2.5)  # the third would end at 3
+        write_part(part, tmp_path / "two", Datasets(), until=3.5)  # the third would end at 4
     lines = (tmp_path / "two" / part.stem / "rounds.jsonl").read_text().splitlines()
     assert len(lines) == 2 * 3
     assert not (tmp_path / "two" / part.file_name).exists()
@@ -95,31 +93,28 @@ def test_a_part_whose_time_is_over_goes_on(suite, tmp_path, monkeypatch):
 
 
 def test_other_code_begins_anew_and_does_not_join(suite, tmp_path, monkeypatch):
-    quick = read_suite(suite, quick=True)
+    first, second = (part.first(1) for part in read_suite(suite)[:2])
     with pytest.raises(DataError, match="is missing"):
-        join(quick[:1], tmp_path, "trial")
-    in_turn(quick[:1], tmp_path / "out", False, 100.0)
+        join([first], tmp_path)
+    in_turn([first], tmp_path, 100.0)
     monkeypatch.setattr(running, "clean_commit", lambda: "abc")
-    some = join(quick, tmp_path / "out", "trial", partial=True)
-    assert (len(some["parts"]), some["missing"]) == (1, ["cohorts of 4, uniform"])
-    joined = join(quick[:1], tmp_path / "out", "trial", quick=True)
+    some = join([first, second], tmp_path, partial=True)
+    assert (len(some["parts"]), some["missing"]) == (1, ["cohorts of 3, match"])
+    joined = join([first], tmp_path)
     assert joined["commit"] == "abc" and joined["parts"][0]["made_by"] == 0
     assert joined["provenance"][0]["source"] == provenance.source_digest(False)
     monkeypatch.setattr(running, "source_digest", lambda scripts: "other code")
     with pytest.raises(DataError, match="other code"):
-        join(quick[:1], tmp_path / "out", "trial")
-    done, left = running.split_done(quick, tmp_path / "out", resume=True)
-    assert (done, left) == ([], quick)
+        join([first], tmp_path)
+    assert running.split_done([first], tmp_path, resume=True) == ([], [first])
 
 
 def test_the_command(suite, tmp_path, capsys):
-    words = ["--suite", suite, "--quick", "--out", str(tmp_path / "out")]
+    words = ["--suite", suite, "--only", "uniform", "--seeds", "1", "--out", str(tmp_path / "out")]
     assert main([*words, "--seconds", "0"]) == 0
     assert "2 of 2 parts are left" in capsys.readouterr().err
-    assert main([*words, "--format", "json"]) == 0
-    told = capsys.readouterr()
-    assert "done: trial: cohorts of 3, uniform" in told.err
-    assert len(json.loads(told.out)["done"]) == 2
+    assert main(words) == 0
+    assert "done: trial: cohorts of 3, uniform" in capsys.readouterr().err
     assert main([*words, "--resume"]) == 0
     assert "kept: trial: cohorts of 3, uniform" in capsys.readouterr().err
     for wrong, complaint in (
@@ -130,25 +125,23 @@ def test_the_command(suite, tmp_path, capsys):
     ):
         assert main(wrong) == 2
         assert complaint in capsys.readouterr().err
-    assert main(["--suite", suite, "--only", "of 4", "--list", "--format", "json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert (row["name"], row["seeds"]) == ("trial: cohorts of 4, uniform", [1000, 1001, 1002])
-    assert row["file_name"] == read_suite(suite)[3].file_name
+    assert main(["--suite", suite, "--only", "of 4", "--list"]) == 0
+    assert capsys.readouterr().out == "trial: cohorts of 4, uniform\n"
 
 
 def test_processes_find_what_one_process_finds(suite, tmp_path):
     """A part that fails is reported and does not end the others."""
-    parts = read_suite(suite, quick=True)
-    parts[0] = dataclasses.replace(parts[0], runs_on="gpu")  # there is none: a CPU runs it
-    model = dataclasses.replace(parts[0].experiment, model=NamedConfig("char-lstm"))
-    wrong = dataclasses.replace(parts[0], variant="wrong", experiment=model)
+    part = dataclasses.replace(read_suite(suite)[0].first(1), runs_on="gpu")  # a CPU runs it
+    model = dataclasses.replace(part.experiment, model=NamedConfig("char-lstm"))
+    wrong = dataclasses.replace(part, variant="wrong", experiment=model)
     two, one = tmp_path / "two", tmp_path / "one"
-    outcome = in_processes([*parts, wrong], two, False, 1000.0, {"cpu": 1})
-    assert not outcome.left
-    assert "char-lstm" in outcome.failed.pop(wrong.name) and not outcome.failed
-    in_turn(parts, one, False, 1000.0)
-    for part in parts:
-        assert rows_of(one, part) == rows_of(two, part)
+    for folder in (two, one):
+        folder.mkdir()
+    left, failed = in_processes([part, wrong], two, 1000.0, {"cpu": 1})
+    assert not left and failed.keys() == {wrong.name}
+    assert "char-lstm" in failed[wrong.name]
+    in_turn([part], one, 1000.0)
+    assert rows_of(one, part) == rows_of(two, part)
 
 
 def test_workers_are_counted_by_device():
@@ -169,12 +162,12 @@ def test_a_script_is_a_part(tmp_path):
     suite = tmp_path / "scripts.toml"
     suite.write_text(
         f"[[settings]]\nname = 's'\nscript = '{script}'\nseeds = [1000, 1001]\n"
-        "variants = {a = ['--device', '{device}']}\nquick_arguments = ['--few']\n"
+        "variants = {a = ['--device', '{device}']}\n"
     )
-    (part,) = read_suite(str(suite), quick=True)
+    (part,) = read_suite(str(suite))
     write_part(part.on("cpu"), tmp_path, Datasets())
     result = json.loads((tmp_path / part.file_name).read_text())["result"]
-    assert result == ["--device", "cpu", "--few", "--seeds", "1000", "1001", "--out"]
+    assert result == ["--device", "cpu", "--seeds", "1000", "1001", "--out"]
     script.write_text("raise SystemExit('no data')\n")
     with pytest.raises(DataError, match="no data"):
         write_part(part, tmp_path, Datasets())
