@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcohort.partition.assign import apportion, deal, dirichlet, even_sizes
+from fedcohort.partition import apportion, deal, dirichlet, even_sizes
 
 
 def test_dirichlet_draws_have_the_right_moments_even_where_gammas_underflow():

@@ -10,6 +10,7 @@ from scipy.optimize import minimize
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.partition import (
+    dirichlet,
     dirichlet_environment,
     dirichlet_per_class,
     dirichlet_per_client,
@@ -22,7 +23,6 @@ from fedcohort.partition import (
     uniform_plus_dirichlet,
     uniform_sizes,
 )
-from fedcohort.partition.assign import dirichlet
 
 label_rows = st.lists(st.integers(0, 6), min_size=1, max_size=120).map(np.array)
 

@@ -5,45 +5,173 @@ returns one ascending array of sample indices per client; `min_size` is the smal
 of samples per client. All samples are handed out, each once, except by `dirichlet_environment`, in
 which clients share samples by definition. `natural` groups by client ids that come with the data.
 The same alpha means something different in each of the Dirichlet partitions.
+
+A split is made as the `owner` of each sample, so that no sample is lost or handed out twice, or as
+the `counts` of each class per client, which `scatter` turns into owners.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.options import Count, Positive, Range
-from fedcohort.partition.assign import (
-    PARTITIONS,
-    Counts,
-    Floats,
-    IndexArray,
-    apportion,
-    by_class,
-    collect,
-    deal,
-    dirichlet,
-    even_sizes,
-    normalize_open,
-    partition,
-    scatter,
-    top_up,
-)
+from fedcohort.options import Count, Positive, Range, checked_options
 
-__all__ = ["PARTITIONS", "IndexArray"]  # and the partitions themselves
+IndexArray: TypeAlias = NDArray[np.int64]
+Counts: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+Partition: TypeAlias = Callable[..., list[IndexArray]]
+PARTITIONS: dict[str, Partition] = {}
+
+
+def partition(name: str, *, sharing: bool = False) -> Callable[[Callable[..., Any]], Partition]:
+    """Decorator: enter a split into `PARTITIONS`; its labels are then numbers 0..C-1.
+
+    The split returns owners, counts (clients x classes), or the clients' samples themselves. With
+    `sharing`, clients may hold more samples than there are.
+    """
+
+    def enter(split: Callable[..., Any]) -> Partition:
+        @functools.wraps(split)
+        def call(
+            labels: ArrayLike, clients: int, rng: Generator, *, min_size: int = 1, **options: Any
+        ) -> list[IndexArray]:
+            array = np.asarray(labels)
+            if array.ndim != 1 or array.size == 0:
+                raise ConfigError(f"labels must be one non-empty row, not of shape {array.shape}")
+            if clients < 1 or min_size < 0:
+                raise ConfigError(
+                    f"{name}: clients={clients} must be at least 1, min_size={min_size} at least 0"
+                )
+            if clients * min_size > array.size and not sharing:
+                raise ConfigError(
+                    f"{name}: {clients} clients of at least min_size={min_size} need "
+                    f"{clients * min_size} samples, but there are {array.size}"
+                )
+            options = checked_options(name, split, {**options, "min_size": min_size})
+            codes = np.unique(array, return_inverse=True)[1].astype(np.int64)
+            parts = split(codes, clients, rng, **options)
+            if isinstance(parts, list):
+                return parts
+            if parts.ndim == 2:
+                smallest = int(parts.sum(axis=1).min())
+                if smallest < min_size:
+                    raise ConfigError(
+                        f"{name}: with {clients} clients over classes of "
+                        f"{parts.sum(axis=0).tolist()} samples a client gets {smallest}, below "
+                        f"min_size={min_size}; use fewer clients"
+                    )
+                parts = scatter(codes, parts, rng)
+            return collect(parts, clients)
+
+        PARTITIONS[name] = call
+        return call
+
+    return enter
+
+
+def even_sizes(total: int, parts: int) -> Counts:
+    """Split a total into sizes that differ by at most one, larger ones first."""
+    return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
+
+
+def dirichlet(alpha: Floats, rng: Generator) -> Floats:
+    """Draw one Dirichlet vector per row of `alpha`.
+
+    Gamma variates are drawn in log space, G(a) = G(a + 1) U^(1/a): below a = 0.01 they underflow,
+    and a row of zeros cannot be normalized.
+    """
+    uniform = 1.0 - rng.random(alpha.shape)
+    log_gamma = np.log(rng.standard_gamma(alpha + 1.0)) + np.log(uniform) / alpha
+    draw: Floats = np.exp(log_gamma - log_gamma.max(axis=1, keepdims=True))
+    draw /= draw.sum(axis=1, keepdims=True)
+    return draw
+
+
+def deal(mix: Floats, sizes: Counts, supply: Counts, rng: Generator) -> Counts:
+    """Hand out a limited supply of classes so that every client gets its size and about its mix.
+
+    All clients ask for as many samples as they still need, drawn from their mix over the classes
+    that are not used up. A class that is asked for more than it has serves clients in random
+    order, and those who still need samples ask again. A client whose mix has no weight on any
+    remaining class takes from what remains. Rows of the counts add up to `sizes`.
+    """
+    counts = np.zeros(mix.shape, dtype=np.int64)
+    need, left = sizes.copy(), supply.copy()
+    while (rows := np.flatnonzero(need)).size:
+        rng.shuffle(rows)
+        ask = rng.multinomial(need[rows], normalize_open(mix[rows], left))
+        asked_before = np.cumsum(ask, axis=0) - ask
+        given = np.clip(left - asked_before, 0, ask)
+        counts[rows] += given
+        need[rows] -= given.sum(axis=1)
+        left -= given.sum(axis=0)
+    return counts
+
+
+def normalize_open(mix: Floats, left: Counts) -> Floats:
+    """Normalize each mix over the classes of which something is left."""
+    wish = mix * (left > 0)
+    wish = np.where(wish.sum(axis=1, keepdims=True) == 0.0, left, wish)
+    return np.asarray(wish / wish.sum(axis=1, keepdims=True))
+
+
+def apportion(counts: Counts, clients: int, max_per_class: int) -> Counts:
+    """Assign clients to classes by Jefferson's method, which maximizes the smallest share.
+
+    A class gets at most `max_per_class`, and with enough clients every class gets one.
+    """
+    quotients = counts[:, None] / np.arange(1.0, max_per_class + 1)
+    if clients >= counts.size:
+        quotients[:, 0] = np.inf
+    chosen = np.argsort(-quotients, axis=None, kind="stable")[:clients]
+    return np.bincount(chosen // max_per_class, minlength=counts.size).astype(np.int64)
+
+
+def by_class(codes: IndexArray, rng: Generator) -> IndexArray:
+    """Order the samples by class, at random within each class."""
+    order = rng.permutation(codes.size)
+    return order[np.argsort(codes[order], kind="stable")]
+
+
+def scatter(codes: IndexArray, counts: Counts, rng: Generator) -> IndexArray:
+    """Turn counts (clients x classes) that use every sample into the owner of each sample."""
+    clients, classes = counts.shape
+    owner = np.empty(codes.size, dtype=np.int64)
+    owner[by_class(codes, rng)] = np.repeat(np.tile(np.arange(clients), classes), counts.T.ravel())
+    return owner
+
+
+def top_up(owner: IndexArray, clients: int, min_size: int, rng: Generator) -> IndexArray:
+    """Give clients below `min_size` random samples of those who have more than `min_size`."""
+    sizes = np.bincount(owner, minlength=clients)
+    missing = np.maximum(min_size - sizes, 0)
+    if not missing.any():
+        return owner
+    order = by_class(owner, rng)
+    rank = np.arange(owner.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    moved = rng.permutation(order[rank >= min_size])[: missing.sum()]
+    topped = owner.copy()
+    topped[moved] = np.repeat(np.arange(clients), missing)
+    return topped
+
+
+def collect(owner: IndexArray, clients: int) -> list[IndexArray]:
+    """List each client's samples in ascending order."""
+    ends = np.cumsum(np.bincount(owner, minlength=clients))
+    return np.split(np.argsort(owner, kind="stable"), ends[:-1])
 
 
 @partition("iid")
 def iid(labels: IndexArray, clients: int, rng: Generator, *, min_size: int = 1) -> IndexArray:
-    """Hand out the samples at random, in sizes that differ by at most one.
-
-    Case 1 of Sketch to Skip and Select (paper 2).
-    """
+    """Hand out the samples at random, in sizes that differ by at most one (paper 2, case 1)."""
     owner = np.repeat(np.arange(clients), even_sizes(labels.size, clients))
     return rng.permutation(owner)
 
@@ -60,8 +188,7 @@ def uniform_sizes(
 ) -> IndexArray:
     """Hand out the samples at random, in sizes proportional to whole numbers in [low, high].
 
-    FedShare's CIFAR split, which paper 0 uses as "non-IID": only the sizes vary. FedShare leaves
-    samples over; here the sizes are scaled so that all are used.
+    FedShare's CIFAR split, paper 0's "non-IID", with sizes scaled so that all samples are used.
     """
     if low > high:
         raise ConfigError(f"uniform-sizes: low={low} must be at most high={high}")
@@ -84,8 +211,7 @@ def shards(
 ) -> IndexArray:
     """Sort by label, cut into equal shards, give `per_client` random shards to each client.
 
-    FedAvg's pathological split [1]_; FedCor (paper 3) calls it 2SPC and 1SPC. All samples are
-    used: client sizes differ by at most one, and so do the shards of one client.
+    FedAvg's pathological split [1]_; FedCor (paper 3) calls it 2SPC and 1SPC.
 
     Examples
     --------
@@ -112,10 +238,7 @@ def shards(
 
 
 def natural(ids: ArrayLike, *, min_size: int = 1) -> dict[str, IndexArray]:
-    """Group the samples by the client that they came from.
-
-    Ids are anything whose `str` tells clients apart; those with fewer samples than `min_size` are
-    left out.
+    """Group the samples by client id; clients with fewer samples than `min_size` are left out.
 
     Examples
     --------
@@ -145,9 +268,8 @@ def dirichlet_per_client(
 ) -> Counts:
     """Give each client a class mix drawn from Dir(alpha, ..., alpha), and equal sizes.
 
-    Samples are drawn from the mixes without replacement: when a class has been used up, those who
-    still want it draw again over the other classes. An alpha of 0.1 is nearly one class per client,
-    100 nearly IID.
+    When a class has been used up, those who still want it draw again over the other classes. An
+    alpha of 0.1 is nearly one class per client, 100 nearly IID.
 
     Examples
     --------
@@ -174,15 +296,9 @@ def dirichlet_prior(
     """Give each client a class mix drawn from Dir(alpha * class prior).
 
     FedCor's convention (paper 3): the concentrations sum to alpha, so that with ten classes its
-    0.2 is 0.02 per class.
-
-    Parameters
-    ----------
-    sizes : {"equal", "released"}
-        With "equal", sizes differ by at most one, and a class that is used up is replaced as in
-        `dirichlet_per_client`. "released" is the authors' code: mixes are kept, and the sizes are
-        those of least sum of squares that use up every class; what rounding leaves over goes to
-        clients at random.
+    0.2 is 0.02 per class. Sizes are equal, as in `dirichlet_per_client`; or "released", as in the
+    authors' code: mixes are kept, and the sizes are those of least sum of squares that use up every
+    class; what rounding leaves over goes to clients at random.
     """
     supply = np.bincount(labels)
     mix = dirichlet(np.broadcast_to(alpha * supply / labels.size, (clients, supply.size)), rng)
@@ -197,8 +313,7 @@ def dirichlet_prior(
 def least_sizes(mix: Floats, supply: Counts) -> Floats:
     """Return x >= 0 of least sum of squares with ``mix.T @ x = supply``.
 
-    Solved as non-negative least squares in which the equations weigh so much more than the sizes
-    that they hold to a thousandth of a sample.
+    The equations weigh so much more than the sizes that they hold to a thousandth of a sample.
     """
     weight = 1e4 * len(mix)
     system = np.concatenate([weight * mix.T, np.eye(len(mix))])
@@ -217,14 +332,9 @@ def dirichlet_per_class(
 ) -> IndexArray:
     """Split each class over the clients by proportions drawn from Dir(alpha, ..., alpha).
 
-    The convention of the distribution sketch's released code (paper 0) and of most of the
-    literature [1]_. Sizes differ, but a client that has reached the average gets nothing of the
-    classes that follow, and those below `min_size` get random samples of clients that have more.
-
-    References
-    ----------
-    .. [1] Yurochkin et al. (2019), Bayesian Nonparametric Federated Learning of Neural Networks,
-       ICML.
+    The convention of paper 0's released code and of Yurochkin et al. (2019). Sizes differ, but a
+    client that has reached the average gets nothing of the classes that follow, and those below
+    `min_size` get random samples of clients that have more.
     """
     supply = np.bincount(labels)
     shares = dirichlet(np.full((supply.size, clients), alpha), rng)
@@ -273,15 +383,9 @@ def dirichlet_environment(
 
     FedACS, Definition 2 (paper 1): the first half of the clients (rounded up) has
     beta ~ U(0, x_med], the rest beta ~ U(x_med, x_max]; a client's class mix is drawn from
-    Dir(beta, ..., beta) and the class of each of its samples from that mix. A client holds no
-    sample twice, but clients overlap. A class of which it has every sample leaves its mix.
-
-    Parameters
-    ----------
-    x_med, x_max : float
-        Median and maximum of beta: 0.2 and 3 is the paper's "low", 0.1 and 5 its "high".
-    samples : int
-        Samples per client, the paper's M.
+    Dir(beta, ..., beta) and the class of each of its `samples` from that mix. A client holds no
+    sample twice, but clients overlap. A class of which it has every sample leaves its mix. The
+    paper's "low" is x_med = 0.2 and x_max = 3, its "high" 0.1 and 5.
     """
     if x_max <= x_med:
         raise ConfigError(f"dirichlet-environment: x_max={x_max} must be above x_med={x_med}")
@@ -324,11 +428,10 @@ def _class_counts(mix: Floats, samples: int, supply: Counts, rng: Generator) -> 
 
 @partition("one-label")
 def one_label(labels: IndexArray, clients: int, rng: Generator, *, min_size: int = 1) -> Counts:
-    """Give every client samples of a single label.
+    """Give every client samples of a single label (paper 2, case 2).
 
-    Case 2 of Sketch to Skip and Select (paper 2). A label gets clients in proportion to its
-    samples, which these share evenly. With fewer clients than labels, each gets whole labels, at
-    most ceil(labels / clients) of them, as in the paper's footnote.
+    A label gets clients in proportion to its samples, which these share evenly. With fewer clients
+    than labels, each gets whole labels, at most ceil(labels / clients), as in the paper's footnote.
     """
     supply = np.bincount(labels)
     counts = np.zeros((clients, supply.size), dtype=np.int64)
@@ -352,16 +455,10 @@ def skewness(
 ) -> Counts:
     """Give each client a share `xi` of one class and the rest at random from the others.
 
-    FL-DP3S's data skewness (paper 4). Main classes get clients in proportion to their samples. The
-    share comes before equal sizes, which differ where a main class is too small. The rest holds a
-    client's own class only if the other classes cannot fill it. The paper does not say how the rest
-    is spread; here it follows what remains of the other classes.
-
-    Parameters
-    ----------
-    xi : float or "H"
-        Share of the main class, above 0 and at most 1; "H" is two different classes, half each
-        (to within the unevenness of the classes).
+    FL-DP3S's data skewness (paper 4); "H" is two different classes, half each. Main classes get
+    clients in proportion to their samples. The share comes before equal sizes, which differ where a
+    main class is too small. The paper does not say how the rest is spread; here it follows what
+    remains of the other classes, and holds a client's own class only if these cannot fill it.
 
     Examples
     --------
@@ -427,15 +524,12 @@ def _trim(held: Counts, main: IndexArray, supply: Counts) -> Counts:
 
 
 def _swap_out_main(rest: Counts, main: IndexArray, rng: Generator) -> None:
-    """Exchange a client's own class in the rest for another class that someone else holds.
-
-    Dealing ends with own classes only when a single class is left, so all of them are alike.
-    """
+    """Exchange a client's own class in the rest for another class that someone else holds."""
     rows = np.arange(main.size)
     stuck = rest[rows, main]
     if not stuck.any():
         return
-    k = int(main[np.argmax(stuck)])
+    k = int(main[np.argmax(stuck)])  # the same for all: dealing ends so if one class is left
     donors = rest * (main != k)[:, None]
     donors[:, k] = 0
     swaps = int(min(stuck.sum(), donors.sum()))
