@@ -54,6 +54,7 @@ def test_without_test_data_a_part_of_each_client_or_class_is_held_out():
         ((X, Y + 1), {}, "smallest label is 1"),
         ((X, Y), {"classes": 2}, "2 classes"),
         ((X, Y, None, X), {}, "y_test"),
+        ((X, Y, None, X, Y[1:]), {}, "unequal lengths: x_test 20, y_test 19"),
         ((X, Y, None, X[:, :1], Y), {}, r"x_test \(1,\)"),
         ((X, Y, [0.5] * 20), {}, r"client_ids\[0\]=0.5"),
         ((X, Y, [""] * 20), {}, "client_ids"),

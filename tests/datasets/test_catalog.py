@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedcohort.datasets import DATASETS, available, load
-from fedcohort.datasets.base import MissingData, data_root
+from fedcohort.datasets.published import MissingData, data_root
 from fedcohort.exceptions import ConfigError
 
 

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-from fedcohort.datasets import Dataset, Federation, federate, from_arrays, load
+from fedcohort.datasets import Federation, federate, from_arrays
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.experiments.config import DataConfig
-from fedcohort.experiments.run import federation_of
 from fedcohort.partition import iid
 
 X = np.arange(40, dtype=float).reshape(20, 2)
@@ -55,17 +52,9 @@ def test_a_row_has_one_client_unless_sharing_is_meant():
     assert federate(toy(), "dirichlet-environment", **options).sizes().sum() > len(Y)
 
 
-def test_names_sort_as_numbers():
-    assert federate(toy(), "iid", clients=3).clients == ("client-0", "client-1", "client-2")
-    names = federate(toy(), "iid", clients=11).clients
-    assert names[0] == "client-00"
-    assert names[-1] == "client-10"
-    data = load("digits")
-    names = federate(data, "iid", clients=1001).clients
-    assert list(names) == [f"client-{i:04d}" for i in range(1001)]
-
-
 def test_a_name_and_its_function_are_the_same_and_options_arrive():
+    names = federate(toy(), "iid", clients=11).clients  # they sort as numbers
+    assert list(names) == [f"client-{i:02d}" for i in range(11)]
     by_name = federate(toy(), "iid", clients=4, seed=3, min_size=5)
     by_call = federate(toy(), iid, clients=4, seed=3, min_size=5)
     assert all(np.array_equal(by_name.parts[c], by_call.parts[c]) for c in by_name.clients)
@@ -81,12 +70,13 @@ def test_natural_clients_all_or_some():
     whole = federate(data, "natural")
     assert whole.clients == ("ann", "bob", "eve", "joe")
     assert whole.test_parts()["bob"].tolist() == [5, 6, 7, 8, 9]
-    setting = DataConfig(partition="natural")
-    assert len(federation_of(setting, data, seed=4).clients) == 4
-    two = federation_of(dataclasses.replace(setting, clients=2), data, seed=4)
+    assert DataConfig(partition="natural").num_clients is None  # all of them
+    asked = DataConfig(partition="natural", clients=2).num_clients
+    two = federate(data, "natural", asked, seed=4)
     assert len(two.clients) == 2
     assert list(two.test_parts()) == list(two.clients)
-    assert two.clients == federate(data, "natural", clients=2, seed=4).clients
+    with pytest.raises(ConfigError, match="clients=5 must be from 1 to 4"):
+        federate(data, "natural", clients=5)
     drawn = {federate(data, "natural", clients=2, seed=s).clients for s in range(40)}
     assert len(drawn) == 6  # each of the six pairs; one is missed with probability 0.004
 
@@ -107,19 +97,3 @@ def test_natural_clients_all_or_some():
 def test_bad_partitions_are_refused(partition, options, message):
     with pytest.raises(ConfigError, match=message):
         federate(toy(), partition, **options)
-
-
-def test_natural_options_are_checked():
-    data = from_arrays(X, Y, np.repeat(["ann", "bob"], 10), test_fraction=0)
-    with pytest.raises(ConfigError, match=r"'alpha'.*'natural'"):
-        federate(data, "natural", alpha=1.0)
-    with pytest.raises(ConfigError, match="clients=3 must be from 1 to 2"):
-        federate(data, "natural", clients=3)
-    with pytest.raises(ConfigError, match="min_size=11"):
-        federate(data, "natural", min_size=11)
-
-
-def test_datasets_can_be_built_by_hand():
-    x, y = X.astype(np.float32), Y.astype(np.int64)
-    with pytest.raises(DataError, match="unequal lengths: x_test 20, y_test 19"):
-        Dataset("own", x, y, x, y[1:], 3)

@@ -1,13 +1,9 @@
-"""What data sets share: their shape, arrays of one's own, and files found and read with care."""
+"""The shape of a data set, and how one's own arrays take it."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,8 +11,6 @@ from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.files.arrays import arrays_in
-from fedcohort.files.source import decompressed
 from fedcohort.rounds import check_id, stream
 
 Array: TypeAlias = NDArray[Any]
@@ -29,8 +23,6 @@ CONSTANTS: dict[str, tuple[Any, Any]] = {
     "femnist": (0.9615, 0.1642),
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 }
-VARIABLE = "FEDCOHORT_DATA"
-MAX_ARRAY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +71,7 @@ class Dataset:
     def standardized(self, mean: ArrayLike | None = None, std: ArrayLike | None = None) -> Dataset:
         """Return the same samples with (x - mean) / std, by numbers or one per channel.
 
-        By default those are the published ones of the data set (`CONSTANTS`). Constants measured
-        on the clients' data would not be public.
+        By default those published for the data set (`CONSTANTS`): measured ones are not public.
         """
         if mean is None or std is None:
             if self.name not in CONSTANTS:
@@ -238,54 +229,3 @@ def _ids(name: str, what: str, values: ArrayLike | None) -> Array | None:
     except ConfigError as error:
         raise DataError(str(error)) from None
     return ids
-
-
-class MissingData(DataError):
-    """A data file is not where it was looked for."""
-
-
-def data_root(root: str | os.PathLike[str] | None = None) -> Path:
-    """Return the folder of all data sets: `root`, else $FEDCOHORT_DATA, else the cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fedcohort")
-    return Path(root or os.environ.get(VARIABLE) or cache).expanduser()
-
-
-def find_file(folder: Path, *names: str, holds: str) -> Path:
-    """Find the first file of these names; `holds` says what it must contain."""
-    for name in names:
-        if (path := folder / name).is_file():
-            return path
-    raise MissingData(
-        f"{folder.name}: file {names[0]} not found in {folder}; it must contain {holds}. "
-        f"Put it there, or set {VARIABLE} (or root) to the folder that holds {folder.name}/"
-    )
-
-
-def damaged(path: Path, problem: str, holds: str) -> DataError:
-    """Say what is wrong with a file."""
-    return DataError(f"{path} is damaged: {problem}; it must contain {holds}")
-
-
-def read_all(path: Path, limit: int, holds: str) -> bytes:
-    """Read a whole file of at most `limit` bytes (after decompression)."""
-    try:
-        size = limit if path.suffix == ".gz" else min(limit, path.stat().st_size)
-        with decompressed(path) as file:
-            data = file.read(size + 1)
-    except (EOFError, OSError, zlib.error) as error:
-        raise damaged(path, f"it cannot be read ({error})", holds) from error
-    if len(data) > limit:
-        raise damaged(path, f"it is longer than {limit} bytes", holds)
-    return data
-
-
-def read_arrays(path: Path, names: Sequence[str], holds: str) -> dict[str, NDArray[Any]]:
-    """Read whole arrays of an NPZ file, or the array '' of an IDX file."""
-    try:
-        arrays = arrays_in(path)
-        missing = [name for name in names if name not in arrays]
-        if missing:
-            raise DataError(f"{path}: array {missing[0]!r} is missing")
-        return {name: arrays[name].read(MAX_ARRAY_BYTES) for name in names}
-    except DataError as error:
-        raise DataError(f"damaged file: {error}; it must contain {holds}") from None

@@ -7,6 +7,9 @@ four tables, Shakespeare's plays as one table of lines.
 
 from __future__ import annotations
 
+import os
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
@@ -15,20 +18,67 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from fedcohort.datasets.base import (
-    Array,
-    Dataset,
-    damaged,
-    find_file,
-    holdout,
-    read_all,
-    read_arrays,
-)
-from fedcohort.exceptions import ConfigError
+from fedcohort.datasets.base import Array, Dataset, holdout
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.files.arrays import arrays_in
+from fedcohort.files.source import decompressed
 from fedcohort.rounds import stream
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
+VARIABLE = "FEDCOHORT_DATA"
+MAX_ARRAY_BYTES = 1 << 30
+
+
+class MissingData(DataError):
+    """A data file is not where it was looked for."""
+
+
+def data_root(root: str | os.PathLike[str] | None = None) -> Path:
+    """Return the folder of all data sets: `root`, else $FEDCOHORT_DATA, else the cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fedcohort")
+    return Path(root or os.environ.get(VARIABLE) or cache).expanduser()
+
+
+def find_file(folder: Path, *names: str, holds: str) -> Path:
+    """Find the first file of these names; `holds` says what it must contain."""
+    for name in names:
+        if (path := folder / name).is_file():
+            return path
+    raise MissingData(
+        f"{folder.name}: file {names[0]} not found in {folder}; it must contain {holds}. "
+        f"Put it there, or set {VARIABLE} (or root) to the folder that holds {folder.name}/"
+    )
+
+
+def damaged(path: Path, problem: str, holds: str) -> DataError:
+    """Say what is wrong with a file."""
+    return DataError(f"{path} is damaged: {problem}; it must contain {holds}")
+
+
+def read_all(path: Path, limit: int, holds: str) -> bytes:
+    """Read a whole file of at most `limit` bytes (after decompression)."""
+    try:
+        size = limit if path.suffix == ".gz" else min(limit, path.stat().st_size)
+        with decompressed(path) as file:
+            data = file.read(size + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise damaged(path, f"it cannot be read ({error})", holds) from error
+    if len(data) > limit:
+        raise damaged(path, f"it is longer than {limit} bytes", holds)
+    return data
+
+
+def read_arrays(path: Path, names: Sequence[str], holds: str) -> dict[str, NDArray[Any]]:
+    """Read whole arrays of an NPZ file, or the array '' of an IDX file."""
+    try:
+        arrays = arrays_in(path)
+        missing = [name for name in names if name not in arrays]
+        if missing:
+            raise DataError(f"{path}: array {missing[0]!r} is missing")
+        return {name: arrays[name].read(MAX_ARRAY_BYTES) for name in names}
+    except DataError as error:
+        raise DataError(f"damaged file: {error}; it must contain {holds}") from None
 
 
 def read_digits(folder: Path) -> Dataset:

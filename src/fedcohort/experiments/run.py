@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from fedcohort import storage
-from fedcohort.datasets import Dataset, Federation, federate, load
+from fedcohort.datasets import Dataset, federate, load
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.experiments import config
 from fedcohort.experiments.config import DataConfig, Experiment, NamedConfig
@@ -243,8 +243,9 @@ def simulation_of(experiment: Experiment, dataset: Dataset) -> Simulation:
         *("cohort_size", "local", "pace", "dropout", "holdout", "train_accuracy"),
         *("seeds", "device", "evaluate_every"),
     )
+    data = experiment.data
     return Simulation(
-        lambda seed: federation_of(experiment.data, dataset, seed),
+        lambda seed: federate(dataset, data.partition, data.num_clients, seed, **data.options),
         lambda seed: model_of(experiment.model, dataset, seed),
         **check(experiment),
         **{name: getattr(experiment, name) for name in same},
@@ -266,16 +267,6 @@ def dataset_of(data: DataConfig) -> Dataset:
         x, x_test = (part.astype(np.float32) / 255 for part in (dataset.x, dataset.x_test))
         dataset = dataclasses.replace(dataset, x=x, x_test=x_test)
     return dataset.standardized(data.mean, data.std) if data.standardize else dataset
-
-
-def federation_of(data: DataConfig, dataset: Dataset, seed: int) -> Federation:
-    """Split the data set over the clients of one seed."""
-    partition = data.partition
-    split = load_object("partition", partition) if in_file(partition) else partition
-    try:
-        return federate(dataset, split, data.num_clients, seed, **data.options)
-    except TypeError as error:
-        raise ConfigError(f"[data] options of partition {data.partition!r}: {error}") from None
 
 
 def model_of(named: NamedConfig, dataset: Dataset, seed: int) -> nn.Module:
