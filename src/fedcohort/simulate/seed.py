@@ -28,7 +28,7 @@ from fedcohort.simulate.clients import (
     SimulatedClients,
     TensorVectors,
 )
-from fedcohort.simulate.clock import Always, Arrivals, Availability, Durations, Pace
+from fedcohort.simulate.clock import Arrivals, Availability, Durations, Pace
 from fedcohort.simulate.local import Data, Trainer
 
 
@@ -114,10 +114,8 @@ class Seed:
 
     def select(self, number: int, availability: Availability, dropout: float) -> None:
         """Pick the cohort, draw who drops out, and find whose updates the round will use."""
-        available: Sequence[ClientId] = self.clients
-        if not isinstance(availability, Always):
-            rng = stream(self.seed, "availability", number)
-            available = availability.available(number, self.clients, rng)
+        rng = stream(self.seed, "availability", number)
+        available = availability.available(number, self.clients, rng)
         if self.pending:  # whoever is still at work is not asked, unless nobody else is there
             available = [c for c in available if c not in self.pending] or available
         self.collector.model, self.collector.round_number = self.model, number
@@ -154,22 +152,24 @@ class Seed:
         return plain and self.selection.weights is None and in_time
 
     def aggregate(
-        self,
-        number: int,
-        trained: torch.Tensor,
-        finite: NDArray[np.bool_],
-        mean: torch.Tensor | None = None,
-    ) -> None:
+        self, number: int, trained: torch.Tensor, mean: torch.Tensor | None = None
+    ) -> int:
         """Take the trained models, one row per training client, through gate and aggregation.
 
-        Clients whose model is not finite have not answered. `mean` is the next model where it is
-        known already. `finish` must follow; in between, a GPU can evaluate the new model.
+        Clients whose model is not finite have not answered; the number of the others is returned.
+        `mean` is the next model, where it is known to be finite. `finish` must follow; in between,
+        a GPU can evaluate the new model.
         """
+        finite = np.ones(len(trained), bool)
+        if mean is None and self.takes_plain_mean():
+            mean = self.aggregation.step(self.model, trained, [1] * len(trained))
+            mean = mean if bool(torch.isfinite(mean.sum())) else None
+        if mean is None:  # a finite mean shows that all models are
+            finite = torch.isfinite(trained.sum(dim=1)).cpu().numpy()
         usable = tuple(c for c, fine in zip(self.training, finite, strict=True) if fine)
         cut = tuple(c for c in usable if c in self.arrivals.cut)
-        still_out = (
-            dict(zip(cut, _rows_of(cut, self.training, trained), strict=True)) if cut else {}
-        )
+        rows = _rows_of(cut, self.training, trained) if cut else ()
+        still_out = dict(zip(cut, rows, strict=True))
         clients = tuple(c for c in usable if c not in still_out)
         models = _rows_of(clients, self.training, trained)
         self.finished = self._admitted(clients, models)
@@ -192,6 +192,7 @@ class Seed:
         for client, model in still_out.items():
             arrival = self.clock + self._round_seconds[client]
             self.pending[client] = Pending(number, arrival, model - before)
+        return len(usable)
 
     def finish(self) -> None:
         """End the session's round and advance the clock."""

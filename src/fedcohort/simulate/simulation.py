@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from fedcohort.datasets import Federation
@@ -18,7 +17,7 @@ from fedcohort.gates import Gate
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import History, RoundRecord, is_over
 from fedcohort.session import LOG, Session
-from fedcohort.simulate.aggregation import Aggregation, equal_means, mean_step
+from fedcohort.simulate.aggregation import Aggregation, equal_means
 from fedcohort.simulate.clients import Embed, Insight
 from fedcohort.simulate.clock import Always, Availability, Durations, Pace
 from fedcohort.simulate.local import (
@@ -164,18 +163,20 @@ class Simulation:
         for seed in self.seeds:
             seed.select(number, self.availability, self.dropout)
         trained = self._train(number)
-        means = self._means(trained)
-        finite = self._finite(trained, means)
-        if len(finite) and not finite.any() and not self._diverged:
+        ends = np.cumsum([0, *(len(seed.training) for seed in self.seeds)]).tolist()
+        usable = [
+            seed.aggregate(number, trained[first:last], mean)
+            for seed, (first, last), mean in zip(
+                self.seeds, pairwise(ends), self._means(trained), strict=True
+            )
+        ]
+        if len(trained) and not any(usable) and not self._diverged:
             self._diverged = True
             LOG.warning(
                 "round %d: training diverged, no client's model is finite; the learning rate is "
                 "probably too high",
                 number + 1,
             )
-        for row, (seed, rows) in enumerate(zip(self.seeds, self._cohorts(), strict=True)):
-            mean = means[row] if means is not None and finite[rows].all() else None
-            seed.aggregate(number, trained[rows], finite[rows], mean)
         due = self.evaluate_every and not (number + 1) % self.evaluate_every
         scores = self._scores(self.test_data) if due else None
         trained_on = self._scores(self.train_data) if due and self.train_accuracy else None
@@ -200,36 +201,19 @@ class Simulation:
         lr = lr_at(self.trainer, number)
         return self.trainer.train(torch.stack(models), work, self.train_data, lr)
 
-    def _cohorts(self) -> list[slice]:
-        """Return the rows of each seed's clients among all trained models."""
-        ends = np.cumsum([0, *(len(seed.training) for seed in self.seeds)]).tolist()
-        return [slice(first, last) for first, last in pairwise(ends)]
+    def _means(self, trained: torch.Tensor) -> list[torch.Tensor] | list[None]:
+        """Return the next models, where a GPU can average all cohorts without waiting for the host.
 
-    def _means(self, trained: torch.Tensor) -> list[torch.Tensor] | None:
-        """Return the next model of each seed if all trained models are finite.
-
-        None where a seed does not take the plain mean. A GPU averages all cohorts at once, so that
-        it need not wait for the host.
+        None where a seed has to look at its models itself.
         """
-        if not all(seed.takes_plain_mean() for seed in self.seeds):
-            return None
         alike = len({len(seed.training) for seed in self.seeds}) == 1 < len(self.seeds)
-        if trained.device.type in BATCHED_MEANS and alike:
+        plain = all(seed.takes_plain_mean() for seed in self.seeds)
+        if trained.device.type in BATCHED_MEANS and alike and plain:
             current = torch.stack([seed.model for seed in self.seeds])
-            groups = trained.view(len(self.seeds), -1, trained.shape[1])
-            return list(equal_means(current, groups))
-        return [
-            seed.model + mean_step(seed.model, trained[rows], None)
-            for seed, rows in zip(self.seeds, self._cohorts(), strict=True)
-        ]
-
-    @staticmethod
-    def _finite(trained: torch.Tensor, means: list[torch.Tensor] | None) -> NDArray[np.bool_]:
-        """Return which trained models are finite; finite means show that all of them are."""
-        if means is not None and bool(torch.isfinite(torch.stack(means).sum())):
-            return np.ones(len(trained), bool)
-        rows: NDArray[np.bool_] = torch.isfinite(trained.sum(dim=1)).cpu().numpy()
-        return rows
+            means = equal_means(current, trained.view(len(current), -1, trained.shape[1]))
+            if bool(torch.isfinite(means.sum())):
+                return list(means)
+        return [None] * len(self.seeds)
 
     def _scores(self, data: Data) -> torch.Tensor:
         """Evaluate the models, without waiting for a GPU."""
