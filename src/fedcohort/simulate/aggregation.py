@@ -21,9 +21,8 @@ def mean_step(
 ) -> Tensor:
     """Return the weighted mean of the clients' steps away from the current model.
 
-    `updates` has a row of parameters per client. Sizes are normalized to a sum of one, None gives
-    all the same weight. `weights` in their place are used as they are: inverse-inclusion weights
-    need not sum to one.
+    `updates` has a row per client. Sizes are normalized to a sum of one, None gives all the same
+    weight. `weights` are used as they are: inverse-inclusion weights need not sum to one.
     """
     given = sizes if weights is None else weights
     shares = [1.0] * len(updates) if given is None else [float(value) for value in given]
@@ -119,10 +118,9 @@ class WeightedMean(Mean):
 class AgreeingMean(Mean):
     """CMFL as the code of paper 1 (FedACS) has it, at the server: nothing is saved on the way.
 
-    The mean of those trained models whose steps agree with the mean step of the round in the signs
-    of a share of at least `threshold` of the parameters; if there is none, the model that agrees
-    most. The gate "cmfl" is the method of CMFL's own paper, where clients compare before they
-    upload.
+    The mean of those models whose steps agree with the round's mean step in the signs of a share of
+    at least `threshold` of the parameters, or else the one that agrees most. The gate "cmfl" is the
+    method of CMFL's own paper, where clients compare before they upload.
     """
 
     def __init__(self, threshold: Share = 0.7) -> None:

@@ -4,8 +4,7 @@
 (seed, round, client), so every engine, and a real client elsewhere, trains on the same batches.
 
 This module is also the one door to `modelstack`, which trains and knows nothing of federations.
-Its names that need PyTorch are loaded when they are first used, so that settings can be read and
-checked without it.
+Names that need PyTorch are loaded on first use, so that settings can be checked without it.
 """
 
 from __future__ import annotations
@@ -82,12 +81,10 @@ class LocalTraining(Training):
 
     Parameters
     ----------
-    epochs, steps, batch_size, optimizer, weight_decay, prox_mu, augment
+    epochs, steps, batch_size, optimizer, momentum, betas, eps, weight_decay, prox_mu, augment
         As in `modelstack.Training`.
-    lr, momentum : float
-        The learning rate, and the momentum of SGD.
-    betas, eps : pair of float, float
-        Those of Adam.
+    lr : float
+        The learning rate.
     epoch_decay : float
         `lr` is multiplied by it after every local epoch. The next round begins again with `lr`
         times the factor of its `schedule`.

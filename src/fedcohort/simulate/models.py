@@ -16,9 +16,8 @@ fedcor-cnn three 3x3 convolutions (32, 64, 64), 10            66,570     FedCor,
 cnn        two 5x5 convolutions (32, 64), 512-10              582,026    FL-DP3S
 ========== ================================================== ========== =======================
 
-Where a paper leaves sizes open, they follow the tutorial it cites or common code: FedCor the
-TensorFlow tutorial, FL-DP3S FedAvg's network without padding. ReLU follows every hidden layer.
-Pooling comes before ReLU: the numbers are the same, and ReLU has a quarter of the work.
+Where a paper leaves sizes open: FedCor as in the TensorFlow tutorial, FL-DP3S as FedAvg's network
+without padding. Pooling comes before ReLU: the numbers are the same, with a quarter of the work.
 """
 
 from __future__ import annotations
@@ -86,12 +85,12 @@ def _conv_net(
     return make
 
 
-def _image(shape: Shape) -> tuple[list[tuple[str, nn.Module]], tuple[int, int, int]]:
+def _image(shape: Shape) -> tuple[list[tuple[str, nn.Module]], Shape]:
     """Accept (height, width) as one channel."""
     if len(shape) == 3:
-        return [], (shape[0], shape[1], shape[2])
+        return [], shape
     if len(shape) == 2:
-        return [("channel", nn.Unflatten(1, (1, shape[0])))], (1, shape[0], shape[1])
+        return [("channel", nn.Unflatten(1, (1, shape[0])))], (1, *shape)
     raise ConfigError(
         f"input_shape={tuple(shape)}: a convolution needs (channels, height, width) or "
         "(height, width)"
@@ -198,8 +197,7 @@ def build(
 def embedding_of(model: nn.Module, batch: int = 4096) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """Return a function from samples to the outputs of the first dense layer that runs.
 
-    For sketches of embeddings: ``sketch.add(embedding_of(model)(x))``. The
-    model is copied, so training it further changes nothing.
+    For sketches of embeddings: ``sketch.add(embedding_of(model)(x))``. The model is copied.
 
     Examples
     --------

@@ -43,8 +43,7 @@ class Pending(NamedTuple):
 class Seed:
     """One seed's federation; `Simulation` trains the cohorts of all seeds as one batch.
 
-    A client that a gate held back keeps the difference between its model and the global one, and
-    starts its next training from the global model plus that difference.
+    A client that a gate held back keeps the difference between its model and the global one.
     """
 
     arrivals: Arrivals

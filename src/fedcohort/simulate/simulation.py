@@ -45,10 +45,10 @@ class Simulation:
         The clients' data, or a function from seed to them; all seeds share one data set.
     model : nn.Module or callable
         The model, or a function from seed to it. Any module without running statistics.
-    policy : str or Policy
-        A name of the registry, or a policy, which is copied for each seed.
-    cohort_size : int
-        Clients per round.
+    policy, gate : str or object
+        Who is selected, and who uploads: names of the registry, or objects, which are copied.
+    cohort_size, seeds, evaluate_every, train_accuracy, holdout, dropout
+        As in `fedcohort.experiments.config.Experiment`; `evaluate_every` may be 0 for never.
     local : LocalTraining, optional
         What a client does with the model.
     aggregation : str or object, default="mean"
@@ -56,28 +56,16 @@ class Simulation:
         of its own.
     availability : Availability, optional
         Who is there in each round; everybody by default.
-    dropout : float, default=0
-        Probability that a selected client does not finish.
     durations : Durations or callable, optional
         Compute speed and bandwidth of each client, or a function from (clients, seed) to them; all
         alike by default.
     pace : Pace, optional
         How long a round waits, and for whom; for everybody by default.
-    gate : str or Gate, optional
-        Decides after local training who uploads.
-    seeds : sequence of int, default=(0,)
-        Each is a federation of its own.
-    evaluate_every : int, default=1
-        Rounds between evaluations on the test set; 0 for never.
-    train_accuracy : bool, default=False
-        Evaluate on the training set too.
-    holdout : float, default=0
-        Share of each client's examples that it does not train on: it measures its loss on them.
     insight : callable, optional
         ``insight(x, y)`` of one client, for policies that ask for that signal.
     embed : callable, optional
-        ``embed(x)`` returns one vector per example, and sketches are of those instead of the
-        inputs; see `embedding_of`. ``SketchMatch(embed="model")`` takes the model in training.
+        ``embed(x)`` returns one vector per example, which are sketched instead of the inputs; see
+        `embedding_of`. ``SketchMatch(embed="model")`` takes the model in training.
     trainer : callable, default=Trainer
         Makes the trainer; see `fedcohort.distribute.rounds`.
     **engine
@@ -222,9 +210,10 @@ class Simulation:
     def _records(
         self, number: int, scores: torch.Tensor | None, trained_on: torch.Tensor | None
     ) -> list[RoundRecord]:
-        blank: list[Any] = [(None, None)] * len(self.seeds)
-        rows = blank if scores is None else scores.tolist()
-        trained = blank if trained_on is None else trained_on.tolist()
+        measured = [
+            [(None, None)] * len(self.seeds) if rows is None else rows.tolist()
+            for rows in (scores, trained_on)
+        ]
         return [
             RoundRecord(
                 seed=seed.seed,
@@ -247,7 +236,7 @@ class Simulation:
                 train_accuracy=train_accuracy,
             )
             for seed, (accuracy, loss), (train_accuracy, _) in zip(
-                self.seeds, rows, trained, strict=True
+                self.seeds, *measured, strict=True
             )
         ]
 
@@ -306,8 +295,7 @@ def simulate(
 ) -> list[History]:
     """Train a model by federated learning, as `Simulation` does, and return a history per seed.
 
-    With `patience` it stops early, once no seed's accuracy has risen for so many evaluations.
-    `on_round` is called with the records of every round.
+    `patience` and `on_round` are those of `Simulation.advance`.
 
     Examples
     --------
@@ -319,9 +307,8 @@ def simulate(
     >>> len(history.accuracy), len(history.selections[0])
     (2, 5)
     """
-    for name, value in (("rounds", rounds), ("patience", 1 if patience is None else patience)):
-        if value < 1:
-            raise ConfigError(f"simulate: {name}={value} must be at least 1")
+    if rounds < 1 or patience == 0:
+        raise ConfigError(f"simulate: rounds={rounds}, patience={patience} must be at least 1")
     simulation = Simulation(data, model, policy, cohort_size=cohort_size, **options)
     histories = [History(s.seed) for s in simulation.sessions]
     simulation.advance(histories, rounds, patience, on_round)
