@@ -75,23 +75,19 @@ def test_labels_may_be_anything_that_sorts():
     assert sorted(part.tolist() for part in parts) == [[0, 2], [1, 3]]
 
 
-@pytest.mark.parametrize("name", list(PARTITIONS))
-def test_impossible_requests_say_what_is_impossible(name):
-    options = {"skewness": {"xi": 0.5}}.get(name, {})
-    if name.startswith("dirichlet-p"):
-        options = {"alpha": 1.0}
-    call, rng = PARTITIONS[name], np.random.default_rng(0)
-    with pytest.raises(ConfigError, match="clients=0"):
-        call([0, 1], 0, rng, **options)
-    with pytest.raises(ConfigError, match="non-empty"):
-        call([], 1, rng, **options)
-    with pytest.raises(ConfigError, match="non-empty"):
-        call([[0], [1]], 1, rng, **options)
-    if name != "dirichlet-environment":
-        with pytest.raises(ConfigError, match="3 clients of at least min_size=2 need 6 samples"):
-            call([0, 1, 0, 1, 0], 3, rng, min_size=2, **options)
-        with pytest.raises(ConfigError, match="min_size=-1"):
-            call([0, 1], 1, rng, min_size=-1, **options)
+@pytest.mark.parametrize(
+    ("labels", "clients", "min_size", "message"),
+    [
+        ([0, 1], 0, 1, "clients=0"),
+        ([], 1, 1, "non-empty"),
+        ([[0], [1]], 1, 1, "non-empty"),
+        ([0, 1, 0, 1, 0], 3, 2, "3 clients of at least min_size=2 need 6 samples"),
+        ([0, 1], 1, -1, "min_size=-1"),
+    ],
+)
+def test_impossible_requests_say_what_is_impossible(labels, clients, min_size, message):
+    with pytest.raises(ConfigError, match=message):
+        PARTITIONS["iid"](labels, clients, np.random.default_rng(0), min_size=min_size)
 
 
 @pytest.mark.parametrize(

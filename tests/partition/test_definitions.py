@@ -1,4 +1,4 @@
-"""What the definition of each partition promises."""
+"""What the definition of each partition promises, and the tools that they share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from scipy.optimize import minimize
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.partition import (
+    apportion,
+    deal,
     dirichlet,
     dirichlet_environment,
     dirichlet_per_class,
@@ -144,14 +146,6 @@ def test_skewness_gives_each_client_its_share_of_a_main_class(sizes, clients, xi
             assert row.max() == n
 
 
-def test_a_dominant_class_fills_the_rest_of_its_own_clients():
-    labels = np.repeat([0, 1], [90, 10])
-    counts = table(labels, skewness(labels, 10, np.random.default_rng(0), xi=0.8))
-    assert counts.sum(axis=1).tolist() == [10] * 10
-    assert counts.sum() == 100
-    assert (counts.max(axis=1) >= 8).all()
-
-
 def test_skewness_puts_the_share_before_equal_sizes(mnist_like):
     labels = mnist_like(1)
     counts = table(labels, skewness(labels, 100, np.random.default_rng(0), xi=0.8))
@@ -179,23 +173,15 @@ def test_two_halves_are_two_different_classes(sizes, clients, seed):
     ("call", "labels", "clients", "options", "message"),
     [
         (shards, [0, 1, 0, 1, 0], 2, {"per_client": 3}, "per_client=3 x 2 clients"),
-        (skewness, [0, 1], 2, {"xi": 0.0}, "xi=0.0"),
-        (skewness, [0, 1], 2, {"xi": 1.5}, "xi=1.5"),
         (skewness, [0, 1], 2, {"xi": "h"}, "xi='h'"),
-        (skewness, [0, 1], 2, {"xi": float("nan")}, "xi=nan"),
         (skewness, [0, 0, 0], 1, {"xi": "H"}, "cannot cover 1 classes"),
-        (skewness, [0, 1, 2, 3, 4], 2, {"xi": "H"}, "cannot cover 5 classes"),
         (skewness, [0, 1, 1], 2, {"xi": "H"}, "too small"),
         (skewness, [0, 1, 2, 2], 2, {"xi": 1.0}, "xi of at most 0.750"),
         (dirichlet_environment, [0, 1, 0, 1], 2, {"samples": 5}, "samples=5"),
-        (dirichlet_environment, [0, 1, 0, 1], 2, {"samples": 0}, "samples=0"),
         (dirichlet_environment, [0, 1, 0, 1], 2, {"samples": 2, "min_size": 3}, "min_size=3"),
         (dirichlet_environment, [0, 1, 0, 1], 2, {"samples": 2, "x_med": 3.0}, "x_max=3.0"),
         (uniform_sizes, [0, 1, 0, 1], 2, {"low": 5, "high": 4}, "low=5"),
         (dirichlet_per_client, [0, 1, 0, 1], 2, {"alpha": 0.0}, "alpha=0.0"),
-        (dirichlet_per_class, [0, 1, 0, 1], 2, {"alpha": float("inf")}, "alpha=inf"),
-        (dirichlet_prior, [0, 1, 0, 1], 2, {"alpha": float("nan")}, "alpha=nan"),
-        (uniform_plus_dirichlet, [0, 1, 0, 1], 2, {"alpha": -1.0}, "alpha=-1.0"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(call, labels, clients, options, message):
@@ -273,3 +259,32 @@ def test_fedcors_released_split_is_unbalanced():
     assert sizes.min() < 450
     assert sizes.max() > 900
     assert top_shares(labels, parts).mean() == pytest.approx(0.88, abs=0.04)
+
+
+def test_dirichlet_draws_have_the_right_moments_even_where_gammas_underflow():
+    # Mean 1/k; second moment (a+1)/(k(ka+1)). 20,000 rows: standard errors below 0.003.
+    rng = np.random.default_rng(0)
+    for a, k in [(0.001, 4), (0.2, 4), (5.0, 3)]:
+        draw = dirichlet(np.full((20_000, k), a), rng)
+        assert np.isfinite(draw).all()
+        assert draw.sum(axis=1) == pytest.approx(1.0)
+        assert draw.mean(axis=0) == pytest.approx(1 / k, abs=0.012)
+        assert (draw**2).mean() == pytest.approx((a + 1) / (k * (k * a + 1)), abs=0.006)
+
+
+def test_deal_favors_nobody_when_a_class_runs_short():
+    mix = np.array([[1.0, 0.0], [1.0, 0.0]])
+    size, supply = np.array([5, 5]), np.array([5, 5])
+    first = [int(deal(mix, size, supply, np.random.default_rng(seed))[0, 0]) for seed in range(20)]
+    assert set(first) == {0, 5}  # one order only with probability 2e-6
+
+
+def test_apportion_makes_the_smallest_share_as_large_as_can_be():
+    # Against all ways to give seven clients to three classes.
+    counts = np.array([50, 31, 9])
+    best = max(min(counts / (a, b, 7 - a - b)) for a in range(1, 6) for b in range(1, 7 - a))
+    holders = apportion(counts, 7, 7)
+    assert holders.sum() == 7
+    assert (counts / holders).min() == best
+    assert apportion(counts, 7, 3).max() == 3
+    assert apportion(counts, 2, 2).tolist() == [1, 1, 0]
