@@ -1,4 +1,4 @@
-"""When a round ends and whose updates it uses: exact cases, and rounds by hand."""
+"""Who is there, when a round ends and whose updates it uses: exact cases, and rounds by hand."""
 
 from __future__ import annotations
 
@@ -10,10 +10,21 @@ from hypothesis import strategies as st
 
 from fedcohort.datasets import federate, load
 from fedcohort.exceptions import ConfigError
+from fedcohort.rounds import stream
 from fedcohort.simulate import Durations, LocalTraining, Pace, Simulation, build
-from fedcohort.simulate.clock import PHONE_KILOBYTES, PHONE_MILLISECONDS
+from fedcohort.simulate.clock import (
+    HOURS,
+    PHONE_KILOBYTES,
+    PHONE_MILLISECONDS,
+    PHONES,
+    Bernoulli,
+    Diurnal,
+    Trace,
+    UniformSubset,
+)
 from fedcohort.simulate.local import jobs
 
+NAMES = tuple("abcdefgh")
 SECONDS = {"a": 4.0, "b": 1.0, "c": 9.0, "d": 2.0}
 
 
@@ -120,7 +131,6 @@ def test_phones_are_those_that_were_measured():
     [
         ("client,samples_per_second\na,1\n", "bytes_per_second"),
         ("client,samples_per_second,bytes_per_second\na,0,1\n", "line 2: samples_per_second='0'"),
-        ("client,samples_per_second,bytes_per_second\na,1,x\n", "bytes_per_second='x'"),
         ("client,samples_per_second,bytes_per_second\na,1,1\na,1,1\n", "twice"),
         ("client,samples_per_second,bytes_per_second\n,1,1\n", "empty"),
     ],
@@ -143,15 +153,6 @@ def simulation(policy="uniform", **options):
     options = {"cohort_size": 3, "local": LOCAL, "device": "cpu", "durations": SPEEDS} | options
     model = build("mlp-64-30", DATA.x.shape[1:], 10, seed=0)
     return Simulation(CLIENTS, model, policy, **options)
-
-
-def test_a_pace_that_waits_for_all_changes_nothing():
-    plain, same = simulation(), simulation(pace=Pace(deadline=1e9))
-    for _ in range(4):
-        (record,), other = plain.step(), same.step()
-        assert [record] == other
-        assert record.seconds == max(plain.seeds[0].seconds_of(c) for c in record.selected)
-        assert record.cut == record.late == ()
 
 
 def test_a_client_that_is_asked_states_the_seconds_of_its_rounds():
@@ -223,3 +224,57 @@ def test_what_a_gate_decides_waits_for_all():
         simulation(gate="sketch-to-skip", pace=Pace(deadline=1))
     with pytest.raises(ConfigError, match="18 are asked"):
         simulation(cohort_size=9, pace=Pace(over_select=2))
+
+
+def test_subsets_have_their_size_and_clients_their_probability():
+    there = UniformSubset(3).available(0, NAMES, stream(0))
+    assert len(set(there)) == 3 and set(there) <= set(NAMES)
+    assert len(UniformSubset(30).available(0, NAMES, stream(0))) == 8
+    draws = [Bernoulli(0.25).available(i, NAMES, stream(0, i)) for i in range(2000)]
+    # Standard deviation 19.4; a round without anybody, one in ten, is drawn again.
+    assert abs(sum("b" in there for there in draws) - 2000 * 0.25 / (1 - 0.75**8)) < 100
+    assert all(Bernoulli(0.05).available(i, NAMES, stream(0, i)) for i in range(50))
+    with pytest.raises(ConfigError, match="no client was available"):
+        Bernoulli(0.0).available(0, NAMES, stream(0))
+
+
+def test_a_trace_holds_until_the_next_entry(tmp_path):
+    (tmp_path / "trace.csv").write_text("round,client\n1,a\n1,b\n4,c\n4,stranger\n")
+    trace = Trace.read(tmp_path / "trace.csv")
+    rounds = [trace.available(i, NAMES, stream(0)) for i in (0, 2, 3, 9)]
+    assert rounds == [["a", "b"], ["a", "b"], ["c"], ["c"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("round,client\n2,a\n", "start with round 1"),
+        ("round\n1\n", "must have the columns round,client"),
+        ("round,client\n-1,a\n", "line 2: round='-1'"),
+        ("round,client\n1\n", "line 2: client"),
+    ],
+)
+def test_bad_traces_are_refused(tmp_path, content, complaint):
+    path = tmp_path / "trace.csv"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=complaint):
+        Trace.read(path)
+    with pytest.raises(ConfigError, match="missing"):
+        Trace.read(tmp_path / "missing")
+
+
+def test_phones_are_there_at_night_and_some_hardly_ever():
+    names = [f"phone {i}" for i in range(2000)]
+    diurnal = Diurnal(rounds_per_day=12, share=0.1)
+    chances = np.array([diurnal.chances(i, names) for i in range(24)])
+    assert (chances[:12] == chances[12:]).all()  # the next day
+    night, noon = chances[2].mean(), chances[6].mean()
+    assert night / noon == pytest.approx(HOURS[4] / HOURS[12], rel=0.05)  # few are cut at 1
+    # The mean of 2,000 draws from PHONES: standard error 0.1 x (deviation / mean) / sqrt(2000).
+    error = 0.1 * np.std(PHONES) / np.mean(PHONES) / 2000**0.5
+    even_hours = np.mean(HOURS[::2]) / np.mean(HOURS)
+    assert abs(chances.mean() - 0.1 * even_hours) < 5 * error
+    low, high = np.percentile(chances[2], (10, 90))
+    assert high / low > 20
+    there = diurnal.available(2, tuple(names), stream(0))
+    assert abs(len(there) - 2000 * night) < 5 * (2000 * night * (1 - night)) ** 0.5

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fedcohort.exceptions import ConfigError
 from fedcohort.rounds import stream
 from fedcohort.simulate.local import LocalTraining, Schedule, batch_plans
-from modelstack.jobs import Job, lockstep, sweep
+from modelstack.jobs import Job, lockstep
 
 
 def batch_plan(seed, number, client, n, local):
@@ -72,10 +72,8 @@ def test_schedules():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("epochs", 0), ("steps", 0), ("batch_size", -1), ("optimizer", "rmsprop"), ("lr", 0.0),
-        ("lr", float("nan")), ("momentum", 1.0), ("weight_decay", -0.1), ("betas", (0.9, 1.0)),
-        ("eps", 0.0), ("prox_mu", float("inf")), ("epoch_decay", 0.0), ("epoch_decay", 1.1),
-        ("augment", "mixup"),
+        ("epochs", 0), ("batch_size", -1), ("optimizer", "rmsprop"), ("lr", float("nan")),
+        ("momentum", 1.0), ("betas", (0.9, 1.0)), ("epoch_decay", 1.1), ("augment", "mixup"),
     ],
 )  # fmt: skip
 def test_a_wrong_field_is_named(field, value):
@@ -92,44 +90,3 @@ def test_other_mistakes_are_named():
         Schedule(0.5, (3, 3))
     with pytest.raises(ConfigError, match="client 'a' has 0 samples"):
         batch_plan(0, 0, "a", 0, LocalTraining())
-
-
-@given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=6), batch=st.integers(1, 9))
-def test_lockstep_holds_exactly_the_batches_of_each_job(sizes, batch):
-    local = LocalTraining(epochs=2, batch_size=batch, epoch_decay=0.5)
-    starts = np.cumsum([0, *sizes])
-    jobs = [
-        Job(0, np.arange(starts[i], starts[i + 1]), batch_plan(0, 0, str(i), n, local))
-        for i, n in enumerate(sizes)
-    ]
-    together = lockstep(jobs, local, 0.1, direct=False)
-    times = together.times
-    steps = len(times.active)
-    table = np.empty((steps, len(jobs), times.batch), np.int64)
-    together.write_index(0, table[: steps // 2])
-    together.write_index(steps // 2, table[steps // 2 :])
-    index = table.transpose(1, 0, 2)
-    assert sorted(together.order) == list(range(len(jobs)))
-    for j, i in enumerate(together.order):
-        job = jobs[i]
-        for step in range(steps):
-            real = times.count[step, j]
-            assert (j < times.active[step]) == (real > 0) == (step < len(job.plan.epochs))
-            assert set(index[j, step].tolist()) <= set(job.positions.tolist())
-            if not real:
-                assert times.rate[step, j] == times.scale[step, j] == 0
-                continue
-            expected = job.positions[job.plan.batches()[step]]
-            assert index[j, step, :real].tolist() == expected.tolist()
-            assert times.scale[step, j] == np.float32(1 / real)
-            assert times.rate[step, j] == pytest.approx(0.1 * 0.5 ** job.plan.epochs[step])
-
-
-def test_a_sweep_weighs_every_sample_alike():
-    jobs = [Job(0, np.arange(3)), Job(0, np.arange(3, 10))]
-    together = sweep(jobs, 4)
-    assert together.order == [1, 0]
-    times = together.times
-    total = (times.count * times.scale).sum(axis=0)
-    assert total.tolist() == pytest.approx([1, 1])
-    assert times.count.sum(axis=0).tolist() == [7, 3]
