@@ -33,10 +33,8 @@ def test_a_file_becomes_an_experiment(tmp_path):
     path = tmp_path / "exp.toml"
     path.write_text(TOML)
     experiment = read(path)
-    assert experiment.seeds == (4, 5)
-    assert experiment.data.options == {"alpha": 0.3}
-    assert experiment.local.lr == 1.0
-    assert experiment.local.schedule == Schedule(0.5, (2, 4))
+    assert (experiment.seeds, experiment.data.options) == ((4, 5), {"alpha": 0.3})
+    assert (experiment.local.lr, experiment.local.schedule) == (1.0, Schedule(0.5, (2, 4)))
     assert experiment.policy.options == {"d": 6}
     assert parse(dump(experiment)) == experiment
 
@@ -47,21 +45,15 @@ def test_a_file_becomes_an_experiment(tmp_path):
         ({"round": 3}, "unknown key 'round'; did you mean 'rounds'"),
         ({"data": {"alpha": 1}}, r"unknown key 'alpha' in \[data\]"),
         ({"rounds": "many"}, "rounds='many' must be a whole number"),
-        ({"rounds": True}, "rounds=True must be a whole number"),
-        ({"rounds": 0}, "rounds=0"),
-        ({"seeds": 3}, "seeds=3 must be a list"),
         ({"seeds": [1, "x"]}, r"seeds\[1\]='x' must be a whole number"),
         ({"seeds": [1, 1]}, "different"),
         ({"local": 3}, "local=3 must be a table"),
         ({"data": {"options": 3}}, "data.options=3 must be a table"),
         ({"target": 70}, "target=70"),
-        ({"dropout": 1.5}, "dropout=1.5"),
         ({"cohort_size": 61}, "cohort_size=61"),
         ({"policy": "oort:alpha"}, "'alpha' must be written as key=value"),
         ({"local": {"schedule": {"gama": 1}}}, r"unknown key 'gama' in \[local.schedule\]"),
         ({"local": {"lr": float("nan")}}, "local.lr=nan must be a finite number"),
-        ({"local": {"lr": 10**400}}, "must be a finite number"),
-        ({"seeds": [-1]}, r"seeds\[0\]=-1"),
     ],
 )
 def test_errors_name_the_key(values, complaint):
@@ -73,12 +65,10 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         read(tmp_path / "missing.toml")
     broken = tmp_path / "broken.toml"
-    broken.write_text("rounds = ")
-    with pytest.raises(ConfigError, match=r"broken\.toml: "):
-        read(broken)
-    broken.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=r"broken\.toml: "):
-        read(broken)
+    for content in (b"rounds = ", b"\xff\xfe"):
+        broken.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"broken\.toml: "):
+            read(broken)
 
 
 @pytest.mark.parametrize("name", sorted(papers()))
@@ -88,8 +78,5 @@ def test_settings_of_papers_can_be_built(name):
     assert experiment.data.dataset in DATASETS
     assert experiment.data.partition in PARTITIONS
     assert experiment.model.name in MODELS
-
-
-def test_unknown_papers_are_named():
     with pytest.raises(ConfigError, match=r"unknown paper setting 'bogus'\. Known: fedacs-high"):
         read("paper:bogus")

@@ -34,12 +34,10 @@ def test_names_stay_apart_and_stay_the_same_when_values_are_added():
     ("values", "message"),
     [
         ({"sweep": {}}, "must be a table of lists"),
-        ({"sweep": [1]}, r"\[sweep\] sweep = \[1\]: must be a table"),
         ({"sweep": {"local.lr": 0.1}}, r"local.lr = 0.1 must be a list"),
         ({"sweep": {"local.lr": []}}, r"local.lr = \[\] must be a list"),
         ({"sweep": {"local.lr": [0.1, 0.1]}}, "local.lr .* give each value once"),
         ({"sweep": {"local.rate": [0.1]}}, r"local.rate=0.1: unknown key 'rate' in \[local\]"),
-        ({"sweep": {"local.lr": ["x"]}}, r"local.lr=x: local.lr='x' must be a finite number"),
         ({"sweep": {"rounds.x": [1]}, "rounds": 3}, "rounds.x: rounds = 3 is not a table"),
         ({"sweep": {"policy.name": ["nobody"]}}, "policy.name=nobody: unknown policy 'nobody'"),
         (
@@ -53,15 +51,10 @@ def test_errors_name_the_key(values, message):
         expand(values)
 
 
-def test_a_file_without_a_sweep_or_none_at_all(tmp_path):
+def test_a_file_without_a_sweep(tmp_path):
     path = tmp_path / "exp.toml"
     path.write_text("rounds = 3\n")
     assert read(path).rounds == 3
-    path.write_text("rounds = \n")
-    with pytest.raises(ConfigError, match="exp"):
-        read(path)
-    with pytest.raises(ConfigError, match="no such file"):
-        read(tmp_path / "none.toml")
 
 
 def test_a_sweep_equals_its_runs(tmp_path):
