@@ -226,7 +226,7 @@ def test_any_target_can_be_matched() -> None:
     goal = readings["counts"][:10].sum(axis=0) / readings["n"][:10].sum()
     far = []
     for target in (None, goal):
-        policy = SketchMatch(rows=4, bits=4, pool="random", target=target)
+        policy = SketchMatch(rows=4, bits=4, target=target, pool="random")
         merged = [
             readings["counts"][c].sum(axis=0) / readings["n"][c].sum()
             for c in run(policy, ids, signals, 20)
@@ -269,7 +269,7 @@ def test_uniform_labels_balance_a_long_tail() -> None:
         mixes = [labels[c].sum(axis=0) / labels[c].sum() for c in cohorts]
         return float(np.mean([np.abs(mix - 0.2).sum() for mix in mixes]))
 
-    balanced = imbalance(SketchMatch(pool="random", target=UniformLabels(empty)))
+    balanced = imbalance(SketchMatch(target=UniformLabels(empty)))  # of a random half
     assert balanced < 0.6 * imbalance(SketchMatch(pool="random"))
 
 
@@ -297,8 +297,8 @@ def test_sketches_are_refreshed_and_drift_is_noticed() -> None:
     assert sent == 2 * 40 * readings.dtype.itemsize
 
 
-@pytest.mark.parametrize("turns", [1, 2])
-def test_turns_bound_the_wait_of_every_client(turns: int) -> None:
+@pytest.mark.parametrize(("turns", "pool"), [(1, None), (2, None), (2, "random")])
+def test_turns_bound_the_wait_of_every_client(turns: int, pool: str | None) -> None:
     """One client of 41 is of a kind of its own, and any cohort of two is better without it."""
     readings = np.zeros(41, sketch_dtype(1, 3, "i4"))
     readings["n"] = 100
@@ -317,7 +317,7 @@ def test_turns_bound_the_wait_of_every_client(turns: int) -> None:
         return chosen
 
     assert "40" not in picked(SketchMatch(), 400)
-    assert picked(SketchMatch(turns=turns), -(-41 // turns)) == set(ids)
+    assert picked(SketchMatch(turns=turns, pool=pool), -(-41 // turns)) == set(ids)
 
 
 def test_private_sketches_of_few_records_are_small():
@@ -370,10 +370,10 @@ class TestTime:
         plain, waits = self.waited(SketchMatch(), ids, signals, seconds)
         timed, waits_less = self.waited(SketchMatch(time=True), ids, signals, seconds)
         uniform = np.mean([gap(readings, c) for c in run(Uniform(), ids, signals, 40)])
-        assert waits_less < 0.75 * waits
+        assert waits_less < 0.5 * waits, waits_less / waits
         assert np.mean([gap(readings, c) for c in timed]) < 0.5 * uniform
         used = np.bincount(np.concatenate(timed), minlength=40)
-        assert (used == 0).sum() <= 5  # measured 4: the slow wait long without turns
+        assert (used == 0).sum() <= 8  # measured 6: the slow wait long without turns
         assert SketchMatch(time=True).needs.reply == {"duration"}
         assert len(plain) == len(timed)
 
@@ -434,7 +434,7 @@ class TestTime:
             SketchMatch(time="asc")
 
     @pytest.mark.parametrize(
-        "options", [{"turns": 2}, {"pool": "random"}, {"target": np.full((4, 16), 1 / 16)}]
+        "options", [{"turns": 2}, {"pool": "less-used"}, {"target": np.full((4, 16), 1 / 16)}]
     )
     def test_it_works_with_turns_pools_targets_and_large_cohorts(self, options) -> None:
         ids, _, seconds, signals = self.world()

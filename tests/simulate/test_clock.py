@@ -182,10 +182,15 @@ def test_over_selection_in_rounds():
     assert not fast.sessions[0].state_dict()["failures"]  # being cut is no failure
 
 
-@pytest.mark.parametrize("aggregation", ["mean", "size-weighted"])
-def test_a_late_update_enters_the_round_in_which_it_arrives(aggregation):
-    """Each round's model by hand: fresh models and late steps, weighted by their staleness."""
-    pace = Pace(deadline="40%", late="next", staleness=1.0)
+@pytest.mark.parametrize(
+    ("aggregation", "beta"), [("mean", 0.0), ("size-weighted", 0.0), ("mean", 0.35)]
+)
+def test_a_late_update_enters_the_round_in_which_it_arrives(aggregation, beta):
+    """Each round's model by hand: fresh models and late steps, weighted by their staleness.
+
+    With beta, REFL's rule: (1 - beta) / (1 + tau) + beta (1 - exp(-D / D_max)).
+    """
+    pace = Pace(deadline="40%", late="next", staleness=1.0, deviation=beta)
     run = simulation(pace=pace, aggregation=aggregation)
     seed, trainer = run.seeds[0], run.trainer
     waiting, clock, seen = {}, 0.0, 0
@@ -203,7 +208,12 @@ def test_a_late_update_enters_the_round_in_which_it_arrives(aggregation):
         assert set(record.late) == set(due)
         weighted = aggregation == "size-weighted"
         share = {c: len(CLIENTS.parts[c]) if weighted else 1 for c in (*record.finished, *due)}
-        weights = {c: share[c] / (1 + number - due[c][0] if c in due else 1) for c in share}
+        middle = sum(trained[c] - before for c in record.finished) / max(len(record.finished), 1)
+        far = {c: (due[c][2] - middle).square().sum().item() for c in due}
+        weights = dict(share)
+        for c in due:
+            weights[c] *= (1 - beta) / (1 + number - due[c][0])
+            weights[c] += share[c] * beta * (1 - np.exp(-far[c] / max(far.values())))
         total = sum(weights.values())
         expected = before.clone()
         for client in share:

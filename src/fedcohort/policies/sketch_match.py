@@ -72,9 +72,10 @@ class SketchMatch(Policy):
 
     Parameters
     ----------
-    pool : {"less-used", "random", "all"}
+    pool : {"less-used", "random", "all"}, optional
         Whom to choose from: the half that was used least so far, a random half (a better fit, but
-        clients that fit badly wait long), or everybody (they wait for ever).
+        clients that fit badly or are slow wait long), or everybody (they wait for ever). By default
+        the first, and the second with `time` or `target`.
     turns : int, default=0
         This many places per round go to the clients used least, and the others are chosen around
         them: each of N clients is then picked within ceil(N / turns) rounds.
@@ -86,7 +87,7 @@ class SketchMatch(Policy):
         before its first round how long it expects to take: 8 bytes, and in Flower two training
         steps. A mapping gives seconds by client. Both need only be right relative to each other.
     target : RaceSketch, array (rows, buckets) or UniformLabels, optional
-        What cohorts should look like; the federation by default. Best with ``pool="random"``.
+        What cohorts should look like; the federation by default.
     refresh : int, default=0
         Ask for new sketches every so many rounds, where data drift; 0 never. Clients whose data
         changed are noted in ``state.drifted``.
@@ -130,7 +131,7 @@ class SketchMatch(Policy):
 
     def __init__(
         self,
-        pool: Literal["less-used", "random", "all"] = "less-used",
+        pool: Literal["less-used", "random", "all"] | None = None,
         turns: Whole = 0,
         time: bool | Literal["ask"] | Mapping[ClientId, float] = False,
         target: RaceSketch | UniformLabels | ArrayLike | None = None,
@@ -148,11 +149,12 @@ class SketchMatch(Policy):
             raise ConfigError("SketchMatch: records= sizes private sketches; give epsilon= too")
         if records:
             rows, bits = sketch_size(records, epsilon)[:2]
-        self.pool, self.turns, self.refresh = pool, turns, refresh
         self.prior = dict(time) if isinstance(time, Mapping) else {}
         if not self.prior and time not in (False, True, "ask", {}):
             raise ConfigError(f"SketchMatch: time={time!r} must be true, false, 'ask' or a table")
-        self.timed = bool(time)
+        self.timed, self.turns, self.refresh = bool(time), turns, refresh
+        self.pool = pool or ("less-used" if target is None and not time else "random")
+        self.in_epochs = target is None and pool in (None, "less-used")  # large cohorts
         self.target = None if target is None else _checked_target(target, rows, bits)
         asked = {"expected_duration"} if time == "ask" else set()
         self.needs = Needs(
@@ -197,11 +199,10 @@ class SketchMatch(Policy):
             return Selection(())
         seconds = self._seconds(field.clients, signals, round.number) if self.timed else None
         size = min(round.size, pool.size)
-        plain = self.pool == "less-used" and self.target is None
         if not field.differ and self.target is None:
             by_speed = pool if seconds is None else pool[np.argsort(seconds[pool], kind="stable")]
             chosen = by_speed[:size].tolist()
-        elif plain and field.gram is not None and size * _LARGE >= len(field.clients):
+        elif self.in_epochs and field.gram is not None and size * _LARGE >= len(field.clients):
             chosen = self._from_epoch(field, size, seconds, rng)
         else:
             chosen = self._match(field, pool, self._goal(field, signals), size, seconds)
@@ -244,11 +245,15 @@ class SketchMatch(Policy):
         return kept[3]
 
     def _pool(self, clients: tuple[ClientId, ...], size: int, rng: Generator) -> Indices:
-        """Positions to choose from, in random order so that ties are broken at random."""
+        """Positions to choose from, whose turn it is first; ties are broken at random."""
         count = len(clients)
         order = rng.random(count)
-        if self.pool != "random" and self.state.used:
-            order += values_for(self.state.used, clients)
+        by_use = order + values_for(self.state.used, clients) if self.state.used else order
+        if self.pool != "random":
+            order = by_use
+        elif self.turns and count:
+            due = np.argpartition(by_use, min(self.turns, count) - 1)[: self.turns]
+            order[due] = by_use[due] - by_use.max() - 1
         part = count if self.pool == "all" else -(-count // 2)
         most = _MAX_TIMED_POOL if self.timed and count > _MAX_GRAM else _MAX_POOL
         wanted = min(max(part, size), max(most, size), count)

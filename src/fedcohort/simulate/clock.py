@@ -297,6 +297,10 @@ class Pace:
     staleness : float
         A late update counts (1 + rounds late)^-staleness times, as in FedBuff (Nguyen et al.,
         2022) with 1/2, the default.
+    deviation : float
+        How much it counts instead that a late update is unlike the others, beta: the weight is
+        (1 - beta) times that, plus beta (1 - exp(-D / D_max)), D being the squared distance from
+        the mean of the updates in time. REFL (Abdelmoniem et al., 2023) takes 0.35, staleness 1.
 
     Examples
     --------
@@ -312,12 +316,14 @@ class Pace:
     deadline: float | str | None = None
     late: Literal["drop", "next"] = "drop"
     staleness: float = 0.5
+    deviation: float = 0.0
 
     def __post_init__(self) -> None:
         for name, holds, rule in (
             ("over_select", 1 <= self.over_select < math.inf, "at least 1"),
             ("late", self.late in ("drop", "next"), "'drop' or 'next'"),
             ("staleness", 0 <= self.staleness < math.inf, "at least 0"),
+            ("deviation", 0 <= self.deviation <= 1, "0 to 1"),
             ("deadline", self._parsed(), "seconds above 0, a quantile such as '80%', or None"),
         ):
             if not holds:
@@ -392,11 +398,15 @@ class Pace:
         )
 
     def stale_weights(
-        self, fresh: Sequence[float], late: Sequence[tuple[float, int]]
+        self,
+        fresh: Sequence[float],
+        late: Sequence[tuple[float, int]],
+        far: Sequence[float] = (),
     ) -> list[float]:
         """Return the weights of a round's own updates, their sum kept, and then of its late ones.
 
         A late update has the weight that it would have had in time, and how many rounds late it is.
+        `far` are the late ones' squared distances from the mean of the others, if any is known.
 
         Examples
         --------
@@ -404,6 +414,9 @@ class Pace:
         [0.4, 0.4, 0.2]
         """
         stale = [weight * (1.0 + rounds) ** -self.staleness for weight, rounds in late]
+        if max(far, default=0.0) > 0:
+            unlike = -np.expm1(-np.array(far) / max(far)) * [weight for weight, _ in late]
+            stale = ((1 - self.deviation) * np.array(stale) + self.deviation * unlike).tolist()
         total = sum(fresh) if fresh else sum(weight for weight, _ in late)
         scale = total / (sum(fresh) + sum(stale))
         return [weight * scale for weight in (*fresh, *stale)]

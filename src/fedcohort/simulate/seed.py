@@ -233,9 +233,13 @@ class Seed:
             if weights is not None and weights:
                 mean = sum(weights) / len(weights)
                 shares = [*weights, *[mean] * len(arrived)]
-            stale = zip(shares[len(self.finished) :], arrived, strict=True)
+            fresh = len(self.finished)
+            stale = zip(shares[fresh:], arrived, strict=True)
+            gaps = updates[fresh:] - updates[:fresh].mean(0)
             weights = self.pace.stale_weights(
-                shares[: len(self.finished)], [(share, number - a.round) for share, a in stale]
+                shares[:fresh],
+                [(share, number - a.round) for share, a in stale],
+                gaps.square().sum(1).tolist() if fresh else (),
             )
         return self.aggregation.step(self.model, updates, sizes, weights)
 

@@ -316,7 +316,11 @@ class Replies:
             fresh = [size / total for size in sizes] if stated is None else stated
             mean = sum(fresh) / len(fresh) if stated else 0.0
             stale = [(mean or update.weight / total, rounds) for update, rounds in late.values()]
-            stated = pace.stale_weights(fresh, stale)
+            far: list[float] = []
+            if pace.deviation and updates:
+                middle = np.mean([update.flat for update in updates.values()], axis=0)
+                far = [float(np.square(u.flat - middle).sum()) for u, _ in late.values()]
+            stated = pace.stale_weights(fresh, stale, far)
         if stated is not None:
             together = [*updates.values(), *(update for update, _ in late.values())]
             apply_weights(together, stated, model, self.weight_key)
