@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelstack.convolution import geometry_of
+from modelstack.convolution import geometry_of, plain_convolution
 from modelstack.fused_convolution import HALVES, Halves, few_channels, largest
 
 LINEAR = True  # whether dense layers use the kernels too
@@ -33,10 +33,6 @@ def _stack(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> Any:
     ]
 
 
-def _apply(function: Any, *given: Any) -> Any:
-    return function.apply(*given)
-
-
 def _last(images: Tensor) -> Tensor:
     """View (clients, samples, channels, ...) with channels last."""
     return images.permute(0, 1, 3, 4, 2)
@@ -46,46 +42,37 @@ def _first(images: Tensor) -> Tensor:
     return images.permute(0, 1, 4, 2, 3)
 
 
-class _Convolution(torch.autograd.Function):
-    """(x, weight) -> outputs and the largest number of x, which the backward pass needs."""
+class _Together(torch.autograd.Function):
+    """`run(*tensors, options)` of stacked clients: for one client, and under `vmap` for all.
+
+    The first output is differentiable, by `back(x, weight, the other outputs, gradient, options)`,
+    which returns the gradients of `tensors` and has no gradient itself.
+    """
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-        out, peak = _convolve(x[None], weight[None], options=options)
-        return out[0], peak[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, weight, ctx.options = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(x, weight, output[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
-        below, on_weight = _apply(_ConvolutionGradient, *ctx.saved_tensors, grad, ctx.options)
-        return below, on_weight, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, weight: Tensor, options: Any) -> Any:
-        return _convolve(*_stack(info, in_dims[:2], x, weight), options=options), (0, 0)
-
-
-class _ConvolutionGradient(torch.autograd.Function):
-    """(x, weight, largest of x, gradient) -> gradients of x and weight."""
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, peak: Tensor, grad: Tensor, options: Any) -> Any:
-        one: Any = (t[None] for t in (x, weight, peak, grad))
-        below, on_weight = _convolve_backward(*one, options=options)
-        return below[0], on_weight[0]
+    def forward(run: Any, back: Any, options: tuple[Any, ...], *tensors: Tensor) -> Any:
+        return tuple(t[0] for t in run(*(t[None] for t in tensors), options))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save nothing: there are no second derivatives."""
+        _, ctx.back, ctx.options, *tensors = inputs
+        if ctx.back is not None:
+            ctx.mark_non_differentiable(*output[1:])
+            ctx.save_for_backward(*tensors[:2], *output[1:])
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *given: Any) -> Any:
-        return _convolve_backward(*_stack(info, in_dims[:4], *given[:4]), options=given[4]), (0, 0)
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Any:
+        given = (ctx.back, None, ctx.options, *ctx.saved_tensors, grad)
+        return None, None, None, *_together(*given)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, run: Any, back: Any, options: Any, *tensors: Tensor) -> Any:
+        outputs = run(*_stack(info, in_dims[3:], *tensors), options)
+        return outputs, (0,) * len(outputs)
+
+
+def _together(*given: Any) -> Any:
+    return _Together.apply(*given)  # type: ignore[no-untyped-call]
 
 
 def _halves(shape: Sequence[int], peak: Tensor, kind: tuple[int, torch.dtype]) -> Halves:
@@ -121,8 +108,11 @@ def _factor(x: Tensor, peak: Tensor, few: bool, geometry: Any, kind: Any) -> tup
     return found, ((1, 1), (1, 1), (0, 0))
 
 
-def _convolve(x: Tensor, weight: Tensor, *, options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """Convolve stacked images (clients, samples, channels, ...) with stacked weights."""
+def _convolve(x: Tensor, weight: Tensor, options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    """Convolve stacked images (clients, samples, channels, ...) with stacked weights.
+
+    Also returns the largest number of each client's images, which the backward pass needs.
+    """
     kernel, stride, pad, few, kind = options
     x = _last(x)
     clients, samples, high, wide, channels = x.shape
@@ -139,7 +129,7 @@ def _convolve(x: Tensor, weight: Tensor, *, options: tuple[Any, ...]) -> tuple[T
 
 
 def _convolve_backward(
-    x: Tensor, weight: Tensor, peak: Tensor, grad: Tensor, *, options: tuple[Any, ...]
+    x: Tensor, weight: Tensor, peak: Tensor, grad: Tensor, options: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:
     kernel, stride, pad, few, kind = options
     kernels, x = _kernels(), _last(x)
@@ -178,7 +168,8 @@ class BatchableConv2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (samples, outputs, height, width)."""
-        out: Tensor = _apply(_Convolution, x, self.weight, self.options)[0]
+        given = (_convolve, _convolve_backward, self.options)
+        out: Tensor = _together(*given, x, self.weight)[0]
         return out if self.bias is None else out + self.bias[:, None, None]
 
 
@@ -194,74 +185,31 @@ class BatchableLinear(nn.Module):
         """Return (..., outputs)."""
         pixels = x.reshape(1, -1, 1, x.shape[-1]).permute(0, 3, 1, 2)
         kernel = self.weight[:, :, None, None]
-        out: Tensor = _apply(_Convolution, pixels, kernel, self.options)[0]
+        given = (_convolve, _convolve_backward, self.options)
+        out: Tensor = _together(*given, pixels, kernel)[0]
         out = out.permute(0, 2, 3, 1).reshape(*x.shape[:-1], -1)
         return out if self.bias is None else out + self.bias
 
 
-class _Norm(torch.autograd.Function):
-    """(x, weight, bias) -> outputs, and the means and scales that the backward pass needs."""
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Any:
-        return tuple(t[0] for t in _normalize(x[None], weight[None], bias[None], groups, eps))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, weight, _, ctx.groups, _ = inputs
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(x, weight, *output[1:])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Any:
-        found = _apply(_NormGradient, *ctx.saved_tensors, grad, ctx.groups)
-        return *found, None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *given: Any) -> Any:
-        return _normalize(*_stack(info, in_dims[:3], *given[:3]), *given[3:]), (0, 0, 0)
-
-
-class _NormGradient(torch.autograd.Function):
-    """(x, weight, means, scales, gradient) -> gradients of x, weight and bias."""
-
-    @staticmethod
-    def forward(*given: Any) -> Any:
-        one: Any = (t[None] for t in given[:5])
-        found = _normalize_backward(*one, groups=given[5])
-        return tuple(t[0] for t in found)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save nothing: there are no second derivatives."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *given: Any) -> Any:
-        return _normalize_backward(*_stack(info, in_dims[:5], *given[:5]), groups=given[5]), (
-            0,
-            0,
-            0,
-        )
-
-
 def _normalize(
-    x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float
+    x: Tensor, weight: Tensor, bias: Tensor, options: tuple[int, float]
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return outputs, and the means and scales that the backward pass needs."""
     x = x.permute(0, 1, 3, 4, 2).contiguous()
     out = torch.empty_like(x)
     mean, scale = (x.new_empty(*x.shape[:2], x.shape[4]) for _ in range(2))
-    _kernels().norm(x, weight.contiguous(), bias.contiguous(), out, mean, scale, groups, eps)
+    _kernels().norm(x, weight.contiguous(), bias.contiguous(), out, mean, scale, *options)
     return _first(out), mean, scale
 
 
 def _normalize_backward(
-    x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, grad: Tensor, *, groups: int
+    x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, grad: Tensor, options: tuple[int, float]
 ) -> tuple[Tensor, Tensor, Tensor]:
     x, grad = (t.permute(0, 1, 3, 4, 2).contiguous() for t in (x, grad))
     below = torch.empty_like(x)
     on_weight, on_bias = torch.empty_like(mean), torch.empty_like(mean)
     given = (x, grad, weight.contiguous(), mean.contiguous(), scale.contiguous())
-    _kernels().norm_backward(*given, below, on_weight, on_bias, groups)
+    _kernels().norm_backward(*given, below, on_weight, on_bias, options[0])
     return _first(below), on_weight.sum(1), on_bias.sum(1)
 
 
@@ -271,13 +219,15 @@ class BatchableGroupNorm(nn.Module):
     def __init__(self, norm: nn.GroupNorm) -> None:
         super().__init__()
         self.weight, self.bias = norm.weight, norm.bias
-        self.groups, self.eps = norm.num_groups, norm.eps
+        self.options = (norm.num_groups, norm.eps)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return normalized images; anything else goes to PyTorch."""
         if x.dim() != 4:
-            return nn.functional.group_norm(x, self.groups, self.weight, self.bias, self.eps)
-        out: Tensor = _apply(_Norm, x, self.weight, self.bias, self.groups, self.eps)[0]
+            groups, eps = self.options
+            return nn.functional.group_norm(x, groups, self.weight, self.bias, eps)
+        given = (_normalize, _normalize_backward, self.options)
+        out: Tensor = _together(*given, x, self.weight, self.bias)[0]
         return out
 
 
@@ -286,10 +236,7 @@ def batchable(module: nn.Module, precision: str) -> nn.Module | None:
     if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "parametrizations"):
         return None
     if type(module) is nn.Conv2d:
-        plain = module.groups == 1 and set(module.dilation) == {1}
-        return (
-            BatchableConv2d(module, precision) if plain and module.padding_mode == "zeros" else None
-        )
+        return BatchableConv2d(module, precision) if plain_convolution(module) else None
     if type(module) is nn.Linear and LINEAR:
         wide = module.in_features % 16 == 0 and module.out_features % 16 == 0
         return BatchableLinear(module, precision) if wide else None

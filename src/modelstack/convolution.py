@@ -44,6 +44,11 @@ def geometry_of(
     return (high, wide), (top, left)
 
 
+def plain_convolution(conv: nn.Conv2d) -> bool:
+    """Whether a convolution has neither groups nor dilation, and pads with zeros if at all."""
+    return conv.groups == 1 and set(conv.dilation) == {1} and conv.padding_mode == "zeros"
+
+
 class Bias(Weighted):
     """The bias of an `nn.Conv2d`, one number per channel."""
 

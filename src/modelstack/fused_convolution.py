@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from modelstack import switches
 from modelstack.convolution import geometry_of, pair
 from modelstack.layers import Arena, Layer, Sink, Tape, Weighted
 
@@ -83,11 +82,6 @@ def fused_blocks(flat: Sequence[nn.Module]) -> list[Part] | None:
             parts.append(module)
         image = image and not isinstance(module, nn.Flatten)
     return parts
-
-
-def fused(flat: Sequence[nn.Module], device: torch.device) -> list[Part] | None:
-    """Return `fused_blocks` if the device runs the Triton kernels, else None."""
-    return fused_blocks(flat) if switches.runs_triton(device) else None
 
 
 def _tiles(pool: nn.MaxPool2d) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,8 +50,7 @@ def plan_of(job: Job) -> BatchPlan:
 
 def by_length(jobs: Sequence[Job]) -> list[int]:
     """Return the numbers of the jobs, those with most steps first."""
-    lengths = [-plan_of(job).length for job in jobs]
-    return sorted(range(len(jobs)), key=lengths.__getitem__)
+    return sorted(range(len(jobs)), key=lambda i: -plan_of(jobs[i]).length)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +75,7 @@ class Timetable:
     width: list[int]
     even: list[bool]
 
-    @cached_property
+    @property
     def batch(self) -> int:
         """The largest width."""
         return max(self.width)
@@ -110,13 +109,10 @@ class Lockstep:
     def _draw_until(self, needed: Ints) -> None:
         """Draw passes until each client has as many samples as needed."""
         for j, job in enumerate(self.jobs):
-            passes = []
-            left = needed[j] - len(self._drawn[j])
-            while left > 0:
-                passes.append(job.positions[self._draw[j]()])
-                left -= len(job.positions)
-            if passes:
-                self._drawn[j] = np.concatenate([self._drawn[j], *passes])
+            passes = -(-(int(needed[j]) - len(self._drawn[j])) // len(job.positions))
+            if passes > 0:
+                drawn = [job.positions[self._draw[j]()] for _ in range(passes)]
+                self._drawn[j] = np.concatenate([self._drawn[j], *drawn])
 
 
 @lru_cache(maxsize=16)
@@ -137,18 +133,11 @@ def _layout(
 
 def _timetable(begin: Ints, count: Ints, scale: Any, rate: Any, eps: Any) -> Timetable:
     scale, rate, eps = (np.asarray(a, np.float32) for a in (scale, rate, eps))
-    width = count.max(axis=1)
+    width, active = count.max(axis=1), (count > 0).sum(axis=1)
     same = (count == width[:, None]) & (scale == scale[:, :1])
-    return Timetable(
-        begin,
-        count,
-        scale,
-        rate,
-        eps,
-        (count > 0).sum(axis=1).tolist(),
-        width.tolist(),
-        (same | (count == 0)).all(axis=1).tolist(),
-    )
+    even = (same | (count == 0)).all(axis=1)
+    lists = (values.tolist() for values in (active, width, even))
+    return Timetable(begin, count, scale, rate, eps, *lists)
 
 
 @lru_cache(maxsize=16)
@@ -208,8 +197,9 @@ class Augmented:
                 f"numbers of type {str(data.x.dtype).removeprefix('torch.')}"
             )
         ends = np.cumsum([len(job.positions) for job in jobs]).tolist()
-        held = self._room(ends[-1], data)
-        moved = []
+        if self.held is None or len(self.held.x) < ends[-1]:
+            self.held = Data(*(values.new_empty(ends[-1], *values.shape[1:]) for values in data))
+        moved, held = [], self.held
         for job, last in zip(jobs, ends, strict=True):
             first = last - len(job.positions)
             at = torch.from_numpy(job.positions).to(data.x.device)
@@ -219,12 +209,6 @@ class Augmented:
             held.y[first:last] = data.y[at]
             moved.append(job._replace(positions=np.arange(first, last)))
         return moved, held
-
-    def _room(self, samples: int, data: Data) -> Data:
-        if self.held is None or len(self.held.x) < samples:
-            x, y = (values.new_empty(samples, *values.shape[1:]) for values in data)
-            self.held = Data(x, y)
-        return self.held
 
 
 def crop_flip(x: Tensor, rng: Generator) -> Tensor:

@@ -97,7 +97,7 @@ def _by_autograd(loss: SampleLoss, outputs: Tensor, y: Tensor, weight: Tensor) -
 class Gradient:
     """Sums gradients instead of changing parameters."""
 
-    beta, alpha, direct = 1.0, 1.0, False
+    beta, alpha, direct, copies = 1.0, 1.0, False, 2
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.params = list(params)
@@ -105,8 +105,7 @@ class Gradient:
 
     def restart(self) -> None:
         """Begin a new sum."""
-        for target in self.targets:
-            target.zero_()
+        torch._foreach_zero_(self.targets)
 
     def add(self, grads: Sequence[Tensor], scale: float = 1.0, active: int | None = None) -> None:
         """Add gradients of the first `active` clients."""
@@ -139,19 +138,15 @@ class Optimizer:
         self.first = [torch.zeros_like(p) for p in empty] if self.adam else []
         self.second = [torch.zeros_like(p) for p in empty] if self.adam else []
         self.start = [torch.empty_like(p) for p in empty] if training.prox_mu else []
-        self.beta = 1.0 if self.direct else training.momentum
-        self.alpha = -1.0 if self.direct else 1.0
-
-    @property
-    def copies(self) -> int:
-        """The numbers stored per parameter."""
-        return 1 + sum(map(bool, (not self.direct, self.first, self.second, self.start)))
+        self.beta, self.alpha = (1.0, -1.0) if self.direct else (training.momentum, 1.0)
+        #: The numbers stored per parameter.
+        self.copies = 1 + sum(map(bool, (empty, self.first, self.second, self.start)))
 
     def restart(self) -> None:
         """Forget the last round; the current parameters are the global model."""
         for group in ([] if self.direct else self.targets), self.first, self.second:
-            for tensor in group:
-                tensor.zero_()
+            if group:
+                torch._foreach_zero_(group)
         for anchor, param in zip(self.start, self.params, strict=False):
             anchor.copy_(param)
 
@@ -277,24 +272,23 @@ class Kernel:
 
         `like` holds the x and y of the data set.
         """
-        key = (clients, samples)
+        key, take = (clients, samples), self.arena.take
         if key not in self.steps:
             x, y = (
-                self.arena.take(name, (clients, samples, *t.shape[1:]), t.dtype)
+                take(name, (*key, *t.shape[1:]), t.dtype)
                 for name, t in zip("xy", like, strict=True)
             )
-            weight = self.arena.take("weight", (clients, samples))
-            rate, eps = self.arena.take("rate", (clients,)), self.arena.take("eps", ())
-            run = self.prepare(x, y, weight, rate, eps)
-            self.steps[key] = Step(x, y, weight, rate, eps, run)
+            given = (x, y, take("weight", key), take("rate", (clients,)), take("eps", ()))
+            self.steps[key] = Step(*given, self.prepare(*given))
         return self.steps[key]
 
     def footprint(self, samples: int, like: tuple[Tensor, Tensor]) -> int:
         """Return the bytes in use after a step on `samples` samples has been prepared."""
         self.step(self.clients, samples, like)
-        copies = self.sink.copies if isinstance(self.sink, Optimizer) else 2
         blocks = self.arena.blocks.values()
-        return 4 * copies * sum(p.numel() for p in self.params) + sum(b.nbytes for b in blocks)
+        return 4 * self.sink.copies * sum(p.numel() for p in self.params) + sum(
+            b.nbytes for b in blocks
+        )
 
     def prepare(
         self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor, eps: Tensor

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from modelstack import convolution, fused_convolution, layers, recurrent
 from modelstack.kernel import Kernel, Setup, record_gradient
 from modelstack.recurrent import LastOutput
+from modelstack.switches import runs_triton
 from modelstack.training import Unsupported
 
 PARTS = {"cuda": 256}  # products that a device should get at once
@@ -107,9 +108,10 @@ def _traced(model: nn.Module) -> list[nn.Module]:
 
 def _asks_shape(node: Any) -> bool:
     """Whether a node only reads the shape of its input, or is not used at all."""
-    shape = node.op == "call_method" and node.target == "size"
-    shape = shape or (node.target is getattr and node.args[1] == "shape")
-    return shape or (node.op != "output" and not node.users)
+    if node.op == "call_method" and node.target == "size":
+        return True
+    attribute = node.target is getattr and node.args[1] == "shape"
+    return attribute or (node.op != "output" and not node.users)
 
 
 def _convert(model: nn.Module, node: Any, evaluated: Any, chain: list[nn.Module]) -> Any:
@@ -196,7 +198,7 @@ def _known(module: nn.Module, first: bool) -> bool:
     if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "parametrizations"):
         return False
     if type(module) is nn.Conv2d:
-        return module.groups == 1 and set(module.dilation) == {1} and module.padding_mode == "zeros"
+        return convolution.plain_convolution(module)
     if type(module) is nn.MaxPool2d:
         return not module.return_indices
     if type(module) is nn.Flatten:
@@ -215,34 +217,28 @@ def _check_shapes(flat: list[nn.Module]) -> None:
 
     An LSTM must come right after its embedding, and nothing else may.
     """
-    image = False
+    image, after = False, None
     for i, module in enumerate(flat):
         misplaced = nn.Linear if image else nn.LocalResponseNorm
         if isinstance(module, misplaced):
             raise Unstackable(f"layer {i} ({type(module).__name__}) sees an unexpected shape")
-        after = flat[i - 1] if i else None
         if isinstance(after, nn.Embedding) != isinstance(module, LastOutput):
             raise Unstackable("an embedding and an LSTM are stacked only one after the other")
-        image = (image or isinstance(module, (nn.Conv2d, nn.MaxPool2d))) and not isinstance(
-            module, nn.Flatten
-        )
-    if image or isinstance(flat[-1], nn.Embedding):
+        image = image or isinstance(module, (nn.Conv2d, nn.MaxPool2d))
+        image, after = image and not isinstance(module, nn.Flatten), module
+    if image or isinstance(after, nn.Embedding):
         raise Unstackable("the output is not one vector per sample")
 
 
 def _pool_first(stack: list[layers.Layer]) -> list[layers.Layer]:
     """Take each maximum before the bias and the ReLU: the same result from fewer numbers."""
+    in_order = (convolution.Bias, layers.Activation)  # keep the order of the numbers in a channel
     for i in range(1, len(stack)):
         j = i
-        while isinstance(stack[j], convolution.MaxPool) and _keeps_order(stack[j - 1]):
+        while isinstance(stack[j], convolution.MaxPool) and isinstance(stack[j - 1], in_order):
             stack[j - 1], stack[j] = stack[j], stack[j - 1]
             j -= 1
     return stack
-
-
-def _keeps_order(layer: layers.Layer) -> bool:
-    """Whether a layer keeps the order of the numbers in a channel."""
-    return isinstance(layer, (convolution.Bias, layers.Activation))
 
 
 class Stacked(Kernel):
@@ -255,14 +251,14 @@ class Stacked(Kernel):
         if not learns:
             flat = [module for module in flat if not isinstance(module, nn.Dropout)]
         self.random, self.drops = False, any(isinstance(module, nn.Dropout) for module in flat)
-        place_of = {id(p): i for i, p in enumerate(model.parameters())}
-        parts = fused_convolution.fused(flat, device)
+        self.place_of = {id(p): i for i, p in enumerate(model.parameters())}
+        parts = fused_convolution.fused_blocks(flat) if runs_triton(device) else None
         self.fused = parts is not None
         if parts is None:
-            self.layers = _pool_first(list(self._build(flat, place_of)))
+            self.layers = _pool_first(list(self._build(flat)))
         else:
             self.dense_too = learns and training.batch_size <= layers.FusedDense.MAX_SAMPLES
-            self.layers = list(self._build_fused(parts, place_of))
+            self.layers = list(self._build_fused(parts))
         self.first = [isinstance(layer, layers.Weighted) for layer in self.layers].index(True)
         self.parts = 1 if self.fused else PARTS.get(device.type, 1)
 
@@ -276,88 +272,80 @@ class Stacked(Kernel):
         divisors = (d for d in range(1, samples + 1) if samples % d == 0)
         return next((d for d in divisors if d >= wanted), samples)
 
-    def _build(self, flat: list[nn.Module], place_of: dict[int, int]) -> Iterator[layers.Layer]:
+    def _weighted(self, place: int, module: nn.Module) -> tuple[Any, ...]:
+        """Return what a layer with the parameters of a module is made from."""
+        at = [self.place_of[id(p)] for p in module.parameters()]
+        return place, self.arena, self.sink, at
+
+    def _build(self, flat: list[nn.Module]) -> Iterator[layers.Layer]:
         """Return the layers of each module; a place in the network names its memory."""
         image = False
-        for place, module in enumerate(flat):
-            here = (3 * place, self.arena)
+        for number, module in enumerate(flat):
+            place, arena = 3 * number, self.arena
             if isinstance(module, (nn.Conv2d, nn.MaxPool2d)) and not image:
                 pooled = isinstance(module, nn.MaxPool2d)
-                yield layers.ChannelsFirst(3 * place + 1, self.arena, pooled)
+                yield layers.ChannelsFirst(place + 1, arena, pooled)
                 image = True
             if isinstance(module, nn.Conv2d):
-                at = [place_of[id(p)] for p in module.parameters()]
-                yield convolution.Conv(*here, self.sink, at, module)
+                *_, at = given = self._weighted(place, module)
+                yield convolution.Conv(*given, module)
                 if module.bias is not None:
-                    yield convolution.Bias(3 * place + 2, self.arena, self.sink, at[1:])
+                    yield convolution.Bias(place + 2, arena, self.sink, at[1:])
             elif isinstance(module, nn.MaxPool2d):
-                yield convolution.MaxPool(*here, module)
+                yield convolution.MaxPool(place, arena, module)
             elif isinstance(module, nn.Flatten):
-                yield layers.Flatten(*here, image)
+                yield layers.Flatten(place, arena, image)
                 image = False
             elif isinstance(module, nn.LocalResponseNorm):
-                yield layers.ResponseNorm(*here, module)
+                yield layers.ResponseNorm(place, arena, module)
             elif isinstance(module, nn.Dropout):
-                yield layers.Dropout(*here, module.p, image)
+                yield layers.Dropout(place, arena, module.p, image)
             else:
-                yield from self._build_plain(3 * place, module, flat[:place], place_of)
+                yield from self._build_plain(place, module, flat[number - 1] if number else None)
 
-    def _build_fused(
-        self, parts: list[fused_convolution.Part], place_of: dict[int, int]
-    ) -> Iterator[layers.Layer]:
+    def _build_fused(self, parts: list[fused_convolution.Part]) -> Iterator[layers.Layer]:
         """Do the same with layers that are fused on a GPU."""
         below: fused_convolution.FusedConv | None = None
         number, image = 0, False
         self.arena.peaks = sum(isinstance(part, fused_convolution.Block) for part in parts)
-        for place, part in enumerate(parts):
-            here = (3 * place, self.arena)
+        for at, part in enumerate(parts):
+            place = 3 * at
             if isinstance(part, fused_convolution.Block):
                 if not number:
-                    yield fused_convolution.ChannelsLast(3 * place + 1, self.arena)
-                at = [place_of[id(p)] for p in part.conv.parameters()]
-                layer = fused_convolution.FusedConv(*here, self.sink, at, part, self.precision)
-                layer.join(number, below, parts[place + 1])
+                    yield fused_convolution.ChannelsLast(place + 1, self.arena)
+                given = self._weighted(place, part.conv)
+                layer = fused_convolution.FusedConv(*given, part, self.precision)
+                layer.join(number, below, parts[at + 1])
                 below = layer
                 number, image = number + 1, True
                 yield below
                 continue
             below = None
             if isinstance(part, nn.Flatten) and image:
-                yield fused_convolution.FusedFlatten(*here)
+                yield fused_convolution.FusedFlatten(place, self.arena)
                 image = False
             elif isinstance(part, fused_convolution.DenseBlock):
-                yield from self._build_dense(3 * place, part, place_of)
+                given = self._weighted(place, part.linear)
+                if self.dense_too:
+                    yield layers.FusedDense(*given, part.relu, layers.ROUNDING[self.precision])
+                    continue
+                yield layers.Dense(*given, part.linear.bias is not None)
+                if part.relu:
+                    yield layers.Activation(place + 1, self.arena, "ReLU", inplace=True)
             else:
-                yield from self._build_plain(3 * place, part, [], place_of)
-
-    def _build_dense(
-        self, place: int, part: fused_convolution.DenseBlock, place_of: dict[int, int]
-    ) -> Iterator[layers.Layer]:
-        at = [place_of[id(p)] for p in part.linear.parameters()]
-        if self.dense_too:
-            rounding = layers.ROUNDING[self.precision]
-            yield layers.FusedDense(place, self.arena, self.sink, at, part.relu, rounding)
-            return
-        yield layers.Dense(place, self.arena, self.sink, at, part.linear.bias is not None)
-        if part.relu:
-            yield layers.Activation(place + 1, self.arena, "ReLU", inplace=True)
+                yield from self._build_plain(place, part, None)
 
     def _build_plain(
-        self,
-        place: int,
-        module: nn.Module,
-        before: list[nn.Module],
-        place_of: dict[int, int],
+        self, place: int, module: nn.Module, after: nn.Module | None
     ) -> Iterator[layers.Layer]:
         """Return the layer of a module that does not depend on how images lie in memory."""
-        here = (place, self.arena)
-        at = [place_of[id(p)] for p in module.parameters()]
+        weighted, here = self._weighted(place, module), (place, self.arena)
         if isinstance(module, nn.Linear):
-            yield layers.Dense(*here, self.sink, at, module.bias is not None)
+            yield layers.Dense(*weighted, module.bias is not None)
         elif isinstance(module, nn.Embedding):
-            yield recurrent.Embedding(*here, self.sink, at)
+            yield recurrent.Embedding(*weighted)
         elif isinstance(module, LastOutput):
-            yield recurrent.LSTM(*here, self.sink, at, module.lstm, self.precision)
+            yield recurrent.LSTM(*weighted, module.lstm, self.precision)
         elif isinstance(module, nn.Flatten):
             yield layers.Flatten(*here, image=False)
         elif isinstance(module, nn.Unflatten):
@@ -365,7 +353,6 @@ class Stacked(Kernel):
         elif isinstance(module, nn.Dropout):
             yield layers.Dropout(*here, module.p)
         elif not isinstance(module, nn.Identity):
-            after = before[-1] if before else None
             inplace = isinstance(after, (nn.Linear, nn.Conv2d, nn.MaxPool2d))
             yield layers.Activation(*here, type(module).__name__, inplace)
 
@@ -401,7 +388,7 @@ def evaluates(model: nn.Module, device: torch.device) -> bool:
     """Whether `Forward` is fast and frugal: `convolution.Conv` would copy patches of a test set."""
     flat = stackable(model)
     images = any(isinstance(module, nn.Conv2d) for module in flat)
-    return not images or fused_convolution.fused(flat, device) is not None
+    return not images or (runs_triton(device) and fused_convolution.fused_blocks(flat) is not None)
 
 
 class Forward:

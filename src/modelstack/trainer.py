@@ -6,8 +6,8 @@ engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,17 +23,7 @@ from modelstack.jobs import Augmented, Data, Job
 from modelstack.kernel import SampleLoss, Setup, row_numbers, sample_loss
 from modelstack.switches import check_precision, precision
 from modelstack.training import Ints, Training, Unsupported
-from modelstack.worker import (
-    Doubles,
-    Loop,
-    Worker,
-    accuracy_and_loss,
-    embeddings,
-    hits,
-    mean_features,
-    mean_losses,
-    write,
-)
+from modelstack.worker import Doubles, Loop, Worker, write
 
 ENGINES = ("auto", "loop", "stacked", "vmap")
 
@@ -201,20 +191,15 @@ class Trainer:
         return Batched(kind, self._setup, self.max_memory)
 
     def _probe(self, data: Data) -> None:
-        """Find out once what the model can do: layouts on a CPU, batching by torch.func."""
-        self.worker.probe(data)
-        if self._probed:
-            return
-        self._probed = True
+        """Find out once whether torch.func can batch the model."""
         from modelstack.vmapped import obstacle
 
-        reason = obstacle(self._setup, data)
-        if not reason:
-            return
-        if self._asked == "vmap":
+        self._probed, reason = True, obstacle(self._setup, data)
+        if reason and self._asked == "vmap":
             raise Unsupported(f"engine='vmap': {reason}; choose engine='loop'")
-        self.engine, self.reason = "loop", reason
-        self._engine = self._make()
+        if reason:
+            self.engine, self.reason = "loop", reason
+            self._engine = self._make()
 
     def data(self, x: Any, y: Any) -> Data:
         """Move samples and labels (arrays or tensors) to the device."""
@@ -239,25 +224,21 @@ class Trainer:
 
         Returns (jobs, size), which the next call overwrites: reduce or clone it before.
         """
-        rows = self._rows(params, jobs)
-        self._probe(data)
-        if len(self._out) < len(jobs):
-            self._out = rows.new_empty(len(jobs), self.size)
-        out = self._out[: len(jobs)]
-        if jobs:
-            if self._augmented is not None:
-                jobs, data = self._augmented.transform(jobs, data)
-            with self._guard():
+        with self._ready(params, jobs, data) as rows:
+            if len(self._out) < len(jobs):
+                self._out = rows.new_empty(len(jobs), self.size)
+            out = self._out[: len(jobs)]
+            if jobs:
+                if self._augmented is not None:
+                    jobs, data = self._augmented.transform(jobs, data)
                 self._engine.train(rows, jobs, data, self.training.lr if lr is None else lr, out)
         return out
 
     def gradients(self, params: Tensor, jobs: Sequence[Job], data: Data) -> Tensor:
         """Return the gradient of each job's mean loss, (jobs, size), without dropout."""
-        rows = self._rows(params, jobs)
-        self._probe(data)
-        out = rows.new_empty(len(jobs), self.size)
-        if jobs:
-            with self._guard():
+        with self._ready(params, jobs, data) as rows:
+            out = rows.new_empty(len(jobs), self.size)
+            if jobs:
                 self._engine.gradients(rows, jobs, data, out)
         return out
 
@@ -265,25 +246,19 @@ class Trainer:
         self, params: Tensor, jobs: Sequence[Job], data: Data, *, power: float = 1.0
     ) -> Doubles:
         """Return the mean of loss ** power over each job's samples, under its row of `params`."""
-        rows = self._rows(params, jobs)
-        self._probe(data)
-        with self._guard():
-            return mean_losses(self.worker, rows, jobs, data, power)
+        with self._ready(params, jobs, data) as rows:
+            return self.worker.mean_losses(rows, jobs, data, power)
 
     def features(self, params: Tensor, jobs: Sequence[Job], data: Data) -> NDArray[np.float32]:
         """Return the mean output of the first dense layer that runs, for each job's samples."""
-        rows = self._rows(params, jobs)
-        self._probe(data)
-        with self._guard():
-            return mean_features(self.worker, rows, jobs, data).astype(np.float32)
+        with self._ready(params, jobs, data) as rows:
+            return self.worker.mean_features(rows, jobs, data).astype(np.float32)
 
     def embeddings(self, params: Tensor, positions: Ints, data: Data) -> Tensor:
         """Return that layer's output at each position in `data`, under one flat model."""
-        (row,) = self._rows(params, ())
-        self.worker.probe(data)
         at = torch.from_numpy(np.asarray(positions, np.int64)).to(data.x.device)
-        with self._guard():
-            return embeddings(self.worker, row, at, data)
+        with self._ready(params, (), data) as (row,):
+            return self.worker.embeddings(row, at, data)
 
     def evaluate(self, params: Tensor, data: Data) -> tuple[Doubles, Doubles]:
         """Return accuracy and mean loss of every row of `params`."""
@@ -292,10 +267,15 @@ class Trainer:
 
     def scores(self, params: Tensor, data: Data) -> Tensor:
         """Do the same without waiting for a GPU: one row (accuracy, loss) per row of `params`."""
-        rows = self._rows(params, ())
-        self.worker.probe(data)
-        with self._guard():
-            return accuracy_and_loss(self.worker, rows, data, self._together(rows))
+        with self._ready(params, (), data) as rows:
+            return self.worker.scores(rows, data, self._together(rows))
+
+    def hits(self, params: Tensor, parts: Sequence[Ints], data: Data) -> NDArray[np.bool_]:
+        """Return whether model i is right at each position of part i in `data`, part after part."""
+        every = torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(data.x.device)
+        each = torch.split(every, [len(part) for part in parts])
+        with self._ready(params, (), data) as rows:
+            return self.worker.hits(rows, each, data)
 
     def _together(self, rows: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return how all rows are evaluated at once, None if one by one is better."""
@@ -318,17 +298,15 @@ class Trainer:
             self._forward.kernel.load(rows, every)
         return self._forward
 
-    def hits(self, params: Tensor, parts: Sequence[Ints], data: Data) -> NDArray[np.bool_]:
-        """Return whether model i is right at each position of part i in `data`, part after part."""
-        rows = self._rows(params, ())
+    @contextmanager
+    def _ready(self, params: Tensor, jobs: Sequence[Job], data: Data) -> Iterator[Tensor]:
+        """Check what was given, probe the model, set the precision; the rows of `params`."""
+        rows = self._rows(params, jobs)
         self.worker.probe(data)
-        every = torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(data.x.device)
-        each = torch.split(every, [len(part) for part in parts])
-        with self._guard():
-            return hits(self.worker, rows, each, data)
-
-    def _guard(self) -> AbstractContextManager[None]:
-        return precision(self.device, self.precision)
+        if jobs and not self._probed:
+            self._probe(data)
+        with precision(self.device, self.precision):
+            yield rows
 
     def _rows(self, params: Tensor, jobs: Sequence[Job]) -> Tensor:
         rows = params.detach().unsqueeze(0) if params.dim() == 1 else params.detach()

@@ -69,28 +69,29 @@ class Training:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))
-        for field in ("epochs", "batch_size"):
-            self._check(field, getattr(self, field) >= 1, "at least 1")
-        self._check("steps", self.steps is None or self.steps >= 1, "at least 1, or None")
-        self._check("optimizer", self.optimizer in ("sgd", "adam"), "'sgd' or 'adam'")
-        for field in ("lr", "eps"):
-            value = getattr(self, field)
-            self._check(field, math.isfinite(value) and value > 0, "above 0")
-        for field in ("weight_decay", "prox_mu"):
-            value = getattr(self, field)
-            self._check(field, math.isfinite(value) and value >= 0, "at least 0")
-        self._check("momentum", 0 <= self.momentum < 1, "in [0, 1)")
-        plain = self.optimizer == "sgd" or self.momentum == 0
-        self._check("momentum", plain, "0 with Adam, which has betas")
-        in_range = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
-        self._check("betas", in_range, "two numbers in [0, 1)")
-        self._check("epoch_decay", 0 < self.epoch_decay <= 1, "in (0, 1]")
-        self._check("augment", self.augment in (None, "crop-flip"), "'crop-flip', or None")
-
-    def _check(self, field: str, holds: bool, rule: str) -> None:
-        if not holds:
-            value = getattr(self, field)
-            raise Unsupported(f"{type(self).__name__}: {field}={value!r} must be {rule}")
+        rules = (
+            ("epochs", self.epochs >= 1, "at least 1"),
+            ("batch_size", self.batch_size >= 1, "at least 1"),
+            ("steps", self.steps is None or self.steps >= 1, "at least 1, or None"),
+            ("optimizer", self.optimizer in ("sgd", "adam"), "'sgd' or 'adam'"),
+            ("lr", 0 < self.lr < math.inf, "above 0"),
+            ("eps", 0 < self.eps < math.inf, "above 0"),
+            ("weight_decay", 0 <= self.weight_decay < math.inf, "at least 0"),
+            ("prox_mu", 0 <= self.prox_mu < math.inf, "at least 0"),
+            ("momentum", 0 <= self.momentum < 1, "in [0, 1)"),
+            ("momentum", self.optimizer == "sgd" or not self.momentum, "0 with Adam (see betas)"),
+            (
+                "betas",
+                len(self.betas) == 2 and 0 <= min(self.betas) <= max(self.betas) < 1,
+                "two numbers in [0, 1)",
+            ),
+            ("epoch_decay", 0 < self.epoch_decay <= 1, "in (0, 1]"),
+            ("augment", self.augment in (None, "crop-flip"), "'crop-flip', or None"),
+        )
+        for field, holds, rule in rules:
+            if not holds:
+                value = getattr(self, field)
+                raise Unsupported(f"{type(self).__name__}: {field}={value!r} must be {rule}")
 
     def rates(self, step: int) -> tuple[float, float]:
         """Return the factor of the learning rate and the epsilon at a step counted from 0.
@@ -158,11 +159,8 @@ def _cuts(n: int, batch_size: int, passes: int, steps: int | None) -> tuple[Ints
     """Return bounds and epochs, which depend only on the sizes."""
     per_pass = -(-n // batch_size)
     total = passes * per_pass if steps is None else steps
-    step = np.arange(total)
-    starts = step // per_pass * n + step % per_pass * batch_size
-    last = total // per_pass * n + total % per_pass * batch_size
-    bounds = np.append(starts, last)
-    bounds.flags.writeable = False
-    which = step // per_pass
-    which.flags.writeable = False
+    step = np.arange(total + 1)
+    which, batch = np.divmod(step, per_pass)
+    bounds, which = which * n + batch * batch_size, which[:-1]
+    bounds.flags.writeable = which.flags.writeable = False
     return bounds, which

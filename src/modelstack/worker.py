@@ -1,7 +1,7 @@
 """One model that takes one client's parameters at a time.
 
-`Worker` holds the model, `Loop` trains clients one after the other, and the functions below run
-forward passes: accuracy, losses per client, features per client.
+`Worker` holds the model and measures: accuracy, losses per client, features per client. `Loop`
+trains clients one after the other.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from modelstack.switches import gradients_without_training, seeded
 from modelstack.training import Training, Unsupported
 
 Doubles = NDArray[np.float64]
+Outputs = Callable[[Tensor], Tensor]  # samples -> (models, samples, outputs)
 
 
 class Worker:
@@ -46,14 +47,6 @@ class Worker:
     def _lay_out(self, layout: torch.memory_format) -> None:
         to: Any = self.model.to  # its type hints leave memory_format out
         to(memory_format=layout)
-
-    def write(self, row: Tensor) -> None:
-        """Set the parameters from a flat vector."""
-        write(row, self.params)
-
-    def read(self, row: Tensor) -> None:
-        """Copy the parameters to a flat vector."""
-        read(self.params, row)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the model's outputs."""
@@ -97,6 +90,92 @@ class Worker:
                 at = positions[start : start + size]
                 yield Data(data.x.index_select(0, at), data.y.index_select(0, at))
 
+    @contextmanager
+    def _measuring(self) -> Iterator[None]:
+        self.model.eval()
+        with torch.no_grad():
+            yield
+
+    def scores(self, params: Tensor, data: Data, together: Outputs | None = None) -> Tensor:
+        """Return accuracy and mean loss of every row of `params`: (rows, 2), on the device.
+
+        `together` computes the outputs of all rows at once; by default one row follows the other.
+        Accuracy is NaN if labels are not whole numbers. One output is a logit: class 1 above 0.
+        """
+        totals = torch.zeros(len(params), 2, dtype=torch.float64, device=self.device)
+        with self._measuring():
+            for row, total in enumerate(torch.split(totals, len(totals) if together else 1)):
+                if together is None:
+                    write(params[row], self.params)
+                for x, y in self.chunks(data, None):
+                    outputs = together(x) if together else self.forward(x)[None]
+                    losses = self.loss(outputs.flatten(0, 1), torch.cat([y] * len(outputs)))
+                    whole = not y.is_floating_point()
+                    total[:, 0] += correct(outputs, y).flatten(1).sum(1) if whole else torch.nan
+                    total[:, 1] += losses.view(len(outputs), -1).sum(dim=1, dtype=torch.float64)
+        return totals / len(data.y)
+
+    def hits(self, rows: Tensor, parts: Sequence[Tensor], data: Data) -> NDArray[np.bool_]:
+        """Return whether model i is right at each position of part i in `data`, part after part.
+
+        A GPU is waited for once, not once per model.
+        """
+        answers = []
+        with self._measuring():
+            for row, positions in zip(rows, parts, strict=True):
+                write(row, self.params)
+                chunks = self.chunks(data, positions)
+                answers += [correct(self.forward(x)[None], y)[0] for x, y in chunks]
+        right: NDArray[np.bool_] = torch.cat(answers).cpu().numpy()
+        return right
+
+    def embeddings(self, row: Tensor, positions: Tensor, data: Data) -> Tensor:
+        """Return the first dense layer's output at each position, under the parameters `row`."""
+        with self._measuring(), first_dense(self.model, self.forward) as feature:
+            write(row, self.params)
+            return torch.cat([feature(x).flatten(1) for x, _ in self.chunks(data, positions)])
+
+    def mean_features(self, params: Tensor, jobs: Sequence[Job], data: Data) -> Doubles:
+        """Return the mean output, before the activation, of the first dense layer that runs."""
+        with first_dense(self.model, self.forward) as feature:
+            return self._means(params, jobs, data, lambda x, y: feature(x))
+
+    def mean_losses(
+        self, params: Tensor, jobs: Sequence[Job], data: Data, power: float = 1.0
+    ) -> Doubles:
+        """Return the mean of loss ** power over each job's samples, under its row of `params`."""
+
+        def measure(x: Tensor, y: Tensor) -> Tensor:
+            losses = self.loss(self.forward(x), y)
+            return losses if power == 1.0 else losses.double().pow(power)
+
+        return self._means(params, jobs, data, measure)
+
+    def _means(
+        self,
+        params: Tensor,
+        jobs: Sequence[Job],
+        data: Data,
+        measure: Callable[[Tensor, Tensor], Tensor],
+    ) -> Doubles:
+        """Average what `measure` returns for each sample over the samples of each job.
+
+        The jobs of one row are measured together, in chunks that may hold samples of several jobs.
+        """
+        result: list[Doubles] = [np.empty(0)] * len(jobs)
+        with self._measuring():
+            for row in sorted({job.row for job in jobs}):
+                mine = [i for i, job in enumerate(jobs) if job.row == row]
+                write(params[row], self.params)
+                sizes = np.array([len(jobs[i].positions) for i in mine])
+                at = torch.from_numpy(np.concatenate([jobs[i].positions for i in mine]))
+                chunks = self.chunks(data, at.to(self.device))
+                each = torch.cat([measure(x, y).double() for x, y in chunks]).cpu().numpy()
+                sums = np.add.reduceat(each, np.cumsum(sizes) - sizes)
+                for i, total, size in zip(mine, sums, sizes, strict=True):
+                    result[i] = total / size
+        return np.array(result)
+
 
 def pool_first(model: nn.Module) -> nn.Module:
     """Swap (in place) each ReLU of an `nn.Sequential` with the maximum that is taken after it.
@@ -118,11 +197,7 @@ def _skips_pixels(model: nn.Module) -> bool:
     With channels last, PyTorch 2.13 writes past its memory in the backward pass of such layers.
     """
     convolutions = (m for m in model.modules() if isinstance(m, nn.Conv2d))
-    return any(
-        stride > kernel
-        for conv in convolutions
-        for stride, kernel in zip(conv.stride, conv.kernel_size, strict=True)
-    )
+    return any(s > k for c in convolutions for s, k in zip(c.stride, c.kernel_size, strict=True))
 
 
 class Loop:
@@ -139,10 +214,10 @@ class Loop:
         """Write each job's trained parameters to its row of `out`."""
         self.worker.model.train()
         for job, row in zip(jobs, out, strict=True):
-            self.worker.write(params[job.row])
+            write(params[job.row], self.worker.params)
             with seeded([job.seed], self.worker.device):
                 self._train(job, data, lr)
-            self.worker.read(row)
+            read(self.worker.params, row)
 
     def _train(self, job: Job, data: Data, lr: float) -> None:
         plan = plan_of(job)
@@ -166,7 +241,7 @@ class Loop:
         """Write the gradient of each job's mean loss to its row of `out`."""
         with gradients_without_training(self.worker.model):
             for job, row in zip(jobs, out, strict=True):
-                self.worker.write(params[job.row])
+                write(params[job.row], self.worker.params)
                 total = [torch.zeros_like(p) for p in self.worker.params]
                 positions = torch.from_numpy(job.positions).to(data.x.device)
                 for x, y in self.worker.chunks(data, positions):
@@ -185,51 +260,15 @@ def _gradient(loss: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
 def write(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copy a flat vector into tensors."""
     with torch.no_grad():
-        for tensor, part in zip(
-            tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True
-        ):
+        parts = torch.split(flat, [t.numel() for t in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view(tensor.shape))
 
 
 def read(tensors: Sequence[Tensor], flat: Tensor) -> None:
     """Copy tensors into a flat vector."""
     with torch.no_grad():
-        for tensor, part in zip(
-            tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True
-        ):
-            part.view(tensor.shape).copy_(tensor)
-
-
-Outputs = Callable[[Tensor], Tensor]  # samples -> (models, samples, outputs)
-
-
-def accuracy_and_loss(
-    worker: Worker, params: Tensor, data: Data, together: Outputs | None = None
-) -> Tensor:
-    """Return accuracy and mean loss of every row of `params`: (rows, 2), on the device.
-
-    `together` computes the outputs of all rows at once; by default one row follows the other.
-    Accuracy is NaN if labels are not whole numbers. A single output is a logit: class 1 above 0.
-    """
-    worker.model.eval()
-    totals = torch.zeros(len(params), 2, dtype=torch.float64, device=worker.device)
-    with torch.no_grad():
-        for row, total in enumerate(torch.split(totals, len(totals) if together else 1)):
-            if together is None:
-                worker.write(params[row])
-            for x, y in worker.chunks(data, None):
-                outputs = together(x) if together else worker.forward(x)[None]
-                losses = worker.loss(outputs.flatten(0, 1), torch.cat([y] * len(outputs)))
-                total[:, 0] += _accurate(outputs, y)
-                total[:, 1] += losses.view(len(outputs), -1).sum(dim=1, dtype=torch.float64)
-    return totals / len(data.y)
-
-
-def _accurate(outputs: Tensor, y: Tensor) -> Tensor:
-    """Return how many samples each model classifies correctly; `outputs` has a row per model."""
-    if y.is_floating_point():
-        return torch.full((len(outputs),), torch.nan, device=y.device)
-    return correct(outputs, y).flatten(1).sum(1)
+        torch.cat([tensor.reshape(-1) for tensor in tensors], out=flat)
 
 
 def correct(outputs: Tensor, y: Tensor) -> Tensor:
@@ -237,48 +276,6 @@ def correct(outputs: Tensor, y: Tensor) -> Tensor:
     if outputs.dim() == 2 or outputs.shape[2] == 1:
         return (outputs.flatten(1) > 0) == y.flatten()
     return outputs.argmax(2) == y
-
-
-def hits(worker: Worker, rows: Tensor, parts: Sequence[Tensor], data: Data) -> NDArray[np.bool_]:
-    """Return whether model i is right at each position of part i in `data`, part after part.
-
-    A GPU is waited for once, not once per model.
-    """
-    worker.model.eval()
-    answers = []
-    with torch.no_grad():
-        for row, positions in zip(rows, parts, strict=True):
-            worker.write(row)
-            chunks = worker.chunks(data, positions)
-            answers += [correct(worker.forward(x)[None], y)[0] for x, y in chunks]
-    right: NDArray[np.bool_] = torch.cat(answers).cpu().numpy()
-    return right
-
-
-def mean_losses(
-    worker: Worker, params: Tensor, jobs: Sequence[Job], data: Data, power: float = 1.0
-) -> Doubles:
-    """Return the mean of loss ** power over each job's samples, under its row of `params`."""
-
-    def measure(x: Tensor, y: Tensor) -> Tensor:
-        losses = worker.loss(worker.forward(x), y)
-        return losses if power == 1.0 else losses.double().pow(power)
-
-    return _means(worker, params, jobs, data, measure)
-
-
-def mean_features(worker: Worker, params: Tensor, jobs: Sequence[Job], data: Data) -> Doubles:
-    """Return the mean output, before the activation, of the first dense layer that runs."""
-    with first_dense(worker.model, worker.forward) as feature:
-        return _means(worker, params, jobs, data, lambda x, y: feature(x))
-
-
-def embeddings(worker: Worker, row: Tensor, positions: Tensor, data: Data) -> Tensor:
-    """Return the first dense layer's output at each position, under the parameters `row`."""
-    worker.model.eval()
-    with torch.no_grad(), first_dense(worker.model, worker.forward) as feature:
-        worker.write(row)
-        return torch.cat([feature(x).flatten(1) for x, _ in worker.chunks(data, positions)])
 
 
 @contextmanager
@@ -306,30 +303,3 @@ def first_dense(
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _means(
-    worker: Worker,
-    params: Tensor,
-    jobs: Sequence[Job],
-    data: Data,
-    measure: Callable[[Tensor, Tensor], Tensor],
-) -> Doubles:
-    """Average what `measure` returns for each sample over the samples of each job.
-
-    The jobs of one row are measured together, in chunks that may hold samples of several jobs.
-    """
-    worker.model.eval()
-    result: list[Doubles] = [np.empty(0)] * len(jobs)
-    with torch.no_grad():
-        for row in sorted({job.row for job in jobs}):
-            mine = [i for i, job in enumerate(jobs) if job.row == row]
-            worker.write(params[row])
-            sizes = np.array([len(jobs[i].positions) for i in mine])
-            positions = np.concatenate([jobs[i].positions for i in mine])
-            at = torch.from_numpy(positions).to(worker.device)
-            parts = [measure(x, y).double() for x, y in worker.chunks(data, at)]
-            sums = np.add.reduceat(torch.cat(parts).cpu().numpy(), np.cumsum(sizes) - sizes)
-            for i, total, size in zip(mine, sums, sizes, strict=True):
-                result[i] = total / size
-    return np.array(result)

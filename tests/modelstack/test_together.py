@@ -14,7 +14,7 @@ from fedcohort.simulate import build, simulation
 from modelstack import batched
 from modelstack.trainer import Trainer
 from modelstack.vmapped import forward_rows
-from modelstack.worker import accuracy_and_loss
+
 
 CASES = [("mlp-64-30", (1, 8, 8), 10), ("cnn", (1, 28, 28), 10), ("char-lstm", (12,), 80)]
 
@@ -30,9 +30,9 @@ def test_side_by_side(name, shape, classes):
     rows = torch.stack([trainer.flat(build(name, shape, classes, seed=s)) for s in range(3)])
     forwards = [partial(forward_rows, trainer.worker.model, rows)]
     forwards.append(trainer._side_by_side(rows))
-    one = accuracy_and_loss(trainer.worker, rows, data).T
+    one = trainer.worker.scores(rows, data).T
     for forward in forwards:
-        together = accuracy_and_loss(trainer.worker, rows, data, forward).T
+        together = trainer.worker.scores(rows, data, forward).T
         assert together[0].tolist() == one[0].tolist()
         np.testing.assert_allclose(together[1], one[1], rtol=1e-5)
 
