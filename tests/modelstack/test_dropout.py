@@ -5,32 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
-from fedcohort.simulate.local import LocalTraining, jobs
 from modelstack.dropout import MaskKeys, fill_mask, keep_entries, layer_words
-from modelstack.trainer import Trainer
 
 CPU = torch.device("cpu")
-
-
-def test_functional_dropout_in_a_chain_differs_between_clients_and_rounds():
-    class Chain(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.two = nn.Linear(64, 12), nn.Linear(12, 5)
-
-        def forward(self, x):
-            return self.two(F.dropout(self.one(x.flatten(1)).relu(), 0.5, self.training))
-
-    trainer = Trainer(Chain(), LocalTraining(batch_size=8), device="cpu")
-    assert trainer.engine == "stacked"
-    data = trainer.data(np.ones((8, 1, 8, 8), np.float32), np.arange(8) % 5)
-    part = np.arange(8)
-    work = jobs(trainer, 0, 0, "ab", [part, part]) + jobs(trainer, 0, 1, "a", [part])
-    trained = trainer.train(trainer.flat(), work, data)
-    assert not torch.equal(trained[0], trained[1]) and not torch.equal(trained[0], trained[2])
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.1, 0.5, 0.75, 1.0])

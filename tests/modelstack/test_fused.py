@@ -6,6 +6,7 @@ three times that of PyTorch's own float32 kernels on the same GPU.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -120,60 +121,41 @@ def test_other_layers_of_images_are_not_fused(layer):
     assert fused_blocks([nn.Conv2d(3, 4, 3), *layers, nn.Flatten(), nn.Linear(4, 2)]) is None
 
 
-def trained(name, device, options, precision="float32", double=False, engine="auto"):
-    """Return the changes and gradients of three clients of unequal sizes under two models."""
+def trained(name, device, options, precision="float32", engine="auto", exact=None):
+    """Return the changes and gradients of three clients of unequal sizes under two models.
+
+    By `exact`, in float64 on a CPU.
+    """
     torch.manual_seed(0)
     model = MODELS[name]()
     local = LocalTraining(epochs=2, batch_size=4, lr=0.1, **options)
     rng = np.random.default_rng(0)
     x = rng.integers(0, 9, (17, 7)) if name == "recurrent" else rng.normal(size=(17, 3, 8, 8))
     y = rng.integers(0, CLASSES, 17)
-    if double:
-        return by_hand(model.double(), x, y, local)
     trainer = Trainer(model, local, device=device, precision=precision, engine=engine)
-    held = trainer.data(x, y)
     start = torch.stack([trainer.flat(), 0.9 * trainer.flat()])
     parts = [np.arange(5), np.arange(5, 8), np.arange(8, 17)]
     work = jobs(trainer, 0, 0, "012", parts, [0, 1, 0])
-    rows = torch.tensor([job.row for job in work], device=held.x.device)
-    moved = trainer.train(start, work, held) - start[rows]
-    return torch.cat([moved, trainer.gradients(start, work, held)]).cpu().double()
+    if exact is None:
+        held = trainer.data(x, y)
+        found = trainer.train(start, work, held).clone(), trainer.gradients(start, work, held)
+    else:
+        start = start.double()
+        given = (start, work, torch.as_tensor(x), torch.as_tensor(y))
+        found = exact(model.double(), local, *given, local.lr)
+    rows = torch.tensor([job.row for job in work], device=start.device)
+    return torch.cat([found[0] - start[rows], found[1]]).cpu().double()
 
 
-def by_hand(model, x, y, local):
-    """Do the same in float64, by autograd."""
-    from fedcohort.simulate.local import batch_plans
-
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
-    first = torch.cat([p.detach().flatten() for p in model.parameters()])
-    moved, slopes = [], []
-    for i, part in enumerate((np.arange(5), np.arange(5, 8), np.arange(8, 17))):
-        start = first * (1, 0.9)[i % 2]
-        nn.utils.vector_to_parameters(start, model.parameters())
-        loss = F.cross_entropy(model(x[part]), y[part])
-        slopes.append(flat_gradient(loss, model))
-        speed = torch.zeros_like(start)
-        now = start.clone()
-        for batch in batch_plans(0, 0, [str(i)], [len(part)], local)[0].batches():
-            nn.utils.vector_to_parameters(now, model.parameters())
-            at = part[batch]
-            slope = flat_gradient(F.cross_entropy(model(x[at]), y[at]), model)
-            speed = local.momentum * speed + slope
-            now = now - local.lr * speed
-        moved.append(now - start)
-    return torch.stack(moved + slopes).detach()
-
-
-def flat_gradient(loss, model):
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+def distance(found, expected):
+    return float((found - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_reference_agrees_with_the_plain_loop(name):
+def test_the_reference_agrees_with_the_plain_loop(name, reference):
     """Otherwise the comparison on a GPU would prove nothing."""
-    expected = trained(name, "cpu", {"momentum": 0.9}, double=True)
-    found = trained(name, "cpu", {"momentum": 0.9})
-    assert float((found - expected).norm() / expected.norm()) < 1e-5
+    expected = trained(name, "cpu", {"momentum": 0.9}, exact=reference)
+    assert distance(trained(name, "cpu", {"momentum": 0.9}), expected) < 1e-5
 
 
 class RoundedConvolution(torch.autograd.Function):
@@ -211,43 +193,40 @@ def interpret(name):
     switches.FUSED.add("cpu")
     recurrent.gpu_kernels = lambda tensor: _triton
     engine = "vmap" if name == "residual" else "stacked"
-    found = trained(name, "cpu", {"momentum": 0.9}, engine=engine)
-    expected = trained(name, "cpu", {"momentum": 0.9}, double=True)
-    print(float((found - expected).norm() / expected.norm()))
+    print(trained(name, "cpu", {"momentum": 0.9}, engine=engine).tolist())
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 @pytest.mark.parametrize("name", ["strided", "recurrent"])
-def test_the_kernels_in_tritons_interpreter(name):
+def test_the_kernels_in_tritons_interpreter(name, reference):
     """The interpreter needs no GPU; it is slow, so only the smallest models run in it."""
     code = f"import test_fused; test_fused.interpret({name!r})"
     here = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": here}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert float(done.stdout) < 1e-5
+    expected = trained(name, "cpu", {"momentum": 0.9}, exact=reference)
+    found = torch.tensor(json.loads(done.stdout), dtype=torch.float64)
+    assert distance(found, expected) < 1e-5
 
 
 @gpu
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}], ids=["sgd", "momentum"])
 @pytest.mark.parametrize("name", MODELS)
-def test_fused_layers_are_as_exact_as_float32_on_a_gpu(name, options, monkeypatch):
+def test_fused_layers_are_as_exact_as_float32_on_a_gpu(name, options, monkeypatch, reference):
     """And with precision="tf32" as exact as training whose factors have 11 bits.
 
     Rounding changes which units a ReLU lets through, so errors of a deep network are some percent.
     """
-    expected = trained(name, "cuda", options, double=True)
-    fused = trained(name, "cuda", options)
-    rough = trained(name, "cuda", options, "tf32")
+    expected = trained(name, "cpu", options, exact=reference)
+    fused, rough = (trained(name, "cuda", options, mode) for mode in ("float32", "tf32"))
     monkeypatch.setattr(switches, "FUSED", set())
     plain = trained(name, "cuda", options)
-    error, usual, larger = (
-        float((found - expected).norm() / expected.norm()) for found in (fused, plain, rough)
-    )
+    error, usual, larger = (distance(found, expected) for found in (fused, plain, rough))
     assert error < max(3 * usual, 2e-6), (error, usual, larger)
     monkeypatch.setattr(nn.Conv2d, "forward", rounded_forward)
-    rounded = trained(name, "cpu", options, double=True)
-    assert larger < max(3 * float((rounded - expected).norm() / expected.norm()), 2e-2)
+    rounded = trained(name, "cpu", options, exact=reference)
+    assert larger < max(3 * distance(rounded, expected), 2e-2)
     assert torch.isfinite(fused).all()
 
 

@@ -15,7 +15,6 @@ from modelstack import batched
 from modelstack.trainer import Trainer
 from modelstack.vmapped import forward_rows
 
-
 CASES = [("mlp-64-30", (1, 8, 8), 10), ("cnn", (1, 28, 28), 10), ("char-lstm", (12,), 80)]
 
 
