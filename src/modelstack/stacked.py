@@ -272,7 +272,9 @@ class Stacked(Kernel):
         divisors = (d for d in range(1, samples + 1) if samples % d == 0)
         return next((d for d in divisors if d >= wanted), samples)
 
-    def _weighted(self, place: int, module: nn.Module) -> tuple[Any, ...]:
+    def _weighted(
+        self, place: int, module: nn.Module
+    ) -> tuple[int, layers.Arena, layers.Sink, list[int]]:
         """Return what a layer with the parameters of a module is made from."""
         at = [self.place_of[id(p)] for p in module.parameters()]
         return place, self.arena, self.sink, at
