@@ -13,7 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from fedcohort.exceptions import ConfigError, DataError, IncompatibleSketches, UnknownClient
+from fedcohort.exceptions import (
+    ConfigError,
+    DataError,
+    FedcohortError,
+    IncompatibleSketches,
+    UnknownClient,
+)
 from fedcohort.personalize import Record, Registry, check
 from fedcohort.sketch.race import RaceSketch
 
@@ -63,11 +69,11 @@ def test_ids_that_are_no_text_are_refused(registry, make):
 def test_unlike_sketches_are_refused_and_told_apart(registry, make):
     registry.add("ann", make(0.0), MODEL)
     other = RaceSketch.srp(dim=2, rows=30, bits=3, seed=1)
-    other.add(np.eye(2))
+    other.add(np.tile(np.eye(2), (5, 1)))
     with pytest.raises(IncompatibleSketches, match=r"'bob'.*seed: 0 is not 1"):
         registry.add("bob", other, MODEL)
     small = RaceSketch.srp(dim=2, rows=29, bits=3, seed=0)
-    small.add(np.eye(2))
+    small.add(np.tile(np.eye(2), (5, 1)))
     with pytest.raises(IncompatibleSketches, match="rows: 30 is not 29"):
         registry.add("bob", small, MODEL)
     assert [e.client for e in registry.entries()] == ["ann"]
@@ -87,14 +93,14 @@ def test_private_and_exact_sketches_live_together(registry, make):
 @pytest.mark.parametrize(
     ("n", "options", "message"),
     [
-        (1, {}, "n=1 samples"),
+        (3, {}, "'ann': cannot tell who is near a sketch of n=3"),
         (200, {"model": MODEL, "reference": "x"}, "a model or a reference, not both"),
         (200, {"metadata": {"x": object()}}, "metadata of client 'ann' cannot be written as JSON"),
         (200, {"metadata": {"x": float("nan")}}, "metadata of client 'ann'"),
     ],
 )
 def test_mistakes_are_named_and_nothing_is_added(registry, make, n, options, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(FedcohortError, match=message):
         registry.add("ann", make(0.0, n=n), **options)
     assert len(registry) == 0
 

@@ -48,7 +48,7 @@ from fedcohort.exceptions import FedcohortError
 from fedcohort.personalize import Registry
 from fedcohort.sketch.race import RaceSketch
 sketch = RaceSketch.srp(dim=2, rows=4, bits=2)
-sketch.add(np.eye(2))
+sketch.add(np.tile(np.eye(2), (5, 1)))
 storage.save("state", {"i": 1})
 with Registry.create("warm") as registry:
     registry.add("ann", sketch, {"w": np.zeros(10)})

@@ -89,7 +89,7 @@ def test_one_ledger_by_several_names(tmp_path, monkeypatch):
 
 def test_one_registry_is_made_once_and_takes_all_clients(tmp_path):
     sketch = RaceSketch.srp(dim=2, rows=4, bits=2)
-    sketch.add(np.eye(2))
+    sketch.add(np.tile(np.eye(2), (5, 1)))
 
     def make(number):
         Registry.create(tmp_path / "warm").close()

@@ -232,7 +232,8 @@ def _show_advice(registry: Registry, advice: Advice, format: Format) -> None:
         Column("model", lambda p: Cell(_model(p[1])), number=False),
     ]
     show_table(cells(pairs, columns), "Nearest clients")
-    far = f"distance {advice.distance:.4g}, limit {advice.max_distance:.4g}"
+    limit = f", limit {advice.max_distance:.4g}" if advice.max_distance < math.inf else ""
+    far = f"distance {advice.distance:.4g}{limit}"
     if advice.near:
         typer.echo(f"near: {far}")
     elif not any(entry.model or entry.reference for entry in entries):

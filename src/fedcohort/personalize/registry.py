@@ -42,6 +42,7 @@ from fedcohort.rounds import ClientId, check_id
 from fedcohort.sketch.file import narrow
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
+from fedcohort.sketch.uncertainty import too_few
 from fedcohort.storage import (
     LOCK,
     SUFFIX,
@@ -83,7 +84,7 @@ COLUMNS = "id, n, privacy, model, reference, metadata, registered"
 class Record:
     """A client to register.
 
-    The id is any non-empty text; the sketch has two samples or more and the settings of all others;
+    The id is any non-empty text; the sketch has enough records and the settings of all others;
     `model` is named arrays or a safetensors file, which is copied. In its place, `reference` is the
     path or URI of a model kept elsewhere, never opened. `metadata` is anything that JSON can hold.
     """
@@ -445,12 +446,14 @@ def _is_leftover(path: Path) -> bool:
 
 
 def check_size(whose: str, sketch: RaceSketch) -> None:
-    """Refuse a sketch of fewer than two samples: its sampling error cannot be estimated."""
+    """Refuse a sketch of too few records, or too few for its noise: it is near to anybody."""
     if not isinstance(sketch, RaceSketch):
         raise ConfigError(f"{whose}: {type(sketch).__name__} is not a sketch")
-    if not sketch.n >= 2:
-        raise ConfigError(
-            f"{whose}: a sketch of n={sketch.n:g} samples cannot be compared; sketch two or more"
+    if too_few([sketch])[0]:
+        noisy = ", for so much noise" if sketch.private else ""
+        raise DataError(
+            f"{whose}: cannot tell who is near a sketch of n={sketch.n:g} samples{noisy}; "
+            "sketch more data"
         )
 
 

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from fedcohort.exceptions import (
     ConfigError,
-    DataError,
     FedcohortError,
     IncompatibleSketches,
     NoClients,
@@ -29,7 +28,7 @@ from fedcohort.rounds import ClientId, check_id
 from fedcohort.sketch.distances import Stack, error_variance
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
-from fedcohort.sketch.uncertainty import possible_luck, squared_errors, too_few
+from fedcohort.sketch.uncertainty import possible_luck, squared_errors
 
 CELLS = 1 << 22  # counts compared at a time
 SPARE = 16  # more than asked for: one may be left out, and a few damaged
@@ -86,12 +85,7 @@ def nearest_of_each(
     for sketch in sketches:
         if sketch.spec != spec:
             raise IncompatibleSketches(f"the newcomer: {difference(spec, sketch.spec)}")
-        if too_few([sketch])[0]:
-            raise DataError(
-                f"the newcomer: cannot tell who is near a sketch of n={sketch.n:g} samples"
-                f"{', for so much noise' * sketch.private}; sketch more data, or use the global "
-                "model"
-            )
+        check_size("the newcomer", sketch)
     ranked = _scan(registry, sketches, k + SPARE, plain, with_model)
     return [
         _neighbors(sketch, list(islice(_read(registry, numbers, client), k)))
