@@ -31,14 +31,6 @@ def test_together_is_the_same_as_one_by_one(world):
         assert not torch.equal(row, start)
 
 
-def test_models_outlive_the_next_training(world):
-    trainer, data, parts, _ = world
-    first = finetune(trainer, trainer.flat(), parts, data)
-    kept = first.clone()
-    finetune(trainer, trainer.flat(), parts, data, seed=9)
-    assert torch.equal(first, kept)
-
-
 def test_named_arrays_load_back_into_the_module(world):
     trainer, _, _, module = world
     flat = trainer.flat() + 1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -111,13 +112,6 @@ def test_twins_are_found_among_the_released_sizes(tmp_path):
     assert np.mean(shares["plain"]) < 0.8
 
 
-def test_a_client_can_be_left_out(registry, make):
-    sketches = fill(registry, make, 20)
-    near = nearest_of_each(registry, list(sketches.values()), 19, without=list(sketches))
-    for client, found in zip(sketches, near, strict=True):
-        assert {f.client for f in found} == sketches.keys() - {client}
-
-
 def test_changes_are_seen_at_once(registry, make):
     fill(registry, make, 10)
     query = make(2.0, 77, n=300)
@@ -179,23 +173,22 @@ def test_a_damaged_sketch_is_skipped_and_named(registry, make):
 def test_readers_never_fail_while_others_write(registry, make):
     """Searches from a second connection beside additions, replacements and removals."""
     fill(registry, make, 30)
-    query, stop, failures, answers = make(1.0, 99), threading.Event(), [], []
+    query, stop = make(1.0, 99), threading.Event()
 
     def read():
+        answers = set()
         with Registry(registry.path) as reader:
             while not stop.is_set():
-                try:
-                    answers.append(len(nearest(reader, query, k=5)))
-                except Exception as error:
-                    failures.append(error)
+                answers.add(len(nearest(reader, query, k=5)))
+        return answers
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    for i in range(60):
-        registry.add(f"new {i % 7}", make(i, i), reference="x", replace=True)
-        if i % 5 == 0:
-            registry.remove(f"new {i % 7}")
-    stop.set()
-    reader.join()
-    assert failures == []
-    assert set(answers) == {5}
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        try:
+            for i in range(60):
+                registry.add(f"new {i % 7}", make(i, i), reference="x", replace=True)
+                if i % 5 == 0:
+                    registry.remove(f"new {i % 7}")
+        finally:
+            stop.set()
+        assert reading.result() == {5}
