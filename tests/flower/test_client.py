@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower import attach
 from fedcohort.flower.client.data import Examples
 from fedcohort.flower.client.privacy import sketch
+from fedcohort.flower.wire import RECORD, from_bytes
 from fedcohort.signals.projection import Projection
 from fedcohort.sketch.race import RaceSketch
 
@@ -62,6 +63,29 @@ def test_an_app_keeps_its_own_handlers(client, digits, context):
     client.send(app, client.message("evaluate", client.arrays), context)
     client.send(app, client.message("train.fedcohort_probe", client.arrays, gate="cmfl"), context)
     assert seen == ["train", "evaluate", "train"]
+
+
+def test_where_training_reports_no_loss_the_evaluation_of_the_same_model_does(client, context):
+    """Oort and others had no answer from Flower's Hugging Face app and its autoencoder."""
+    app, moved = ClientApp(), ArrayRecord([np.ones(4, np.float32)])
+
+    @app.train()
+    def train(message, context):
+        reply = client.echo(message, context)
+        reply.content["arrays"] = moved
+        return reply
+
+    @app.evaluate()
+    def evaluate(message, context):
+        given = message.content["arrays"].to_numpy_ndarrays()[0].sum()
+        metrics = MetricRecord({"num-examples": 50, "eval_loss": 0.5 + float(given)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    attach(app, (client.x, client.y))
+    message = client.message("train", client.arrays, signals=("loss",))
+    reply = client.send(app, message, context)
+    assert from_bytes(reply.content[RECORD]["loss"], 8) == 0.5  # of the model that was sent
+    assert reply.content["arrays"] == moved
 
 
 def test_a_query_of_the_apps_own_stays(client, context):

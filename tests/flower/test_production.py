@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import partial
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp import strategy as flower
 
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
@@ -255,6 +256,30 @@ def test_a_late_update_enters_the_round_in_which_it_arrives(digits, cohort, cloc
     expected = 1 + (7 * 1 + weight * 5) / (7 + weight)
     assert result.arrays["w"].numpy() == pytest.approx(np.full(3, expected), rel=1e-5)
     assert strategy.session.ledger.total("up") == grid.bytes_crossed("up")
+
+
+@pytest.mark.parametrize(("liar", "most"), [("client-3", 60), ("client-4", 120)])
+def test_a_late_update_weighs_no_more_than_it_may(digits, cohort, clock, liar, most):
+    """A claim of 2^62 examples was clipped only in rounds without late updates."""
+
+    def reply(client, message):
+        content = digits.update(message, lambda a: a + (100 if client == liar else 1))
+        number = 2**62 if client == liar else 10
+        content["metrics"] = MetricRecord({"num-examples": number, "loss": 0.5})
+        return content
+
+    clients = [*digits.clients, *(f"more-{i}" for i in range(3))]
+    grid, seconds = digits.empty_grid(), {}
+    for node, client in enumerate(clients, 1):
+        app = digits.replying_app("client-0", partial(reply, client))
+        grid.add(node, app, **{"client-id": client})
+        seconds[node] = 5.5 if client == "client-3" else 1.0
+    pace = Pace(deadline=5.0, late="next")
+    strategy = cohort(cohort_size=11, pace=pace, timeout=100)
+    start = ArrayRecord({"w": Array(np.zeros(1, np.float32))})
+    result = strategy.start(SlowGrid(grid, clock, seconds), start, 2)
+    assert strategy.history[1].late == ("client-3",)
+    assert result.arrays["w"].numpy()[0] < most  # once or twice half of the mean is the liar's
 
 
 def test_a_gate_and_a_pace_do_not_go_together(cohort):

@@ -68,6 +68,12 @@ def test_trees_and_what_compares_updates_are_refused_at_once(digits, cohort, inn
         strategy.start(trees_grid(digits), EMPTY, 1)
 
 
+def test_a_policy_that_asks_for_vectors_of_trees_is_told_why_there_are_none(digits, cohort, inner):
+    strategy = cohort("divfl", inner(FedXgbBagging), cohort_size=3)
+    with pytest.raises(ConfigError, match=r"round 2.*no floating-point arrays"):
+        strategy.start(digits.grid_of(digits.trees_app), EMPTY, 2)
+
+
 def test_trees_that_are_none_do_not_end_a_run(digits, cohort, inner):
     strategy = cohort(inner=inner(FedXgbBagging), cohort_size=8)
     strategy.start(trees_grid(digits, hostile=digits.clients[4]), EMPTY, 2)

@@ -19,18 +19,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.flower import wire
 from fedcohort.flower.client.data import Data, Examples
 from fedcohort.flower.client.privacy import Privacy, allowed_signals, check_covered, sketch
-from fedcohort.flower.wire import (
-    LOG,
-    RECORD,
-    Flat,
-    Request,
-    error_line,
-    flatten,
-    from_bytes,
-    to_bytes,
-)
+from fedcohort.flower.wire import LOG, RECORD, Flat, Request
 from fedcohort.registry import lookup
 from fedcohort.rounds import ClientId
 from fedcohort.signals.catalog import SIGNALS, Clients, Options
@@ -90,10 +82,10 @@ def request_of(message: Message) -> Request:
 
 def reading_in(config: ConfigRecord, name: str) -> NDArray[Any] | None:
     """Return what the server sent under a name, None if nothing."""
-    return from_bytes(config[name], MAX_BYTES) if name in config else None
+    return wire.from_bytes(config[name], MAX_BYTES) if name in config else None
 
 
-def loss_in(content: RecordDict, name: str | None) -> float:
+def loss_in(content: RecordDict, name: str | None) -> float | None:
     """Return the loss among a reply's metrics: the one named, or the one with a usual name.
 
     Examples
@@ -106,13 +98,7 @@ def loss_in(content: RecordDict, name: str | None) -> float:
     numbers = {k: float(v) for k, v in metrics.items() if not isinstance(v, list)}
     usual = [key for key in LOSS_METRICS if key in numbers]
     similar = [key for key in numbers if "loss" in key.lower()]
-    key = name or (usual[0] if usual else similar[0] if len(similar) == 1 else "")
-    if key not in numbers:
-        raise ConfigError(
-            "the app reports no loss; name its metric, attach(loss='...'), or pass a function, "
-            "attach(loss=f) with f(arrays, x, y)"
-        )
-    return numbers[key]
+    return numbers.get(name or (usual[0] if usual else similar[0] if len(similar) == 1 else ""))
 
 
 class Memory:
@@ -160,7 +146,7 @@ class Memory:
     def vector(self, name: str, stamp: int | str | None = None) -> Flat | None:
         """Return the arrays that are kept under a name, flat."""
         kept = self.recall(name, stamp)
-        return None if kept is None else flatten(arrays_in(kept))
+        return None if kept is None else wire.flatten(arrays_in(kept))
 
 
 def arrays_in(content: RecordDict) -> ArrayRecord:
@@ -211,7 +197,7 @@ class Answers:
             try:
                 record["id"] = own_id(context)
             except ConfigError as error:  # it may be known by a key or name
-                record["id.error"] = error_line(error)
+                record["id.error"] = wire.error_line(error)
             record["tags"] = str(context.node_config.get("fedcohort-tags", ""))
         record.update(self.asked(message, context, request, arrays).record(request.signals))
         return Message(RecordDict({RECORD: record}), reply_to=message)
@@ -302,12 +288,12 @@ class Asked(Clients):
         for name in names:
             try:
                 self.answers.check_released(name, self.context)
-                record[name] = to_bytes(self.reading(name))
+                record[name] = wire.to_bytes(self.reading(name))
                 if SIGNALS[name].reveals == "sketch":
                     record[f"{name}.kind"] = self._kind
             except Exception as error:  # an update, or another signal, is worth having without it
                 LOG.exception("signal %s", name)
-                record[f"{name}.error"] = error_line(error) + self._hint(name)
+                record[f"{name}.error"] = wire.error_line(error) + self._hint(name)
         return record
 
     def _hint(self, name: str) -> str:
@@ -319,9 +305,9 @@ class Asked(Clients):
     def reading(self, name: str) -> NDArray[Any]:
         """Compute a signal."""
         options = self.request.options.get(name, {})
-        if self.sent is not None and int(options.get("k", 0)) > max(len(self.start), SHORT):
-            size = len(self.start)
-            raise ConfigError(f"k={options['k']} numbers to sketch a model of {size}: refused")
+        k = int(options.get("k", 0))
+        if k > SHORT and self.sent is not None and k > len(self.start):
+            raise ConfigError(f"k={k} numbers to sketch a model of {len(self.start)}: refused")
         return np.asarray(SIGNALS[name].compute(self, options)[0])
 
     @property
@@ -334,7 +320,10 @@ class Asked(Clients):
     @cached_property
     def start(self) -> Flat:
         """The model that the question is about, flat."""
-        return flatten(self.arrays)
+        flat = wire.flatten(self.arrays)
+        if not len(flat):
+            raise ConfigError("the model has no floating-point arrays, so it is not a vector")
+        return flat
 
     @cached_property
     def data(self) -> Examples:
@@ -390,9 +379,16 @@ class Asked(Clients):
             x, y = self.data.arrays()
             values = np.asarray(loss(self.arrays.to_numpy_ndarrays(), x, y), np.float64)
             return np.array([np.mean(values**power)])
-        evaluate = self.answers.evaluate
-        reply = self.trained_reply or self._handled(evaluate, "@app.evaluate()")
-        return np.array([loss_in(reply.content, loss) ** power])
+        evaluate, reply = self.answers.evaluate, self.trained_reply
+        value = None if reply is None else loss_in(reply.content, loss)
+        if value is None and (reply is None or evaluate is not None):
+            value = loss_in(self._handled(evaluate, "@app.evaluate()").content, loss)
+        if value is None:
+            raise ConfigError(
+                "the app reports no loss; name its metric, attach(loss='...'), or pass a function, "
+                "attach(loss=f) with f(arrays, x, y)"
+            )
+        return np.array([value**power])
 
     def gradients(self) -> Vectors:
         """Return the step of the app's own training, negated."""
@@ -402,7 +398,7 @@ class Asked(Clients):
         """Return the model after training now, or (fresh=False) after the last training."""
         if fresh:
             return Vectors(
-                flatten(arrays_in(self._handled(self.answers.train, "@app.train()").content))
+                wire.flatten(arrays_in(self._handled(self.answers.train, "@app.train()").content))
             )
         number, memory = self.request.held_round, Memory(self.context, self.request.run)
         held = memory.vector("trained", number) if number >= 0 else None

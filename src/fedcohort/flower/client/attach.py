@@ -22,6 +22,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import ArrayLike
 
 from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.flower import wire
 from fedcohort.flower.client.answer import (
     Answers,
     Handler,
@@ -33,19 +34,7 @@ from fedcohort.flower.client.answer import (
 )
 from fedcohort.flower.client.data import Keys, data_function, from_settings
 from fedcohort.flower.client.privacy import Privacy, check_covered, hide_size
-from fedcohort.flower.wire import (
-    LOG,
-    PROBE,
-    QUERY,
-    RAISED,
-    RECORD,
-    UPLOAD,
-    Request,
-    error_line,
-    flatten,
-    to_bytes,
-    unflatten,
-)
+from fedcohort.flower.wire import LOG, PROBE, QUERY, RAISED, RECORD, UPLOAD, Request
 from fedcohort.gates import GATES
 from fedcohort.registry import lookup
 from fedcohort.signals.catalog import SIGNALS
@@ -180,16 +169,16 @@ class Training:
         request = request_of(message)
         memory = Memory(context, request.run)
         arrays = self.answers.arrays(request, message, memory)
-        start, difference = flatten(arrays), None
+        start, difference = wire.flatten(arrays), None
         if request.on_skip == "keep":
             stamp = None if request.carries_over else request.version
             difference = memory.vector("difference", stamp)
-        begin = arrays if difference is None else unflatten(start + difference, arrays)
+        begin = arrays if difference is None else wire.unflatten(start + difference, arrays)
         message.content[request.arrays] = begin
         reply = self._trained(message, context, request, arrays)
         if reply.has_error():
             return reply
-        trained = flatten(arrays_in(reply.content))
+        trained = wire.flatten(arrays_in(reply.content))
         if not np.isfinite(trained).all():
             raise DataError("training gave a model that is not finite")
         gate = lookup("gate", request.gate or "", GATES)(**request.options.get("gate", {}))
@@ -198,7 +187,7 @@ class Training:
         memory.keep("update", reply.content, request.round)
         learned = ArrayRecord({"0": Array(trained - start)})
         memory.keep("difference", {"": learned}, request.version)
-        record = ConfigRecord({"answer": to_bytes(answer), "held": request.version})
+        record = ConfigRecord({"answer": wire.to_bytes(answer), "held": request.version})
         return Message(RecordDict({RECORD: record}), reply_to=message)
 
     def upload(self, message: Message, context: Context) -> Message:
@@ -236,7 +225,7 @@ class Training:
         arrays = message.content.array_records[request.arrays]
         mu = float(config_of(message).get("proximal-mu", 0.0))  # type: ignore[arg-type]
         client = Measured(self.answers, message, context, request, arrays)
-        trained = unflatten(client.train(prox_mu=mu), arrays)
+        trained = wire.unflatten(client.train(prox_mu=mu), arrays)
         metrics = MetricRecord({"num-examples": len(client.data)})
         return Message(RecordDict({request.arrays: trained, "metrics": metrics}), reply_to=message)
 
@@ -264,7 +253,7 @@ def replying_with_errors(handler: Handler) -> Handler:
             return handler(message, context)
         except Exception as error:
             LOG.exception("%s", message.metadata.message_type)
-            return Message(Error(RAISED[1], error_line(error)), reply_to=message)
+            return Message(Error(RAISED[1], wire.error_line(error)), reply_to=message)
 
     return safe
 

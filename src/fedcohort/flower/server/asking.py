@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,20 +14,8 @@ from flwr.serverapp import Grid
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.flower.wire import (
-    LOG,
-    MAX_REASON,
-    QUERY,
-    RECORD,
-    Request,
-    error_reason,
-    from_bytes,
-    outputs_of,
-    payload,
-    refused,
-    to_bytes,
-    version,
-)
+from fedcohort.flower import wire
+from fedcohort.flower.wire import LOG, MAX_REASON, QUERY, RECORD, Request
 from fedcohort.rounds import ClientId
 from fedcohort.session import Session
 from fedcohort.signals.catalog import SIGNALS, Option
@@ -51,7 +38,7 @@ Until = Callable[[Sequence[Reply], float], float]
 
 
 def exchange(
-    grid: Grid, messages: Iterable[Message], timeout: float, until: Until | None = None
+    grid: AnyGrid, messages: Iterable[Message], timeout: float, until: Until | None = None
 ) -> list[Reply]:
     """Send messages and return the replies that came within `timeout` seconds.
 
@@ -82,7 +69,7 @@ def exchange(
     return replies
 
 
-def _pushed(grid: Grid, messages: list[Message]) -> dict[str, Message]:
+def _pushed(grid: AnyGrid, messages: list[Message]) -> dict[str, Message]:
     """Push messages and return those that were accepted, by their ids."""
     if not messages:
         return {}
@@ -94,7 +81,7 @@ def _pushed(grid: Grid, messages: list[Message]) -> dict[str, Message]:
     return {m.metadata.message_id: m for m in messages if m.metadata.message_id in accepted}
 
 
-class CohortGrid(Grid):
+class CohortGrid:
     """A grid with a time limit, which shows the nodes of ``nodes()`` and times replies.
 
     `until` ends the next exchange early (see `exchange`). `seconds` has how long each reply of the
@@ -109,14 +96,17 @@ class CohortGrid(Grid):
         self.seconds: dict[str, float] = {}
         self.elapsed = 0.0
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what else the grid has."""
+        return getattr(self.grid, name)
+
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Exchange messages and remember how long each reply took."""
-        sent = list(messages)
         until, self.until, started = self.until, None, time.monotonic()
         limit = self.timeout if timeout is None else timeout
-        replies = exchange(self.grid, sent, limit, until)
+        replies = exchange(self.grid, messages, limit, until)
         self.elapsed = time.monotonic() - started
         self.seconds = {r.sent.metadata.message_id: r.seconds for r in replies}
         return [reply.message for reply in replies]
@@ -125,39 +115,8 @@ class CohortGrid(Grid):
         """Return the nodes to show."""
         return self.grid.get_node_ids() if self.nodes is None else self.nodes()
 
-    def get_nodes(self) -> Iterable[Any]:
-        """Return what is known about nodes; older versions of Flower know ids only."""
-        if hasattr(self.grid, "get_nodes"):
-            return self.grid.get_nodes()
-        return [SimpleNamespace(node_id=node) for node in self.grid.get_node_ids()]
 
-    def set_run(self, run: Any) -> None:
-        """Set the run."""
-        self.grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """The run."""
-        return self.grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages."""
-        return self.grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Look for replies."""
-        return self.grid.pull_messages(message_ids)
+AnyGrid = Grid | CohortGrid
 
 
 class Model:
@@ -165,7 +124,7 @@ class Model:
 
     def __init__(self, arrays: ArrayRecord) -> None:
         self.arrays = arrays
-        self.version = version(arrays)
+        self.version = wire.version(arrays)
 
 
 def reading_of(
@@ -181,10 +140,10 @@ def reading_of(
         return None
     limit = SIGNALS[name].form(options).max_bytes
     try:
-        return from_bytes(data, MAX_BYTES if limit is None else min(MAX_BYTES, limit))
+        return wire.from_bytes(data, MAX_BYTES if limit is None else min(MAX_BYTES, limit))
     except DataError as error:
         LOG.warning("signal %s: %s", name, error)
-        return refused(data)
+        return wire.refused(data)
 
 
 def why_missing(record: ConfigRecord | None, name: str) -> str:
@@ -238,7 +197,7 @@ class GridCollector:
 
     def begin(
         self,
-        grid: Grid,
+        grid: AnyGrid,
         nodes: Mapping[ClientId, int],
         arrays: ArrayRecord,
         config: Mapping[str, Any] | None = None,
@@ -249,13 +208,13 @@ class GridCollector:
         self.grid, self.nodes, self.config = grid, nodes, config or {}
         self.current = Model(arrays)
         self.initial = self.initial or self.current
-        session.model_bytes = payload(arrays)
+        session.model_bytes = wire.payload(arrays)
         fresh = session.policy.signal_options.get("model_sketch", {}).get("fresh", True)
         self.request = Request(
             session.round_number,
             session.seed,
             remember=not fresh,
-            classes=outputs_of(arrays),
+            classes=wire.outputs_of(arrays),
             **entries,
         )
         self.problems, self._answers = {}, {}
@@ -286,7 +245,7 @@ class GridCollector:
 
     def __call__(self, name: str, clients: Sequence[ClientId]) -> Readings:
         """Return the readings of one signal, asking for others of its kind in the same message."""
-        if self.needed(name) != "none" and not payload(self._model(name).arrays):
+        if self.needed(name) != "none" and not wire.payload(self._model(name).arrays):
             if SIGNALS[name].model == "initial":
                 raise ConfigError(
                     f"CohortStrategy: the signal {name!r} is taken under the initial model, which "
@@ -311,7 +270,7 @@ class GridCollector:
         for client in others:
             reading = self._answers.get((name, client))
             if reading is not None:
-                self._answers[name, client] = refused(reading.tobytes())
+                self._answers[name, client] = wire.refused(reading.tobytes())
         if others:
             self.problems[name].update({c: f"{kinds[c]}, unlike {usual}" for c in others})
             LOG.warning(
@@ -357,7 +316,7 @@ class GridCollector:
         )
         config = ConfigRecord({**self.config, RECORD: request.to_json()})
         if self.center is not None and any(each.get("center") for each in options.values()):
-            config["center"] = to_bytes(self.center)
+            config["center"] = wire.to_bytes(self.center)
         return RecordDict({"config": config})
 
     def _ask(self, name: str, clients: Sequence[ClientId]) -> None:
@@ -373,7 +332,7 @@ class GridCollector:
         problems = dict.fromkeys(clients, "no reply")
         for reply in exchange(self.grid, messages, self.timeout):
             client = client_at[reply.sent.metadata.dst_node_id]
-            problem = error_reason(reply.message)
+            problem = wire.error_reason(reply.message)
             if problem is None:
                 del problems[client]
                 self.take(client, reply.message.content.config_records.get(RECORD), names)

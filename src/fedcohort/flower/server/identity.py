@@ -16,10 +16,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.serverapp import Grid
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.flower.server.asking import CohortGrid, exchange
+from fedcohort.flower.server.asking import AnyGrid, exchange
 from fedcohort.flower.wire import LOG, QUERY, RAISED, RECORD, Request, error_reason, untrusted
 from fedcohort.rounds import ClientId
 
@@ -42,9 +41,11 @@ class NodeInfo(NamedTuple):
     key: bytes = b""
 
 
-def online(grid: Grid) -> list[NodeInfo]:
-    """Return the nodes that are online, with names and keys where Flower tells them."""
-    nodes = CohortGrid(grid, 0).get_nodes()
+def online(grid: AnyGrid) -> list[NodeInfo]:
+    """Return the nodes that are online; older versions of Flower know neither names nor keys."""
+    if not hasattr(grid, "get_nodes"):
+        return [NodeInfo(node) for node in grid.get_node_ids()]
+    nodes = grid.get_nodes()
     return [
         NodeInfo(n.node_id, getattr(n, "name", ""), getattr(n, "public_key", b"")) for n in nodes
     ]
@@ -86,7 +87,7 @@ class Directory:
         self._duplicates: set[int] = set()
 
     def refresh(
-        self, grid: Grid, question: RecordDict | None = None, take: Take | None = None
+        self, grid: AnyGrid, question: RecordDict | None = None, take: Take | None = None
     ) -> dict[ClientId, int]:
         """Find out who is online, asking those that are new; return node ids by client.
 
@@ -151,7 +152,7 @@ class Directory:
 
     def _ask(
         self,
-        grid: Grid,
+        grid: AnyGrid,
         asked: list[NodeInfo],
         question: RecordDict | None,
         take: Take | None,

@@ -15,20 +15,9 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.flower import wire
 from fedcohort.flower.server.asking import GridCollector, Model, exchange
-from fedcohort.flower.wire import (
-    LOG,
-    PROBE,
-    RECORD,
-    UPLOAD,
-    Request,
-    dtypes_of,
-    error_reason,
-    from_bytes,
-    in_dtypes,
-    is_float,
-    to_bytes,
-)
+from fedcohort.flower.wire import LOG, PROBE, RECORD, UPLOAD, Request
 from fedcohort.gates import Gate
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, Selection
@@ -120,7 +109,7 @@ def reply_kind(
     A model without floating-point arrays is opaque: serialized trees change their size. A strategy
     with an aggregation of its own may want several records, a part of the layers or metrics only.
     """
-    opaque = not any(is_float(array) for array in arrays.values())
+    opaque = not any(wire.is_float(array) for array in arrays.values())
     users = update_users(policy, gate, pace)
     if opaque and users:
         raise ConfigError(
@@ -234,18 +223,18 @@ def load_state_dict(strategy: Strategy, states: list[Mapping[str, Any]]) -> None
     """Restore what `state_dict` returned."""
     for one, state in zip(chain(strategy), states, strict=True):
         for name, value in state.items():
-            setattr(one, name, _restored(value))
+            is_model = isinstance(value, dict) and RECORD_MARK in value
+            setattr(one, name, from_saved(value[RECORD_MARK]) if is_model else value)
 
 
-def as_saved(record: ArrayRecord) -> dict[str, Any]:
+def as_saved(record: ArrayRecord) -> dict[str, NDArray[Any]]:
     """Return a model as plain arrays in order, for a checkpoint."""
-    return {"names": list(record), "arrays": [array.numpy() for array in record.values()]}
+    return {name: array.numpy() for name, array in record.items()}
 
 
 def from_saved(saved: Mapping[str, Any]) -> ArrayRecord:
     """Restore what `as_saved` returned."""
-    pairs = zip(saved["names"], saved["arrays"], strict=True)
-    return ArrayRecord({name: Array(np.asarray(array)) for name, array in pairs})
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in saved.items()})
 
 
 def _saved(value: Any) -> Any:
@@ -257,12 +246,6 @@ def _saved(value: Any) -> Any:
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     arrays = [isinstance(part, np.ndarray) for part in parts]
     return value if arrays and all(arrays) else None
-
-
-def _restored(value: Any) -> Any:
-    if isinstance(value, dict) and RECORD_MARK in value:
-        return from_saved(value[RECORD_MARK])
-    return value
 
 
 class Template:
@@ -365,7 +348,7 @@ class Cohort:
         )
         extra: dict[str, Any] = {}
         if announced is not None:
-            extra["announce"] = to_bytes(announced)
+            extra["announce"] = wire.to_bytes(announced)
         messages = self._messages(PROBE, request, extra)
         client_at = {self.nodes[c]: c for c in self.selection.clients}
         answers: dict[ClientId, NDArray[Any]] = {}
@@ -381,13 +364,13 @@ class Cohort:
         return {c: answers[c] for c in self.selection.clients if c in answers}
 
     def _answer(self, client: ClientId, message: Message) -> NDArray[Any]:
-        problem = error_reason(message)
+        problem = wire.error_reason(message)
         if problem is not None:
             raise DataError(problem)
         record = message.content.config_records.get(RECORD, ConfigRecord())
         self.collector.confirm(client, record)
         try:
-            return from_bytes(record.get("answer"), MAX_ANSWER)
+            return wire.from_bytes(record.get("answer"), MAX_ANSWER)
         except DataError:
             data = record.get("answer")
             size = len(data) if isinstance(data, bytes) else 0
@@ -413,7 +396,7 @@ class Cohort:
             node, model = self.nodes[client], self.model
             arrays = self.template.arrays_for(node)
             if arrays is not None:
-                model = Model(in_dtypes(arrays, dtypes_of(self.model.arrays)))
+                model = Model(wire.in_dtypes(arrays, wire.dtypes_of(self.model.arrays)))
             entries[RECORD] = replace(request, version=model.version, client=client).to_json()
             carried = model.arrays if self.collector.must_carry(client, model) else None
             content = self.template.content_for(node, entries, carried)

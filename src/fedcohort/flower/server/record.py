@@ -194,7 +194,7 @@ def resume(strategy: CohortStrategy, arrays: ArrayRecord) -> ArrayRecord:
 
 def _check_like(path: object, saved: dict[str, Any], arrays: ArrayRecord) -> None:
     """InvalidCheckpoint unless the model of this app has the names and shapes of the saved one."""
-    shapes = dict(zip(saved["names"], (np.shape(a) for a in saved["arrays"]), strict=True))
+    shapes = {name: np.shape(array) for name, array in saved.items()}
     here = {name: tuple(array.shape) for name, array in arrays.items()}
     unlike = shapes.keys() ^ here.keys()
     if any(is_float(array) for array in arrays.values()):  # trees change their size

@@ -12,25 +12,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.flower.server.asking import Model, reading_of
-from fedcohort.flower.wire import (
-    LOG,
-    RAISED,
-    RECORD,
-    Flat,
-    WrongForm,
-    checked,
-    decoded,
-    error_reason,
-    flatten,
-    is_float,
-    unflatten,
-    untrusted,
-)
+from fedcohort.flower import wire
+from fedcohort.flower.server.asking import CohortGrid, Model, reading_of
+from fedcohort.flower.wire import LOG, RAISED, RECORD, Flat, WrongForm
 from fedcohort.policies.base import Policy, believed
 from fedcohort.rounds import ClientId
 from fedcohort.session import Session
@@ -66,7 +53,7 @@ def update_of(message: Message, like: ArrayRecord, weight_key: str) -> Update:
     if len(content.array_records) != 1:
         raise WrongForm(f"{len(content.array_records)} ArrayRecords, not one")
     name, record = next(iter(content.array_records.items()))
-    flat = checked(record, like)
+    flat = wire.checked(record, like)
     if list(record) != list(like):  # some strategies go by position
         content[name] = ArrayRecord({key: record[key] for key in like})
     return Update(message, flat, _weight(metrics_of(content), weight_key))
@@ -75,7 +62,7 @@ def update_of(message: Message, like: ArrayRecord, weight_key: str) -> Update:
 def opaque_update_of(message: Message, weight_key: str) -> Update:
     """Check a reply whose arrays only the inner strategy understands."""
     for record in message.content.array_records.values():
-        decoded(record)
+        wire.decoded(record)
     metrics = [metrics_of(message.content)] if message.content.metric_records else []
     weight = _weight(metrics[0], weight_key) if metrics and weight_key in metrics[0] else 1.0
     return Update(message, np.empty(0, np.float32), weight)
@@ -184,7 +171,7 @@ class Replies:
         wrong: dict[ClientId, WrongForm] = {}
         for client in filter(replied.__contains__, sent):
             message = replied[client]
-            problem = error_reason(message)
+            problem = wire.error_reason(message)
             if problem is not None:
                 self._refuse(client, "error", problem)
                 raised = message.has_error() and message.error.code in RAISED
@@ -192,7 +179,7 @@ class Replies:
                     wrong[client] = WrongForm(problem)
                 continue
             try:
-                with untrusted("an update"):
+                with wire.untrusted("an update"):
                     updates[client] = self.checked(message, like)
             except DataError as error:
                 self._refuse(client, "invalid", error, message)
@@ -203,7 +190,7 @@ class Replies:
         self._clip_weights(updates)
         return updates
 
-    def _clip_weights(self, updates: Mapping[ClientId, Update]) -> None:
+    def _clip_weights(self, updates: dict[ClientId, Update]) -> None:
         """Keep a client that claims 2^62 examples from making the next model its own."""
         self._weights.update({client: update.weight for client, update in updates.items()})
         clipped = believed(np.array(list(self._weights.values())))
@@ -212,6 +199,7 @@ class Replies:
             limit = limits[client]
             if update.weight > limit:
                 LOG.warning("%s weighs %g; %g is used", client, update.weight, limit)
+                updates[client] = update._replace(weight=limit)
                 for metrics in update.message.content.metric_records.values():
                     if self.weight_key in metrics:
                         is_whole = isinstance(metrics[self.weight_key], int)
@@ -272,7 +260,7 @@ class Replies:
             size = sum(len(array.data) for record in records for array in record.values())
             self.session.charge("model", "up", {client: size})
 
-    def late_updates(self, grid: Grid, model: Model) -> dict[ClientId, tuple[Update, int]]:
+    def late_updates(self, grid: CohortGrid, model: Model) -> dict[ClientId, tuple[Update, int]]:
         """Return the updates of earlier rounds that have arrived by now, and how late they are.
 
         Each is the same step as the client made, from the current model.
@@ -281,24 +269,26 @@ class Replies:
         replies = {c: pending.reply for c, pending in self.late.items() if pending.reply}
         for message in grid.pull_messages(list(waiting)):
             replies[waiting[message.metadata.reply_to_message_id]] = message
-        updates = {}
+        updates: dict[ClientId, Update] = {}
+        ages = {}
         for client, message in replies.items():
             pending = self.late.pop(client)
             try:
-                if (reason := error_reason(message)) is not None:
+                if (reason := wire.error_reason(message)) is not None:
                     raise DataError(reason)
-                with untrusted("a late update"):
+                with wire.untrusted("a late update"):
                     update = self.checked(message, pending.model.arrays)
             except DataError as error:
                 LOG.info("%s, late from round %d: %s", client, pending.round + 1, error)
                 continue
-            flat = update.flat - flatten(pending.model.arrays) + flatten(model.arrays)
+            flat = update.flat - wire.flatten(pending.model.arrays) + wire.flatten(model.arrays)
             name, arrays = next(iter(message.content.array_records.items()))
-            message.content[name] = unflatten(flat, model.arrays, arrays)
-            rounds = self.session.round_number - pending.round
-            updates[client] = update._replace(flat=flat), rounds
+            message.content[name] = wire.unflatten(flat, model.arrays, arrays)
+            updates[client] = update._replace(flat=flat)
+            ages[client] = self.session.round_number - pending.round
             self.session.charge("model", "up", {client: self.session.model_bytes})
-        return updates
+        self._clip_weights(updates)
+        return {client: (update, ages[client]) for client, update in updates.items()}
 
     def weigh(
         self,
@@ -330,10 +320,10 @@ def usable_evaluations(replies: Iterable[Message]) -> list[Message]:
     """Leave out evaluation replies that an average would fail on."""
     usable: dict[str, Message] = {}
     for i, reply in enumerate(replies):
-        problem: object = error_reason(reply)
+        problem: object = wire.error_reason(reply)
         try:
             if problem is None:
-                with untrusted("an evaluation"):
+                with wire.untrusted("an evaluation"):
                     metrics_of(reply.content)
         except DataError as error:
             problem = error
@@ -386,7 +376,7 @@ class ArrivedUpdates(Clients):
     def updates(self) -> Vectors:
         """Return the updates."""
         rows = np.stack([u.flat for u in self.arrived.values()])
-        return Vectors(rows - flatten(self.model.arrays))
+        return Vectors(rows - wire.flatten(self.model.arrays))
 
     def durations(self) -> NDArray[np.float64]:
         """Return the seconds that each client took; NaN, which is not a reading, if unknown."""
@@ -394,12 +384,12 @@ class ArrivedUpdates(Clients):
 
     def last_array(self) -> int:
         """Return how many numbers the model's last array has."""
-        own = [a for a in self.model.arrays.values() if is_float(a)]
+        own = [a for a in self.model.arrays.values() if wire.is_float(a)]
         return int(np.prod(own[-1].shape))
 
     def last_layer(self) -> int:
         """Return how many parameters the model's last layer has."""
-        own = {n: a for n, a in self.model.arrays.items() if is_float(a)}
+        own = {n: a for n, a in self.model.arrays.items() if wire.is_float(a)}
         return last_layer(list(own), [int(np.prod(a.shape)) for a in own.values()])
 
 
@@ -410,7 +400,7 @@ def apply_weights(
 
     The inner strategy normalizes weights, so updates are multiplied by the sum where it is not one.
     """
-    total, start = sum(weights), flatten(model.arrays)
+    total, start = sum(weights), wire.flatten(model.arrays)
     for update, weight in zip(updates, weights, strict=True):
         content = update.message.content
         metrics, old = next(iter(content.metric_records.items()))
@@ -418,4 +408,4 @@ def apply_weights(
         if abs(total - 1) > 1e-9:
             name, record = next(iter(content.array_records.items()))
             moved = start + np.float32(total) * (update.flat - start)
-            content[name] = unflatten(moved, model.arrays, record)
+            content[name] = wire.unflatten(moved, model.arrays, record)

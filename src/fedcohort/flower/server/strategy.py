@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import ArrayLike
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.flower import wire
 from fedcohort.flower.server import inner as inners
 from fedcohort.flower.server import record
 from fedcohort.flower.server.asking import CohortGrid, GridCollector, Model, Reply, why_missing
@@ -32,15 +33,7 @@ from fedcohort.flower.server.replies import (
     reply_signals,
     usable_evaluations,
 )
-from fedcohort.flower.wire import (
-    LOG,
-    RECORD,
-    dtypes_of,
-    error_reason,
-    flatten,
-    in_dtypes,
-    payload,
-)
+from fedcohort.flower.wire import LOG, RECORD
 from fedcohort.gates import GATES, Gate
 from fedcohort.policies import POLICIES
 from fedcohort.policies.base import Policy
@@ -208,7 +201,7 @@ class CohortStrategy(Strategy):
         The parameters are Flower's; `timeout` is by default that of the strategy. An inner strategy
         with a `start` of its own runs that one.
         """
-        self.dtypes, self.run_token = dtypes_of(initial_arrays), secrets.token_hex(8)
+        self.dtypes, self.run_token = wire.dtypes_of(initial_arrays), secrets.token_hex(8)
         arrays = record.resume(self, initial_arrays)
         limit = self.timeout if timeout is None else timeout
         self._grid = CohortGrid(grid, limit)
@@ -246,13 +239,13 @@ class CohortStrategy(Strategy):
         self._hand_on()
         self._cohort, self._started = None, time.monotonic()
         self.replies.failed.clear()
-        self.dtypes = self.dtypes or dtypes_of(arrays)
+        self.dtypes = self.dtypes or wire.dtypes_of(arrays)
         number, unchanged = server_round + self.rounds_before, ConfigRecord(dict(config))
         collector = self.collector
         collector.begin(
             grid,
             {},
-            in_dtypes(arrays, self.dtypes),
+            wire.in_dtypes(arrays, self.dtypes),
             {"server-round": number, **config},
             held_round=max((r.round for r in self.history if r.finished), default=0) - 1,
             run=self.run_token,
@@ -269,7 +262,7 @@ class CohortStrategy(Strategy):
             self.session.cohort_size = self.pace.asked(self.wanted)
         template = Template(messages)
         if template.arrays is not None and template.arrays is not arrays:
-            collector.current = Model(in_dtypes(template.arrays, self.dtypes))
+            collector.current = Model(wire.in_dtypes(template.arrays, self.dtypes))
         collector.config = template.entries
         collector.request = replace(collector.request, arrays=template.name)
         model = collector.current
@@ -289,7 +282,8 @@ class CohortStrategy(Strategy):
             if self._grid is not None and not self.pace.waits_for_all:
                 self._grid.until = self._until(min(self.wanted, len(chosen)))
             return cohort.train()
-        answers = cohort.probe(self.gate, self.session.announce(Vectors(flatten(model.arrays))))
+        announced = self.session.announce(Vectors(wire.flatten(model.arrays)))
+        answers = cohort.probe(self.gate, announced)
         self.replies.count("gate", cohort.problems)
         if not answers and not any(r.finished or r.withheld for r in self.history):
             remedy = "attach(app, data=..., model=...) on the clients, after @app.train()"
@@ -369,7 +363,7 @@ class CohortStrategy(Strategy):
         limit = self.pace.limit(self._durations.values())
 
         def left(replies: Sequence[Reply], elapsed: float) -> float:
-            good = sum(error_reason(reply.message) is None for reply in replies)
+            good = sum(wire.error_reason(reply.message) is None for reply in replies)
             if good >= wanted:
                 return 0.0
             return max(limit - elapsed, 0.0) if good or elapsed < limit else math.inf
@@ -410,8 +404,8 @@ class CohortStrategy(Strategy):
                 message.content.pop(RECORD, None)
             arrays, metrics = self._call("aggregate_train", number, messages)
         if arrays is not None and self.gate is not None:
-            after = in_dtypes(arrays, self.dtypes)
-            self.gate.aggregated(Vectors(flatten(model.arrays)), Vectors(flatten(after)))
+            after = wire.in_dtypes(arrays, self.dtypes)
+            self.gate.aggregated(Vectors(wire.flatten(model.arrays)), Vectors(wire.flatten(after)))
         record.save_checkpoint(self, model.arrays if arrays is None else arrays)
         return arrays, metrics
 
@@ -422,7 +416,7 @@ class CohortStrategy(Strategy):
         elapsed = 0.0 if self._grid is None else self._grid.elapsed
         if self.pace.waits_for_all or not cohort.sent or elapsed >= self.timeout:
             return None
-        lost = {c for c, message in came.items() if error_reason(message) is not None}
+        lost = {c for c, message in came.items() if wire.error_reason(message) is not None}
         each = {client: seconds.get(client, math.inf) for client in cohort.sent}
         wanted = min(self.wanted, len(each))
         arrivals = self.pace.close(wanted, each, lost, self.pace.limit(self._durations.values()))
@@ -485,7 +479,7 @@ class CohortStrategy(Strategy):
         """Charge the difference where an update does not have the model's size."""
         expected, session = self.session.model_bytes, self.session
         sizes = {
-            c: sum(map(payload, u.message.content.array_records.values())) - expected
+            c: sum(map(wire.payload, u.message.content.array_records.values())) - expected
             for c, u in updates.items()
         }
         session.charge("model", "up", {client: size for client, size in sizes.items() if size})
@@ -513,7 +507,7 @@ class CohortStrategy(Strategy):
         """Leave evaluation to the inner strategy; clients get the dtypes that they started with."""
         number = server_round + self.rounds_before
         self.collector.config = {"server-round": number, **config}
-        sent, shown = in_dtypes(arrays, self.dtypes), self._shown(grid)
+        sent, shown = wire.in_dtypes(arrays, self.dtypes), self._shown(grid)
         messages: Iterable[Message]
         messages = self._call("configure_evaluate", number, sent, config, shown)
         return messages
