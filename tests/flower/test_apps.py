@@ -1,14 +1,13 @@
-"""The patches of docs/flower.md, applied to apps of the shape of Flower's; what works with what.
+"""The patches of docs/flower.md, applied to apps of the shape of Flower's.
 
-The patches are made for Flower's own example apps. The apps in `shapes` have the same files, the
-same handlers and strategies, and digits that need no download.
+The patches are made for Flower's own example apps, on which `benchmarks/flower_apps.py` runs all of
+them. The apps in `shapes` have the same files and handlers, and digits that need no download.
 """
 
 from __future__ import annotations
 
 import importlib
 import io
-import json
 import shutil
 import subprocess
 import sys
@@ -16,16 +15,10 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import strategy as flower
-from tests.flower.conftest import Digits
+from flwr.app import Context, RecordDict
 
-from fedcohort.exceptions import ConfigError
-from fedcohort.flower import CohortStrategy, attach
-from fedcohort.policies import POLICIES
+from fedcohort.flower import CohortStrategy
 
 ROOT = Path(__file__).parents[2]
 PATCHES = ROOT / "examples" / "patches"
@@ -33,9 +26,8 @@ SHAPES = Path(__file__).parent / "shapes"
 CLIENTS = 10
 #: By app, its package and a policy to run it with.
 APPS = {
-    "quickstart-pytorch": ("pytorchexample", "power-of-choice:d=6"),
+    "quickstart-pytorch": ("pytorchexample", "sketch-match:epsilon=1"),
     "quickstart-sklearn": ("sklearnexample", "divfl"),
-    "advanced-pytorch": ("pytorch_example", "sketch-match"),
 }
 
 
@@ -70,14 +62,10 @@ class Kept(CohortStrategy):
 
 
 @pytest.mark.parametrize("name", APPS)
-def test_a_patched_app_runs_with_the_policy_of_its_run_config(
-    name, patched, digits, monkeypatch, tmp_path
-):
+def test_a_patched_app_runs_with_the_policy_of_its_run_config(name, patched, digits, monkeypatch):
     config, server, client = patched(name)
     assert config["policy"] == "uniform"
     config |= {"policy": APPS[name][1], "num-server-rounds": 3}
-    if name == "advanced-pytorch":
-        config["results"] = str(tmp_path)
     monkeypatch.setattr(server, "CohortStrategy", Kept)
     Kept.made.clear()
     grid = digits.empty_grid()
@@ -89,10 +77,6 @@ def test_a_patched_app_runs_with_the_policy_of_its_run_config(
     assert strategy.session.policy.name == config["policy"].partition(":")[0]
     assert [len(r.finished) for r in strategy.history] == [4, 4, 4]
     assert not strategy.refused and not sum(strategy.unanswered.values())
-    if name == "advanced-pytorch":
-        lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-        assert [line["round"] for line in lines] == [1, 2, 3]
-        assert lines[-1]["best"] == max(line["accuracy"] for line in lines) > 0.15
 
 
 @pytest.mark.parametrize("path", sorted(PATCHES.glob("*.patch")), ids=lambda path: path.stem)
@@ -129,87 +113,3 @@ def test_the_example_can_be_built_and_says_how_to_run_it():
     sections = [line[3:] for line in readme.splitlines() if line.startswith("## ")]
     runs = ["Run with the Simulation Runtime", "Run with the Deployment Runtime"]
     assert sections[:3] == ["Install dependencies and project", *runs]
-
-
-# --- what works with what -----------------------------------------------------------------------
-
-
-def torch_app(digits, client):
-    return digits.app(client, classes=10)
-
-
-def own_app(digits, client):
-    """Training and evaluation in plain NumPy: softmax regression, as any framework may do it."""
-    x, y = digits.examples(client)
-    flat = x.reshape(len(x), -1)
-    app = ClientApp()
-
-    def outputs(message):
-        weights, bias = message.content["arrays"].to_numpy_ndarrays()
-        scores = flat @ weights + bias
-        chances = np.exp(scores - scores.max(1, keepdims=True))
-        chances /= chances.sum(1, keepdims=True)
-        return weights, bias, chances, -np.log(chances[np.arange(len(y)), y] + 1e-9).mean()
-
-    @app.train()
-    def train(message, context):
-        weights, bias, chances, loss = outputs(message)
-        error = (chances - np.eye(10)[y]) / len(y)
-        arrays = ArrayRecord([weights - 0.1 * flat.T @ error, bias - 0.1 * error.sum(0)])
-        metrics = MetricRecord({"train_loss": float(loss), "num-examples": len(y)})
-        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message, context):
-        metrics = MetricRecord({"eval_loss": float(outputs(message)[3]), "num-examples": len(y)})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    attach(app, digits.examples(client), classes=10)
-    return app
-
-
-OFF = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}
-KINDS = {
-    "PyTorch, `model=`": (torch_app, flower.FedAvg, lambda digits: digits.arrays()),
-    "own handlers": (
-        own_app,
-        flower.FedAvg,
-        lambda digits: ArrayRecord([np.zeros((64, 10)), np.zeros(10)]),
-    ),
-    "trees": (
-        Digits.trees_app,
-        flower.FedXgbBagging,
-        lambda digits: ArrayRecord([np.frombuffer(b"", np.uint8)]),
-    ),
-}
-
-
-def works(digits, policy, kind):
-    make, inner, arrays = KINDS[kind]
-    grid = digits.empty_grid()
-    for client in digits.clients:
-        grid.add(digits.node(client), make(digits, client), **{"client-id": client})
-    strategy = CohortStrategy(
-        inner(**OFF), POLICIES[policy](), cohort_size=3, timeout=5, center=np.zeros(64)
-    )
-    try:
-        strategy.start(grid, arrays(digits), 3)
-    except ConfigError:
-        return False
-    assert [len(r.finished) for r in strategy.history] == [3, 3, 3]
-    return True
-
-
-def table(digits):
-    lines = [f"| policy | {' | '.join(KINDS)} |", "|---|" + "---|" * len(KINDS)]
-    own = [p for p in sorted(POLICIES) if POLICIES[p].__module__.startswith("fedcohort.")]
-    for policy in own:  # examples of the docs may have registered others
-        cells = ["yes" if works(digits, policy, kind) else "no" for kind in KINDS]
-        lines.append(f"| `{policy}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def test_the_docs_say_which_policy_works_with_what(digits):
-    text = (ROOT / "docs" / "flower.md").read_text()
-    stated = text.split("<!-- policies and clients -->\n")[1].split("\n<!-- end -->")[0]
-    assert stated == table(digits), "tests/flower/test_apps.py: the table in docs/flower.md is old"

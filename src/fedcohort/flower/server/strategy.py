@@ -180,10 +180,8 @@ class CohortStrategy(Strategy):
 
     def summary(self) -> None:
         """Log the policy, then the inner strategy's settings."""
-        policy, gate = self.session.policy, self.gate
-        LOG.info("\t├──> Cohort: policy %r, seed %d", policy, self.session.seed)
-        LOG.info("\t│\t├── Signals: %s", policy.needs)
-        LOG.info("\t│\t└── Gate: %s", None if gate is None else gate.name)
+        policy, gate = self.session.policy, "none" if self.gate is None else self.gate.name
+        LOG.info("\t├──> Cohort: policy %r, gate %s, seed %d", policy, gate, self.session.seed)
         self._call("summary")
 
     def start(
@@ -376,9 +374,7 @@ class CohortStrategy(Strategy):
         """Let the inner strategy average the accepted updates, and the policy learn from them."""
         number, cohort = server_round + self.rounds_before, self._cohort
         if cohort is None:
-            out: tuple[ArrayRecord | None, MetricRecord | None]
-            out = self._call("aggregate_train", number, replies)
-            return out
+            return self._call("aggregate_train", number, replies)  # type: ignore[no-any-return]
         session, model = self.session, cohort.model
         came = by_client(replies, cohort.sent)
         seconds = cohort.seconds({} if self._grid is None else self._grid.seconds)
@@ -395,13 +391,12 @@ class CohortStrategy(Strategy):
         self._charge_other_sizes(updates)
         self.replies.weigh(updates, late, model, self.pace)
         self._finish_round(signals, updates, tuple(late), arrivals)
-        for name in sorted(session.policy.needs.reply):
-            self._check_reply_signal(name, signals, updates)
+        self._check_reply_signals(signals, updates)
         arrays, metrics = None, None
-        if updates or late:
-            messages = [u.message for u in (*updates.values(), *(u for u, _ in late.values()))]
-            for message in messages:
-                message.content.pop(RECORD, None)
+        messages = [u.message for u in (*updates.values(), *(u for u, _ in late.values()))]
+        for message in messages:
+            message.content.pop(RECORD, None)
+        if messages:
             arrays, metrics = self._call("aggregate_train", number, messages)
         if arrays is not None and self.gate is not None:
             after = wire.in_dtypes(arrays, self.dtypes)
@@ -459,30 +454,22 @@ class CohortStrategy(Strategy):
         LOG.info("%s", report.line())
         self.history.append(report)
 
-    def _check_reply_signal(
-        self,
-        name: str,
-        signals: Mapping[str, Mapping[ClientId, Any]],
-        updates: Mapping[ClientId, Update],
+    def _check_reply_signals(
+        self, signals: Mapping[str, Mapping[ClientId, Any]], updates: Mapping[ClientId, Update]
     ) -> None:
         """Report the clients whose updates came without a signal that the policy needs."""
-        if not updates or SIGNALS[name].work == "server":
-            return
-        problems = {
-            client: why_missing(update.message.content.config_records.get(RECORD), name)
-            for client, update in updates.items()
-            if client not in signals.get(name, {})
-        }
-        self._note_unanswered(name, problems, list(self.directory.nodes))
+        sent = {c: u.message.content.config_records.get(RECORD) for c, u in updates.items()}
+        for name, readings in signals.items():
+            if updates and SIGNALS[name].work != "server":
+                without = {c: why_missing(r, name) for c, r in sent.items() if c not in readings}
+                self._note_unanswered(name, without, list(self.directory.nodes))
 
     def _charge_other_sizes(self, updates: Mapping[ClientId, Update]) -> None:
         """Charge the difference where an update does not have the model's size."""
-        expected, session = self.session.model_bytes, self.session
-        sizes = {
-            c: sum(map(wire.payload, u.message.content.array_records.values())) - expected
-            for c, u in updates.items()
-        }
-        session.charge("model", "up", {client: size for client, size in sizes.items() if size})
+        for client, update in updates.items():
+            size = sum(map(wire.payload, update.message.content.array_records.values()))
+            if size != self.session.model_bytes:
+                self.session.charge("model", "up", {client: size - self.session.model_bytes})
 
     def to_history(self) -> History:
         """Return the rounds as a simulation does, for tables and frames."""
@@ -495,11 +482,12 @@ class CohortStrategy(Strategy):
 
     def _hand_on(self) -> None:
         """Write the rounds that are complete, and tell the user's function."""
+        reports, self._handed_on = self.history[self._handed_on :], len(self.history)
         if self.out is not None:
             self.out.append(self.history)
-        reports, self._handed_on = self.history[self._handed_on :], len(self.history)
-        for report in reports if self.on_round is not None else ():
-            self.on_round(report)  # type: ignore[misc]
+        if self.on_round is not None:
+            for report in reports:
+                self.on_round(report)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -508,16 +496,15 @@ class CohortStrategy(Strategy):
         number = server_round + self.rounds_before
         self.collector.config = {"server-round": number, **config}
         sent, shown = wire.in_dtypes(arrays, self.dtypes), self._shown(grid)
-        messages: Iterable[Message]
-        messages = self._call("configure_evaluate", number, sent, config, shown)
-        return messages
+        return self._call(  # type: ignore[no-any-return]
+            "configure_evaluate", number, sent, config, shown
+        )
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Leave evaluation to the inner strategy, without replies that would break it."""
-        usable = usable_evaluations(replies)
-        number = server_round + self.rounds_before
+        number, usable = server_round + self.rounds_before, usable_evaluations(replies)
         metrics: MetricRecord | None = None
         if usable:
             metrics = self._call("aggregate_evaluate", number, usable)
