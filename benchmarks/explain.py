@@ -35,7 +35,7 @@ KINDS = {"mean": NUMBERS, "scale": NUMBERS, "share": CATEGORIES, "missing": GAPP
 
 
 class Values:
-    """A column as `files.encode` hands it over."""
+    """A column as `files.table_source` hands it over."""
 
     def __init__(self, order, missing):
         self.order, self.missing = order, missing

@@ -12,7 +12,7 @@ import pytest
 from fedcohort.exceptions import DataError
 from fedcohort.files import CsvOptions, Want, open_source
 from fedcohort.files.columns import Column, columns_from_spec
-from fedcohort.files.encode import text_slot
+from fedcohort.files.table_source import text_slot
 
 HALF = 2**-0.5
 

@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 class Part:
-    """What `files.encode` hands over: a number to bin by, and which values are missing."""
+    """What `files.table_source` hands over: a number to bin by, and which values are missing."""
 
     def __init__(self, order, missing=None):
         self.order = np.asarray(order, float)

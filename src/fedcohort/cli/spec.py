@@ -74,7 +74,6 @@ def init(
     from fedcohort.files.propose import (
         Estimate,
         estimated_constants,
-        left_open,
         propose_spec,
         read_bounds,
     )
@@ -95,11 +94,11 @@ def init(
     if estimate is not None:
         estimated = estimated_constants(path, estimate, want, ledger)
     with estimated as constants:
-        proposal = propose_spec(path, label, want, estimate, constants)
+        proposal, left_open = propose_spec(path, label, want, estimate, constants)
         write_atomically(out, proposal.encode())
     if estimate is not None:
         typer.echo(estimate.claim() + ("" if ledger else " It is in no ledger: note it."))
-    todo = ", ".join(left_open(proposal))
+    todo = ", ".join(left_open)
     typer.echo(
         f"Wrote {out}. " + (f"Fill in the public constants of {todo}. " if todo else "") + "Delete "
         "the columns that should not be compared, and give the file to all sites."

@@ -1,25 +1,21 @@
 """What each column of a table becomes before it is hashed, by public parameters only.
 
-A sketch of a table states its columns in its header, so that sketches of other columns, or of the
-same columns prepared differently, are refused as unlike. Nothing here is fitted to data: levels,
-centers and scales are constants that all sites agree on.
-
-Columns are put side by side in one vector. They are scaled such that `weight` is a distance that
-can be compared across kinds: two numbers that differ by one `scale`, two different categories, the
-first and the last level of an ordered category, true and false, or opposite days of the year are
-all `weight` apart.
+Nothing here is fitted to data: levels, centers and scales are constants that all sites agree on,
+and that a sketch states in its header. Columns are put side by side in one vector. Two numbers that
+differ by one `scale`, two different categories, the first and the last level of an ordered
+category, true and false, or opposite days of the year are all `weight` apart.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from datetime import date
 from typing import Annotated, Any, Literal
 
 from fedcohort.exceptions import ConfigError, InvalidSketch
-from fedcohort.options import Positive, Range, checked_options
+from fedcohort.options import Positive, Range, check_fields
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
 
@@ -91,30 +87,21 @@ class Column:
     missing: Missing = "error"
 
     def __post_init__(self) -> None:
-        given = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name, value in checked_options(f"column {self.name!r}", Column, given).items():
-            object.__setattr__(self, name, value)
-        if not self.name:
-            raise self._wrong("name", "must be text")
-        if len(set(self.levels)) < len(self.levels):
-            raise self._wrong("levels", "name each level once")
-        if self.kind == "category" and bool(self.levels) == bool(self.slots):
-            raise self._wrong("levels", "a category needs either its public levels or slots")
-        if self.kind == "ordered" and len(self.levels) < 2:
-            raise self._wrong("levels", "an ordered category needs two levels or more, in order")
-        if self.kind == "text" and not self.slots:
-            raise self._wrong("slots", "text needs slots, such as 64")
-        if self.kind == "date" and bool(self.parts) == bool(self.since):
-            choices = ", ".join(PERIODS)
-            raise self._wrong("parts", f"a date needs either parts ({choices}) or since")
-        if self.since is not None:
-            try:
-                date.fromisoformat(self.since)
-            except ValueError:
-                raise self._wrong("since", "must be a date as 2020-01-31") from None
-
-    def _wrong(self, field: str, why: str) -> ConfigError:
-        return ConfigError(f"column {self.name!r}: {field}={getattr(self, field)!r}: {why}")
+        check_fields(self, f"column {self.name!r}")
+        kind, levels = self.kind, self.levels
+        either = kind == "category" and bool(levels) == bool(self.slots)
+        neither = kind == "date" and bool(self.parts) == bool(self.since)
+        wrong = {
+            "name: must be text": not self.name,
+            "levels: name each level once": len(set(levels)) < len(levels),
+            "levels: a category needs either its public levels or slots": either,
+            "levels: two levels or more are needed": kind == "ordered" and len(levels) < 2,
+            "slots: text needs slots, such as 64": kind == "text" and not self.slots,
+            f"parts: a date needs either parts ({', '.join(PERIODS)}) or since": neither,
+            "since: must be a date as 2020-01-31": not _is_day(self.since),
+        }
+        for name, _, why in (message.partition(": ") for message in wrong if wrong[message]):
+            raise ConfigError(f"column {self.name!r}: {name}={getattr(self, name)!r}: {why}")
 
     @property
     def width(self) -> int:
@@ -131,13 +118,16 @@ class Column:
 
     def spec(self) -> dict[str, Any]:
         """Return what a header states: the name, and what differs from the defaults."""
-        values = asdict(self)
-        stated = {
-            f.name: values[f.name]
-            for f in fields(self)
-            if f.default is MISSING or values[f.name] != f.default
-        }
+        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
+        stated = {name: value for name, (value, default) in values.items() if value != default}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in stated.items()}
+
+
+def _is_day(text: str | None) -> bool:
+    try:
+        return text is None or bool(date.fromisoformat(text))
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -154,9 +144,7 @@ class SiteColumn:
     factor: Positive = 1.0
 
     def __post_init__(self) -> None:
-        given = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name, value in checked_options("site", SiteColumn, given).items():
-            object.__setattr__(self, name, value)
+        check_fields(self, "site")
         if not all(isinstance(text, str) for pair in self.codes.items() for text in pair):
             raise ConfigError("site: codes must be a table of texts")
 

@@ -1,8 +1,8 @@
 """Propose a spec from one site's table, and check a table against a spec.
 
-A proposal holds names, types and roles of columns, and no value of the table. Levels are left open
-for people to fill in with public constants. So are centers and scales, unless they are estimated
-privately (`privacy.quantiles`) between public bounds. A check is local, so it costs no privacy.
+A proposal holds names, types and roles of columns, and no value of the table. Levels, centers and
+scales are left open, unless they are estimated privately (`privacy.quantiles`) between public
+bounds. A check is local, so it costs no privacy.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
@@ -163,8 +163,8 @@ def propose_spec(
     want: Want,
     estimate: Estimate | None = None,
     constants: Mapping[str, Constants] | None = None,
-) -> str:
-    """Return a spec as TOML text, with TODO where a public constant is needed.
+) -> tuple[str, list[str]]:
+    """Return a spec as TOML text, and the sections where a public constant is still TODO.
 
     With an `estimate`, no column but those of `constants` is looked at: what it seems to hold may
     depend on a single record.
@@ -179,12 +179,12 @@ def propose_spec(
     markers = [value for value in want.null_values if value not in NULL_VALUES]
     parts = [HEAD.format(source=source, markers=json.dumps(markers, ensure_ascii=False))]
     if label is not None:
-        table.kind(label)
+        if table.kind(label) not in ("whole", "number", "empty") and estimate is None:
+            raise ConfigError(f"--label {label}: labels are whole numbers from 0, not texts")
         name = json.dumps(label)
         parts.append(f"[label]\ncolumn = {name}\nclasses = 2  # TODO: how many at all sites\n")
-    for name in table.names:
-        if name == label:
-            continue
+    left_open = [] if label is None else ["label"]
+    for name in (name for name in table.names if name != label):
         quoted = json.dumps(name, ensure_ascii=False)
         if name in constants:
             center, scale = constants[name]
@@ -196,20 +196,8 @@ def propose_spec(
             parts.append(f"# [columns.{quoted}]   # TODO: its kind\n")
         else:
             parts.append(_section(table, name))
-    return "\n".join(parts)
-
-
-def left_open(proposal: str) -> list[str]:
-    r"""Return the sections of a proposal in which something is marked TODO.
-
-    Examples
-    --------
-    >>> left_open('[columns."age"]\n# center =  # TODO\n[columns."sex"]\nkind = "boolean"')
-    ['age']
-    """
-    sections = re.split(r"^#? ?\[(?=[a-z])", proposal, flags=re.M)[1:]
-    names = [re.match(r'(?:columns\."?)?(.*?)"?\]', part) for part in sections if "TODO" in part]
-    return [name[1] for name in names if name is not None]
+        left_open += [name] if "TODO" in parts[-1] else []
+    return "\n".join(parts), left_open
 
 
 def first_table(path: Path, want: Want) -> Table:
@@ -245,26 +233,19 @@ def _role(table: Table, name: str) -> tuple[str, list[str]]:
     if kind == "whole" and "bool" in table.type_name(name):
         return "boolean", []
     first = next(table.batches((name,), 1 << 14), None)
-    rows = 0 if first is None else len(first)
-    values = [] if first is None else first[name].unique().drop_null().to_pylist()
-    few, distinct = len(values) <= FEW, len(values)
+    values = pa.array([], pa.string()) if first is None else first[name]
+    different = values.unique().drop_null()
+    few = len(different) <= FEW
+    if kind == "text":
+        plain = pc.utf8_trim_whitespace(different.cast(pa.string()))
+        read = {f: pc.strptime(plain, format=f, unit="s", error_is_null=True) for f in DATE_FORMATS}
+        formats = [f for f, dates in read.items() if len(dates) and not dates.null_count]
+        return "date" if formats else "category" if few else "text", formats
     if kind == "number":  # categories with missing values are often written 0.0, 1.0
-        few = few and all(v != v or float(v).is_integer() for v in values)
-        return "category" if few else kind, []
-    if kind == "whole":
-        role = "identifier" if distinct == rows > FEW else "number"
-        return "category" if few else role, []
-    if formats := [f for f in DATE_FORMATS if values and all(_is_date(v, f) for v in values)]:
-        return "date", formats
-    return "category" if few else "text", []
-
-
-def _is_date(text: str, form: str) -> bool:
-    try:
-        datetime.strptime(text.strip(), form)
-    except ValueError:
-        return False
-    return True
+        few = few and all(v != v or float(v).is_integer() for v in different.to_pylist())
+        return "category" if few else "number", []
+    role = "identifier" if len(different) == len(values) > FEW else "number"
+    return "category" if few else role, []
 
 
 SECTIONS = {

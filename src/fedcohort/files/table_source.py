@@ -1,24 +1,32 @@
-"""Tables as sources: which columns make a row, and what their values become."""
+"""Tables as sources: which columns make a row, and what numbers their values become.
+
+Encoders return all records of a batch, by the public parameters of `Column` alone; a missing value
+is NaN (numbers) or marked in `missing`.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.files.columns import Column, columns_width
-from fedcohort.files.encode import encode, floats, unpacked, written
+from fedcohort.files.columns import PERIODS, Column, SiteColumn, columns_width
 from fedcohort.files.source import Block, Place, Reading, Source, Want
-from fedcohort.files.tables import Kind, Table, open_table
+from fedcohort.files.tables import MAX_WHOLE, Kind, Table, kind_of_type, open_table
 
 Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 NUMBERS: tuple[Kind, ...] = ("whole", "number", "empty")
 ANY: tuple[Kind, ...] = ("whole", "number", "text", "date", "empty")
 ALLOWED: dict[str, tuple[Kind, ...]] = {
@@ -41,14 +49,16 @@ REMEDY = {
     "person": "a person has an id of text or whole numbers",
 }
 AS_WRITTEN = ("by", "person", "boolean", "category", "ordered", "date", "text")
+APART = 2**-0.5  # two one-hot vectors times this are 1 apart
+TRUTHS = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 
 
 class TableSource(Source):
     """Rows of tables; several files with the wanted columns follow each other.
 
     Columns become numbers as their `Column` says; without one, numbers and booleans (0 and 1) are
-    taken as they are. A text column gives texts. Folders named ``column=value`` give that column
-    to the files inside. The first `skip` files only say what the others hold.
+    taken as they are. A text column gives texts. The first `skip` files only say what the others
+    hold.
     """
 
     def __init__(self, files: Sequence[Any], root: Path, want: Want, skip: int = 0) -> None:
@@ -60,9 +70,15 @@ class TableSource(Source):
             self.form = "texts"
             self.columns = (Column(want.text, "text", slots=1),)
         else:
-            self.columns = tuple(map(self._column, self._named() or self._all_columns()))
+            chosen = self._named() or self._all_columns()
+            self.columns = tuple(
+                c if isinstance(c, Column) else Column(c, missing=want.nulls) for c in chosen
+            )
             self.dim = columns_width(self.columns)
-        self._check_roles()
+        roles = {"label": want.label, "by": want.by, "person": want.person}
+        self._roles = {r: want.name_at_site(name) for r, name in roles.items() if name is not None}
+        self._names = [want.name_at_site(column.name) for column in self.columns]
+        self._uses = self._find_uses()
         self._check(self._first)
         self.reading.assumed += self._first.detected
 
@@ -76,14 +92,14 @@ class TableSource(Source):
         """Yield vectors (n, dim), or lists of texts."""
         self.reading.clear()
         self._people.clear()
-        rows, uses = self._want.rows_for(self.dim), self._uses()
+        rows = self._want.rows_for(self.dim)
         forced: dict[str, Literal["text", "number"]] = {
-            c: "text" if use in AS_WRITTEN else "number" for c, use in uses.items()
+            c: "text" if use in AS_WRITTEN else "number" for c, use in self._uses.items()
         }
         for table in self._tables:
             self._check(table)
             first = 0
-            for batch in table.batches(tuple(uses), rows, forced):
+            for batch in table.batches(tuple(self._uses), rows, forced):
                 yield self._block(batch, Place(table.where, first))
                 first += batch.num_rows
 
@@ -119,38 +135,23 @@ class TableSource(Source):
             raise DataError(f"{table.where}: no column holds numbers; {REMEDY['vectors']}")
         return usable
 
-    def _column(self, wanted: str | Column) -> Column:
-        if isinstance(wanted, Column):
-            return wanted
-        return Column(wanted, missing=self._want.nulls)
-
-    def _uses(self) -> dict[str, str]:
+    def _find_uses(self) -> dict[str, str]:
         """Return what each column at this site is used for."""
-        name = self._want.name_at_site
-        uses: dict[str, str] = {name(c.name): c.kind for c in self.columns}
-        return uses | {name(column): role for role, column in self._roles()}
-
-    def _roles(self) -> list[tuple[str, str]]:
-        want = self._want
-        roles = (("label", want.label), ("by", want.by), ("person", want.person))
-        return [(role, name) for role, name in roles if name is not None]
-
-    def _check_roles(self) -> None:
-        hashed = {self._want.name_at_site(column.name) for column in self.columns}
-        if len(hashed) < len(self.columns):
+        stated = {c.name for c in self._want.columns if isinstance(c, Column)}
+        uses: dict[str, str] = {
+            name: "vectors" if c.kind == "number" and c.name not in stated else c.kind
+            for name, c in zip(self._names, self.columns, strict=True)
+        }
+        if len(uses) < len(self.columns):
             raise ConfigError("two columns of the spec are one column at this site")
-        for role, name in self._roles():
-            if self._want.name_at_site(name) in hashed:
+        for role, name in self._roles.items():
+            if name in uses:
                 raise ConfigError(f"--{role} {name}: also one of the columns that are hashed")
+        return uses | {name: role for role, name in self._roles.items()}
 
     def _check(self, table: Table) -> None:
-        stated = {
-            self._want.name_at_site(c.name) for c in self._want.columns if not isinstance(c, str)
-        }
-        for name, use in self._uses().items():
+        for name, use in self._uses.items():
             kind = table.kind(name)
-            if use == "number" and name not in stated:
-                use = "vectors"
             written = use in AS_WRITTEN and table.as_written and name in table.inside
             if kind not in ALLOWED[use] and not written:
                 remedy = REMEDY.get(use, f"it should hold a {use}")
@@ -161,13 +162,11 @@ class TableSource(Source):
     def _block(self, batch: Any, place: Place) -> Block:
         x, keep, parts = self._content(batch, place)
         y = ids = None
-        for role, column in self._roles():
-            name = self._want.name_at_site(column)
+        for role, name in self._roles.items():
             if role == "label":
                 y, present = labels(batch[name], name, place)
             else:
-                plain = written(batch[name])
-                names = np.array(plain.to_pylist(), object)
+                names = np.array(written(batch[name]).to_pylist(), object)
                 present = names.astype(bool)
                 ids = names if role == "by" else ids
             keep &= self._present(present, name, place)
@@ -180,17 +179,14 @@ class TableSource(Source):
         left = [part.take(keep) for part in parts]
         return Block(kept, None if y is None else y[keep], None if ids is None else ids[keep], left)
 
-    def _content(
-        self, batch: Any, place: Place
-    ) -> tuple[NDArray[Any] | list[Any], Bools, list[Any]]:
-        want = self._want
-        names = [want.name_at_site(c.name) for c in self.columns]
+    def _content(self, batch: Any, place: Place) -> tuple[Any, Bools, list[Encoded]]:
+        """Return the vectors or texts of a batch, which to keep, and the columns one by one."""
+        arrays = [batch[name] for name in self._names]
         if self.form == "vectors":
-            arrays = [batch[c] for c in names]
-            return encode(self.columns, arrays, place, want.null_values, self.reading, want.site)
-        texts = unpacked(batch[names[0]]).cast(pa.string())
+            return encode(self.columns, arrays, place, self._want, self.reading)
+        texts = unpacked(arrays[0]).cast(pa.string())
         present = texts.is_valid().to_numpy(zero_copy_only=False)
-        return texts.to_pylist(), self._present(present, names[0], place), []
+        return texts.to_pylist(), self._present(present, self._names[0], place), []
 
     def _present(self, present: Bools, name: str, place: Place) -> Bools:
         """Refuse missing values, or count those whose rows are dropped."""
@@ -223,3 +219,283 @@ def labels(column: Any, name: str, place: Place) -> tuple[NDArray[np.int64], Boo
             "labels must be whole numbers from 0"
         )
     return values.astype(np.int64), present
+
+
+class Encoded(NamedTuple):
+    """One column of a batch.
+
+    `values` (n, own width) is without weight and indicator; `order` (n,) is a number by which
+    records can be put into the bins of a histogram: normalized, or the index of a level.
+    """
+
+    values: Floats
+    missing: Bools
+    order: Floats
+
+    def take(self, rows: NDArray[Any]) -> Encoded:
+        """Return some records."""
+        return Encoded(self.values[rows], self.missing[rows], self.order[rows])
+
+
+def encode(
+    columns: Sequence[Column],
+    arrays: Sequence[Any],
+    place: Place,
+    want: Want,
+    reading: Reading,
+) -> tuple[Floats, Bools, list[Encoded]]:
+    """Return the vectors of a batch, which records to keep, and the columns one by one.
+
+    The reading is told what was missing or unknown, and the ranges.
+    """
+    n = len(arrays[0])
+    out = np.zeros((n, columns_width(columns)))
+    keep, parts, start = np.ones(n, bool), [], 0
+    for column, array in zip(columns, arrays, strict=True):
+        part = _at_site(column, array, place, want)
+        parts.append(part)
+        keep &= _settle(column, part, place, reading)
+        reading.look_at(column, part.order[~part.missing])
+        stop = start + part.values.shape[1]
+        with np.errstate(over="ignore"):
+            np.multiply(part.values, column.weight, out=out[:, start:stop])
+        constants = f"center = {column.center}, scale = {column.scale}, weight = {column.weight}"
+        _refuse_infinite(out[:, start:stop], column, place, f"too large for {constants}")
+        if column.missing == "indicator":
+            out[:, stop] = part.missing * column.weight
+            stop += 1
+        start = stop
+    return out, keep, parts
+
+
+def _at_site(column: Column, array: Any, place: Place, want: Want) -> Encoded:
+    """Encode a column, which a site may write in its own way."""
+    site, markers = want.site.get(column.name, SiteColumn()), want.null_values
+    if site.codes:
+        plain = texts(array, markers)
+        index = pc.index_in(plain, value_set=pa.array(list(site.codes), pa.string()))
+        array = pc.coalesce(pa.array(list(site.codes.values())).take(index), plain)
+    if site.factor != 1:  # (x * factor - center) / scale
+        center, scale = column.center / site.factor, column.scale / site.factor
+        column = replace(column, center=center, scale=scale)
+    if site.format is not None:
+        column = replace(column, format=site.format)
+    return KINDS[column.kind](column, array, place, markers)
+
+
+def _settle(column: Column, part: Encoded, place: Place, reading: Reading) -> Bools | bool:
+    """Deal with missing values in place; return which records to keep."""
+    if not part.missing.any():
+        return True
+    reading.missing[column.name] += int(part.missing.sum())
+    if column.missing == "error":
+        raise place.missing(repr(column.name), int(np.argmax(part.missing)))
+    part.values[np.isnan(part.values)] = 0.0
+    return ~part.missing if column.missing == "drop" else True
+
+
+def _number(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
+    is_text = kind_of_type(array.type) == "text"
+    try:
+        raw = floats(texts(array, markers) if is_text else array).copy()
+    except pa.lib.ArrowInvalid as error:
+        raise DataError(f"{place.path}: column {column.name!r}: not a number: {error}") from None
+    for marker in _numeric(tuple(markers)):
+        raw[raw == marker] = np.nan
+    _refuse_infinite(raw, column, place, "inf")
+    return _scaled(raw, column)
+
+
+def _scaled(raw: Floats, column: Column) -> Encoded:
+    with np.errstate(over="ignore", invalid="ignore"):
+        order = (raw - column.center) / column.scale
+    return Encoded(order[:, None].copy(), np.isnan(order), order)
+
+
+def _refuse_infinite(raw: NDArray[Any], column: Column, place: Place, problem: str) -> None:
+    infinite = np.isinf(raw.reshape(len(raw), -1)).any(axis=1)
+    if infinite.any():
+        row = place.first + int(np.argmax(infinite))
+        raise DataError(f"{place.path}: column {column.name!r}, row {row}: {problem}")
+
+
+@lru_cache(maxsize=64)
+def _numeric(markers: tuple[str, ...]) -> tuple[float, ...]:
+    numbers = []
+    for marker in markers:
+        with suppress(ValueError):
+            numbers.append(float(marker))
+    return tuple(number for number in numbers if np.isfinite(number))
+
+
+def floats(array: Any) -> Floats:
+    """Return a column as numbers, NaN where there is none."""
+    plain = unpacked(array).cast(pa.float64(), safe=False)
+    values: Floats = plain.to_numpy(zero_copy_only=False)
+    return values
+
+
+def unpacked(array: Any) -> Any:
+    """Unpack a column of categories to its values."""
+    is_dictionary = pa.types.is_dictionary(array.type)
+    return array.dictionary_decode() if is_dictionary else array
+
+
+def texts(array: Any, markers: Sequence[str]) -> Any:
+    """Return a column as texts without spaces around them; null for a marker of a missing value.
+
+    63.0 is written 63, so that a value is the same wherever a column was read as whole numbers
+    and wherever as fractions.
+    """
+    array = unpacked(array)
+    plain = pc.utf8_trim_whitespace(written(array))
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        plain = pc.replace_substring_regex(plain, r"^(-?\d+)\.0+$", r"\1")
+    missing = pc.is_in(plain, value_set=pa.array(["", *markers], pa.string()))
+    return pc.if_else(missing, pa.scalar(None, pa.string()), plain)
+
+
+def written(array: Any) -> Any:
+    """Return a column as texts, whole numbers in digits although they were read as fractions."""
+    array = unpacked(array)
+    plain = array.cast(pa.string())
+    if not pa.types.is_floating(array.type):
+        return plain
+    whole = pc.and_(pc.equal(pc.floor(array), array), pc.less(pc.abs(array), MAX_WHOLE))
+    digits = pc.if_else(whole, array, pa.scalar(None, array.type)).cast(pa.int64())
+    return pc.coalesce(digits.cast(pa.string()), plain)
+
+
+def _codes(array: Any, levels: Sequence[str]) -> tuple[NDArray[np.int64], Bools]:
+    missing = array.is_null().to_numpy(zero_copy_only=False)
+    index = pc.index_in(array, value_set=pa.array(list(levels), pa.string()))
+    codes = index.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    codes[missing] = -1
+    return codes, missing
+
+
+def _boolean(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
+    lower = pc.utf8_lower(texts(array, markers))
+    codes, missing = _codes(lower, [*TRUTHS[0], *TRUTHS[1]])
+    _refuse_unknown(column, codes, missing, lower, place)
+    values = np.where(missing, 0.0, np.where(codes < len(TRUTHS[0]), 0.5, -0.5))
+    return Encoded(values[:, None], missing, (values > 0).astype(float))
+
+
+def _category(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
+    plain = texts(array, markers)
+    if column.levels:
+        codes, missing = _codes(plain, column.levels)
+        codes[codes < 0] = len(column.levels)
+        slots = len(column.levels) + 1
+    else:
+        packed = plain.dictionary_encode()
+        missing = plain.is_null().to_numpy(zero_copy_only=False)
+        slot = np.array([text_slot(t, column.slots) for t in packed.dictionary.to_pylist()] + [0])
+        codes = slot[packed.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
+        slots = column.slots
+    values = np.zeros((len(codes), slots))
+    rows = np.flatnonzero(~missing)
+    values[rows, codes[rows]] = APART
+    return Encoded(values, missing, codes.astype(float))
+
+
+@lru_cache(maxsize=1 << 16)
+def text_slot(text: str, slots: int) -> int:
+    """Return the slot of a text: public, and equal on every machine."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % slots
+
+
+def _ordered(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
+    plain = texts(array, markers)
+    codes, missing = _codes(plain, column.levels)
+    _refuse_unknown(column, codes, missing, plain, place)
+    values = np.where(missing, 0.0, codes / (len(column.levels) - 1) - 0.5)
+    return Encoded(values[:, None], missing, codes.astype(float))
+
+
+def _refuse_unknown(
+    column: Column, codes: NDArray[np.int64], missing: Bools, array: Any, place: Place
+) -> None:
+    wrong = (codes < 0) & ~missing
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        allowed = ", ".join(column.levels) or "true, false, yes, no, 1, 0"
+        raise DataError(
+            f"{place.path}: column {column.name!r}, row {place.first + row}: "
+            f"{array[row].as_py()!r} is not one of {allowed}"
+        )
+
+
+def _date(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
+    stamps = _timestamps(column, array, place, markers)
+    missing = stamps.is_null().to_numpy(zero_copy_only=False)
+    if column.since is not None:
+        start = np.datetime64(column.since, "s").astype(float)
+        days = (floats(stamps.cast(pa.int64())) - start) / 86400
+        return _scaled(days, column)
+    values = np.zeros((len(array), 2 * len(column.parts)))
+    order = np.zeros(len(array))
+    for i, part in enumerate(column.parts):
+        place_in = _part(stamps, part)
+        angle = 2 * np.pi * place_in / PERIODS[part]
+        values[:, 2 * i] = np.where(missing, 0.0, np.cos(angle) / 2)
+        values[:, 2 * i + 1] = np.where(missing, 0.0, np.sin(angle) / 2)
+        if i == 0:
+            order = place_in
+    return Encoded(values, missing, order)
+
+
+def _timestamps(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Any:
+    kind, array = pa.timestamp("s"), unpacked(array)
+    if pa.types.is_temporal(array.type) and not pa.types.is_time(array.type):
+        return array.cast(kind, safe=False)
+    plain = texts(array, markers)
+    try:
+        if column.format is not None:
+            return pc.strptime(plain, format=column.format, unit="s")
+        return plain.cast(kind)
+    except pa.lib.ArrowInvalid as error:
+        written = column.format or "ISO 8601 (2020-01-31)"
+        raise DataError(
+            f"{place.path}: column {column.name!r}: a date is not written as {written}: {error}"
+        ) from None
+
+
+def _part(stamps: Any, part: str) -> Floats:
+    number = {
+        "yearday": lambda s: pc.subtract(pc.day_of_year(s), 1),
+        "month": lambda s: pc.subtract(pc.month(s), 1),
+        "weekday": pc.day_of_week,
+        "hour": pc.hour,
+    }[part](stamps)
+    values: Floats = number.fill_null(0).to_numpy(zero_copy_only=False).astype(float)
+    return values
+
+
+def _text(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
+    plain = texts(array, markers)
+    missing = plain.is_null().to_numpy(zero_copy_only=False)
+    words = _hasher(column.slots).transform(plain.fill_null("").to_pylist())
+    values: Floats = words.toarray()
+    order = np.abs(values).argmax(axis=1).astype(float)
+    values *= APART
+    return Encoded(values, missing, order)
+
+
+@lru_cache(maxsize=16)
+def _hasher(slots: int) -> Any:
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    return HashingVectorizer(n_features=slots, norm="l2", alternate_sign=True)
+
+
+KINDS: dict[str, Callable[[Column, Any, Place, Sequence[str]], Encoded]] = {
+    "number": _number,
+    "boolean": _boolean,
+    "category": _category,
+    "ordered": _ordered,
+    "date": _date,
+    "text": _text,
+}
