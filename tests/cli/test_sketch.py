@@ -18,8 +18,7 @@ from fedcohort.sketch.race import RaceSketch, distance_matrix
 from fedcohort.sketch.transforms import Tokenizer, Transform
 from fedcohort.sketch.uncertainty import distance_with_error, total_variation
 
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(120, 3)) + 1
+X = np.random.default_rng(0).normal(size=(120, 3)) + 1
 WHO = np.array(["north", "south", "../../x", "North"])[np.arange(120) % 4]
 
 
@@ -30,6 +29,17 @@ def table(tmp_path, monkeypatch):
     more = {"who": WHO, "y": np.arange(120) % 3, "note": ["to be or not"] * 120}
     pq.write_table(pa.table({**columns, **more}), "data.parquet")
     return "data.parquet"
+
+
+@pytest.fixture
+def pair(tmp_path, monkeypatch):
+    """Three sketches, in files a, b and c."""
+    monkeypatch.chdir(tmp_path)
+    made = [RaceSketch.srp(3, rows=20, bits=4) for _ in range(3)]
+    for name, sketch, shift in zip("abc", made, (0.0, 2.0, 0.1), strict=True):
+        sketch.add(X + shift)
+        sketch.save(f"{name}.sketch")
+    return made
 
 
 def run(*arguments):
@@ -48,24 +58,20 @@ def fails(capsys, *arguments):
 
 
 def test_a_sketch_of_columns_equals_the_library_s(table, capsys):
-    assert (
-        run("sketch", table, "-o", "a.sketch", "--columns", "w,u", "--set=rows=30", "--set=bits=4")
-        == 0
-    )
+    options = ["--columns", "w,u", "--set=rows=30", "--set=bits=4"]
+    assert run("sketch", table, "-o", "a.sketch", *options) == 0
     own = RaceSketch.srp(2, rows=30, bits=4)
     own.columns = Column("w").spec(), Column("u").spec()
     own.add(X[:, [2, 0]])
     assert RaceSketch.load("a.sketch") == own
     shown = capsys.readouterr()
     assert "120/120 rows" in shown.err
-    assert "w, u" in shown.out
     assert "none: exact counts" in shown.out
 
 
-def test_labels_constants_and_pstable(table, tmp_path):
+def test_labels_constants_and_pstable(table):
     options = ["--columns", "u,v", "--set=center=1", "--set=scale=2", "--set=rows=10"]
-    labels = ["--label", "y", "--classes", 3]
-    assert run("sketch", table, "-o", "a.sketch", *options, *labels) == 0
+    assert run("sketch", table, "-o", "a.sketch", *options, "--label", "y", "--classes", 3) == 0
     loaded = RaceSketch.load("a.sketch")
     assert columns_of(loaded) == (Column("u", center=1, scale=2), Column("v", center=1, scale=2))
     made = loaded.transform
@@ -75,17 +81,14 @@ def test_labels_constants_and_pstable(table, tmp_path):
     assert np.array_equal(loaded.counts, same.counts)
     pstable = ["--set=hash=pstable", "--set=width=3", "--set=buckets=32", "--set=seed=7"]
     assert run("sketch", table, "-o", "b.sketch", "--columns", "u", *pstable) == 0
-    spec = RaceSketch.load("b.sketch").spec
-    assert spec["hash"] | {"name": "pstable", "width": 3.0, "seed": 7} == spec["hash"]
-    assert spec["hash"]["buckets"] == 32
+    stated = RaceSketch.load("b.sketch").spec["hash"]
+    assert stated | {"name": "pstable", "width": 3.0, "seed": 7, "buckets": 32} == stated
 
 
 def test_texts(table, tmp_path):
     (tmp_path / "lines.txt").write_text("to be\nor not\n")
-    assert (
-        run("sketch", "lines.txt", "-o", "a.sketch", "--set=analyzer=char", "--set=ngrams=[2,3]")
-        == 0
-    )
+    options = ["--set=analyzer=char", "--set=ngrams=[2,3]"]
+    assert run("sketch", "lines.txt", "-o", "a.sketch", *options) == 0
     own = RaceSketch.minhash(rows=200, buckets=64, transform=Tokenizer("char", (2, 3)))
     own.add(["to be", "or not"])
     assert RaceSketch.load("a.sketch") == own
@@ -98,9 +101,8 @@ def test_one_sketch_a_client_and_hostile_names_stay_in_the_folder(table, tmp_pat
     assert run("sketch", table, "-o", "out/sites", "--by", "who", *options) == 0
     result = json.loads(capsys.readouterr().out)
     assert {s["client"] for s in result["sketches"]} == set(WHO)
-    files = sorted(p.name for p in (tmp_path / "out" / "sites").iterdir())
+    files = {p.name.lower() for p in (tmp_path / "out" / "sites").iterdir()}
     assert len(files) == 5  # four sketches and the index, even where case is ignored
-    assert len({name.lower() for name in files}) == 5
     assert not list(tmp_path.parent.glob("x*.sketch"))
     for made in result["sketches"]:
         sketch = RaceSketch.load(made["file"])
@@ -111,38 +113,37 @@ def test_one_sketch_a_client_and_hostile_names_stay_in_the_folder(table, tmp_pat
     assert sorted(json.loads(capsys.readouterr().out)["clients"]) == sorted(set(WHO))
 
 
-def test_a_private_sketch_is_planned_for_a_public_number_of_records(table, capsys):
+@pytest.mark.parametrize("client", ["", "a\ud800"])
+def test_ids_that_are_not_names_are_refused_before_anything_is_written(tmp_path, capsys, client):
+    np.savez(tmp_path / "x.npz", x=np.eye(4), who=np.array(["b", client, "b", client]))
+    command = ["sketch", tmp_path / "x.npz", "--columns", "x", "--by", "who", "-o", tmp_path / "o"]
+    assert run(*command) == 2
+    assert "client id" in capsys.readouterr().err
+    assert list(tmp_path.rglob("*.sketch")) == []
+
+
+@pytest.mark.parametrize(("expect", "epsilon", "noisy"), [(100, 8.0, False), (50, 0.1, True)])
+def test_a_private_sketch_is_planned_for_a_public_number(table, capsys, expect, epsilon, noisy):
     options = ["--columns", "u,v,w", "--set=n=private", "--set=neighbors=replace"]
-    for expect, epsilon, noisy in ((100, 8.0, False), (50, 0.1, True)):
-        options[4:] = ["--epsilon", epsilon, f"--set=expect={expect}", "--format", "json"]
-        assert run("sketch", table, "-o", "a.sketch", "--force", *options) == 0
-        shown, made = capsys.readouterr(), RaceSketch.load("a.sketch")
-        wanted = sketch_size(expect, epsilon, dim=3, neighbors="replace")
-        assert (made.rows, made.buckets) == (wanted.rows, wanted.buckets)
-        release = made.release
-        assert (release.epsilon, release.neighbors, release.n) == (epsilon, "replace", "private")
-        result = json.loads(shown.out)
-        assert result["release"]["mechanism"] == "laplace"
-        assert (result["sketches"][0]["signal_to_noise"] < 1) == noisy
-        assert ("noise exceeds the signal" in shown.err) == noisy
+    options += ["--epsilon", epsilon, f"--set=expect={expect}", "--format", "json"]
+    assert run("sketch", table, "-o", "a.sketch", *options) == 0
+    shown, made = capsys.readouterr(), RaceSketch.load("a.sketch")
+    wanted = sketch_size(expect, epsilon, dim=3, neighbors="replace")
+    assert (made.rows, made.buckets) == (wanted.rows, wanted.buckets)
+    release = made.release
+    assert (release.epsilon, release.neighbors, release.n) == (epsilon, "replace", "private")
+    result = json.loads(shown.out)
+    assert result["release"]["mechanism"] == "laplace"
+    assert (result["sketches"][0]["signal_to_noise"] < 1) == noisy
+    assert ("noise exceeds the signal" in shown.err) == noisy
 
 
 def test_one_ledger_pays_for_the_same_records_again_in_every_disguise(table, tmp_path, capsys):
     """By client and as a whole, cut, shuffled, in another format, with other columns or seeds."""
-    spend = [
-        "sketch",
-        "--epsilon",
-        "1",
-        "--budget",
-        "ledger.json",
-        "--columns",
-        "u,v",
-        "--set=rows=9",
-    ]
+    spend = ["sketch", "--epsilon", "1", "--budget", "ledger.json", "--columns", "u,v"]
     assert run(*spend, table, "--by", "who", "-o", "sites", "--budget-epsilon", 1.5) == 0
     held = json.loads((tmp_path / "ledger.json").read_text())
     assert held["spent"]["epsilon"] == 1  # every record is with one client: paid for once
-    assert len(list((tmp_path / "sites").glob("*.sketch"))) > 1
     shuffled = pq.read_table(table).take(np.random.default_rng(0).permutation(120))
     csv_writer.write_csv(shuffled, "copy.csv")
     pq.write_table(pq.read_table(table).slice(0, 60), "half.parquet")
@@ -150,13 +151,20 @@ def test_one_ledger_pays_for_the_same_records_again_in_every_disguise(table, tmp
         assert "is spent" in fails(capsys, *spend, *again, "-o", "again.sketch")
 
 
+def test_with_epsilon_the_data_do_not_choose_the_columns(tmp_path, monkeypatch, capsys):
+    """A text in one record took its column away, so that the headers told two tables apart."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("u,v\n" + "1,2\n3,4\n" * 9)
+    private = ["--epsilon", 1, "--set=n=private", "-o", "a.sketch"]
+    assert "--columns" in fails(capsys, "sketch", "a.csv", *private)
+    assert run("sketch", "a.csv", "--columns", "u,v", *private) == 0
+
+
 def test_inputs_are_never_replaced_and_other_files_only_by_force(table, tmp_path, capsys):
     before = (tmp_path / table).read_bytes()
     (tmp_path / "link.sketch").symlink_to(tmp_path / table)
     for out in (table, "./data.parquet", "link.sketch"):
-        for force in ([], ["--force"]):
-            line = fails(capsys, "sketch", table, "-o", out, *force)
-            assert "this is an input" in line
+        assert "this is an input" in fails(capsys, "sketch", table, "-o", out, "--force")
     assert (tmp_path / table).read_bytes() == before
     assert run("sketch", table, "-o", "a.sketch", "--set=rows=3") == 0
     assert "add --force" in fails(capsys, "sketch", table, "-o", "a.sketch", "--set=rows=4")
@@ -166,45 +174,30 @@ def test_inputs_are_never_replaced_and_other_files_only_by_force(table, tmp_path
 
 
 def test_a_folder_of_sketches_is_replaced_as_a_whole_or_not_at_all(table, tmp_path, capsys):
-    options = ["--columns", "u,v,w", "--set=rows=5", "--by"]
-    assert run("sketch", table, "-o", "sites", *options, "note") == 0
+    many, options = tmp_path / "many", ["--columns", "u,v,w", "--set=rows=5", "--by"]
     assert run("sketch", table, "-o", "many", *options, "who") == 0
-    line = fails(capsys, "sketch", table, "-o", "many", *options, "note")
-    assert "the folder holds 5 sketches" in line
-    assert len(list((tmp_path / "many").glob("*.sketch"))) == 4
-    (tmp_path / "many" / "notes.txt").write_text("mine")
+    assert "holds 5 sketches" in fails(capsys, "sketch", table, "-o", "many", *options, "note")
+    assert len(list(many.glob("*.sketch"))) == 4
+    (many / "notes.txt").write_text("mine")
     assert run("sketch", table, "-o", "many", *options, "note", "--force") == 0
-    assert len(list((tmp_path / "many").glob("*.sketch"))) == 1
-    assert (tmp_path / "many" / "notes.txt").exists()
-    next((tmp_path / "many").glob("*.sketch")).rename(tmp_path / "many" / "moved.sketch")
-    assert "not complete" in fails(capsys, "distance", "many", "sites")
+    assert len(list(many.glob("*.sketch"))) == 1
+    assert (many / "notes.txt").exists()
+    next(many.glob("*.sketch")).rename(many / "moved.sketch")
+    assert "not complete" in fails(capsys, "distance", "many")
 
 
 def test_a_merged_sketch_is_not_counted_again(pair, tmp_path, capsys):
+    (tmp_path / "sites").mkdir()
     for name in "abc":
-        (tmp_path / "sites").mkdir(exist_ok=True)
         (tmp_path / f"{name}.sketch").rename(tmp_path / "sites" / f"{name}.sketch")
     assert run("merge", "sites", "-o", "sites/all.sketch") == 0
     assert run("merge", "sites", "-o", "sites/all.sketch", "--force") == 0
-    assert RaceSketch.load("sites/all.sketch").n == 360
+    assert RaceSketch.load("sites/all.sketch") == pair[0] + pair[1] + pair[2]
     capsys.readouterr()
     assert run("distance", "sites", "--format", "json") == 0
     assert json.loads(capsys.readouterr().out)["clients"] == ["a", "b", "c"]
     line = fails(capsys, "merge", "sites", "-o", "sites/a.sketch", "--force")
     assert "this is an input" in line
-
-
-@pytest.fixture
-def pair(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    empty = RaceSketch.srp(3, rows=20, bits=4)
-    made = []
-    for name, shift in (("a", 0.0), ("b", 2.0), ("c", 0.1)):
-        sketch = empty.empty_like()
-        sketch.add(X + shift)
-        sketch.save(f"{name}.sketch")
-        made.append(sketch)
-    return made
 
 
 def test_distances_and_their_errors_are_the_library_s(pair, capsys):
@@ -214,7 +207,6 @@ def test_distances_and_their_errors_are_the_library_s(pair, capsys):
 
     result = json.loads(distances("--format", "json"))
     assert np.allclose(result["distances"], distance_matrix(pair))
-    assert result["clients"] == ["a", "b", "c"]
     result = json.loads(distances("--errors", "--kind", "mmd", "--format", "json"))
     value, error = distance_with_error(pair[0], pair[1], "mmd")
     assert result["distances"][0][1] == pytest.approx(value)
@@ -234,24 +226,12 @@ def test_a_wide_matrix_is_not_cut(pair, capsys):
     assert out.count("site-number-") == 30
 
 
-def test_an_empty_client_has_no_distance(pair, capsys):
-    pair[0].empty_like().save("empty.sketch")
-    assert run("distance", "a.sketch", "empty.sketch", "--format", "json") == 0
-    assert json.loads(capsys.readouterr().out)["distances"][0] == [0.0, None]
-
-
 def test_inspect_and_merge(pair, capsys):
     assert run("inspect", "a.sketch") == 0
-    out = capsys.readouterr().out
-    assert "srp, 20 rows of 16 buckets" in out
-    assert "none: exact counts" in out
-    assert run("merge", "a.sketch", "b.sketch", "c.sketch", "-o", "all.sketch") == 0
-    assert RaceSketch.load("all.sketch") == pair[0] + pair[1] + pair[2]
-    capsys.readouterr()
-    assert run("inspect", "all.sketch", "--format", "json") == 0
+    assert "srp, 20 rows of 16 buckets" in capsys.readouterr().out
+    assert run("inspect", "a.sketch", "--format", "json") == 0
     header = json.loads(capsys.readouterr().out)
-    assert header["n"] == 360
-    assert header["release"] is None
+    assert (header["n"], header["release"]) == (120, None)
     for name, sketch in zip("pq", pair, strict=False):
         sketch.privatize(1.0).save(f"{name}.sketch")
     assert run("merge", "p.sketch", "q.sketch", "-o", "pq.sketch") == 0
@@ -263,14 +243,11 @@ def test_inspect_and_merge(pair, capsys):
 
 MISTAKES = {
     "none.parquet": ["none.parquet: no such file"],
-    "broken.parquet": ["broken.parquet: cannot be read"],
     "data.parquet --columns u,z": ["no column 'z'; there are u, v, w, who, y, note"],
-    "data.parquet --columns who": ["'who' is string"],
     "data.parquet --set hash=minhash": ["texts need hash=minhash"],
-    "nan.csv": ["nan.csv: column 'a', row 1", "--nulls drop"],
-    "empty.parquet": ["no rows"],
     "data.parquet --set rows=0": ["rows=0 must be"],
     "data.parquet --set bits=60": ["bits"],
+    "data.parquet --set seed=-1": ["seed=-1"],
     "data.parquet --label y": ["--label and --classes go together"],
     "data.parquet --columns u --label y --classes 2": ["labels must be whole numbers from 0 to 1"],
     "data.parquet --set buckets=4": ["buckets belongs to minhash"],
@@ -278,7 +255,6 @@ MISTAKES = {
     "data.parquet --text note --set hash=srp": ["texts need hash=minhash"],
     "data.parquet --text note --set ngrams=x": ["ngrams='x'"],
     "data.parquet --columns u --set center=1,2": ["center='1,2' must be a finite number"],
-    "data.parquet --columns u --set scale=0": ["scale=0 must be"],
     "data.parquet --columns u --epsilon 0": ["epsilon=0.0 must be"],
     "data.parquet --set delta=0.1": ["delta needs --epsilon"],
     "data.parquet --set n=private": ["n=private needs --epsilon"],
@@ -287,60 +263,27 @@ MISTAKES = {
     "data.parquet --columns u --epsilon 1 --budget l.json": ["a new ledger needs --budget-epsilon"],
     "data.parquet --columns u --epsilon 1 --budget part.json": ["part.json is not a budget ledger"],
     "data.parquet --nulls maybe": ["'maybe'"],
+    "nan.csv": ["nan.csv: column 'a', row 1", "--nulls drop"],
     "nan.csv --csv header=maybe": ["header='maybe' must be true or false"],
     "nan.csv --csv encoding=klingon": ["klingon"],
-    "data.parquet --set seed=-1": ["seed=-1"],
 }
 
 
 @pytest.mark.parametrize("line", MISTAKES)
 def test_mistakes_are_answered_in_one_line(line, table, tmp_path, capsys):
-    (tmp_path / "broken.parquet").write_bytes(b"PAR1 but not really PAR1")
     (tmp_path / "nan.csv").write_text("a,b\n1,2\nnan,3\n")
     (tmp_path / "part.json").write_text('{"u": 1}')
-    pq.write_table(pa.table({"a": pa.array([], pa.float64())}), "empty.parquet")
-    before = set(tmp_path.iterdir())
     data, *options = line.split()
     shown = fails(capsys, "sketch", data, "-o", "out.sketch", *options)
     for part in MISTAKES[line]:
         assert part in shown
-    made = {p.name for p in set(tmp_path.iterdir()) - before}
-    assert "out.sketch" not in made or "--by" in line  # where only the folder had been made
+    assert not (tmp_path / "out.sketch").exists()
 
 
-def test_places_that_cannot_be_written(table, tmp_path, capsys):
+@pytest.mark.parametrize("out", ["none/a.sketch", "file/a.sketch", "folder", "file --by who"])
+def test_places_that_cannot_be_written(table, tmp_path, capsys, out):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    for out, more in (
-        ("none/a.sketch", []),
-        ("file/a.sketch", []),
-        ("folder", []),
-        ("file", ["--by", "who"]),
-    ):
-        line = fails(capsys, "sketch", table, "-o", out, "--columns", "u", *more)
-        assert f"{out}: cannot be written" in line
-    assert run("sketch", table, "-o", "a.sketch") == 0
-    assert "none/b.sketch" in fails(capsys, "merge", "a.sketch", "-o", "none/b.sketch")
-
-
-def test_with_epsilon_the_data_do_not_choose_the_columns(tmp_path, monkeypatch, capsys):
-    """A text in one record took its column away, so that the headers told two tables apart."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.csv").write_text("u,v\n" + "1,2\n3,4\n" * 9)
-    private = ["--epsilon", 1, "--set=n=private", "-o", "a.sketch"]
-    assert "--columns" in fails(capsys, "sketch", "a.csv", *private)
-    assert run("sketch", "a.csv", "--columns", "u,v", *private) == 0
-
-
-@pytest.mark.parametrize("values", [12, 13])
-def test_with_epsilon_a_proposal_does_not_depend_on_other_columns(
-    values, tmp_path, monkeypatch, capsys
-):
-    """12 or 13 different values made a column a category or a number."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.csv").write_text("u,v\n" + "".join(f"{i},{i % values}\n" for i in range(99)))
-    options = ["--bounds", "u=0:100", "--epsilon", 1, "-o", "s.toml"]
-    assert run("spec", "init", "a.csv", *options) == 0
-    text = (tmp_path / "s.toml").read_text()
-    assert '[columns."u"]\nkind = "number"' in text
-    assert '# [columns."v"]   # TODO: its kind' in text
+    place, *more = out.split()
+    line = fails(capsys, "sketch", table, "--columns", "u", "-o", place, *more)
+    assert f"{place}: cannot be written" in line

@@ -1,15 +1,12 @@
-"""Arrays against what was saved, whole and damaged."""
+"""Arrays against what was saved, whole and damaged; more damage is done in tests/soak."""
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files import Want, open_source
@@ -50,32 +47,15 @@ def test_npz_members_are_columns(tmp_path, save):
     want = Want(columns=("images",), label="labels", by="writers", batch_rows=4)
     first, second = open_source(path, want).blocks()
     assert np.array_equal(np.concatenate([first.x, second.x]), IMAGES.reshape(7, 6))
-    assert second.clients.tolist() == ["1", "2", "0"]
-    both = rows(path, columns=("images", "images"))
-    assert both.shape == (7, 12)
-    with pytest.raises(ConfigError, match=r"choose with --columns one of images, labels"):
-        open_source(path, Want())
-    with pytest.raises(ConfigError, match=r"no array 'pictures'; there are images, labels"):
-        open_source(path, Want(columns=("pictures",)))
-    with pytest.raises(DataError, match=r"x\.npz\[ids\]: .* of shape \(2,\)"):
-        open_source(path, Want(columns=("images",), by="ids"))
-
-
-def test_npz_stored_by_columns_or_of_objects_is_refused(tmp_path):
-    path = tmp_path / "x.npz"
-    np.savez(path, f=np.asfortranarray(np.ones((2, 3))), o=np.array([{}], object))
-    with pytest.raises(DataError, match=r"x\.npz\[f\]: stored by columns"):
-        rows(path, columns=("f",))
-    with pytest.raises(DataError, match=r"x\.npz\[o\]: object"):
-        rows(path, columns=("o",))
-
-
-def test_names_with_letters_beyond_unicode_are_refused(tmp_path):
-    path = tmp_path / "x.npz"
-    names = np.array([0x41, 0x7FFFFFFF], np.uint32).view("U1")
-    np.savez(path, x=np.ones((2, 3)), who=names)
-    with pytest.raises(DataError, match=r"x\.npz: 0x7fffffff is not a letter"):
-        list(open_source(path, Want(columns=("x",), by="who")).blocks())
+    assert (second.y.tolist(), second.clients.tolist()) == ([1, 2, 0], ["1", "2", "0"])
+    assert rows(path, columns=("images", "images")).shape == (7, 12)
+    for want, message in (
+        (Want(), r"choose with --columns one of images, labels"),
+        (Want(columns=("pictures",)), r"no array 'pictures'; there are images, labels"),
+        (Want(columns=("images",), by="ids"), r"x\.npz\[ids\]: .* of shape \(2,\)"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=message):
+            open_source(path, want)
 
 
 @pytest.mark.parametrize("kind", CODES)
@@ -87,14 +67,45 @@ def test_idx_of_every_type(tmp_path, kind, packed):
     assert np.array_equal(rows(tmp_path / name, batch_rows=2), array.reshape(5, 4))
 
 
+BEYOND_UNICODE = np.array([0x41, 0x7FFFFFFF], np.uint32).view("U1")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.asfortranarray(np.ones((2, 3)))}, r"x\.npz\[x\]: stored by columns"),
+        ({"x": np.array([{}], object)}, r"x\.npz\[x\]: object"),
+        ({"x": np.ones((2, 3)), "who": BEYOND_UNICODE}, r"x\.npz: 0x7fffffff is not a letter"),
+        ({"x": np.zeros((1, 2)), "who": np.zeros(1, "U5000")}, "too long for names"),
+    ],
+)
+def test_arrays_of_an_npz_that_are_refused(tmp_path, arrays, message):
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(DataError, match=message):
+        rows(tmp_path / "x.npz", columns=("x",), by="who" if "who" in arrays else None)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros(3), "table of numbers"),
+        (np.array(["a"]), "table of numbers"),
+        (np.array(1.0), "a single number"),
+        (np.array([{}], object), "cannot be read"),
+        (np.zeros((2, 2), complex), "complex128"),
+    ],
+)
+def test_arrays_that_are_no_tables(tmp_path, array, message):
+    np.save(tmp_path / "x.npy", array, allow_pickle=True)
+    with pytest.raises(DataError, match=message):
+        rows(tmp_path / "x.npy")
+
+
 def test_headers_that_promise_too_much_allocate_nothing(tmp_path):
     path = tmp_path / "x.idx"
     path.write_bytes(struct.pack(">HBB4I", 0, 14, 4, 7, 2**32 - 1, 2**32 - 1, 2**32 - 1))
     with pytest.raises(DataError, match="1 to 1048576 numbers"):
         rows(path)
-    np.savez(tmp_path / "x.npz", x=np.zeros((1, 2)), who=np.zeros(1, "U5000"))
-    with pytest.raises(DataError, match="too long for names"):
-        open_source(tmp_path / "x.npz", Want(columns=("x",), by="who"))
 
 
 @pytest.mark.parametrize("name", ["x.idx", "x.npz", "x.idx.gz"])
@@ -108,9 +119,7 @@ def test_more_or_other_data_than_the_header_promises(tmp_path, name):
     else:
         content = idx(IMAGES) + b"!"
         path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
-    with pytest.raises(
-        DataError, match=r"x\.(idx|npz).*: cannot be read: (more data follow|Bad CRC)"
-    ):
+    with pytest.raises(DataError, match=r"x\..*: cannot be read: (more data follow|Bad CRC)"):
         rows(path)
 
 
@@ -130,22 +139,6 @@ def test_a_folder_of_arrays(tmp_path):
         open_source(tmp_path, Want())
 
 
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (np.zeros(3), "table of numbers"),
-        (np.array(["a"]), "table of numbers"),
-        (np.array(1.0), "a single number"),
-        (np.array([{}], object), "cannot be read"),
-        (np.zeros((2, 2), complex), "complex128"),
-    ],
-)
-def test_arrays_that_are_no_tables(tmp_path, array, message):
-    np.save(tmp_path / "x.npy", array, allow_pickle=True)
-    with pytest.raises(DataError, match=message):
-        rows(tmp_path / "x.npy")
-
-
 def test_named_columns_and_texts_are_for_tables(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((2, 2)))
     for want in (Want(columns=("a",)), Want(label="y.npy"), Want(by="who.npy")):
@@ -153,25 +146,3 @@ def test_named_columns_and_texts_are_for_tables(tmp_path):
             open_source(tmp_path / "x.npy", want)
     with pytest.raises(ConfigError, match="texts"):
         open_source(tmp_path / "x.npy", Want(text="a"))
-
-
-@pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.idx", "x.idx.gz"])
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_damage_gives_a_data_error_and_nothing_else(tmp_path_factory, name, data):
-    path = tmp_path_factory.mktemp("damage") / name
-    if name == "x.npy":
-        np.save(path, IMAGES)
-    elif name == "x.npz":
-        np.savez_compressed(path, x=IMAGES)
-    else:
-        path.write_bytes(gzip.compress(idx(IMAGES)) if name.endswith("gz") else idx(IMAGES))
-    content = bytearray(path.read_bytes())
-    if data.draw(st.booleans()):
-        del content[data.draw(st.integers(0, len(content) - 1)) :]
-    else:
-        at = data.draw(st.integers(0, len(content) - 1))
-        content[at] ^= data.draw(st.integers(1, 255))
-    path.write_bytes(content)
-    with contextlib.suppress(DataError, ConfigError):
-        assert all(block.x.size for block in open_source(path, Want()).blocks())
