@@ -48,6 +48,8 @@ TABLES = {
     "selection.csv": lambda: benchmark.selection_rows("benchmark-selection.json"),
     "time.csv": lambda: benchmark.time_rows("benchmark-time.json"),
     "reproductions.csv": pages.reproduction_rows,
+    "audit.csv": lambda: reliability.audit_rows("audit.json"),
+    "liars.csv": lambda: reliability.liar_rows("forgery.json"),
     "skipping.csv": lambda: pages.skipping_rows("benchmark-skip.json"),
 }
 
