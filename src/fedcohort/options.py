@@ -42,15 +42,9 @@ class Range:
 
     def __str__(self) -> str:
         low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
-        if self.high == math.inf:
-            return low
-        if self.low == -math.inf:
-            return f"at most {self.high:g}"
-        if self.below:
-            return f"{low} and below {self.high:g}"
-        return (
-            f"{low} and at most {self.high:g}" if self.above else f"{self.low:g} to {self.high:g}"
-        )
+        high = f"below {self.high:g}" if self.below else f"at most {self.high:g}"
+        ends = ((low, self.low), (high, self.high))
+        return " and ".join(words for words, end in ends if math.isfinite(end))
 
 
 Count = Annotated[int, Range(1)]
@@ -129,20 +123,10 @@ def unknown(kind: str, name: object, names: Iterable[str], where: str = "") -> C
     culprit = f"unknown {kind} {name!r}" + (f" {where}" if where else "")
     if not listed:
         return ConfigError(f"{culprit}. There are none")
-    near = nearest(str(name), listed)
-    hint = "." if near is None else f"; did you mean {near!r}?"
+    by_kebab = {text.lower().replace("_", "-"): text for text in listed}
+    close = difflib.get_close_matches(str(name).lower().replace("_", "-"), by_kebab, n=1)
+    hint = f"; did you mean {by_kebab[close[0]]!r}?" if close else "."
     return ConfigError(f"{culprit}{hint} Known: {', '.join(listed)}")
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the name that looks most like the given one, None if none does."""
-
-    def kebab(text: str) -> str:
-        return text.lower().replace("_", "-")
-
-    by_kebab = {kebab(candidate): candidate for candidate in names}
-    close = difflib.get_close_matches(kebab(name), by_kebab, n=1)
-    return by_kebab[close[0]] if close else None
 
 
 def checked_options(

@@ -104,7 +104,7 @@ class Session:
         self._resting: dict[ClientId, int] = {}
         self._round: Round | None = None
         self._available: tuple[Iterable[ClientId], tuple[ClientId, ...]] = ((), ())
-        self._selection = Selection(())
+        self.selection = Selection(())  # of this round; `admit` may set its weights
         self._holding: set[ClientId] = set()
         self._admitted: tuple[ClientId, ...] | None = None
         self._withheld: tuple[ClientId, ...] = ()
@@ -124,15 +124,15 @@ class Session:
         self._round = round = Round(self.round_number, clients, self.cohort_size, self.averaging)
         self._admitted, self._withheld = None, ()
         present = set(clients) if self.skipped else set()
-        if same := tuple(c for c in self._selection.clients if c in present):
+        if same := tuple(c for c in self.selection.clients if c in present):
             # After a skip the same clients go on; those that left are replaced.
-            given = self._selection.weights_of(same)
+            given = self.selection.weights_of(same)
             weights = None if given is None else tuple(given)
-            kept = Selection(same, weights, self._selection.scores)
-            self._selection = self._completed(kept, round)
+            kept = Selection(same, weights, self.selection.scores)
+            self.selection = self._completed(kept, round)
             self._holding = set(same)
-            self._send_model(self._selection.clients)
-            return self._selection
+            self._send_model(self.selection.clients)
+            return self.selection
         self.skipped = False
         self._holding = set()
         self._profile(clients, collect)
@@ -144,9 +144,9 @@ class Session:
             for name in sorted(self.policy.needs.query):
                 self._gather(name, ordered, collect)
         selection = self.policy.select(round, self.signals, self._rng("select"))
-        self._selection = self._completed(selection, round)
-        self._send_model(self._selection.clients)
-        return self._selection
+        self.selection = self._completed(selection, round)
+        self._send_model(self.selection.clients)
+        return self.selection
 
     def profile(self, clients: Iterable[ClientId], collect: Collect) -> None:
         """Ask all clients for their profile signals, for a policy with `profile_first`."""
@@ -161,7 +161,7 @@ class Session:
         """Return what the gate tells the selected clients about the global model."""
         message = None if self.gate is None else self.gate.announce(model)
         if message is not None:
-            self.charge("gate", "down", dict.fromkeys(self._selection.clients, message.nbytes))
+            self.charge("gate", "down", dict.fromkeys(self.selection.clients, message.nbytes))
         return message
 
     def charge(self, kind: str, direction: Direction, sizes: Mapping[ClientId, int]) -> None:
@@ -182,8 +182,8 @@ class Session:
         factors = self.gate.admit(answers, shares, self._rng("gate"))
         self._admitted = tuple(factors)
         if any(factor != 1 for factor in factors.values()):
-            weights = tuple(shares[c] * factors.get(c, 0.0) for c in self._selection.clients)
-            self._selection = dataclasses.replace(self._selection, weights=weights)
+            weights = tuple(shares[c] * factors.get(c, 0.0) for c in self.selection.clients)
+            self.selection = dataclasses.replace(self.selection, weights=weights)
         asked = set(self._admitted)
         self._withheld = tuple(c for c in answers if c not in asked)
         self.skipped = not self._admitted and bool(answers)
@@ -191,14 +191,9 @@ class Session:
             self.charge("gate", "down", dict.fromkeys(self._admitted, 1))
         return self._admitted
 
-    @property
-    def selection(self) -> Selection:
-        """The cohort of this round; a gate that samples has set its weights after `admit`."""
-        return self._selection
-
     def _shares(self) -> dict[ClientId, float]:
         """Return each selected client's weight in the average."""
-        clients, weights = self._selection.clients, self._selection.weights
+        clients, weights = self.selection.clients, self.selection.weights
         if weights is None:
             counts = np.ones(len(clients))
             if self.averaging == "size":
@@ -220,16 +215,16 @@ class Session:
         if self._round is None:
             raise RuntimeError("Session.finish was called before Session.begin")
         done = set(finished)
-        asked = self._selection.clients if self._admitted is None else self._admitted
+        asked = self.selection.clients if self._admitted is None else self._admitted
         late = set(cut)
-        strangers = (done - set(asked)) | (late - set(self._selection.clients)) | (done & late)
+        strangers = (done - set(asked)) | (late - set(self.selection.clients)) | (done & late)
         if strangers:
             raise ValueError(f"Session.finish: {min(strangers)!r} was not selected this round")
         outcome = Outcome(
-            self._selection.clients,
-            tuple(c for c in self._selection.clients if c in done),
+            self.selection.clients,
+            tuple(c for c in self.selection.clients if c in done),
             self._withheld,
-            tuple(c for c in self._selection.clients if c in late),
+            tuple(c for c in self.selection.clients if c in late),
         )
         unwanted = set(replies).difference(self.policy.needs.reply)
         if unwanted:
@@ -263,8 +258,8 @@ class Session:
             "gate": None if self.gate is None else repr(self.gate),
             "gate_state": {} if self.gate is None else self.gate.state_dict(),
             "skipped": self.skipped,
-            "cohort": list(self._selection.clients) if self.skipped else [],
-            "weights": self._selection.weights if self.skipped else None,
+            "cohort": list(self.selection.clients) if self.skipped else [],
+            "weights": self.selection.weights if self.skipped else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -281,7 +276,7 @@ class Session:
             self.gate.load_state_dict(state["gate_state"])
         self.skipped = bool(state["skipped"])
         weights = state["weights"]
-        self._selection = Selection(
+        self.selection = Selection(
             tuple(state["cohort"]), None if weights is None else tuple(weights)
         )
         self.round_number = int(state["round_number"])

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from fedcohort import storage
+from fedcohort.datasets import federate, load
 from fedcohort.gates import SketchToSkip
 from fedcohort.policies import Uniform
 from fedcohort.session import Session
 from fedcohort.signals.projection import Vectors
+from fedcohort.simulate import LocalTraining, Simulation, build
+from fedcohort.simulate.clock import Bernoulli
 
 START = np.linspace(1, 2, 40)
 NOTHING = lambda name, clients: {}  # noqa: E731
@@ -85,6 +88,26 @@ def test_weights_keep_their_sum_when_a_client_leaves_during_skips():
     (stays, _), _ = play(run, [0.01, 0.01])
     play(run, [0.01, 0.01], available=[stays, "z"])
     assert sum(run.selection.weights) == pytest.approx(0.8)  # it was .6 + .6
+
+
+@pytest.mark.parametrize("mode", ["round", "client"])
+def test_what_a_client_kept_ends_with_its_model_unless_clients_upload_alone(mode):
+    """At 60 % presence clients leave while rounds are skipped; they came back with old drift."""
+    simulation = Simulation(
+        federate(load("digits"), "shards", clients=12, per_client=2, seed=0),
+        build("mlp-64-30", (1, 8, 8), classes=10, seed=0),
+        "uniform",
+        cohort_size=4,
+        local=LocalTraining(steps=1, batch_size=16, lr=0.05),
+        availability=Bernoulli(0.6),
+        gate=SketchToSkip(0.02, k=50, mode=mode),
+    )
+    kept = {
+        bool(simulation.seeds[0].differences)
+        for record in (simulation.step()[0] for _ in range(25))
+        if record.finished
+    }
+    assert kept == ({False} if mode == "round" else {True})
 
 
 def test_only_those_that_moved():

@@ -59,8 +59,7 @@ class CMFL(Gate):
     -----
     Source: replications; thresholds of .6, .7 and .8 all occur in them.
     Checked: agreement and thresholds by hand.
-    Reference: Wang, Wang, Li (2019), CMFL: Mitigating Communication Overhead for Federated
-    Learning, ICDCS.
+    Reference: Wang, Wang, Li (2019), CMFL: Mitigating Communication Overhead, ICDCS.
     """
 
     on_skip: Literal["keep", "reset"] = "reset"

@@ -36,8 +36,7 @@ class OptimalSampling(Gate):
     -----
     Source: paper.
     Checked: probabilities against the paper's closed form, the mean and variance by frequencies.
-    Reference: Chen, Horvath, Richtarik (2022), Optimal Client Sampling for Federated Learning,
-    TMLR.
+    Reference: Chen, Horvath, Richtarik (2022), Optimal Client Sampling, TMLR.
 
     Examples
     --------

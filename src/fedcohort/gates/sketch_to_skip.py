@@ -103,8 +103,7 @@ class SketchToSkip(Gate):
     -----
     Source: paper.
     Checked: flags against projections by hand, decisions and automatic thresholds by cases.
-    Reference: Kollias, Salonidis, Wang (2022), Sketch to Skip and Select: Communication Efficient
-    Federated Learning using Locality Sensitive Hashing.
+    Reference: Kollias, Salonidis, Wang (2022), Sketch to Skip and Select.
 
     In "keep" mode a share s of skipped rounds means cycles of m = 1 / (1 - s) rounds, of which the
     last is not skipped. While "auto" watches, cycles are just that long, and the threshold lies

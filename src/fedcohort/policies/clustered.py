@@ -55,8 +55,7 @@ class ClusteredSampling(Policy):
     -----
     Source: authors' code Accenture/Labs-Federated-Learning, branch clustered_sampling.
     Checked: inclusion probabilities exactly, groups against the code's rule.
-    Reference: Fraboni, Vidal, Kameni, Lorenzi (2021), Clustered Sampling: Low-Variance and Improved
-    Representativity for Clients Selection in Federated Learning, ICML.
+    Reference: Fraboni et al. (2021), Clustered Sampling, ICML.
 
     The paper draws from the distributions independently, so a client may be drawn twice. Here,
     draws from neighboring distributions are coupled so that no client is drawn twice and each

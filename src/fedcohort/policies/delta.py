@@ -57,21 +57,11 @@ class DELTA(Policy):
     -----
     Source: authors' code L3030/DELTA_FL (`reweight_prac`, beta 1), and the text submitted to ICLR.
     Checked: probabilities by hand, inclusion by frequencies.
-    Reference: Wang, Guo, Lin, Tang (2023), DELTA: Diverse Client Sampling for Fasting Federated
-    Learning, NeurIPS.
+    Reference: Wang et al. (2023), DELTA: Diverse Client Sampling, NeurIPS.
 
     Chosen here: cohorts are drawn systematically in random order, so that inclusion probabilities
     are exactly proportional (up to 1); the code draws one by one and weights by n / (N p). A
     probability is at least a hundredth of the uniform one, a distance at most 10 times the median.
-
-    Examples
-    --------
-    >>> from fedcohort.testing import select
-    >>> policy = DELTA()
-    >>> policy.state = DELTAState({"a": 3.0, "b": 1.0, "c": 1.0, "d": 1.0})
-    >>> selection = select(policy, "abcd", 2)
-    >>> selection.clients[0], selection.weights     # "a": always; the others: 1/3
-    ('a', (0.25, 0.75))
     """
 
     needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"update_distance"}))

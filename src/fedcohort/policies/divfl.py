@@ -47,8 +47,7 @@ class DivFL(Policy):
     -----
     Source: authors' code melodi-lab/divfl.
     Checked: greedy choices by enumeration.
-    Reference: Balakrishnan et al. (2022), Diverse Client Selection for Federated Learning via
-    Submodular Maximization, ICLR.
+    Reference: Balakrishnan et al. (2022), Diverse Client Selection, ICLR.
 
     Of more than 2,000 clients, 2,000 are drawn uniformly and represent all. Clients without a
     sketch get places in proportion to their number, drawn uniformly.

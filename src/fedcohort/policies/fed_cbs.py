@@ -56,9 +56,7 @@ class FedCBS(Policy):
     -----
     Source: four public reimplementations; the paper's text could not be had.
     Checked: laws of all draws by hand.
-    Reference: Zhang, Li, Tang, Sun, Chen, Zhang, Chen, Chen, Li (2023), Fed-CBS: A
-    Heterogeneity-Aware Client Sampling Mechanism for Federated Learning via Class-Imbalance
-    Reduction, ICML.
+    Reference: Zhang et al. (2023), Fed-CBS: Client Sampling via Class-Imbalance Reduction, ICML.
 
     The reimplementations take beta_m = m and start T at 1. The paper computes the imbalance under
     homomorphic encryption; here the server sees the histograms.

@@ -70,20 +70,11 @@ class FedACS(Policy):
     -----
     Source: paper, and the authors' released code for "gradients".
     Checked: duels by hand, the pool's law by quadrature and frequencies, ranks exactly.
-    Reference: Wang, Zhu, Wang, Han (2021), FedACS: Federated Skewness Analytics in Heterogeneous
-    Decentralized Data Environments, IWQoS.
+    Reference: Wang et al. (2021), FedACS: Federated Skewness Analytics, IWQoS.
 
     A client that finished without a distance loses a duel against each of the others; one that
     dropped out does not duel. The pool has the exact law of Algorithm 1 unless clients have more
     than 20,000 different standings; then one draw per client decides.
-
-    Examples
-    --------
-    >>> from fedcohort.testing import select
-    >>> policy = FedACS(pool_share=0.5)
-    >>> policy.state = FedACSState(wins={"a": 90.0, "b": 80.0}, losses={"c": 90.0, "d": 80.0})
-    >>> sorted(select(policy, "abcd", 2).clients)
-    ['a', 'b']
     """
 
     def __init__(

@@ -86,8 +86,7 @@ class FedCor(Policy):
     -----
     Source: paper, and the authors' released code where options say so.
     Checked: selection against literal conditioning, fits against the likelihood.
-    Reference: Tang et al. (2022), FedCor: Correlation-Based Active Client Selection Strategy for
-    Heterogeneous Federated Learning, CVPR.
+    Reference: Tang et al. (2022), FedCor: Correlation-Based Active Client Selection, CVPR.
 
     X has 15 rows. Where the paper trains an extra, discarded round to probe, the probe is a round
     of its own here. Rounds that a gate skips keep their cohort and count as one selection. A loss
@@ -95,16 +94,6 @@ class FedCor(Policy):
     that was away in 30 selections in a row is forgotten. Clients without any loss change get places
     in proportion to their number, drawn uniformly; where most are away before or after a probe, the
     choice is close to random.
-
-    Examples
-    --------
-    >>> from fedcohort.testing import select
-    >>> policy = FedCor(warmup=1)
-    >>> policy.state = FedCorState(
-    ...     clients=["a", "b", "c"], embedding=np.array([[3.0, 1.0, -1.0]]), selections=5
-    ... )
-    >>> select(policy, "abc", 1).clients
-    ('a',)
     """
 
     needs = Needs(profile=frozenset({"num_examples"}), query=frozenset({"loss"}))

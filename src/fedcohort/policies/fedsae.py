@@ -38,21 +38,12 @@ class FedSAE(Policy):
     -----
     Source: a public copy of the code, yasar-rehman/FedSAE; the paper's text could not be had.
     Checked: values and law by hand and by frequencies.
-    Reference: Li, Duan, Liu, Zhang, Ren, Chen, Tan, Wang (2021), FedSAE: A Novel Self-Adaptive
-    Federated Learning Framework in Heterogeneous Systems, IJCNN.
+    Reference: Li et al. (2021), FedSAE: A Self-Adaptive Federated Learning Framework, IJCNN.
 
     Only the selection; FedSAE also predicts how much work each client can finish. In the code,
     losses are those of the new global model, at first from everybody; here they come with the
     updates. After training the code divides by sqrt(n), which contradicts its start and is not
     followed. A client that finishes and reports no loss has its value halved.
-
-    Examples
-    --------
-    >>> from fedcohort.testing import select
-    >>> policy = FedSAE(beta=1.0)
-    >>> policy.state = FedSAEState(value={"a": 1.0, "b": 90.0})
-    >>> select(policy, "ab", 1).clients
-    ('b',)
     """
 
     needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"loss"}))

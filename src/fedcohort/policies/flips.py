@@ -60,8 +60,7 @@ class FLIPS(Policy):
     -----
     Source: first author's code rahulatulbhope/flower (server/flips).
     Checked: quotas and picks by hand, also with absent clients.
-    Reference: Bhope, Jayaram, Venkatasubramanian, Verma, Thomas (2023), FLIPS: Federated Learning
-    using Intelligent Participant Selection, Middleware.
+    Reference: Bhope et al. (2023), FLIPS: Intelligent Participant Selection, Middleware.
 
     Chosen here: remaining places by picks (the code gives them to the largest clusters, so that
     small ones may never be heard). Clusters are fitted once, and again when twice as many clients

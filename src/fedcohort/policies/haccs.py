@@ -57,8 +57,7 @@ class HACCS(Policy):
     -----
     Source: authors' code NS-PhD-Research/HACCS.
     Checked: clusters against OPTICS, weights and places by hand.
-    Reference: Wolfrath, Sreekumar, Kumar, Wang, Chandra (2022), HACCS: Heterogeneity-Aware
-    Clustered Client Selection for Accelerated Federated Learning, IPDPS.
+    Reference: Wolfrath et al. (2022), HACCS: Clustered Client Selection, IPDPS.
 
     OPTICS with two samples, cut at .25 as in the code, finds the connected clients, which single
     linkage finds directly. A client whose latency and loss are not known yet counts as the fastest,

@@ -68,8 +68,7 @@ class HiCSFL(Policy):
     -----
     Source: paper with appendix, and authors' code CityChan/HiCS-FL.
     Checked: entropies, clusters, guard and laws by hand.
-    Reference: Chen, Vikalo (2024), Heterogeneity-Guided Client Sampling: Towards Fast and Efficient
-    Non-IID Federated Learning, NeurIPS.
+    Reference: Chen, Vikalo (2024), Heterogeneity-Guided Client Sampling, NeurIPS.
 
     Each client's first update is kept, as in the code where clients' skews differ: one that has
     learned its labels sends small updates, which look balanced. As in the code, Ward's linkage

@@ -61,8 +61,7 @@ class KDPP(Policy):
     -----
     Source: paper.
     Checked: law and inclusion by enumeration.
-    Reference: Zhang et al. (2023), DPP-based Client Selection for Federated Learning with Non-IID
-    Data, ICASSP.
+    Reference: Zhang et al. (2023), DPP-based Client Selection with Non-IID Data, ICASSP.
 
     Of more than 1,000 clients, 1,000 are drawn uniformly first. Eq. 14 divides by the largest
     distance; here it is the largest seen so far. Distances (or lengths, for "features") above 2

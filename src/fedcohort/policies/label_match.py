@@ -117,8 +117,7 @@ class DCFedAvg(LabelMatch):
     -----
     Source: authors' code cduesing/FedAVGdc.
     Checked: choices by hand.
-    Reference: Duesing, Cimiano (2025), Distribution-Controlled Client Selection to Improve
-    Federated Learning Strategies.
+    Reference: Duesing, Cimiano (2025), Distribution-Controlled Client Selection.
 
     The authors add c clients to a cohort of K; here K is the whole cohort.
 

@@ -75,21 +75,12 @@ class Oort(Policy):
     Source: authors' code SymbioticLab/Oort; options of the paper (decay .98, clip .95 and cut-off
     .95, where the code's defaults are .95, .98 and .7).
     Checked: scores, cut-off and pacer by hand, the draw by frequencies.
-    Reference: Lai, Zhu, Madhyastha, Chowdhury (2021), Oort: Efficient Federated Learning via Guided
-    Participant Selection, OSDI.
+    Reference: Lai et al. (2021), Oort: Guided Participant Selection, OSDI.
 
     The code's pacer compares windows that end a round earlier; its blacklist is off by default and
     not part of this; it knows durations beforehand. Added here: a client that finishes
     and reports no loss counts as explored, and its utility is halved each time, starting from the
     median. An unknown duration counts as the median.
-
-    Examples
-    --------
-    >>> from fedcohort.testing import select
-    >>> policy = Oort(exploration=0.0)
-    >>> policy.state.utility, policy.state.last = {"a": 1.0, "b": 50.0}, {"a": 0, "b": 0}
-    >>> select(policy, "ab", 1).clients
-    ('b',)
     """
 
     needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"loss_rms", "duration"}))

@@ -44,8 +44,7 @@ class PowerOfChoice(Policy):
     -----
     Source: paper.
     Checked: draw and choice by hand and by frequencies.
-    Reference: Cho, Wang, Joshi (2020), Client Selection in Federated Learning: Convergence Analysis
-    and Power-of-Choice Selection Strategies.
+    Reference: Cho, Wang, Joshi (2020), Power-of-Choice Selection Strategies.
 
     Examples
     --------

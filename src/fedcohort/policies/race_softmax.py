@@ -59,8 +59,7 @@ class RaceSoftmax(Policy):
     -----
     Source: paper, and the authors' released code for "row-l2".
     Checked: law by enumeration, distances against the definition, shrinkage by simulation.
-    Reference: Liu et al. (2023), One-Pass Distribution Sketch for Measuring Data Heterogeneity in
-    Federated Learning, NeurIPS.
+    Reference: Liu et al. (2023), One-Pass Distribution Sketch, NeurIPS.
 
     Private sketches of small clients look far from everybody for their noise alone. As in
     SketchMatch, a private sketch is therefore shrunk toward the center by its share of error, and

@@ -42,8 +42,7 @@ class REFL(Policy):
     -----
     Source: authors' code ahmedcs/REFL.
     Checked: order and rests by hand.
-    Reference: Abdelmoniem, Sahu, Canini, Fahmy (2023), REFL: Resource-Efficient Federated Learning,
-    EuroSys.
+    Reference: Abdelmoniem et al. (2023), REFL: Resource-Efficient Federated Learning, EuroSys.
 
     The code reads from a trace whether a client is away in the next window. Here that is learned: a
     client leaves with probability (departures + 1) / (rounds seen + 2). REFL's late updates are

@@ -113,8 +113,7 @@ class SketchMatch(Policy):
     Source: ours.
     Checked: choices against brute force, laws and shrinkage by simulation, waits exactly.
     Reference: Chen, Welling, Smola (2010), Super-Samples from Kernel Herding, UAI; Liu et al.
-    (2023), One-Pass Distribution Sketch for Measuring Data Heterogeneity in Federated Learning,
-    NeurIPS.
+    (2023), One-Pass Distribution Sketch, NeurIPS.
 
     Examples
     --------

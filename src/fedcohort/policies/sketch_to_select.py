@@ -69,8 +69,7 @@ class SketchToSelect(Policy):
     -----
     Source: paper.
     Checked: clusters and draws by hand, replacements exactly.
-    Reference: Kollias, Salonidis, Wang (2022), Sketch to Skip and Select: Communication Efficient
-    Federated Learning using Locality Sensitive Hashing.
+    Reference: Kollias, Salonidis, Wang (2022), Sketch to Skip and Select.
 
     A chosen client that is away is replaced by another of its cluster, drawn uniformly. The scores
     are one over the size of the cluster.

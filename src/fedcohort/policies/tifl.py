@@ -46,8 +46,7 @@ class TiFL(Policy):
     -----
     Source: paper's abstract and two reimplementations (bacox/fltk, FLGo); no authors' code.
     Checked: tiers, chances and credits by hand.
-    Reference: Chai, Ali, Zawad, Truex, Anwar, Baracaldo, Zhou, Ludwig, Yan, Cheng (2020), TiFL: A
-    Tier-based Federated Learning System, HPDC.
+    Reference: Chai et al. (2020), TiFL: A Tier-based Federated Learning System, HPDC.
 
     Chosen here: the accuracy of a tier is minus the mean loss that its members last reported, and
     clients that were never timed come first.

@@ -36,15 +36,7 @@ class Uniform(Policy):
     -----
     Source: paper.
     Checked: frequencies, and kept cohorts by hand.
-    Reference: McMahan et al. (2017), Communication-Efficient Learning of Deep Networks from
-    Decentralized Data, AISTATS; Kollias, Salonidis, Wang (2022), Sketch to Skip and Select:
-    Communication Efficient Federated Learning using Locality Sensitive Hashing.
-
-    Examples
-    --------
-    >>> from fedcohort.testing import select
-    >>> len(select(Uniform(), "abc", 2).clients)
-    2
+    Reference: McMahan et al. (2017), Communication-Efficient Learning, AISTATS.
     """
 
     def __init__(self, interval: Count = 1) -> None:
