@@ -9,7 +9,6 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.simulate import build, simulation
 from fedcohort.simulate.aggregation import (
     AGGREGATIONS,
-    AgreeingMean,
     FedAdam,
     FedAvgM,
     Mean,
@@ -32,42 +31,6 @@ def test_selection_weights_are_used_as_they_are():
     for name in ("mean", "size-weighted"):
         got = AGGREGATIONS[name]().step(CURRENT, UPDATES, [1, 3], [2.0, 0.5])
         torch.testing.assert_close(got, expected)
-
-
-def agreeing_one_by_one(current, updates, threshold):
-    """One parameter after the other; also who is kept."""
-    clients, size = updates.shape
-    mean = [sum(updates[i, k] - current[k] for i in range(clients)) / clients for k in range(size)]
-    same = [
-        sum(np.sign(updates[i, k] - current[k]) == np.sign(mean[k]) for k in range(size))
-        for i in range(clients)
-    ]
-    kept = [i for i in range(clients) if same[i] >= threshold * size] or [int(np.argmax(same))]
-    return updates[kept].mean(axis=0), kept
-
-
-@pytest.mark.parametrize("threshold", [0.0, 0.6, 0.7, 1.0])
-def test_only_models_that_agree_with_the_mean_are_averaged(threshold):
-    counts = set()
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        current = rng.normal(size=40)
-        updates = current + rng.normal(size=40) + 1.2 * rng.normal(size=(7, 40))
-        updates[0] = current - rng.random(40)  # a zero step in a parameter agrees with no sign
-        updates[1, :5] = current[:5]
-        expected, kept = agreeing_one_by_one(current, updates, threshold)
-        counts.add(len(kept))
-        given = torch.from_numpy(current), torch.from_numpy(updates), [1] * 7
-        got = AgreeingMean(threshold).step(given[0].float(), given[1].float(), given[2])
-        assert got.numpy() == pytest.approx(expected, abs=1e-5)
-    assert counts == {7} if threshold == 0 else counts == {1} if threshold == 1 else len(counts) > 1
-
-
-def test_models_left_out_pass_their_weight_on():
-    current, signs = torch.zeros(4), torch.ones(4)
-    updates = torch.stack([signs, 3 * signs, -signs])
-    got = AgreeingMean().step(current, updates, [1, 1, 1], [1.0, 2.0, 3.0])
-    assert got.tolist() == pytest.approx([2.0 * 1 + 4.0 * 3] * 4)
 
 
 def test_momentum_by_hand():

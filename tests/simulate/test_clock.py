@@ -130,7 +130,7 @@ def test_phones_are_those_that_were_measured():
     ("text", "words"),
     [
         ("client,samples_per_second\na,1\n", "bytes_per_second"),
-        ("client,samples_per_second,bytes_per_second\na,0,1\n", "line 2: samples_per_second='0'"),
+        ("client,samples_per_second,bytes_per_second\na,0,1\n", "line 2: samples_per_second=0"),
         ("client,samples_per_second,bytes_per_second\na,1,1\na,1,1\n", "twice"),
         ("client,samples_per_second,bytes_per_second\n,1,1\n", "empty"),
     ],

@@ -32,6 +32,7 @@ from fedcohort.options import (
     Range,
     ShareBelowOne,
     Whole,
+    check_fields,
     in_words,
     parse_named,
     parse_options,
@@ -184,9 +185,7 @@ class Experiment:
     pace: Pace = NO_HURRY
 
     def __post_init__(self) -> None:
-        for key, hint in _types(Experiment).items():
-            if not dataclasses.is_dataclass(getattr(self, key)):
-                typed(hint, getattr(self, key), key)
+        check_fields(self, "experiment")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"seeds={list(self.seeds)} must be different numbers")
         clients = self.data.num_clients

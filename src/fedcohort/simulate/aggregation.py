@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcohort.options import Configurable, Positive, Share, ShareBelowOne
+from fedcohort.options import Configurable, Positive, ShareBelowOne
 
 
 def mean_step(
@@ -115,37 +115,6 @@ class WeightedMean(Mean):
     weighted = True
 
 
-class AgreeingMean(Mean):
-    """CMFL as the code of paper 1 (FedACS) has it, at the server: nothing is saved on the way.
-
-    The mean of those models whose steps agree with the round's mean step in the signs of a share of
-    at least `threshold` of the parameters, or else the one that agrees most. The gate "cmfl" is the
-    method of CMFL's own paper, where clients compare before they upload.
-    """
-
-    def __init__(self, threshold: Share = 0.7) -> None:
-        self.threshold = threshold
-
-    def step(
-        self,
-        current: Tensor,
-        updates: Tensor,
-        sizes: Sequence[int],
-        weights: Sequence[float] | None = None,
-    ) -> Tensor:
-        """Return the next global model; a policy's own weights keep their sum."""
-        steps = updates - current
-        signs = steps.mean(dim=0).sign()
-        shares = torch.stack([(step.sign() == signs).double().mean() for step in steps]).cpu()
-        kept = np.flatnonzero(shares.numpy() >= self.threshold).tolist()
-        kept = kept or [int(shares.argmax())]
-        if weights is not None:
-            left = [weights[i] for i in kept]
-            scale = sum(weights) / sum(left) if sum(left) > 0 else 1.0
-            weights = [weight * scale for weight in left]
-        return super().step(current, updates[kept], [sizes[i] for i in kept], weights)
-
-
 class FedAvgM(WeightedMean):
     """FedAvg with server momentum (Hsu, Qi, Brown 2019); `lr` is the server's rate."""
 
@@ -191,7 +160,6 @@ class FedAdam(WeightedMean):
 AGGREGATIONS: dict[str, Callable[..., Any]] = {
     "mean": Mean,
     "size-weighted": WeightedMean,
-    "agreeing-mean": AgreeingMean,
     "fedavgm": FedAvgM,
     "fedadam": FedAdam,
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,17 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.options import Configurable, Count, Range, Share
+from fedcohort.options import (
+    Configurable,
+    Count,
+    NonNegative,
+    Positive,
+    Range,
+    Share,
+    check_fields,
+    parse_value,
+    typed,
+)
 from fedcohort.rounds import ClientId, check_id, stream
 
 # The share of phones that are idle, charging and on Wi-Fi, by hour of the day, and the percentiles
@@ -236,7 +247,8 @@ class Durations:
             for name in speeds if speeds[0] in row else whole:
                 if client in columns[name]:
                     raise ConfigError(f"{where}: client {client!r} appears twice")
-                columns[name][client] = _rate(row, name, where)
+                value = parse_value(row[name])
+                columns[name][client] = typed(Positive, value, f"{where}: {name}")
         return cls(*columns.values())
 
     @classmethod
@@ -254,16 +266,6 @@ class Durations:
             raise ConfigError(f"durations: client {client!r} has none")
         compute = samples / self.samples_per_second[client]
         return compute + bytes_moved / self.bytes_per_second[client]
-
-
-def _rate(row: Mapping[str, str], name: str, where: str) -> float:
-    try:
-        value = float(row[name])
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{where}: {name}={row[name]!r} must be a number above 0")
-    return value
 
 
 @dataclass(frozen=True)
@@ -312,37 +314,22 @@ class Pace:
     (('bob', 'cem'), ('ann',), 3.0)
     """
 
-    over_select: float = 1.0
+    over_select: Annotated[float, Range(1)] = 1.0
     deadline: float | str | None = None
     late: Literal["drop", "next"] = "drop"
-    staleness: float = 0.5
-    deviation: float = 0.0
+    staleness: NonNegative = 0.5
+    deviation: Share = 0.0
 
     def __post_init__(self) -> None:
-        for name, holds, rule in (
-            ("over_select", 1 <= self.over_select < math.inf, "at least 1"),
-            ("late", self.late in ("drop", "next"), "'drop' or 'next'"),
-            ("staleness", 0 <= self.staleness < math.inf, "at least 0"),
-            ("deviation", 0 <= self.deviation <= 1, "0 to 1"),
-            ("deadline", self._parsed(), "seconds above 0, a quantile such as '80%', or None"),
-        ):
-            if not holds:
-                raise ConfigError(f"Pace: {name}={getattr(self, name)!r} must be {rule}")
-
-    def _parsed(self) -> tuple[float, bool] | None:
-        """Return the deadline and whether it is a quantile; None if it is neither."""
-        if self.deadline is None:
-            return math.inf, False
-        quantile = isinstance(self.deadline, str)
-        try:
-            value = float(str(self.deadline).removesuffix("%"))
-        except ValueError:
-            return None
-        if quantile:
-            fits = str(self.deadline).endswith("%") and 0 < value <= 100
+        check_fields(self, "Pace")
+        if isinstance(self.deadline, str):
+            match = re.fullmatch(r"(\d{1,3}(\.\d+)?)%", self.deadline)
+            fits = match is not None and 0 < float(match[1]) <= 100
         else:
-            fits = 0 < value < math.inf
-        return (value, quantile) if fits else None
+            fits = self.deadline is None or self.deadline > 0
+        if not fits:
+            rule = "seconds above 0, a quantile such as '80%', or None"
+            raise ConfigError(f"Pace: deadline={self.deadline!r} must be {rule}")
 
     @property
     def waits_for_all(self) -> bool:
@@ -355,11 +342,10 @@ class Pace:
 
     def limit(self, measured: Iterable[float]) -> float:
         """Return the deadline in seconds, infinite while a quantile has nothing to go by."""
-        value, quantile = self._parsed() or (math.inf, False)
-        if not quantile:
-            return value
-        durations = list(measured)
-        return float(np.percentile(durations, value)) if durations else math.inf
+        if not isinstance(self.deadline, str):
+            return math.inf if self.deadline is None else self.deadline
+        durations, share = list(measured), float(self.deadline.removesuffix("%"))
+        return float(np.percentile(durations, share)) if durations else math.inf
 
     def close(
         self,

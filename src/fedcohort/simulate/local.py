@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import modelstack
 from fedcohort.exceptions import ConfigError
+from fedcohort.options import Range, check_fields
 from fedcohort.rounds import ClientId, generator, stream, stream_keys
 from modelstack import BatchPlan, Ints, Training, Unsupported
 
@@ -57,12 +58,11 @@ class Schedule:
     (1.0, 0.5, 0.25)
     """
 
-    gamma: float = 1.0
+    gamma: Annotated[float, Range(0, 1, above=True)] = 1.0
     milestones: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 < self.gamma <= 1:
-            raise ConfigError(f"Schedule: gamma={self.gamma} must be in (0, 1]")
+        check_fields(self, "Schedule")
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ConfigError(f"Schedule: milestones={self.milestones} must be strictly rising")
 

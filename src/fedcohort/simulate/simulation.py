@@ -52,8 +52,7 @@ class Simulation:
     local : LocalTraining, optional
         What a client does with the model.
     aggregation : str or object, default="mean"
-        "mean", "size-weighted", "agreeing-mean", "fedavgm", "fedadam", or an object with a `step`
-        of its own.
+        "mean", "size-weighted", "fedavgm", "fedadam", or an object with a `step` of its own.
     availability : Availability, optional
         Who is there in each round; everybody by default.
     durations : Durations or callable, optional
