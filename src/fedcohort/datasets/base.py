@@ -145,11 +145,9 @@ def from_arrays(
         The client of each sample (text or integers); without it, split with `federate`.
     x_test, y_test : arrays, optional
         If left out, a random `test_fraction` of each client's samples (of each class's, without
-        clients) is held out, but never all of them.
+        clients) is held out by `seed`, but never all of them.
     classes : int, optional
         By default the largest label plus one; the smallest label must then be 0.
-    seed : int
-        Decides what is held out.
 
     Examples
     --------
@@ -164,11 +162,10 @@ def from_arrays(
         raise DataError(f"{name}: test_fraction={test_fraction} must be from 0 to below 1")
     samples, labels = _numbers(name, "x", x), _labels(name, "y", y)
     clients = _ids(name, "client_ids", client_ids)
+    tests, test_labels, test_clients = samples[:0], labels[:0], None
     if x_test is not None and y_test is not None:
         tests, test_labels = _numbers(name, "x_test", x_test), _labels(name, "y_test", y_test)
         test_clients = _ids(name, "test_client_ids", test_client_ids)
-    else:
-        tests, test_labels, test_clients = samples[:0], labels[:0], None
     if classes is None:
         classes = _num_classes(name, np.concatenate([labels, test_labels]))
     whole = Dataset(name, samples, labels, tests, test_labels, classes, clients, test_clients)
@@ -222,10 +219,9 @@ def _ids(name: str, what: str, values: ArrayLike | None) -> Array | None:
     for row, value in enumerate(array):
         if not isinstance(value, (str, int, np.integer)):
             raise DataError(f"{name}: {what}[{row}]={value!r} must be text or an integer")
-    ids = np.array([str(value) for value in array] + [None], dtype=object)[:-1]
     try:
-        for value in sorted(set(ids)):
+        for value in set(map(str, array)):
             check_id(value, f"{name}: {what}")
     except ConfigError as error:
         raise DataError(str(error)) from None
-    return ids
+    return np.array([*map(str, array), None], dtype=object)[:-1]

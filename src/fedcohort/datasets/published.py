@@ -225,11 +225,10 @@ HEART_VALUES: dict[int, tuple[int, ...]] = {
 def read_heart(folder: Path) -> Dataset:
     """Read 13 features and whether there is a heart disease; the hospitals are the clients.
 
-    FLamby's Fed-Heart-Disease. The columns slope, ca and thal are mostly missing outside Cleveland
-    and are left out; chest pain and resting ECG become indicators. Rows with another missing value
-    are left out: 740 stay. (A cholesterol of 0, as in all rows of Switzerland, is taken as it
-    stands, also as in FLamby.) A third of each hospital's rows of each class, always the same, is
-    for testing.
+    As FLamby's Fed-Heart-Disease: slope, ca and thal, mostly missing outside Cleveland, and rows
+    with another missing value are left out, so that 740 stay; a cholesterol of 0, as in all rows of
+    Switzerland, stands. A third of each hospital's rows of each class, always the same, is for
+    testing.
     """
     tables = [
         _heart_table(find_file(folder, f"processed.{h}.data", holds=HEART_HOLDS)) for h in HOSPITALS
@@ -285,11 +284,10 @@ PLAYS_HOLDS = (
 def read_shakespeare(folder: Path, *, max_samples: int | None = 500) -> Dataset:
     """Read windows (samples, 80) of tokens and the token that follows each; roles are clients.
 
-    A client is a role with at least ten lines, named "play/SPEAKER"; its lines are joined by line
-    breaks in the order of the play. A sample is 80 characters and the next one. The last tenth of
-    a role's samples is for testing: no character to be guessed there is part of a training sample.
-    A role gives at most `max_samples`, evenly spaced over its text; None for all of them (4.2
-    million, which takes 2.7 GB).
+    A client is a role with at least ten lines, named "play/SPEAKER". The last tenth of a role's
+    samples is for testing: no character to be guessed there is part of a training sample. A role
+    gives at most `max_samples`, evenly spaced over its text; None for all of them (4.2 million,
+    which takes 2.7 GB).
     """
     if max_samples is not None and max_samples < 1:
         raise ConfigError(f"shakespeare: max_samples={max_samples} must be at least 1, or None")
@@ -302,18 +300,15 @@ def read_shakespeare(folder: Path, *, max_samples: int | None = 500) -> Dataset:
     if not roles:
         problem = f"no role has {MIN_LINES} lines and over {WINDOW} characters"
         raise damaged(path, problem, PLAYS_HOLDS)
-    starts = {}
+    train, test = {}, {}
     for role, text in roles.items():
         windows = text.size - WINDOW
         count = windows if max_samples is None else min(windows, max_samples)
-        starts[role] = np.arange(count) * windows // count
-    x, y, clients = _windows(
-        roles, {role: s[: s.size - s.size // 10] for role, s in starts.items()}
-    )
-    test = _windows(roles, {role: s[s.size - s.size // 10 :] for role, s in starts.items()})
-    return Dataset(
-        folder.name, x, y, *test[:2], TOKENS, clients, test_client_ids=test[2], tokens=True
-    )
+        starts = np.arange(count) * windows // count
+        train[role], test[role] = np.split(starts, [count - count // 10])
+    x, y, clients = _windows(roles, train)
+    x_test, y_test, test_clients = _windows(roles, test)
+    return Dataset(folder.name, x, y, x_test, y_test, TOKENS, clients, test_clients, tokens=True)
 
 
 def encode(text: str) -> Bytes:

@@ -85,8 +85,8 @@ def run_several(
 ) -> Results:
     """Run settings in folders of their own under `folder`; ``runs.json`` has their names, in order.
 
-    All names and options are checked before the first run starts. With `resume`, what an
-    interrupted call left goes on. On a cluster, `fedcohort.distribute.run_all` is the `runner`.
+    All are checked before the first run starts. With `resume`, what an interrupted call left goes
+    on. On a cluster, `fedcohort.distribute.run_all` is the `runner`.
     """
     for _, experiment in settings:
         check(experiment)["policy"].check_cohort(experiment.cohort_size)

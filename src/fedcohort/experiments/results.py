@@ -106,8 +106,7 @@ def gemd_by_round(
     try:
         cohorts = [[position[c] for c in r.finished] for r in history.rounds]
     except KeyError as error:
-        name = error.args[0]
-        raise ConfigError(f"a round lists client {name!r:.80}, which is not a member") from None
+        raise ConfigError(f"a round lists client {error!s:.80}, which is not a member") from None
     labeled = label_counts.shape[1] > 0
     return [metrics.gemd(label_counts, c) if labeled and c else math.nan for c in cohorts]
 
@@ -367,16 +366,13 @@ def _federation(folder: Path) -> tuple[int, dict[int, Members]]:
     path = folder / "federation.json"
     written = read_json(path, {})
     try:
-        members = {
-            whole_number(seed["seed"]): _members(seed["clients"], seed["label_counts"])
-            for seed in written.get("seeds", [])
-        }
-        return whole_number(written.get("model_bytes", 0)), members
+        seeds = {whole_number(s["seed"]): _members(**s) for s in written.get("seeds", [])}
+        return whole_number(written.get("model_bytes", 0)), seeds
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path}: not a federation ({error!r})") from None
 
 
-def _members(clients: Any, label_counts: Any) -> Members:
+def _members(seed: Any, clients: Any, label_counts: Any) -> Members:
     """Return the clients and their label counts; ValueError unless there is one row per client."""
     names, counts = [check_id(client) for client in clients], np.array(label_counts, np.int64)
     if counts.ndim != 2 or len(counts) != len(names) or (counts < 0).any():

@@ -63,14 +63,11 @@ def run(
 
     Parameters
     ----------
-    experiment : Experiment
-        What to run.
     folder : path
         Made if it is not there. A folder with another run in it is refused.
     resume : bool, default=False
         Continue the run in the folder. It must be of the same experiment, but `rounds` may be
-        larger, `seeds` may be longer, and `target`, `patience` and `checkpoint_every` may be
-        others.
+        larger, `seeds` longer, and `target`, `patience` and `checkpoint_every` others.
     on_round : callable, optional
         Called with the records of every new round. If it raises, the run is saved first.
     dataset : Dataset, optional
@@ -96,7 +93,9 @@ def _advance(
     checkpoint, lines = place / "checkpoint", place / "rounds.jsonl"
     if checkpoint.exists():
         storage.restore(checkpoint, simulation.load_state_dict, storage.load(checkpoint))
-    _keep_lines(lines, [s.seed for s in simulation.sessions], simulation.round_number)
+    # Rounds that the checkpoint does not know are run again.
+    rows = _rows(lines, [s.seed for s in simulation.sessions], simulation.round_number)
+    write_atomically(lines, b"".join(line for _, _, line in rows))
     with lines.open("a", encoding="utf-8") as file:
         sync_folder(place)
         histories = read_histories(place) or [History(s.seed) for s in simulation.sessions]
@@ -186,12 +185,6 @@ def _add_seeds(
     shutil.rmtree(added)
 
 
-def _keep_lines(path: Path, seeds: Sequence[int], rounds: int) -> None:
-    """Drop the lines of rounds that the checkpoint does not know: they are run again."""
-    rows = _rows(path, seeds, rounds)
-    write_atomically(path, b"".join(line for _, _, line in rows))
-
-
 def _rows(path: Path, seeds: Sequence[int], rounds: int) -> list[tuple[int, int, bytes]]:
     """Return round, seed and text of the lines of these seeds up to a round."""
     rows, content = [], path.read_bytes() if path.exists() else b""
@@ -238,17 +231,14 @@ def check(experiment: Experiment) -> dict[str, Any]:
 
 
 def simulation_of(experiment: Experiment, dataset: Dataset) -> Simulation:
-    """Put the whole experiment together, at round 0."""
-    same = (
-        *("cohort_size", "local", "pace", "dropout", "holdout", "train_accuracy"),
-        *("seeds", "device", "evaluate_every"),
-    )
+    """Put the whole experiment together, before its first round."""
     data = experiment.data
+    same = "cohort_size local pace dropout holdout train_accuracy seeds device evaluate_every"
     return Simulation(
         lambda seed: federate(dataset, data.partition, data.num_clients, seed, **data.options),
         lambda seed: model_of(experiment.model, dataset, seed),
         **check(experiment),
-        **{name: getattr(experiment, name) for name in same},
+        **{name: getattr(experiment, name) for name in same.split()},
     )
 
 

@@ -21,7 +21,7 @@ from fedcohort.signals.catalog import SIGNALS, Clients, Options, last_layer
 from fedcohort.signals.projection import Projection, Vectors
 from fedcohort.simulate.local import Data, Job, Trainer, jobs, lr_at
 from fedcohort.sketch.hashing import MinHash
-from fedcohort.sketch.race import RaceSketch, empty_sketch, token_sets
+from fedcohort.sketch.race import empty_sketch, token_sets
 
 Readings = dict[ClientId, Any]
 Insight = Callable[[np.ndarray, np.ndarray], ArrayLike]
@@ -33,11 +33,7 @@ PUBLIC = 100  # examples of the test set that stand for public data
 
 
 class TensorVectors(Vectors):
-    """Vectors on the trainer's device.
-
-    On a GPU a projection matrix is kept in float32 and reused, if it fits; elsewhere the
-    projection's own loops, which store no matrix, are faster than moving it.
-    """
+    """Vectors on the trainer's device; a GPU keeps the matrix of a projection, if it fits."""
 
     rows: Tensor
 
@@ -102,7 +98,11 @@ class SimulatedClients(Clients):
         """Return each client's distribution sketch, private at the policy's epsilon."""
         epsilon, delta = float(options.get("epsilon", 0.0)), float(options.get("delta", 0.0))
         data, parts, public = self._inputs(options)
-        blank = self._blank_sketch(options, public)
+        dataset, center = self.federation.dataset, None
+        if options.get("center"):  # the mean of the server's public examples
+            center = public.reshape(len(public), -1).mean(axis=0)
+        tokens = dataset.tokens and public.dtype.kind in "iu"
+        blank = empty_sketch(options, public, classes=dataset.classes, center=center, tokens=tokens)
         again = (self.round_number,) if self.round_number else ()
         readings = []
         for client, part in zip(self.ids, parts, strict=True):
@@ -116,15 +116,6 @@ class SimulatedClients(Clients):
                 sketch = sketch.privatize(epsilon, delta, rng=noise)
             readings.append(sketch.reading())
         return readings
-
-    def _blank_sketch(self, options: Options, public: NDArray[Any]) -> RaceSketch:
-        """Return an empty sketch; a center is the mean of the server's public examples."""
-        classes = self.federation.dataset.classes
-        center = None
-        if options.get("center"):
-            center = public.reshape(len(public), -1).mean(axis=0)
-        tokens = self.federation.dataset.tokens and public.dtype.kind in "iu"
-        return empty_sketch(options, public, classes=classes, center=center, tokens=tokens)
 
     def _inputs(self, options: Options) -> tuple[Data, list[NDArray[np.int64]], NDArray[Any]]:
         """Return what is sketched: samples, the rows of each client, and public samples."""
@@ -229,11 +220,7 @@ def _embedded(embed: Embed, x: NDArray[Any]) -> NDArray[np.float32]:
 
 
 class Collector:
-    """The clients of one seed, as a session's `collect` sees them.
-
-    `clients` are all of them under the initial model: profiles are taken under that one, so that a
-    newcomer's is comparable.
-    """
+    """The clients of one seed, as a session's `collect` sees them."""
 
     def __init__(self, clients: SimulatedClients, policy: Policy) -> None:
         self.everybody, self.policy = clients, policy
@@ -248,10 +235,7 @@ class Collector:
         return self._readings(name, clients, model=self.initial if initial else self.model)
 
     def replies(
-        self,
-        names: Iterable[str],
-        clients: Sequence[ClientId],
-        trained: Tensor,
+        self, names: Iterable[str], clients: Sequence[ClientId], trained: Tensor
     ) -> dict[str, Readings]:
         """Return what comes with the updates; `trained` has one row per client."""
         return {name: self._readings(name, clients, arrived=trained) for name in sorted(names)}
@@ -268,9 +252,8 @@ class Collector:
     def _readings(self, name: str, clients: Sequence[ClientId], **given: Any) -> Readings:
         options = self.policy.signal_options.get(name, {})
         self._choose_embedder(int(options.get("refresh", 0)))
-        context: dict[str, Any] = {"round_number": self.round_number, "held": self.held}
-        context |= {"model": self.model, "embedder": self.embedder, **given}
-        asked = replace(self.everybody, ids=clients, **context)
+        now = {name: getattr(self, name) for name in ("round_number", "held", "model", "embedder")}
+        asked = replace(self.everybody, ids=clients, **(now | given))
         return SIGNALS[name].readings(asked, options)
 
     def _choose_embedder(self, refresh: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -47,6 +48,10 @@ class Seed:
     """
 
     arrivals: Arrivals
+    training: tuple[ClientId, ...] = ()
+    finished: tuple[ClientId, ...] = ()
+    withheld: tuple[ClientId, ...] = ()
+    late: tuple[ClientId, ...] = ()
 
     def __init__(
         self,
@@ -94,16 +99,12 @@ class Seed:
             seconds=self.seconds_of,
         )  # fmt: skip
         self.collector = Collector(everybody, self.session.policy)
-        if durations is None or isinstance(durations, Durations):
-            self.durations = durations or Durations.draw(self.clients, seed, sigma=0.0)
-        else:
-            self.durations = durations(self.clients, seed)
+        if not isinstance(durations, Durations):
+            draw = durations or partial(Durations.draw, sigma=0.0)
+            durations = draw(self.clients, seed)
+        self.durations = durations
         self.cohort_size, self.pace = cohort_size, pace
         self.selection = Selection(())
-        self.training: tuple[ClientId, ...] = ()
-        self.finished: tuple[ClientId, ...] = ()
-        self.withheld: tuple[ClientId, ...] = ()
-        self.late: tuple[ClientId, ...] = ()
         self.differences: dict[ClientId, torch.Tensor] = {}
         self.pending: dict[ClientId, Pending] = {}
         self.clock = 0.0
@@ -174,14 +175,13 @@ class Seed:
         self.finished = self._admitted(clients, models)
         models = _rows_of(self.finished, clients, models)
         before = self.model
+        self._replies = {}
         if self.finished:
             names = self.session.policy.needs.reply
             self._replies = self.collector.replies(names, self.finished, models)
             for signal, size in self.collector.beside_updates().items():
                 self.session.charge(signal, "up", dict.fromkeys(self.finished, size))
             self.collector.remember(self.finished, models)
-        else:
-            self._replies = {}
         if self.finished or self.late:
             self.model = self.next_model(number, models) if mean is None else mean
         if self.finished and self.session.gate is not None:
@@ -300,8 +300,6 @@ def split_off(
     """
     if not share:
         return federation, federation.parts
-    if not 0 < share < 1:
-        raise ConfigError(f"simulate: holdout={share} must lie in [0, 1)")
     kept, held_out = {}, {}
     for client, part in federation.parts.items():
         order = stream(seed, "holdout", client).permutation(part)

@@ -14,6 +14,7 @@ from torch import nn
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.gates import Gate
+from fedcohort.options import ShareBelowOne, typed
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import History, RoundRecord, is_over
 from fedcohort.session import LOG, Session
@@ -97,8 +98,8 @@ class Simulation:
     ) -> None:
         if not seeds or len(set(seeds)) < len(seeds):
             raise ConfigError(f"simulate: seeds={tuple(seeds)} must be different numbers")
-        if not 0 <= dropout < 1:
-            raise ConfigError(f"simulate: dropout={dropout} must lie in [0, 1)")
+        for name, share in (("dropout", dropout), ("holdout", holdout)):
+            typed(ShareBelowOne, share, f"simulate: {name}")
         federations = [data if isinstance(data, Federation) else data(seed) for seed in seeds]
         models = [model if isinstance(model, nn.Module) else model(seed) for seed in seeds]
         dataset = federations[0].dataset
