@@ -19,7 +19,7 @@ chance left it negative. Clients without data get NaN; debiased, so do those of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,14 +76,14 @@ class Stack:
 
     def error_variance(self) -> Floats:
         """Return the error variance of each client, NaN if n < 2."""
-        squares = self.squares_to(np.zeros((self.rows, self.buckets)))
-        return error_variance(squares, self.n, self.noise, self.rows, self.buckets)
+        return error_variance(self.squares_to(), self.n, self.noise, self.rows, self.buckets)
 
-    def squares_to(self, center: Floats) -> Floats:
-        """Return each client's squared Frobenius distance to a center (rows, buckets)."""
+    def squares_to(self, center: Floats | None = None) -> Floats:
+        """Return each client's squared Frobenius distance to a center (rows, buckets), or to 0."""
         total = np.zeros(len(self))
         for rows, q in self.chunks():
-            q -= center[rows]
+            if center is not None:
+                q -= center[rows]
             total += np.einsum("irb,irb->i", q, q)
         return total
 
@@ -105,23 +105,17 @@ def distance(a: RaceSketch, b: RaceSketch, kind: Kind = "frobenius", debias: boo
 
 
 def distance_matrix(readings: Readings, kind: Kind = "frobenius", debias: bool = True) -> Floats:
-    """Distance between every two clients, (N, N), with a zero diagonal.
+    """Distance between every two clients, (N, N), with a zero diagonal; see the module.
 
-    Parameters
-    ----------
-    readings : structured array (N,) or sequence of RaceSketch
-        Alike sketches.
-    kind : {"frobenius", "mmd"}
-        See the module.
-    debias : bool
-        Whether to remove what is only sample size and noise.
+    `debias` removes what is only sample size and noise.
     """
-    if kind not in ("frobenius", "mmd"):
+    if kind not in get_args(Kind):
         raise ValueError(f"unknown kind {kind!r}; use frobenius or mmd")
     if kind == "mmd" and not debias:
         raise ValueError("mmd is debiased by definition; use kind='frobenius' for the raw distance")
     stack = Stack(readings)
-    products = _products(stack, centered=True)  # from the mean, so that like numbers lose no digits
+    full = np.flatnonzero(~np.isnan(stack.n))
+    products = _products(stack, full)  # from the mean, so that like numbers lose no digits
     lengths = np.diag(products)
     out = np.maximum(lengths[:, None] + lengths - 2 * products, 0)
     if debias:
@@ -154,19 +148,18 @@ def gram(readings: Readings) -> Floats:
     clients with weights w and v, without bias.
     """
     stack = Stack(readings)
-    out = _products(stack, centered=False)
+    out = _products(stack)
     out[np.diag_indices_from(out)] -= stack.error_variance()
     out /= stack.rows
     return out
 
 
-def _products(stack: Stack, centered: bool) -> Floats:
-    """Inner products of the sketches, as seen from the origin or from their mean."""
+def _products(stack: Stack, around: Sequence[int] | NDArray[np.int64] = ()) -> Floats:
+    """Inner products of the sketches, as seen from the mean of those `around`, or from 0."""
     out = np.zeros((len(stack), len(stack)))
-    full = np.flatnonzero(~np.isnan(stack.n))
     for _, q in stack.chunks():
-        if centered and len(full):
-            q -= q[full].mean(axis=0) if len(full) < len(q) else q.mean(axis=0)
+        if len(around):
+            q -= q[around].mean(axis=0)
         flat = q.reshape(len(q), -1)
         out += flat @ flat.T
     return out

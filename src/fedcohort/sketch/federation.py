@@ -115,8 +115,7 @@ def shrink(readings: NDArray[Any], center: Array) -> tuple[NDArray[np.float32], 
     posterior means and variances of empirical Bayes. Also returns whether clients differ: t is two
     standard errors above 0. All clients must have data.
     """
-    q, squares, distances = _centered(readings, center.ravel().astype(np.float32))
-    error = errors(readings, squares, center)
+    q, error, distances = _centered(readings, center)
     spread, doubt = variance_between(distances, error)
     keep = spread / (spread + error)
     q *= keep.astype(np.float32)[:, None]
@@ -133,8 +132,7 @@ def precise_mean(readings: NDArray[Any], center: Array) -> Array:
     if not np.ptp(readings["noise"] / n**2):
         return center
     for _ in range(2):
-        _, squares, distances = _centered(readings, center.ravel().astype(np.float32))
-        error = errors(readings, squares, center)
+        _, error, distances = _centered(readings, center)
         weights = 1 / (variance_between(distances, error)[0] + error) / n
         counts = readings["counts"].reshape(len(n), -1)
         center = ((weights / (weights @ n)) @ counts).reshape(center.shape)
@@ -150,19 +148,17 @@ def errors(readings: NDArray[Any], squares: Array, center: Array) -> Array:
     return np.asarray(np.where(np.isnan(error), alone, np.maximum(error, noisy)))
 
 
-def _centered(
-    readings: NDArray[Any], center: NDArray[np.float32]
-) -> tuple[NDArray[np.float32], Array, Array]:
-    """Return the normalized sketches less the center, and their squares before and after."""
+def _centered(readings: NDArray[Any], center: Array) -> tuple[NDArray[np.float32], Array, Array]:
+    """Return the normalized sketches less the center, their error variances and squares."""
     counts, scale = readings["counts"].reshape(len(readings), -1), 1 / readings["n"]
     q = np.empty(counts.shape, np.float32)
     before, after = np.empty(len(q)), np.empty(len(q))
     for part in blocks(readings):
         rows = np.multiply(counts[part], scale[part, None].astype(np.float32), out=q[part])
         before[part] = np.einsum("ij,ij->i", rows, rows)
-        rows -= center
+        rows -= center.ravel().astype(np.float32)
         after[part] = np.einsum("ij,ij->i", rows, rows)
-    return q, before, after
+    return q, errors(readings, before, center), after
 
 
 def variance_between(squares: Array, errors: Array) -> tuple[float, float]:

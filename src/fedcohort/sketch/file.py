@@ -44,7 +44,7 @@ WIDTHS = {1: "<i1", 2: "<i2", 4: "<i4", 8: "<i8"}
 def pack(header: dict[str, Any], counts: NDArray[np.int64]) -> bytes:
     """Return a file's content; the header gets the width of the counts."""
     packed = narrow(counts)
-    header = {**header, "width": packed.itemsize}
+    header |= {"width": packed.itemsize}
     text = json.dumps(header, allow_nan=False, sort_keys=True).encode()
     if len(text) > MAX_HEADER:
         raise ValueError(f"a header of {len(text)} bytes is too long; use fewer constants")
@@ -74,20 +74,17 @@ def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
     if hashlib.blake2b(data[:-DIGEST], digest_size=DIGEST).digest() != data[-DIGEST:]:
         raise InvalidSketch("the checksum is wrong: the file was damaged or altered")
     start = PREFIX.size + head
-    return _header(data[PREFIX.size : start]), data[start:-DIGEST]
 
-
-def _header(text: bytes) -> dict[str, Any]:
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not a number")
 
     try:
-        header = json.loads(text.decode("utf-8"), parse_constant=refuse)
+        header = json.loads(data[PREFIX.size : start].decode("utf-8"), parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         raise InvalidSketch(f"the header is not JSON: {error}") from None
     if not isinstance(header, dict):
         raise InvalidSketch("the header is not a JSON object")
-    return header
+    return header, data[start:-DIGEST]
 
 
 def unpack_counts(packed: bytes, width: object, cells: int) -> NDArray[np.int64]:

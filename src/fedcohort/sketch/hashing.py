@@ -2,14 +2,11 @@
 
 `SRP` meets by angle, `PStable` by Euclidean distance, `MinHash` by overlap of token sets.
 
-Directions of `SRP` and `PStable` come from sign flips and fast Hadamard transforms. A rotation is
-x -> H D3 H D2 H D1 x: D are random signs, H the Walsh-Hadamard transform of the input padded with
-zeros to a power of two, m. It yields m directions, orthogonal to each other, at the price of
-3 log2(m) additions each, where a Gaussian matrix takes dim. The transform only adds and subtracts,
-in a fixed order: CPUs and GPUs get the same floating-point numbers, so hashes are equal on every
-machine, and the bucket of a record depends on that record alone, as privacy requires.
-
-Data are cut into blocks that are hashed on all cores and counted, at constant memory.
+Directions of `SRP` and `PStable` come from rotations x -> H D3 H D2 H D1 x: D are random signs, H
+the Walsh-Hadamard transform of the input padded with zeros to a power of two, m. Each yields m
+orthogonal directions, at the price of 3 log2(m) additions each, where a Gaussian matrix takes dim.
+It only adds and subtracts, in a fixed order, so hashes are equal on every machine, and the bucket
+of a record depends on that record alone, as privacy requires.
 """
 
 from __future__ import annotations
@@ -262,11 +259,6 @@ def as_sets(sets: Iterable[Any]) -> Sets:
     return Sets(np.fromiter(map(_token, tokens), np.uint64, len(tokens)), starts)
 
 
-def as_index_sets(indices: NDArray[Any], starts: NDArray[Any]) -> Sets:
-    """Hash the rows of a sparse matrix (CSR), as the sets of their column numbers."""
-    return Sets(_hashed_whole(indices), np.asarray(starts, np.int64))
-
-
 def _sized(item: Any) -> Any:
     if isinstance(item, (str, bytes)):
         raise ValueError(
@@ -318,14 +310,16 @@ def tally(
 
 
 def _hashed(family: HashFamily, blocks: Iterator[Block]) -> Iterator[Codes]:
-    """Yield the buckets of each block; several are hashed side by side."""
+    """Yield the buckets of each block; as many as OMP_NUM_THREADS, or cores, side by side."""
 
     def work(block: Block) -> Codes:
         return family.codes(block())
 
     ahead = list(islice(blocks, 2))
-    workers = _threads() if len(ahead) > 1 else 1
-    if workers == 1:
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    workers = (int(wanted) if wanted.isdigit() else 0) or cores or 1
+    if workers == 1 or len(ahead) < 2:
         yield from map(work, chain(ahead, blocks))
         return
     with ThreadPoolExecutor(workers) as pool:
@@ -336,16 +330,6 @@ def _hashed(family: HashFamily, blocks: Iterator[Block]) -> Iterator[Codes]:
                 yield flying.popleft().result()
         while flying:
             yield flying.popleft().result()
-
-
-def _threads() -> int:
-    """How many threads hash: OMP_NUM_THREADS where it is set, else the cores of this process."""
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    if wanted.isdigit() and int(wanted) > 0:
-        return int(wanted)
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def block_length(rows: int, dim: int) -> int:
@@ -407,7 +391,8 @@ def _sets(family: Any, transform: Any, x: Any, y: ArrayLike | None) -> Iterator[
             part = x[lo : lo + SETS_AT_A_TIME]
             part = _membership(part) if dense else part.copy()
             part.eliminate_zeros()
-            yield partial(as_index_sets, part.indices, part.indptr)
+            starts = part.indptr.astype(np.int64)
+            yield lambda part=part, starts=starts: Sets(_hashed_whole(part.indices), starts)
         return
     if isinstance(x, (str, bytes)):
         raise ValueError("minhash: give a list of texts or token sets, not one string")
