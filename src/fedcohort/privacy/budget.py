@@ -29,11 +29,15 @@ from fedcohort.privacy.release import Release
 from fedcohort.storage import make_folder, refuse_links, remove_leftovers, write_atomically
 
 Amount = Annotated[float, Range(0, 1e100)]  # arithmetic on amounts cannot overflow
-
-
 DAMAGE = (
-    OSError, ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError,
-)  # fmt: skip
+    OSError,
+    ArithmeticError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,12 @@
 """Noise for counts: exact samples, and how much of it a privacy budget asks for.
 
-Floating-point samplers of Laplace or Gaussian noise leak through the gaps between floating-point
-numbers. These follow Canonne, Kamath, Steinke: The Discrete Gaussian for Differential Privacy
-(2020), algorithms 1 to 3, for many cells at once: every decision compares integers of 64 bits.
+Floating-point samplers leak through the gaps between floating-point numbers. These follow Canonne,
+Kamath, Steinke: The Discrete Gaussian for Differential Privacy (2020), algorithms 1 to 3, for many
+cells at once: every decision compares integers of 64 bits.
 
 One record changes exactly one count in each row: adding or removing it moves `rows` counts by
-one, replacing it moves at most 2 * rows. That is the L1 sensitivity of Laplace noise; the L2
-sensitivity of Gaussian noise is its root.
-
-Laplace: integers with scale >= sensitivity / epsilon give epsilon, exactly.
+one, replacing it moves at most 2 * rows. That is the L1 sensitivity of Laplace noise, whose scale
+is at least sensitivity / epsilon; the L2 sensitivity of Gaussian noise is its root.
 
 Gaussian: sigma starts from the analytic calibration of Balle and Wang (2018), which is exact for
 the continuous Gaussian, and is raised in steps of 1/16 until the discrete one meets delta. With
@@ -74,11 +72,9 @@ def _bernoulli_exp_fraction(source: Words, num: Ints, den: Ints) -> Bools:
     """Return True with probability exp(-num / den), for quotients of at most 1."""
     steps, alive = np.ones(len(num), np.int64), np.arange(len(num))
     while len(alive):
-        going = uniform_below(source, den[alive] * steps[alive]) < num[alive]
-        alive = alive[going]
+        alive = alive[uniform_below(source, den[alive] * steps[alive]) < num[alive]]
         steps[alive] += 1
-    odd: Bools = steps % 2 == 1
-    return odd
+    return np.asarray(steps % 2 == 1)
 
 
 def _one_over_e(source: Words, count: int) -> Bools:
@@ -210,12 +206,8 @@ def discrete_delta(sigma: float, cells: int, epsilon: float) -> float:
 
 def _analytic_sigma(cells: int, epsilon: float, delta: float) -> float:
     """Smallest sigma with the wanted delta, by bisection on a logarithmic scale."""
-    low, high = 1e-3, 1.0
-    while analytic_delta(high, cells, epsilon) > delta:
-        low, high = high, 2 * high
-        if high > MAX_SIGMA:
-            raise ValueError(f"epsilon={epsilon} is too small for {cells} counts per record")
-    for _ in range(60):
+    low, high = 1e-3, 2.0 * MAX_SIGMA
+    for _ in range(80):
         middle = math.sqrt(low * high)
         if analytic_delta(middle, cells, epsilon) > delta:
             low = middle

@@ -1,8 +1,8 @@
 """Private centers and scales of columns, from quartiles within public bounds.
 
 The range between public bounds is cut into equal cells; a value outside counts in the first or the
-last cell. For the quantile a/b of n values, a cell with `below` values
-before it and `upto` values up to its end misses the quantile by
+last cell. For the quantile a/b of n values, a cell with `below` values before it and `upto` values
+up to its end misses the quantile by
 
     d = max(0, b * below - a * n, a * n - b * upto),
 
@@ -57,8 +57,7 @@ def quantile_misses(counts: Ints, a: int, b: int) -> Ints:
     """Return d of every cell for the quantile a/b: by how much it misses, times b."""
     upto = np.cumsum(counts)
     misses = np.maximum(b * (upto - counts) - a * upto[-1], a * upto[-1] - b * upto)
-    limited: Ints = np.clip(misses, 0, MAX_MISS)
-    return limited
+    return np.asarray(np.clip(misses, 0, MAX_MISS))
 
 
 def miss_sensitivity(a: int, b: int, neighbors: Neighbors) -> int:
@@ -80,8 +79,6 @@ def private_quantile(
     operating system's.
     """
     check_budget(epsilon, 0.0)
-    if not 0 < a < b:
-        raise ValueError(f"quantile {a}/{b}: must lie between 0 and 1")
     top = math.floor(Fraction(epsilon) * FINE / (2 * miss_sensitivity(a, b, neighbors)))
     if not 0 < top < 1 << 22:
         raise ValueError(f"epsilon={epsilon} of a quantile must be from 0.00001 to 8")
@@ -126,8 +123,6 @@ def constants_release(columns: int, epsilon: float, neighbors: Neighbors) -> Rel
     A draw with epsilon is epsilon^2 / 2 zero-concentrated (Bun and Steinke 2016); the costs of the
     draws add up.
     """
-    check_budget(epsilon, 0.0)
-    sensitivity(1, neighbors)
     draws = len(QUARTILES) * columns
     rho = draws * (epsilon / draws) ** 2 / 2
     return Release("exponential", epsilon, 0.0, neighbors, "private", 0.0, 0.0, rho)

@@ -4,22 +4,13 @@ What is protected is one record of the data: whoever sees the noisy counts can h
 it was there. Not protected: facts about the client as a whole (its distribution is what the
 sketch is for), records that belong together (ten photographs of one person are ten records),
 and, with n="public", the number of records.
-
-Noise grows with the rows (one record is in all of them) and is in every bucket; few rows estimate a
-distance roughly. The recommended size minimizes the expected relative error of a squared distance,
-
-    spread(bits)^2 / rows  +  (standard error by noise / (rows * signal(bits)))^2,
-
-with a signal fitted to MNIST, Fashion-MNIST, the digits and Gaussian clusters, divided by
-Dirichlet(0.5): samples of like classes agree in a bit with probability 0.68, of unlike ones with
-0.48, and about 9% of the mass differs. For other hashes than `srp` it is a rough guide.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,16 +70,14 @@ class Release:
                 f"private for neighbors={self.neighbors!r} and {other.neighbors!r}: "
                 "a merged sketch could promise neither"
             )
-        return Release(
-            self.mechanism if self.mechanism == other.mechanism else "mixed",
-            max(self.epsilon, other.epsilon),
-            max(self.delta, other.delta),
-            self.neighbors,
-            "private" if "private" in (self.n, other.n) else "public",
-            self.variance + other.variance,
-            self.fourth + other.fourth,
-            max(self.rho, other.rho),
-            self.parts + other.parts,
+        weakest = {k: max(getattr(self, k), getattr(other, k)) for k in ("epsilon", "delta", "rho")}
+        added = ("variance", "fourth", "parts")
+        return replace(
+            self,
+            mechanism=self.mechanism if self.mechanism == other.mechanism else "mixed",
+            n="private" if "private" in (self.n, other.n) else "public",
+            **weakest,
+            **{k: getattr(self, k) + getattr(other, k) for k in added},
         )
 
     def budget(self) -> str:
@@ -146,11 +135,10 @@ def release(
     n: Size = "public",
     rng: np.random.Generator | None = None,
 ) -> tuple[NDArray[np.int64], Release]:
-    """Return noisy counts and how they were made.
+    """Return noisy counts (rows, buckets) and how they were made.
 
     Parameters
     ----------
-    counts : int array (rows, buckets)
     epsilon, delta : float
         The budget. With delta = 0 Laplace noise; else Laplace or Gaussian, whichever is less.
     neighbors : {"add-remove", "replace"}
@@ -162,15 +150,13 @@ def release(
     rng : Generator, optional
         A seeded source, for tests and simulations only. Default: the operating system's.
     """
-    if n not in get_args(Size):
-        raise ValueError(f"n={n!r} is neither 'public' nor 'private'")
-    noise = noise_for(len(counts), epsilon, delta, neighbors)
+    noise = replace(noise_for(len(counts), epsilon, delta, neighbors), n=n)
     cells, source = sensitivity(len(counts), neighbors), words(rng)
     if noise.mechanism == "laplace":
         drawn = discrete_laplace(source, counts.size, *laplace_scale(cells, epsilon))
     else:
         drawn = discrete_gaussian(source, counts.size, *gaussian_scale(cells, epsilon, delta))
-    return counts + drawn.reshape(counts.shape), replace(noise, n=n)
+    return counts + drawn.reshape(counts.shape), noise
 
 
 class SketchSize(NamedTuple):
@@ -198,7 +184,13 @@ def sketch_size(
 ) -> SketchSize:
     """Recommend rows and bits for clients of n records and a privacy budget.
 
-    `dim` is the number of columns: more hyperplanes leave buckets that nothing can reach.
+    Noise grows with the rows (one record is in all of them) and is in every bucket; few rows
+    estimate a distance roughly. The size minimizes the expected relative error of a squared
+    distance, spread(bits)^2 / rows + (error by noise / (rows * signal(bits)))^2, with a signal
+    fitted to images and Gaussian clusters, divided by Dirichlet(0.5): a bit is equal with
+    probability 0.68 in like classes and 0.48 in unlike ones, and about 9% of the mass differs. For
+    other hashes than `srp` it is a rough guide. `dim` is the number of columns: more hyperplanes
+    leave buckets that nothing can reach.
     """
     if not n >= 2:
         raise ValueError(f"sketch_size: n={n} records are too few to be measured")
