@@ -49,12 +49,11 @@ def fit_low_rank(loss_changes: ArrayLike, weights: ArrayLike, rank: int, noise_s
         changes[:, ~seen.any(axis=0)] = 0.0
     roots = np.sqrt(shares)  # applied to small matrices, so that no copy of all changes is made
     values, vectors = np.linalg.eigh(np.outer(roots, roots) * (changes @ changes.T))
-    top = np.argsort(values)[::-1][:rank]
-    values, vectors = values[top], vectors[:, top]
+    values, vectors = values[::-1][:rank], vectors[:, ::-1][:, :rank]
     signal = np.maximum(values - noise_std**2, 0.0)
     gain = np.sqrt(np.divide(signal, values, out=np.zeros_like(values), where=signal > 0))
     factors = np.zeros((rank, changes.shape[1]))
-    factors[: top.size] = (gain * vectors * roots[:, None]).T @ changes
+    factors[: values.size] = (gain * vectors * roots[:, None]).T @ changes
     return factors
 
 

@@ -124,8 +124,8 @@ class Signal:
     Parameters
     ----------
     when : {"profile", "query", "reply"}
-        When it is usually collected: once per client, before the selection, or with the update.
-        A policy's `Needs` decides.
+        When it is usually collected, which a policy's `Needs` decides: once per client, before the
+        selection, or with the update.
     work : {"server", "data", "forward", "train"}
         What producing it costs. ``server``: computed from updates that arrive anyway, no bytes.
         ``data``: one pass over the client's data. ``forward`` and ``train`` need a model.
@@ -133,9 +133,8 @@ class Signal:
         The model that computing it takes; a client downloads it first. Profiles are taken under
         the initial model, so that a newcomer's is comparable.
     reveals : {"nothing", "size", "sketch", "records"}
-        What a reading tells beyond an update: nothing, the number of records, a sketch that the
-        client can make private, or more about the records, without noise. A client that keeps a
-        privacy budget does not release the last.
+        What a reading tells beyond an update: nothing, the number of records, a sketch that can be
+        private, or more, which a client that keeps a privacy budget does not release.
     """
 
     name: str

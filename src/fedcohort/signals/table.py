@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import reduce
 from itertools import repeat
 from typing import Any
@@ -138,9 +137,11 @@ class Signals:
         """Return the round in which each client's reading was taken, -1 where there is none."""
         rows = self._rows(name, clients)
         has_reading = rows >= 0
-        if not has_reading.any():
-            return rows
-        return np.where(has_reading, self._columns[name].stamps[rows], -1)
+        return (
+            np.where(has_reading, self._columns[name].stamps[rows], -1)
+            if has_reading.any()
+            else rows
+        )
 
     def _rows(self, name: str, clients: Sequence[ClientId]) -> Indices:
         column = self._columns.get(name)
@@ -150,15 +151,7 @@ class Signals:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything remembered, as plain values and arrays."""
-        columns = {
-            name: {
-                "clients": list(c.clients),
-                "values": c.values[: len(c.clients)],
-                "stamps": c.stamps[: len(c.clients)],
-            }
-            for name, c in self._columns.items()
-            if c.clients
-        }
+        columns = {name: c.state_dict() for name, c in self._columns.items() if c.clients}
         return {"columns": columns, "dropped": dict(self.dropped)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -166,7 +159,8 @@ class Signals:
         self._columns, self._numbers = {}, ClientNumbers()
         for name, saved in state["columns"].items():
             self._columns[name] = column = SignalColumn(self._numbers)
-            column.restore(list(saved["clients"]), saved["values"], saved["stamps"])
+            column.put(list(saved["clients"]), np.array(saved["values"]), 0)
+            column.stamps[:] = saved["stamps"]
         self.dropped = Counter(state["dropped"])
 
 
@@ -210,10 +204,11 @@ class SignalColumn:
         self.values[rows] = cast(values, dtype)
         self.stamps[rows] = stamp
 
-    def restore(self, clients: list[ClientId], values: ArrayLike, stamps: ArrayLike) -> None:
-        """Hold copies of saved readings, in the order of their rows."""
-        self.put(clients, np.array(values), 0)
-        self.stamps[:] = stamps
+    def state_dict(self) -> dict[str, Any]:
+        """Return clients, readings and stamps, in the order of the rows."""
+        count = len(self.clients)
+        values, stamps = self.values[:count], self.stamps[:count]
+        return {"clients": list(self.clients), "values": values, "stamps": stamps}
 
     def _grow(self, size: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         used, capacity = len(self.clients), len(self.values)
@@ -228,24 +223,15 @@ class SignalColumn:
         self.values, self.stamps = values, stamps
 
 
-@dataclass
-class _Lookup:
-    """The numbers of some clients, -1 for unknown ones, from when `size` clients had a number."""
-
-    clients: tuple[ClientId, ...]
-    size: int
-    numbers: Indices
-
-
 class ClientNumbers:
     """Consecutive numbers of clients, in the order of arrival, shared by all columns.
 
-    The last two lookups are kept; later only names that were unknown are looked up again.
+    The last two lookups are kept, with the number of clients that there were.
     """
 
     def __init__(self) -> None:
         self._number: dict[ClientId, int] = {}
-        self._kept: deque[_Lookup] = deque(maxlen=2)
+        self._kept: deque[tuple[tuple[ClientId, ...], int, Indices]] = deque(maxlen=2)
 
     def __len__(self) -> int:
         return len(self._number)
@@ -258,21 +244,13 @@ class ClientNumbers:
 
     def find(self, clients: Sequence[ClientId]) -> Indices:
         """Return the number of each client, -1 where it has none; not to be written to."""
-        for kept in self._kept:
-            if kept.clients is clients:
-                if kept.size < len(self):
-                    unknown = np.flatnonzero(kept.numbers < 0)
-                    again = [kept.clients[i] for i in unknown.tolist()]
-                    kept.numbers[unknown] = self._looked_up(again)
-                    kept.size = len(self)
-                return kept.numbers
-        numbers = self._looked_up(clients)
+        for known, size, numbers in self._kept:
+            if known is clients and (size == len(self) or numbers.min() >= 0):
+                return numbers
+        numbers = np.fromiter(map(self._number.get, clients, repeat(-1)), np.int64, len(clients))
         if isinstance(clients, tuple) and len(clients) >= _MANY:  # a list could change
-            self._kept.append(_Lookup(clients, len(self), numbers))
+            self._kept.append((clients, len(self), numbers))
         return numbers
-
-    def _looked_up(self, clients: Sequence[ClientId]) -> Indices:
-        return np.fromiter(map(self._number.get, clients, repeat(-1)), np.int64, len(clients))
 
 
 def as_array(reading: ArrayLike) -> Array | None:
