@@ -101,15 +101,10 @@ def test_plain_distances_of_sketches_and_readings(monkeypatch):
 
 def test_odd_clients_get_nan_and_spoil_nobody():
     made = clients((0, 1, 30, 40))
-    raw = distance_matrix(made, debias=False)
-    assert np.isnan(raw[0]).all()
-    assert np.isfinite(raw[1:, 1:]).all()
-    debiased = distance_matrix(made, debias=True)
-    assert np.isnan(debiased[:2]).all()
-    assert np.isfinite(debiased[2:, 2:]).all()
-    to_global = squares_to_global(made)
-    assert np.isnan(to_global[:2]).all()
-    assert np.isfinite(to_global[2:]).all()
+    raw, debiased = (distance_matrix(made, debias=debias) for debias in (False, True))
+    for values, odd in ((raw, 1), (debiased, 2), (squares_to_global(made), 2)):
+        assert np.isnan(values[:odd]).all()
+        assert np.isfinite(values[(slice(odd, None),) * values.ndim]).all()
     with pytest.raises(ValueError, match="n=1"):
         distance(made[1], made[2], debias=True)
 

@@ -175,23 +175,23 @@ def changed(before, after):
     return np.take_along_axis(before, keep, 1), np.take_along_axis(after, keep, 1)
 
 
-def neighbors_of(empty, records, more):
-    """Return exact counts without and with one more record, hashed in batches of other sizes."""
+def counted(empty, records, *others):
+    """Return the changed counts of records, and of others, hashed in batches of other sizes."""
     before, after = empty.empty_like(), empty.empty_like()
     before.add(records)
-    after.add(more)
-    after.add(records)
+    for batch in others:
+        after.add(batch)
     return changed(before.counts, after.counts)
 
 
 def families(rows):
-    """Every family, with neighboring counts."""
+    """Every family, with the counts without and with one more record."""
     rng = np.random.default_rng(0)
     vectors, one = rng.normal(size=(40, 6)), rng.normal(size=(1, 6))
     sets = [{int(v) for v in rng.integers(0, 50, 8)} for _ in range(40)]
-    yield "srp", neighbors_of(RaceSketch.srp(dim=6, rows=rows, bits=2), vectors, one)
-    yield "pstable", neighbors_of(RaceSketch.pstable(dim=6, rows=rows, buckets=4), vectors, one)
-    yield "minhash", neighbors_of(RaceSketch.minhash(rows=rows, buckets=4), sets, [{1, 2, 3}])
+    yield "srp", counted(RaceSketch.srp(6, rows, bits=2), vectors, one, vectors)
+    yield "pstable", counted(RaceSketch.pstable(6, rows, buckets=4), vectors, one, vectors)
+    yield "minhash", counted(RaceSketch.minhash(rows, buckets=4), sets, [{1, 2, 3}], sets)
 
 
 def columns_parts(epsilon):
@@ -203,16 +203,6 @@ def columns_parts(epsilon):
     (_, counts), *_ = families(2)
     joint = Part(*counts, epsilon / 2)
     return joint, Part(*changed(before.counts, after.counts), epsilon / 2)
-
-
-def neighbors_replaced(rows):
-    """One record exchanged for its opposite: another bucket in every row."""
-    records = np.random.default_rng(1).normal(size=(40, 6))
-    before = RaceSketch.srp(dim=6, rows=rows, bits=2)
-    after = before.empty_like()
-    before.add(records)
-    after.add(np.concatenate([-records[:1], records[1:]]))
-    return changed(before.counts, after.counts)
 
 
 @cache
@@ -230,7 +220,10 @@ def mechanisms(epsilon=1.0, delta=1e-3, rows=2, many=20):
         part = Part(*counts, epsilon, delta)
         good[f"{name}, gaussian, one record more"] = Mechanism((part,), epsilon, delta)
     broken["gaussian of a third of the scale"] = Mechanism((part,), epsilon, delta, shrink=3)
-    swap = Part(*neighbors_replaced(rows), epsilon, neighbors="replace")
+    vectors = np.random.default_rng(1).normal(size=(40, 6))
+    opposite = np.concatenate([-vectors[:1], vectors[1:]])  # another bucket in every row
+    exchanged = counted(RaceSketch.srp(6, rows, bits=2), vectors, opposite)
+    swap = Part(*exchanged, epsilon, neighbors="replace")
     good["srp, laplace, one record replaced"] = Mechanism((swap,), epsilon)
     public = replace(swap, neighbors="add-remove")
     good["srp, public n, one record replaced: twice epsilon"] = Mechanism((public,), 2 * epsilon)
@@ -256,16 +249,14 @@ def bound(likely, unlikely, trials, delta):
 
 def attack(mechanism, trials, rng):
     """Return the lower bound of epsilon that the best threshold proves."""
-    first = [_scores(mechanism, second, trials // 2, rng) for second in (0, 1)]
+    sizes = [min(BLOCK, trials // 2 - at) for at in range(0, trials // 2, BLOCK)]
+    first, scores = (
+        [np.concatenate([mechanism.scores(second, n, rng) for n in sizes]) for second in (0, 1)]
+        for _ in range(2)
+    )
     _, sign, limit = max(_events(first, mechanism.delta), key=lambda event: event[0])
-    scores = [_scores(mechanism, second, trials // 2, rng) for second in (0, 1)]
     likely, unlikely = _hits(scores, sign, limit)
     return max(0.0, bound(likely, unlikely, trials // 2, mechanism.delta))
-
-
-def _scores(mechanism, second, trials, rng):
-    sizes = [BLOCK] * (trials // BLOCK) + [trials % BLOCK] * (trials % BLOCK > 0)
-    return np.concatenate([mechanism.scores(second, size, rng) for size in sizes])
 
 
 def _hits(scores, sign, limit):

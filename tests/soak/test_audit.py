@@ -17,20 +17,15 @@ import audit
 GOOD, BROKEN = audit.mechanisms()
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_no_attack_proves_more_than_the_claim(name):
+@pytest.mark.parametrize("name", [*GOOD, *BROKEN])
+def test_no_attack_proves_more_than_the_claim_unless_it_is_broken(name):
     """Each bound is wrong with probability 2e-6 if the claim holds."""
-    assert audit.one(name, 4_000, seed=1)["right"]
+    assert audit.one(name, 3_000, seed=1)["right"]
 
 
 def test_both_kinds_of_noise_are_attacked():
     parts = [part for mechanism in GOOD.values() for part in getattr(mechanism, "parts", ())]
     assert {part.mechanism for part in parts} == {"laplace", "gaussian"}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_broken_mechanisms_are_caught(name):
-    assert audit.one(name, 3_000, seed=1)["right"]
 
 
 def test_the_attack_comes_close_to_the_truth():

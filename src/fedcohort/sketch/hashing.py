@@ -391,8 +391,7 @@ def _sets(family: Any, transform: Any, x: Any, y: ArrayLike | None) -> Iterator[
             part = x[lo : lo + SETS_AT_A_TIME]
             part = _membership(part) if dense else part.copy()
             part.eliminate_zeros()
-            starts = part.indptr.astype(np.int64)
-            yield lambda part=part, starts=starts: Sets(_hashed_whole(part.indices), starts)
+            yield partial(_sets_of_columns, part)
         return
     if isinstance(x, (str, bytes)):
         raise ValueError("minhash: give a list of texts or token sets, not one string")
@@ -400,6 +399,10 @@ def _sets(family: Any, transform: Any, x: Any, y: ArrayLike | None) -> Iterator[
     while block := list(islice(items, SETS_AT_A_TIME)):
         sets = transform.sets(block) if isinstance(transform, Tokenizer) else block
         yield partial(as_sets, sets)
+
+
+def _sets_of_columns(rows: Any) -> Sets:
+    return Sets(_hashed_whole(rows.indices), rows.indptr.astype(np.int64))
 
 
 def _membership(x: NDArray[Any]) -> Any:
