@@ -105,7 +105,7 @@ def clients_of(folder):
 
 def registry_of(folder):
     with Registry(folder / "warm") as registry:
-        problems = [problem.kind for problem in check(registry) if problem.kind != "orphan"]
+        problems = [problem.kind for problem in check(registry)]
         entries = {
             e.client: (e.model, e.metadata, registry.sketch(e.client).to_bytes())
             for e in registry.entries()

@@ -356,9 +356,10 @@ def parse_run(path):
 
 DATABASE, LOG = "registry.sqlite", "registry.sqlite-wal"
 TABLES = {
-    "clients": ("id", "n", "epsilon", "model", "reference", "metadata", "registered", "sketch"),
+    "clients": ("id", "n", "privacy", "model", "reference", "metadata", "registered", "sketch"),
     "facts": ("name", "value"),
     "counts": ("n", "noise", "counts"),
+    "models": ("digest", "content"),
 }
 
 

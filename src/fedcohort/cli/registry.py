@@ -16,8 +16,9 @@ from fedcohort.exceptions import ConfigError
 if TYPE_CHECKING:
     from fedcohort.personalize import Advice, Entry, Registry
 
-HELP = "Warm clients: their sketches and personal models, in a folder."
-app = typer.Typer(help=HELP, no_args_is_help=True)
+app = typer.Typer(
+    help="Warm clients: their sketches and personal models, in a folder.", no_args_is_help=True
+)
 Folder = Annotated[Path, typer.Argument(help="The registry's folder.")]
 
 
@@ -133,27 +134,18 @@ def list_(folder: Folder, format: FormatOption = Format.table) -> None:
 
 
 @app.command("check")
-def check(
-    folder: Folder,
-    remove_orphans: Annotated[
-        bool, typer.Option("--remove-orphans", help="Delete model files that no client has.")
-    ] = False,
-    format: FormatOption = Format.table,
-) -> None:
+def check(folder: Folder, format: FormatOption = Format.table) -> None:
     """Check every model against its hash and every sketch; exit with 1 if something is wrong.
 
-    Example: `fedcohort registry check warm/ --remove-orphans`
+    Example: `fedcohort registry check warm/`
     """
     from fedcohort.personalize import maintenance
 
     with _open(folder) as registry:
-        removed = maintenance.remove_orphans(registry) if remove_orphans else []
         problems, count = maintenance.check(registry), len(registry)
     if format is Format.json:
-        show_json({"clients": count, "problems": problems, "removed": list(map(str, removed))})
+        show_json({"clients": count, "problems": problems})
     else:
-        for path in removed:
-            typer.echo(f"removed {plain(str(path))}")
         for problem in problems:
             typer.echo(f"{problem.kind}: {problem.subject!r}: {plain(problem.detail)}")
         typer.echo(f"{count:,} clients, {len(problems)} problems")

@@ -4,7 +4,7 @@
 """
 
 from fedcohort.personalize.advice import Advice, ColdStart
-from fedcohort.personalize.maintenance import Problem, check, remove_orphans
+from fedcohort.personalize.maintenance import Problem, check
 from fedcohort.personalize.registry import Entry, Record, Registry
 from fedcohort.personalize.search import Neighbor, nearest
 
@@ -18,5 +18,4 @@ __all__ = [
     "Registry",
     "check",
     "nearest",
-    "remove_orphans",
 ]

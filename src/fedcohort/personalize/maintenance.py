@@ -1,4 +1,4 @@
-"""Look after a registry: check its files, delete what nobody uses, write and read plain files.
+"""Look after a registry: check its content, write and read plain files.
 
 A folder of plain files holds ``NAME.sketch`` and ``NAME.safetensors``. ``clients.json`` says which
 client a sketch file belongs to, as ``fedcohort sketch --by`` writes it; a file that it does not
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +31,8 @@ SKETCH = ".sketch"
 class Problem(NamedTuple):
     """Something that is wrong with a registry.
 
-    `kind` is database, client, sketch, unlike, model, orphan (a model that no client has, such as a
-    killed writer leaves) or foreign (no registry wrote the file); `subject` is an id or a file.
+    `kind` is database, client, sketch, unlike (made with other settings) or model; `subject` is a
+    client's id or a file.
     """
 
     kind: str
@@ -42,11 +41,11 @@ class Problem(NamedTuple):
 
 
 def check(registry: Registry) -> list[Problem]:
-    """Return all problems of a registry; only orphans are harmless."""
+    """Return all problems of a registry."""
     try:
         damage = [str(row[0]) for row in registry.db.rows("PRAGMA integrity_check")]
         if damage == ["ok"]:
-            return [p for part in (_sketches, _models, _files) for p in part(registry)]
+            return [p for part in (_sketches, _models) for p in part(registry)]
     except DataError as error:
         damage = [str(error)]
     return [Problem("database", str(registry.db.path), line) for line in damage]
@@ -78,35 +77,16 @@ def _sketches(registry: Registry) -> Iterator[Problem]:
 
 
 def _models(registry: Registry) -> Iterator[Problem]:
-    """Hash each file once, however many clients share it."""
+    """Hash each model once, however many clients share it."""
     sql = "SELECT min(id), model FROM clients WHERE model IS NOT NULL GROUP BY model"
     rows = list(registry.db.rows(sql))
     if (digest := registry.global_digest()) is not None:
         rows.append(("the global model", digest))
     for whose, digest in watched(rows, "models", len(rows)):
         try:
-            registry.models.verify(digest)
+            registry.model_content(digest)
         except DataError as error:
             yield Problem("model", str(whose), str(error))
-
-
-def _files(registry: Registry) -> Iterator[Problem]:
-    # a model is stored before the row that names it: nobody may be in between
-    with nullcontext() if registry.db.read_only else registry.db.writing():
-        orphans, foreign = registry.models.unreferenced(registry.wanted_models())
-    for path in orphans:
-        yield Problem("orphan", str(path), "no client has this model")
-    for path in foreign:
-        yield Problem("foreign", str(path), "no registry wrote this; look at it and move it away")
-
-
-def remove_orphans(registry: Registry) -> list[Path]:
-    """Delete the models that no client has, and return them; foreign files stay."""
-    with registry.db.writing():
-        orphans, _ = registry.models.unreferenced(registry.wanted_models())
-        for path in orphans:
-            path.unlink(missing_ok=True)
-    return orphans
 
 
 def export(registry: Registry, folder: str | os.PathLike[str]) -> int:
@@ -120,8 +100,7 @@ def export(registry: Registry, folder: str | os.PathLike[str]) -> int:
         path = root / names.of(entry.client)
         write_atomically(path, registry.sketch(entry.client).to_bytes())
         if entry.model is not None:
-            content = registry.models.verify(entry.model).read_bytes()
-            write_atomically(path.with_suffix(SUFFIX), content)
+            write_atomically(path.with_suffix(SUFFIX), registry.model_content(entry.model))
         clients[path.name] = entry.client
         details[path.name] = {"reference": entry.reference, "metadata": entry.metadata}
     for name, listed in ((INDEX, clients), (DETAILS, details)):

@@ -1,14 +1,8 @@
-"""Models as named arrays: stored in files named by their content, compared and averaged.
-
-A file is in the safetensors format and named by the SHA-256 of its content, so two clients with the
-same model share one. Paths are made of hashes only, never of client ids.
-"""
+"""Models as named arrays: as the content of a safetensors file, compared and averaged."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,96 +12,21 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import DataError
 from fedcohort.rounds import ClientId
-from fedcohort.storage import SUFFIX as TEMPORARY
-from fedcohort.storage import refuse_links, remove_leftovers, sync_folder, write_atomically
 
 Arrays = Mapping[str, NDArray[Any]]
 Model = Mapping[str, ArrayLike] | str | os.PathLike[str]
 Shapes = dict[str, list[int]]
 SUFFIX = ".safetensors"
-_DIGEST = re.compile("[0-9a-f]{64}")
-_MODEL = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}\.safetensors")
-_LEFTOVER = re.compile(
-    rf"([0-9a-f]{{2}})/\.\1[0-9a-f]{{62}}\.safetensors\.[0-9a-f]{{16}}{TEMPORARY}"
-)
 
 
-class ModelFiles:
-    """A folder of models, ``ab/abcd....safetensors``."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def path(self, digest: str) -> Path:
-        """Return the path of a model; DataError unless `digest` is a SHA-256, or for links."""
-        if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-            raise DataError(f"{str(digest)[:80]!r} is not the SHA-256 of a model")
-        path = self.folder / digest[:2] / (digest + SUFFIX)
-        refuse_links(self.folder, path.parent, path)
-        return path
-
-    def put(self, model: Model) -> str:
-        """Store named arrays, or a copy of a safetensors file, and return the hash."""
-        if isinstance(model, str | os.PathLike):
-            content = Path(model).read_bytes()
-        else:
-            content = pack(model)
-        digest = hashlib.sha256(content).hexdigest()
-        path = self.path(digest)
-        if not path.parent.is_dir():
-            path.parent.mkdir(parents=True)
-            sync_folder(self.folder)
-        remove_leftovers(path.parent)
-        write_atomically(path, content)
-        return digest
-
-    def load(self, digest: str) -> dict[str, NDArray[Any]]:
-        """Read a model after checking its content against its hash."""
-        self.verify(digest)
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
-        try:
-            arrays: dict[str, NDArray[Any]] = load_file(self.path(digest))
-        except (SafetensorError, KeyError, AttributeError, TypeError) as error:
-            raise DataError(
-                f"{self.path(digest)} cannot be read as NumPy arrays ({error}); "
-                "open the file with the library that wrote it"
-            ) from error
-        return arrays
-
-    def verify(self, digest: str) -> Path:
-        """Return the file's path; DataError unless it has the content that its name states."""
-        path = self.path(digest)
-        try:
-            with open(path, "rb") as file:
-                actual = hashlib.file_digest(file, "sha256").hexdigest()
-        except FileNotFoundError:
-            raise DataError(f"the model file {path} is missing") from None
-        except OSError as error:
-            raise DataError(f"the model file {path} cannot be read: {error}") from None
-        if actual != digest:
-            raise DataError(f"the model file {path} is damaged: its SHA-256 is {actual}")
-        return path
-
-    def unreferenced(self, wanted: set[str]) -> tuple[list[Path], list[Path]]:
-        """Return models that are not wanted, or not complete; and what no registry wrote.
-
-        Links are among the latter, and nobody looks behind them.
-        """
-        orphans, foreign = [], []
-        if self.folder.is_symlink():
-            return [], [self.folder]
-        for root, folders, files in os.walk(self.folder):
-            foreign += [p for name in folders if (p := Path(root, name)).is_symlink()]
-            for path in (Path(root, name) for name in sorted(files)):
-                place = path.relative_to(self.folder).as_posix()
-                ours = _MODEL.fullmatch(place)
-                if path.is_symlink() or not (ours or _LEFTOVER.fullmatch(place)):
-                    foreign.append(path)
-                elif not ours or path.stem not in wanted:
-                    orphans.append(path)
-        return orphans, foreign
+def content_of(model: Model) -> bytes:
+    """Return named arrays, or a safetensors file, as the content of such a file."""
+    if not isinstance(model, str | os.PathLike):
+        return pack(model)
+    try:
+        return Path(model).read_bytes()
+    except OSError as error:
+        raise DataError(f"model file {model} cannot be read: {error.strerror}") from None
 
 
 def pack(model: Mapping[str, ArrayLike]) -> bytes:
@@ -126,19 +45,29 @@ def pack(model: Mapping[str, ArrayLike]) -> bytes:
     return content
 
 
-def shapes_of(model: Model) -> Shapes:
-    """Return the shape of every array; DataError for a file of another format."""
-    if not isinstance(model, str | os.PathLike):
-        return {name: list(np.shape(values)) for name, values in sorted(model.items(), key=str)}
-    from safetensors import SafetensorError, safe_open
+def unpack(content: bytes) -> dict[str, NDArray[Any]]:
+    """Return the named arrays of a safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
 
     try:
-        with safe_open(model, "numpy") as file:
-            return {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
-    except FileNotFoundError:
-        raise DataError(f"model file {model} does not exist") from None
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{model} is not a safetensors file: {error}") from None
+        arrays: dict[str, NDArray[Any]] = load(content)
+    except (SafetensorError, KeyError, AttributeError, TypeError) as error:
+        raise DataError(
+            f"a model cannot be read as NumPy arrays ({error}); export it, and open the file with "
+            "the library that wrote it"
+        ) from error
+    return arrays
+
+
+def shapes_of(content: bytes) -> Shapes:
+    """Return the shape of every array; DataError for content of another format."""
+    from safetensors import SafetensorError, deserialize
+
+    try:
+        return {name: list(view["shape"]) for name, view in sorted(deserialize(content))}
+    except SafetensorError as error:
+        raise DataError(f"not the content of a safetensors file: {error}") from None
 
 
 def architecture_difference(shapes: Shapes, other: Shapes) -> str | None:
@@ -157,7 +86,8 @@ def average(models: Mapping[ClientId, tuple[float, Arrays]]) -> dict[str, NDArra
     heaviest = max(models, key=lambda client: models[client][0])
     expected = models[heaviest][1]
     for client, (_, arrays) in models.items():
-        if problem := architecture_difference(shapes_of(arrays), shapes_of(expected)):
+        shapes = [{name: list(a.shape) for name, a in one.items()} for one in (arrays, expected)]
+        if problem := architecture_difference(*shapes):
             raise DataError(
                 f"clients {client!r} and {heaviest!r}: {problem}; "
                 "only models of one architecture can be averaged"

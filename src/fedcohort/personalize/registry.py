@@ -1,21 +1,14 @@
-"""The registry: warm clients with their sketches and models, in a folder that a person can open.
+"""The registry: warm clients with their sketches and models, in one SQLite database.
 
-::
-
-    registry/
-      registry.sqlite           ids, metadata, sketches
-      models/ab/abcd....safetensors
-
-A model is complete on disk before the row that names it is committed: a crash can leave a file that
-nobody names, which `maintenance.check` finds, but never a client without its model. SQLite's
-write-ahead log lets readers continue while one writer works. Symbolic links inside are refused.
-
+Each write is there whole or not at all, and the write-ahead log lets readers continue while one
+writer works. A model is known by the SHA-256 of its content; clients with equal models share one.
 Every sketch is kept twice: as the content of a sketch file, with its checksum, and as bare counts,
 which `search` scans. So there is no index to build, to damage or to wait for.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sqlite3
@@ -34,9 +27,10 @@ from fedcohort.exceptions import ConfigError, DataError, IncompatibleSketches, U
 from fedcohort.options import check_fields
 from fedcohort.personalize.models import (
     Model,
-    ModelFiles,
     architecture_difference,
+    content_of,
     shapes_of,
+    unpack,
 )
 from fedcohort.rounds import ClientId, check_id
 from fedcohort.sketch.file import narrow
@@ -53,7 +47,7 @@ from fedcohort.storage import (
 )
 
 FILE = "registry.sqlite"
-VERSION = 3  # 2 kept an index beside the database
+VERSION = 4  # 3 kept models in files of their own
 LOCK_TIMEOUT = 60.0  # seconds to wait for another writer
 NO_MODEL = "model IS NULL AND reference IS NULL"
 SCHEMA = f"""
@@ -70,6 +64,7 @@ CREATE TABLE clients (
     sketch BLOB NOT NULL,
     CHECK (model IS NULL OR reference IS NULL)
 );
+CREATE TABLE models (digest TEXT PRIMARY KEY, content BLOB NOT NULL);
 CREATE INDEX clients_by_model ON clients (model);
 CREATE INDEX clients_without_model ON clients (number) WHERE {NO_MODEL};
 CREATE TABLE counts (
@@ -247,7 +242,6 @@ class Registry:
         if not (self.path / FILE).is_file():
             raise DataError(f"{self.path} is not a registry: it has no {FILE}")
         refuse_links(*(self.path / f"{FILE}{end}" for end in ("", "-wal", "-shm", "-journal")))
-        self.models = ModelFiles(self.path / "models")
         self.db = Database(self.path / FILE)
 
     @classmethod
@@ -261,7 +255,6 @@ class Registry:
             remove_leftovers(folder)
             if (folder / FILE).exists():
                 raise ConfigError(f"{folder} was made a registry by another process just now")
-            (folder / "models").mkdir(exist_ok=True)
             Database.create(folder / FILE)
         return cls(folder)
 
@@ -290,7 +283,7 @@ class Registry:
 
     def add_many(self, records: Iterable[Record], *, replace: bool = False) -> int:
         """Register many clients, all or none, and return how many; faster than one by one."""
-        count, replaced = 0, set()
+        count = 0
         with self.db.writing() as db:
             spec = self.spec  # None once all clients were removed
             for record in records:
@@ -306,10 +299,9 @@ class Registry:
                 if record.reference is not None:
                     check_id(record.reference, f"{whose}: reference")
                 if replace:
-                    replaced |= _delete(db, record.client)
+                    self._delete(db, record.client)
                 self._insert(db, record)
                 count += 1
-        self._discard_models(replaced)
         return count
 
     def _insert(self, db: sqlite3.Connection, record: Record) -> None:
@@ -334,36 +326,37 @@ class Registry:
 
     def _store(self, db: sqlite3.Connection, whose: str, model: Model) -> str:
         """Store a model, unless its architecture differs from that of the models stored here."""
-        shapes, sql = shapes_of(model), "SELECT 1 FROM clients WHERE model IS NOT NULL LIMIT 1"
-        stored = self.global_digest() is not None or self.db.rows(sql)
-        expected = self.fact("architecture") if stored else None
+        content = content_of(model)
+        shapes, digest = shapes_of(content), hashlib.sha256(content).hexdigest()
+        expected = (
+            self.fact("architecture") if self.db.rows("SELECT 1 FROM models LIMIT 1") else None
+        )
         if expected is not None and (problem := architecture_difference(shapes, expected)):
             raise ConfigError(
                 f"{whose}: another architecture than the models of {self.path}: {problem}"
             )
         _set_fact(db, "architecture", shapes)
-        return self.models.put(model)
+        db.execute("INSERT OR IGNORE INTO models VALUES (?, ?)", (digest, content))
+        return digest
 
     def remove(self, client: ClientId) -> None:
         """Remove a client, and its model unless another client has the same."""
         self.get(client)
         with self.db.writing() as db:
-            models = _delete(db, client)
-        self._discard_models(models)
+            self._delete(db, client)
 
-    def _discard_models(self, digests: set[str]) -> None:
-        """Delete models that no row names, while no other writer can add such a row."""
-        if digests:
-            with self.db.writing():
-                sql = "SELECT 1 FROM clients WHERE model = ? LIMIT 1"
-                for digest in digests - {self.global_digest()}:
-                    if not self.db.rows(sql, digest):
-                        self.models.path(digest).unlink(missing_ok=True)
+    def _delete(self, db: sqlite3.Connection, client: ClientId) -> None:
+        """Delete a client's rows, if there are any, and its model unless another has the same."""
+        sql = "DELETE FROM clients WHERE id = ? RETURNING number, model"
+        rows = db.execute(sql, (client,)).fetchall()
+        db.executemany("DELETE FROM counts WHERE number = ?", [row[:1] for row in rows])
+        self._drop_unused(db, {model for _, model in rows})
 
-    def wanted_models(self) -> set[str]:
-        """Return the models of the clients and the global model."""
-        rows = self.db.rows("SELECT DISTINCT model FROM clients WHERE model IS NOT NULL")
-        return {str(digest) for (digest,) in (*rows, (self.global_digest(),)) if digest is not None}
+    def _drop_unused(self, db: sqlite3.Connection, digests: set[str | None]) -> None:
+        """Delete those of some models that no client has and that are not the global model."""
+        unused = "digest = ?1 AND NOT EXISTS (SELECT 1 FROM clients WHERE model = ?1)"
+        for digest in digests - {self.global_digest()}:
+            db.execute(f"DELETE FROM models WHERE {unused}", (digest,))
 
     def __len__(self) -> int:
         return int(self.db.rows("SELECT count(*) FROM clients")[0][0])
@@ -394,7 +387,7 @@ class Registry:
         """Load a client's stored model; ConfigError if it has none, or only a reference."""
         entry = self.get(client)
         if entry.model is not None:
-            return self.models.load(entry.model)
+            return unpack(self.model_content(entry.model))
         if entry.reference is None:
             raise ConfigError(f"client {client!r} was registered without a model")
         raise ConfigError(
@@ -402,19 +395,29 @@ class Registry:
             "load it yourself"
         )
 
+    def model_content(self, digest: str) -> bytes:
+        """Return a model as the content of a safetensors file, checked against its hash."""
+        rows = self.db.rows("SELECT content FROM models WHERE digest = ?", digest)
+        content = rows[0][0] if rows else None
+        if content is None:
+            raise DataError(f"{self.path}: the model {digest!r:.80} is missing")
+        if not isinstance(content, bytes) or hashlib.sha256(content).hexdigest() != digest:
+            raise DataError(f"{self.path}: the model {digest!r:.80} is damaged")
+        return content
+
     def set_global(self, model: Model) -> None:
         """Keep the global model, for newcomers far from every client."""
-        before = self.global_digest()
         with self.db.writing() as db:
+            before = self.global_digest()
             _set_fact(db, "global", {"model": self._store(db, "global model", model)})
-        self._discard_models({before} if before is not None else set())
+            self._drop_unused(db, {before})
 
     def global_model(self) -> dict[str, NDArray[Any]]:
         """Load the global model; ConfigError if there is none."""
         digest = self.global_digest()
         if digest is None:
             raise ConfigError(f"{self.path} has no global model: set one with set_global")
-        return self.models.load(digest)
+        return unpack(self.model_content(digest))
 
     def global_digest(self) -> str | None:
         """Return the hash of the global model; None if there is none."""
@@ -440,8 +443,6 @@ class Registry:
 
 def _is_leftover(path: Path) -> bool:
     """Whether a killed `Registry.create` may have left this."""
-    if path.name == "models":
-        return path.is_dir() and not any(path.iterdir())
     return path.name == LOCK or path.name.endswith(SUFFIX)
 
 
@@ -467,11 +468,3 @@ def _to_json(value: Any, what: str) -> str:
 def _set_fact(db: sqlite3.Connection, name: str, value: Any) -> None:
     row = (name, _to_json(value, name))
     db.execute("INSERT INTO facts VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = ?2", row)
-
-
-def _delete(db: sqlite3.Connection, client: ClientId) -> set[str]:
-    """Delete a client's rows, if there are any, and return the model that they named."""
-    sql = "DELETE FROM clients WHERE id = ? RETURNING number, model"
-    rows = db.execute(sql, (client,)).fetchall()
-    db.executemany("DELETE FROM counts WHERE number = ?", [row[:1] for row in rows])
-    return {model for _, model in rows if model is not None}
