@@ -65,7 +65,8 @@ def shapes_of(content: bytes) -> Shapes:
     from safetensors import SafetensorError, deserialize
 
     try:
-        return {name: list(view["shape"]) for name, view in sorted(deserialize(content))}
+        views = deserialize(content)  # type: ignore[no-untyped-call]
+        return {name: list(view["shape"]) for name, view in views}
     except SafetensorError as error:
         raise DataError(f"not the content of a safetensors file: {error}") from None
 
