@@ -26,7 +26,6 @@ import itertools
 import math
 
 import numpy as np
-import torch
 from provenance import write
 from scipy.spatial.distance import pdist
 
@@ -37,6 +36,7 @@ from fedcohort.rounds import stream
 from fedcohort.signals.catalog import Needs
 from fedcohort.simulate import LocalTraining, Schedule, Simulation, build
 from fedcohort.simulate.local import Job, Trainer
+from fedcohort.simulate.models import INITS
 from fedcohort.sketch.distances import distance_matrix
 from fedcohort.sketch.race import RaceSketch, distance
 from fedcohort.sketch.transforms import Transform
@@ -63,16 +63,13 @@ def separated(data, seed, size=2000, alpha=0.5, rows=1000):
         sketch.add(data.x[np.concatenate(chosen)].reshape(-1, dim))
         sketches.append(sketch)
     d = distance_matrix(sketches, debias=False)
-    upper = np.triu_indices(5, 1)
-    between = d[:5, 5:]
-    return {
-        "within A": float(d[:5, :5][upper].mean()),
-        "within A, smallest": float(d[:5, :5][upper].min()),
-        "within B": float(d[5:, 5:][upper].mean()),
-        "within B, largest": float(d[5:, 5:][upper].max()),
-        "A to B": float(between.mean()),
-        "A to B, relative spread over B": float((between.std(axis=1) / between.mean(axis=1)).max()),
-    }
+    upper, between = np.triu_indices(5, 1), d[:5, 5:]
+    a, b = d[:5, :5][upper], d[5:, 5:][upper]
+    found = {"within A": a.mean(), "within A, smallest": a.min(), "A to B": between.mean()}
+    found |= {"within B": b.mean(), "within B, largest": b.max()}
+    spread = (between.std(axis=1) / between.mean(axis=1)).max()
+    found |= {"A to B, relative spread over B": spread}
+    return {name: float(value) for name, value in found.items()}
 
 
 def total_variation(args):
@@ -80,13 +77,12 @@ def total_variation(args):
 
     rows = []
     for seed in args.seeds:
-        pairs = simulate_gaussians(40, stream(seed, "gaussians"))
-        exact, estimates, distances = (list(values) for values in zip(*pairs, strict=True))
-        errors = [abs(a - b) for a, b in zip(estimates, exact, strict=True)]
-        rank = float(spearmanr(exact, distances)[0])
-        rows.append(
-            {"seed": seed, "rank correlation": rank, "plug-in error": float(np.mean(errors))}
+        exact, estimates, distances = np.transpose(
+            simulate_gaussians(40, stream(seed, "gaussians"))
         )
+        error = float(np.abs(estimates - exact).mean())
+        rank = float(spearmanr(exact, distances)[0])
+        rows.append({"seed": seed, "rank correlation": rank, "plug-in error": error})
     return rows
 
 
@@ -177,8 +173,7 @@ def errors(x, grid, seed, queries=200):
     rng = stream(seed, "private-error")
     order = rng.permutation(len(x))
     asked = x[order[:queries]]
-    exact = {}
-    out = []
+    exact, out = {}, []
     for n, rows, epsilon in dict.fromkeys(grid):
         held = x[order[queries : queries + n]]
         sketch = RaceSketch.srp(x.shape[1], rows=rows, bits=BITS, seed=seed)
@@ -187,17 +182,9 @@ def errors(x, grid, seed, queries=200):
         if n not in exact:
             exact[n] = kernel(asked, held)
         plain, noisy, truth = density(sketch, asked), density(private, asked), exact[n]
-        out.append(
-            {
-                "n": n,
-                "rows": rows,
-                "epsilon": epsilon,
-                "noise": _rms(noisy - plain),
-                "hashing": _rms(plain - truth),
-                "all": _rms(noisy - truth),
-                "density": float(truth.mean()),
-            }
-        )
+        errors_by = {"noise": _rms(noisy - plain), "hashing": _rms(plain - truth)}
+        errors_by |= {"all": _rms(noisy - truth), "density": float(truth.mean())}
+        out.append({"n": n, "rows": rows, "epsilon": epsilon, **errors_by})
     return out
 
 
@@ -220,17 +207,11 @@ def covariance(args):
         clients = federate(data, "shards", clients=100, seed=seed, per_client=1)
         changes = loss_changes(clients, times, cohorts, seed, args.device)
         pairs = list(zip(times[::2], times[1::2], strict=True))
-        rows.append(
-            {
-                "seed": seed,
-                "cohorts": cohorts,
-                "cosine": {f"{a} to {b}": cosine(changes[a], changes[b]) for a, b in pairs},
-                "without noise": {
-                    f"{a} to {b}": cosine_without_noise(changes[a], changes[b]) for a, b in pairs
-                },
-                "same label": [same_label(np.cov(changes[t].T), clients) for t in times[::2]],
-            }
-        )
+        row = {"seed": seed, "cohorts": cohorts}
+        for name, measure in (("cosine", cosine), ("without noise", cosine_without_noise)):
+            row[name] = {f"{a} to {b}": measure(changes[a], changes[b]) for a, b in pairs}
+        row["same label"] = [same_label(np.cov(changes[t].T), clients) for t in times[::2]]
+        rows.append(row)
     return rows
 
 
@@ -361,21 +342,11 @@ def rewards(policy, data, rounds, args):
     found = []
     for _ in range(rounds):
         simulation.step()
-        found.append(
-            [
-                -np.mean(one.session.signals.values("update_distance", one.finished))
-                for one in simulation.seeds
-            ]
+        distances = (
+            one.session.signals.values("update_distance", one.finished) for one in simulation.seeds
         )
+        found.append([-np.mean(values) for values in distances])
     return np.array(found).T
-
-
-DRAWS = {
-    "Kaiming uniform": torch.nn.init.kaiming_uniform_,
-    "Kaiming normal": torch.nn.init.kaiming_normal_,
-    "Xavier uniform": torch.nn.init.xavier_uniform_,
-    "Xavier normal": torch.nn.init.xavier_normal_,
-}
 
 
 def initialization(args):
@@ -387,12 +358,8 @@ def initialized(data, seed, args, samples=200):
     """Smallest correlation between entries of two kernels, and between entries of two profiles."""
     parts = federate(data, "skewness", clients=20, seed=seed, xi=1.0).parts
     profiles = {}
-    for name, draw in DRAWS.items():
-        model = build("cnn", data.sample_shape, data.classes, seed=seed)
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                draw(parameter.data, generator=generator)
+    for name in INITS:
+        model = build("cnn", data.sample_shape, data.classes, seed=seed, init=name)
         trainer = Trainer(model, device=args.device)
         jobs = [Job(0, rows[:samples]) for c, rows in parts.items()]
         profiles[name] = trainer.features(trainer.flat(), jobs, trainer.data(data.x, data.y))

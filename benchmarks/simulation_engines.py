@@ -62,10 +62,12 @@ def serve(run_round, device: str) -> None:
 
 
 def module(work: Workload):
-    """The model, written out for engines that do not know fedcohort."""
+    """The model, as a module of PyTorch that every engine trains."""
     from torch import nn
 
-    if work.model in ("char-lstm", "resnet18", "vit-tiny"):
+    from fedcohort.simulate import build
+
+    if work.model in ("resnet18", "vit-tiny"):
         import simulation_models
 
         return simulation_models.MODELS[work.model](work.classes)
@@ -75,19 +77,7 @@ def module(work: Workload):
         return nn.Sequential(
             *convolutions, nn.MaxPool2d(2), nn.Dropout(0.25), *dense, nn.Linear(128, 10)
         )
-    if work.model == "mlp-64-30":
-        hidden = (nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 30), nn.ReLU())
-        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(30, 10))
-    if work.model == "fedcor-cnn":
-        one = (nn.Conv2d(3, 32, 3), nn.ReLU(), nn.MaxPool2d(2))
-        two = (nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2))
-        three = (nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 10))
-        return nn.Sequential(*one, *two, *three)
-    one = (nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2))
-    two = (nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2))
-    return nn.Sequential(
-        *one, *two, nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10)
-    )
+    return build(work.model, work.shape, work.classes, seed=0)
 
 
 def test_accuracy(model, x, y) -> float:

@@ -1,6 +1,6 @@
 """Models that are not chains of layers, as one would write them in PyTorch.
 
-The benchmarks use them at their usual size, tests/simulate/test_zoo.py made small.
+The benchmarks use them at their usual size, tests/modelstack/test_zoo.py made small.
 """
 
 from __future__ import annotations
@@ -8,20 +8,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-
-class CharLSTM(nn.Module):
-    """Embedding 8, LSTM 256, next character."""
-
-    def __init__(self, classes):
-        super().__init__()
-        self.embedding = nn.Embedding(classes, 8)
-        self.lstm = nn.LSTM(8, 256, batch_first=True)
-        self.output = nn.Linear(256, classes)
-
-    def forward(self, characters):
-        outputs, _ = self.lstm(self.embedding(characters))
-        return self.output(outputs[:, -1])
 
 
 class Block(nn.Module):
@@ -93,4 +79,4 @@ class ViTTiny(nn.Module):
         return self.head(self.norm(self.blocks(x))[:, 0])
 
 
-MODELS = {"char-lstm": CharLSTM, "resnet18": ResNet18, "vit-tiny": ViTTiny}
+MODELS = {"resnet18": ResNet18, "vit-tiny": ViTTiny}

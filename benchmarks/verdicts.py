@@ -253,12 +253,6 @@ def covariance(rows):
     other = np.mean([s["other"] for r in rows for s in r["same label"]])
     labels = f"correlation {same:.2f} within a label, {other:.2f} between labels"
     raw = means("cosine")
-    if "without noise" not in rows[0]:
-        # Two estimates of one covariance of effective rank r from n samples have a cosine of about
-        # n / (n + 1 + r); clients of ten labels have an effective rank of up to nine.
-        most = rows[0]["cohorts"] / (rows[0]["cohorts"] + 10)
-        noise = f"not corrected; two estimates of the same covariance would have about {most:.2f}"
-        return f"{text(raw)}, {noise}; {labels}", UNDECIDED
     corrected = means("without noise")
     plain = f"{min(raw.values()):.3f} to {max(raw.values()):.3f} without the correction"
     word = HOLDS if min(corrected.values()) > 0.97 else FAILS

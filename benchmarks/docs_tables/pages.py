@@ -18,16 +18,11 @@ FEW_SEEDS = 5
 
 # The claims of the papers beside our measurements: docs/reproductions.md and its CSV file.
 def reproductions(paper):
-    """The claims of one paper that were run in some form: our means and verdicts, by form.
-
-    Rows stand under what they share, the setting or the claim, whichever makes fewer groups.
-    """
+    """The claims of one paper that were run in some form: our means and verdicts, by form."""
     rows = [row for row in claims.rows(result) if row[0] == paper]
-    pairs = [row[2].rpartition("\n")[::2] for row in rows]
-    at = min((0, 1), key=lambda at: len({pair[at] for pair in pairs if all(pair)}))
     groups = {}
-    for (_, form, _, theirs, ours, seeds, _, word), pair in zip(rows, pairs, strict=True):
-        head, name = (pair[at], pair[1 - at]) if all(pair) else ("", pair[1])
+    for _, form, claim, theirs, ours, seeds, _, word in rows:
+        head, _, name = claim.rpartition("\n")
         cells = groups.setdefault(head, {}).setdefault((name, theirs), {})
         means = re.sub(r" ± [\d.]+", "", ours)  # spreads are in the CSV file
         few = f" ({seeds} seeds)" if seeds and int(seeds) < FEW_SEEDS else ""
@@ -48,8 +43,8 @@ def reproduction_rows():
     """All claims in all forms, with what runs them, for a CSV file."""
     names = ("paper", "form", "claim", "the paper", "measured", "seeds", "run by", "verdict")
     for row in claims.rows(result):
-        setting, _, claim = row[2].rpartition("\n")
-        yield {"setting": setting, **dict(zip(names, [*row[:2], claim, *row[3:]], strict=True))}
+        claim = row[2].replace("\n", "; ")
+        yield dict(zip(names, [*row[:2], claim, *row[3:]], strict=True))
 
 
 def verdicts():

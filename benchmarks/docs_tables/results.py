@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 
 import numpy as np
@@ -20,20 +20,17 @@ NOT_RUN = "Not run yet.\n"
 
 BASELINE = "uniform"
 
-# Files with parts that joined a suite after it was run. Those of one setting are of the same code
-# or bring the runs of uniform cohorts along, which must repeat the published ones. A part that was
-# run before takes the place of the earlier one: its policy has changed.
+# Files with parts that joined a suite after it was run; those of one go are in parentheses. Parts
+# of one setting are of the same code, or their go brings runs of uniform cohorts along, which must
+# repeat the published ones. A part that was run before takes the place of the earlier one: its
+# policy has changed.
 LATER = {
-    "benchmark-selection.json": (
-        *("benchmark-cifar10.json", "benchmark-fedacs.json", "benchmark-rivals.json"),
-    ),
-    "benchmark-papers.json": (
-        *("benchmark-papers-later.json", "benchmark-papers-released.json"),
-        *("benchmark-papers-gradients.json", "benchmark-papers-gradients-2.json"),
-        *("benchmark-papers-median.json", "benchmark-papers-short-uniform.json"),
-        "benchmark-papers-short.json",
-        *("benchmark-papers-2spc-uniform.json", "benchmark-papers-2spc-fedcor.json"),
-    ),
+    "benchmark-selection.json": ["cifar10", "fedacs", "rivals"],
+    "benchmark-papers.json": [
+        *("papers-later", "papers-released", "papers-gradients", "papers-gradients-2"),
+        *("papers-median", "papers-short-uniform", "papers-short"),
+        *("papers-2spc-uniform", "papers-2spc-fedcor"),
+    ],
 }
 
 
@@ -54,47 +51,58 @@ def judge(interval, smallest=0.0):
 @cache
 def result(name):
     """A result file with the parts that joined its suite later."""
-    held = json.loads((RESULTS / name).read_text())
-    for more in LATER.get(name, ()):
-        held = joined(held, result(more))
+    held = read(name)
+    for go in LATER.get(name, ()):
+        later = [read(f"benchmark-{one}.json") for one in ([go] if isinstance(go, str) else go)]
+        held = joined(held, reduce(together, later))
     return held
+
+
+def read(name):
+    return json.loads((RESULTS / name).read_text())
+
+
+def together(held, later, parts=None):
+    """Two results as one; `parts` are those of the later result that count."""
+    shift = len(held["provenance"])
+    more = [{**p, "made_by": p["made_by"] + shift} for p in parts or later["parts"]]
+    commits = dict.fromkeys([*commits_of(held), *commits_of(later)])
+    made = [*held["provenance"], *later["provenance"]]
+    return {**held, "commits": [*commits], "provenance": made, "parts": [*held["parts"], *more]}
 
 
 def joined(held, later):
     """Two results of a suite as one; a ValueError if parts of one setting cannot be compared."""
-    moved = [{**p, "made_by": p["made_by"] + len(held["provenance"])} for p in later["parts"]]
-    made, published = [*held["provenance"], *later["provenance"]], by_name(held["parts"])
-    sources = {}
+    published, sources = by_name(held["parts"]), {}
     for part in held["parts"]:
-        sources.setdefault(part["setting"], set()).add(made[part["made_by"]]["source"])
-    baselines = {p["setting"]: p for p in moved if p["variant"] == BASELINE}
+        source = held["provenance"][part["made_by"]]["source"]
+        sources.setdefault(part["setting"], set()).add(source)
+    baselines = {p["setting"]: p for p in later["parts"] if p["variant"] == BASELINE}
     added = []
-    for part in moved:
-        setting, source = part["setting"], made[part["made_by"]]["source"]
+    for part in later["parts"]:
+        setting, source = part["setting"], later["provenance"][part["made_by"]]["source"]
         if source not in sources.get(setting, {source}):
             check_baseline(setting, baselines.get(setting), published.get((setting, BASELINE)))
             if part["variant"] == BASELINE:
                 continue
             part = {**part, "again": True}
         added.append(part)
-    commits = dict.fromkeys([*commits_of(held), *commits_of(later)])
     again = {(p["setting"], p["variant"]) for p in added if p.get("again")}
     kept = [p for p in held["parts"] if (p["setting"], p["variant"]) not in again]
-    together = list(by_name([*kept, *added]).values())
-    return {**held, "commits": list(commits), "provenance": made, "parts": together}
+    whole = together({**held, "parts": kept}, later, added)
+    return {**whole, "parts": list(by_name(whole["parts"]).values())}
 
 
 def check_baseline(setting, again, published):
     """Refuse parts of other code, unless that code repeats the published baseline.
 
-    Cohorts and bytes must be the same for every seed. Accuracies must agree: where training is
-    unstable, rounding on other hardware is enough to change them.
+    Cohorts and bytes must be the same for every seed that was run again. Accuracies must agree:
+    where training is unstable, rounding on other hardware is enough to change them.
     """
     if again is None or published is None:
         raise ValueError(f"parts of {setting!r} were made by different code")
     found = compare(again, published)
-    same = found.same_cohorts == len(published["seeds"]) and found.bytes == 1
-    if not same or found.verdict == DIFFERS:
+    if found.same_cohorts < found.seeds or found.bytes != 1 or found.verdict == DIFFERS:
         raise ValueError(f"{setting!r}: the code that made later parts has another baseline")
 
 
@@ -228,7 +236,8 @@ def provenance(file):
     commits = enumerated([f"`{name[:10]}`" for name in commits_of(found)])
     text = f"Made at commit {commits} on {enumerated(machines)}"
     text += " with seeds 1000 and up; commands, versions and loads"
-    names = [name.removeprefix("benchmark-").removesuffix(".json") for name in LATER.get(file, ())]
+    goes = LATER.get(file, ())
+    names = [name for go in goes for name in ([go] if isinstance(go, str) else go)]
     more = f", and in the files `benchmark-NAME.json` for {enumerated(names)}" if names else ""
     return f"{text} are in `benchmarks/results/{file}`{more}.\n"
 
