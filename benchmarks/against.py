@@ -55,16 +55,14 @@ def read_published(paths: Sequence[str | os.PathLike[str]]) -> Published:
 
     A part may have some of its seeds in each of several files; the first result of a seed counts.
     """
-    published: dict[tuple[str, str], Mapping[str, Any]] = {}
+    published: dict[tuple[str, str], Any] = {}
     for path in paths:
         try:
             for part in read_json(Path(path))["parts"]:
-                name = part["setting"], part["variant"]
-                first = published.setdefault(name, part)
-                seeds = {row["seed"] for row in first.get("seeds", ())}
-                more = [row for row in part.get("seeds", ()) if row["seed"] not in seeds]
-                if more:
-                    published[name] = {**first, "seeds": [*first["seeds"], *more]}
+                first = published.setdefault((part["setting"], part["variant"]), part)
+                if first is not part:
+                    rows = [*part.get("seeds", ()), *first.get("seeds", ())]
+                    first["seeds"] = list({row["seed"]: row for row in rows}.values())
         except (KeyError, TypeError, AttributeError):
             raise DataError(f"{path} is not a result file of benchmarks/run.py --join") from None
     return published
@@ -90,26 +88,22 @@ def twins(parts: Sequence[Part], published: Published) -> list[Twins]:
     return pairs
 
 
-def repetitions(pairs: Sequence[Twins], folder: str | os.PathLike[str]) -> list[Repetition]:
+def repetitions(pairs: Sequence[Twins], folder: Path) -> list[Repetition]:
     """Compare the parts whose result the folder holds with the published ones."""
-    rows = []
-    for part, theirs in pairs:
-        path = Path(folder) / part.file_name
-        if path.exists():
-            rows.append(compare(read_json(path), theirs))
-    return rows
+    paths = [(folder / part.file_name, theirs) for part, theirs in pairs]
+    return [compare(read_json(path), theirs) for path, theirs in paths if path.exists()]
 
 
 def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Repetition:
     """Compare a part's result with the published one, over the seeds that both have."""
     by_seed = {row["seed"]: row for row in theirs["seeds"]}
-    new = [row for row in ours["seeds"] if row["seed"] in by_seed]
-    if not new:
-        raise DataError(f"{ours['setting']}, {ours['variant']}: none of its seeds is published")
-    old = [by_seed[row["seed"]] for row in new]
-    pairs = list(zip(new, old, strict=True))
+    pairs = [(row, by_seed[row["seed"]]) for row in ours["seeds"] if row["seed"] in by_seed]
+    name = ours["setting"], ours["variant"]
+    if not pairs:
+        raise DataError(f"{', '.join(name)}: none of its seeds is published")
     same = sum(_same_cohorts(a, b) for a, b in pairs)
     largest = float(np.max([_largest(a, b) for a, b in pairs]))
+    new, old = zip(*pairs, strict=True)
     sent, due = (sum(r["bytes_up"] + r["bytes_down"] for r in rows) for rows in (new, old))
     here, there = (float(np.mean([r["accuracy"] for r in rows])) for rows in (new, old))
     if same == len(pairs) and largest <= ROUNDING:
@@ -117,17 +111,8 @@ def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Repetition:
     else:
         error = standard_error([row["accuracy"] for row in theirs["seeds"]], len(pairs))
         verdict = AGREES if abs(here - there) <= STANDARD_ERRORS * error else DIFFERS
-    return Repetition(
-        ours["setting"],
-        ours["variant"],
-        len(pairs),
-        same,
-        here,
-        there,
-        largest,
-        sent / due if due else math.nan,
-        verdict,
-    )
+    share = sent / due if due else math.nan
+    return Repetition(*name, len(pairs), same, here, there, largest, share, verdict)
 
 
 def _same_cohorts(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

@@ -58,7 +58,7 @@ def split(dataset, name, clients, cold, seed):
         federation = federate(dataset, "natural", clients=clients, seed=seed)
         tests = federation.test_parts()
         parts = {c: rows for c, rows in federation.parts.items() if c in tests}
-        warm, cold = drawn(parts, cold or len(parts) // 2, rng)
+        warm, cold = parted(parts, some(parts, cold or len(parts) // 2, rng))
         return warm, cold, [tests[c] for c in warm], [tests[c] for c in cold]
     cold = cold or clients // 2
     count = clients - cold if name == "twins" else clients
@@ -68,7 +68,7 @@ def split(dataset, name, clients, cold, seed):
         warm = {c: np.sort(rows[: len(rows) // 2]) for c, rows in mixed.items()}
         cold = {c: np.sort(rows[len(rows) // 2 :]) for c, rows in list(mixed.items())[:cold]}
     elif name == "random":
-        warm, cold = drawn(parts, cold, rng)
+        warm, cold = parted(parts, some(parts, cold, rng))
     else:
         warm, cold = without_twins(dataset, parts, cold, rng)
     # all test samples of the client's classes, which it has in about equal shares
@@ -77,9 +77,8 @@ def split(dataset, name, clients, cold, seed):
     return warm, cold, *tests
 
 
-def drawn(parts, cold, rng):
-    names = list(parts)
-    return parted(parts, {names[i] for i in rng.choice(len(names), cold, replace=False)})
+def some(parts, count, rng):
+    return {list(parts)[i] for i in rng.choice(len(parts), count, replace=False)}
 
 
 def without_twins(dataset, parts, cold, rng):
@@ -283,17 +282,11 @@ def run(dataset, setting, name, args):
         print(json.dumps(row), flush=True)
         retrieval.append(row)
     warm, cold, *_ = splits[seeds[0]]
-    return {
-        "split": name,
-        "warm": len(warm),
-        "fine-tuned": len(personal[seeds[0]][1]),
-        "cold": len(cold),
-        "median samples": records,
-        "baselines": summary(base),
-        "by client, first seed": first,
-        "retrieval": retrieval,
-        "seconds": {"training": trained, "all": time.perf_counter() - started},
-    }
+    about = {"split": name, "warm": len(warm), "fine-tuned": len(personal[seeds[0]][1])}
+    about |= {"cold": len(cold), "median samples": records, "baselines": summary(base)}
+    about |= {"by client, first seed": first, "retrieval": retrieval}
+    about["seconds"] = {"training": trained, "all": time.perf_counter() - started}
+    return about
 
 
 def summary(by_seed):

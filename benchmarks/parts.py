@@ -1,9 +1,8 @@
 """Run the parts of suites, and join their results.
 
-All seeds of a part run at once, in a run folder of their own, so a suite can be interrupted and
-spread over processes and machines. A finished part is one result file. `join` puts the parts of a
-suite into one file. It refuses parts that were made by different code, and a checkout that differs
-from its commit.
+All seeds of a part run at once, in a run folder of their own, so a suite can be interrupted. A
+finished part is one result file. `join` puts the parts of a suite into one file. It refuses parts
+that were made by different code, and a checkout that differs from its commit.
 """
 
 from __future__ import annotations
@@ -33,27 +32,20 @@ from fedcohort.experiments.config import Experiment
 from fedcohort.experiments.results import Summary, read_json
 from fedcohort.experiments.run import dataset_of, run, simulation_of
 from fedcohort.metrics import rounds_to_target
-from fedcohort.rounds import History, RoundRecord
+from fedcohort.rounds import History
 from fedcohort.simulate.simulation import Simulation
 from fedcohort.storage import write_atomically
 
-
-class Unfinished(Exception):
-    """The time of a training run was over; it goes on from its checkpoint."""
+LOADED: dict[object, tuple[Dataset, str]] = {}  # data sets, each with its hash
 
 
-class Datasets:
-    """The data sets that were loaded, each with its hash."""
-
-    def __init__(self) -> None:
-        self._loaded: dict[object, tuple[Dataset, str]] = {}
-
-    def get(self, experiment: Experiment) -> tuple[Dataset, str]:
-        source = experiment.data.source
-        if source not in self._loaded:
-            dataset = dataset_of(experiment.data)
-            self._loaded[source] = dataset, data_digest(dataset)
-        return self._loaded[source]
+def loaded(experiment: Experiment) -> tuple[Dataset, str]:
+    """The data set of an experiment, read once, and its hash."""
+    source = experiment.data.source
+    if source not in LOADED:
+        dataset = dataset_of(experiment.data)
+        LOADED[source] = dataset, data_digest(dataset)
+    return LOADED[source]
 
 
 def data_digest(dataset: Dataset) -> str:
@@ -95,21 +87,18 @@ def _plain(experiment: Experiment | Script) -> Any:
     return json.loads(json.dumps(values))
 
 
-def write_part(part: Part, folder: Path, loaded: Datasets, until: float = float("inf")) -> None:
-    """Run one part and write its result file; `Unfinished` if its time is over before.
+def write_part(part: Part, folder: Path) -> None:
+    """Run one part, from its checkpoint if there is one, and write its result file.
 
-    `until` is a `time.monotonic`. A round that would not end before, judged by the latest ones, is
-    not begun. Seconds, load and device are those of the last go.
+    Seconds, load and device are those of the last go.
     """
-    if time.monotonic() >= until:
-        raise Unfinished(part.name)
     before, started, digest = os.getloadavg()[0], time.perf_counter(), None
     if isinstance(part.experiment, Script):
         measured: dict[str, Any] = {"result": run_script(part.experiment)}
     else:
-        dataset, digest = loaded.get(part.experiment)
+        dataset, digest = loaded(part.experiment)
         started = time.perf_counter()
-        measured = {"seeds": _train(part, part.experiment, dataset, folder / part.stem, until)}
+        measured = {"seeds": _train(part, part.experiment, dataset, folder / part.stem)}
     result = {
         "setting": part.setting,
         "variant": part.variant,
@@ -125,21 +114,11 @@ def write_part(part: Part, folder: Path, loaded: Datasets, until: float = float(
 
 
 def _train(
-    part: Part, experiment: Experiment, dataset: Dataset, folder: Path, until: float
+    part: Part, experiment: Experiment, dataset: Dataset, folder: Path
 ) -> list[dict[str, Any]]:
     """Run the part's seeds in a run folder, and return one row per seed."""
     _drop_other_code(folder)
-    begun, longest = time.monotonic(), 0.0
-
-    def on_round(records: Sequence[RoundRecord]) -> None:
-        nonlocal begun, longest
-        now = time.monotonic()
-        longest = max(longest / 2, now - begun)  # the first round may compile
-        begun = now
-        if now + longest > until and records[0].round < experiment.rounds:
-            raise Unfinished(part.name)
-
-    result = run(experiment, folder, resume=True, on_round=on_round, dataset=dataset)
+    result = run(experiment, folder, resume=True, dataset=dataset)
     simulation = simulation_of(experiment, dataset)
     simulation.load_state_dict(storage.load(folder / "checkpoint"))
     pairs = zip(result.histories, result.summaries, strict=True)

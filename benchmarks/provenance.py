@@ -62,12 +62,14 @@ def write(path: str | os.PathLike[str], result: Any, **about: Any) -> None:
 
 
 def command() -> str:
-    """The command of this process; these scripts take no secrets."""
+    """The command of this process, without where on this machine things lie: no secrets are in it.
+
+    Results go to benchmarks/results.
+    """
     return shlex.join(["python", *map(_without_place, sys.argv)])
 
 
 def _without_place(argument: str) -> str:
-    """Leave out where on this machine something lies; results go to benchmarks/results."""
     path = Path(argument)
     if not path.is_absolute():
         return argument
@@ -90,13 +92,10 @@ def source_digest(scripts: bool = True, root: Path = ROOT) -> str:
 
 def cpu_name() -> str:
     """The model of this machine's processor."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def clean_commit() -> str:

@@ -226,9 +226,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workloads", help="comma-separated names [all]")
     parser.add_argument("--engines", default="fedcohort,loop,flower,pfl")
-    parser.add_argument(
-        "--pfl-python", help="a Python with pfl 0.6 and what fedcohort needs"
-    )
+    parser.add_argument("--pfl-python", help="a Python with pfl 0.6 and what fedcohort needs")
     parser.add_argument("--gpu", action="store_true", help="measure on a GPU")
     parser.add_argument("--out")
     args = parser.parse_args()

@@ -22,7 +22,6 @@ from fedcohort.registry import lookup
 from fedcohort.storage import read_toml
 
 FIRST_PUBLISHED_SEED = 1000  # those below are for development and tuning
-RUNS_ON = {name: name for name in ("any", "cpu", "gpu", "gpu-heavy")}
 CURVE_STEP = 5  # rounds between two points of a curve in a result file
 RENAMED = {  # options of policies in older result files
     ("fedacs", "insight_step", True): ("reward", "gradients"),
@@ -57,11 +56,6 @@ class Part:
         What is run.
     targets : tuple of float
         Accuracies whose first round is reported.
-    rank : int
-        Parts of a smaller rank run first.
-    runs_on : {"any", "cpu", "gpu", "gpu-heavy"}
-        Which workers run the part, where there are such: "cpu" if a GPU does not help, "gpu" if it
-        takes hours without one, "gpu-heavy" if a single training step fills a GPU.
     curve_step : int
         Rounds between two points of a curve in the result file.
     """
@@ -71,8 +65,6 @@ class Part:
     variant: str
     experiment: Experiment | Script
     targets: tuple[float, ...] = ()
-    rank: int = 0
-    runs_on: str = "any"
     curve_step: int = CURVE_STEP
 
     @property
@@ -103,7 +95,7 @@ class Part:
 
 
 def read_suite(name: str) -> list[Part]:
-    """The parts of a published suite, or of a TOML file, the important ones first."""
+    """The parts of a published suite, or of a TOML file."""
     path = Path(name) if name.endswith(".toml") else lookup("suite", name, SUITES)
     try:
         suite = read_toml(path)
@@ -113,7 +105,7 @@ def read_suite(name: str) -> list[Part]:
     first = min((min(p.experiment.seeds) for p in parts if p.experiment.seeds), default=None)
     if not suite.get("tuning") and first is not None and first < FIRST_PUBLISHED_SEED:
         raise ConfigError(f"{path}: published seeds begin at {FIRST_PUBLISHED_SEED}")
-    return sorted(parts, key=lambda part: part.rank)
+    return parts
 
 
 def published_experiment(values: Mapping[str, Any]) -> Experiment:
@@ -127,7 +119,7 @@ def published_experiment(values: Mapping[str, Any]) -> Experiment:
 
 
 def _parts(name: str, suite: Mapping[str, Any]) -> Iterator[Part]:
-    variants, ranks = suite.get("variants", {}), suite.get("rank", {})
+    variants = suite.get("variants", {})
     for setting in suite["settings"]:
         without = setting.get("without", ())
         for label in setting.get("variants") or variants:
@@ -150,8 +142,6 @@ def _parts(name: str, suite: Mapping[str, Any]) -> Iterator[Part]:
                 label,
                 run,
                 tuple(setting.get("targets", ())),
-                ranks.get(setting["name"], 0) + ranks.get(label, 0),
-                lookup("kind of worker", setting.get("runs_on", "any"), RUNS_ON),
                 suite.get("curve_step", CURVE_STEP),
             )
 

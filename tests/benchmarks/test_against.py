@@ -7,7 +7,8 @@ import json
 
 import against
 import pytest
-from run import in_turn, main
+from parts import write_part
+from run import main
 from suite import read_suite
 
 from fedcohort.exceptions import DataError
@@ -37,8 +38,8 @@ def published(tmp_path_factory):
     suite, file = folder / "trial.toml", folder / "trial.json"
     suite.write_text(SUITE)
     parts = read_suite(str(suite))
-    (folder / "parts").mkdir()
-    in_turn(parts, folder / "parts", 1000.0)
+    for part in parts:
+        write_part(part, folder / "parts")
     results = [json.loads((folder / "parts" / part.file_name).read_text()) for part in parts]
     file.write_text(json.dumps({"suite": "trial", "parts": results}))
     return suite, file
@@ -92,8 +93,7 @@ def test_verdicts_by_rule(published):
 def test_what_cannot_be_compared_is_named(published, tmp_path, capsys):
     suite, file = published
     part = read_suite(str(suite))[0].first(1)
-    (tmp_path / "parts").mkdir()
-    in_turn([part], tmp_path / "parts", 100.0)
+    write_part(part, tmp_path / "parts")
     text = file.read_text()
 
     def compared_with(content):

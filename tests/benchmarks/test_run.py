@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
+import functools
 import json
 from pathlib import Path
 
 import parts as running
 import provenance
 import pytest
-from parts import Datasets, Unfinished, join, write_part
-from run import in_processes, in_turn, main, parse_workers
+from parts import join, split_done, write_part
+from run import main
 from suite import SUITES, Script, read_suite
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.experiments.config import NamedConfig
 from fedcohort.experiments.run import check, simulation_of
 
 
@@ -36,10 +34,6 @@ def test_the_parts_of_a_suite(suite):
     assert parts[1].experiment.policy.options == {"epsilon": 1.0}
     assert parts[2].experiment.gate.name == "sketch-to-skip"
     assert len({p.file_name for p in parts}) == 4
-    with open(suite, "a") as file:
-        file.write('\n[rank]\n"cohorts of 3" = 1\nmatch = -1\n')
-    ranked = [(p.variant, p.rank) for p in read_suite(suite)]
-    assert ranked == [("match", 0), ("uniform", 0), ("uniform", 1), ("skip, always", 1)]
 
 
 def test_published_suites_use_held_out_seeds(suite):
@@ -61,8 +55,8 @@ def test_published_suites_use_held_out_seeds(suite):
 
 def test_a_part_is_a_plain_run(suite, tmp_path):
     part = read_suite(suite)[1]
-    write_part(part, tmp_path, Datasets())
-    plain = simulation_of(part.experiment, Datasets().get(part.experiment)[0])
+    write_part(part, tmp_path)
+    plain = simulation_of(part.experiment, running.loaded(part.experiment)[0])
     records = [plain.step() for _ in range(3)]
     for i, row in enumerate(rows_of(tmp_path, part)):
         assert row["curve"] == [round(records[-1][i].accuracy, 4)]  # three rounds: one point
@@ -78,17 +72,24 @@ def test_a_part_is_a_plain_run(suite, tmp_path):
     assert list(tmp_path.glob("trial*")) == [Path(suite), tmp_path / part.file_name]  # no leftovers
 
 
-def test_a_part_whose_time_is_over_goes_on(suite, tmp_path, monkeypatch):
+def test_a_part_that_was_interrupted_goes_on(suite, tmp_path, monkeypatch):
     part = read_suite(suite)[1]
-    clock = itertools.count()  # each round takes 1
-    monkeypatch.setattr(running.time, "monotonic", lambda: next(clock))
-    with pytest.raises(Unfinished):
-        write_part(part, tmp_path / "two", Datasets(), until=3.5)  # the third would end at 4
-    lines = (tmp_path / "two" / part.stem / "rounds.jsonl").read_text().splitlines()
-    assert len(lines) == 2 * 3
+
+    def interrupted(records):
+        if len(lines()) == 2 * 3:
+            raise KeyboardInterrupt
+
+    def lines():
+        return (tmp_path / "two" / part.stem / "rounds.jsonl").read_text().splitlines()
+
+    monkeypatch.setattr(running, "run", functools.partial(running.run, on_round=interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        write_part(part, tmp_path / "two")
+    assert len(lines()) == 2 * 3
     assert not (tmp_path / "two" / part.file_name).exists()
+    monkeypatch.undo()
     for folder in ("two", "one"):
-        write_part(part, tmp_path / folder, Datasets())
+        write_part(part, tmp_path / folder)
     assert rows_of(tmp_path / "two", part) == rows_of(tmp_path / "one", part)
 
 
@@ -96,7 +97,7 @@ def test_other_code_begins_anew_and_does_not_join(suite, tmp_path, monkeypatch):
     first, second = (part.first(1) for part in read_suite(suite)[:2])
     with pytest.raises(DataError, match="is missing"):
         join([first], tmp_path)
-    in_turn([first], tmp_path, 100.0)
+    write_part(first, tmp_path)
     monkeypatch.setattr(running, "clean_commit", lambda: "abc")
     some = join([first, second], tmp_path, partial=True)
     assert (len(some["parts"]), some["missing"]) == (1, ["cohorts of 3, match"])
@@ -106,13 +107,11 @@ def test_other_code_begins_anew_and_does_not_join(suite, tmp_path, monkeypatch):
     monkeypatch.setattr(running, "source_digest", lambda scripts: "other code")
     with pytest.raises(DataError, match="other code"):
         join([first], tmp_path)
-    assert running.split_done([first], tmp_path, resume=True) == ([], [first])
+    assert split_done([first], tmp_path, resume=True) == ([], [first])
 
 
 def test_the_command(suite, tmp_path, capsys):
     words = ["--suite", suite, "--only", "uniform", "--seeds", "1", "--out", str(tmp_path / "out")]
-    assert main([*words, "--seconds", "0"]) == 0
-    assert "2 of 2 parts are left" in capsys.readouterr().err
     assert main(words) == 0
     assert "done: trial: cohorts of 3, uniform" in capsys.readouterr().err
     assert main([*words, "--resume"]) == 0
@@ -129,28 +128,6 @@ def test_the_command(suite, tmp_path, capsys):
     assert capsys.readouterr().out == "trial: cohorts of 4, uniform\n"
 
 
-def test_processes_find_what_one_process_finds(suite, tmp_path):
-    """A part that fails is reported and does not end the others."""
-    part = dataclasses.replace(read_suite(suite)[0].first(1), runs_on="gpu")  # a CPU runs it
-    model = dataclasses.replace(part.experiment, model=NamedConfig("char-lstm"))
-    wrong = dataclasses.replace(part, variant="wrong", experiment=model)
-    two, one = tmp_path / "two", tmp_path / "one"
-    for folder in (two, one):
-        folder.mkdir()
-    left, failed = in_processes([part, wrong], two, 1000.0, {"cpu": 1})
-    assert not left and failed.keys() == {wrong.name}
-    assert "char-lstm" in failed[wrong.name]
-    in_turn([part], one, 1000.0)
-    assert rows_of(one, part) == rows_of(two, part)
-
-
-def test_workers_are_counted_by_device():
-    assert parse_workers("cpu=2") == {"cpu": 2}
-    for wrong in ("gpu=2", "cpu", "cpu=0", ""):
-        with pytest.raises(ConfigError, match="cuda=5,cpu=9"):
-            parse_workers(wrong)
-
-
 def test_a_script_is_a_part(tmp_path):
     script = tmp_path / "echo.py"
     script.write_text(
@@ -165,12 +142,12 @@ def test_a_script_is_a_part(tmp_path):
         "variants = {a = ['--device', '{device}']}\n"
     )
     (part,) = read_suite(str(suite))
-    write_part(part.on("cpu"), tmp_path, Datasets())
+    write_part(part.on("cpu"), tmp_path)
     result = json.loads((tmp_path / part.file_name).read_text())["result"]
     assert result == ["--device", "cpu", "--seeds", "1000", "1001", "--out"]
     script.write_text("raise SystemExit('no data')\n")
     with pytest.raises(DataError, match="no data"):
-        write_part(part, tmp_path, Datasets())
+        write_part(part, tmp_path)
 
 
 def test_the_code_behind_a_result_is_known(tmp_path):
