@@ -7,6 +7,7 @@ file, a command line or a line of Python, it is checked and converted by `typed`
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -25,6 +26,7 @@ from typing import Annotated, Any, Literal
 from fedcohort.exceptions import ConfigError
 
 SMALLEST, LARGEST = 1e-12, 1e12  # sizes of a float option other than 0: arithmetic stays finite
+_UNIONS = (types.UnionType, typing.Union)
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,12 @@ def typed(hint: Any, value: Any, where: str) -> Any:
         if any(isinstance(limit, Range) and result not in limit for limit in args[1:]):
             raise ConfigError(f"{where}={value!r} must be {in_words(hint)}")
         return result
-    if origin is types.UnionType or origin is typing.Union:
-        return _one_of(args, value, where, hint)
+    if origin in _UNIONS:
+        if type(None) in args and (value is None or value == "none"):
+            return None
+        for choice in args:
+            with contextlib.suppress(ConfigError):
+                return typed(choice, value, where)
     if origin is Literal and value in args:
         return value
     if origin is tuple and isinstance(value, list | tuple):
@@ -195,17 +201,6 @@ def typed(hint: Any, value: Any, where: str) -> Any:
     raise ConfigError(f"{where}={value!r} must be {in_words(hint)}")
 
 
-def _one_of(choices: tuple[Any, ...], value: Any, where: str, hint: Any) -> Any:
-    if type(None) in choices and (value is None or value == "none"):
-        return None
-    for choice in choices:
-        try:
-            return typed(choice, value, where)
-        except ConfigError:
-            continue
-    raise ConfigError(f"{where}={value!r} must be {in_words(hint)}")
-
-
 def in_words(hint: Any) -> str:
     """Return a type as a person would say it: "a whole number, at least 1, or none"."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -213,7 +208,7 @@ def in_words(hint: Any) -> str:
         limits = [str(limit) for limit in args[1:] if isinstance(limit, Range)]
         comma = "" if limits and limits[0].startswith("above") else ","
         return f"{in_words(args[0])}{comma} {' and '.join(limits)}" if limits else in_words(args[0])
-    if origin is types.UnionType or origin is typing.Union:
+    if origin in _UNIONS:
         words = [in_words(arg) for arg in args]
         return words[0] + "".join(f"{',' * (',' in words[0])} or {word}" for word in words[1:])
     if origin is Literal:
@@ -324,6 +319,6 @@ def _is_plain(hint: Any) -> bool:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return _is_plain(args[0])
-    if origin in (types.UnionType, typing.Union):
+    if origin in _UNIONS:
         return all(map(_is_plain, args))
     return origin is Literal or (origin is tuple and _is_plain(args[0]))

@@ -45,10 +45,9 @@ class Session:
     """Runs a policy round after round.
 
     A client that did not finish `MAX_FAILURES` rounds in a row sits out: 4 rounds, then 8, 16 and
-    so on, until it finishes a round again. The longest rest is `MAX_REST` rounds, or twice the
-    rounds in which every client would have been selected once, if that is more: a client that never
-    finishes gets at most half a fair share in the end. Clients that sit out are called back when
-    too few others are available.
+    so on, until it finishes a round again, or too few others are available. The longest rest is
+    `MAX_REST` rounds or, if that is more, twice the rounds that a turn of everybody takes: a client
+    that never finishes gets at most half a fair share in the end.
 
     Parameters
     ----------

@@ -76,28 +76,24 @@ class SketchToSkip(Gate):
     Parameters
     ----------
     threshold : float or "auto", default="auto"
-        The paper's delta, which it never states. "auto" watches the drift of the first rounds and
-        picks the threshold at which a cohort would skip `skip_rate` of the rounds;
-        `state.threshold` says what it chose.
+        The paper's delta, which it never states. "auto" finds the threshold at which a cohort skips
+        `skip_rate` of the rounds; it is then in `state.threshold`.
     k : int, default=100
-        Sketch size: a projection by draws from U(-1, 1), as in the paper. A model with fewer
-        parameters is compared as it is.
+        Length of the projection. A model with fewer parameters is compared as it is.
     mode : {"round", "client"}
         "round" is the paper's: all upload or none. "client" asks only those that moved. The mean
-        is over those, so that a client which uploads alone moves the global model by all that it
-        learned: a larger step than FedAvg's, good on like data and bad on unlike.
+        is over those, which is a larger step than FedAvg's: good on like data and bad on unlike.
     on_skip : {"keep", "reset"}
         "keep" lets clients that did not upload go on from what they learned, so that drift
-        accumulates until it is worth sending. "reset" is the literal reading of Algorithm 2
-        (line 6 sets the local model to the global one in every round): a threshold above the
-        drift of a single round then skips until `max_skips`.
+        accumulates. "reset" is the literal Algorithm 2: a threshold above the drift of a single
+        round then skips until `max_skips`.
     max_skips : int, default=50
         Skipped rounds in a row after which everybody is asked, so that it cannot skip forever.
     skip_rate : float, default=0.8
         Wanted share of skipped rounds, for "auto".
     window : int, default=20
-        Rounds that "auto" watches, or a few more to complete a cycle. Afterwards it goes on
-        adjusting: training slows down, and a threshold fixed early would skip more and more.
+        Rounds that "auto" watches, or a few more to complete a cycle. It goes on adjusting
+        afterwards, because drift shrinks as training slows down.
 
     Notes
     -----

@@ -33,14 +33,10 @@ class Bounded(Policy):
 
     A client's fair share is cohort size / available clients, summed over the rounds in which it
     was available. A client that has taken more than `cap` times its fair share cannot be selected;
-    one that is a whole place behind `floor` times its fair share is selected first. So a client
-    that lies to a policy gains at most a factor of `cap`, and one that a policy never selects is
-    heard from time to time.
-
-    Those who joined after the first round, and to whom not even one place is due under the cap,
-    share one cap: together they take at most `cap` times their fair share. So a client gains
-    nothing by coming back under a new name each round. While they are more than half of the
-    available clients, the rule rests.
+    one that is a whole place behind `floor` times its fair share is selected first. Those who
+    joined after the first round, and to whom not even one place is due under the cap, together
+    take at most `cap` times their fair share, so that a new name each round gains nothing. While
+    they are more than half of the available clients, that rule rests.
 
     Parameters
     ----------
@@ -63,18 +59,9 @@ class Bounded(Policy):
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from fedcohort.session import Session
-    >>> class First(Policy):
-    ...     def select(self, round, signals, rng):
-    ...         return Selection(round.available[: round.size])
-    >>> session = Session(Bounded(First(), floor=0.0, cap=2.0), cohort_size=1, seed=0)
-    >>> def cohort():
-    ...     chosen = session.begin("abcd", lambda signal, clients: {}).clients
-    ...     session.finish({}, chosen)
-    ...     return chosen[0]
-    >>> "".join(cohort() for _ in range(8))
-    'abababab'
+    >>> from fedcohort.policies import Oort
+    >>> Bounded(Oort(), cap=1.5)
+    Bounded(policy=Oort(), cap=1.5)
     """
 
     def __init__(self, policy: Policy, floor: float = 0.25, cap: float = 2.0) -> None:

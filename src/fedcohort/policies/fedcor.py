@@ -72,11 +72,11 @@ class FedCor(Policy):
     beta : float, default=0.95
         Annealing: a client's scale factor is multiplied by it when the client is picked.
     noise_std : float, optional
-        Standard deviation of the noise that makes the likelihood proper. None takes a tenth of the
-        median absolute loss change; the released code uses 0.01.
+        Standard deviation of the noise; by default a tenth of the median absolute loss change. The
+        released code uses 0.01.
     selection_noise : bool, default=True
-        Whether selection knows the noise of the fit. Without it this is the selection that the
-        paper prints (Algorithm 1): tiny variances that conditioning leaves count as full ones.
+        Whether selection knows the noise of the fit. Without it this is the paper's Algorithm 1,
+        where tiny variances that conditioning leaves count as full ones.
     fit : {"closed-form", "gradient"}
         The maximum of the likelihood, or 100 Adam steps from the last fit, as in the paper.
     first_steps : int, default=100
@@ -88,12 +88,10 @@ class FedCor(Policy):
     Checked: selection against literal conditioning, fits against the likelihood.
     Reference: Tang et al. (2022), FedCor: Correlation-Based Active Client Selection, CVPR.
 
-    X has 15 rows. Where the paper trains an extra, discarded round to probe, the probe is a round
-    of its own here. Rounds that a gate skips keep their cohort and count as one selection. A loss
-    change counts as at most 10 times the median of its sample, a missing one as its mean. A client
-    that was away in 30 selections in a row is forgotten. Clients without any loss change get places
-    in proportion to their number, drawn uniformly; where most are away before or after a probe, the
-    choice is close to random.
+    X has 15 rows. The paper trains an extra, discarded round to probe; here the probe is a round of
+    its own. A loss change counts as at most 10 times the median of its sample, a missing one as its
+    mean. A client that was away in 30 selections in a row is forgotten. Clients without any loss
+    change get places in proportion to their number, drawn uniformly.
     """
 
     needs = Needs(profile=frozenset({"num_examples"}), query=frozenset({"loss"}))

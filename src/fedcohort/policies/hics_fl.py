@@ -58,9 +58,8 @@ class HiCSFL(Policy):
     Parameters
     ----------
     temperature : float, optional
-        Of the softmax. The paper's 0.0025 belongs to its learning rate of 0.001; updates grow with
-        the learning rate and the local steps. None takes a seventh of the typical update's largest
-        entry.
+        Of the softmax; by default a seventh of the typical update's largest entry. The paper's
+        0.0025 belongs to its learning rate of 0.001.
     rounds : int, default=200
         Rounds until gamma_t is zero; set it to those of the run.
 

@@ -77,10 +77,9 @@ class Oort(Policy):
     Checked: scores, cut-off and pacer by hand, the draw by frequencies.
     Reference: Lai et al. (2021), Oort: Guided Participant Selection, OSDI.
 
-    The code's pacer compares windows that end a round earlier; its blacklist is off by default and
-    not part of this; it knows durations beforehand. Added here: a client that finishes
-    and reports no loss counts as explored, and its utility is halved each time, starting from the
-    median. An unknown duration counts as the median.
+    The code's pacer compares windows that end a round earlier, it knows durations beforehand, and
+    its blacklist, off by default, is not part of this. Added here: a client that finishes and
+    reports no loss has its utility halved, and an unknown duration counts as the median.
     """
 
     needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"loss_rms", "duration"}))

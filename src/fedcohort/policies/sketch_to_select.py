@@ -56,12 +56,11 @@ class SketchToSelect(Policy):
         Length of a projection. The paper's is 10, which is too short to tell directions apart.
     fresh : bool, default=True
         Clients take their local steps from the current model before they sketch. False is the
-        literal reading: a client sketches the model it holds, and as all that were not selected
-        hold the same one, the old cohort is picked again.
+        literal reading: all that were not selected hold the same model, so the old cohort is picked
+        again.
     compare : {"steps", "models"}
-        "models" is the paper's. A client that has learned its data barely moves any more, so after
-        a while most models fall into one cluster. "steps" clusters the directions of the clients'
-        steps away from the global model, unless they are not fresh.
+        "models" is the paper's; most of them fall into one cluster once clients have learned their
+        data. "steps" clusters the directions of fresh steps away from the global model.
     restarts : int, default=10
         Starts of k-means, of which the best is kept. The paper uses one.
 
