@@ -27,6 +27,23 @@ def algorithm_1(cov, p, alpha, size, available=None):
     return chosen
 
 
+class OneOf(Gate):
+    """Skips all rounds but each `every`-th."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.calls = every, 0
+
+    def announce(self, model):
+        return None
+
+    def probe(self, announced, start, models):
+        raise NotImplementedError
+
+    def decide(self, answers):
+        self.calls += 1
+        return () if self.calls % self.every else tuple(answers)
+
+
 class World:
     """Losses fall for clients of the kinds that trained: a session driven by hand."""
 
@@ -154,22 +171,8 @@ def test_a_probe_nobody_finished_teaches_nothing() -> None:
 
 def test_rounds_that_a_gate_skips_neither_lose_nor_falsify_samples() -> None:
     """With two of three rounds skipped, every selection of the warm-up still gives its sample."""
-
-    class TwoOfThree(Gate):
-        calls = 0
-
-        def announce(self, model):
-            return None
-
-        def probe(self, announced, start, models):
-            raise NotImplementedError
-
-        def decide(self, answers):
-            self.calls += 1
-            return () if self.calls % 3 else tuple(answers)
-
     policy = FedCor(warmup=4, interval=5)
-    session = Session(policy, cohort_size=3, seed=0, gate=TwoOfThree())
+    session = Session(policy, cohort_size=3, seed=0, gate=OneOf(3))
     loss, expected = dict.fromkeys(IDS, 2.0), []
 
     def collect(name, clients):
@@ -188,6 +191,16 @@ def test_rounds_that_a_gate_skips_neither_lose_nor_falsify_samples() -> None:
     session.begin(IDS, collect)
     assert len(expected) == 5
     np.testing.assert_allclose(policy.state.changes, expected[:4])
+
+
+def test_the_warm_up_ends_although_a_gate_skips_most_rounds() -> None:
+    """At 80 % skipped rounds, 15 selections take 75 rounds; after 45 it has samples enough."""
+    session = Session(FedCor(warmup=15), cohort_size=3, seed=0, gate=OneOf(5))
+    for number in range(50):
+        chosen = session.begin(IDS, lambda name, clients: dict.fromkeys(clients, 1.0))
+        answers = {c: np.zeros(1) for c in chosen.clients}
+        session.finish({}, session.admit(answers))
+    assert session.policy.state.embedding is not None
 
 
 def test_departed_clients_are_forgotten() -> None:
