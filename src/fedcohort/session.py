@@ -23,7 +23,8 @@ from fedcohort.gates.base import GATES, Gate
 from fedcohort.ledger import Direction, Ledger
 from fedcohort.options import Count, Whole, typed
 from fedcohort.policies import POLICIES
-from fedcohort.policies.base import Policy, pick, sizes
+from fedcohort.policies.base import Policy, pick
+from fedcohort.policies.readings import sizes
 from fedcohort.registry import make
 from fedcohort.rounds import ClientId, Outcome, Round, Selection, check_id, stream
 from fedcohort.signals.catalog import SIGNALS

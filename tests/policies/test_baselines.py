@@ -10,9 +10,10 @@ import pytest
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.policies import ActiveFL, FedSAE, Oort, PowerOfChoice, Uniform, oort
-from fedcohort.policies.base import pick, sizes
+from fedcohort.policies.base import pick
 from fedcohort.policies.delta import inverse_inclusion
 from fedcohort.policies.oort import OortState
+from fedcohort.policies.readings import sizes
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.session import Session
 from fedcohort.signals.table import Signals

@@ -196,7 +196,7 @@ def test_rounds_that_a_gate_skips_neither_lose_nor_falsify_samples() -> None:
 def test_the_warm_up_ends_although_a_gate_skips_most_rounds() -> None:
     """At 80 % skipped rounds, 15 selections take 75 rounds; after 45 it has samples enough."""
     session = Session(FedCor(warmup=15), cohort_size=3, seed=0, gate=OneOf(5))
-    for number in range(50):
+    for _ in range(50):
         chosen = session.begin(IDS, lambda name, clients: dict.fromkeys(clients, 1.0))
         answers = {c: np.zeros(1) for c in chosen.clients}
         session.finish({}, session.admit(answers))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedcohort.policies import FLIPS, DCFedAvg, FedCBS, LabelMatch
-from fedcohort.policies.base import label_counts
 from fedcohort.policies.fed_cbs import imbalance
+from fedcohort.policies.readings import label_counts
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.signals.table import Signals
 

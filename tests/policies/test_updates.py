@@ -13,13 +13,13 @@ from scipy.spatial.distance import pdist
 
 from fedcohort.numerics.sampling import (
     always_selected,
+    angle_tree,
     one_per_unit,
     proportional_inclusion,
     similarity_groups,
     systematic,
 )
 from fedcohort.policies import DELTA, ClusteredSampling, DivFL, HiCSFL, hics_fl
-from fedcohort.policies.base import angle_tree
 from fedcohort.policies.hics_fl import entropies
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.signals.table import Signals

@@ -1,4 +1,4 @@
-"""Sampling designs: who is drawn with which probability, when some must weigh more than others.
+"""Sampling designs: who is drawn with which probability, also from clusters of like clients.
 
 `proportional_inclusion` and `systematic`: a sample with given inclusion probabilities;
 `one_per_unit` draws one client per group, as clustered sampling does (Fraboni, Vidal, Kameni,
@@ -7,12 +7,73 @@ Lorenzi. Clustered Sampling. ICML 2021).
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
+
+
+def draw(logits: Array, size: int, rng: Generator) -> Indices:
+    """Draw `size` different positions one by one, in proportion to exp(logits).
+
+    The top `size` of logits plus Gumbel noise follow the law of successive sampling without
+    replacement exactly, in one vectorized pass that neither overflows nor underflows. Positions
+    with a logit of minus infinity are never drawn, even if the sample falls short.
+    """
+    keys = logits + rng.gumbel(size=len(logits))
+    size = min(size, int(np.count_nonzero(keys > -np.inf)))
+    if size == 0:
+        return np.empty(0, np.int64)
+    top = np.argpartition(-keys, size - 1)[:size]
+    return np.asarray(top[np.argsort(-keys[top])])
+
+
+def sample_positions(count: int, limit: int, rng: Generator) -> Indices:
+    """Draw at most `limit` of `count` positions uniformly, sorted."""
+    if count <= limit:
+        return np.arange(count)
+    return np.sort(rng.choice(count, limit, replace=False))
+
+
+def unit_rows(rows: NDArray[Any]) -> NDArray[Any]:
+    """Scale rows to length one; rows that are zero or too long for their dtype become zero."""
+    with np.errstate(over="ignore"):
+        lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    usable = np.isfinite(lengths) & (lengths > 0)
+    whole = np.where(usable[:, None], rows, 0)
+    return np.asarray(whole / np.where(usable, lengths, 1)[:, None])
+
+
+def angle_tree(rows: NDArray[Any], apart: Array | float = 0.0) -> Array:
+    """Return Ward's linkage of clients by the angles of their rows to those of all clients.
+
+    `apart` is added to the angles. A row of zeros is at an angle of 0 to all others.
+    """
+    from scipy.cluster.hierarchy import ward
+    from scipy.spatial.distance import pdist
+
+    if len(rows) < 2:
+        return np.empty((0, 4))
+    unit = unit_rows(rows)
+    angles = np.arccos(np.clip(unit @ unit.T, -1, 1))
+    angles[~unit.any(axis=1)] = angles[:, ~unit.any(axis=1)] = 0.0
+    np.fill_diagonal(angles, 0.0)
+    return np.asarray(ward(pdist(angles + apart)))
+
+
+def kmeans(rows: NDArray[Any], clusters: int, starts: int, rng: Generator) -> Any:
+    """Return scikit-learn's model fitted to the rows."""
+    from sklearn.cluster import KMeans
+
+    model = KMeans(clusters, n_init=starts, random_state=int(rng.integers(2**31 - 1)))
+    with warnings.catch_warnings():  # rows that differ by rounding only may share a cluster
+        warnings.filterwarnings("ignore", message="Number of distinct clusters")
+        return model.fit(rows)
 
 
 def proportional_inclusion(importance: Array, size: int) -> Array:

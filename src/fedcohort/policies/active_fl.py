@@ -8,7 +8,8 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.options import Positive, Share
-from fedcohort.policies.base import Array, Policy, by_report, count_up, pick, register, sizes
+from fedcohort.policies.base import Array, Policy, count_up, pick, register
+from fedcohort.policies.readings import by_report, sizes
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals

@@ -8,19 +8,8 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.numerics import sampling
-from fedcohort.policies.base import (
-    Array,
-    Indices,
-    Policy,
-    angle_tree,
-    register,
-    scored,
-    shares,
-    take,
-    vector_needs,
-    vector_options,
-    vectors,
-)
+from fedcohort.policies.base import Array, Indices, Policy, register, scored, take
+from fedcohort.policies.readings import shares, vector_needs, vector_options, vectors
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -119,7 +108,7 @@ class ClusteredSampling(Policy):
             latest = np.sort(np.argsort(stamps[positions])[-_MAX_TREE_CLIENTS:])
             positions, rows = positions[latest], rows[latest]
             if len(positions) > 1:
-                tree = angle_tree(rows)
+                tree = sampling.angle_tree(rows)
                 labels[positions] = sampling.similarity_groups(tree, mass[positions])
             self._groups = (*key, labels)
         return self._groups[3]

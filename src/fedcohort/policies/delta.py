@@ -9,17 +9,8 @@ from numpy.random import Generator
 
 from fedcohort.numerics.sampling import proportional_inclusion, systematic
 from fedcohort.options import NonNegative
-from fedcohort.policies.base import (
-    Array,
-    Policy,
-    by_report,
-    register,
-    scored,
-    shares,
-    sizes,
-    take,
-    values_for,
-)
+from fedcohort.policies.base import Array, Policy, register, scored, take, values_for
+from fedcohort.policies.readings import by_report, shares, sizes
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals

@@ -8,18 +8,9 @@ from typing import Literal
 import numpy as np
 from numpy.random import Generator
 
-from fedcohort.policies.base import (
-    Array,
-    Policy,
-    pick,
-    register,
-    sample_positions,
-    shares,
-    take,
-    vector_needs,
-    vector_options,
-    vectors,
-)
+from fedcohort.numerics.sampling import sample_positions
+from fedcohort.policies.base import Array, Policy, pick, register, take
+from fedcohort.policies.readings import shares, vector_needs, vector_options, vectors
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.table import Signals
 

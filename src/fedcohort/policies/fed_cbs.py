@@ -7,20 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.random import Generator
 
+from fedcohort.numerics.sampling import draw, sample_positions
 from fedcohort.options import NonNegative
-from fedcohort.policies.base import (
-    Array,
-    Policy,
-    count_up,
-    draw,
-    label_counts,
-    label_distances,
-    register,
-    sample_positions,
-    scored,
-    take,
-    values_for,
-)
+from fedcohort.policies.base import Array, Policy, count_up, register, scored, take, values_for
+from fedcohort.policies.readings import label_counts, label_distances
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, check_histogram_epsilon
 from fedcohort.signals.table import Signals

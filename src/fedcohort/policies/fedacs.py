@@ -10,18 +10,8 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.options import Range
-from fedcohort.policies.base import (
-    PROJECTION,
-    Array,
-    Policy,
-    PositiveShare,
-    by_report,
-    register,
-    scored,
-    take,
-    values_for,
-    vectors,
-)
+from fedcohort.policies.base import Array, Policy, PositiveShare, register, scored, take, values_for
+from fedcohort.policies.readings import PROJECTION, by_report, vectors
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option, update_distance
 from fedcohort.signals.table import Signals

@@ -19,10 +19,10 @@ from fedcohort.policies.base import (
     PositiveShare,
     pick,
     register,
-    shares,
     take,
     values_for,
 )
+from fedcohort.policies.readings import shares
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals

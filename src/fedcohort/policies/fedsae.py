@@ -8,7 +8,8 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.options import NonNegative
-from fedcohort.policies.base import Policy, by_report, halve, pick, register, sizes, values_for
+from fedcohort.policies.base import Policy, halve, pick, register, values_for
+from fedcohort.policies.readings import by_report, sizes
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals

@@ -7,20 +7,19 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.random import Generator
 
+from fedcohort.numerics.sampling import kmeans, sample_positions
 from fedcohort.options import Count
 from fedcohort.policies.base import (
     Array,
     Indices,
     Policy,
     count_up,
-    kmeans,
-    label_counts,
     register,
-    sample_positions,
     scored,
     take,
     values_for,
 )
+from fedcohort.policies.readings import label_counts
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, check_histogram_epsilon
 from fedcohort.signals.table import Signals

@@ -9,16 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
+from fedcohort.numerics.sampling import sample_positions
 from fedcohort.options import Share
-from fedcohort.policies.base import (
-    Array,
-    Indices,
-    Policy,
-    label_counts,
-    register,
-    sample_positions,
-    take,
-)
+from fedcohort.policies.base import Array, Indices, Policy, register, take
+from fedcohort.policies.readings import label_counts
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs, check_histogram_epsilon
 from fedcohort.signals.table import Signals

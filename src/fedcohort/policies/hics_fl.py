@@ -9,19 +9,8 @@ from numpy.random import Generator
 
 from fedcohort.numerics import sampling
 from fedcohort.options import Count, Positive
-from fedcohort.policies.base import (
-    Array,
-    Indices,
-    Policy,
-    angle_tree,
-    draw,
-    equal_weights,
-    pick,
-    register,
-    sample_positions,
-    sizes,
-    vectors,
-)
+from fedcohort.policies.base import Array, Indices, Policy, equal_weights, pick, register
+from fedcohort.policies.readings import sizes, vectors
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -93,14 +82,14 @@ class HiCSFL(Policy):
         untried = [c for c in round.available if c not in tried]
         first = pick(untried, round.size, rng)
         clients = [c for c in round.available if c in updates and c in tried]
-        part = sample_positions(len(clients), _MAX_TREE_CLIENTS, rng)
+        part = sampling.sample_positions(len(clients), _MAX_TREE_CLIENTS, rng)
         clients = [clients[i] for i in part.tolist()]
         places = min(round.size - len(first), len(clients))
         if not places:
             return Selection(first, equal_weights(round, len(first)))
         rows = np.array([updates[c] for c in clients])
         entropy = entropies(rows, self._temperature(rows))
-        tree = angle_tree(rows, _ENTROPY_WEIGHT * np.abs(entropy[:, None] - entropy))
+        tree = sampling.angle_tree(rows, _ENTROPY_WEIGHT * np.abs(entropy[:, None] - entropy))
         size = np.maximum(sizes(signals, clients), 1e-12)
         if entropy.var() < _SIMILAR:
             labels = _cut(tree, len(rows), round.size)
@@ -130,10 +119,10 @@ class HiCSFL(Policy):
         weights, chosen = size.copy(), []
         for _ in range(places):
             left = np.bincount(labels, weights, means.size) > 0
-            cluster = draw(np.where(left, gamma * means, -np.inf), 1, rng)
+            cluster = sampling.draw(np.where(left, gamma * means, -np.inf), 1, rng)
             with np.errstate(divide="ignore"):
                 logits = np.log(np.where(labels == cluster, weights, 0.0))
-            chosen.append(int(draw(logits, 1, rng)[0]))
+            chosen.append(int(sampling.draw(logits, 1, rng)[0]))
             weights[chosen[-1]] = 0.0
         return chosen
 

@@ -9,19 +9,9 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.numerics.dpp import FixedSizeDPP, similarity_kernel
-from fedcohort.policies.base import (
-    PROJECTION,
-    Array,
-    Indices,
-    Policy,
-    register,
-    sample_positions,
-    scored,
-    take,
-    vector_needs,
-    vector_options,
-    vectors,
-)
+from fedcohort.numerics.sampling import sample_positions
+from fedcohort.policies.base import Array, Indices, Policy, register, scored, take
+from fedcohort.policies.readings import PROJECTION, vector_needs, vector_options, vectors
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals

@@ -7,16 +7,10 @@ from typing import Literal
 import numpy as np
 from numpy.random import Generator
 
+from fedcohort.numerics.sampling import sample_positions
 from fedcohort.options import Count
-from fedcohort.policies.base import (
-    Array,
-    Policy,
-    label_counts,
-    label_distances,
-    register,
-    sample_positions,
-    take,
-)
+from fedcohort.policies.base import Array, Policy, register, take
+from fedcohort.policies.readings import label_counts, label_distances
 from fedcohort.rounds import Round, Selection
 from fedcohort.signals.catalog import Needs, check_histogram_epsilon
 from fedcohort.signals.table import Signals

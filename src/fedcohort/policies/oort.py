@@ -8,19 +8,10 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from fedcohort.numerics.sampling import draw
 from fedcohort.options import NonNegative, Share
-from fedcohort.policies.base import (
-    Array,
-    Policy,
-    by_report,
-    draw,
-    halve,
-    register,
-    scored,
-    sizes,
-    take,
-    values_for,
-)
+from fedcohort.policies.base import Array, Policy, halve, register, scored, take, values_for
+from fedcohort.policies.readings import by_report, sizes
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals

@@ -10,7 +10,8 @@ from numpy.random import Generator
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.options import Count
-from fedcohort.policies.base import Policy, equal_weights, pick, register, sizes
+from fedcohort.policies.base import Policy, equal_weights, pick, register
+from fedcohort.policies.readings import sizes
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals

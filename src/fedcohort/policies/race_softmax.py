@@ -10,8 +10,9 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from fedcohort.numerics.sampling import draw
 from fedcohort.options import Count, NonNegative, Positive
-from fedcohort.policies.base import Array, Indices, Policy, draw, register, scored, take
+from fedcohort.policies.base import Array, Indices, Policy, register, scored, take
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals

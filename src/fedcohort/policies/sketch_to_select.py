@@ -10,16 +10,10 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from fedcohort.numerics.sampling import kmeans, sample_positions, unit_rows
 from fedcohort.options import Count
-from fedcohort.policies.base import (
-    Policy,
-    kmeans,
-    register,
-    sample_positions,
-    unit_rows,
-    values_for,
-    vectors,
-)
+from fedcohort.policies.base import Policy, register, values_for
+from fedcohort.policies.readings import vectors
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals

@@ -18,7 +18,8 @@ from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.flower import wire
 from fedcohort.flower.server.asking import CohortGrid, Model, reading_of
 from fedcohort.flower.wire import LOG, RAISED, RECORD, Flat, WrongForm
-from fedcohort.policies.base import Policy, believed
+from fedcohort.policies.base import Policy
+from fedcohort.policies.readings import believed
 from fedcohort.rounds import ClientId
 from fedcohort.session import Session
 from fedcohort.signals.catalog import SIGNALS, Clients, last_layer

@@ -1,0 +1,132 @@
+"""What policies read of clients, as arrays: sizes, label counts, vectors; and what is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from fedcohort.options import unknown
+from fedcohort.policies.base import Array, Indices, take
+from fedcohort.rounds import ClientId, Outcome, Round
+from fedcohort.signals.catalog import SIGNALS, Needs, Option, When
+from fedcohort.signals.table import Signals
+from fedcohort.sketch.federation import MAX_SIZE_RATIO, MIN_SIZES
+
+PROJECTION: Mapping[str, Option] = {"k": 50, "kind": "sparse", "seed": 0}
+SKETCH: Mapping[str, Option] = {"rows": 10, "bits": 6, "seed": 0}
+
+
+def believed(values: Array) -> Array:
+    """Clip sizes at `MAX_SIZE_RATIO` times their median, where at least `MIN_SIZES` are known.
+
+    A client must not take over by claiming 2^40 examples.
+    """
+    if len(values) < MIN_SIZES:
+        return values
+    return np.minimum(values, MAX_SIZE_RATIO * max(float(np.median(values)), 1.0))
+
+
+def sizes(signals: Signals, clients: Sequence[ClientId]) -> Array:
+    """Return each client's believed number of examples; the mean of the others if unknown."""
+    positions, claims = signals.read("num_examples", clients)
+    claims = believed(claims)
+    result = np.full(len(clients), float(claims.mean()) if len(positions) else 1.0)
+    result[positions] = claims
+    return result
+
+
+def shares(signals: Signals, clients: Sequence[ClientId]) -> Array:
+    """Return each client's share of the data of `clients`; equal shares if nobody has any."""
+    size = sizes(signals, clients)
+    return size / size.sum() if size.any() else np.full(size.size, 1 / max(size.size, 1))
+
+
+def label_counts(signals: Signals, clients: Sequence[ClientId]) -> tuple[Indices, Array]:
+    """Return the positions of clients with labels, and their label counts, one row per client.
+
+    Counts below zero, which privacy noise makes, are set to zero. Rows that claim more examples
+    than are believed are scaled down.
+    """
+    positions, rows = signals.read("label_histogram", clients)
+    rows = rows.reshape(len(positions), -1) if len(positions) else np.empty((0, 0))
+    counts = np.maximum(rows, 0.0, dtype=np.float64)
+    total = counts.sum(axis=1)
+    filled = total > 1e-9  # a smaller sum could not be divided by
+    if not filled.all():
+        positions, counts, total = positions[filled], counts[filled], total[filled]
+    cap = believed(total)
+    large = np.flatnonzero(total > cap)
+    counts[large] *= (cap / total)[large, None]
+    return positions, counts
+
+
+def label_distances(counts: Array, pooled: Array | float, goal: Array | float) -> Array:
+    """Return the squared distance from `goal` of the label shares of each row plus `pooled`."""
+    sums = counts + pooled
+    sums /= sums.sum(axis=1, keepdims=True)
+    sums -= goal
+    return np.asarray(np.square(sums, out=sums).sum(axis=1))
+
+
+def vector_needs(
+    policy: str, signal: str, *profile: str, when: Sequence[When] = ("profile", "query", "reply")
+) -> Needs:
+    """Return the needs of a policy that compares clients by a signal's vectors or sketches.
+
+    `profile` names further profile signals; `when` limits the signals that the policy can use.
+    """
+    vector = [n for n, s in SIGNALS.items() if getattr(s.form({}), "shape", None) != ()]
+    possible = [name for name in vector if SIGNALS[name].when in when]
+    if signal not in possible:
+        raise unknown("signal", signal, possible, f"of {policy}")
+    needs = {"profile": frozenset(profile), "query": frozenset[str](), "reply": frozenset[str]()}
+    needs[SIGNALS[signal].when] |= {signal}
+    return Needs(**needs)
+
+
+def vector_options(signal: str) -> Mapping[str, Mapping[str, Option]]:
+    """Return how the vectors of a signal are made: small sketches, or projections."""
+    if signal == "race_sketch":
+        return {signal: SKETCH}
+    return {signal: PROJECTION} if SIGNALS[signal].when != "profile" else {}
+
+
+def vectors(
+    signals: Signals,
+    name: str,
+    clients: Sequence[ClientId],
+    since: int | None = None,
+    dtype: DTypeLike = np.float64,
+) -> tuple[Indices, NDArray[Any]]:
+    """Return the positions of clients with a usable reading, and the readings as rows of numbers.
+
+    A sketch becomes its counts divided by n; an empty sketch is not usable. With `since`, readings
+    of earlier rounds are left out. A number that does not fit the `dtype` becomes infinite.
+    """
+    positions, readings = signals.read(name, clients)
+    if since is not None and len(positions):
+        fresh = signals.rounds(name, clients)[positions] >= since
+        positions, readings = positions[fresh], readings[fresh]
+    if not len(positions):
+        return positions, np.empty((0, 0))
+    if readings.dtype.names is None:
+        with np.errstate(over="ignore"):
+            return positions, readings.reshape(len(positions), -1).astype(dtype)
+    filled = readings["n"] > 0
+    counts = readings["counts"][filled].reshape(int(filled.sum()), -1)
+    return positions[filled], np.asarray(counts / readings["n"][filled][:, None])
+
+
+def by_report(
+    round: Round, outcome: Outcome, signals: Signals, name: str
+) -> tuple[tuple[ClientId, ...], tuple[ClientId, ...]]:
+    """Divide those that finished into those with and without a valid reading of a reply signal.
+
+    Policies count a missing one against them, so that never reporting does not pay.
+    """
+    fresh = signals.rounds(name, outcome.finished) == round.number
+    finished = outcome.finished
+    return take(finished, np.flatnonzero(fresh)), take(finished, np.flatnonzero(~fresh))
