@@ -9,7 +9,7 @@
     ├── UnknownClient        a client id that is not registered                (KeyError)
     ├── PolicyError          a policy broke its contract                      (RuntimeError)
     ├── InvalidSketch        a truncated, altered or hostile sketch file      (ValueError)
-    ├── IncompatibleSketches       sketches that must not be compared or merged     (ValueError)
+    ├── IncompatibleSketches sketches that must not be compared or merged     (ValueError)
     ├── BudgetExceeded       a release would overspend the privacy budget     (ValueError)
     ├── InvalidCheckpoint    a checkpoint that is damaged or of another run   (ValueError)
     └── FolderInUse          another process is writing the folder            (RuntimeError)

@@ -65,10 +65,9 @@ class Stepper:
 
 
 class Tables:
-    """The batches of a round on the device.
+    """The batches of a round on the device, by step; the names are those of `Step`.
 
-    `index` and `weight` are (steps, clients, samples), `rate` is (steps, clients), `eps` is
-    (steps,); the names are those of `Step`. `clock` holds the number of the step to read.
+    `clock` holds the number of the step to read.
     """
 
     def __init__(self, steps: int, clients: int, width: int, device: torch.device) -> None:

@@ -158,10 +158,7 @@ class Optimizer:
         torch._foreach_add_(targets, list(grads), alpha=self.alpha * scale)
 
     def update(self, rate: Tensor | float, eps: Tensor | float, active: int | None = None) -> None:
-        """Move the parameters of the first `active` clients (all by default).
-
-        `rate` and `eps` are what `rates` returned for the step, `rate` times the learning rate.
-        """
+        """Move the first `active` clients by what `Training.rates` returned, times `lr`."""
         if self.direct:
             return
         params, grads = _heads(self.params, active), _heads(self.targets, active)

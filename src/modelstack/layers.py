@@ -231,16 +231,11 @@ class ResponseNorm(Layer):
         super().__init__(place, arena)
         self.norm = norm
 
-    def _band(self, channels: int) -> Tensor:
-        """Entry (c, d) is alpha / size if channel d is among the neighbors of c, else 0."""
-        at = torch.arange(channels, device=self.arena.device)
-        offset = at - at[:, None]
-        near = (offset >= -(self.norm.size // 2)) & (offset <= (self.norm.size - 1) // 2)
-        return near * (self.norm.alpha / self.norm.size)
-
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        self.x = x
-        self.band = self._band(x.shape[1]).expand(len(x), -1, -1)
+        self.x, size = x, self.norm.size
+        at = torch.arange(x.shape[1], device=self.arena.device)
+        near = (at - at[:, None] >= -(size // 2)) & (at - at[:, None] <= (size - 1) // 2)
+        self.band = (near * (self.norm.alpha / size)).expand(len(x), -1, -1)
         self.base, self.spare = (self.memory(name, x.shape) for name in ("base", "spare"))
         self.factor, self.y = (self.memory(name, x.shape) for name in ("factor", "out"))
         tape += [

@@ -52,17 +52,17 @@ def precision(device: torch.device, mode: str) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
-    before = [switch.allow_tf32 for switch in switches]
-    for switch in switches:
-        switch.allow_tf32 = mode == "tf32"
+    kinds: Any = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [kind.allow_tf32 for kind in kinds]
     try:
+        for kind in kinds:
+            kind.allow_tf32 = mode == "tf32"
         # Triton launches on the current device.
         with nullcontext() if device.index is None else torch.cuda.device(device):
             yield
     finally:
-        for switch, old in zip(switches, before, strict=True):
-            switch.allow_tf32 = old
+        for kind, old in zip(kinds, before, strict=True):
+            kind.allow_tf32 = old
 
 
 @contextmanager
@@ -74,8 +74,7 @@ def gradients_without_training(model: nn.Module) -> Iterator[None]:
     model.eval()
     cudnn = torch.backends.cudnn
     before = cudnn.enabled
-    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        cudnn.enabled = False
+    cudnn.enabled = before and not any(isinstance(m, nn.RNNBase) for m in model.modules())
     try:
         yield
     finally:

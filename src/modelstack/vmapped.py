@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,22 +29,17 @@ class Vmapped(Kernel):
     def __init__(self, setup: Setup, clients: int, learns: bool = True) -> None:
         super().__init__(setup, clients, learns)
         model, _, loss, device, precision = setup
-        self.model = unrolled(copy.deepcopy(model)).to(device).train(learns)
+        self.model = replaced(copy.deepcopy(model), unrolled).to(device).train(learns)
         if runs_triton(device):
-            use_batchable(self.model, precision)
+            replaced(self.model, partial(batchable, precision=precision))
         names = [name for name, _ in model.named_parameters()]
 
         def total(
-            trained: list[Tensor],
-            frozen: list[Tensor],
-            x: Tensor,
-            y: Tensor,
-            w: Tensor,
-            mask_words: Tensor,
+            trained: Any, frozen: Any, x: Tensor, y: Tensor, w: Tensor, words: Tensor
         ) -> Tensor:
             both, rest = iter(trained), iter(frozen)
             values = [next(both) if is_trained else next(rest) for is_trained in self.trained]
-            with HashedDropout(mask_words, self.masks.step):
+            with HashedDropout(words, self.masks.step):
                 outputs = functional_call(self.model, dict(zip(names, values, strict=True)), (x,))
             return (loss(outputs, y) * w).sum()
 
@@ -92,12 +88,8 @@ class UnrolledLSTM(nn.Module):
 
     def __init__(self, lstm: nn.LSTM) -> None:
         super().__init__()
-        self.layers, self.hidden, self.batch_first = (
-            lstm.num_layers,
-            lstm.hidden_size,
-            lstm.batch_first,
-        )
-        self.dropout = lstm.dropout
+        self.layers, self.hidden = lstm.num_layers, lstm.hidden_size
+        self.batch_first, self.dropout = lstm.batch_first, lstm.dropout
         for name, parameter in lstm.named_parameters():
             self.register_parameter(name, parameter)
 
@@ -122,12 +114,13 @@ class UnrolledLSTM(nn.Module):
     def _run(
         self, layer: int, steps: Tensor, h: Tensor, c: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        values = dict(self.named_parameters())
-        inputs = nn.functional.linear(
-            steps, values[f"weight_ih_l{layer}"], values.get(f"bias_ih_l{layer}")
+        held, names = (
+            dict(self.named_parameters()),
+            ("weight_ih", "bias_ih", "weight_hh", "bias_hh"),
         )
-        weight, bias = values[f"weight_hh_l{layer}"], values.get(f"bias_hh_l{layer}")
-        outputs = []
+        of_layer: Any = [held.get(f"{name}_l{layer}") for name in names]
+        weight_ih, bias_ih, weight, bias = of_layer
+        inputs, outputs = nn.functional.linear(steps, weight_ih, bias_ih), []
         for step in inputs.unbind(0):
             i, f, g, o = (step + nn.functional.linear(h, weight, bias)).chunk(4, -1)
             c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -136,24 +129,21 @@ class UnrolledLSTM(nn.Module):
         return torch.stack(outputs), h, c
 
 
-def unrolled(model: nn.Module) -> nn.Module:
-    """Replace every `nn.LSTM` inside a model (in place) by one that can be batched."""
-    for name, child in model.named_children():
-        if isinstance(child, nn.LSTM) and not child.bidirectional and not child.proj_size:
-            setattr(model, name, UnrolledLSTM(child))
-        else:
-            unrolled(child)
-    return model
+def unrolled(module: nn.Module) -> nn.Module | None:
+    """Return an LSTM that can be batched in place of an `nn.LSTM`."""
+    if isinstance(module, nn.LSTM) and not module.bidirectional and not module.proj_size:
+        return UnrolledLSTM(module)
+    return None
 
 
-def use_batchable(model: nn.Module, precision: str) -> nn.Module:
-    """Replace layers inside a model (in place) by those of `batchable`."""
+def replaced(model: nn.Module, other: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
+    """Replace layers inside a model (in place) by what `other` returns for them, if anything."""
     for name, child in model.named_children():
-        other = batchable(child, precision)
-        if other is None:
-            use_batchable(child, precision)
+        new = other(child)
+        if new is None:
+            replaced(child, other)
         else:
-            setattr(model, name, other)
+            setattr(model, name, new)
     return model
 
 
@@ -161,7 +151,8 @@ def forward_rows(model: nn.Module, params: Tensor, x: Tensor) -> Tensor:
     """Return the outputs of a model, in its current mode, under each row of `params`."""
     shapes = {name: p.shape for name, p in model.named_parameters()}
     sizes = [shape.numel() for shape in shapes.values()]
-    plain = unrolled(copy.deepcopy(model)) if _has_lstm(model) else model
+    recurrent = any(isinstance(module, nn.LSTM) for module in model.modules())
+    plain = replaced(copy.deepcopy(model), unrolled) if recurrent else model
 
     def one(row: Tensor) -> Tensor:
         parts = zip(shapes.items(), torch.split(row, sizes), strict=True)
@@ -195,7 +186,3 @@ def obstacle(setup: Setup, data: tuple[Tensor, Tensor]) -> str:
         cause = str(error).strip().partition("\n")[0][:120]
         return f"{inside[-1] if inside else 'the loss'} cannot be batched by torch.func ({cause})"
     return ""
-
-
-def _has_lstm(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.LSTM) for module in model.modules())
