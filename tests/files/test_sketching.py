@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from fedcohort.exceptions import DataError, IncompatibleSketches, InvalidSketch
 from fedcohort.files import Want, open_source
 from fedcohort.files.columns import Column, columns_of
-from fedcohort.files.publish import FileNames
 from fedcohort.files.sketching import (
+    FileNames,
     client_names,
     load_alike,
     load_sketch,
     sketch_clients,
     sketch_files,
-    sketch_source,
 )
 from fedcohort.sketch.hashing import SRP
 from fedcohort.sketch.race import RaceSketch
@@ -47,7 +46,8 @@ def test_blocks_change_nothing(table, batch_rows):
     whole.add(X)
     heard = []
     want = Want(columns=("u", "v", "w"), batch_rows=batch_rows)
-    assert sketch_source(open_source(table, want), empty, heard.append) == whole
+    ((_, made),) = sketch_clients(open_source(table, want), empty, heard.append)
+    assert made == whole
     assert sum(heard) == 90
     assert empty.n == 0
 
@@ -72,7 +72,7 @@ def test_no_rows_and_labels_beyond_the_classes(table):
         list(sketch_clients(open_source(none, Want(columns=("u",), by="who")), one))
     two = RaceSketch.srp(1, rows=2, transform=Transform(classes=2, label_weight=1.0))
     with pytest.raises(DataError, match="whole numbers from 0 to 1"):
-        sketch_source(open_source(table, Want(columns=("u",), label="y")), two)
+        list(sketch_clients(open_source(table, Want(columns=("u",), label="y")), two))
 
 
 def test_the_header_states_the_columns_in_full(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from openpyxl import Workbook
 
 from fedcohort.exceptions import DataError
-from fedcohort.files.sketching import sketch_source
+from fedcohort.files.sketching import sketch_clients
 from fedcohort.files.source import Want, open_source
 from fedcohort.files.spec import load_spec
 from fedcohort.flower.client.data import Examples
@@ -107,7 +107,7 @@ def test_a_record_of_a_table_moves_no_other(ending, tmp_path):
     def made(records):
         write(tmp_path / f"t.{ending}", records)
         source = open_source(tmp_path / f"t.{ending}", spec.want(Want()))
-        return sketch_source(source, spec.empty_sketch(source))
+        return next(sketch_clients(source, spec.empty_sketch(source)))[1]
 
     before, compared = made(rows), 0
     for at, name in enumerate(NAMES):

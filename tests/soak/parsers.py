@@ -41,7 +41,7 @@ from fedcohort import POLICIES, Session, storage
 from fedcohort.datasets import load as load_data
 from fedcohort.exceptions import FedcohortError
 from fedcohort.experiments import compare, config, results, run
-from fedcohort.files.sketching import load_sketch, sketch_clients, sketch_source
+from fedcohort.files.sketching import load_sketch, sketch_clients
 from fedcohort.files.source import Want, open_source
 from fedcohort.files.spec import load_spec
 from fedcohort.flower.wire import Request, checked, pack, unpack
@@ -145,11 +145,8 @@ def parse_source(path, **options):
     want = Want(**options)
     source = open_source(path, want)
     if source.dim is not None and source.dim < 10_000:
-        if want.by is None:
-            sketch_source(source, empty_sketch(source.dim))
-        else:
-            for _ in sketch_clients(source, empty_sketch(source.dim)):
-                pass
+        for _ in sketch_clients(source, empty_sketch(source.dim)):
+            pass
 
 
 def idx(folder):

@@ -55,8 +55,7 @@ def profile(
     Example: `fedcohort profile site-*.sketch -o heterogeneity.html`
     """
     from fedcohort.analysis.heterogeneity import measure
-    from fedcohort.files.publish import check_output
-    from fedcohort.files.sketching import client_names
+    from fedcohort.files.sketching import check_output, client_names
     from fedcohort.report.page import profile_page
 
     if out.suffix == ".json":

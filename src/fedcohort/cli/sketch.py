@@ -24,8 +24,7 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.progress import rich_bars
 
 if TYPE_CHECKING:
-    from fedcohort.files.publish import Publisher
-    from fedcohort.files.sketching import OnRows
+    from fedcohort.files.sketching import OnRows, Publisher
     from fedcohort.files.source import CsvOptions, Reading
     from fedcohort.privacy.budget import BudgetLedger
     from fedcohort.sketch.race import RaceSketch
@@ -157,8 +156,7 @@ def command(
     Example: `fedcohort sketch visits.csv --spec heart.toml -o va.sketch`
     """
     from fedcohort.analysis.verdict import few
-    from fedcohort.files.publish import Publisher
-    from fedcohort.files.sketching import sketch_clients
+    from fedcohort.files.sketching import Publisher, sketch_clients
     from fedcohort.files.source import Want, kind_of, local_copy, open_source
     from fedcohort.files.spec import load_spec, spec_from_settings, want_at_site
 

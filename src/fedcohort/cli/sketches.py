@@ -106,8 +106,7 @@ def merge(
 
     Example: `fedcohort merge site-*.sketch -o all.sketch`
     """
-    from fedcohort.files.publish import check_output
-    from fedcohort.files.sketching import load_alike, sketch_files
+    from fedcohort.files.sketching import check_output, load_alike, sketch_files
 
     check_output(out, [p for p in sketch_files(sketches) if not _merged(p)], force)
     total: RaceSketch | None = None

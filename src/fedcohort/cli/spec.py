@@ -77,7 +77,7 @@ def init(
         propose_spec,
         read_bounds,
     )
-    from fedcohort.files.publish import check_output
+    from fedcohort.files.sketching import check_output
     from fedcohort.files.source import NULL_VALUES, Want, local_copy
     from fedcohort.storage import write_atomically
 

@@ -1,21 +1,19 @@
 """One small public histogram per column, to tell which columns of two sites differ.
 
-Each record falls into exactly one of 16 bins per column, so that adding or removing a record
-changes one count per column. The bins are public: a number is cut at fixed multiples of its scale
-around its center, a category has a bin per level, and bin 0 counts missing values.
+Each record falls into exactly one of 16 public bins per column, so that it changes one count per
+column: a number is cut at fixed multiples of its scale around its center, a category has a bin per
+level, and bin 0 counts missing values.
 
-Two histograms are compared by contrasts, weighted sums of the differences of their shares: each
-single bin and, for numbers and ordered levels, their location and spread, for a few values also
-pairs of bins. The chance of a contrast as large as the one seen, where both sides draw from their
-pooled histogram, is bounded by Chernoff's method: exp(K(t) - t * contrast) for the best t, where K
-adds up logarithms of moment generating functions: that of n drawn records, and of noise
--k log(1 - t^2 w^2 v / (2 k)) per bin for the sum of k Laplace variables of variance v in all, with
-k from the fourth cumulant (Gaussian: infinitely many). Without noise, a bin's chance is that of
+Histograms are compared by contrasts, weighted sums of the differences of their shares: single bins,
+location and spread of numbers and ordered levels, pairs of bins of a few values. The chance of a
+contrast as large as the one seen, where both sides draw from their pooled histogram, is bounded by
+Chernoff's method: exp(K(t) - t * contrast) for the best t, where K adds up the logarithms of moment
+generating functions of the drawn records and of the noise, -k log(1 - t^2 w^2 v / (2 k)) per bin
+for the sum of k Laplace variables of variance v in all. Without noise, a bin's chance is that of
 Fisher's exact test. So heavy tails and small sites need no further care.
 
-A column is marked if this chance, times the number of columns and sites that are looked at, is
-below 1%, the chance of even one false mark (Bonferroni; within a column, half is for single bins
-and half for the other contrasts).
+A column is marked if this chance, times the columns and sites that are looked at, is below 1%, the
+chance of even one false mark (Bonferroni; in a column, half is for single bins).
 """
 
 from __future__ import annotations
@@ -52,6 +50,10 @@ TILTS = np.geomspace(0.5, 16, 20)  # values of t that are tried, times the stand
 NEAR_LIMIT = 1 - np.geomspace(0.5, 0.02, 8)  # and, for Laplace noise, shares of the largest t
 
 
+def _is_line(column: Column) -> bool:
+    return column.kind == "number" or column.since is not None
+
+
 def bins_of(columns: Sequence[Column], parts: Sequence[Any]) -> NDArray[np.int64]:
     """Return the bin of every record in every column, (n, columns), from the encoded columns."""
     pairs = zip(columns, parts, strict=True)
@@ -60,20 +62,17 @@ def bins_of(columns: Sequence[Column], parts: Sequence[Any]) -> NDArray[np.int64
 
 
 def _bins(column: Column, order: Floats) -> NDArray[np.int64]:
-    if column.kind == "number" or column.since is not None:
+    if _is_line(column):
         return 1 + np.searchsorted(EDGES, order)
     values = np.maximum(order, 0).astype(np.int64)
-    if column.kind == "text" or column.slots:
+    if column.slots:
         return 1 + values % (BINS - 1)
     kinds = _levels(column)
     return 1 + (values if kinds < BINS else values * (BINS - 1) // kinds)
 
 
 def _possible(column: Column) -> Bools:
-    bins = BINS
-    if column.kind not in ("number", "text") and column.since is None and not column.slots:
-        bins = min(BINS, 1 + _levels(column))
-    return np.arange(BINS) < bins
+    return np.arange(BINS) < (BINS if _is_line(column) or column.slots else 1 + _levels(column))
 
 
 def _levels(column: Column) -> int:
@@ -358,10 +357,6 @@ def _largest_tilt(side: _Side) -> Floats:
     parts, variance = _laplace_parts(side), side.noise / side.n**2
     out: Floats = np.sqrt(2 * parts / np.where(parts > 0, variance, 1.0))
     return np.where(parts > 0, out, np.inf)
-
-
-def _is_line(column: Column) -> bool:
-    return column.kind == "number" or column.since is not None
 
 
 @lru_cache(maxsize=256)

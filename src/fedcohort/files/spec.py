@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -244,23 +245,46 @@ def spec_from_settings(
     >>> spec_from_settings({"rows": "50", "delta": "1e-6"}, {"privacy": {"epsilon": 1.0}}).hash.rows
     50
     """
-    sections = {"sketch": HashOptions.__dataclass_fields__}
-    sections["privacy"] = ReleaseOptions.__dataclass_fields__
+    section_of = {f.name: "sketch" for f in fields(HashOptions)}
+    section_of |= {f.name: "privacy" for f in fields(ReleaseOptions)}
     given = {section: dict(content.get(section, {})) for section in SECTIONS}
     for key, value in settings.items():
-        section = next((name for name, keys in sections.items() if key in keys), None)
-        if section is None:
-            raise unknown("key", key, [k for keys in sections.values() for k in keys], "of --set")
-        given[section][key] = parse_value(value)
+        if key not in section_of:
+            raise unknown("key", key, section_of, "of --set")
+        given[section_of[key]][key] = parse_value(value)
     return spec_from(given, tuple(columns), text)
 
 
 def load_spec(path: Path) -> SketchSpec:
     """Read a spec from a TOML file; ConfigError names the key that is wrong."""
+    with _named(path) as content:
+        return spec_from(content)
+
+
+def want_at_site(path: Path, want: Want) -> Want:
+    """Read how a site writes the columns that a spec wants, from a TOML file."""
+    names = [c.name for c in want.columns if isinstance(c, Column)]
+    names += [name for name in (want.label, want.person) if name is not None]
+    with _named(path) as content:
+        for section in content:
+            if section not in ("columns", "missing"):
+                raise unknown("section", section, ("columns", "missing"))
+        written = {}
+        for name, options in content.get("columns", {}).items():
+            if name not in names:
+                raise unknown("column", name, names, "of the spec")
+            written[name] = _checked(f"[columns.{name}]", SiteColumn, options)
+        markers = _checked("[missing]", _markers, content.get("missing", {}))
+    return replace(want, site=written, null_values=(*want.null_values, *markers))
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[dict[str, Any]]:
+    """Read a TOML file; what is wrong with its content names it."""
     content = read_toml(path)
     try:
-        return spec_from(content)
-    except (ValueError, TypeError) as error:
+        yield content
+    except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
@@ -273,25 +297,20 @@ def spec_from(
     for section in content:
         if section not in SECTIONS:
             raise unknown("section", section, SECTIONS)
-    hashing = _checked("[sketch]", HashOptions, content.get("sketch", {}))
-    described: Mapping[str, Any] = content.get("columns", {})
+    limits = dict[str, Limits]()
     if columns is None:
-        if not isinstance(described, Mapping) or not described:
+        if not isinstance(content.get("columns"), Mapping) or not content["columns"]:
             raise ConfigError("a spec needs a section [columns.NAME] per column that is hashed")
-        columns = _columns(described)
+        columns, limits = _columns(content["columns"])
     return SketchSpec(
-        hashing,
+        _checked("[sketch]", HashOptions, content.get("sketch", {})),
         _checked("[label]", LabelOptions, content.get("label", {})),
         _checked("[privacy]", ReleaseOptions, content.get("privacy", {})),
         columns,
         text,
         _checked("[missing]", _markers, content.get("missing", {})),
         _checked("[person]", _person, content.get("person", {})),
-        {
-            name: _checked(f"[columns.{name}]", Limits, _some(options, LIMITS))
-            for name, options in described.items()
-            if not LIMITS.isdisjoint(options)
-        },
+        limits,
     )
 
 
@@ -299,13 +318,6 @@ def _checked(owner: str, maker: Callable[..., T], options: Any) -> T:
     if not isinstance(options, Mapping):
         raise ConfigError(f"{owner} must be a section")
     return maker(**checked_options(owner, maker, options))
-
-
-LIMITS = frozenset(Limits.__dataclass_fields__)
-
-
-def _some(options: Mapping[str, Any], keys: frozenset[str], inside: bool = True) -> dict[str, Any]:
-    return {key: value for key, value in options.items() if (key in keys) == inside}
 
 
 def _markers(null_values: tuple[Any, ...] = ()) -> tuple[str, ...]:
@@ -316,51 +328,32 @@ def _person(column: str | None = None) -> str | None:
     return column
 
 
-def _columns(content: Mapping[str, Any]) -> tuple[Column, ...]:
+def _columns(content: Mapping[str, Any]) -> tuple[tuple[Column, ...], dict[str, Limits]]:
     """Make the columns; say of all numbers at once which constants are still to be given."""
-    columns, open_ = [], []
+    columns, limits, left_open = [], {}, []
     for name, options in content.items():
         owner = f"[columns.{name}]"
         if not isinstance(options, dict):
             raise ConfigError(f"{owner} must be a section")
-        given = {"missing": "indicator", **_some(options, LIMITS, inside=False)}
+        given = {"missing": "indicator", "name": name, **options}
+        local = {f.name: given.pop(f.name) for f in fields(Limits) if f.name in given}
+        if local:
+            limits[name] = _checked(owner, Limits, local)
         if isinstance(given.get("levels"), list):
             given["levels"] = [_level(level) for level in given["levels"]]
-        given = checked_options(owner, Column, {**given, "name": name})
         if given.get("kind", "number") == "number" and not {"center", "scale"} <= given.keys():
-            open_.append(name)
+            checked_options(owner, Column, given)
+            left_open.append(name)
         else:
-            columns.append(Column(**given))
-    if open_:
+            columns.append(_checked(owner, Column, given))
+    if left_open:
         raise ConfigError(
-            f"give center and scale, public constants, to the numbers {', '.join(open_)}"
+            f"give center and scale, public constants, to the numbers {', '.join(left_open)}"
         )
-    return tuple(columns)
+    return tuple(columns), limits
 
 
 def _level(level: Any) -> str:
     if isinstance(level, bool):
         return str(level).lower()
-    if isinstance(level, float) and level.is_integer():
-        return str(int(level))
-    return str(level)
-
-
-def want_at_site(path: Path, want: Want) -> Want:
-    """Read how a site writes the columns that a spec wants, from a TOML file."""
-    content = read_toml(path)
-    names = [c.name for c in want.columns if isinstance(c, Column)]
-    names += [name for name in (want.label, want.person) if name is not None]
-    try:
-        for section in content:
-            if section not in ("columns", "missing"):
-                raise unknown("section", section, ("columns", "missing"))
-        columns = content.get("columns", {})
-        for name in columns:
-            if name not in names:
-                raise unknown("column", name, names, "of the spec")
-        mapped = {name: _checked(f"[columns.{name}]", SiteColumn, c) for name, c in columns.items()}
-        markers = _checked("[missing]", _markers, content.get("missing", {}))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path}: {error}") from None
-    return replace(want, site=mapped, null_values=(*want.null_values, *markers))
+    return str(int(level) if isinstance(level, float) and level.is_integer() else level)

@@ -271,30 +271,26 @@ def find_dialect(path: Path, stated: CsvOptions, null_values: Sequence[str]) -> 
     opener: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
     with opener(path, "rb") as file:
         head = bytes(file.read(HEAD))
-    detected = []
-    encoding = stated.encoding
-    if encoding is None:
-        encoding = next((name for mark, name in MARKS.items() if head.startswith(mark)), "utf-8")
-        if encoding != "utf-8":
-            detected.append(f"encoding {encoding}")
+    marked = next((name for mark, name in MARKS.items() if head.startswith(mark)), "utf-8")
+    encoding, tabs = stated.encoding or marked, ".tsv" in path.name.lower()
     lines = _first_lines(path, head, encoding)
-    named = ".tsv" in path.name.lower()
-    delimiter = stated.delimiter or ("\t" if named else _delimiter(lines))
-    if stated.delimiter is None and not named and delimiter != ",":
-        detected.append(f"delimiter {delimiter!r}")
-    decimal = stated.decimal or "."
-    if stated.decimal is None and delimiter != "," and _comma_is_decimal(lines, delimiter):
-        decimal = ","
-        detected.append("decimal comma")
-    first = lines[0] if lines else ""
+    delimiter = stated.delimiter or ("\t" if tabs else _delimiter(lines))
+    comma = delimiter != "," and _comma_is_decimal(lines, delimiter)
+    decimal, first = stated.decimal or ("," if comma else "."), lines[0] if lines else ""
     cells = next(csv.reader([first], delimiter=delimiter), [])
     header = stated.header
     if header is None:
         header = _is_header(path, first, cells, decimal, null_values)
-        if not header:
-            detected.append(f"no header, so the columns are called c1 to c{len(cells)}")
     names = () if header else tuple(f"c{i + 1}" for i in range(len(cells)))
-    return Dialect(delimiter, decimal, encoding, names, tuple(detected))
+    detected = {
+        f"encoding {encoding}": stated.encoding is None and encoding != "utf-8",
+        f"delimiter {delimiter!r}": stated.delimiter is None and delimiter != "," and not tabs,
+        "decimal comma": stated.decimal is None and comma,
+        f"no header, so the columns are called c1 to c{len(cells)}": stated.header is None
+        and names,
+    }
+    said = tuple(text for text, holds in detected.items() if holds)
+    return Dialect(delimiter, decimal, encoding, names, said)
 
 
 def _is_header(

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedcohort.exceptions import ConfigError, DataError, FedcohortError, InvalidSketch
-from fedcohort.files.publish import FileNames
-from fedcohort.files.sketching import INDEX
+from fedcohort.files.sketching import INDEX, FileNames
 from fedcohort.personalize.models import SUFFIX
 from fedcohort.personalize.registry import COLUMNS, Entry, Record, Registry
 from fedcohort.progress import watched
