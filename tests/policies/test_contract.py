@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -125,31 +124,6 @@ def test_float_options_of_any_allowed_size_are_refused_or_work_without_a_warning
         session = Session(policy, cohort_size=5, seed=0)
         for _ in range(8):
             drive(session, [f"client-{i:03d}" for i in range(12)])  # pytest makes warnings errors
-
-
-def cohorts_with(name, ill=None):
-    """Ninety cohorts; the `ill` client does not finish in the first twenty rounds."""
-    options = {"interval": 5} if name == "sketch-to-select" else {}
-    session = Session(POLICIES[name](**options), cohort_size=5, seed=1)
-    ids = [f"client-{i:03d}" for i in range(20)]
-
-    def fails(client):
-        return client == ill and session.round_number < 20
-
-    return [drive(session, ids, drop=fails).clients for _ in range(90)]
-
-
-@pytest.mark.parametrize("name", sorted(POLICIES))
-def test_a_client_that_never_finishes_is_picked_less_until_it_does(name):
-    """The fair share is 5/20 = .25; the client is the one that the policy likes best."""
-    calm = cohorts_with(name)
-    (ill, _), *_ = Counter(c for cohort in calm[45:] for c in cohort).most_common()
-    found = cohorts_with(name, ill)
-    failed = [number for number in range(20) if ill in found[number]]
-    noticed = failed[1] + 1 if len(failed) > 1 else 0  # two failures, and the session knows
-    assert sum(ill in cohort for cohort in found[noticed:20]) < 0.25 * (20 - noticed)
-    before, after = (np.mean([ill in cohort for cohort in one[45:]]) for one in (calm, found))
-    assert after > before / 2
 
 
 @pytest.mark.parametrize("name", ["active-fl", "oort"])

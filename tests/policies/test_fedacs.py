@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.integrate import quad
-from scipy.stats import beta, spearmanr
+from scipy.stats import spearmanr
 
 from fedcohort.policies import FedACS
 from fedcohort.rounds import Outcome, Round, stream
@@ -39,30 +38,6 @@ def test_only_fresh_distances_of_those_who_finished_count() -> None:
     assert policy.state.wins == {"b": 1.0, "c": 0.0}
     # a finished without a distance of this round and loses to both who sent one; d dropped out
     assert policy.state.losses == {"a": 2.0, "b": 0.0, "c": 1.0}
-
-
-def test_cohort_follows_algorithm_1() -> None:
-    """A pool as large as the cohort: P(both a and b) with fresh draws for the second pick."""
-    policy = FedACS(pool_share=0.1)
-    policy.state.wins = {"a": 3.0, "b": 1.0, "c": 0.0, "d": 4.0}
-    policy.state.losses = {"a": 1.0, "b": 0.0, "c": 3.0, "d": 4.0}
-    laws = [beta(policy.state.wins[c] + 1, policy.state.losses[c] + 1) for c in IDS]
-
-    def first(i: int, left: tuple[int, ...]) -> float:
-        def integrand(x: float) -> float:
-            return laws[i].pdf(x) * np.prod([laws[j].cdf(x) for j in left if j != i])
-
-        return quad(integrand, 0, 1)[0]
-
-    everyone = (0, 1, 2, 3)
-    expected = first(0, everyone) * first(1, (1, 2, 3)) + first(1, everyone) * first(0, (0, 2, 3))
-    draws = 4000
-    both = sum(
-        set(policy.select(Round(1, IDS, 2), Signals(), stream(0, i)).clients) == {"a", "b"}
-        for i in range(draws)
-    )
-    # five standard deviations; one draw and top 2 would be off by more than ten
-    assert both / draws == pytest.approx(expected, abs=5 * np.sqrt(0.25 / draws))
 
 
 def test_a_users_insight_needs_no_training() -> None:
