@@ -13,6 +13,7 @@ all clients into such sets at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -59,8 +60,7 @@ def match(
     >>> sorted(match(readings, [1, 1, 1, 1], [1 / 3, 1 / 3, 1 / 3], size=3)[0])
     [0, 2, 3]
     """
-    problem = _Problem(readings, weights, target, pool, variance, gram)
-    cohort = _Cohort(problem)
+    cohort = _Cohort(readings, weights, target, pool, variance, gram)
     for i in range(min(fixed, size)):
         cohort.add(i)
     for _ in range(size - len(cohort.members)):
@@ -69,7 +69,7 @@ def match(
         if not cohort.exchange(fixed):
             break
     goal = np.asarray(target, np.float64)
-    return problem.pool[cohort.members].tolist(), cohort.value() + float(goal @ goal)
+    return cohort.pool[cohort.members].tolist(), cohort.value() + float(goal @ goal)
 
 
 def cut(
@@ -95,25 +95,35 @@ def cut(
     >>> [sorted(s) for s in cut(readings, [1, 1, 1, 1], [0.5, 0.5], 2, order=[0, 1, 2, 3])]
     [[1, 2], [0, 3]]
     """
-    problem = _Problem(readings, weights, target, order, variance, None)
-    groups = _Groups(problem, np.asarray(target, np.float64), size, fixed)
+    pool = np.asarray(order, np.int64)
+    points, share, error = _of_pool(np.asarray(readings), weights, variance, pool)
+    groups = _Groups(points - np.asarray(target, np.float64), share, error, size, fixed)
     for _ in range(sweeps):
         if not groups.sweep():
             break
     members = [np.flatnonzero(groups.of == g) for g in range(groups.count)]
-    return [problem.pool[part].tolist() for part in members]
+    return [pool[part].tolist() for part in members]
+
+
+def _of_pool(
+    points: NDArray[Any], weights: ArrayLike, variance: ArrayLike | None, pool: Indices
+) -> tuple[NDArray[Any], Array, Array]:
+    """Return readings, weights and variances of the pool; readings are not copied if it is all."""
+    whole = np.array_equal(pool, np.arange(len(points)))
+    error = np.zeros(len(points)) if variance is None else np.asarray(variance)
+    return points if whole else points[pool], np.asarray(weights, np.float64)[pool], error[pool]
 
 
 class _Groups:
     """All clients in sets; the last group holds those left over, and its objective is 0."""
 
-    def __init__(self, problem: _Problem, target: Array, size: int, fixed: int) -> None:
-        self.weights, self.fixed = problem.weights, fixed
-        self.count = len(self.weights) // size
-        self.of = np.minimum(np.arange(len(self.weights)) // size, self.count)
-        gaps = self.weights[:, None] * (problem.readings - target)
+    def __init__(self, gaps: Array, weights: Array, variance: Array, size: int, fixed: int) -> None:
+        self.weights, self.fixed = weights, fixed
+        self.count = len(weights) // size
+        self.of = np.minimum(np.arange(len(weights)) // size, self.count)
+        gaps = weights[:, None] * gaps
         self.products = gaps @ gaps.T
-        self.products[np.diag_indices_from(self.products)] += self.weights**2 * problem.variance
+        self.products[np.diag_indices_from(self.products)] += weights**2 * variance
         self.alone = np.diag(self.products).copy()
         member = (self.of[:, None] == np.arange(self.count + 1)).astype(np.float64)
         self.overlap = self.products @ member  # of each client with each group
@@ -163,8 +173,11 @@ class _Groups:
             self.weight[group] = self.weights[inside].sum()
 
 
-class _Problem:
-    """The data of one choice, restricted to the pool and scaled by the weights."""
+class _Cohort:
+    """A set under construction: sums that make the objective of every neighbor O(1).
+
+    Members are positions in the pool; readings are scaled by their weights.
+    """
 
     def __init__(
         self,
@@ -176,17 +189,18 @@ class _Problem:
         gram: ArrayLike | None,
     ) -> None:
         points = np.asarray(readings)
-        goal, count = np.asarray(target, dtype=points.dtype), len(points)
-        self.pool = np.arange(count) if pool is None else np.asarray(pool, np.int64)
-        whole = np.array_equal(self.pool, np.arange(count))
-        self.readings = points if whole else points[self.pool]
-        self.weights = np.asarray(weights, np.float64)[self.pool]
-        error = np.zeros(count) if variance is None else np.asarray(variance)
-        self.variance = error[self.pool]
+        self.pool = np.arange(len(points)) if pool is None else np.asarray(pool, np.int64)
+        self.readings, self.weights, self.variance = _of_pool(points, weights, variance, self.pool)
         self.gram = None if gram is None else np.asarray(gram)
         squares = np.einsum("ij,ij->i", self.readings, self.readings).astype(np.float64)
-        self.energy = self.weights**2 * (squares + self.variance)
-        self.toward = self.weights * (self.readings @ goal).astype(np.float64)
+        self.own_energy = self.weights**2 * (squares + self.variance)
+        goal = np.asarray(target, dtype=points.dtype)
+        self.own_toward = self.weights * (self.readings @ goal).astype(np.float64)
+        self.members: list[int] = []
+        self.columns: list[Array] = []
+        self.inside = np.zeros(self.pool.size, bool)
+        self.overlap = np.zeros(self.pool.size)  # weighted products with the merged members
+        self.energy = self.toward = self.weight = 0.0
 
     def column(self, i: int) -> Array:
         """Weighted inner products of member i with the pool."""
@@ -196,24 +210,11 @@ class _Problem:
             products = self.gram[self.pool[i], self.pool]
         return np.asarray(self.weights * self.weights[i] * products, np.float64)
 
-
-class _Cohort:
-    """A set under construction: sums that make the objective of every neighbor O(1)."""
-
-    def __init__(self, problem: _Problem) -> None:
-        self.problem = problem
-        self.members: list[int] = []
-        self.columns: list[Array] = []
-        self.inside = np.zeros(problem.pool.size, bool)
-        self.overlap = np.zeros(problem.pool.size)  # weighted products with the merged members
-        self.energy = self.toward = self.weight = 0.0
-
     def best(self) -> int:
         """Return who helps the set most if added."""
-        problem = self.problem
-        weight = self.weight + problem.weights
-        energy = self.energy + 2 * self.overlap + problem.energy
-        value = energy / weight**2 - 2 * (self.toward + problem.toward) / weight
+        weight = self.weight + self.weights
+        energy = self.energy + 2 * self.overlap + self.own_energy
+        value = energy / weight**2 - 2 * (self.toward + self.own_toward) / weight
         value[self.inside] = np.inf
         return int(np.argmin(value))
 
@@ -223,26 +224,24 @@ class _Cohort:
 
     def add(self, i: int, at: int | None = None, column: Array | None = None) -> None:
         """Add i, at the end or in the place `at`."""
-        problem = self.problem
-        column = problem.column(i) if column is None else column
+        column = self.column(i) if column is None else column
         at = len(self.members) if at is None else at
         self.members.insert(at, i)
         self.columns.insert(at, column)
-        self.energy += 2 * self.overlap[i] + problem.energy[i]
-        self.toward += problem.toward[i]
-        self.weight += problem.weights[i]
+        self.energy += 2 * self.overlap[i] + self.own_energy[i]
+        self.toward += self.own_toward[i]
+        self.weight += self.weights[i]
         self.overlap = self.overlap + column
         self.inside[i] = True
 
     def remove(self, at: int) -> tuple[int, Array]:
         """Take out the member in place `at`; return it and its column."""
-        problem = self.problem
         i, column = self.members.pop(at), self.columns.pop(at)
         self.inside[i] = False
         self.overlap = self.overlap - column
-        self.energy -= 2 * self.overlap[i] + problem.energy[i]
-        self.toward -= problem.toward[i]
-        self.weight -= problem.weights[i]
+        self.energy -= 2 * self.overlap[i] + self.own_energy[i]
+        self.toward -= self.own_toward[i]
+        self.weight -= self.weights[i]
         return i, column
 
     def exchange(self, fixed: int) -> bool:
