@@ -40,6 +40,17 @@ def test_the_client_decides_its_epsilon_whatever_the_server_asks(client, context
     assert private["noise"] == pytest.approx(200, rel=0.01)
 
 
+def test_no_server_sees_that_an_example_is_odd(client, context, tmp_path, monkeypatch):
+    """A private client answers with a sketch all the same; an exact one names the row."""
+    odd = np.where(np.arange(50)[:, None] == 3, np.nan, client.x)
+    monkeypatch.setattr(client, "x", odd)
+    app = client.app(privacy=Privacy(1.0, folder=tmp_path), signals=["race_sketch"])
+    assert client.sketch(app, context)["n"] == 50
+    assert client.sketch(client.app(), context, epsilon=1.0)["n"] == 50
+    with pytest.raises(ValueError, match="row 3"):
+        client.sketch(client.app(), context)
+
+
 def test_the_operator_of_a_node_decides(client, tmp_path, caplog):
     """Signals, epsilon and budget in the node config override the app's."""
     config = {"client-id": "ann", "fedcohort-signals": "race_sketch", "fedcohort-epsilon": 0.5}

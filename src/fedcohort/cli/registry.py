@@ -125,7 +125,7 @@ def list_(folder: Folder, format: FormatOption = Format.table) -> None:
     columns = [
         Column("client", lambda e: Cell(e.client), number=False),
         Column("samples", lambda e: number(e.n, 0)),
-        Column("privacy", lambda e: Cell(e.privacy or "")),
+        Column("privacy", lambda e: Cell(e.privacy or ""), number=False),
         Column("model", lambda e: Cell(_model(e)), number=False),
         Column("metadata", lambda e: Cell(json.dumps(e.metadata) if e.metadata else ""), False),
         Column("registered", lambda e: Cell(e.registered), number=False, detail=1),
