@@ -266,17 +266,18 @@ def config_init(
 
     Example: `fedcohort config init exp.toml`, then edit it and `fedcohort run exp.toml`
     """
-    from fedcohort.experiments.config import reference, template
+    from fedcohort.experiments.config import Experiment, reference, to_toml
 
     if file is None and format is Format.json:
         show_json(reference())
         return
+    template = to_toml(Experiment(), comments=True)
     if file is None:
-        typer.echo(template(), nl=False)
+        typer.echo(template, nl=False)
         return
     if file.exists():
         raise ConfigError(f"{file} exists already; choose another name")
-    write_file(file, template().encode())
+    write_file(file, template.encode())
     say(format, {"file": str(file)}, f"Wrote {file}: edit it, then: fedcohort run {file}")
 
 

@@ -266,15 +266,15 @@ def flat(experiment: Experiment) -> dict[str, Any]:
     >>> flat(Experiment())["local.lr"]
     0.05
     """
-
-    def walk(values: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
-        for key, value in values.items():
-            if isinstance(value, Mapping):
-                yield from walk(value, f"{where}{key}.")
-            else:
-                yield f"{where}{key}", list(value) if isinstance(value, tuple) else value
-
-    return dict(walk(dump(experiment), ""))
+    values: dict[str, Any] = {}
+    left = list(dump(experiment).items())
+    while left:
+        key, value = left.pop(0)
+        if isinstance(value, Mapping):
+            left[:0] = [(f"{key}.{inner}", v) for inner, v in value.items()]
+        else:
+            values[key] = list(value) if isinstance(value, tuple) else value
+    return values
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:
@@ -330,7 +330,7 @@ def reference() -> list[Key]:
 
 
 def to_toml(experiment: Experiment, comments: bool = False) -> str:
-    """Write an experiment as TOML, all defaults filled in; `comments` say what each key means.
+    """Write an experiment as TOML, all defaults filled in, if asked with what each key means.
 
     Examples
     --------
@@ -339,6 +339,8 @@ def to_toml(experiment: Experiment, comments: bool = False) -> str:
     True
     """
     values, table, lines = dump(experiment), "", []
+    if comments:
+        lines = ["# An experiment. Run it: fedcohort run FILE."]
     for key in reference():
         if key.table != table:
             table = key.table
@@ -353,12 +355,6 @@ def to_toml(experiment: Experiment, comments: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-def template() -> str:
-    """Return a TOML file with every key, its default and what it means."""
-    head = "# An experiment. Run it: fedcohort run FILE. Every value here is the default.\n"
-    return head + to_toml(Experiment(), comments=True)
-
-
 @cache
 def _types(kind: type) -> dict[str, Any]:
     """Return the declared types of a dataclass, with their ranges."""
@@ -367,12 +363,10 @@ def _types(kind: type) -> dict[str, Any]:
 
 def _filled(base: Any, values: Mapping[str, Any], where: str) -> Any:
     """Return a copy of a dataclass with the given values, names and types checked."""
-    kind: Any = type(base)
-    hints = _types(kind)
-    values = dict(values)
-    if isinstance(base, DataConfig):
-        values = _with_partition_options(values)
-    given = {}
+    hints, given = _types(type(base)), {}
+    if isinstance(base, DataConfig) and isinstance(values.get("partition"), str):
+        name, options = parse_named(values["partition"])  # such as "shards:per_client=2"
+        values = {**values, "partition": name} | ({"options": options} if options else {})
     for key, value in values.items():
         if key not in hints:
             raise unknown("key", key, hints, f"in [{where}]" if where else "")
@@ -408,14 +402,6 @@ def _table_of(key: str, text: str) -> dict[str, Any]:
     return {"name": name, "options": options} if options else {"name": name}
 
 
-def _with_partition_options(values: dict[str, Any]) -> dict[str, Any]:
-    """Split ``partition = "shards:per_client=2"``."""
-    if not isinstance(values.get("partition"), str):
-        return values
-    name, options = parse_named(values["partition"])
-    return values | {"partition": name} | ({"options": options} if options else {})
-
-
 def _absolute(value: Any, folder: Path) -> Any:
     """Make names of Python files that lie beside the TOML file absolute."""
     if isinstance(value, dict):
@@ -428,19 +414,17 @@ def _absolute(value: Any, folder: Path) -> Any:
 
 
 def _keys(base: Any, table: str) -> Iterator[Key]:
-    kind: Any = type(base)
-    hints, about = _types(kind), _abouts(kind)
-    tables = []
-    for item in dataclasses.fields(base):
-        value = getattr(base, item.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, NamedConfig):
-            tables.append(item.name)
+    about, tables = _abouts(type(base)), []
+    for name, hint in _types(type(base)).items():
+        value = getattr(base, name)
+        if isinstance(value, NamedConfig):
+            yield Key(table, name, "a name", value.name, about.get(name, ""))
+        elif dataclasses.is_dataclass(value):
+            tables.append((value, name))
         else:
-            kind = "a name" if isinstance(value, NamedConfig) else in_words(hints[item.name])
-            default = value.name if isinstance(value, NamedConfig) else value
-            yield Key(table, item.name, kind, default, about.get(item.name, ""))
-    for name in tables:
-        yield from _keys(getattr(base, name), name)
+            yield Key(table, name, in_words(hint), value, about.get(name, ""))
+    for inner, name in tables:
+        yield from _keys(inner, name)
 
 
 def _abouts(kind: type) -> dict[str, str]:
