@@ -28,7 +28,7 @@ from fedcohort.datasets import Dataset, federate, load
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.experiments import config
 from fedcohort.experiments.config import DataConfig, Experiment, NamedConfig
-from fedcohort.experiments.results import Run, read_histories, read_json, read_run, record_from
+from fedcohort.experiments.results import Run, read_histories, read_json, read_run
 from fedcohort.gates import GATES
 from fedcohort.options import checked_options
 from fedcohort.policies import POLICIES
@@ -90,22 +90,20 @@ def _advance(
 ) -> None:
     """Run from the checkpoint, if there is one, until the experiment is over."""
     _describe(place, simulation)
-    checkpoint, lines = place / "checkpoint", place / "rounds.jsonl"
+    checkpoint = place / "checkpoint"
     if checkpoint.exists():
         storage.restore(checkpoint, simulation.load_state_dict, storage.load(checkpoint))
-    # Rounds that the checkpoint does not know are run again.
-    rows = _rows(lines, [s.seed for s in simulation.sessions], simulation.round_number)
-    write_atomically(lines, b"".join(line for _, _, line in rows))
-    with lines.open("a", encoding="utf-8") as file:
+    histories = _histories(place, experiment.seeds, simulation.round_number)
+    _write(place, histories)
+    with (place / "rounds.jsonl").open("a", encoding="utf-8") as file:
         sync_folder(place)
-        histories = read_histories(place) or [History(s.seed) for s in simulation.sessions]
 
         def save() -> None:
             os.fsync(file.fileno())  # a checkpoint never knows rounds that can be lost
             storage.save(checkpoint, simulation.state_dict())
 
         def keep(records: Sequence[RoundRecord]) -> None:
-            file.writelines(json.dumps(asdict(r)) + "\n" for r in records)
+            file.writelines(map(_line, records))
             file.flush()
             at_checkpoint = simulation.round_number % experiment.checkpoint_every == 0
             due = at_checkpoint or experiment.is_over(histories)
@@ -178,29 +176,29 @@ def _add_seeds(
     younger = dataclasses.replace(experiment, seeds=new, rounds=reached, patience=None)
     run(younger, added, resume=True, on_round=on_round, dataset=dataset)
     other = storage.load(added / "checkpoint")
-    rows = _rows(place / "rounds.jsonl", old, reached) + _rows(added / "rounds.jsonl", new, reached)
-    rows.sort(key=lambda row: (row[0], experiment.seeds.index(row[1])))
-    write_atomically(place / "rounds.jsonl", b"".join(line for _, _, line in rows))
+    _write(place, _histories(place, old, reached) + _histories(added, new, reached))
     storage.save(checkpoint, {**state, "seeds": [*state["seeds"], *other["seeds"]]})
     shutil.rmtree(added)
 
 
-def _rows(path: Path, seeds: Sequence[int], rounds: int) -> list[tuple[int, int, bytes]]:
-    """Return round, seed and text of the lines of these seeds up to a round."""
-    rows, content = [], path.read_bytes() if path.exists() else b""
-    for line in content.splitlines(keepends=True):
-        try:
-            record = record_from(json.loads(line))
-        except (ValueError, TypeError, RecursionError):
-            continue  # torn; the count below tells whether it was needed
-        if record.round <= rounds and record.seed in seeds:
-            rows.append((record.round, record.seed, line))
-    if len(rows) != rounds * len(seeds):
-        raise ConfigError(
-            f"{path} has {len(rows)} whole lines, its checkpoint knows {rounds} rounds of "
-            f"{len(seeds)} seeds"
-        )
-    return rows
+def _histories(place: Path, seeds: Sequence[int], rounds: int) -> list[History]:
+    """Read the rounds that the checkpoint knows; later ones are run again."""
+    path = place / "rounds.jsonl"
+    written = read_histories(place) if path.exists() else []
+    known = {history.seed: history.rounds[:rounds] for history in written}
+    if any(len(known.get(seed, ())) < rounds for seed in seeds):
+        raise ConfigError(f"{path}: its checkpoint knows {rounds} rounds of all seeds, it does not")
+    return [History(seed, known.get(seed, [])) for seed in seeds]
+
+
+def _write(place: Path, histories: Sequence[History]) -> None:
+    rounds = zip(*(history.rounds for history in histories), strict=True)
+    lines = "".join(_line(record) for records in rounds for record in records)
+    write_atomically(place / "rounds.jsonl", lines.encode())
+
+
+def _line(record: RoundRecord) -> str:
+    return json.dumps(asdict(record)) + "\n"
 
 
 #: How fast clients are, from their names and a seed.
