@@ -168,8 +168,7 @@ def test_a_data_set_that_needs_another_model_is_named(tmp_path):
 
 def test_the_defaults_learn(tmp_path):
     """20 rounds of the defaults reach 0.43; one in ten would be guessing."""
-    (summary,) = run(Experiment(rounds=20, device="cpu"), tmp_path).summaries
-    assert summary.accuracy > 0.3
+    assert run(Experiment(rounds=20, device="cpu"), tmp_path).summaries[0].accuracy > 0.3
 
 
 def test_rounds_are_synced_before_the_checkpoint_that_knows_them(tmp_path, monkeypatch):
@@ -206,10 +205,8 @@ def copy(finished, tmp_path):
     ("key", "value"),
     [
         ("seed", 10**400),
-        ("round", 0),
         ("round", 7),
         ("accuracy", "high"),
-        ("seconds", None),
         ("selected", "abc"),
         ("selected", [""]),
         ("skipped", 2),

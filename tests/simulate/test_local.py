@@ -27,15 +27,9 @@ def test_each_epoch_visits_every_sample_once_and_keeps_the_last_batch(n, batch, 
         assert sorted(np.concatenate(mine).tolist()) == list(range(n))
         assert [len(b) for b in mine[:-1]] == [batch] * (len(mine) - 1)
         assert len(mine[-1]) == (n - 1) % batch + 1
-
-
-@given(n=SMALL, batch=SMALL, steps=st.integers(1, 30))
-def test_steps_are_the_beginning_of_enough_epochs(n, batch, steps):
-    short = batch_plan(0, 1, "a", n, LocalTraining(steps=steps, batch_size=batch))
-    long = batch_plan(0, 1, "a", n, LocalTraining(epochs=steps, batch_size=batch))
-    assert len(short.batches()) == steps
-    for found, expected in zip(short.batches(), long.batches(), strict=False):
-        assert found.tolist() == expected.tolist()
+    short = batch_plan(0, 1, "a", n, LocalTraining(steps=epochs, batch_size=batch)).batches()
+    assert len(short) == epochs  # the beginning of enough epochs
+    assert all(map(np.array_equal, short, batches))
 
 
 def test_the_order_belongs_to_seed_round_and_client():

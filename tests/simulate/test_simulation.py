@@ -84,23 +84,20 @@ def test_seeds_together_equal_seeds_alone(digits):
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_trains(digits, name):
-    """Full cohorts of distinct clients, charged bytes, and a model that learns."""
-    local = LocalTraining(epochs=2, batch_size=16, lr=0.3)
-    (history,) = run(digits, name, rounds=12, local=local)
-    names = set(clients(digits).parts)
+    (history,) = run(digits, name, rounds=4)
     for record in history.rounds:
-        assert len(set(record.selected)) == len(record.selected) == 4
-        assert set(record.selected) <= names
+        assert len(set(record.selected)) == 4
         assert record.finished == record.selected
         assert record.bytes_up > 0
-    # Guessing is right for 0.10 of the digits; every policy reaches 0.38 or more here.
-    assert history.accuracy[-1] > 0.25
+
+
+def test_a_model_learns(digits):
+    local = LocalTraining(epochs=2, batch_size=16, lr=0.3)
+    assert run(digits, rounds=12, local=local)[0].accuracy[-1] > 0.25  # guessing: 0.10
 
 
 def test_a_sketched_step_is_the_difference_of_sketched_models(digits):
-    simulation = Simulation(
-        clients(digits), model(), "sketch-to-select", cohort_size=4, local=LOCAL, device="cpu"
-    )
+    simulation = start(digits, "sketch-to-select")
     collector = simulation.seeds[0].collector
     names = simulation.seeds[0].clients[:3]
     readings = {}
@@ -108,9 +105,11 @@ def test_a_sketched_step_is_the_difference_of_sketched_models(digits):
         options = {"k": 10, "seed": 1, "step": step}
         collector.policy.signal_options = {"model_sketch": options}
         readings[step] = np.stack(list(collector("model_sketch", names).values()))
-    start = Projection(simulation.trainer.size, 10, seed=1).apply(simulation.seeds[0].model.numpy())
+    before = Projection(simulation.trainer.size, 10, seed=1).apply(
+        simulation.seeds[0].model.numpy()
+    )
     # float32 readings of numbers about 10 in size
-    np.testing.assert_allclose(readings[True], readings[False] - start, atol=1e-5)
+    np.testing.assert_allclose(readings[True], readings[False] - before, atol=1e-5)
     assert np.abs(readings[True]).max() > 0.01
 
 
@@ -211,29 +210,22 @@ def test_a_diverged_client_counts_as_not_finished(digits, caplog):
         assert set(record.finished) == set(record.selected) - broken
 
 
-class TestGate:
-    def test_skipping_accumulates_drift(self, digits):
-        """With a threshold that a few rounds of drift reach, some rounds skip and some do not."""
-        local = LocalTraining(steps=1, batch_size=16, lr=0.05)
-        options = {"local": local, "rounds": 30}
-        (kept,) = run(digits, gate=SketchToSkip(0.02, k=50), **options)
-        skipped = [r.skipped for r in kept.rounds]
-        assert any(skipped)
-        assert not all(skipped)
-        assert skipped[:-1] != skipped[1:]
-        # A skipped round repeats its cohort and leaves the model, so its accuracy, as it was.
-        for earlier, record in zip(kept.rounds, kept.rounds[1:], strict=False):
-            if earlier.skipped:
-                assert record.selected == earlier.selected
-            if record.skipped:
-                assert (record.accuracy, record.loss) == (earlier.accuracy, earlier.loss)
-            else:
-                assert record.loss != earlier.loss
-        # A threshold below any drift is no gate at all, but for the sketches' bytes.
-        (open_gate,) = run(digits, gate=SketchToSkip(1e-9, k=50), **options)
-        (no_gate,) = run(digits, **options)
-        assert open_gate.accuracy.tolist() == no_gate.accuracy.tolist()
-        assert open_gate.rounds[0].bytes_up == no_gate.rounds[0].bytes_up + 4
+def test_skipping_accumulates_drift(digits):
+    """With a threshold that a few rounds of drift reach, some rounds skip and some do not."""
+    options = {"local": LocalTraining(steps=1, batch_size=16, lr=0.05), "rounds": 30}
+    (kept,) = run(digits, gate=SketchToSkip(0.02, k=50), **options)
+    assert {r.skipped for r in kept.rounds} == {True, False}
+    # A skipped round repeats its cohort and leaves the model, so its accuracy, as it was.
+    for earlier, record in zip(kept.rounds, kept.rounds[1:], strict=False):
+        if earlier.skipped:
+            assert record.selected == earlier.selected
+        same = (record.accuracy, record.loss) == (earlier.accuracy, earlier.loss)
+        assert same == record.skipped
+    # A threshold below any drift is no gate at all, but for the sketches' bytes.
+    (open_gate,) = run(digits, gate=SketchToSkip(1e-9, k=50), **options)
+    (no_gate,) = run(digits, **options)
+    assert open_gate.accuracy.tolist() == no_gate.accuracy.tolist()
+    assert open_gate.rounds[0].bytes_up == no_gate.rounds[0].bytes_up + 4
 
 
 @pytest.mark.parametrize(

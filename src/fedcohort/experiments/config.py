@@ -356,7 +356,7 @@ def to_toml(experiment: Experiment, comments: bool = False) -> str:
 
 
 @cache
-def _types(kind: type) -> dict[str, Any]:
+def _types(kind: Any) -> dict[str, Any]:
     """Return the declared types of a dataclass, with their ranges."""
     return typing.get_type_hints(kind, include_extras=True)
 

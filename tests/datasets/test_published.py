@@ -1,0 +1,261 @@
+"""The published data sets: where their files are looked for, read and refused."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcohort.datasets import DATASETS, available, load
+from fedcohort.datasets.published import (
+    CHARACTERS,
+    HEART_FEATURES,
+    TOKENS,
+    MissingData,
+    data_root,
+    encode,
+)
+from fedcohort.exceptions import ConfigError, DataError
+
+
+def test_root_then_variable_then_cache(published, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("FEDCOHORT_DATA", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert data_root() == tmp_path / ".cache" / "fedcohort"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert data_root() == tmp_path / "cache" / "fedcohort"
+    monkeypatch.setenv("FEDCOHORT_DATA", str(published("mnist").parent))
+    assert load("mnist").x.shape == (12, 1, 28, 28)
+    assert data_root("elsewhere") == Path("elsewhere")
+
+
+@pytest.mark.parametrize("name", [n for n in DATASETS if n != "digits"])
+def test_a_missing_file_is_named_with_the_place_and_the_contents(name, tmp_path):
+    with pytest.raises(MissingData, match=f"{tmp_path / name}; it must contain"):
+        load(name, tmp_path)
+
+
+def test_unknown_names_and_options_are_refused():
+    with pytest.raises(ConfigError, match=r"'minst'.*'mnist'"):
+        load("minst")
+    with pytest.raises(ConfigError, match=r"'max_samples'.*'heart-disease'"):
+        load("heart-disease", max_samples=3)
+
+
+def test_available_tells_ok_missing_and_damaged_apart(published, tmp_path):
+    published("mnist")
+    published("heart-disease")
+    (published("cifar10") / "data_batch_1.bin").write_bytes(b"x")
+    status = {record.name: record for record in available(tmp_path)}
+    assert {name: record.status for name, record in status.items()} == {
+        "digits": "ok",
+        "mnist": "ok",
+        "fashion-mnist": "missing",
+        "cifar10": "damaged",
+        "femnist": "missing",
+        "shakespeare": "missing",
+        "heart-disease": "ok",
+    }
+    assert (status["mnist"].samples, status["mnist"].clients) == (24, None)
+    assert (status["heart-disease"].samples, status["heart-disease"].clients) == (44, 4)
+    assert status["mnist"].where == str(tmp_path / "mnist")
+    assert "data_batch_1.bin" in status["cifar10"].detail
+
+
+def test_digits_are_scikit_learns_split_once_and_for_all():
+    from sklearn.datasets import load_digits
+
+    data, again, raw = load(), load("digits"), load_digits()
+    assert np.array_equal(data.x_test, again.x_test)
+    ours = np.concatenate([data.x, data.x_test]).reshape(1797, -1) * 16
+    assert np.array_equal(np.sort(ours, axis=0), np.sort(raw.data, axis=0))
+    shares = np.bincount(data.y_test) / np.bincount(raw.target)
+    assert shares == pytest.approx(0.2, abs=0.003)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_idx_round_trip(name, published, tmp_path):
+    folder = published(name)
+    data = load(name, tmp_path)
+    assert np.array_equal(data.x[:, 0], published.images.astype(np.float32) / np.float32(255))
+    assert np.array_equal(data.y_test, published.labels)
+    for path in list(folder.iterdir()):  # uncompressed files do as well
+        (folder / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+        path.unlink()
+    assert np.array_equal(load(name, tmp_path).x, data.x)
+
+
+def test_damaged_idx_files_are_named(published, tmp_path):
+    folder, good = published("mnist"), published.idx(published.images)
+    damaged = {
+        "checksum": gzip.compress(good)[:-8] + bytes(4) + gzip.compress(good)[-4:],
+        "wrong shape": gzip.compress(published.idx(published.images[:, :, :20])),
+        "no images": gzip.compress(published.idx(published.images[:0])),
+        "absurd count": gzip.compress(struct.pack(">4I", 2051, 2**32 - 1, 28, 28)),
+        "fewer images": gzip.compress(published.idx(published.images[:5])),
+    }
+    for content in damaged.values():
+        (folder / "train-images-idx3-ubyte.gz").write_bytes(content)
+        with pytest.raises(DataError, match=f"{folder}.*must contain IDX"):
+            load("mnist", tmp_path)
+    published("mnist")
+    wrong = gzip.compress(published.idx(np.full(12, 10, np.uint8)))
+    (folder / "train-labels-idx1-ubyte.gz").write_bytes(wrong)
+    with pytest.raises(DataError, match="label 10"):
+        load("mnist", tmp_path)
+
+
+def test_cifar_round_trip(published, tmp_path):
+    folder = published("cifar10")
+    data = load("cifar10", tmp_path)
+    files = [folder / f"data_batch_{i}.bin" for i in range(1, 6)]
+    raw = np.concatenate([np.fromfile(f, np.uint8) for f in files]).reshape(-1, 3073)
+    assert np.array_equal(data.y, raw[:, 0])
+    planes = raw[:, 1:].reshape(-1, 3, 32, 32)
+    assert np.array_equal(data.x, planes.astype(np.float32) / np.float32(255))
+    assert len(data.y_test) == 4
+
+
+@pytest.mark.parametrize("content", [b"", bytes(3072), b"\x0a" + bytes(3072)])
+def test_damaged_cifar_files_are_named(content, published, tmp_path):
+    """Nothing, no whole record, a label of 10."""
+    (published("cifar10") / "data_batch_3.bin").write_bytes(content)
+    with pytest.raises(DataError, match=r"data_batch_3\.bin.*records of 3073 bytes"):
+        load("cifar10", tmp_path)
+
+
+def test_femnist_round_trip(published, tmp_path):
+    published("femnist")
+    data, test = load("femnist", tmp_path), published.femnist["is_test"]
+    expected = published.images[~test].astype(np.float32) / np.float32(255)  # not inverted
+    assert np.array_equal(data.x[:, 0], expected)
+    assert data.classes == 62
+    assert data.client_ids.tolist() == ["f0001_00"] * 3 + ["f0002_11"] * 3 + ["f0003_22"] * 3
+    assert data.test_client_ids.tolist() == ["f0001_00", "f0002_11", "f0003_22"]
+    assert data.y_test.tolist() == [15, 35, 55]
+
+
+@pytest.mark.parametrize(
+    ("array", "value"),
+    [
+        ("is_test", None),
+        ("images", np.zeros((12, 28, 28), np.float32)),
+        ("label", np.full(12, 62, np.uint8)),
+        ("writer", np.full(12, 3, np.uint16)),
+        ("writer_ids", np.array(["a", "b", "c"], dtype=object)),  # never unpickled
+    ],
+)
+def test_damaged_femnist_arrays_are_named(array, value, published, tmp_path):
+    name = {"label": "labels", "writer": "writers"}.get(array, array)
+    published("femnist", **{name: value})
+    with pytest.raises(DataError, match=rf"femnist\.npz.*{array}"):
+        load("femnist", tmp_path)
+
+
+def decode(tokens):
+    return "".join(("\ufffd" + CHARACTERS)[int(token)] for token in tokens)
+
+
+def test_heart_features_clients_and_split(published, tmp_path):
+    published("heart-disease")
+    data = load("heart-disease", tmp_path)
+    assert len(data.y) + len(data.y_test) == 44  # one of twelve rows is incomplete
+    assert len(HEART_FEATURES) == data.x.shape[1] == 13
+    assert dict(zip(HEART_FEATURES, data.x[0].tolist(), strict=True)) == pytest.approx(
+        {
+            "age": 1.3, "sex": 1.0, "trestbps": 0.75, "chol": 0.33, "fbs": 1.0, "thalach": 0.4,
+            "exang": 0.0, "oldpeak": 1.3, "cp=2": 0.0, "cp=3": 0.0, "cp=4": 1.0,
+            "restecg=1": 0.0, "restecg=2": 1.0,
+        }
+    )  # fmt: skip
+    names = ["cleveland", "hungarian", "switzerland", "va"]
+    assert np.unique(data.client_ids, return_counts=True)[1].tolist() == [7, 7, 7, 7]
+    assert np.unique(data.test_client_ids).tolist() == names
+    # num of 1 to 4 is a disease: rows 0, 5 and 10 of each twelve are healthy
+    assert int((np.concatenate([data.y, data.y_test]) == 0).sum()) == 12
+
+
+def test_damaged_heart_files_are_named(published, tmp_path):
+    folder, row = published("heart-disease"), published.heart
+    damaged = {
+        "empty": "",
+        "row 1": "1,2,3\n",
+        "column 14 of row 1 is nan": row + "?\n",
+        "'old'": row.replace("63.0", "old") + "0\n",
+        "infinite": row.replace("63.0", "inf") + "0\n",
+        "column 3 of row 1 is 7": row.replace("63.0,1.0,4.0", "63.0,1.0,7") + "0\n",
+    }
+    for culprit, content in damaged.items():
+        (folder / "processed.va.data").write_text(content)
+        with pytest.raises(DataError, match=rf"processed\.va\.data is damaged.*{culprit}"):
+            load("heart-disease", tmp_path)
+
+
+HEADER = "play\tspeaker\tline_id\ttext"
+
+
+def plays(*roles):
+    """Lines of (play, speaker, number of lines, length of a line), one role after the other."""
+    letters = "".join(c for c in CHARACTERS if c != "\n")
+    rows = [HEADER]
+    for play, speaker, lines, length in roles:
+        for i in range(lines):
+            text = "".join(letters[(i + k) % len(letters)] for k in range(length))
+            rows.append(f"{play}\t{speaker}\t1.1.{i}\t{text}")
+    return "\n".join(rows) + "\n"
+
+
+def test_the_vocabulary_has_80_tokens():
+    assert TOKENS == 80
+    assert encode(CHARACTERS).tolist() == list(range(1, 80))
+    assert decode(encode("naïve \U0001f600")) == "na\ufffdve \ufffd"
+
+
+def test_windows_and_the_character_that_follows(published, tmp_path):
+    text = plays(
+        ("hamlet", "HAMLET", 12, 30), ("hamlet", "OPHELIA", 10, 9), ("lear", "FOOL", 9, 40)
+    )
+    published("shakespeare", text)
+    data = load("shakespeare", tmp_path, max_samples=None)
+    # HAMLET speaks 12 x 30 + 11 = 371 characters: 291 samples, 29 for testing.
+    # OPHELIA speaks 10 x 9 + 9 = 99: 19 and 1. FOOL has nine lines.
+    assert data.client_ids.tolist() == ["hamlet/HAMLET"] * 262 + ["hamlet/OPHELIA"] * 18
+    assert data.test_client_ids.tolist() == ["hamlet/HAMLET"] * 29 + ["hamlet/OPHELIA"]
+    speech = "\n".join(row.split("\t")[3] for row in text.splitlines()[1:13])
+    for start in (0, 1, 100, 261):
+        assert decode(data.x[start]) == speech[start : start + 80]
+        assert decode(data.y[start : start + 1]) == speech[start + 80]
+    assert decode(data.x_test[28]) == speech[-81:-1]
+    assert decode(data.y_test[28:29]) == speech[-1]
+
+
+def test_max_samples_are_spread_over_the_text(published, tmp_path):
+    published("shakespeare", plays(("hamlet", "HAMLET", 50, 40)))
+    whole = load("shakespeare", tmp_path, max_samples=None)
+    some = load("shakespeare", tmp_path, max_samples=20)
+    assert (len(some.y), len(some.y_test)) == (18, 2)
+    windows = 50 * 41 - 1 - 80
+    everything = np.concatenate([whole.x, whole.x_test])
+    assert np.array_equal(some.x, everything[[i * windows // 20 for i in range(18)]])
+    with pytest.raises(ConfigError, match="max_samples=0"):
+        load("shakespeare", max_samples=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "culprit"),
+    [
+        ("play,speaker,line_id,text\n", "first line"),
+        (HEADER + "\na\tb\tc\n", "line 2"),
+        (HEADER.encode() + b"\na\tb\tc\t\xff\n", "UTF-8"),
+        (plays(("a", "B", 3, 50)), "10 lines"),
+        (plays(("a", "B", 10, 3)), "80 characters"),
+    ],
+)
+def test_damaged_plays_are_named(text, culprit, published, tmp_path):
+    published("shakespeare", text)
+    with pytest.raises(DataError, match=rf"plays\.tsv\.gz is damaged.*{culprit}"):
+        load("shakespeare", tmp_path)
