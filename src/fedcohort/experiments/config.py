@@ -356,14 +356,15 @@ def to_toml(experiment: Experiment, comments: bool = False) -> str:
 
 
 @cache
-def _types(kind: Any) -> dict[str, Any]:
+def _types(kind: type) -> dict[str, Any]:
     """Return the declared types of a dataclass, with their ranges."""
     return typing.get_type_hints(kind, include_extras=True)
 
 
 def _filled(base: Any, values: Mapping[str, Any], where: str) -> Any:
     """Return a copy of a dataclass with the given values, names and types checked."""
-    hints, given = _types(type(base)), {}
+    kind: Any = type(base)
+    hints, given = _types(kind), {}
     if isinstance(base, DataConfig) and isinstance(values.get("partition"), str):
         name, options = parse_named(values["partition"])  # such as "shards:per_client=2"
         values = {**values, "partition": name} | ({"options": options} if options else {})
@@ -414,8 +415,9 @@ def _absolute(value: Any, folder: Path) -> Any:
 
 
 def _keys(base: Any, table: str) -> Iterator[Key]:
-    about, tables = _abouts(type(base)), []
-    for name, hint in _types(type(base)).items():
+    kind: Any = type(base)
+    about, tables = _abouts(kind), []
+    for name, hint in _types(kind).items():
         value = getattr(base, name)
         if isinstance(value, NamedConfig):
             yield Key(table, name, "a name", value.name, about.get(name, ""))
