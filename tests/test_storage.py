@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import filelock
 import pytest
 
 from fedcohort import storage
@@ -63,16 +64,16 @@ def test_the_temporary_file_of_a_live_writer_is_kept(tmp_path, monkeypatch):
 
 def test_a_file_deleted_before_its_writer_locked_it_is_written_again(tmp_path, monkeypatch):
     """Between open and lock, the file looks like a leftover; the first three writes lose it."""
-    real, removed = storage._try_lock, []
+    real, removed = filelock.lock_descriptor, []
 
-    def lock(file):
+    def lock(handle, blocking):
         if len(removed) < 3:
-            monkeypatch.setattr(storage, "_try_lock", real)
+            monkeypatch.setattr(filelock, "lock_descriptor", real)
             removed.extend(remove_leftovers(tmp_path))
-            monkeypatch.setattr(storage, "_try_lock", lock)
-        return real(file)
+            monkeypatch.setattr(filelock, "lock_descriptor", lock)
+        return real(handle, blocking=blocking)
 
-    monkeypatch.setattr(storage, "_try_lock", lock)
+    monkeypatch.setattr(filelock, "lock_descriptor", lock)
     write_atomically(tmp_path / "x", b"new")
     assert len(removed) == 3
     assert (tmp_path / "x").read_bytes() == b"new"

@@ -34,6 +34,7 @@ FASTEST = {
     "cpu": (("stacked", "loop"), (nn.Conv2d, nn.RNNBase)),
     "cuda": (("stacked", "vmap", "loop"), ()),
 }
+TOGETHER = {"cuda"}  # devices that evaluate several models side by side
 
 
 class Choice(NamedTuple):
@@ -279,18 +280,14 @@ class Trainer:
 
     def _together(self, rows: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return how all rows are evaluated at once, None if one by one is better."""
-        if self.device.type != "cuda" or (len(rows) == 1 and not self.worker.images):
+        if self.device.type not in TOGETHER or (len(rows) == 1 and not self.worker.images):
             return None
-        if self.engine == "stacked" and stacked.evaluates(self.worker.model, self.device):
-            return self._side_by_side(rows)
-        if len(rows) == 1:
-            return None
-        from modelstack.vmapped import forward_rows  # slow to import
+        if self.engine != "stacked" or not stacked.evaluates(self.worker.model, self.device):
+            if len(rows) == 1:
+                return None
+            from modelstack.vmapped import forward_rows  # slow to import
 
-        return partial(forward_rows, self.worker.model, rows)
-
-    def _side_by_side(self, rows: Tensor) -> stacked.Forward:
-        """Return the stacked models of the last evaluation, with new parameters."""
+            return partial(forward_rows, self.worker.model, rows)
         if self._forward is None or self._forward.kernel.clients != len(rows):
             self._forward = stacked.Forward(self._setup, rows)
         else:

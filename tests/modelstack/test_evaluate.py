@@ -1,11 +1,16 @@
+"""Accuracy, losses and features equal those in float64, one model at a time or side by side."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedcohort.simulate.models import build
+from fedcohort.datasets import federate, load
+from fedcohort.simulate import build, simulation
+from modelstack import batched, trainer
 from modelstack.jobs import Job
 from modelstack.trainer import Trainer
 from modelstack.training import Unsupported
@@ -82,3 +87,57 @@ def test_features_need_a_layer():
     trainer = Trainer(nn.Sequential(nn.Conv2d(1, 4, 16), nn.Flatten()), device="cpu")
     with pytest.raises(Unsupported, match="dense layer"):
         trainer.features(trainer.flat(), JOBS[1:2], trainer.data(X, Y))
+
+
+@pytest.mark.parametrize("engine", ["stacked", "vmap"])
+@pytest.mark.parametrize(
+    ("name", "shape", "classes"),
+    [("mlp-64-30", (1, 8, 8), 10), ("cnn", (1, 28, 28), 10), ("char-lstm", (12,), 80)],
+)
+def test_side_by_side(name, shape, classes, engine, monkeypatch):
+    """Several models in one go, as on a GPU: the result of one after the other."""
+    held = Trainer(build(name, shape, classes, seed=0), device="cpu", engine=engine)
+    rng = np.random.default_rng(0)
+    x = rng.random((70, *shape)) if len(shape) == 3 else rng.integers(0, 80, (70, *shape))
+    data = held.data(x, rng.integers(0, classes, 70))
+    rows = torch.stack([held.flat(build(name, shape, classes, seed=s)) for s in range(3)])
+    one = held.evaluate(rows, data)
+    monkeypatch.setattr(trainer, "TOGETHER", {"cpu"})
+    for _ in range(2):
+        together = held.evaluate(rows, data)
+        assert together[0].tolist() == one[0].tolist()
+        np.testing.assert_allclose(together[1], one[1], rtol=1e-5)
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that PyTorch runs."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, kinds, given=(), named=None):
+        self.count += 1
+        return function(*given, **(named or {}))
+
+
+def test_a_further_seed_adds_no_operators_to_a_round_on_a_gpu(monkeypatch):
+    """On a GPU the host's time is that of calling operators; a view of its rows may remain."""
+    monkeypatch.setattr(simulation, "BATCHED_MEANS", {"cpu"})
+    monkeypatch.setattr(batched, "GRAPHS", {"cpu"})
+    monkeypatch.setattr(trainer, "TOGETHER", {"cpu"})
+    data = load("digits")
+    counts = []
+    for seeds in (4, 8):
+        held = simulation.Simulation(
+            federate(data, "shards", clients=20, seed=0),
+            lambda seed: build("mlp-64-30", (1, 8, 8), classes=10, seed=seed),
+            "uniform",
+            cohort_size=5,
+            seeds=range(seeds),
+            device="cpu",
+            max_memory=2**30,
+        )
+        held.step()
+        with Operators() as operators:
+            held.step()
+        counts.append(operators.count)
+    assert counts[1] - counts[0] <= 4 * 2
