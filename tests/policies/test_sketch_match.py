@@ -412,6 +412,14 @@ class TestTime:
         chosen = policy.select(Round(0, ids, 2, "equal"), signals, stream(0)).clients
         assert all(int(c) % 2 == 0 for c in chosen)
 
+    def test_turns_bound_the_wait_where_clients_do_not_differ(self) -> None:
+        """Clients of one distribution: the fastest are taken, and one whose turn it is."""
+        ids, _, signals = iid(40, 0, 0.0)
+        signals.record("duration", {c: 1.0 + int(c) for c in ids}, 0)
+        cohorts = run(SketchMatch(time=True, turns=1), ids, signals, 40)
+        assert {i for c in cohorts for i in c} == set(range(40))
+        assert np.median(np.concatenate([c[1:] for c in cohorts])) < 8  # measured 5
+
     def test_unknown_clients_count_as_the_median_and_news_is_noticed(self) -> None:
         ids, _, _, signals = federation(12)
         policy = SketchMatch(time={ids[3]: 8.0})

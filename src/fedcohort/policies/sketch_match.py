@@ -199,8 +199,10 @@ class SketchMatch(Policy):
         seconds = self._seconds(field.clients, signals, round.number) if self.timed else None
         size = min(round.size, pool.size)
         if not field.differ and self.target is None:
-            by_speed = pool if seconds is None else pool[np.argsort(seconds[pool], kind="stable")]
-            chosen = by_speed[:size].tolist()
+            first, rest = pool[: self.turns], pool[self.turns :]
+            if seconds is not None:
+                rest = rest[np.argsort(seconds[rest], kind="stable")]
+            chosen = np.append(first, rest)[:size].tolist()
         elif self.in_epochs and field.gram is not None and size * _LARGE >= len(field.clients):
             chosen = self._from_epoch(field, size, seconds, rng)
         else:
