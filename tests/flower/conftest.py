@@ -30,7 +30,6 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from fedcohort.datasets import federate, load
@@ -46,7 +45,7 @@ SUPERLINK = 1
 LOCAL = LocalTraining(epochs=1, batch_size=16, lr=0.1)
 
 
-class LocalGrid(Grid):
+class LocalGrid:
     """Runs client apps when messages are pushed; records everything that crosses."""
 
     def __init__(self) -> None:
@@ -111,16 +110,6 @@ class LocalGrid(Grid):
         time.sleep(0)
         return self.pull_messages(ids)
 
-    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-    def set_run(self, run) -> None:
-        pass
-
-    @property
-    def run(self):
-        return None
-
     def asked(self, signal: str) -> list[tuple[int, Message]]:
         """Questions for a signal, or with "" for ids, and their nodes."""
 
@@ -163,6 +152,17 @@ def numbers_in(value: object) -> int:
     if not isinstance(value, bytes):
         return 0
     return from_bytes(value, len(value)).nbytes if value.startswith(b"\x93NUMPY") else len(value)
+
+
+def booster(trees: int) -> bytes:
+    """A booster in XGBoost's JSON, with only the fields that Flower's bagging reads."""
+    model = {
+        "gbtree_model_param": {"num_trees": str(trees), "num_parallel_tree": "1"},
+        "trees": [{"id": i} for i in range(trees)],
+        "tree_info": [0] * trees,
+        "iteration_indptr": list(range(trees + 1)),
+    }
+    return json.dumps({"learner": {"gradient_booster": {"model": model}}}).encode()
 
 
 class Digits:
@@ -226,17 +226,10 @@ class Digits:
     def trees_app(self, client):
         """Clients whose update is the JSON of a tree."""
         app = ClientApp()
-        model = {
-            "gbtree_model_param": {"num_trees": "1", "num_parallel_tree": "1"},
-            "trees": [{"id": 0}],
-            "tree_info": [0],
-            "iteration_indptr": [0, 1],
-        }
-        data = json.dumps({"learner": {"gradient_booster": {"model": model}}}).encode()
 
         @app.train()
         def train(message, context):
-            arrays = ArrayRecord([np.frombuffer(data, np.uint8)])
+            arrays = ArrayRecord([np.frombuffer(booster(1), np.uint8)])
             metrics = MetricRecord({"train_loss": 0.5, "num-examples": 10})
             return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Context, RecordDict
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower.client.data import Examples, data_function
+from fedcohort.flower.client.privacy import sketch
 
 X = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
 Y = np.arange(10) % 3
@@ -18,54 +21,33 @@ def context(**run):
     return Context(0, 1, config, RecordDict(), {k.replace("_", "-"): v for k, v in run.items()})
 
 
-def same(data, keys=None, n=10):
-    examples = Examples(data, keys)
-    assert len(examples) == n
+def same(data):
+    examples = Examples(data)
     x, y = examples.arrays()
-    np.testing.assert_allclose(x, X[:n], rtol=1e-6)
-    np.testing.assert_array_equal(y, Y[:n])
-    assert y.dtype.kind == "i"
+    assert len(examples) == 10 and y.dtype.kind == "i"
+    np.testing.assert_allclose(x, X, rtol=1e-6)
+    np.testing.assert_array_equal(y, Y)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        (X, Y),
-        (X.tolist(), Y.tolist()),
-        (X, Y.astype(np.float32)[:, None]),
-        (X, Y, X[:2], Y[:2]),
-        [{"img": x, "label": y} for x, y in zip(X, Y, strict=True)],
-        [{"features": x, "weight": 1.0, "target": y} for x, y in zip(X, Y, strict=True)],
-        {"train": (X, Y), "test": (X[:1], Y[:1])},
-        [(x, y) for x, y in zip(X, Y, strict=True)],
-        [{"image": X[i : i + 5], "label": Y[i : i + 5]} for i in (0, 5)],
-    ],
-    ids=[
-        "arrays",
-        "lists",
-        "column",
-        "four",
-        "dicts",
-        "named",
-        "split",
-        "pairs",
-        "batched",
-    ],
-)
-def test_data_without_a_framework(data):
-    n = len(data) if isinstance(data, list) else 10
-    if n == 2:  # two rows that are batches of five
-        x, y = Examples(data).arrays()
-        np.testing.assert_array_equal(x, X)
-        np.testing.assert_array_equal(y, Y)
-        return
-    same(data)
+DATA = {
+    "arrays": (X, Y),
+    "lists": (X.tolist(), Y.tolist()),
+    "column": (X, Y.astype(np.float32)[:, None]),
+    "four": (X, Y, X[:2], Y[:2]),
+    "dicts": [{"img": x, "label": y} for x, y in zip(X, Y, strict=True)],
+    "named": [{"features": x, "weight": 1.0, "target": y} for x, y in zip(X, Y, strict=True)],
+    "split": {"train": (X, Y), "test": (X[:1], Y[:1])},
+    "pairs": list(zip(X, Y, strict=True)),
+    "batched": [{"image": X[i : i + 5], "label": Y[i : i + 5]} for i in (0, 5)],
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_without_a_framework(name):
+    same(DATA[name])
 
 
 def test_torchs_loaders_and_data_sets():
-    torch = pytest.importorskip("torch")
-    from torch.utils.data import DataLoader, Dataset, TensorDataset
-
     class Dicts(Dataset):
         def __len__(self):
             return len(X)
@@ -87,18 +69,12 @@ def test_torchs_loaders_and_data_sets():
 
 def test_a_loader_is_read_batch_by_batch():
     """A sketch of a large data set never holds more than one batch."""
-    pytest.importorskip("torch")
-    from torch.utils.data import DataLoader
-
-    from fedcohort.flower.client.privacy import sketch
-
     rows = [{"img": x, "label": int(y)} for x, y in zip(X, Y, strict=True)]
     examples = Examples(DataLoader(rows, batch_size=2))
     assert [len(x) for x, _ in examples] == [2] * 5
     streamed = sketch(examples, {"rows": 30, "bits": 3})
     whole = sketch(Examples((X, Y)), {"rows": 30, "bits": 3})
     np.testing.assert_array_equal(streamed.counts, whole.counts)
-    assert examples._arrays is None
 
 
 def test_data_of_a_jax_or_tensorflow_kind():
@@ -117,22 +93,20 @@ def test_data_of_a_jax_or_tensorflow_kind():
     same((Tensor(X), Tensor(Y)))
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda context: (X[: context.node_config["partition-id"]], Y[:2]),
-        lambda partition_id, num_partitions: (X[:partition_id], Y[:partition_id]),
-        lambda partition_id, num_partitions, batch_size: (X[:partition_id], Y[: batch_size - 30]),
-        lambda partition_id, num_partitions, batch_size=7: (X[:2], Y[: batch_size - 30]),
-        lambda partition_id, num_partitions, alpha=0.5: (X[:2], Y[: int(4 * alpha)]),
-        lambda partition_id: (X[:partition_id], Y[:2]),
-        lambda partition_id, num_clients: (X[:partition_id], Y[: num_clients - 3]),
-        lambda: (X[:2], Y[:2]),
-    ],
-    ids=["context", "two", "three", "default", "unknown default", "one", "clients", "none"],
-)
-def test_functions_get_what_they_ask_for(function):
-    x, y = data_function(function)(context(batch_size=32)).arrays()
+FUNCTIONS = {
+    "context": lambda context: (X[: context.node_config["partition-id"]], Y[:2]),
+    "two": lambda partition_id, batch_size: (X[:partition_id], Y[: batch_size - 30]),
+    "default": lambda partition_id, batch_size=7: (X[:partition_id], Y[: batch_size - 30]),
+    "unknown default": lambda partition_id, alpha=0.5: (X[:partition_id], Y[: int(4 * alpha)]),
+    "clients": lambda partition_id, num_clients: (X[:partition_id], Y[: num_clients - 3]),
+    "any name": lambda partition_number: (X[: partition_number.node_config["partition-id"]], Y[:2]),
+    "none": lambda: (X[:2], Y[:2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_get_what_they_ask_for(name):
+    x, y = data_function(FUNCTIONS[name])(context(batch_size=32)).arrays()
     np.testing.assert_array_equal(x, X[:2])
     np.testing.assert_array_equal(y, Y[:2])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from flwr.app import MetricRecord
 
+from fedcohort.cli import invoke
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.experiments.results import read
 
@@ -38,6 +39,9 @@ def test_a_run_folder_reads_like_that_of_a_simulation(digits, cohort, tmp_path):
         assert summary.bytes_up == strategy.session.ledger.total("up")
         assert found.members()[0].clients == list(digits.clients)
     assert [r.policy for r in read(tmp_path)] == ["uniform", "race-softmax"]
+    assert invoke(["report", str(tmp_path), "-o", str(tmp_path / "report.html")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert all(name in page for name in ("uniform", "race-softmax", "client-0", "flwr"))
 
 
 def test_a_run_folder_is_written_round_by_round(digits, cohort, tmp_path):

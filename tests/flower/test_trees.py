@@ -8,21 +8,11 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedXgbBagging
+from tests.flower.conftest import booster
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.gates import SketchToSkip
 from fedcohort.policies import POLICIES
-
-
-def booster(trees):
-    """A booster in XGBoost's JSON, with only the fields that Flower's bagging reads."""
-    model = {
-        "gbtree_model_param": {"num_trees": str(trees), "num_parallel_tree": "1"},
-        "trees": [{"id": i} for i in range(trees)],
-        "tree_info": [0] * trees,
-        "iteration_indptr": list(range(trees + 1)),
-    }
-    return json.dumps({"learner": {"gradient_booster": {"model": model}}}).encode()
 
 
 def trees_grid(digits, hostile=None):

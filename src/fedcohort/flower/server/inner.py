@@ -273,11 +273,10 @@ class Template:
         return str(self._any.metadata.message_type)
 
     def arrays_for(self, node: int) -> ArrayRecord | None:
-        """Return the model that the inner strategy sends to this node alone, or None."""
+        """Return the model in the message for this node alone, None where there is none."""
         if not self.per_node or node not in self.messages:
             return None
-        arrays = self.messages[node].content.array_records.get(self.name)
-        return None if arrays is None or arrays is self.arrays or arrays == self.arrays else arrays
+        return self.messages[node].content.array_records.get(self.name)
 
     def covers(self, nodes: Iterable[int]) -> bool:
         """Whether each node can be sent what the inner strategy wants to send to it."""
@@ -395,7 +394,7 @@ class Cohort:
         for client in self.selection.clients:
             node, model = self.nodes[client], self.model
             arrays = self.template.arrays_for(node)
-            if arrays is not None:
+            if arrays is not None and arrays != model.arrays:
                 model = Model(wire.in_dtypes(arrays, wire.dtypes_of(self.model.arrays)))
             entries[RECORD] = replace(request, version=model.version, client=client).to_json()
             carried = model.arrays if self.collector.must_carry(client, model) else None

@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedcohort.flower import attach, own_id
 from fedcohort.flower.wire import RECORD, to_bytes
-from trial.task import LATE, fault, federation, local, model, plan
+from trial.task import fault, federation, local, model, plan
 
 
 def data(context):
@@ -40,7 +40,11 @@ def lies(message, context, call_next):
         Path(planned["file"]).touch()  # the test waits for it
     if planned.get("does") == "raise":
         raise RuntimeError("the disk is full")
-    time.sleep({"hang": 3600, "late": LATE}.get(planned.get("does"), 0))
+    end = time.monotonic() + 3600
+    while planned.get("does") in ("hang", "late") and time.monotonic() < end:
+        if planned["does"] == "late" and Path(planned["until"]).exists():
+            break
+        time.sleep(0.2)
     reply = call_next(message, context)
     if kind == "train.fedcohort_upload" and lie == "nan update":
         arrays = reply.content["arrays"]

@@ -141,6 +141,9 @@ def run(grid, part):
         waited.append(recorder.waited)
         if number == part.get("joined", {}).get("after"):
             recorder.wait_for_nodes(part["joined"]["nodes"])
+        if number == 1 and "late until" in part:
+            strategy.inner.min_available_nodes = 1  # one of them is dead
+            Path(part["late until"]).touch()
         return MetricRecord({"accuracy": accuracies[-1]})
 
     arrays = ArrayRecord(model().state_dict())

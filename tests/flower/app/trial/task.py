@@ -15,7 +15,6 @@ from fedcohort.policies import Uniform
 from fedcohort.signals.catalog import Needs
 
 CLIENTS = 8
-LATE = 8  # seconds that a late client waits before it trains
 
 
 class WithLosses(Uniform):
@@ -31,7 +30,7 @@ def plan() -> dict[str, Any]:
 
 
 def fault(client: str, kind: str, number: int) -> dict[str, str]:
-    """What the plan makes a client do in a round: raise, hang, be late or nothing."""
+    """What the plan makes a client do in a round: raise, hang, wait for a file or nothing."""
     faults = plan().get("faults", []) if kind == "train" else []
     return next((f for f in faults if (f["client"], f["round"]) == (client, number)), {})
 
