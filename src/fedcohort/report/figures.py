@@ -49,6 +49,8 @@ HEIGHT = 320
 WIDTH = 620
 LABEL_GAP = 15  # pixels between labels at lines
 LABEL_ROOM = 36  # pixels to the right of a plot, in a page
+#: An axis of clients' names; Vega shortens long ones.
+NAMES = alt.Axis(title=None, ticks=False, domain=False, labelLimit=140, labelPadding=6)
 MAX_BARS = 60  # clients, the farthest
 _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _pictures = count()
@@ -390,75 +392,49 @@ def _participation(content: Content) -> Figure:
 # The pictures of a profile.
 
 
-def short(name: str, most: int = 22) -> str:
-    """Cut a long name in the middle."""
-    return name if len(name) <= most else f"{name[: most - 9]}…{name[-8:]}"
-
-
-def matrix(values: Floats, names: Sequence[str], colors: Sequence[str] = ()) -> str:
-    """Draw the distances between clients, or groups of them, in the order given.
-
-    A strip at the left shows the clients' `colors` and names.
-    """
+def matrix(values: Floats, names: Sequence[str]) -> str:
+    """Draw the distances between clients, or groups of them, in the order given."""
     cells = [
-        {"a": i, "b": j, "distance": _rounded(float(value)), "tip": f"{a}, {b}: {value:.3f}"}
-        for (i, a), row in zip(enumerate(names), values, strict=True)
-        for (j, b), value in zip(enumerate(names), row, strict=True)
+        {"a": a, "b": b, "distance": _rounded(float(value)), "tip": f"{a}, {b}: {value:.3f}"}
+        for a, row in zip(names, values, strict=True)
+        for b, value in zip(names, row, strict=True)
     ]
-    plain = alt.Axis(labels=False, ticks=False, domain=False, title=None)
     # A few extreme pairs must not pale all others.
     scale = alt.Scale(domain=[0, float(np.quantile(values, 0.99)) or 1.0], clamp=True)
     legend = alt.Legend(title="distance", format=".2~g")
-    chart = alt.Chart(alt.NamedData("cells")).mark_rect()
+    chart = alt.Chart(alt.NamedData("cells")).mark_rect().properties(height=380)
     chart = chart.encode(
-        x=alt.X("a:O", axis=plain),
-        y=alt.Y("b:O", axis=plain),
+        x=alt.X("b:N", sort=None, axis=None),
+        y=alt.Y("a:N", sort=None, axis=NAMES),
         color=alt.Color("distance:Q", legend=legend, scale=scale),
         description="tip:N",
     )
-    rows: Rows = [
-        {"i": i, "short": short(name, 18), "color": color}
-        for i, (name, color) in enumerate(zip(names, colors, strict=False))
-    ]
-    side = alt.Chart(alt.NamedData("names")).encode(y=alt.Y("i:O", axis=plain))
-    strip = side.mark_rect(aria=False).encode(
-        x=alt.value(-10), x2=alt.value(-3), fill=alt.Color("color:N", scale=None)
-    )
-    text = side.mark_text(align="right", fontSize=10, aria=False)
-    if colors:
-        chart = alt.layer(chart, strip, text.encode(x=alt.value(-14), text="short:N"))
     title, caption = "Distance between every two clients", "Light pairs are alike."
-    data = {"cells": cells, "names": rows}
-    return picture(
-        Figure("distances", title, caption, chart.properties(height=380), data), width=400
-    )
+    return picture(Figure("distances", title, caption, chart, {"cells": cells}), width=400)
 
 
 def distances_to_all(clients: Rows, reference: float) -> str:
     """Draw how far clients are from all data, the farthest first, and random samples.
 
-    Clients are rows of a profile, with a "color" and a "tip".
+    Clients are rows of a profile, with a "color" and a "tip"; outliers stand out.
     """
-    farthest = sorted(clients, key=lambda client: -client["distance"])[:MAX_BARS]
-    bars = [{**c, "name": short(c["name"]), "row": i} for i, c in enumerate(farthest)]
+    bars = sorted(clients, key=lambda client: -client["distance"])[:MAX_BARS]
     height = 20 * len(bars)
     top = max(*(client["high"] for client in bars), reference, 1e-12) * 1.02
     x = alt.X("distance:Q", title=None, scale=alt.Scale(domain=[0, top], nice=False))
-    y = alt.Y("row:O", axis=None)
-    base = alt.Chart(alt.NamedData("marks")).encode(y=y, description="tip:N")
-    names = alt.Chart(alt.NamedData("marks")).encode(y=y, text="name:N", x=alt.value(-8))
+    base = alt.Chart(alt.NamedData("marks")).encode(
+        y=alt.Y("name:N", sort=None, axis=NAMES), description="tip:N"
+    )
     rule = alt.Chart(alt.Data(values=[{"name": "random samples", "value": reference}]))
     layers = [
-        base.mark_bar(size=14, cornerRadius=2, opacity=0.85).encode(
-            x=x.axis(tickCount=5, format="~g"), color=alt.Color("color:N", scale=None)
+        base.mark_bar(size=14, cornerRadius=2).encode(
+            x=x.axis(tickCount=5, format="~g"),
+            color=alt.Color("color:N", scale=None),
+            opacity=alt.condition("datum.outlier", alt.value(1), alt.value(0.6)),
         ),
         base.mark_rule(color="#555", opacity=0.7).encode(x="low:Q", x2="high:Q"),
         base.mark_text(align="left", dx=6, fontSize=11, aria=False).encode(
             x="high:Q", text=alt.Text("distance:Q", format=".3f")
-        ),
-        names.transform_filter("!datum.outlier").mark_text(align="right", aria=False),
-        names.transform_filter("datum.outlier").mark_text(
-            align="right", fontWeight=600, aria=False
         ),
         rule.mark_rule(color=REFERENCE, strokeDash=[5, 4], aria=False).encode(
             x="value:Q", y=alt.value(0), y2=alt.value(height)
@@ -468,9 +444,8 @@ def distances_to_all(clients: Rows, reference: float) -> str:
         ),
     ]
     chart = alt.layer(*layers).properties(height=height)
-    title = "Distance of each client to all data together"
-    caption = "The farthest come first."
-    return picture(Figure("to-all", title, caption, chart, {"marks": bars}), width=720)
+    title, caption = "Distance of each client to all data together", "The farthest come first."
+    return picture(Figure("to-all", title, caption, chart, {"marks": bars}), width=620)
 
 
 def histogram(bins: Sequence[str], client: Floats, rest: Floats, title: str) -> str:

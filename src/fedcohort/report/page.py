@@ -89,8 +89,7 @@ def _matrix(profile: Heterogeneity) -> str:
     clients = [[order[i] for i in group] for group in groups]
     means = np.array([[profile.matrix[np.ix_(a, b)].mean() for b in clients] for a in clients])
     names = [group_name([profile.clients[i].name for i in group]) for group in clients]
-    colors = [_color(profile.clients[group[0]]) for group in clients]
-    return figures.matrix(means, names, colors)
+    return figures.matrix(means, names)
 
 
 def client_cells(profile: Heterogeneity) -> Cells:
