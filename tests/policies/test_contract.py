@@ -170,6 +170,11 @@ class Gullible(Policy):
         return Selection(tuple(chosen), scores=dict(zip(chosen, -np.sort(-scores), strict=False)))
 
 
+def test_a_policy_that_passes_raises_no_alarm(caplog):
+    check_policy(POLICIES["power-of-choice"])
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize("policy", [Impure, Forgetful, Gullible])
 def test_a_broken_policy_fails_the_contract(policy):
     with pytest.raises((AssertionError, RuntimeError)):
