@@ -48,13 +48,3 @@ def test_columns_and_clients_of_a_table(tmp_path, capsys):
     harmless(capsys, ["sketch", data, "--columns", "a\x1b[2J", "--by", "who", "-o", out])
     assert "eve" in harmless(capsys, ["distance", out])
     harmless(capsys, ["sketch", data, "--columns", "\x1b[2J", "-o", out + "2"], code=2)
-
-
-def test_a_policy_that_does_not_exist(tmp_path, capsys):
-    out = ["--rounds", "1", "--out", str(tmp_path / "c")]
-    assert "eve" in harmless(capsys, ["compare", "--policies", HOSTILE[6:], *out], code=2)
-
-
-def test_a_folder_of_runs(tmp_path, capsys):
-    (tmp_path / HOSTILE).mkdir()
-    harmless(capsys, ["show", str(tmp_path / HOSTILE)], code=2)

@@ -21,7 +21,7 @@ from fedcohort.files.columns import columns_of
 from fedcohort.files.marginals import FALSE_MARKS, ColumnGap, bin_labels, column_gaps, gaps_to_rest
 from fedcohort.files.sketching import ONE_BUCKET, concentration, same_data
 from fedcohort.privacy.release import signal_to_noise
-from fedcohort.sketch.distances import distance_matrix, squares_to_global
+from fedcohort.sketch.distances import Stack, distance_matrix, squares_to_global
 from fedcohort.sketch.race import RaceSketch, pooled
 from fedcohort.sketch.uncertainty import (
     cap_by_observed,
@@ -252,6 +252,10 @@ def measure(
     columns = dict(zip(kept_names, gaps_to_rest(used), strict=True)) if explained else {}
     shared = describe(used[0])
     by_name = dict(zip(kept_names, used, strict=True))
+    before = {name: sketch for name, sketch in (against or {}).items() if name in by_name}
+    if small := [name for name, sketch in before.items() if too_few([sketch])[0]]:
+        warnings.append(f"Earlier sketches with too few records to say what changed: {few(small)}.")
+        before = {name: sketch for name, sketch in before.items() if name not in small}
     return Heterogeneity(
         clients=_rows(used, kept_names, squares, clusters),
         left_out=[name for i, name in enumerate(names) if i not in set(usable)],
@@ -264,7 +268,7 @@ def measure(
         random_distance=float(np.sqrt(ONE_SIDED * np.median(errors[pairs]))),
         columns=columns,
         histograms=_histograms(by_name, columns),
-        changes=_changes(by_name, against or {}),
+        changes=_changes(by_name, before),
         warnings=warnings,
         blind=blind,
     )
@@ -294,7 +298,7 @@ def _histograms(
 
 def _changes(sketches: Mapping[str, RaceSketch], before: Mapping[str, RaceSketch]) -> list[Change]:
     """Compare clients with earlier sketches of them, with one bound for all marks together."""
-    common = [name for name in sketches if name in before and before[name].n >= 2]
+    common = [name for name in sketches if name in before]
     changes = []
     for name in common:
         new, old = sketches[name], before[name]
@@ -377,11 +381,9 @@ def nearest_clients(sketches: Sequence[RaceSketch], squares: Floats) -> NDArray[
     A client of few or noisy records is near to everybody by chance: its debiased squared distance
     scatters most. So what luck can do is added (see `personalize.search`).
     """
-    n, noise = (
-        np.array(values, float) for values in zip(*((s.n, s.noise) for s in sketches), strict=True)
-    )
+    stack = Stack(sketches)
     sampling, noisy = possible_luck(np.array([s.counts for s in sketches]), len(sketches) - 1)
-    ranked = squares + (sampling / n + noisy * noise / n**2) / sketches[0].rows
+    ranked = squares + (sampling / stack.n + noisy * stack.noise / stack.n**2) / stack.rows
     np.fill_diagonal(ranked, np.inf)
     nearest: NDArray[np.int64] = ranked.argmin(axis=1)
     return nearest
