@@ -135,14 +135,13 @@ def explained(file):
 
 def planned_sizes():
     """The sizes that `sketch_size` recommends, and what to expect of them."""
+    budgets = {"epsilon 1": (1, 0.0), "epsilon 1, delta 1e-6": (1, 1e-6), "epsilon 4": (4, 0.0)}
     lines = []
     for n in (100, 1_000, 10_000, 100_000):
-        for epsilon, delta in ((1, 0.0), (1, 1e-6), (4, 0.0)):
-            size = sketch_size(n, epsilon, delta)
-            budget = f"{n:,}", f"{epsilon:g}", f"{delta:g}"
-            expected = f"{float(f'{size.signal_to_noise:.2g}'):g}"
-            lines.append([*budget, str(size.rows), str(size.buckets), expected])
-    return table(["records", "epsilon", "delta", "rows", "buckets", "signal to noise"], lines)
+        sizes = [sketch_size(n, *budget) for budget in budgets.values()]
+        cells = [f"{s.rows} × {s.buckets}, {float(f'{s.signal_to_noise:.2g}'):g}" for s in sizes]
+        lines.append([f"{n:,}", *cells])
+    return table(["records", *budgets], lines)
 
 
 # Cohorts in Flower's simulation engine: docs/flower.md.

@@ -9,7 +9,6 @@ from pathlib import Path
 import typer
 
 from fedcohort.cli import app, invoke
-from fedcohort.privacy.release import sketch_size
 
 PAGE = Path(__file__).parents[2] / "docs" / "measure.md"
 
@@ -35,15 +34,7 @@ def test_commands_print_what_the_page_shows(tmp_path, monkeypatch, capsys):
         if "--epsilon" not in command:  # noise differs from run to run
             assert lines(shown) == lines(wanted)
     exec(compile("\n".join(python), "python", "exec"), {})
-    assert capsys.readouterr().out == "['client-07']\n12\n"
-
-
-def test_the_plans_are_those_of_the_planner():
-    rows = re.findall(r"^\| ([\d,]+) \| (\d) \| (\S+) \| (\d+) \| (\d+) \|", PAGE.read_text(), re.M)
-    assert len(rows) == 12
-    for n, epsilon, delta, rows_, buckets in rows:
-        made = sketch_size(int(n.replace(",", "")), float(epsilon), float(delta))
-        assert (made.rows, made.buckets) == (int(rows_), int(buckets))
+    assert capsys.readouterr().out == "['client-07']\n"
 
 
 def test_options_exist():
