@@ -12,10 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import subprocess
-import sys
-import time
 from dataclasses import asdict
 from functools import lru_cache
 
@@ -23,7 +19,6 @@ import numpy as np
 import torch
 from docs_tables.results import RESULTS, parts, result, rounds_to
 from provenance import provenance, write
-from selection import readings as made_up
 
 from fedcohort.analysis.plan import FITTED, BetweenClients, GainFit, plan
 from fedcohort.experiments import config
@@ -138,35 +133,11 @@ def row_of(file, setting, seeds):
     }
 
 
-def plan_many(clients):
-    """Time and peak memory of a plan for many clients, their sketches included."""
-    readings = made_up("race_sketch", clients, np.random.default_rng(0))
-    wall, cpu = time.perf_counter(), time.process_time()
-    found = plan(readings, [5])
-    return {
-        "clients": clients,
-        "seconds": time.perf_counter() - wall,
-        "cpu_seconds": time.process_time() - cpu,
-        "sketches_gb": readings.nbytes / 1e9,
-        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
-        "verdict": found.verdict,
-    }
-
-
-def in_process(*arguments):
-    command = [sys.executable, __file__, *arguments]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--many", type=int, help="only time a plan for so many clients")
     parser.add_argument("--seeds", type=int, default=3, help="partitions sketched per setting")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if args.many:
-        print(json.dumps(plan_many(args.many)))
-        return
     rows = [row_of(file, setting, args.seeds) for file, setting in measured_settings()]
     used = [r for r in rows if r["dataset"] in FIT_ON]
     fit = fit_of([r["discrepancy"] for r in used], [np.log(r["measured"]) for r in used])
@@ -176,7 +147,6 @@ def main() -> None:
         print(row["setting"], row["discrepancy"], row["measured"], row["predicted"], flush=True)
     about = {"fitted on": [r["setting"] for r in used], "made by": provenance()}
     found = {"fit": asdict(fit), "settings": rows}
-    found["million"] = in_process("--many", "1000000")
     write(RESULTS / "plan-gain.json", found)  # both are written last: the tree is clean until then
     FITTED.write_text(json.dumps({"fit": asdict(fit), **about}, indent=1) + "\n")
 

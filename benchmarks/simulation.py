@@ -98,19 +98,6 @@ def peak_memory(pid):
     return sum(parents[p][1] for p in family if p in parents)
 
 
-def sgemm_rate():
-    """GFLOP/s of a float32 matrix product on two threads."""
-    code = (
-        "import time, torch; torch.set_num_threads(2); a = torch.randn(1024, 1024); b = a @ a\n"
-        "def once():\n"
-        "    t = time.perf_counter(); torch.mm(a, a, out=b); return time.perf_counter() - t\n"
-        "print(2 * 1024**3 / min(once() for _ in range(60)) / 1e9)"
-    )
-    return float(
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-    )
-
-
 def arrays(shape, classes):
     """Fashion-MNIST if it is installed, else noise of the wanted shape."""
     from fedcohort.datasets import load
@@ -153,7 +140,6 @@ def measure(name, engines, turns, folder):
             children[label] = Child(label, name, path, python=python)
         except (RuntimeError, OSError) as error:
             absent[label] = str(error).strip().splitlines()[-1]
-    rates = [sgemm_rate()]
     for child in children.values():
         child.round()
         child.round()
@@ -161,11 +147,10 @@ def measure(name, engines, turns, folder):
     for _ in range(turns):
         for child in children.values():
             child.turn()
-    rates.append(sgemm_rate())
-    result = {"data": source, "sgemm_gflops": max(rates), "absent": absent, "engines": {}}
+    result = {"data": source, "absent": absent, "engines": {}}
     for label, child in children.items():
         child.end()
-        result["engines"][label] = summary(child, work, max(rates))
+        result["engines"][label] = summary(child)
     best = result["engines"]["fedcohort"]["median_s"]
     for row in result["engines"].values():
         row["times_slower_than_fedcohort"] = round(row["median_s"] / best, 2)
@@ -208,14 +193,13 @@ def measure_gpu(name, pfl_python, folder, device="cuda"):
     return result
 
 
-def summary(child, work, rate):
+def summary(child):
     seconds = child.seconds
     return {
         "median_s": round(median(seconds), 6),
         "mean_s": round(mean(seconds), 6),
         "min_s": round(min(seconds), 6),
         "rounds": len(seconds),
-        "share_of_sgemm": round(work.gflop / median(seconds) / rate, 3),
         "peak_mb": round(child.peak),
         "start_up_s": round(child.start_up, 1),
         "accuracy": child.accuracy,

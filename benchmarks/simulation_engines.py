@@ -23,7 +23,6 @@ class Workload(NamedTuple):
     epochs: int
     batch: int
     evaluate: bool
-    gflop: float  # per round, evaluation included; 0 if not counted
     shape: tuple[int, ...] = (1, 28, 28)
     classes: int = 10
     evaluate_every: int = 1
@@ -31,16 +30,16 @@ class Workload(NamedTuple):
 
 
 WORKLOADS = {
-    "W1": Workload("mlp-64-30", 100, 5, 5, 64, True, 4.26),
-    "W2": Workload("cnn", 100, 10, 1, 64, True, 233.0),
-    "W3": Workload("mlp-64-30", 10_000, 100, 1, 6, False, 0.128),
-    "fedcor": Workload("fedcor-cnn", 100, 5, 5, 50, True, 0.0, (3, 32, 32)),
+    "W1": Workload("mlp-64-30", 100, 5, 5, 64, True),
+    "W2": Workload("cnn", 100, 10, 1, 64, True),
+    "W3": Workload("mlp-64-30", 10_000, 100, 1, 6, False),
+    "fedcor": Workload("fedcor-cnn", 100, 5, 5, 50, True, (3, 32, 32)),
     # the CIFAR-10 workload of the pfl-research paper: 1,000 users of 50 images
-    "pfl-cifar10": Workload("pfl-cnn", 1000, 50, 1, 10, True, 0.0, (3, 32, 32), 10, 10, 0.1),
+    "pfl-cifar10": Workload("pfl-cnn", 1000, 50, 1, 10, True, (3, 32, 32), 10, 10, 0.1),
     # paper 0's char-LSTM: 3 clients of 400 windows, 20 epochs
-    "char-lstm": Workload("char-lstm", 100, 3, 20, 10, False, 0.0, (80,), 80),
-    "resnet18": Workload("resnet18", 100, 10, 1, 32, False, 0.0, (3, 32, 32)),
-    "vit-tiny": Workload("vit-tiny", 100, 10, 1, 32, False, 0.0, (3, 32, 32)),
+    "char-lstm": Workload("char-lstm", 100, 3, 20, 10, False, (80,), 80),
+    "resnet18": Workload("resnet18", 100, 10, 1, 32, False, (3, 32, 32)),
+    "vit-tiny": Workload("vit-tiny", 100, 10, 1, 32, False, (3, 32, 32)),
 }
 
 

@@ -195,36 +195,29 @@ def exponent(points, key, value, fixed):
 
 
 def private_error(rows):
-    n = max(p["n"] for p in rows[0]["points"])
+    points, n = rows[0]["points"], max(p["n"] for p in rows[0]["points"])
     laws = {
-        "n": ("noise", {"rows": 20, "epsilon": 1.0}, -1.0),
-        "epsilon": ("noise", {"rows": 20, "n": n}, -1.0),
-        "rows": ("noise", {"epsilon": 1.0, "n": n}, 0.5),
+        "n": ({"rows": 20, "epsilon": 1.0}, -1.0),
+        "epsilon": ({"rows": 20, "n": n}, -1.0),
+        "rows": ({"epsilon": 1.0, "n": n}, 0.5),
     }
     found = {
-        key: np.mean([exponent(r["points"], key, value, fixed) for r in rows])
-        for key, (value, fixed, _) in laws.items()
+        key: np.mean([exponent(r["points"], key, "noise", fixed) for r in rows])
+        for key, (fixed, _) in laws.items()
     }
-    sizes = sorted({p["n"] for p in rows[0]["points"]})
-    along = [
-        np.mean(
-            [
-                p["all"]
-                for r in rows
-                for p in r["points"]
-                if p["n"] == m and p["rows"] == int(np.sqrt(m))
-            ]
-        )
-        for m in sizes
-    ]
-    good = all(abs(found[k] - law) < 0.15 for k, (_, _, law) in laws.items())
+    along = {}  # the whole error by n, at rows = sqrt(n)
+    for i, point in enumerate(points):
+        if point["rows"] == int(np.sqrt(point["n"])) and point["epsilon"] == 1.0:
+            along[point["n"]] = np.mean([r["points"][i]["all"] for r in rows])
+    sizes = sorted(along)
     text = (
         f"noise grows as n^{found['n']:.2f}, epsilon^{found['epsilon']:.2f}, "
         f"rows^{found['rows']:.2f}; with rows = √n the whole error is "
-        + ", ".join(f"{e:.4f}" for e in along)
+        + ", ".join(f"{along[m]:.4f}" for m in sizes)
         + f" at n = {', '.join(f'{m:,}' for m in sizes)}"
     )
-    falls = all(b < a for a, b in itertools.pairwise(along))
+    good = all(abs(found[key] - law) < 0.15 for key, (_, law) in laws.items())
+    falls = all(along[b] < along[a] for a, b in itertools.pairwise(sizes))
     return text, HOLDS if good and falls else FAILS
 
 

@@ -202,17 +202,6 @@ def plan_worth(file):
     return table([*header, "all used by round"], lines)
 
 
-def plan_million(file):
-    """Time and memory of a plan for a million clients."""
-    found = result(file)
-    row = found["result"]["million"]
-    return (
-        f"A plan for {row['clients']:,} sketches of 10 x 64 counts took {row['seconds']:.0f} s "
-        f"({row['cpu_seconds']:.0f} s of one core) and {row['peak_gb']:.1f} GB, "
-        f"{row['sketches_gb']:.1f} GB of which are the sketches.\n"
-    )
-
-
 # Accuracy of newcomers and the speed of a registry: docs/personalize.md.
 BASELINES = {
     "warm global": "warm, global model",

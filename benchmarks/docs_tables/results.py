@@ -254,4 +254,5 @@ def made_by(file):
     last = {**runs[-1], **runs[-1].get("machine", {})}  # which older files have in a table
     machine = f"{last['cpu']}, {last['cores']} cores"
     more = f" (the last of {len(runs)} runs)" if len(runs) > 1 else ""
-    return f"`{last['command']}`{more}, commit `{last['commit']}`, {machine}.\n"
+    when = f"{last['date']}, " if "date" in last else ""
+    return f"`{last['command']}`{more}, commit `{last['commit']}`, {when}{machine}.\n"

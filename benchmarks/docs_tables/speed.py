@@ -111,9 +111,7 @@ def simulation(file):
         memory = " / ".join(f"{engines[e]['peak_mb']:,}" for e in ("fedcohort", "flower"))
         lines.append([words, seconds(own), *cells, f"{memory} MB"])
     header = ["workload", "fedcohort", "plain loop", "pfl 0.6", "Flower (Ray)"]
-    share = held["result"]["W1"]["engines"]["fedcohort"]["share_of_sgemm"]
-    note = f"\nW1 runs at {share:.0%} of the rate of matrix products measured in the same run.\n"
-    return table([*header, "memory, ours / Flower"], lines) + note
+    return table([*header, "memory, ours / Flower"], lines)
 
 
 def seconds(value):

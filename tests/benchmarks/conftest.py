@@ -31,6 +31,11 @@ experiment = {cohort_size = 4}
 """
 
 
+@pytest.fixture(scope="session")
+def suite_text():
+    return SUITE
+
+
 @pytest.fixture
 def suite(tmp_path):
     path = tmp_path / "trial.toml"

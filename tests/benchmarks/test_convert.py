@@ -10,40 +10,33 @@ from convert import CONVERTERS, femnist_from_leaf
 from fedcohort.datasets import load
 
 
-def leaf(folder, train, test):
-    """Write LEAF's files: writer -> list of (pixels as bytes, label)."""
-    for name, parts in {"train": train, "test": test}.items():
-        (folder / name).mkdir(parents=True)
-        data = {
-            w: {"x": [(p / 255).tolist() for p, _ in rows], "y": [y for _, y in rows]}
-            for w, rows in parts.items()
-        }
-        held = {"users": list(parts), "num_samples": [], "user_data": data}
-        (folder / name / f"all_data_0_{name}.json").write_text(json.dumps(held))
-
-
-def drawn(rng, count):
-    return [
-        (rng.integers(0, 256, 784, dtype=np.uint8), int(rng.integers(62))) for _ in range(count)
-    ]
+def leaf(folder, parts):
+    """Write one of LEAF's files: writer -> list of (pixels as bytes, label)."""
+    folder.mkdir(parents=True)
+    data = {
+        writer: {"x": [(p / 255).tolist() for p, _ in rows], "y": [y for _, y in rows]}
+        for writer, rows in parts.items()
+    }
+    held = {"users": list(parts), "num_samples": [], "user_data": data}
+    (folder / "all_data_0.json").write_text(json.dumps(held))
 
 
 def test_femnist_from_leaf(tmp_path):
     rng = np.random.default_rng(0)
-    many, few, more = drawn(rng, 25), drawn(rng, 5), drawn(rng, 22)
-    leaf(
-        tmp_path / "leaf",
-        {"f2": many[:20] + many[:1], "f1": few, "f0": more[:20]},  # LEAF's doubled first image
-        {"f2": many[20:] + many[:1], "f0": more[20:]},
+    many, few, more = (
+        [(rng.integers(0, 256, 784, dtype=np.uint8), int(rng.integers(62))) for _ in range(count)]
+        for count in (25, 5, 22)
     )
+    # LEAF's first image of a writer is there twice
+    leaf(tmp_path / "leaf" / "train", {"f2": many[:20] + many[:1], "f1": few, "f0": more[:20]})
+    leaf(tmp_path / "leaf" / "test", {"f2": many[20:] + many[:1], "f0": more[20:]})
     femnist_from_leaf(tmp_path / "leaf", tmp_path / "root" / "femnist")
     data = load("femnist", tmp_path / "root")
     assert set(data.client_ids) == {"f0", "f2"}  # f1 has too few
-    own = data.x[data.client_ids == "f2"].reshape(-1, 784)
-    assert np.array_equal(own, np.float32([pixels / 255 for pixels, _ in many[:20]]))
-    assert data.y[data.client_ids == "f2"].tolist() == [label for _, label in many[:20]]
-    tested = data.x_test[data.test_client_ids == "f2"].reshape(-1, 784)
-    assert np.array_equal(tested, np.float32([pixels / 255 for pixels, _ in many[20:]]))
+    own, tested = data.client_ids == "f2", data.test_client_ids == "f2"
+    assert data.y[own].tolist() == [label for _, label in many[:20]]
+    for x, rows in ((data.x[own], many[:20]), (data.x_test[tested], many[20:])):
+        assert np.array_equal(x.reshape(-1, 784), np.float32([pixels / 255 for pixels, _ in rows]))
 
 
 PLAY = """<H3>ACT I</h3><h3>SCENE I. A hall.</h3><blockquote><i>Enter HAMLET</i></blockquote>

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import reproductions
 import verdicts
+from suite import read_suite
 
 
 def suite(**rounds):
@@ -51,10 +54,6 @@ def test_what_cannot_be_decided_or_was_not_run():
     two = suite(method=[10, 20], uniform=[20, 40])
     assert verdicts.rounds_row(two, *args)[-1] == verdicts.UNDECIDED
     assert verdicts.rounds_row(suite(uniform=[20]), *args)[-1] == verdicts.NOT_RUN
-    rows = reproductions.rows(lambda name: None)
-    assert {row[-1] for row in rows} == {verdicts.NOT_RUN}
-    assert {row[0] for row in rows} == set("01234")
-    assert {row[1] for row in rows} == set(reproductions.FORMS)
 
 
 def test_seeds_are_paired_by_their_number():
@@ -67,14 +66,12 @@ def test_seeds_are_paired_by_their_number():
     assert (row[5], row[-1]) == ("2", verdicts.UNDECIDED)
 
 
-def test_every_command_finds_its_parts():
-    """A row's command runs the parts that the row is made from."""
-    import re
-
-    from suite import read_suite
-
+def test_without_results_every_row_says_how_to_run_it():
     names = [p.name for s in ("papers", "skip", "coldstart") for p in read_suite(s)]
-    for row in reproductions.rows(lambda name: None):
+    rows = reproductions.rows(lambda name: None)
+    assert {row[0] for row in rows} == set("01234")
+    for row in rows:
+        assert row[-1] == verdicts.NOT_RUN and row[1] in reproductions.FORMS
         name, only = re.fullmatch(r"`--suite (\w+) --only '(.*)'`", row[6]).groups()
         assert any(n.startswith(f"{name}: ") and re.search(only, n) for n in names), row[6]
 

@@ -152,10 +152,9 @@ def test_a_script_is_a_part(tmp_path):
 
 def test_the_code_behind_a_result_is_known(tmp_path):
     (tmp_path / "src").mkdir()
-    (tmp_path / "benchmarks").mkdir()
-    code = tmp_path / "src" / "code.py"
-    code.write_text("")
-    before = provenance.source_digest(True, tmp_path)
-    provenance.source_digest.cache_clear()
-    code.write_text("changed = True")
-    assert provenance.source_digest(True, tmp_path) != before
+    digests = set()
+    for text in ("", "changed = True"):
+        (tmp_path / "src" / "code.py").write_text(text)
+        provenance.source_digest.cache_clear()
+        digests.add(provenance.source_digest(True, tmp_path))
+    assert len(digests) == 2
