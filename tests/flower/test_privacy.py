@@ -59,7 +59,7 @@ def test_the_operator_of_a_node_decides(client, tmp_path, caplog):
     app = client.app()
     with caplog.at_level("INFO", logger="flwr.fedcohort"):
         assert client.sketch(app, node)["noise"] > 0
-    assert "0 of 0.5 left" in caplog.text
+    assert "0.5 of 0.5 spent" in caplog.text
     with pytest.raises(ValueError, match="operator of this node does not release 'num_examples'"):
         client.ask(app, node, "num_examples")
     with pytest.raises(ValueError, match="BudgetExceeded"):

@@ -44,12 +44,6 @@ def root(cov):
     return np.linalg.cholesky(cov).T
 
 
-def _random_case(seed: int, n: int = 7):
-    rng = np.random.default_rng(seed)
-    root = rng.normal(size=(n, n))
-    return root @ root.T, rng.dirichlet(np.ones(n)), 0.95 ** rng.integers(0, 5, size=n)
-
-
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.7])
 def test_greedy_is_algorithm_1(seed: int, noise: float) -> None:
@@ -116,7 +110,7 @@ def test_gradient_matches_finite_differences() -> None:
     y, w = _samples(3, t=4, n=5)
     y[1, 2] = np.nan
     x = np.random.default_rng(0).normal(size=(2, 5))
-    changes, seen, shares = gp._prepared(y, w)
+    changes, seen, shares = gp._prepare(y, w)
     slope = gp.gradient(x, changes, seen, shares, 0.3)
     for i, j in np.ndindex(x.shape):
         up, down = x.copy(), x.copy()
@@ -136,17 +130,11 @@ def test_weights_of_zero_and_repeats_mean_what_they_say() -> None:
     np.testing.assert_allclose(ignored.T @ ignored, without.T @ without, atol=1e-9)
 
 
-def test_a_missing_change_is_the_mean_of_its_sample() -> None:
+def test_a_missing_change_is_the_mean_of_its_sample_and_clients_never_seen_count_nothing() -> None:
     y, w = _samples(8)
     y[2, [1, 4]] = np.nan
     filled = np.where(np.isnan(y), np.nanmean(y, axis=1)[:, None], y)
-    fits = [gp.fit_low_rank(changes, w, 3, 0.15) for changes in (y, filled)]
-    np.testing.assert_allclose(fits[0].T @ fits[0], fits[1].T @ fits[1])
-
-
-def test_clients_never_seen_get_no_covariance() -> None:
-    y, w = _samples(11)
-    y[:, 4] = np.nan
-    x = gp.fit_low_rank(y, w, 3, 0.15)
-    np.testing.assert_array_equal(x[:, 4], 0.0)
-    assert np.isfinite(x).all()
+    never = np.full((len(y), 1), np.nan)
+    fits = [gp.fit_low_rank(c, w, 3, 0.15) for c in (np.hstack([y, never]), filled)]
+    np.testing.assert_array_equal(fits[0][:, -1], 0.0)
+    np.testing.assert_allclose(fits[0][:, :-1].T @ fits[0][:, :-1], fits[1].T @ fits[1])

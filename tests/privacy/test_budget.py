@@ -87,7 +87,7 @@ def test_what_does_not_add_up_is_refused(tmp_path):
     with pytest.raises(ValueError, match="replace"):
         ledger.charge(pure(1.0, "replace"))
     with pytest.raises(ValueError, match="2 parts"):
-        ledger.charge(pure(1.0).joined(pure(1.0)))
+        ledger.charge(pure(1.0).join(pure(1.0)))
     assert ledger.spent() == 1.0
 
 

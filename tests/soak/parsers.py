@@ -132,7 +132,7 @@ def budgets(folder):
 def parse_budget(path):
     ledger = BudgetLedger(path, 10.0, 1e-6)
     ledger.charge(HALF)
-    ledger.remaining()
+    ledger.spent()
 
 
 @cache

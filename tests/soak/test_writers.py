@@ -84,7 +84,7 @@ def test_one_ledger_by_several_names(tmp_path, monkeypatch):
         return paid
 
     assert sum(at_once(spend, names)) == 10
-    assert BudgetLedger(tmp_path / "budget.json", 1.0).remaining() == pytest.approx(0)
+    assert BudgetLedger(tmp_path / "budget.json", 1.0).spent() == pytest.approx(1)
 
 
 def test_one_registry_is_made_once_and_takes_all_clients(tmp_path):

@@ -89,11 +89,8 @@ class FixedSizeDPP:
 
     def inclusion(self, k: int) -> Array:
         """Return the probability that each item is in a draw of size k; they sum to k."""
-        if k not in self._inclusion:
-            self._inclusion = {k: self._included(k)}
-        return self._inclusion[k]
-
-    def _included(self, k: int) -> Array:
+        if k in self._inclusion:
+            return self._inclusion[k]
         core = min(k, self.rank)
         chances = self._chance_table(core)
         states = np.zeros(core + 1)
@@ -105,9 +102,10 @@ class FixedSizeDPP:
             states -= taken
             states[:-1] += taken[1:]
         inside = weights @ self.eigenvectors**2
-        if core == k:
-            return np.asarray(inside)
-        return np.asarray(inside + (1 - inside) * (k - core) / (self.size - core))
+        if core < k:
+            inside += (1 - inside) * (k - core) / (self.size - core)
+        self._inclusion = {k: inside}  # keep the latest size only
+        return self._inclusion[k]
 
     def _chance_table(self, k: int) -> Array:
         """Probability to take eigenvector i when j of the first i + 1 are still wanted."""

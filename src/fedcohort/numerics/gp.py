@@ -42,7 +42,7 @@ def fit_low_rank(loss_changes: ArrayLike, weights: ArrayLike, rank: int, noise_s
     >>> (x.T @ x).round(3).tolist()       # second moment 5, less half of 0.01 along (1, 1)
     [[4.995, 4.995, 0.0], [4.995, 4.995, 0.0], [0.0, 0.0, 0.0]]
     """
-    changes, seen, shares = _prepared(loss_changes, weights)
+    changes, seen, shares = _prepare(loss_changes, weights)
     if not seen.all():
         means = changes.sum(axis=1) / np.maximum(seen.sum(axis=1), 1)
         changes = np.where(seen, changes, means[:, None])
@@ -72,7 +72,7 @@ def fit_gradient(
 
     It starts from `initial`, such as the last fit, or from small random numbers.
     """
-    changes, seen, shares = _prepared(loss_changes, weights)
+    changes, seen, shares = _prepare(loss_changes, weights)
     if initial is None:
         scale = np.sqrt(np.square(changes).mean() / rank)
         factors = rng.normal(scale=max(scale, noise_std), size=(rank, changes.shape[1]))
@@ -109,7 +109,7 @@ def gradient(factors: Array, changes: Array, seen: Mask, shares: Array, noise_st
     return slope
 
 
-def _prepared(loss_changes: ArrayLike, weights: ArrayLike) -> tuple[Array, Mask, Array]:
+def _prepare(loss_changes: ArrayLike, weights: ArrayLike) -> tuple[Array, Mask, Array]:
     """Return the changes (0 where missing), the mask of reported ones, and normalized weights."""
     changes = np.asarray(loss_changes, dtype=np.float64)
     shares = np.asarray(weights, dtype=np.float64)

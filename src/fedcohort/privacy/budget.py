@@ -86,8 +86,8 @@ class BudgetLedger:
     >>> folder = tempfile.TemporaryDirectory()
     >>> ledger = BudgetLedger(folder.name + "/budget.json", epsilon=1.0)
     >>> ledger.charge(noise_for(10, 0.75, 0.0, "add-remove"))
-    >>> ledger.remaining()
-    0.25
+    >>> ledger.spent()
+    0.75
     >>> folder.cleanup()
     """
 
@@ -107,10 +107,6 @@ class BudgetLedger:
     def spent(self) -> float:
         """Epsilon that has been spent, at the ledger's delta."""
         return self._read()[0].total(self.delta)
-
-    def remaining(self) -> float:
-        """Epsilon left under plain addition; composition may allow a little more."""
-        return max(0.0, self.epsilon - self.spent())
 
     def charge(self, *releases: Release) -> None:
         """Enter releases before they leave; BudgetExceeded, and nothing entered, if too much."""

@@ -63,7 +63,7 @@ class Release:
     def __post_init__(self) -> None:
         check_fields(self, "release")
 
-    def joined(self, other: Release) -> Release:
+    def join(self, other: Release) -> Release:
         """Return the release of a merged sketch: noise adds up, the weakest part guarantees."""
         if self.neighbors != other.neighbors:
             raise IncompatibleSketches(
@@ -169,8 +169,6 @@ class SketchSize(NamedTuple):
     rows: int
     bits: int
     buckets: int
-    mechanism: str
-    variance: float
     signal_to_noise: float
     error: float
 
@@ -218,5 +216,4 @@ def _expect(n: float, rows: int, bits: float, noise: Release) -> SketchSize:
     variance = noise_variance(square + 2 * rows / n, rows * buckets, cell, 2 * noise.fourth / n**4)
     ratio = square / math.sqrt(variance) if variance > 0 else math.inf
     error = math.sqrt((0.3 + 1 / bits) ** 2 / rows + 1 / ratio**2)
-    size = rows, round(bits), round(buckets)
-    return SketchSize(*size, noise.mechanism, noise.variance, ratio, error)
+    return SketchSize(rows, round(bits), round(buckets), ratio, error)

@@ -8,7 +8,7 @@ else branches on the names of signals. `register_signal` adds one of your own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -146,6 +146,8 @@ class Signal:
     model: Which = "none"
     reveals: Reveals = "records"
     remedy: str = ""  # what a Flower user can do where clients do not answer
+    simulated: Mapping[str, str] = field(default_factory=dict)  # options that only simulations
+    # know, each with what a Flower user can do instead
 
     def needs_model(self, options: Options) -> bool:
         """Whether the client must hold a model to answer a question with these options."""
@@ -178,6 +180,7 @@ def register_signal(
     model: Which | None = None,
     reveals: Reveals | None = None,
     remedy: str = "",
+    simulated: Mapping[str, str] | None = None,
 ) -> Callable[[Compute], Compute]:
     """Decorate a function that computes a signal, and enter the signal into `SIGNALS`.
 
@@ -208,6 +211,7 @@ def register_signal(
             model or ("none" if work == "data" else usual),
             reveals or ("nothing" if work == "server" else "records"),
             remedy or _REMEDIES[work],
+            simulated or {},
         )
         return compute
 
@@ -253,7 +257,10 @@ def _num_examples(clients: Clients, options: Options) -> NDArray[np.int64]:
     return clients.sizes()
 
 
-@register_signal("race_sketch", when="profile", work="data", form=_sketch_form, reveals="sketch")
+@register_signal(
+    "race_sketch", when="profile", work="data", form=_sketch_form, reveals="sketch",
+    simulated={"embed": "let attach(app, data=...) return embedded inputs on the clients"},
+)  # fmt: skip
 def _race_sketch(clients: Clients, options: Options) -> Sequence[NDArray[Any]]:
     """The client's distribution sketch, private if the client or the policy wants it."""
     return clients.sketches(options)
@@ -400,7 +407,10 @@ def _bias_update(clients: Clients, options: Options) -> NDArray[Any]:
     return clients.updates().numpy()[:, -clients.last_array() :]
 
 
-@register_signal("update_distance", when="reply", work="server", form=Numbers(low=0))
+@register_signal(
+    "update_distance", when="reply", work="server", form=Numbers(low=0),
+    simulated={"insight_step": "use reward='gradient-sketch'"},
+)  # fmt: skip
 def _update_distance(clients: Clients, options: Options) -> NDArray[np.float64]:
     """Distance of the update from the cohort's mean update (paper 1, equation 14).
 

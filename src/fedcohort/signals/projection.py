@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.options import Count, Range, check_fields
 from fedcohort.rounds import stream
-from fedcohort.sketch.hashing import WHOLE, scrambled
+from fedcohort.sketch.hashing import WHOLE, scramble
 
 Array = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -100,7 +100,7 @@ class Projection:
 
     def _words(self, counters: Words) -> Words:
         """Return the SplitMix64 words number `counters` of the stream that starts at the key."""
-        return scrambled(self._key + counters * WHOLE)
+        return scramble(self._key + counters * WHOLE)
 
 
 class Vectors:

@@ -66,12 +66,15 @@ class Signals:
         `form` is what the signal declares; without it, any finite numbers of one layout will do.
         """
         answered = {c: r for c, r in readings.items() if r is not None}
-        clients, parts = list(answered), list(_checked(list(answered.values()), form or Finite()))
+        clients, parts = (
+            list(answered),
+            list(_check_readings(list(answered.values()), form or Finite())),
+        )
         votes: Counter[Layout] = Counter()
         for places, values in parts:
             votes[_layout(values)] += len(places)
         column, layout = self._column_for(name, votes)
-        places, values = _merged([part for part in parts if _layout(part[1]) == layout])
+        places, values = _merge([part for part in parts if _layout(part[1]) == layout])
         kept = tuple(clients[i] for i in places.tolist())
         column.put(kept, values, stamp)
         if len(kept) < len(answered):
@@ -292,7 +295,7 @@ class Finite(Form):
 Part = tuple[Indices, Array]  # places of readings, and those readings, stacked
 
 
-def _checked(readings: list[Any], form: Form) -> Iterator[Part]:
+def _check_readings(readings: list[Any], form: Form) -> Iterator[Part]:
     """Yield the places of readings that have the form, and those, for each dtype and shape."""
     for places, stack in _stacks(readings):
         if form.fits(stack.dtype, stack.shape[1:]):
@@ -327,7 +330,7 @@ def _stacks(readings: list[Any]) -> Iterator[Part]:
             yield np.array(places), np.frombuffer(joined, dtype).reshape(-1, *shape)
 
 
-def _merged(parts: list[Part]) -> Part:
+def _merge(parts: list[Part]) -> Part:
     """Return parts of one layout as one, in the order of the readings, whatever their widths."""
     if len(parts) <= 1:
         return parts[0] if parts else (np.empty(0, np.int64), np.empty(0))

@@ -115,7 +115,7 @@ def shrink(readings: NDArray[Any], center: Array) -> tuple[NDArray[np.float32], 
     posterior means and variances of empirical Bayes. Also returns whether clients differ: t is two
     standard errors above 0. All clients must have data.
     """
-    q, error, distances = _centered(readings, center)
+    q, error, distances = _center_readings(readings, center)
     spread, doubt = variance_between(distances, error)
     keep = spread / (spread + error)
     q *= keep.astype(np.float32)[:, None]
@@ -132,7 +132,7 @@ def precise_mean(readings: NDArray[Any], center: Array) -> Array:
     if not np.ptp(readings["noise"] / n**2):
         return center
     for _ in range(2):
-        _, error, distances = _centered(readings, center)
+        _, error, distances = _center_readings(readings, center)
         weights = 1 / (variance_between(distances, error)[0] + error) / n
         counts = readings["counts"].reshape(len(n), -1)
         center = ((weights / (weights @ n)) @ counts).reshape(center.shape)
@@ -148,7 +148,9 @@ def errors(readings: NDArray[Any], squares: Array, center: Array) -> Array:
     return np.asarray(np.where(np.isnan(error), alone, np.maximum(error, noisy)))
 
 
-def _centered(readings: NDArray[Any], center: Array) -> tuple[NDArray[np.float32], Array, Array]:
+def _center_readings(
+    readings: NDArray[Any], center: Array
+) -> tuple[NDArray[np.float32], Array, Array]:
     """Return the normalized sketches less the center, their error variances and squares."""
     counts, scale = readings["counts"].reshape(len(readings), -1), 1 / readings["n"]
     q = np.empty(counts.shape, np.float32)

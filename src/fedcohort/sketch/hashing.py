@@ -243,11 +243,11 @@ def fold(values: NDArray[np.uint64], keys: NDArray[np.uint64], buckets: int) -> 
 
 def as_sets(sets: Iterable[Any]) -> Sets:
     """Hash the tokens of sets: iterables of strings, bytes or integers, or integer arrays."""
-    items = [_sized(item) for item in sets]
+    items = [_collection(item) for item in sets]
     starts = np.zeros(len(items) + 1, np.int64)
     np.cumsum([len(item) for item in items], out=starts[1:])
     if items and all(isinstance(item, np.ndarray) for item in items):
-        return Sets(_hashed_whole(np.concatenate(items)), starts)
+        return Sets(_hash_integers(np.concatenate(items)), starts)
     tokens = list(chain.from_iterable(items))
     kinds = set(map(type, tokens))
     if not all(issubclass(kind, (str, bytes, int, np.integer)) for kind in kinds):
@@ -255,11 +255,11 @@ def as_sets(sets: Iterable[Any]) -> Sets:
         raise ValueError(f"minhash: token {stranger!r} is neither a string, bytes nor an integer")
     if kinds == {int}:
         with suppress(OverflowError):  # named token by token below
-            return Sets(_hashed_whole(np.array(tokens, np.int64)), starts)
+            return Sets(_hash_integers(np.array(tokens, np.int64)), starts)
     return Sets(np.fromiter(map(_token, tokens), np.uint64, len(tokens)), starts)
 
 
-def _sized(item: Any) -> Any:
+def _collection(item: Any) -> Any:
     if isinstance(item, (str, bytes)):
         raise ValueError(
             f"minhash: {item[:40]!r} is one string, not a set of tokens; "
@@ -278,14 +278,14 @@ def _token(word: Any) -> int:
         return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
     if not -(2**63) <= word < 2**63:
         raise ValueError("minhash: an integer token needs more than 64 bits")
-    return int(_hashed_whole(np.array([word]))[0])
+    return int(_hash_integers(np.array([word]))[0])
 
 
-def _hashed_whole(numbers: NDArray[Any]) -> NDArray[np.uint64]:
-    return scrambled(numbers.astype(np.int64).view(np.uint64) ^ WHOLE)
+def _hash_integers(numbers: NDArray[Any]) -> NDArray[np.uint64]:
+    return scramble(numbers.astype(np.int64).view(np.uint64) ^ WHOLE)
 
 
-def scrambled(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def scramble(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Scramble words one to one (the finalizer of SplitMix64)."""
     z = words ^ (words >> np.uint64(30))
     z *= np.uint64(0xBF58476D1CE4E5B9)
@@ -303,13 +303,13 @@ def tally(
 
     cut = _sets if isinstance(family, MinHash) else _vectors
     counts, n = np.zeros((family.rows, family.buckets), np.int64), 0
-    for codes in _hashed(family, cut(family, transform, x, y)):
+    for codes in _hash_blocks(family, cut(family, transform, x, y)):
         loops.count_codes(codes, counts)
         n += codes.shape[1]
     return counts, n
 
 
-def _hashed(family: HashFamily, blocks: Iterator[Block]) -> Iterator[Codes]:
+def _hash_blocks(family: HashFamily, blocks: Iterator[Block]) -> Iterator[Codes]:
     """Yield the buckets of each block; as many as OMP_NUM_THREADS, or cores, side by side."""
 
     def work(block: Block) -> Codes:
@@ -356,10 +356,10 @@ def _vectors(family: Any, transform: Any, x: Any, y: ArrayLike | None) -> Iterat
     for lo in range(0, x.shape[0], length):
         part = slice(lo, lo + length)
         some = None if labels is None else labels[part]
-        yield partial(_prepared, x[part], some, lo, dim, transform)
+        yield partial(_prepare, x[part], some, lo, dim, transform)
 
 
-def _prepared(
+def _prepare(
     x: Any, y: NDArray[Any] | None, first: int, dim: int, transform: Transform
 ) -> NDArray[Any]:
     """Return a block that begins at row `first`: dense, transformed, checked."""
@@ -402,7 +402,7 @@ def _sets(family: Any, transform: Any, x: Any, y: ArrayLike | None) -> Iterator[
 
 
 def _sets_of_columns(rows: Any) -> Sets:
-    return Sets(_hashed_whole(rows.indices), rows.indptr.astype(np.int64))
+    return Sets(_hash_integers(rows.indices), rows.indptr.astype(np.int64))
 
 
 def _membership(x: NDArray[Any]) -> Any:

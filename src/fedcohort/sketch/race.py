@@ -55,7 +55,7 @@ class _Counts:
         """Take over the counts of both."""
         self.counts, self.n, self.release = a.counts + b.counts, a.n + b.n, a.release or b.release
         if a.release is not None and b.release is not None:
-            self.release = a.release.joined(b.release)
+            self.release = a.release.join(b.release)
 
     def _take_noisy(self, exact: _Counts, *budget: Any) -> None:
         """Take over exact counts with noise; `budget` is what `release` wants."""

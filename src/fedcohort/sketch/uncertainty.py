@@ -284,9 +284,9 @@ def total_variation(
     else:
         normal = a.counts + b.counts >= MIN_COUNT
         low = _split_counts(a, b, rng or stream(0, "total variation"))
-    high = _unfolded(np.abs(d), s, normal)
+    high = _unfold(np.abs(d), s, normal)
     error = math.sqrt((1 / a.n + 1 / b.n) / 4 + cells * noise / (4 * a.rows**2))
-    ends = low - STEEPEST * WIDTH * error, _unfolded(np.abs(d), s, normal, 2 * WIDTH * error)
+    ends = low - STEEPEST * WIDTH * error, _unfold(np.abs(d), s, normal, 2 * WIDTH * error)
     value, first, last = np.clip([(low + high) / 2, *ends], 0.0, 1.0).tolist()
     return Variation(value, first, last)
 
@@ -319,7 +319,7 @@ def _split_counts(a: RaceSketch, b: RaceSketch, rng: np.random.Generator) -> flo
     return total / SPLITS / 2 / a.rows
 
 
-def _unfolded(size: Floats, s: Floats, normal: NDArray[np.bool_], more: float = 0.0) -> float:
+def _unfold(size: Floats, s: Floats, normal: NDArray[np.bool_], more: float = 0.0) -> float:
     """Return T for which the sums of |d| are expected, where `more` is added to their mean."""
     rows = len(size)
     rest = float(size[~normal].sum()) / rows

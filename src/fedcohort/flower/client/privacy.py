@@ -98,8 +98,8 @@ class Privacy:
             lambda: sketch.privatize(self.epsilon, self.delta, n=self.n).to_bytes(),
             request=self._name(client, sketch),
         )
-        left = ledger.remaining()
-        LOG.info("a sketch of %s: %s; %g of %g left", client, release.budget(), left, total)
+        spent = ledger.spent()
+        LOG.info("a sketch of %s: %s; %g of %g spent", client, release.budget(), spent, total)
         return RaceSketch.from_bytes(content)
 
     def _name(self, client: ClientId, sketch: RaceSketch) -> str:

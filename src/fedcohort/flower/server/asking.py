@@ -362,13 +362,7 @@ def _check_options(options: Mapping[str, Mapping[str, Option]], has_center: bool
     sketch = options.get("race_sketch", {})
     if sketch.get("center") and not has_center:
         LOG.info("no center= is given, so sketches are not centered")
-    if sketch.get("embed"):
-        raise ConfigError(
-            "CohortStrategy: embed= is for simulations; in Flower let the clients' data function "
-            "return embedded inputs, attach(app, data=...)"
-        )
-    if options.get("update_distance", {}).get("insight_step"):
-        raise ConfigError(
-            "CohortStrategy: insight_step needs full gradients, which updates do not "
-            "carry; use reward='gradient-sketch'"
-        )
+    for name, given in options.items():
+        for option, remedy in SIGNALS[name].simulated.items():
+            if given.get(option):
+                raise ConfigError(f"CohortStrategy: {option} is for simulations; {remedy}")
