@@ -14,7 +14,7 @@ from torch import nn
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.gates import Gate
-from fedcohort.options import ShareBelowOne, typed
+from fedcohort.options import Count, ShareBelowOne, typed
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import History, RoundRecord, is_over
 from fedcohort.session import LOG, Session
@@ -307,8 +307,8 @@ def simulate(
     >>> len(history.accuracy), len(history.selections[0])
     (2, 5)
     """
-    if rounds < 1 or patience == 0:
-        raise ConfigError(f"simulate: rounds={rounds}, patience={patience} must be at least 1")
+    for name, value in (("rounds", rounds), ("patience", 1 if patience is None else patience)):
+        typed(Count, value, f"simulate: {name}")
     simulation = Simulation(data, model, policy, cohort_size=cohort_size, **options)
     histories = [History(s.seed) for s in simulation.sessions]
     simulation.advance(histories, rounds, patience, on_round)
