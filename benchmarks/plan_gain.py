@@ -95,7 +95,7 @@ def sketches(part, seeds):
     dataset = dataset_named(experiment.data.dataset, experiment.data.standardize)
     found = []
     for seed in simulation_of(experiment, dataset).seeds:
-        readings = seed.collector("race_sketch", seed.clients)
+        readings = seed.collect("race_sketch", seed.clients)
         found.append(np.array([readings[c] for c in seed.clients]))
     return found
 

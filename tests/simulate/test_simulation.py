@@ -98,13 +98,13 @@ def test_a_model_learns(digits):
 
 def test_a_sketched_step_is_the_difference_of_sketched_models(digits):
     simulation = start(digits, "sketch-to-select")
-    collector = simulation.seeds[0].collector
+    seed = simulation.seeds[0]
     names = simulation.seeds[0].clients[:3]
     readings = {}
     for step in (False, True):
         options = {"k": 10, "seed": 1, "step": step}
-        collector.policy.signal_options = {"model_sketch": options}
-        readings[step] = np.stack(list(collector("model_sketch", names).values()))
+        seed.session.policy.signal_options = {"model_sketch": options}
+        readings[step] = np.stack(list(seed.collect("model_sketch", names).values()))
     before = Projection(simulation.trainer.size, 10, seed=1).apply(
         simulation.seeds[0].model.numpy()
     )
@@ -143,7 +143,7 @@ def test_losses_are_measured_on_what_a_client_does_not_train_on(digits):
     simulation = start(digits, holdout=0.2)
     seed = simulation.seeds[0]
     simulation.step()
-    held_out = seed.collector.everybody.held_out
+    held_out = seed.everybody.held_out
     for client, part in federation.parts.items():
         kept = seed.federation.parts[client]
         assert sorted([*kept, *held_out[client]]) == sorted(part)
@@ -153,8 +153,7 @@ def test_losses_are_measured_on_what_a_client_does_not_train_on(digits):
     with torch.no_grad():
         outputs = model(torch.from_numpy(digits.x[rows]))
         expected = nn.functional.cross_entropy(outputs, torch.from_numpy(digits.y[rows]))
-    seed.collector.model = seed.model
-    assert seed.collector("loss", [client])[client] == pytest.approx(float(expected), rel=1e-5)
+    assert seed.collect("loss", [client])[client] == pytest.approx(float(expected), rel=1e-5)
     again = start(digits, holdout=0.2).seeds[0].federation
     assert all((again.parts[c] == p).all() for c, p in seed.federation.parts.items())
 

@@ -115,7 +115,7 @@ def test_tokens_are_hashed_as_sets(hash):
     policy = SketchMatch(hash=hash, centered=False, label_weight=0.0)
     run = simulation(policy, federate(dataset, "natural"), build("char-lstm", (40,), 60))
     seed = run.seeds[0]
-    readings = np.array(list(seed.collector("race_sketch", seed.clients).values()))
+    readings = np.array(list(seed.collect("race_sketch", seed.clients).values()))
     far = distance_matrix(readings, "mmd")
     role = np.array([int(c[0]) for c in seed.clients])
     same = (role[:, None] == role) & ~np.eye(len(role), dtype=bool)
@@ -137,5 +137,5 @@ def test_the_center_is_the_mean_of_the_public_examples_alone():
         test[PUBLIC:] *= scale
         clients = federate(Dataset("toy", x, y, test, y, 2), "iid", clients=3, seed=0)
         seed = simulation(SketchMatch(), clients, build("mlp-64-30", (6,), 2)).seeds[0]
-        found.append(list(seed.collector("race_sketch", seed.clients).values()))
+        found.append(list(seed.collect("race_sketch", seed.clients).values()))
     np.testing.assert_array_equal(found[0], found[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -15,15 +15,13 @@ from torch import Tensor
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError
 from fedcohort.partition import IndexArray
-from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, stream
-from fedcohort.signals.catalog import SIGNALS, Clients, Options, last_layer
+from fedcohort.signals.catalog import Clients, Options, last_layer
 from fedcohort.signals.projection import Projection, Vectors
 from fedcohort.simulate.local import Data, Job, Trainer, jobs, lr_at
 from fedcohort.sketch.hashing import MinHash
 from fedcohort.sketch.race import empty_sketch, token_sets
 
-Readings = dict[ClientId, Any]
 Insight = Callable[[np.ndarray, np.ndarray], ArrayLike]
 Embed = Callable[[np.ndarray], ArrayLike]
 
@@ -217,70 +215,3 @@ def _embedded(embed: Embed, x: NDArray[Any]) -> NDArray[np.float32]:
             "per sample"
         )
     return vectors
-
-
-class Collector:
-    """The clients of one seed, as a session's `collect` sees them."""
-
-    def __init__(self, clients: SimulatedClients, policy: Policy) -> None:
-        self.everybody, self.policy = clients, policy
-        self.initial = self.model = clients.model
-        self.embedder, self.embedder_round = self.initial, 0
-        self.round_number = 0
-        self.held: dict[ClientId, Tensor] = {}
-
-    def __call__(self, name: str, clients: Sequence[ClientId]) -> Readings:
-        """Answer a query of the session."""
-        initial = SIGNALS[name].model == "initial"
-        return self._readings(name, clients, model=self.initial if initial else self.model)
-
-    def replies(
-        self, names: Iterable[str], clients: Sequence[ClientId], trained: Tensor
-    ) -> dict[str, Readings]:
-        """Return what comes with the updates; `trained` has one row per client."""
-        return {name: self._readings(name, clients, arrived=trained) for name in sorted(names)}
-
-    def beside_updates(self) -> dict[str, int]:
-        """Return the bytes that a client sends beside its update: gradients, by signal."""
-        last, whole = self.everybody.last_layer, self.model.numel
-        return {
-            name: 4 * (last() if options.get("last_layer") else whole())
-            for name, options in self.policy.signal_options.items()
-            if options.get("insight_step")
-        }
-
-    def _readings(self, name: str, clients: Sequence[ClientId], **given: Any) -> Readings:
-        options = self.policy.signal_options.get(name, {})
-        self._choose_embedder(int(options.get("refresh", 0)))
-        now = {name: getattr(self, name) for name in ("round_number", "held", "model", "embedder")}
-        asked = replace(self.everybody, ids=clients, **(now | given))
-        return SIGNALS[name].readings(asked, options)
-
-    def _choose_embedder(self, refresh: int) -> None:
-        """Embed by the model of the last refresh, so that all sketches since are comparable."""
-        due = self.round_number - self.round_number % refresh if refresh else 0
-        if due > self.embedder_round:
-            self.embedder, self.embedder_round = self.model, due
-
-    def remember(self, clients: Sequence[ClientId], trained: Tensor) -> None:
-        """Keep the models that clients hold now, where the policy sketches those (literally)."""
-        if any(not options.get("fresh", True) for options in self.policy.signal_options.values()):
-            self.held = dict(zip(clients, trained.clone(), strict=True))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what later answers depend on, the data aside."""
-        return {
-            "initial": self.initial.cpu().numpy(),
-            "embedder": self.embedder.cpu().numpy() if self.embedder_round else np.empty(0),
-            "embedder_round": self.embedder_round,
-            "held": {c: model.cpu().numpy() for c, model in self.held.items()},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        device = self.initial.device
-        self.initial = torch.from_numpy(state["initial"].copy()).to(device)
-        self.embedder, self.embedder_round = self.initial, int(state["embedder_round"])
-        if self.embedder_round:
-            self.embedder = torch.from_numpy(state["embedder"].copy()).to(device)
-        self.held = {c: torch.from_numpy(m.copy()).to(device) for c, m in state["held"].items()}

@@ -20,17 +20,13 @@ from fedcohort.policies.base import POLICIES, Policy
 from fedcohort.registry import make
 from fedcohort.rounds import ClientId, Selection, stream
 from fedcohort.session import LOG, Session
+from fedcohort.signals.catalog import SIGNALS
 from fedcohort.simulate.aggregation import AGGREGATIONS, Aggregation, Mean
-from fedcohort.simulate.clients import (
-    Collector,
-    Embed,
-    Insight,
-    Readings,
-    SimulatedClients,
-    TensorVectors,
-)
+from fedcohort.simulate.clients import Embed, Insight, SimulatedClients, TensorVectors
 from fedcohort.simulate.clock import Arrivals, Availability, Durations, Pace
 from fedcohort.simulate.local import Data, Trainer
+
+Readings = dict[ClientId, Any]
 
 
 class Pending(NamedTuple):
@@ -94,11 +90,13 @@ class Seed:
             model_bytes=self.model_bytes,
             averaging=_averaging(self.aggregation),
         )
-        everybody = SimulatedClients(
+        self.everybody = SimulatedClients(
             self.clients, trainer, data, federation, seed, 0, model, held_out, insight, embed,
             seconds=self.seconds_of,
         )  # fmt: skip
-        self.collector = Collector(everybody, self.session.policy)
+        self.initial = self.embedder = model  # profiles are taken under the initial model
+        self.round_number = self.embedder_round = 0
+        self.held: dict[ClientId, torch.Tensor] = {}
         if not isinstance(durations, Durations):
             draw = durations or partial(Durations.draw, sigma=0.0)
             durations = draw(self.clients, seed)
@@ -118,10 +116,10 @@ class Seed:
         available = availability.available(number, self.clients, rng)
         if self.pending:  # whoever is still at work is not asked, unless nobody else is there
             available = [c for c in available if c not in self.pending] or available
-        self.collector.model, self.collector.round_number = self.model, number
+        self.round_number = number
         if number == 0 and self.session.policy.profile_first:
-            self.session.profile(self.clients, self.collector)
-        self.selection = self.session.begin(available, self.collector)
+            self.session.profile(self.clients, self.collect)
+        self.selection = self.session.begin(available, self.collect)
         selected = self.selection.clients
         gone = stream(self.seed, "dropout", number).random(len(selected)) < dropout
         lost = {c for c, is_gone in zip(selected, gone, strict=True) if is_gone}
@@ -175,13 +173,7 @@ class Seed:
         self.finished = self._admitted(clients, models)
         models = _rows_of(self.finished, clients, models)
         before = self.model
-        self._replies = {}
-        if self.finished:
-            names = self.session.policy.needs.reply
-            self._replies = self.collector.replies(names, self.finished, models)
-            for signal, size in self.collector.beside_updates().items():
-                self.session.charge(signal, "up", dict.fromkeys(self.finished, size))
-            self.collector.remember(self.finished, models)
+        self._replies = self._replies_of(models) if self.finished else {}
         if self.finished or self.late:
             self.model = self.next_model(number, models) if mean is None else mean
         if self.finished and self.session.gate is not None:
@@ -192,6 +184,38 @@ class Seed:
             arrival = self.clock + self._round_seconds[client]
             self.pending[client] = Pending(number, arrival, model - before)
         return len(usable)
+
+    def collect(self, name: str, clients: Sequence[ClientId], **given: Any) -> Readings:
+        """Answer a signal for some clients, as a session asks for it."""
+        options = self.session.policy.signal_options.get(name, {})
+        self._choose_embedder(int(options.get("refresh", 0)))
+        now = {key: getattr(self, key) for key in ("round_number", "held", "model", "embedder")}
+        if SIGNALS[name].model == "initial":
+            now["model"] = self.initial
+        return SIGNALS[name].readings(replace(self.everybody, ids=clients, **now, **given), options)
+
+    def _choose_embedder(self, refresh: int) -> None:
+        """Embed by the model of the last refresh, so that all sketches since are comparable."""
+        due = self.round_number - self.round_number % refresh if refresh else 0
+        if due > self.embedder_round:
+            self.embedder, self.embedder_round = self.model, due
+
+    def _replies_of(self, trained: torch.Tensor) -> dict[str, Readings]:
+        """Return what comes with the updates, and charge the gradients that are sent beside them.
+
+        Models that clients hold now are kept where the policy sketches those (literally).
+        """
+        options = self.session.policy.signal_options
+        for name, stated in options.items():
+            if stated.get("insight_step"):
+                last = stated.get("last_layer")
+                numbers = self.everybody.last_layer() if last else self.model.numel()
+                self.session.charge(name, "up", dict.fromkeys(self.finished, 4 * numbers))
+        names = sorted(self.session.policy.needs.reply)
+        replies = {name: self.collect(name, self.finished, arrived=trained) for name in names}
+        if any(not stated.get("fresh", True) for stated in options.values()):
+            self.held = dict(zip(self.finished, trained.clone(), strict=True))
+        return replies
 
     def finish(self) -> None:
         """End the session's round and advance the clock."""
@@ -256,7 +280,10 @@ class Seed:
             "clock": self.clock,
             "model": self.model.cpu().numpy(),
             "session": self.session.state_dict(),
-            "collector": self.collector.state_dict(),
+            "initial": self.initial.cpu().numpy(),
+            "embedder": self.embedder.cpu().numpy() if self.embedder_round else np.empty(0),
+            "embedder_round": self.embedder_round,
+            "held": {c: model.cpu().numpy() for c, model in self.held.items()},
             "aggregation": self.aggregation.state_dict(),
             "differences": {c: d.cpu().numpy() for c, d in self.differences.items()},
             "pending": {c: [*p[:2], p.step.cpu().numpy()] for c, p in self.pending.items()},
@@ -272,7 +299,11 @@ class Seed:
         self.clock = float(state["clock"])
         self.model = tensor(state["model"])
         self.session.load_state_dict(state["session"])
-        self.collector.load_state_dict(state["collector"])
+        self.initial = self.embedder = tensor(state["initial"])
+        if state["embedder_round"]:
+            self.embedder = tensor(state["embedder"])
+        self.embedder_round = int(state["embedder_round"])
+        self.held = {c: tensor(model) for c, model in state["held"].items()}
         self.aggregation.load_state_dict(state["aggregation"])
         self.differences = {c: tensor(d) for c, d in state["differences"].items()}
         pending = state["pending"].items()
