@@ -321,4 +321,6 @@ def _is_plain(hint: Any) -> bool:
         return _is_plain(args[0])
     if origin in _UNIONS:
         return all(map(_is_plain, args))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return True
     return origin is Literal or (origin is tuple and _is_plain(args[0]))

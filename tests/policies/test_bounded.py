@@ -84,7 +84,7 @@ def test_a_bounded_policy_keeps_the_contract(name):
 def test_bounds_that_cannot_be(options):
     with pytest.raises(ValueError, match=r"Bounded: .*(floor|cap)="):
         Bounded(Uniform(), **options)
-    with pytest.raises(ValueError, match="must be a policy"):
+    with pytest.raises(ValueError, match="policy="):
         Bounded("uniform")
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.random import Generator
 
-from fedcohort.exceptions import ConfigError
+from fedcohort.options import Range, Share, typed
 from fedcohort.policies.base import Array, Indices, Policy, count_up, take, values_for
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.table import Signals
@@ -64,11 +64,10 @@ class Bounded(Policy):
     Bounded(policy=Oort(), cap=1.5)
     """
 
-    def __init__(self, policy: Policy, floor: float = 0.25, cap: float = 2.0) -> None:
-        if not isinstance(policy, Policy):
-            raise ConfigError(f"Bounded: policy={policy!r} must be a policy")
-        if not 0 <= floor <= 1 <= cap:
-            raise ConfigError(f"Bounded: {floor=} and {cap=} must be 0 <= floor <= 1 <= cap")
+    def __init__(
+        self, policy: Policy, floor: Share = 0.25, cap: Annotated[float, Range(1)] = 2.0
+    ) -> None:
+        typed(Policy, policy, "Bounded: policy")
         self.policy, self.floor, self.cap = policy, floor, cap
         self.needs, self.signal_options = policy.needs, policy.signal_options
         self.profile_first = policy.profile_first

@@ -12,7 +12,7 @@ from fedcohort.options import NonNegative
 from fedcohort.policies.base import Array, Policy, count_up, register, scored, take, values_for
 from fedcohort.policies.readings import label_counts, label_distances
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
-from fedcohort.signals.catalog import Needs, check_histogram_epsilon
+from fedcohort.signals.catalog import HistogramEpsilon, Needs
 from fedcohort.signals.table import Signals
 
 _BALANCED = 1e-12  # imbalance of a perfectly balanced set
@@ -62,8 +62,7 @@ class FedCBS(Policy):
 
     needs = Needs(profile=frozenset({"label_histogram"}))
 
-    def __init__(self, exploration: NonNegative = 10.0, epsilon: float = 0.0) -> None:
-        check_histogram_epsilon("FedCBS", epsilon)
+    def __init__(self, exploration: NonNegative = 10.0, epsilon: HistogramEpsilon = 0.0) -> None:
         self.exploration = exploration
         self.signal_options = {"label_histogram": {"epsilon": epsilon}}
         self.state = FedCBSState()

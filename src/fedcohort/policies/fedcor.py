@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.random import Generator
 
-from fedcohort.exceptions import ConfigError
 from fedcohort.numerics import gp
-from fedcohort.options import Count, Positive
+from fedcohort.options import Count, Positive, Range
 from fedcohort.policies.base import (
     Array,
     Indices,
@@ -99,15 +98,13 @@ class FedCor(Policy):
     def __init__(
         self,
         warmup: Count = 15,
-        interval: Count = 10,
+        interval: Annotated[int, Range(2)] = 10,
         beta: PositiveShare = 0.95,
         noise_std: Positive | None = None,
         selection_noise: bool = True,
         fit: Literal["closed-form", "gradient"] = "closed-form",
         first_steps: Count = _STEPS,
     ) -> None:
-        if interval < 2:
-            raise ConfigError(f"FedCor: {interval=} must be at least 2; not every round is a probe")
         self.warmup, self.interval, self.beta = warmup, interval, beta
         self.noise_std, self.selection_noise = noise_std, selection_noise
         self.fit, self.first_steps = fit, first_steps

@@ -21,7 +21,7 @@ from fedcohort.policies.base import (
 )
 from fedcohort.policies.readings import label_counts
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
-from fedcohort.signals.catalog import Needs, check_histogram_epsilon
+from fedcohort.signals.catalog import HistogramEpsilon, Needs
 from fedcohort.signals.table import Signals
 
 _MAX_FITTED = 2_000  # clients that clusters are fitted to; the others join the nearest center
@@ -75,8 +75,7 @@ class FLIPS(Policy):
 
     needs = Needs(profile=frozenset({"label_histogram"}))
 
-    def __init__(self, clusters: Count | None = None, epsilon: float = 0.0) -> None:
-        check_histogram_epsilon("FLIPS", epsilon)
+    def __init__(self, clusters: Count | None = None, epsilon: HistogramEpsilon = 0.0) -> None:
         self.clusters = clusters
         self.signal_options = {"label_histogram": {"epsilon": epsilon}}
         self.state = FLIPSState()

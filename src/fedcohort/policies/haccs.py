@@ -14,7 +14,7 @@ from fedcohort.options import Share
 from fedcohort.policies.base import Array, Indices, Policy, register, take
 from fedcohort.policies.readings import label_counts
 from fedcohort.rounds import ClientId, Round, Selection
-from fedcohort.signals.catalog import Needs, check_histogram_epsilon
+from fedcohort.signals.catalog import HistogramEpsilon, Needs
 from fedcohort.signals.table import Signals
 
 _NEAR = 0.25  # distance of label shares up to which clients are in one cluster
@@ -69,8 +69,7 @@ class HACCS(Policy):
 
     needs = Needs(profile=frozenset({"label_histogram"}), reply=frozenset({"loss", "duration"}))
 
-    def __init__(self, rho: Share = 0.5, epsilon: float = 1.0) -> None:
-        check_histogram_epsilon("HACCS", epsilon)
+    def __init__(self, rho: Share = 0.5, epsilon: HistogramEpsilon = 1.0) -> None:
         self.rho = rho
         self.signal_options = {"label_histogram": {"epsilon": epsilon}}
         self.state = HACCSState()

@@ -12,7 +12,7 @@ from fedcohort.options import Count
 from fedcohort.policies.base import Array, Policy, register, take
 from fedcohort.policies.readings import label_counts, label_distances
 from fedcohort.rounds import Round, Selection
-from fedcohort.signals.catalog import Needs, check_histogram_epsilon
+from fedcohort.signals.catalog import HistogramEpsilon, Needs
 from fedcohort.signals.table import Signals
 
 Target = Literal["global", "balanced"]
@@ -50,8 +50,7 @@ class LabelMatch(Policy):
 
     needs = Needs(profile=frozenset({"label_histogram"}))
 
-    def __init__(self, target: Target = "global", epsilon: float = 0.0) -> None:
-        check_histogram_epsilon(type(self).__name__, epsilon)
+    def __init__(self, target: Target = "global", epsilon: HistogramEpsilon = 0.0) -> None:
         self.target = target
         self.signal_options = {"label_histogram": {"epsilon": epsilon}}
 
@@ -123,7 +122,9 @@ class DCFedAvg(LabelMatch):
     True
     """
 
-    def __init__(self, target: Target = "global", added: Count = 1, epsilon: float = 0.0) -> None:
+    def __init__(
+        self, target: Target = "global", added: Count = 1, epsilon: HistogramEpsilon = 0.0
+    ) -> None:
         super().__init__(target, epsilon)
         self.added = added
 

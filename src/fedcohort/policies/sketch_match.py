@@ -149,8 +149,6 @@ class SketchMatch(Policy):
         if records:
             rows, bits = sketch_size(records, epsilon)[:2]
         self.prior = dict(time) if isinstance(time, Mapping) else {}
-        if not self.prior and time not in (False, True, "ask", {}):
-            raise ConfigError(f"SketchMatch: time={time!r} must be true, false, 'ask' or a table")
         self.timed, self.turns, self.refresh = bool(time), turns, refresh
         self.pool = pool or ("less-used" if target is None and not time else "random")
         self.in_epochs = target is None and pool in (None, "less-used")  # large cohorts

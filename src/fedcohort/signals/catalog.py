@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.options import Range, typed
 from fedcohort.privacy.noise import discrete_laplace, laplace_scale, words
 from fedcohort.registry import lookup
 from fedcohort.rounds import ClientId
@@ -29,6 +30,7 @@ Which = Literal["none", "initial", "current"]
 Reveals = Literal["nothing", "size", "sketch", "records"]
 Option = int | float | str | bool
 Options = Mapping[str, Option]
+HistogramEpsilon = Literal[0] | Annotated[float, Range(0.001)]  # 0 is exact; less is mere noise
 
 
 class Clients:
@@ -278,15 +280,6 @@ def _insight(clients: Clients, options: Options) -> Sequence[ArrayLike]:
     return clients.insights()
 
 
-def check_histogram_epsilon(owner: str, epsilon: float) -> None:
-    """ConfigError for an epsilon that `label_histogram` does not take."""
-    if not (epsilon == 0 or 0.001 <= epsilon < np.inf):
-        raise ConfigError(
-            f"{owner}: epsilon={epsilon} must be 0 (exact counts) or at least 0.001, because "
-            "smaller values leave nothing but noise"
-        )
-
-
 @register_signal("label_histogram", when="profile", work="data", form=_histogram_form)
 def _label_histogram(clients: Clients, options: Options) -> list[NDArray[np.int64]]:
     """How many examples of each label the client has; sensitive, so consider epsilon.
@@ -296,8 +289,7 @@ def _label_histogram(clients: Clients, options: Options) -> list[NDArray[np.int6
     public.
     """
     classes = int(options.get("classes", 0)) or clients.classes()
-    epsilon = float(options.get("epsilon", 0.0))
-    check_histogram_epsilon("label_histogram", epsilon)
+    epsilon = typed(HistogramEpsilon, options.get("epsilon", 0.0), "label_histogram: epsilon")
     histograms = []
     for client, (_, labels) in zip(clients.ids, clients.examples(), strict=True):
         counts = np.bincount(np.asarray(labels).reshape(-1).astype(np.int64), minlength=classes)
