@@ -32,9 +32,7 @@ from mutate import (
     damaged_sketch,
     damaged_text,
     damaged_zip,
-    json_bytes,
     odd,
-    odd_shape,
 )
 
 from fedcohort import POLICIES, Session, storage
@@ -44,7 +42,7 @@ from fedcohort.experiments import compare, config, results, run
 from fedcohort.files.sketching import load_sketch, sketch_clients
 from fedcohort.files.source import Want, open_source
 from fedcohort.files.spec import load_spec
-from fedcohort.flower.wire import Request, checked, pack, unpack
+from fedcohort.flower.wire import Request, checked, from_bytes, to_bytes
 from fedcohort.personalize import ColdStart, Registry, check, nearest
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.privacy.release import noise_for
@@ -276,24 +274,12 @@ def parse_policy(path):
 
 
 def readings(folder):
-    """A reading from a client: its form as JSON text, a newline, its bytes."""
-    values = (np.float64(0.5), np.arange(5.0), example_sketch().reading())
-    return [form.encode() + b"\n" + data for data, form in map(pack, values)]
-
-
-def damaged_reading(data, rng):
-    form, _, content = data.partition(b"\n")
-    if rng.random() < 0.2:  # a shape of zeros and extremes, which may need no bytes
-        form = json_bytes([json.loads(form)[0], odd_shape(rng)])
-        return form + b"\n" + rng.choice([b"", content])
-    if rng.random() < 0.7:
-        return damaged_document(form, rng).replace(b"\n", b"") + b"\n" + content
-    return form + b"\n" + damaged_bytes(content, rng)
+    """Readings from a client."""
+    return list(map(to_bytes, (np.float64(0.5), np.arange(5.0), example_sketch().reading())))
 
 
 def parse_reading(path):
-    form, _, content = path.read_bytes().partition(b"\n")
-    reading = unpack(content, form.decode("utf-8", "replace"), 1 << 20)
+    reading = from_bytes(path.read_bytes(), 1 << 20)
     Signals().record("reading", {"client": reading}, 0)
 
 
@@ -469,7 +455,7 @@ PARSERS = {
     "sketch-spec": Parser(lambda folder: [SPEC], load_spec, damaged_text, "spec.toml"),
     "trace": Parser(lambda folder: [b"round,client\r\n1,a\r\n1,b\r\n2,a\r\n"], parse_trace),
     "policy": Parser(policies, parse_policy, damaged_policy),
-    "flower-reading": Parser(readings, parse_reading, damaged_reading),
+    "flower-reading": Parser(readings, parse_reading, damaged_npy),
     "flower-request": Parser(requests, parse_request, damaged_document),
     "flower-update": Parser(npy(np.ones((3, 2), np.float32)), parse_update, damaged_npy),
     "run-folder": Parser(runs, parse_run, damaged_run),
