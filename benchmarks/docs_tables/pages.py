@@ -160,6 +160,34 @@ def flower_cohorts(file):
     )
 
 
+# Flower's own apps with our patches: docs/flower.md.
+WHY_NOT = {
+    "reports no loss": "no loss is reported",
+    "not vectors": "trees are no vectors",
+    "not a vector": "trees are no vectors",
+    "features": "needs `model=`",
+    "initial model, which is empty": "needs `model=`",
+    "came without it": "needs `attach`",
+    "No query function": "needs `attach`",
+    "classes=": "needs `classes=`",
+}
+
+
+def flower_apps(file):
+    """Lines of each patch, how many policies run, and why others do not."""
+    lines = []
+    for app, found in result(file)["result"]["apps"].items():
+        others = {}
+        for policy, reason in found["reasons"].items():
+            if reason:
+                words = next((w for part, w in WHY_NOT.items() if part in reason), reason[:80])
+                others.setdefault(words, []).append(policy)
+        good = sum(not reason for reason in found["reasons"].values())
+        why = "; ".join(f"{words}: {', '.join(names)}" for words, names in others.items())
+        lines.append([app, found["lines"], f"{good} of {len(found['reasons'])}", why])
+    return table(["app", "lines", "policies that run", "the others"], lines)
+
+
 # What a plan predicted beside what was measured: docs/plan.md.
 def plan_gain(file):
     """Predicted against measured speed-ups of SketchMatch, the settings held out last."""

@@ -172,6 +172,7 @@ class Digits:
         self.federation = federate(load("digits"), "shards", clients=clients, seed=0)
         self.clients = self.federation.clients
         self.local = LOCAL
+        self.evaluated: list[int] = []  # sizes of the trees that were
 
     def model(self):
         return build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
@@ -223,18 +224,20 @@ class Digits:
         """An app whose training replaces each array of the model by ``change(array)``."""
         return self.replying_app(client, lambda message: self.update(message, change), attached)
 
-    def trees_app(self, client):
+    def trees_app(self, client, train_loss=True):
         """Clients whose update is the JSON of a tree."""
         app = ClientApp()
 
         @app.train()
         def train(message, context):
             arrays = ArrayRecord([np.frombuffer(booster(1), np.uint8)])
-            metrics = MetricRecord({"train_loss": 0.5, "num-examples": 10})
+            loss = {"train_loss": 0.5} if train_loss else {}
+            metrics = MetricRecord({**loss, "num-examples": 10})
             return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
         @app.evaluate()
         def evaluate(message, context):
+            self.evaluated.append(message.content["arrays"]["0"].numpy().size)
             metrics = MetricRecord({"eval_loss": 0.5, "num-examples": 10})
             return Message(RecordDict({"metrics": metrics}), reply_to=message)
 

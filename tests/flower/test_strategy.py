@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import socket
+from functools import partial
 
 import numpy as np
 import pytest
@@ -175,21 +176,15 @@ def test_strategies_that_cannot_work_are_refused(cohort, tmp_path):
         cohort(inner=flower.FedXgbCyclic(), cohort_size=4)
 
 
-def test_nobody_is_asked_about_an_empty_model(digits, cohort, inner):
+@pytest.mark.parametrize("policy", ["power-of-choice:d=4", "active-fl"])
+def test_nobody_is_asked_about_an_empty_model(digits, cohort, inner, policy):
     """Flower's XGBoost app evaluates it by aborting the process."""
-    grid = digits.grid_of(digits.trees_app)
-    for app in grid.apps.values():
-        evaluate = app._registered_funcs["evaluate.default"]
-
-        def checked(message, context, evaluate=evaluate):
-            assert len(message.content["arrays"]["0"].numpy())
-            return evaluate(message, context)
-
-        app._registered_funcs["evaluate.default"] = checked
-    strategy = cohort("power-of-choice:d=4", inner(flower.FedXgbBagging), cohort_size=2)
+    grid = digits.grid_of(partial(digits.trees_app, train_loss=False))
+    strategy = cohort(policy, inner(flower.FedXgbBagging), cohort_size=2)
     strategy.start(grid, ArrayRecord([np.frombuffer(b"", np.uint8)]), 2)
     assert [len(r.finished) for r in strategy.history] == [2, 2]
-    assert len(grid.asked("loss")) == 4
+    assert len(grid.asked("loss")) == (0 if policy == "active-fl" else 4)
+    assert digits.evaluated and all(digits.evaluated)  # in the second round
 
 
 def test_labels_are_hashed_by_the_models_outputs(digits, cohort):

@@ -381,7 +381,8 @@ class Asked(Clients):
             return np.array([np.mean(values**power)])
         evaluate, reply = self.answers.evaluate, self.trained_reply
         value = None if reply is None else loss_in(reply.content, loss)
-        if value is None and (reply is None or evaluate is not None):
+        # An app may abort its process where the model is empty, as Flower's XGBoost app does.
+        if value is None and (reply is None or (evaluate and wire.payload(self.arrays))):
             value = loss_in(self._handled(evaluate, "@app.evaluate()").content, loss)
         if value is None:
             raise ConfigError(

@@ -158,25 +158,10 @@ class GridCollector:
     Signals that are wanted at the same time, under the same model, go into one message, and no
     client is sent a model that it says it holds.
 
-    Parameters
-    ----------
-    session : Session
-        Its policy says what is needed and how it is made, its ledger is charged.
-    timeout : float
-        Seconds to wait for replies.
-    center : array, optional
-        Public center of the data, for sketches that want one.
-
-    Attributes
-    ----------
-    nodes : mapping
-        Node id by client; see `Directory`.
-    current, initial : Model
-        The model of this round, and that of the first, under which profiles are taken.
-    problems : dict
-        For each signal that was asked for: why clients did not answer it, by client.
-    kinds : dict
-        For each signal: what readings must share to be compared, by client.
+    The session's policy says what is needed and how it is made, and its ledger is charged. Replies
+    are waited for `timeout` seconds; `center` is a public center of the data. `problems` has, by
+    signal, why clients did not answer, and `kinds` what their readings must share to be compared.
+    Profiles are taken under the `initial` model, that of the first round.
     """
 
     def __init__(

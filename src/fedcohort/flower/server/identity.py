@@ -57,15 +57,10 @@ class Directory:
     A registered name always wins, also before its node comes online, and fingerprints cannot be
     claimed. Of two nodes that claim the same id, the first keeps it while it is online.
 
-    Parameters
-    ----------
-    identity : {"auto", "client", "name", "public-key"}
-        Where ids come from. "auto": the name under which an operator registered the node; while no
-        node has such a name, what the client says; else a fingerprint of its public key.
-    timeout : float
-        Seconds to wait for new nodes that are asked who they are.
-    eligible : str, collection of str or callable, optional
-        As in `CohortStrategy`; a function takes the id alone.
+    `identity` is where ids come from. "auto": the name under which an operator registered the node;
+    while no node has such a name, what the client says; else a fingerprint of its public key. New
+    nodes are waited for `timeout` seconds. `eligible` is that of `CohortStrategy`, but a function
+    takes the id alone.
     """
 
     def __init__(

@@ -88,13 +88,7 @@ class RoundReport(RoundRecord):
 
 
 class RunFolder:
-    """The folder of a Flower run, as ``fedcohort report`` reads it.
-
-    Parameters
-    ----------
-    path : path
-        Made if it does not exist. A folder with another run in it is refused.
-    """
+    """The folder of a Flower run, as ``fedcohort report`` reads it; another run's is refused."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)

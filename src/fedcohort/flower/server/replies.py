@@ -60,15 +60,6 @@ def update_of(message: Message, like: ArrayRecord, weight_key: str) -> Update:
     return Update(message, flat, _weight(metrics_of(content), weight_key))
 
 
-def opaque_update_of(message: Message, weight_key: str) -> Update:
-    """Check a reply whose arrays only the inner strategy understands."""
-    for record in message.content.array_records.values():
-        wire.decoded(record)
-    metrics = [metrics_of(message.content)] if message.content.metric_records else []
-    weight = _weight(metrics[0], weight_key) if metrics and weight_key in metrics[0] else 1.0
-    return Update(message, np.empty(0, np.float32), weight)
-
-
 def _weight(metrics: MetricRecord, key: str) -> float:
     weight = metrics.get(key)
     if isinstance(weight, list) or weight is None:
@@ -130,18 +121,11 @@ class Late(NamedTuple):
 class Replies:
     """Checks training replies; refuses and counts those that the inner strategy must not see.
 
-    Attributes
-    ----------
-    kind : {"model", "records", "opaque"}
-        What a reply holds. "model": one ArrayRecord like the global model. "records": whatever a
-        custom strategy aggregates, of one form and the same shapes in all replies. "opaque": arrays
-        that may change their shapes, such as serialized trees, which `check_opaque` looks at.
-    refused : Counter
-        Messages that brought no update, by reason.
-    failed : dict
-        Why clients of this round brought none.
-    late : dict
-        Clients that were too slow for their round, and are still waited for.
+    `kind` is what a reply holds. "model": one ArrayRecord like the global model. "records": what a
+    custom strategy aggregates, in the same form in all replies. "opaque": arrays that may change
+    their shapes, such as serialized trees, which `check_opaque` looks at. `refused` counts messages
+    without an update by reason, `failed` has why clients of this round brought none, `late` the
+    clients that were too slow for their round and are still waited for.
     """
 
     def __init__(
@@ -197,14 +181,12 @@ class Replies:
         clipped = believed(np.array(list(self._weights.values())))
         limits = dict(zip(self._weights, clipped.tolist(), strict=True))
         for client, update in updates.items():
-            limit = limits[client]
-            if update.weight > limit:
+            if update.weight > (limit := limits[client]):
                 LOG.warning("%s weighs %g; %g is used", client, update.weight, limit)
                 updates[client] = update._replace(weight=limit)
-                for metrics in update.message.content.metric_records.values():
-                    if self.weight_key in metrics:
-                        is_whole = isinstance(metrics[self.weight_key], int)
-                        metrics[self.weight_key] = int(limit) if is_whole else limit
+                metrics = next(iter(update.message.content.metric_records.values()))
+                is_whole = isinstance(metrics[self.weight_key], int)
+                metrics[self.weight_key] = int(limit) if is_whole else limit
 
     def count(self, reason: str, problems: Mapping[ClientId, str]) -> None:
         """Count clients that brought no update."""
@@ -214,12 +196,15 @@ class Replies:
 
     def checked(self, message: Message, like: ArrayRecord) -> Update:
         """Return a reply as an update; DataError says what is wrong with it."""
+        content, key = message.content, self.weight_key
         if self.kind == "model":
-            return update_of(message, like, self.weight_key)
-        update = opaque_update_of(message, self.weight_key)
-        for record in message.content.array_records.values():
+            return update_of(message, like, key)
+        for record in content.array_records.values():
+            wire.decoded(record)
             self.check_opaque(record)
-        return update
+        metrics = metrics_of(content) if content.metric_records else MetricRecord()
+        weight = _weight(metrics, key) if key in metrics else 1.0
+        return Update(message, np.empty(0, np.float32), weight)
 
     def _drop_inconsistent(self, updates: dict[ClientId, Update]) -> None:
         with_shapes = self.kind == "records"

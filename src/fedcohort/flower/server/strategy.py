@@ -391,7 +391,8 @@ class CohortStrategy(Strategy):
         self._charge_other_sizes(updates)
         self.replies.weigh(updates, late, model, self.pace)
         self._finish_round(signals, updates, tuple(late), arrivals)
-        self._check_reply_signals(signals, updates)
+        if wire.payload(model.arrays):  # about an empty model, clients may have nothing to say
+            self._check_reply_signals(signals, updates)
         arrays, metrics = None, None
         messages = [u.message for u in (*updates.values(), *(u for u, _ in late.values()))]
         for message in messages:
