@@ -9,7 +9,6 @@ import json
 import re
 import struct
 import zipfile
-from functools import lru_cache
 from random import Random
 
 ODD = [
@@ -62,9 +61,7 @@ def damaged_bytes(data: bytes, rng: Random) -> bytes:
 
 def damaged_json(value, rng: Random):
     """Replace, delete, rename or repeat a random part of a JSON value."""
-    places = []
-    if isinstance(value, dict | list):
-        _places(value, places)
+    places = list(_places(value))
     if not places or rng.random() < 0.05:
         return odd(rng)
     parent, key = rng.choice(places)
@@ -76,23 +73,20 @@ def damaged_json(value, rng: Random):
             del parent[key]
         case 4:
             other, name = rng.choice(places)
-            if isinstance(other, (dict, list)):
-                parent[key] = json.loads(json.dumps(other[name]))
+            parent[key] = copy.deepcopy(other[name])
+        case 5 if isinstance(parent, dict):
+            parent[str(odd(rng))[:40]] = parent.pop(key)
         case 5:
-            if isinstance(parent, dict):
-                parent[str(odd(rng))[:40]] = parent.pop(key)
-            else:
-                parent.extend(parent[:3])
+            parent.extend(parent[:3])
     return value
 
 
-def _places(value, found):
-    """Append every container and key of a JSON value to a list."""
+def _places(value):
+    """Yield every container and key of a JSON value."""
     inside = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, inner in inside:
-        found.append((value, key))
-        if isinstance(inner, dict | list):
-            _places(inner, found)
+    for key, inner in inside if isinstance(value, dict | list) else ():
+        yield value, key
+        yield from _places(inner)
 
 
 def json_bytes(value) -> bytes:
@@ -127,68 +121,44 @@ def damaged_npy(data: bytes, rng: Random) -> bytes:
     """An .npy file: its header as text, or its bytes."""
     if rng.random() < 0.3 or data[:6] != b"\x93NUMPY":
         return damaged_bytes(data, rng)
-    length = struct.unpack("<H", data[8:10])[0]
-    text = data[10 : 10 + length].decode("latin-1")
-    swaps = [
-        ("'<f8'", "'|O'"),
-        ("'<f4'", "'<f8'"),
-        ("(", "(((("),
-        ("True", "-" * 3000 + "1"),
-        ("False", "True"),
-        ("(", "(9999999999,"),
-        ("(", "(-1,"),
-        ("(", "(0,"),
-        ("'descr':", "'descr': [('a', '<f8', (2**20, 2**20))], 'x':"),
-        ("'descr':", "'descr': ('<f8', (1000000,)), 'x':"),
-        ("shape", "shap"),
-        ("}", ""),
-        (":", "::"),
-        ("3", "3.5"),
-        ("'<", "'>"),
-    ]
+    end = 10 + struct.unpack("<H", data[8:10])[0]
+    text = data[10:end].decode("latin-1")
     if rng.random() < 0.2:
         shape = ", ".join(map(str, odd_shape(rng)))
         text = re.sub(r"\(.*?\)", f"({shape},)" if shape else "()", text, count=1)
     else:
-        text = text.replace(*rng.choice(swaps), 1)
-    return (
-        data[:8]
-        + struct.pack("<H", len(text) & 0xFFFF)
-        + text.encode("latin-1")
-        + (data[10 + length :])
-    )
+        text = text.replace(*rng.choice(SWAPS), 1)
+    length = struct.pack("<H", len(text) & 0xFFFF)
+    return data[:8] + length + text.encode("latin-1") + data[end:]
 
 
-@lru_cache(64)
-def _members(data: bytes) -> tuple[tuple[str, bytes], ...]:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        return tuple((name, archive.read(name)) for name in archive.namelist())
+SWAPS = [
+    *(("'<f8'", "'|O'"), ("'<f4'", "'<f8'"), ("(", "(((("), ("(", "(9999999999,"), ("(", "(-1,")),
+    *(("(", "(0,"), ("True", "-" * 3000 + "1"), ("False", "True"), ("shape", "shap"), ("}", "")),
+    *((":", "::"), ("3", "3.5"), ("'<", "'>")),
+    ("'descr':", "'descr': [('a', '<f8', (2**20, 2**20))], 'x':"),
+    ("'descr':", "'descr': ('<f8', (1000000,)), 'x':"),
+]
 
 
 def damaged_zip(data: bytes, rng: Random) -> bytes:
     """A zip archive: mostly a member inside a valid archive, with right checksums."""
     if rng.random() < 0.25:
         return damaged_bytes(data, rng)
-    members = dict(_members(data))
-    name = rng.choice(list(members))
-    draw = rng.random()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    name, draw = rng.choice(list(members)), rng.random()
     if draw < 0.05:
         del members[name]
     elif draw < 0.1:
         members[f"{rng.randrange(99)}.npy"] = members.pop(name)
-    elif name.endswith(".json"):
-        members[name] = damaged_document(members[name], rng)
     else:
-        members[name] = damaged_npy(members[name], rng)
-    return zip_archive(members, 8 if rng.random() < 0.1 else 0)
-
-
-def zip_archive(members: dict[str, bytes], method: int) -> bytes:
-    """Write an archive, stored (method 0) or deflated (8)."""
-    out = io.BytesIO()
+        change = damaged_document if name.endswith(".json") else damaged_npy
+        members[name] = change(members[name], rng)
+    out, method = io.BytesIO(), 8 if rng.random() < 0.1 else 0  # deflated, or stored
     with zipfile.ZipFile(out, "w", method) as archive:
-        for name, content in members.items():
-            archive.writestr(zipfile.ZipInfo(name), content, method)
+        for member, content in members.items():
+            archive.writestr(zipfile.ZipInfo(member), content, method)
     return out.getvalue()
 
 
