@@ -83,8 +83,9 @@ def damaged_json(value, rng: Random):
 
 def _places(value):
     """Yield every container and key of a JSON value."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, inner in inside if isinstance(value, dict | list) else ():
+    if not isinstance(value, dict | list):
+        return
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
         yield value, key
         yield from _places(inner)
 
