@@ -411,15 +411,8 @@ class Session:
         taken = set(selection.clients)
         rest = [c for c in round.available if c not in taken]
         extra = pick(rest, missing, self._rng("top-up"))
-        if weights is not None:
-            weights = _filled_up(weights, len(extra))
-        return Selection(selection.clients + extra, weights, selection.scores)
-
-
-def _filled_up(weights: tuple[float, ...], extra: int) -> tuple[float, ...] | None:
-    """Give each of `extra` more clients the mean weight, and keep the sum."""
-    if not weights:
-        return None
-    share = len(weights) / (len(weights) + extra)
-    mean = sum(weights) / len(weights)
-    return (*(w * share for w in weights), *([mean * share] * extra))
+        if weights:  # the others get the mean weight, and the sum is kept
+            share = len(weights) / (len(weights) + missing)
+            mean = sum(weights) / len(weights)
+            weights = (*(w * share for w in weights), *([mean * share] * missing))
+        return Selection(selection.clients + extra, weights or None, selection.scores)

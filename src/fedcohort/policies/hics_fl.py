@@ -78,6 +78,8 @@ class HiCSFL(Policy):
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Try everybody once; then draw clusters by entropy, or groups of similar clients."""
+        from scipy.cluster.hierarchy import fcluster
+
         tried, updates = self.state.tried, self.state.updates
         untried = [c for c in round.available if c not in tried]
         first = pick(untried, round.size, rng)
@@ -92,7 +94,9 @@ class HiCSFL(Policy):
         tree = sampling.angle_tree(rows, _ENTROPY_WEIGHT * np.abs(entropy[:, None] - entropy))
         size = np.maximum(sizes(signals, clients), 1e-12)
         if entropy.var() < _SIMILAR:
-            labels = _cut(tree, len(rows), round.size)
+            labels = np.zeros(1, np.int64)
+            if len(rows) > 1:
+                labels = fcluster(tree, round.size, "maxclust").astype(np.int64) - 1
             chosen = self._by_entropy(round, labels, entropy, size, places, rng)
         else:
             chosen = _by_group(tree, size / size.sum(), places, rng)
@@ -144,16 +148,6 @@ def entropies(updates: Array, temperature: float) -> Array:
     weights = np.exp(logits)
     total = weights.sum(axis=1, keepdims=True)
     return np.asarray(np.log(total[:, 0]) - (weights * logits).sum(axis=1) / total[:, 0])
-
-
-def _cut(tree: Array, count: int, clusters: int) -> Indices:
-    """Return the cluster of each client."""
-    from scipy.cluster.hierarchy import fcluster
-
-    if count == 1:
-        return np.zeros(1, np.int64)
-    labels = fcluster(tree, clusters, "maxclust")
-    return np.unique(labels, return_inverse=True)[1].astype(np.int64)
 
 
 def _by_group(tree: Array, share: Array, places: int, rng: Generator) -> list[int]:

@@ -90,11 +90,8 @@ class TiFL(Policy):
 
     def _losses(self, round: Round, signals: Signals, tiers: list[Indices]) -> list[float]:
         """Return the mean of the losses that each tier's members last reported."""
-        means = []
-        for tier in tiers:
-            _, losses = signals.read("loss", take(round.available, tier))
-            means.append(float(losses.mean()) if len(losses) else 0.0)
-        return means
+        losses = [signals.read("loss", take(round.available, tier))[1] for tier in tiers]
+        return [float(loss.mean()) if len(loss) else 0.0 for loss in losses]
 
     def _settle(self, round: Round, count: int, losses: list[float]) -> None:
         """Renew credits that are spent, and chances where the last tier has not become better."""
