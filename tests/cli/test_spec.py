@@ -222,6 +222,18 @@ def test_without_constants_the_answer_is_cannot_tell(folder, capsys):
     assert "Cannot tell whether age differs" in capsys.readouterr().out
 
 
+def test_without_constants_it_is_said_what_cannot_show(folder, capsys):
+    """One site's b is twice the others': beside a, 1,000 times as large, that does not show."""
+    rng = np.random.default_rng(0)
+    for name in "abcdef":
+        rows = rng.normal(size=(300, 2)) * (1000, 2 if name == "f" else 1)
+        np.savetxt(folder / f"{name}.csv", rows, "%.3f", ",", header="a,b", comments="")
+        assert run("sketch", f"{name}.csv", "-o", f"{name}.sketch") == 0
+        assert "a varies more than 100 times as much" in capsys.readouterr().err
+    assert run("profile", *(f"{name}.sketch" for name in "abcdef"), "-o", "p.html") == 0
+    assert "The columns have neither center nor scale" in capsys.readouterr().out
+
+
 def test_sketches_that_cannot_tell_anything_apart_warn(folder, capsys):
     def said(*options):
         assert run("sketch", "two.csv", "-o", "two", "--force", *options) == 0
@@ -232,6 +244,9 @@ def test_sketches_that_cannot_tell_anything_apart_warn(folder, capsys):
     assert re.search("one bucket.*center=.*pstable", said("--columns", "a,b"))
     assert "one bucket" not in said("--columns", "a,b", "--set=center=1003")
     assert "vary by less than 0.2 scales, so what differs there hardly counts" in said()
+    assert (
+        "a varies more than 100 times as much, so these columns hardly count beside it: c" in said()
+    )
     (folder / "two").unlink()
     assert "1000, 1001, 1002, 1003, 1004: most records" in said("--columns", "a", "--by", "b")
 

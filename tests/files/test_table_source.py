@@ -373,7 +373,7 @@ def test_a_query_over_a_connection_is_asked_anew_for_every_pass(tmp_path):
             (block,) = source.blocks()
             assert block.x.tolist() == [[2.25], [4.0], [1e6]]
             assert block.clients.tolist() == ["x", "z", "y"]
-        with pytest.raises(DataError, match="the query fails: no such table: missing"):
+        with pytest.raises(DataError, match="cannot be read: no such table: missing"):
             open_source(connection, Want(table="SELECT * FROM missing"))
         with pytest.raises(ConfigError, match="needs the query"):
             open_source(connection, Want())

@@ -335,6 +335,12 @@ def _warnings(sketches: Sequence[RaceSketch], names: Sequence[str]) -> tuple[lis
             "Nearly all records fall into one bucket, so that every distance is about 0: center "
             "and scale the columns by public constants, or set hash=pstable."
         )
+    columns = columns_of(sketches[0])
+    if len(columns) > 1 and all((c.kind, c.center, c.scale) == ("number", 0, 1) for c in columns):
+        messages.append(
+            "The columns have neither center nor scale: a difference in a column of small numbers "
+            "does not show beside one of large numbers."
+        )
     specs = {str(s.origin.get("spec")) for s in sketches}
     if len(specs) > 1:
         messages.append(

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from textwrap import fill
 from typing import NamedTuple
 
 import numpy as np
@@ -131,12 +130,8 @@ def estimated_constants(
     if ledger is None:
         content = make()
     else:
-        asked = json.dumps(["constants", *estimate, want.null_values])
-        digest = hashlib.blake2b(asked.encode(), digest_size=16)
-        for part in find_files(path):
-            with part.open("rb") as opened:
-                digest.update(hashlib.file_digest(opened, hashlib.blake2b).digest())
-        request = digest.hexdigest()
+        asked = json.dumps(["constants", *estimate, want.null_values]).encode()
+        request = hashlib.blake2b(asked + counts.tobytes(), digest_size=16).hexdigest()
         content = ledger.charge_and_store([price], make, request=request)
     yield {name: Constants(*stored) for name, stored in json.loads(content).items()}
     if ledger is not None:
@@ -174,8 +169,7 @@ def propose_spec(
         raise ConfigError(f"--bounds {label}: this is the label, which has no center and scale")
     source = NO_VALUES
     if estimate is not None:
-        claim = fill(estimate.claim(), 96, initial_indent="# ", subsequent_indent="# ")
-        source = f"{NO_VALUES[:-1]}, except for this:\n{claim}"
+        source = f"{NO_VALUES[:-1]}, except for this:\n# {estimate.claim()}"
     markers = [value for value in want.null_values if value not in NULL_VALUES]
     parts = [HEAD.format(source=source, markers=json.dumps(markers, ensure_ascii=False))]
     if label is not None:

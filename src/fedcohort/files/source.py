@@ -28,6 +28,7 @@ from fedcohort.files.columns import Column, SiteColumn
 
 Nulls = Literal["error", "drop"]
 NARROW = 0.2  # scales: as wide as one bin of `marginals` around the center
+DROWNING = 100  # times the range of a column, that of another one beside which it hardly counts
 BLOCK_NUMBERS = 1 << 21  # numbers per block: 16 MB as float64
 BLOCK_ROWS = 1 << 16
 BLOCK_TEXTS = 4096
@@ -190,26 +191,26 @@ class Reading:
 
     def facts(self) -> dict[str, str]:
         """Return what a person must know about the data that were read."""
-        facts = {}
-        if self.left_out:
-            facts["columns left out"] = "; ".join(f"{c}: {why}" for c, why in self.left_out.items())
-        if self.repeated:
-            facts["people"] = f"{self.kept:,}; {self.repeated:,} further rows of theirs left out"
-        if lost := self.rows - self.kept - self.repeated:
-            why = f"for missing values ({_counted(self.missing)})"
-            facts["rows left out"] = f"{lost:,} of {self.rows:,}, {why}"
-        elif self.missing:
-            facts["missing values"] = _counted(self.missing)
-        if self.others:
-            facts["other levels"] = f"{_counted(self.others)}: not among the public levels"
-        if self.assumed:
-            facts["detected"] = "; ".join(self.assumed)
-        return facts
+        lost, missing = self.rows - self.kept - self.repeated, _counted(self.missing)
+        facts = {
+            "columns left out": "; ".join(f"{c}: {why}" for c, why in self.left_out.items()),
+            "people": self.repeated
+            and f"{self.kept:,}; {self.repeated:,} further rows of theirs left out",
+            "rows left out": lost and f"{lost:,} of {self.rows:,}, for missing values ({missing})",
+            "missing values": "" if lost else missing,
+            "other levels": self.others and f"{_counted(self.others)}: not among the public levels",
+            "detected": "; ".join(self.assumed),
+        }
+        return {key: str(value) for key, value in facts.items() if value}
 
     def warnings(self) -> list[str]:
         """Return what makes a sketch of these data useless or misleading."""
-        ranges = self.ranges.items()
-        constant = [c for c, (low, high) in ranges if low == high and c != self.label]
+        widths = {c: high - low for c, (low, high) in self.ranges.items() if c != self.label}
+        constant = ", ".join(c for c, width in widths.items() if not width)
+        numbers = {c: width for c, width in widths.items() if c in self.numbers and width}
+        narrow = ", ".join(c for c, width in numbers.items() if width < NARROW)
+        widest = max(numbers, key=lambda c: numbers[c], default="")
+        drowned = ", ".join(c for c in numbers if numbers[c] < numbers[widest] / DROWNING)
         messages = []
         if self.rows and self.kept + self.repeated < self.rows / 2:
             messages.append(
@@ -218,16 +219,18 @@ class Reading:
                 "use a spec, which marks missing values instead"
             )
         if constant:
-            messages.append(f"constant in all rows, so they tell nothing: {', '.join(constant)}")
-        if narrow := [
-            c for c, (low, high) in ranges if c in self.numbers and 0 < high - low < NARROW
-        ]:
+            messages.append(f"constant in all rows, so they tell nothing: {constant}")
+        if narrow:
             messages.append(
                 f"vary by less than {NARROW:g} scales, so what differs there hardly counts and is "
-                f"not explained: {', '.join(narrow)}; state a smaller scale"
+                f"not explained: {narrow}; state a smaller scale"
             )
-        if self.identifiers:
-            names = ", ".join(self.identifiers)
+        if drowned:
+            messages.append(
+                f"{widest} varies more than {DROWNING} times as much, so these columns hardly "
+                f"count beside it: {drowned}; state a center and a scale of each in a spec"
+            )
+        if names := ", ".join(self.identifiers):
             messages.append(f"look like identifiers and should not be hashed: {names}")
         if self.label is not None and self.ranges[self.label][0] > 0:
             messages.append(

@@ -366,35 +366,45 @@ def written(array: Any) -> Any:
     return pc.coalesce(digits.cast(pa.string()), plain)
 
 
-def _codes(array: Any, levels: Sequence[str]) -> tuple[NDArray[np.int64], Bools]:
-    missing = array.is_null().to_numpy(zero_copy_only=False)
-    index = pc.index_in(array, value_set=pa.array(list(levels), pa.string()))
+def _codes(
+    plain: Any, levels: Sequence[str], column: Column | None = None, place: Place | None = None
+) -> tuple[NDArray[np.int64], Bools]:
+    """Return the level of each text, -1 for none, and what is missing.
+
+    With `column` and `place`, a text that is no level is refused.
+    """
+    missing = plain.is_null().to_numpy(zero_copy_only=False)
+    index = pc.index_in(plain, value_set=pa.array(list(levels), pa.string()))
     codes = index.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     codes[missing] = -1
+    unknown = (codes < 0) & ~missing
+    if column is not None and place is not None and unknown.any():
+        row = int(np.argmax(unknown))
+        allowed = ", ".join(column.levels) or "true, false, yes, no, 1, 0"
+        raise DataError(
+            f"{place.path}: column {column.name!r}, row {place.first + row}: "
+            f"{plain[row].as_py()!r} is not one of {allowed}"
+        )
     return codes, missing
 
 
 def _boolean(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
     lower = pc.utf8_lower(texts(array, markers))
-    codes, missing = _codes(lower, [*TRUTHS[0], *TRUTHS[1]])
-    _refuse_unknown(column, codes, missing, lower, place)
+    codes, missing = _codes(lower, [*TRUTHS[0], *TRUTHS[1]], column, place)
     values = np.where(missing, 0.0, np.where(codes < len(TRUTHS[0]), 0.5, -0.5))
     return Encoded(values[:, None], missing, (values > 0).astype(float))
 
 
 def _category(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
     plain = texts(array, markers)
+    codes, missing = _codes(plain, column.levels)
     if column.levels:
-        codes, missing = _codes(plain, column.levels)
         codes[codes < 0] = len(column.levels)
-        slots = len(column.levels) + 1
     else:
         packed = plain.dictionary_encode()
-        missing = plain.is_null().to_numpy(zero_copy_only=False)
         slot = np.array([text_slot(t, column.slots) for t in packed.dictionary.to_pylist()] + [0])
         codes = slot[packed.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
-        slots = column.slots
-    values = np.zeros((len(codes), slots))
+    values = np.zeros((len(codes), column.slots or len(column.levels) + 1))
     rows = np.flatnonzero(~missing)
     values[rows, codes[rows]] = APART
     return Encoded(values, missing, codes.astype(float))
@@ -408,24 +418,9 @@ def text_slot(text: str, slots: int) -> int:
 
 
 def _ordered(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
-    plain = texts(array, markers)
-    codes, missing = _codes(plain, column.levels)
-    _refuse_unknown(column, codes, missing, plain, place)
+    codes, missing = _codes(texts(array, markers), column.levels, column, place)
     values = np.where(missing, 0.0, codes / (len(column.levels) - 1) - 0.5)
     return Encoded(values[:, None], missing, codes.astype(float))
-
-
-def _refuse_unknown(
-    column: Column, codes: NDArray[np.int64], missing: Bools, array: Any, place: Place
-) -> None:
-    wrong = (codes < 0) & ~missing
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        allowed = ", ".join(column.levels) or "true, false, yes, no, 1, 0"
-        raise DataError(
-            f"{place.path}: column {column.name!r}, row {place.first + row}: "
-            f"{array[row].as_py()!r} is not one of {allowed}"
-        )
 
 
 def _date(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:

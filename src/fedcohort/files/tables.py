@@ -438,14 +438,19 @@ class RowsTable(Table):
         raise DataError(f"{self.where}: no rows")
 
     def _stream(self, columns: list[str] | None, rows: int, forced: Forced) -> Any:
-        with self._rows() as values:
-            names = ["" if name is None else str(name) for name in next(values, ())]
-            wanted = range(len(names)) if columns is None else [names.index(c) for c in columns]
-            while some := list(islice(values, rows)):
-                arrays = [
-                    _array([row[i] for row in some], forced.get(names[i]) == "text") for i in wanted
-                ]
-                yield pa.RecordBatch.from_arrays(arrays, names=[names[i] for i in wanted])
+        try:
+            with self._rows() as values:
+                names = ["" if name is None else str(name) for name in next(values, ())]
+                wanted = names if columns is None else columns
+                places = range(len(names)) if columns is None else map(names.index, columns)
+                pairs = [(place, forced.get(names[place]) == "text") for place in places]
+                while some := list(islice(values, rows)):
+                    arrays = [_array([row[i] for row in some], text) for i, text in pairs]
+                    yield pa.RecordBatch.from_arrays(arrays, names=wanted)
+        except FedcohortError:
+            raise
+        except Exception as error:  # every parser and every driver has errors of its own
+            raise DataError(f"{self.where}: cannot be read: {error}") from None
 
 
 def _array(values: list[Any], as_text: bool) -> Any:
@@ -470,18 +475,13 @@ class SheetTable(RowsTable):
     def _rows(self) -> Iterator[Any]:
         from openpyxl import load_workbook
 
-        try:
-            with zipfile.ZipFile(self.path) as archive:
-                if (size := sum(member.file_size for member in archive.infolist())) > MAX_SHEETS:
-                    raise DataError(f"{self.where}: {size:,} bytes unpacked are too many; use CSV")
-            with closing(load_workbook(self.path, read_only=True, data_only=True)) as book:
-                sheet = _choice(self.where, "sheets", book.sheetnames, self._want.table)
-                rows = book[sheet].iter_rows(values_only=True)
-                yield (row for row in rows if any(value is not None for value in row))
-        except FedcohortError:
-            raise
-        except Exception as error:  # whatever the parsers of ZIP and XML meet in a damaged file
-            raise DataError(f"{self.where}: cannot be read: {error}") from None
+        with zipfile.ZipFile(self.path) as archive:
+            if (size := sum(member.file_size for member in archive.infolist())) > MAX_SHEETS:
+                raise DataError(f"{self.where}: {size:,} bytes unpacked are too many; use CSV")
+        with closing(load_workbook(self.path, read_only=True, data_only=True)) as book:
+            sheet = _choice(self.where, "sheets", book.sheetnames, self._want.table)
+            rows = book[sheet].iter_rows(values_only=True)
+            yield (row for row in rows if any(value is not None for value in row))
 
 
 class QueryTable(RowsTable):
@@ -491,14 +491,9 @@ class QueryTable(RowsTable):
     def _rows(self) -> Iterator[Any]:
         if self._want.table is None:
             raise ConfigError("a connection needs the query: Want(table='SELECT ...')")
-        try:
-            with closing(self.path.cursor()) as cursor:
-                cursor.execute(self._want.table)
-                yield self._all(cursor)
-        except FedcohortError:
-            raise
-        except Exception as error:  # each driver has errors of its own
-            raise DataError(f"{self.where}: the query fails: {error}") from None
+        with closing(self.path.cursor()) as cursor:
+            cursor.execute(self._want.table)
+            yield self._all(cursor)
 
     def _all(self, cursor: Any) -> Iterator[Any]:
         """Yield the names of the columns, then the rows."""
@@ -512,14 +507,10 @@ class SqliteTable(QueryTable):
 
     @contextmanager
     def _rows(self) -> Iterator[Any]:
-        try:
-            with closing(
-                sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True)
-            ) as base:
-                base.execute("PRAGMA trusted_schema = OFF")
-                yield self._all(base.execute(self._query(base)))
-        except sqlite3.Error as error:
-            raise DataError(f"{self.where}: cannot be read: {error}") from None
+        uri = f"{self.path.resolve().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True)) as base:
+            base.execute("PRAGMA trusted_schema = OFF")
+            yield self._all(base.execute(self._query(base)))
 
     def _query(self, base: sqlite3.Connection) -> str:
         if self._want.table is not None and re.match(r"(select|with)\s", self._want.table, re.I):
