@@ -240,19 +240,23 @@ def test_a_deadline_ends_the_round_with_those_that_are_there(digits, cohort, clo
     assert [r.seconds for r in strategy.history] == pytest.approx([5.0, 5.0], abs=0.1)
 
 
-def test_a_late_update_enters_the_round_in_which_it_arrives(digits, cohort, clock):
-    """Worth 2^-1/2 of one in time, as a step from the model that is then current."""
+@pytest.mark.parametrize("beta", [0.0, 0.35])
+def test_a_late_update_enters_the_round_in_which_it_arrives(digits, cohort, clock, beta):
+    """Worth 2^-1/2 of one in time, as a step from the model that is then current.
+
+    With beta, as in REFL: (1 - beta) of that and beta (1 - 1 / e), as it is the farthest.
+    """
     each = {digits.node(c): 5.5 if c == "client-3" else 1.0 for c in digits.clients}
     grid = digits.grid_of(lambda c: digits.changing_app(c, lambda a: a + 1))
     grid.apps[digits.node("client-3")] = digits.changing_app("client-3", lambda a: a + 5)
-    pace = Pace(deadline=5.0, late="next")
+    pace = Pace(deadline=5.0, late="next", deviation=beta)
     strategy = cohort(cohort_size=8, pace=pace, timeout=100)
     start = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
     result = strategy.start(SlowGrid(grid, clock, each), start, 2)
     first, second = strategy.history
     assert first.cut == ("client-3",) and not first.late
     assert second.late == ("client-3",) and "client-3" not in second.selected
-    weight = 2**-0.5
+    weight = (1 - beta) * 2**-0.5 + beta * (1 - np.exp(-1))
     expected = 1 + (7 * 1 + weight * 5) / (7 + weight)
     assert result.arrays["w"].numpy() == pytest.approx(np.full(3, expected), rel=1e-5)
     assert strategy.session.ledger.total("up") == grid.bytes_crossed("up")
