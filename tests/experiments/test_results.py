@@ -138,7 +138,7 @@ def test_a_round_with_an_unknown_client_is_named():
 
 def test_time_to_target_is_the_time_of_the_rounds_until_then(compared):
     returned, _ = compared
-    for history, members in zip(returned[0].histories, returned[0].members(), strict=True):
+    for history, members in zip(returned[0].histories, returned[0].members, strict=True):
         seconds = [r.seconds for r in history.rounds]
         best = int(history.accuracy.argmax())
         summary = summarize(history, *members, history.accuracy[best], 1)

@@ -37,7 +37,7 @@ def test_a_run_folder_reads_like_that_of_a_simulation(digits, cohort, tmp_path):
         assert found.histories == [strategy.to_history()] and found.finished
         (summary,) = found.summaries
         assert summary.bytes_up == strategy.session.ledger.total("up")
-        assert found.members()[0].clients == list(digits.clients)
+        assert found.members[0].clients == list(digits.clients)
     assert [r.policy for r in read(tmp_path)] == ["uniform", "race-softmax"]
     assert invoke(["report", str(tmp_path), "-o", str(tmp_path / "report.html")]) == 0
     page = (tmp_path / "report.html").read_text()

@@ -331,10 +331,7 @@ def parse_run(path):
     folder.mkdir(exist_ok=True)
     for key, good in good_run().items():
         (folder / key).write_bytes(content if key.encode() == name else good)
-    found = results.read(folder)
-    for result in found:
-        result.members()
-    found.to_arrow()
+    results.read(folder).to_arrow()
 
 
 DATABASE, LOG = "registry.sqlite", "registry.sqlite-wal"

@@ -151,6 +151,7 @@ class Run(NamedTuple):
     histories: list[History]
     experiment: Experiment | None = None
     folder: Path | None = None
+    members: Sequence[Members] = ()  # of each seed; while no file lists them, those selected
 
     @property
     def finished(self) -> bool:
@@ -158,11 +159,6 @@ class Run(NamedTuple):
         if not self.histories or self.experiment is None:
             return bool(self.histories)
         return self.experiment.is_over(self.histories)
-
-    def members(self) -> list[Members]:
-        """Return the clients of each seed; while the folder does not list them, those selected."""
-        members = {} if self.folder is None else _federation(self.folder)[1]
-        return [members.get(h.seed) or _selected_members(h) for h in self.histories]
 
 
 class Results(list[Run]):
@@ -277,13 +273,13 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     except (ConfigError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder / 'config.json'}: {error}") from None
     histories = read_histories(folder)
-    model_bytes, members = _federation(folder)
+    model_bytes, listed = _federation(folder)
+    members = [listed.get(h.seed) or _selected_members(h) for h in histories]
     target = None if experiment is None else experiment.target
     summaries = [
-        summarize(h, *(members.get(h.seed) or _selected_members(h)), target, model_bytes)
-        for h in histories
+        summarize(h, *each, target, model_bytes) for h, each in zip(histories, members, strict=True)
     ]
-    return Run(name or folder.name, summaries, histories, experiment, folder)
+    return Run(name or folder.name, summaries, histories, experiment, folder, members)
 
 
 def read_histories(folder: str | os.PathLike[str]) -> list[History]:

@@ -75,7 +75,7 @@ def content(results: Results) -> Content:
     ranked = [r.policy for r in started if r.policy not in baselines]
     experiments = [r.experiment for r in started if r.experiment is not None]
     longest = max((len(h.rounds) for r in started for h in r.histories), default=1)
-    most_clients = max((len(r.members()[0].clients) for r in started), default=0)
+    most_clients = max((len(r.members[0].clients) for r in started), default=0)
     datasets = dict.fromkeys(e.data.dataset for e in experiments)
     timed = durations_differ(started)  # then time comes first
     return Content(
@@ -158,7 +158,7 @@ def _cohorts(result: Run) -> Rows:
     """Count the selections of clients by round in the first seed, the most selected first."""
     history = result.histories[0]
     counts = Counter(client for cohort in history.selections for client in cohort)
-    order = sorted(result.members()[0].clients, key=lambda c: (-counts[c], c))
+    order = sorted(result.members[0].clients, key=lambda c: (-counts[c], c))
     groups = group_neighbors(len(order), MAX_CELLS)
     row_of = {order[i]: g for g, group in enumerate(groups) for i in group}
     names = [group_name([order[i] for i in group]) for group in groups]
