@@ -74,6 +74,5 @@ def published(tmp_path):
         WRITERS[name](folder, *arguments, **options)
         return folder
 
-    write.images, write.labels, write.femnist, write.heart = IMAGES, LABELS, FEMNIST, HEART_ROW
-    write.idx = idx
+    write.images, write.labels, write.femnist = IMAGES, LABELS, FEMNIST
     return write

@@ -89,26 +89,6 @@ def test_idx_round_trip(name, published, tmp_path):
     assert np.array_equal(load(name, tmp_path).x, data.x)
 
 
-def test_damaged_idx_files_are_named(published, tmp_path):
-    folder, good = published("mnist"), published.idx(published.images)
-    damaged = {
-        "checksum": gzip.compress(good)[:-8] + bytes(4) + gzip.compress(good)[-4:],
-        "wrong shape": gzip.compress(published.idx(published.images[:, :, :20])),
-        "no images": gzip.compress(published.idx(published.images[:0])),
-        "absurd count": gzip.compress(struct.pack(">4I", 2051, 2**32 - 1, 28, 28)),
-        "fewer images": gzip.compress(published.idx(published.images[:5])),
-    }
-    for content in damaged.values():
-        (folder / "train-images-idx3-ubyte.gz").write_bytes(content)
-        with pytest.raises(DataError, match=f"{folder}.*must contain IDX"):
-            load("mnist", tmp_path)
-    published("mnist")
-    wrong = gzip.compress(published.idx(np.full(12, 10, np.uint8)))
-    (folder / "train-labels-idx1-ubyte.gz").write_bytes(wrong)
-    with pytest.raises(DataError, match="label 10"):
-        load("mnist", tmp_path)
-
-
 def test_cifar_round_trip(published, tmp_path):
     folder = published("cifar10")
     data = load("cifar10", tmp_path)
@@ -118,14 +98,6 @@ def test_cifar_round_trip(published, tmp_path):
     planes = raw[:, 1:].reshape(-1, 3, 32, 32)
     assert np.array_equal(data.x, planes.astype(np.float32) / np.float32(255))
     assert len(data.y_test) == 4
-
-
-@pytest.mark.parametrize("content", [b"", bytes(3072), b"\x0a" + bytes(3072)])
-def test_damaged_cifar_files_are_named(content, published, tmp_path):
-    """Nothing, no whole record, a label of 10."""
-    (published("cifar10") / "data_batch_3.bin").write_bytes(content)
-    with pytest.raises(DataError, match=r"data_batch_3\.bin.*records of 3073 bytes"):
-        load("cifar10", tmp_path)
 
 
 def test_femnist_round_trip(published, tmp_path):
@@ -179,22 +151,6 @@ def test_heart_features_clients_and_split(published, tmp_path):
     assert int((np.concatenate([data.y, data.y_test]) == 0).sum()) == 12
 
 
-def test_damaged_heart_files_are_named(published, tmp_path):
-    folder, row = published("heart-disease"), published.heart
-    damaged = {
-        "empty": "",
-        "row 1": "1,2,3\n",
-        "column 14 of row 1 is nan": row + "?\n",
-        "'old'": row.replace("63.0", "old") + "0\n",
-        "infinite": row.replace("63.0", "inf") + "0\n",
-        "column 3 of row 1 is 7": row.replace("63.0,1.0,4.0", "63.0,1.0,7") + "0\n",
-    }
-    for culprit, content in damaged.items():
-        (folder / "processed.va.data").write_text(content)
-        with pytest.raises(DataError, match=rf"processed\.va\.data is damaged.*{culprit}"):
-            load("heart-disease", tmp_path)
-
-
 HEADER = "play\tspeaker\tline_id\ttext"
 
 
@@ -245,17 +201,30 @@ def test_max_samples_are_spread_over_the_text(published, tmp_path):
         load("shakespeare", max_samples=0)
 
 
-@pytest.mark.parametrize(
-    ("text", "culprit"),
-    [
-        ("play,speaker,line_id,text\n", "first line"),
-        (HEADER + "\na\tb\tc\n", "line 2"),
-        (HEADER.encode() + b"\na\tb\tc\t\xff\n", "UTF-8"),
-        (plays(("a", "B", 3, 50)), "10 lines"),
-        (plays(("a", "B", 10, 3)), "80 characters"),
-    ],
-)
-def test_damaged_plays_are_named(text, culprit, published, tmp_path):
-    published("shakespeare", text)
-    with pytest.raises(DataError, match=rf"plays\.tsv\.gz is damaged.*{culprit}"):
-        load("shakespeare", tmp_path)
+IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
+HEART = "63.0,1.0,4.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0,"
+DAMAGED = [
+    ("mnist", IMAGES, gzip.compress(b"\0\0\x08\x03")[:-8] + bytes(8), "IDX images"),  # checksum
+    ("mnist", IMAGES, gzip.compress(struct.pack(">4I", 2051, 2**32 - 1, 28, 28)), "IDX images"),
+    ("mnist", IMAGES, gzip.compress(struct.pack(">4I", 2051, 0, 28, 28)), "IDX images"),
+    ("mnist", LABELS, gzip.compress(struct.pack(">2I", 2049, 5) + bytes(5)), "5 labels for 12"),
+    ("mnist", LABELS, gzip.compress(struct.pack(">2I", 2049, 12) + b"\n" * 12), "label 10"),
+    ("cifar10", "data_batch_3.bin", bytes(3072), "records of 3073 bytes"),
+    ("cifar10", "data_batch_3.bin", b"\x0a" + bytes(3072), "record 0 has label 10"),
+    ("heart-disease", "processed.va.data", b"", "empty"),
+    ("heart-disease", "processed.va.data", b"1,2,3", "row 1"),
+    ("heart-disease", "processed.va.data", f"{HEART}?".encode(), "column 14 of row 1 is nan"),
+    ("heart-disease", "processed.va.data", f"{HEART}inf".encode(), "column 14 of row 1 is inf"),
+    ("heart-disease", "processed.va.data", f"old{HEART[4:]}0".encode(), "'old'"),
+    ("shakespeare", "plays.tsv.gz", gzip.compress(b"play,speaker,line_id,text"), "first line"),
+    ("shakespeare", "plays.tsv.gz", gzip.compress(f"{HEADER}\na\tb\tc".encode()), "line 2"),
+    ("shakespeare", "plays.tsv.gz", gzip.compress(f"{HEADER}\n\xff".encode("latin-1")), "UTF-8"),
+    ("shakespeare", "plays.tsv.gz", gzip.compress(plays(("a", "B", 3, 50)).encode()), "10 lines"),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "content", "culprit"), DAMAGED)
+def test_damaged_files_are_named(name, file, content, culprit, published, tmp_path):
+    (published(name) / file).write_bytes(content)
+    with pytest.raises(DataError, match=f"{file}.*{culprit}"):
+        load(name, tmp_path)
