@@ -97,10 +97,10 @@ def _examine(name: str, root: str | os.PathLike[str] | None) -> DatasetStatus:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """A data set and the training samples of each client.
+    """A data set, and the rows of `dataset.x` that each client holds, sorted by client id.
 
-    `parts` are the rows of `dataset.x` by client id, kept sorted by id. No client may be empty, and
-    no row given out twice, unless `shared` says so, as in the partition "dirichlet-environment".
+    No client may be empty, and no row given out twice unless `shared`, as in the partition
+    "dirichlet-environment".
 
     Examples
     --------

@@ -140,8 +140,7 @@ def jobs(
 ) -> list[Job]:
     """Return the trainings of several clients in a round, with their batches.
 
-    `parts` are the samples of each client, `rows` the row of the model that each starts from: the
-    first by default.
+    `parts` are the samples of each client, `rows` the model that each starts from: the first.
     """
     from modelstack import Job
 
