@@ -477,7 +477,7 @@ def _budgets(supply: Counts, holders: Counts, xi: float) -> Counts:
     total = int(supply.sum())
     if limit.sum() < total * (1 - 1e-12):
         raise ConfigError(
-            f"skewness: xi={xi} leaves samples over; use {supply.size} clients "
+            f"skewness: xi={xi} leaves samples over; use at least {supply.size} clients "
             f"or xi of at most {supply[holders > 0].sum() / total:.3f}"
         )
     budget = np.zeros(supply.size)

@@ -95,7 +95,7 @@ class SimulatedClients(Clients):
     def sketches(self, options: Options) -> list[NDArray[Any]]:
         """Return each client's distribution sketch, private at the policy's epsilon."""
         epsilon, delta = float(options.get("epsilon", 0.0)), float(options.get("delta", 0.0))
-        data, parts, public = self._inputs(options)
+        inputs, public = self._inputs(options)
         dataset, center = self.federation.dataset, None
         if options.get("center"):  # the mean of the server's public examples
             center = public.reshape(len(public), -1).mean(axis=0)
@@ -103,36 +103,31 @@ class SimulatedClients(Clients):
         blank = empty_sketch(options, public, classes=dataset.classes, center=center, tokens=tokens)
         again = (self.round_number,) if self.round_number else ()
         readings = []
-        for client, part in zip(self.ids, parts, strict=True):
-            sketch = blank.empty_like()
-            rows = torch.from_numpy(part).to(data.x.device)
-            y = data.y[rows].cpu().numpy() if blank.labeled else None
-            x = data.x[rows].flatten(1).cpu().numpy()
-            sketch.add(token_sets(x) if isinstance(blank.family, MinHash) else x, y)
+        for client, x in zip(self.ids, inputs, strict=True):
+            sketch, flat = blank.empty_like(), x.reshape(len(x), -1)
+            y = dataset.y[self.federation.parts[client]] if blank.labeled else None
+            sketch.add(token_sets(flat) if isinstance(blank.family, MinHash) else flat, y)
             if epsilon:
                 noise = stream(self.seed, "sketch noise", client, *again)
                 sketch = sketch.privatize(epsilon, delta, rng=noise)
             readings.append(sketch.reading())
         return readings
 
-    def _inputs(self, options: Options) -> tuple[Data, list[NDArray[np.int64]], NDArray[Any]]:
-        """Return what is sketched: samples, the rows of each client, and public samples."""
+    def _inputs(self, options: Options) -> tuple[Iterable[NDArray[Any]], NDArray[Any]]:
+        """Return what is sketched: the vectors of each client, and those of public examples."""
         parts = [self.federation.parts[c] for c in self.ids]
         dataset = self.federation.dataset
         public, at = dataset.x_test[:PUBLIC], np.concatenate(parts)
         if options.get("embed") == "model":
             model = self.model if self.embedder is None else self.embedder
             some = self.trainer.data(public, dataset.y_test[:PUBLIC])
-            x = self.trainer.embeddings(model, at, self.data)
+            x = self.trainer.embeddings(model, at, self.data).cpu().numpy()
             public = self.trainer.embeddings(model, np.arange(len(public)), some).cpu().numpy()
         elif self.embed is not None:
-            x = torch.from_numpy(_embedded(self.embed, dataset.x[at])).to(self.data.x.device)
-            public = _embedded(self.embed, public)
+            x, public = _embedded(self.embed, dataset.x[at]), _embedded(self.embed, public)
         else:
-            return self.data, parts, public
-        y = self.data.y[torch.from_numpy(at).to(self.data.y.device)]
-        rows = np.split(np.arange(len(at)), np.cumsum([len(part) for part in parts])[:-1])
-        return Data(x, y), rows, public
+            return (dataset.x[part] for part in parts), public
+        return np.split(x, np.cumsum([len(part) for part in parts])[:-1]), public
 
     def losses(self, power: int = 1) -> NDArray[np.float64]:
         """Return each client's mean of loss^power under the model."""
