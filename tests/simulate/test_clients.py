@@ -12,8 +12,7 @@ from fedcohort.simulate.clients import TensorVectors
 
 
 @pytest.mark.parametrize("kind", ["uniform", "sparse"])
-def test_the_stored_matrix_gives_what_the_loops_give(kind, monkeypatch):
-    monkeypatch.setattr(clients, "BLOCK", 300)
+def test_the_stored_matrix_gives_what_the_loops_give(kind):
     projection = Projection(1000, 7, kind=kind, seed=3)
     models = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 1000))).float()
     stored = models @ clients._matrix(projection, "cpu").T

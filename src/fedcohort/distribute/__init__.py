@@ -90,10 +90,9 @@ def need_ray() -> Any:
 
 def cluster_error(error: Exception, what: str) -> Exception:
     """Return the error to raise: a worker's own FedcohortError, else one that says what failed."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, FedcohortError):
-        return cause
-    culprit = cause if isinstance(cause, Exception) else error
+    culprit = getattr(error, "cause", None) or error
+    if isinstance(culprit, FedcohortError):
+        return culprit
     text = str(culprit).strip().partition("\n")[0]
     return FedcohortError(f"{what} failed on the cluster: {type(culprit).__name__}: {text}")
 
@@ -132,12 +131,12 @@ def run_all(
                 ray.get(task)
             except ray.exceptions.RayError as error:
                 failed[name] = cluster_error(error, f"run {name}")
-    for first in failed.values():
-        if len(failed) == 1:
-            raise first
+    if len(failed) == 1:
+        raise next(iter(failed.values()))
+    if failed:
         raise FedcohortError(
             f"{len(failed)} of {len(settings)} runs failed ({', '.join(failed)}); the first: "
-            f"{first}"
+            f"{next(iter(failed.values()))}"
         )
 
 
@@ -145,9 +144,7 @@ def _rounds(folder: Path, seeds: int) -> list[tuple[Any, ...]]:
     """Return the rounds that a run has written, each with a record per seed."""
     from fedcohort.experiments.results import read_histories
 
-    if not (folder / "rounds.jsonl").exists():
-        return []
-    histories = read_histories(folder)
+    histories = read_histories(folder) if (folder / "rounds.jsonl").exists() else []
     rounds = zip(*(history.rounds for history in histories), strict=False)
     return list(rounds) if len(histories) == seeds else []
 

@@ -27,7 +27,7 @@ class ShardedTrainer(Trainer):
     """Trains cohorts on the actors of the cluster that this program is connected to.
 
     Give it to a simulation as ``trainer=partial(ShardedTrainer, workers=8)``. Signals and
-    evaluation stay in this process. Ray starts an actor again that is lost, with its work.
+    evaluation stay in this process.
 
     Parameters
     ----------

@@ -26,7 +26,6 @@ Insight = Callable[[np.ndarray, np.ndarray], ArrayLike]
 Embed = Callable[[np.ndarray], ArrayLike]
 
 MAX_BYTES = 2**30  # of a projection matrix on a GPU
-BLOCK = 65536  # columns of it that are made at a time
 PUBLIC = 100  # examples of the test set that stand for public data
 
 
@@ -50,12 +49,8 @@ class TensorVectors(Vectors):
 
 @lru_cache(maxsize=4)
 def _matrix(projection: Projection, device: str) -> Tensor:
-    matrix = torch.empty(projection.k, projection.dim, device=device)
-    for start in range(0, projection.dim, BLOCK):
-        stop = min(start + BLOCK, projection.dim)
-        columns = projection.columns(start, stop).astype(np.float32)
-        matrix[:, start:stop] = torch.from_numpy(columns)
-    return matrix
+    columns = projection.columns(0, projection.dim).astype(np.float32)
+    return torch.from_numpy(columns).to(device)
 
 
 @dataclass(frozen=True)
