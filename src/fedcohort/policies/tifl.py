@@ -48,8 +48,9 @@ class TiFL(Policy):
     Checked: tiers, chances and credits by hand.
     Reference: Chai et al. (2020), TiFL: A Tier-based Federated Learning System, HPDC.
 
-    Chosen here: the accuracy of a tier is minus the mean loss that its members last reported, and
-    clients that were never timed come first.
+    The reimplementations set chances anew at every look. Chosen here: the accuracy of a tier is
+    minus the mean loss that its members last reported, and clients that were never timed come
+    first.
 
     Examples
     --------
