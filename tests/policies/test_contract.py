@@ -43,7 +43,7 @@ def test_contract(name, check):
 
 VARIANTS = [
     lambda: RaceSoftmax(center="pooled"),
-    lambda: SketchMatch(pool="random", time="ask"),
+    lambda: SketchMatch(time="ask", turns=2),
     lambda: SketchMatch(pool="all", turns=1, time=True),
     lambda: SketchMatch(refresh=2, turns=2),
     lambda: SketchMatch(refresh=3, embed="model"),
