@@ -193,6 +193,13 @@ def test_safetensors_files_are_copied_and_others_refused(registry, make, tmp_pat
     assert check(registry) == []
 
 
+def test_a_model_that_does_not_fit_is_refused(registry, make, monkeypatch):
+    monkeypatch.setattr("fedcohort.personalize.registry.MAX_MODEL", 100)
+    with pytest.raises(ConfigError, match="'ann': a model of .* keep it elsewhere"):
+        registry.add("ann", make(0.0), {"w": np.zeros(100)})
+    assert len(registry) == 0
+
+
 def test_many_clients_are_added_all_or_none(registry, make):
     good = [Record(f"c{i}", make(i / 10, i), {"w": np.array([float(i)])}) for i in range(20)]
     assert registry.add_many(good) == 20

@@ -48,6 +48,7 @@ from fedcohort.storage import (
 
 FILE = "registry.sqlite"
 VERSION = 4  # 3 kept models in files of their own
+MAX_MODEL = 999_000_000  # bytes
 LOCK_TIMEOUT = 60.0  # seconds to wait for another writer
 NO_MODEL = "model IS NULL AND reference IS NULL"
 SCHEMA = f"""
@@ -327,6 +328,11 @@ class Registry:
     def _store(self, db: sqlite3.Connection, whose: str, model: Model) -> str:
         """Store a model, unless its architecture differs from that of the models stored here."""
         content = content_of(model)
+        if len(content) > MAX_MODEL:
+            raise ConfigError(
+                f"{whose}: a model of {len(content):,} bytes does not fit into SQLite; keep it "
+                "elsewhere and give its reference"
+            )
         shapes, digest = shapes_of(content), hashlib.sha256(content).hexdigest()
         expected = (
             self.fact("architecture") if self.db.rows("SELECT 1 FROM models LIMIT 1") else None
