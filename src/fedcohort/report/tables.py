@@ -287,21 +287,28 @@ def sparkline(values: Sequence[float], width: int = 17) -> str:
 
 
 def worth_cells(plan: Plan) -> Cells:
-    """Lay out what the cohorts of each policy and size are worth."""
+    """Lay out what the cohorts of each policy and size are worth, uniform ones first."""
+    from fedcohort.analysis.plan import Worth
+
+    def discrepancy(w: Worth) -> Cell:
+        error = f" ± {w.error:.4f}" if math.isfinite(w.error) else ""
+        return Cell(f"{w.discrepancy:.4f}{error}")
+
+    def picks(w: Worth) -> Cell:
+        return Cell(f"{w.fewest:.1f}x to {w.most:.1f}x" if math.isfinite(w.most) else "")
+
     columns = [
         Column("policy", lambda w: Cell(w.policy), number=False),
         Column("clients", lambda w: number(w.cohort_size, 0)),
-        Column("discrepancy", lambda w: Cell(f"{w.discrepancy:.4f} ± {w.error:.4f}")),
+        Column("discrepancy", discrepancy, detail=2),
         Column("worth, random clients", lambda w: number(w.random_clients, 0)),
         Column("all used by round", lambda w: number(w.rounds_until_all or math.nan, 0)),
-        Column("picks, least to most", lambda w: Cell(f"{w.fewest:.1f}x to {w.most:.1f}x")),
+        Column("picks, least to most", picks, detail=1),
+        Column("seconds per round", lambda w: number(w.seconds or math.nan)),
     ]
-    if plan.uniform_seconds:
-        columns.append(Column("seconds per round", lambda w: number(w.seconds)))
+    no = math.nan
     uniform = [
-        [Cell("uniform"), number(k, 0), Cell(f"{value:.4f}"), number(k, 0), Cell(""), Cell("")]
-        + [number(plan.uniform_seconds.get(k, math.nan))] * bool(plan.uniform_seconds)
+        Worth("uniform", k, value, no, value, k, 0, None, no, no, (), plan.uniform_seconds.get(k))
         for k, value in plan.uniform.items()
     ]
-    rows = [[column.cell(worth) for column in columns] for worth in plan.worths]
-    return Cells(columns, uniform + rows)
+    return cells([*uniform, *plan.worths], columns)
