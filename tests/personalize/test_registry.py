@@ -195,7 +195,7 @@ def test_safetensors_files_are_copied_and_others_refused(registry, make, tmp_pat
 
 def test_a_model_that_does_not_fit_is_refused(registry, make, monkeypatch):
     monkeypatch.setattr("fedcohort.personalize.registry.MAX_MODEL", 100)
-    with pytest.raises(ConfigError, match="'ann': a model of .* keep it elsewhere"):
+    with pytest.raises(ConfigError, match=r"'ann': a model of .* keep it elsewhere"):
         registry.add("ann", make(0.0), {"w": np.zeros(100)})
     assert len(registry) == 0
 
