@@ -13,7 +13,6 @@ from itertools import repeat
 from typing import Any
 
 import numpy as np
-from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.rounds import ClientId
@@ -68,7 +67,7 @@ class Signals:
         answered = {c: r for c, r in readings.items() if r is not None}
         clients, parts = (
             list(answered),
-            list(_check_readings(list(answered.values()), form or Finite())),
+            list(_check_readings(list(answered.values()), form)),
         )
         votes: Counter[Layout] = Counter()
         for places, values in parts:
@@ -265,43 +264,31 @@ def as_array(reading: ArrayLike) -> Array | None:
     return array if array.dtype.kind in "iubfV" and not array.dtype.hasobject else None
 
 
-class Finite(Form):
-    """Any finite numbers, plain or structured, for readings of which nothing is declared."""
-
-    max_bytes = None
-
-    def fits(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
-        """Whether all fields are numbers."""
-        if dtype.names is not None:
-            return all(self.fits(dtype[name].base, shape) for name in dtype.names)
-        return dtype.kind in "iubf"
-
-    def checked_together(self, readings: Array) -> tuple[Mask, Array]:
-        """Return which readings are finite, and those."""
-        kept = np.ones(len(readings), bool)
-        names = readings.dtype.names
-        for part in [readings] if names is None else [readings[name] for name in names]:
-            if part.dtype.names is not None:
-                kept &= self.checked_together(part)[0]
-            elif part.dtype.kind == "f":
-                kept &= np.isfinite(part).all(axis=tuple(range(1, part.ndim)))
-        return kept, readings[kept]
-
-    def example(self, rng: Generator) -> Array:
-        """Make up a number."""
-        return np.asarray(rng.normal())
-
-
 Part = tuple[Indices, Array]  # places of readings, and those readings, stacked
 
 
-def _check_readings(readings: list[Any], form: Form) -> Iterator[Part]:
+def _check_readings(readings: list[Any], form: Form | None) -> Iterator[Part]:
     """Yield the places of readings that have the form, and those, for each dtype and shape."""
     for places, stack in _stacks(readings):
-        if form.fits(stack.dtype, stack.shape[1:]):
+        if form is None:
+            kept = _finite(stack)
+            values = stack[kept]
+        elif form.fits(stack.dtype, stack.shape[1:]):
             kept, values = form.checked_together(stack)
-            if kept.any():
-                yield places[kept], values
+        else:
+            continue
+        if kept.any():
+            yield places[kept], values
+
+
+def _finite(readings: Array) -> Mask:
+    """Say which stacked readings are finite numbers, in all their fields."""
+    if readings.dtype.names is not None:
+        fields = [_finite(readings[name]) for name in readings.dtype.names]
+        return np.asarray(np.all(fields, axis=0))
+    if readings.dtype.kind not in "iubf":
+        return np.zeros(len(readings), bool)
+    return np.asarray(np.isfinite(readings).all(axis=tuple(range(1, readings.ndim))))
 
 
 def _stacks(readings: list[Any]) -> Iterator[Part]:
